@@ -86,7 +86,7 @@ def test_the_keys_of_the_json_are_those_that_the_page_names(called):
 def test_what_does_not_fit_exits_2_and_prints_nothing_else(called):
     code, out, err = called("grpo", *NULL, "--pools", "all=2", "--staleness", "1")
     assert (code, out) == (2, "")
-    assert "take turns on pool 'all'" in err
+    assert "alternate on pool 'all'" in err
 
 
 def test_settings_of_a_file_count(called, tmp_path):

@@ -1,5 +1,4 @@
-"""What rows came from which, before there are any: which columns may be merged into which rows, and how many
-rows there will be."""
+"""Ancestry of rows, known before a run: which columns merge into which rows, and how many rows there will be."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ class Merge(Enum):
 
 
 def line(axes: Axes, axis: int) -> Iterator[int]:
-    """The axis and those that it came from, the nearest first."""
+    """Yield the axis and the axes that it was made from, the nearest first."""
     step: int | None = axis
     while step is not None:
         yield step
@@ -33,7 +32,7 @@ def line(axes: Axes, axis: int) -> Iterator[int]:
 
 
 def chosen_from(axes: Axes, axis: int) -> Iterator[int]:
-    """The axis, and those of which its rows are some, the nearest first."""
+    """Yield the axis and the axes that its rows were chosen from, the nearest first."""
     for step in line(axes, axis):
         yield step
         if axes[step].step != "chosen":
@@ -41,8 +40,10 @@ def chosen_from(axes: Axes, axis: int) -> Iterator[int]:
 
 
 def merge(axes: Axes, axis: int, other: int, by_group: bool) -> Merge:
-    """How rows of ``axis`` read a column of ``other`` that has a value per row, or ``by_group`` one per
-    group."""
+    """Return how rows of ``axis`` read a column of ``other``.
+
+    The column has one value per row, or with ``by_group`` one per group.
+    """
     if axis == other:
         return Merge.WHOLE
     ancestry = list(line(axes, axis))
@@ -62,10 +63,9 @@ def merge(axes: Axes, axis: int, other: int, by_group: bool) -> Merge:
 
 
 def _values(axes: Axes, steps: Sequence[int], by_group: bool) -> int:
-    """How many values of the first axis belong to one row of the parent of the last; 0 where nobody can
-    tell."""
+    """Return how many values of the first axis belong to one row of the last axis's parent; 0 if unknown."""
     sampled = [step for step in steps if axes[step].step == "sampled"]
-    counted = sampled[1:] if by_group else sampled  # a group is what was sampled last from one row
+    counted = sampled[1:] if by_group else sampled  # a group has the rows sampled last from one row
     if any(axes[step].step == "joined" or axes[step].step == "cut" for step in steps):
         return 0
     values = 1
@@ -75,8 +75,7 @@ def _values(axes: Axes, steps: Sequence[int], by_group: bool) -> int:
 
 
 def sources(axes: Axes, axis: int) -> set[int]:
-    """The axes that the rows of an axis are rows of as they are: itself, and what they were chosen from or
-    joined of."""
+    """Return the axes whose rows an axis has unchanged: itself, and axes it was chosen from or joined from."""
     reached, step = {axis}, axes[axis]
     if step.step == "chosen" and step.parent is not None:
         reached |= sources(axes, step.parent)
@@ -88,8 +87,11 @@ def sources(axes: Axes, axis: int) -> set[int]:
 def expected_rows(
     graph: Graph, prompts: int, repeats: Literal["groups", "prompts"] = "groups"
 ) -> dict[int, int]:
-    """The rows of each axis, at most, for so many prompts. A `repeat` counts as one that keeps all the groups
-    that it wants, or one for each prompt."""
+    """Return the maximum rows of each axis for a number of prompts.
+
+    A `repeat` counts as keeping all the groups that it wants (``repeats="groups"``), or one group per prompt
+    (``repeats="prompts"``).
+    """
     makers = {node.makes: node for node in graph.nodes if node.makes is not None}
     counts: dict[int, int] = {}
     for number, axis in enumerate(graph.axes):
@@ -107,7 +109,7 @@ def _rows(graph: Graph, axis: RowAxis, maker: Node | None, counts: Mapping[int, 
     if axis.parts:
         return sum(counts[part] for part in axis.parts)
     if axis.parent is None:
-        return prompts * (2 if axis.grouped else 1)  # data of pairs: two rows a record
+        return prompts * (2 if axis.grouped else 1)  # data of pairs have two rows per record
     if axis.step == "chosen":
         choice = maker.settings if maker is not None else None
         if not isinstance(choice, ChooseOptions) or not choice.count:
@@ -118,7 +120,7 @@ def _rows(graph: Graph, axis: RowAxis, maker: Node | None, counts: Mapping[int, 
 
 
 def expected_groups(graph: Graph, axis: int, rows: Mapping[int, int]) -> int:
-    """The groups of an axis, at most; single rows where it has none."""
+    """Return the maximum groups of an axis, or its rows if it has no groups."""
     entry = graph.axes[axis]
     if entry.parts:
         return sum(expected_groups(graph, part, rows) for part in entry.parts)
@@ -129,7 +131,10 @@ def expected_groups(graph: Graph, axis: int, rows: Mapping[int, int]) -> int:
 
 
 def ahead_of_training(graph: Graph) -> set[int]:
-    """The nodes that sample, and what they sample from, but for the data: what runs ahead of training."""
+    """Return the nodes that run ahead of training: sampling nodes and the nodes that they sample from.
+
+    Nodes of the data and the state are excluded.
+    """
     ahead: set[int] = set()
     for node in reversed(graph.nodes):
         if node.op in (Op.GENERATE, Op.REPEAT) or node.id in ahead:

@@ -1,4 +1,4 @@
-"""What differs between two graphs, node by node."""
+"""The differences between two graphs, node by node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ class Difference:
 
 
 def diff(first: Graph, second: Graph) -> list[Difference]:
-    """Differences in settings, nodes and edges; empty for the same algorithm. Nodes are matched by name."""
+    """Return the differences in settings, nodes, edges, state and evaluation; empty for the same algorithm.
+
+    Nodes are matched by name.
+    """
     return [
         *_settings(first, second),
         *_nodes(first, second),
@@ -33,13 +36,16 @@ def diff(first: Graph, second: Graph) -> list[Difference]:
 
 
 def same_shape(first: Graph, second: Graph) -> bool:
-    """Whether the two graphs are isomorphic: the same operations and functions wired alike, whatever the
+    """Return True if the graphs are isomorphic: the same operations and functions, wired alike, with any
     names."""
     return bool(nx.is_isomorphic(_labelled(first), _labelled(second), _alike, operator.eq))
 
 
 def _alike(one: Mapping[str, Node], other: Mapping[str, Node]) -> bool:
-    """Whether two nodes do the same. A `repeat` body is judged by its graph: its text names roles."""
+    """Return True if two nodes do the same.
+
+    The bodies of two repeats are compared by their graphs, because their source text names roles.
+    """
     a, b = one["node"], other["node"]
     if a.body is not None and b.body is not None:
         return same_shape(a.body, b.body)
@@ -47,7 +53,7 @@ def _alike(one: Mapping[str, Node], other: Mapping[str, Node]) -> bool:
 
 
 def _labelled(graph: Graph) -> nx.DiGraph:
-    """Nodes with what they do, edges with the parameters that they feed."""
+    """Return a graph with nodes as labels of nodes, and the parameters that an edge feeds as labels of edges."""
     order = nx.DiGraph()
     order.add_nodes_from((node.id, {"node": node}) for node in graph.nodes)
     order.add_edges_from(

@@ -1,5 +1,7 @@
-"""A graph for people: text, Mermaid, DOT, and for notebooks SVG that needs no network, no script and no other
-program; and JSON for programs. Every text in a picture is escaped."""
+"""Draw graphs for people: text, Mermaid, DOT, and SVG for notebooks; and JSON for programs.
+
+The SVG needs no network, script or other program. All text in a picture is escaped.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ from rlflow.compiler.graph.model import Graph, Node, Op
 from rlflow.errors import printable
 
 SHAPES = {Op.DATA: ("[(", ")]"), Op.STATE: ("[(", ")]"), Op.UPDATE: ("[[", "]]"), Op.REPEAT: ("{{", "}}")}
-# pixels: of a letter, a line, in a box, between boxes, between layers
+# pixels: width of a letter, height of a line, padding in a box, gap between boxes, distance between layers
 LETTER, LINE, PADDING, GAP, APART = 7.0, 17.0, 10.0, 18.0, 46.0
-SWEEPS = 8  # times that layers are put in the order of what they are connected with
+SWEEPS = 8  # number of passes that sort the layers by the places of their neighbours
 COLORS = {
     Op.DATA: "#e8e8e8",
     Op.STATE: "#e8e8e8",
@@ -40,7 +42,7 @@ Notes = Mapping[int, str]  # node → a second line of its box
 
 
 def text(graph: Graph) -> str:
-    """One line per node: its name, what it reads and from whom, what it gives."""
+    """Return one line per node: its name, the columns it reads with their nodes, and the columns it gives."""
     lines = [
         printable(
             f"flow {graph.name}" + (f"({', '.join(f'{k}={v}' for k, v in graph.hp)})" if graph.hp else ""),
@@ -81,8 +83,11 @@ def _text_nodes(graph: Graph, indent: str) -> Iterator[str]:
 
 
 def joint_losses(node: Node) -> str:
-    """The objective of an update with several losses, such as ``policy (tokens) + 0.1 likelihood (tokens,
-    where right)``: of each loss its factor, its average and its own rows. Empty for any other node."""
+    """Return the objective of an update with several losses, else an empty text.
+
+    For example ``policy (tokens) + 0.1 likelihood (tokens, where right)``: each loss with its factor, its
+    average and the column that selects its rows.
+    """
     settings = node.settings
     if not isinstance(settings, UpdateOptions) or not settings.losses:
         return ""
@@ -95,7 +100,7 @@ def joint_losses(node: Node) -> str:
 
 
 def label(node: Node) -> str:
-    """The text of a node's box: its name, and what an update of several losses is made of."""
+    """Return the text of a node's box: its name, and the objective of an update with several losses."""
     return f"{node.name}: {joint}" if (joint := joint_losses(node)) else node.name
 
 
@@ -107,14 +112,13 @@ def _reads(graph: Graph, node: Node) -> Iterator[str]:
 
 
 def _reduced(graph: Graph) -> Iterator[tuple[Node, Node, str]]:
-    """Edges that are not implied by others, with what they carry."""
+    """Yield the edges that other edges do not imply, with what they carry."""
     for before, after in sorted(nx.transitive_reduction(graph.order).edges):
         yield graph.nodes[before], graph.nodes[after], graph.carried(before, after)
 
 
 def mermaid(graph: Graph) -> str:
-    """Draw a graph as a Mermaid flowchart, as Markdown pages show it. Edges that others imply are left
-    out."""
+    """Draw a graph as a Mermaid flowchart for Markdown pages. Edges that other edges imply are omitted."""
     lines = ["flowchart TD", *_mermaid_lines(graph, "  n")]
     if graph.evaluation:
         title = _quoted(f"evaluation {graph.evaluation.name}")
@@ -123,7 +127,10 @@ def mermaid(graph: Graph) -> str:
 
 
 def _mermaid_lines(graph: Graph, start: str) -> Iterator[str]:
-    """A line for each node and edge. ``start``: of the lines, up to the number of a node."""
+    """Yield a line for each node and edge.
+
+    ``start``: the beginning of each line, before the node's number.
+    """
     for node in graph.nodes:
         opening, closing = SHAPES.get(node.op, ("[", "]"))
         yield f'{start}{node.id}{opening}"{_quoted(label(node))}"{closing}'
@@ -136,7 +143,7 @@ def _quoted(label: str) -> str:
 
 
 def dot(graph: Graph) -> str:
-    """Draw a graph in Graphviz's DOT language. Edges that others imply are left out."""
+    """Draw a graph in Graphviz's DOT language. Edges that other edges imply are omitted."""
     lines = [f"digraph {_dotted(graph.name)} {{", "  node [shape=box];"]
     lines += _dot_lines(graph, "  n")
     if graph.evaluation:
@@ -149,7 +156,10 @@ def dot(graph: Graph) -> str:
 
 
 def _dot_lines(graph: Graph, start: str) -> Iterator[str]:
-    """A line for each node and edge. ``start``: of the lines, up to the number of a node."""
+    """Yield a line for each node and edge.
+
+    ``start``: the beginning of each line, before the node's number.
+    """
     yield from (f"{start}{node.id} [label={_dotted(label(node))}];" for node in graph.nodes)
     yield from (
         f"{start}{a.id} -> {start.strip()}{b.id} [label={_dotted(carried)}];"
@@ -162,7 +172,7 @@ def _dotted(label: str) -> str:
 
 
 def as_json(graph: Graph) -> str:
-    """Numbers that JSON has not are text: "inf", "nan"."""
+    """Return the graph as JSON. Numbers that JSON cannot hold are text: "inf", "nan"."""
     fields = graph.as_fields()
     if fields["evaluation"] is None:
         del fields["evaluation"]
@@ -179,16 +189,16 @@ def _finite(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Box:
-    """The box of a node."""
+    """The box of a node, in pixels."""
 
-    x: float  # of its middle
+    x: float  # of its centre
     y: float  # of its upper edge
     width: float
     height: float
 
 
 def html(graph: Graph, notes: Notes = MappingProxyType({}), more: Sequence[str] = ()) -> str:
-    """A graph, those of its repeats beneath it, and ``more`` lines of text, as HTML."""
+    """Return a graph, the graphs of its repeats below it, and ``more`` lines of text as HTML."""
     parts = [_titled(f"flow {graph.name}", svg(graph, notes))]
     parts += [_titled(f"repeated by {node.name}", svg(node.body)) for node in graph.nodes if node.body]
     if more:
@@ -201,8 +211,11 @@ def _titled(title: str, picture: str) -> str:
 
 
 def svg(graph: Graph, notes: Notes = MappingProxyType({})) -> str:
-    """A drawing of a graph from top to bottom: a box for each node, an arrow for each reason to wait that no
-    other implies. What an arrow carries, and where a node is called, show where the mouse rests."""
+    """Return a drawing of a graph from top to bottom: a box for each node, an arrow for each reason to wait.
+
+    Arrows that other arrows imply are omitted. Tooltips show what an arrow carries and where a node is
+    called.
+    """
     notes = {node.id: joint for node in graph.nodes if (joint := joint_losses(node))} | dict(notes)
     layers = [list(layer) for layer in nx.topological_generations(graph.order)]
     routes = routed(layers, sorted(nx.transitive_reduction(graph.order).edges))
@@ -219,8 +232,11 @@ def svg(graph: Graph, notes: Notes = MappingProxyType({})) -> str:
 
 
 def routed(layers: list[list[int]], edges: Sequence[tuple[int, int]]) -> dict[tuple[int, int], list[int]]:
-    """Edge → the nodes that its arrow goes by. In each layer between its ends a place of its own is added for
-    it, with a number below 0, so that it crosses no box."""
+    """Return edge → the nodes that its arrow passes.
+
+    Adds a place with a number below 0 for the arrow to each layer between its ends, so that it crosses no
+    box.
+    """
     level = {i: number for number, layer in enumerate(layers) for i in layer}
     routes, added = {}, 0
     for a, b in edges:
@@ -236,8 +252,10 @@ def routed(layers: list[list[int]], edges: Sequence[tuple[int, int]]) -> dict[tu
 def placed(
     graph: Graph, layers: list[list[int]], routes: Sequence[Sequence[int]], notes: Notes
 ) -> dict[int, Box]:
-    """A box for each node: in the layer after the last node that it waits for, beside those that may run at
-    the same time. ``layers`` are put in the order of their places from left to right."""
+    """Return a box for each node, and sort ``layers`` by their places from left to right.
+
+    A node is in the layer after the last node that it waits for, next to nodes that may run at the same time.
+    """
     _sort(layers, [edge for route in routes for edge in pairwise(route)])
     texts = {node.id: _texts(node, notes.get(node.id, "")) for node in graph.nodes}
     sizes = {
@@ -257,8 +275,10 @@ def placed(
 
 
 def _sort(layers: list[list[int]], edges: Sequence[tuple[int, int]]) -> None:
-    """Put each layer in the order of the mean places of its neighbours, so that few arrows cross (the
-    barycenter method of Sugiyama)."""
+    """Sort each layer by the mean places of its neighbours, so that few arrows cross.
+
+    This is the barycenter method of Sugiyama.
+    """
     neighbours: dict[int, list[int]] = {}
     for a, b in edges:
         neighbours.setdefault(a, []).append(b)
@@ -294,7 +314,7 @@ def _box(node: Node, box: Box, note: str) -> str:
 
 
 def _arrow(boxes: Sequence[Box], label: str) -> str:
-    """An arrow from the first box to the last, straight through the places between them."""
+    """Return an arrow from the first box to the last, straight through the places between them."""
     path = f"M{boxes[0].x:.1f},{boxes[0].y + boxes[0].height:.1f}"
     for before, after in pairwise(boxes):
         start, end = before.y + before.height, after.y

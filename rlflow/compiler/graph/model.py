@@ -1,9 +1,9 @@
-"""The graph of one iteration: frozen data, and the orders that follow from it. Algorithms on it are
-networkx's.
+"""The graph of one iteration, as frozen data, and the orders that follow from it.
 
 Edges are columns: an input names the node that gives it. Weights are versioned state: a model is read before
-it is written and after its last write, and two writes keep program order; so do stages with side effects.
-Those orders are edges as well, derived here and stored nowhere.
+it is written and after its last write, and two writes keep program order. Stages with side effects keep
+program order too. These orders are edges as well; they are derived here and not stored. Graph algorithms come
+from networkx.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Own = TypeVar("Own", bound=NodeOptions)
 
 
 class Op(StrEnum):
-    """Kinds of nodes. DATA and STATE are where columns come from; the other kinds run something."""
+    """Kinds of nodes. DATA and STATE give columns; the other kinds run something."""
 
     DATA = "data"
     STATE = "state"
@@ -49,13 +49,15 @@ class Column:
     name: str
 
 
-SETTING = "setting."  # how the parameter of an input begins that is a setting of the call
+SETTING = "setting."  # prefix of input parameters that are settings of the call
 
 
 @dataclass(frozen=True)
 class Input:
-    """The column that a parameter reads; of a setting that is a scalar column the parameter is its name after
-    SETTING."""
+    """The column that a parameter reads.
+
+    For a setting that is a scalar column, the parameter is SETTING followed by the setting's name.
+    """
 
     parameter: str
     column: Column
@@ -67,19 +69,19 @@ class Output:
 
     name: str
     kind: Kind | None
-    source: str  # the name by which the function or the verb knows it
+    source: str  # the column's name in the function or method
 
 
 @dataclass(frozen=True)
 class RowAxis:
-    """Rows of the graph, and how they came from other rows."""
+    """Rows of the graph, and how they were made from other rows."""
 
-    parent: int | None = None  # the axis they came from
-    # rows that were sampled from each, or that are left of each chosen group; 0: unknown until run
+    parent: int | None = None  # the axis that they were made from
+    # rows sampled from each row, or rows left of each chosen group; 0: unknown before a run
     samples: int = 0
     grouped: bool = False
-    step: str = "sampled"  # asked, cut (asked for single tokens of a row), chosen, joined
-    parts: tuple[int, ...] = ()  # of joined rows the axes that they are of, one after another
+    step: str = "sampled"  # or asked, cut (asked for single tokens of a row), chosen, joined
+    parts: tuple[int, ...] = ()  # of joined rows: the axes of the parts, in order
 
 
 @dataclass(frozen=True)
@@ -89,21 +91,21 @@ class Node:
     id: int
     op: Op
     name: str
-    axis: int  # of the rows of its inputs
+    axis: int  # axis of the rows of its inputs
     inputs: tuple[Input, ...] = ()
     outputs: tuple[Output, ...] = ()
     settings: AnyOptions = NodeOptions()
     role: str | None = None
-    dispatch: str = "DP_COMPUTE"  # how its rows go to the ranks of a pool
-    rows: str = "row"  # "group" where the rows of a group have to be together
-    makes: int | None = None  # the axis of its outputs, where that is another
-    call: int = 0  # its number in program order, from which chance is derived
+    dispatch: str = "DP_COMPUTE"  # how its rows are split over the ranks of a pool
+    rows: str = "row"  # "group" if a call must not separate the rows of a group
+    makes: int | None = None  # the axis of its outputs, if it differs
+    call: int = 0  # its number in program order, from which random numbers are derived
     digest: str = ""  # of the function's source
     timeout: float = 300.0  # seconds
-    pure: bool = True  # whether it changes nothing but its outputs
-    place: Place | None = None  # of the call in the user's file; no part of the node's identity
-    definition: Place | None = None  # of the function; no part of the node's identity
-    body: Graph | None = None  # of a repeat
+    pure: bool = True  # False: it changes more than its outputs
+    place: Place | None = None  # place of the call in the user's file; does not change the node's identity
+    definition: Place | None = None  # place of the function; does not change the node's identity
+    body: Graph | None = None  # body of a repeat
 
     @property
     def rows_axis(self) -> int:
@@ -132,8 +134,10 @@ class Node:
 
     @property
     def impure_stage(self) -> Node | None:
-        """The first stage with side effects that this node runs: itself, or one in its body; None where it
-        runs none."""
+        """The first stage with side effects that this node runs: itself, or a stage in its body.
+
+        None without one.
+        """
         if self.op is Op.STAGE and not self.pure:
             return self
         return next(
@@ -141,16 +145,16 @@ class Node:
         )
 
     def options(self, kind: type[Own]) -> Own:
-        """The settings of a call that has settings of this kind."""
+        """Return the settings, which must be of this kind."""
         assert isinstance(self.settings, kind)
         return self.settings
 
     def output(self, name: str) -> Output:
-        """The output of this name. Raises StopIteration where the node has none."""
+        """Return the output of this name. Raises StopIteration if the node does not have it."""
         return next(output for output in self.outputs if output.name == name)
 
 
-# of a role: what learns and computes with its model, and what samples from it
+# sides of a role: the trainer learns and computes, the generator samples
 HALVES = ("trainer", "generator")
 
 
@@ -161,14 +165,16 @@ class RoleUse:
     name: str
     trained: bool = False
     head: str = "logprobs"  # or values, scores
-    generates: bool = False  # whether it samples
-    rewards: bool = False  # whether it is called as a reward
+    generates: bool = False  # True if it samples
+    rewards: bool = False  # True if it is called as a reward
 
 
 @dataclass(frozen=True)
 class StateSlot:
-    """A scalar that lives across iterations: its initial value, and the column that holds it at the end of an
-    iteration."""
+    """A scalar that keeps its value from one iteration to the next.
+
+    It has an initial value, and a column that holds its value at the end of an iteration.
+    """
 
     name: str
     initial: float
@@ -187,7 +193,7 @@ class Graph:
     state: tuple[StateSlot, ...] = ()
     results: tuple[Input, ...] = ()  # the columns that the flow, or the body of a repeat, returns
     rows: int = 0  # the axis of the results
-    # run on held-out prompts, where the flow says so itself; its first node gives these
+    # the flow's own evaluation on held-out prompts, if it has one; its first node gives the prompts
     evaluation: Graph | None = None
 
     def __str__(self) -> str:
@@ -196,13 +202,13 @@ class Graph:
         return text(self)
 
     def _repr_html_(self) -> str:
-        """A picture, as notebooks show it."""
+        """Return a picture for notebooks."""
         from rlflow.compiler.graph.draw import html
 
         return html(self)
 
     def as_fields(self) -> dict[str, Any]:
-        """The graph as plain values, settings as they are shown."""
+        """Return the graph as plain values, with settings as they are shown."""
         fields = asdict(self)
         for node, own in zip(self.nodes, fields["nodes"], strict=True):
             own |= {"settings": node.settings.shown, "body": node.body and node.body.as_fields()}
@@ -215,16 +221,21 @@ class Graph:
 
     @cached_property
     def changed_roles(self) -> tuple[str, ...]:
-        """Roles whose weights an iteration may change: an update trains them, or a stage with side effects
-        has their trainer."""
+        """Roles whose weights an iteration may change.
+
+        An update trains them, or a stage with side effects gets their trainer.
+        """
         written = {role for node in self.nodes for role in node.writes}
         return tuple(use.name for use in self.roles if use.name in written)
 
     @cached_property
     def order(self) -> nx.DiGraph:
-        """Nodes by id; an edge for each reason to wait: ``columns`` read, ``weights`` of a role, or
-        ``effects``, since stages with side effects keep program order. A node that reads no column of some
-        rows that it works on still waits for whatever makes them."""
+        """The order of nodes by id, with an edge for each reason to wait.
+
+        Reasons: ``columns`` that a node reads, ``weights`` of a role, and ``effects``, because stages with
+        side effects keep program order. If a node reads no column of some of its rows, it still waits for the
+        node that makes them.
+        """
         graph = nx.DiGraph()
         graph.add_nodes_from(node.id for node in self.nodes)
         for node in self.nodes:
@@ -252,20 +263,21 @@ class Graph:
         }
 
     def works_on(self, node: Node) -> tuple[int, ...]:
-        """The axes whose rows a node needs: those of its inputs, and of a join those of each part."""
+        """Return the axes whose rows a node needs: the axis of its inputs, or the axes of all parts of a
+        join."""
         if node.op is Op.STATE:
             return ()
         return self.axes[node.rows_axis].parts if node.op is Op.CONCAT else (node.axis,)
 
     def carried(self, before: int, after: int) -> str:
-        """What an edge of the order stands for, in words: columns; without any, weights of roles; without
-        these, side effects."""
+        """Return in words what an edge of the order carries: columns, else weights of roles, else side
+        effects."""
         reasons = self.order.edges[before, after]
         weights = f"weights of {', '.join(reasons['weights'])}" if reasons["weights"] else ""
         return ", ".join(reasons["columns"]) or weights or ", ".join(reasons["effects"])
 
     def readers(self) -> dict[Column, list[int]]:
-        """The ids of the nodes that read each column. Columns that nothing reads are absent."""
+        """Return the ids of the nodes that read each column; columns without a reader are absent."""
         readers: dict[Column, list[int]] = {}
         for node in self.nodes:
             for item in node.inputs:
@@ -273,7 +285,7 @@ class Graph:
         return readers
 
     def before(self, name: str) -> set[str]:
-        """Names of all nodes that run before the one named."""
+        """Return the names of all nodes that run before the named node."""
         return {self.nodes[i].name for i in nx.ancestors(self.order, self.by_name[name].id)}
 
 
@@ -286,7 +298,7 @@ def _edge(graph: nx.DiGraph, before: int, after: int, why: str, name: str) -> No
 
 
 def weight_order(nodes: tuple[Node, ...]) -> Iterator[tuple[int, int, str]]:
-    """(before, after, role) for each pair of nodes that a role's weights put in order."""
+    """Yield (before, after, role) for each pair of nodes that must keep an order because of a role's weights."""
     last_write: dict[str, int] = {}
     read_since: dict[str, list[int]] = {}
     for node in nodes:

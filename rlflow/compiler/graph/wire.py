@@ -1,4 +1,4 @@
-"""Graphs as bytes: msgpack with a version field, checked strictly when read; and a graph's identity."""
+"""Graphs as bytes: msgpack with a version field, strictly checked when read; and the identity of a graph."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ OPTIONS: dict[str, type[NodeOptions]] = {
     Op.ASK: AskOptions,
     Op.CHOOSE: ChooseOptions,
 }
-LATER = {"step": "sampled", "parts": ()}  # fields of an axis that are left out where they have these values
+LATER = {"step": "sampled", "parts": ()}  # fields of an axis that are omitted at these values
 
 
 def pack(graph: Graph) -> bytes:
-    """Write a graph as MessagePack bytes. ``unpack`` reads them."""
+    """Return a graph as MessagePack bytes; ``unpack`` reads them."""
     return bytes(msgpack.packb({"format": "rlflow-graph", "version": VERSION, "graph": _plain(graph)}))
 
 
 def _plain(graph: Graph) -> dict[str, Any]:
-    """The graph as plain values. An axis whose rows were sampled, and a flow without an evaluation of its
-    own, say no more than they did when there were no others, so that graphs of that time keep their
-    identity."""
+    """Return the graph as plain values, without fields that later versions added and that have their default.
+
+    So graphs of earlier versions keep their identity.
+    """
     fields = graph.as_fields()
     _shortened(fields)
     return fields
@@ -65,8 +66,10 @@ def _shortened(graph: dict[str, Any]) -> None:
 
 
 def unpack(data: bytes) -> Graph:
-    """The graph of ``pack``. Raises PlanError for anything else: other versions, damaged bytes, unknown or
-    missing fields."""
+    """Return the graph of bytes that ``pack`` made.
+
+    Raises PlanError for anything else: other versions, damaged bytes, unknown or missing fields.
+    """
     from pydantic import ValidationError
 
     try:
@@ -98,8 +101,10 @@ def unpack(data: bytes) -> Graph:
 
 
 def _read_settings(graph: dict[str, Any]) -> None:
-    """Give the settings of each call the names of their class; they stay pairs where they do not fit it,
-    since one is masked."""
+    """Turn the settings of each call into the fields of their class.
+
+    If they do not fit the class, for example because a secret is masked, they stay pairs.
+    """
     from pydantic import ValidationError
 
     for node in graph["nodes"]:
@@ -118,7 +123,7 @@ def _read_settings(graph: dict[str, Any]) -> None:
 
 
 def _own_fields(kind: type[NodeOptions], pairs: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Settings by the names of their class."""
+    """Return settings by the field names of their class."""
     if kind is ShownOptions:
         return {"own": pairs}
     if kind is UpdateOptions:
@@ -128,7 +133,7 @@ def _own_fields(kind: type[NodeOptions], pairs: Sequence[Sequence[Any]]) -> dict
 
 
 def _typed(value: Any) -> Any:
-    """A setting of a verb, whose tuples and long numbers are stored as text."""
+    """Parse a setting of a method; tuples and long integers are stored as text."""
     return (
         ast.literal_eval(value)
         if isinstance(value, str) and (value.startswith("(") or value.isdigit())
@@ -137,27 +142,27 @@ def _typed(value: Any) -> Any:
 
 
 def _consistent(graph: Graph) -> None:
-    """Raises ValueError where a reference leads nowhere, or to a node that does not come before."""
+    """Raise ValueError if a reference leads nowhere, or to a node that does not come before."""
     available: set[Column] = set()
     for number, node in enumerate(graph.nodes):
         if node.id != number or not {item.column for item in node.inputs} <= available:
-            raise ValueError(f"node {node.name!r} reads what no node before it gives")
+            raise ValueError(f"node {node.name!r} reads a column that no earlier node gives")
         if not all(0 <= axis < len(graph.axes) for axis in (node.axis, node.rows_axis)):
-            raise ValueError(f"node {node.name!r} has rows that the graph has not")
+            raise ValueError(f"node {node.name!r} has rows on an axis that the graph does not have")
         available |= {Column(number, output.name) for output in node.outputs}
         if node.body is not None:
             _consistent(node.body)
     if len(graph.by_name) != len(graph.nodes):
-        raise ValueError("two nodes have one name")
+        raise ValueError("two nodes have the same name")
     for number, axis in enumerate(graph.axes):
         if not all(
             0 <= origin < number for origin in (*axis.parts, *(() if axis.parent is None else (axis.parent,)))
         ):
-            raise ValueError("rows of rows that the graph has not")
+            raise ValueError("rows refer to an axis that the graph does not have")
     if graph.axes and not 0 <= graph.rows < len(graph.axes):
-        raise ValueError("rows of rows that the graph has not")
+        raise ValueError("rows refer to an axis that the graph does not have")
     if not {item.column for item in graph.results} | {slot.final for slot in graph.state} <= available:
-        raise ValueError("a result that no node gives")
+        raise ValueError("a result refers to a column that no node gives")
     if graph.evaluation is not None:
         _consistent(graph.evaluation)
 
@@ -170,8 +175,7 @@ def _adapter(kind: type) -> Any:
 
 
 def identity(graph: Graph) -> str:
-    """16 hex digits that change with what an iteration computes, sources of functions included, and with
-    nothing else."""
+    """Return 16 hex digits that identify what an iteration computes, including the sources of functions."""
     return hashlib.sha256(pack(_placeless(graph))).hexdigest()[:16]
 
 

@@ -1,6 +1,5 @@
-"""What a plan says before anything is started: who runs where and when, what moves, what lies in memory, what
-does not fit.
+"""Everything that a plan shows before a run: placement, order, data movement, memory, and what does not fit.
 
-Here: pure functions of a plan and of what folders' headers say. No model is loaded. Not here: making the plan
-(`rlflow.compiler.passes`), timing it (`rlflow.compiler.simulate`), printing it (`rlflow.cli.plan`).
+These are pure functions of a plan and of the headers in model folders. They load no model.
+`rlflow.compiler.passes` makes the plan, `rlflow.compiler.simulate` times it, `rlflow.cli.plan` prints it.
 """

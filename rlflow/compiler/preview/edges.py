@@ -1,5 +1,4 @@
-"""What flows: columns from node to node, weights from trainers to generators, and how many bytes of them
-change ranks."""
+"""The data flow: columns from node to node, weights from trainers to generators, and bytes that change ranks."""
 
 from __future__ import annotations
 
@@ -20,40 +19,42 @@ from rlflow.training.weight_sync.transfer_plan import TransferPlan as Transfer
 
 @dataclass(frozen=True)
 class Edge:
-    """Columns of one node that another reads."""
+    """Columns of one node that another node reads."""
 
     source: str  # name of the node that gives them
     target: str  # name of the node that reads them
     columns: tuple[str, ...]  # their names
-    bytes: int  # of all of them
+    bytes: int  # bytes of all columns
     moved: int = 0  # bytes that are expected to change ranks
     from_pool: str | None = None  # None in one process
     to_pool: str | None = None  # None in one process
-    # ``pool`` where they go to another pool, ``split`` to other ranks of their own; ``stays``: they are there
-    # already
+    # ``pool``: they go to another pool; ``split``: to other ranks of their pool; ``stays``: they are already
+    # there
     why: str = "stays"
 
 
 @dataclass(frozen=True)
 class WeightEdge:
-    """Weights of a role on their way to its generator, after the last of its updates and before it next
-    samples."""
+    """A transfer of a role's weights to its generator, after its last update and before it samples again."""
 
-    role: str  # whose weights
+    role: str  # owner of the weights
     after: str  # name of the update
     before: tuple[str, ...]  # names of the calls that sample
-    from_pool: str  # of the trainer
-    to_pool: str  # of the generator
-    bytes: int | None  # over all ranks; None where the number of parameters is not known
-    each: int | None = None  # by a plan, the most bytes that a rank receives, below which no plan can go
-    # ``segment``, ``handles``, ``alltoall``, ``store`` or ``frozen`` by a plan, else ``whole``
+    from_pool: str  # pool of the trainer
+    to_pool: str  # pool of the generator
+    bytes: int | None  # over all ranks; None if the number of parameters is unknown
+    # with a transfer plan: the most bytes that a rank receives, the lower bound for any plan
+    each: int | None = None
+    # with a transfer plan ``segment``, ``handles``, ``alltoall``, ``store`` or ``frozen``, else ``whole``
     transport: str = "whole"
-    extra: int | None = None  # by a plan, the most bytes that a transfer takes on a rank beside the model
+    extra: int | None = None  # with a transfer plan: the most extra bytes that a transfer needs on a rank
 
 
 def edges(plan: Plan, sizes: Sizes, layouts: Layouts | None) -> Iterator[Edge]:
-    """Columns from node to node in program order, those within a repeat after the repeat's own. layouts: None
-    for one process, in which nothing moves."""
+    """Yield the columns from node to node in program order; edges within a `repeat` follow the repeat's own.
+
+    layouts: None for one process, in which nothing moves.
+    """
     there: dict[Column, list[RowLayout | None]] = {}
     for i in plan.live:
         node = plan.graph.nodes[i]
@@ -83,9 +84,11 @@ def edges(plan: Plan, sizes: Sizes, layouts: Layouts | None) -> Iterator[Edge]:
 def _held(
     column: Column, node: Node, layouts: Layouts | None, there: Mapping[Column, Sequence[RowLayout | None]]
 ) -> RowLayout | None:
-    """The layout out of which a node reads a column: where it was made, or, on another pool, where an earlier
-    node has brought it. An update reads it there whatever its split, other nodes where their rank has just
-    its rows."""
+    """Return the layout from which a node reads a column.
+
+    This is the layout in which the column was made, or a layout on the node's pool to which an earlier node
+    brought it. An update can read any layout on its pool. Other nodes need a layout with their own split.
+    """
     if layouts is None or column not in layouts.columns or node.id not in layouts.needed:
         return None
     origin, needed = layouts.columns[column], layouts.needed[node.id]
@@ -98,7 +101,7 @@ def _held(
 def _edge(
     plan: Plan, sizes: Sizes, layouts: Layouts | None, node: Node, items: list[Input], of: RowLayout | None
 ) -> Edge:
-    """``of``: the layout out of which the node reads the columns."""
+    """Return the edge of some columns. ``of``: the layout from which the node reads the columns."""
     source, names = plan.graph.nodes[items[0].column.node].name, tuple(item.column.name for item in items)
     size = sum(sizes.read(node, item) for item in items)
     if layouts is None or plan.placement is None or of is None:
@@ -113,15 +116,17 @@ def _edge(
 
 
 def copies(source: RowLayout, needed: RowLayout, ranks: Mapping[str, int], epochs: int) -> float:
-    """How often a row is expected to go to a rank that does not hold it. Splits that differ have nothing to
-    do with one another. An update has its rows on its own pool once, to leave out those that are not finite,
-    and then draws their ranks anew in each epoch."""
+    """Return how often a row is expected to go to a rank that does not hold it.
+
+    Different splits are taken as independent. An update first brings its rows to its own pool once, to drop
+    rows that are not finite. Then it draws their ranks anew in each epoch.
+    """
     count, elsewhere = ranks[needed.pool], source.pool != needed.pool
     if not elsewhere and alike(source, needed):
         return 0.0
     if needed.by == "all ranks":
         return float(count if elsewhere else count - 1)
-    # the chance that a rank needs the row
+    # the probability that a rank needs the row
     reached = 1 - (1 - 1 / count) ** epochs if needed.by == "minibatch" else 1 / count
     if elsewhere and needed.by != "minibatch":
         return count * reached
@@ -131,8 +136,11 @@ def copies(source: RowLayout, needed: RowLayout, ranks: Mapping[str, int], epoch
 def weights(
     graph: Graph, placement: Placement, models: Mapping[str, ModelFootprint], ways: tuple[str, str]
 ) -> Iterator[WeightEdge]:
-    """The transfer of each role whose trainer and generator are on two pools, or lie otherwise on the ranks
-    of one. ways: the transports on one pool and between two, or ``gather``."""
+    """Yield the weight transfer of each role whose trainer and generator have different layouts.
+
+    They are on two pools, or are divided differently over the ranks of one pool. ways: the transport within a
+    pool and the transport between pools, or ``gather``.
+    """
     for role, source in placement.trainers.items():
         target = placement.generators.get(role)
         after = [node.name for node in graph.nodes if role in node.writes]

@@ -1,4 +1,4 @@
-"""All that a plan says, as one value."""
+"""All numbers of a plan as one value, for `rlflow plan`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from rlflow.compiler.residency_schedule import MemorySchedule
 from rlflow.compiler.simulate import Simulation, simulate
 from rlflow.errors import Problem
 
-PROCESS = "this process"  # where everything is without pools
+PROCESS = "this process"  # name of the only pool of a run without pools
 
 
 @dataclass(frozen=True)
 class Commits:
-    """Copies outside of the workers: one every so many iterations, of so many bytes for each role that it may
-    change (None: not known)."""
+    """Commits (in-memory checkpoints outside the workers): one every ``every`` iterations.
+
+    ``bytes``: size for each role that an iteration may change (None: unknown).
+    """
 
     every: int
     bytes: Mapping[str, int | None]
@@ -38,24 +40,24 @@ class Explanation:
 
     graph: Graph  # the graph at these settings
     placement: Placement | None  # None in one process
-    assumed: Assumed  # what nothing but a run can tell
+    assumed: Assumed  # assumptions about sizes that only a run shows
     rows: int  # sampled rows of an iteration
     steps: tuple[WaveNode, ...]  # nodes in waves
     edges: tuple[Edge, ...]  # columns from node to node
     weights: tuple[WeightEdge, ...]  # weights from trainers to generators
     pairs: tuple[Pair, ...]  # nodes that can run at the same time
     recorded: int  # bytes of columns that the run's records read, which one rank gets
-    memory: tuple[MemoryItem, ...]  # what models take on each rank
-    notes: tuple[PassNote, ...]  # on what each pass did
+    memory: tuple[MemoryItem, ...]  # memory of models on each rank
+    notes: tuple[PassNote, ...]  # what each pass did
     time: Simulation  # the iteration in virtual time, in units of ``plan.COST``
-    warnings: tuple[Problem, ...] = ()  # of the check
+    warnings: tuple[Problem, ...] = ()  # warnings of the check
     response_tokens: int = 0  # tokens of all responses, at most
-    commits: Commits | None = None  # what is copied in memory
-    lineage: tuple[NodeRows, ...] = ()  # rows that nodes make, where rows are asked, chosen or joined
-    # which parts of models are in memory when, where memory has a limit
+    commits: Commits | None = None  # commits, None without
+    lineage: tuple[NodeRows, ...] = ()  # rows that nodes make, if rows are asked, chosen or joined
+    # memory schedules, if memory has a limit
     residency: tuple[MemorySchedule, ...] = ()
     evaluation: tuple[WaveNode, ...] = ()  # nodes of the flow's own evaluation, in waves
-    packed: tuple[ComputedTokens, ...] = ()  # what forwards and updates compute where rows share prompts
+    packed: tuple[ComputedTokens, ...] = ()  # tokens that forwards and updates compute, if rows share prompts
 
     @property
     def moved(self) -> int:
@@ -63,7 +65,7 @@ class Explanation:
         return sum(edge.moved for edge in self.edges)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values under stable keys; docs/runs.md says what each is."""
+        """Return plain values under stable keys; docs/runs.md explains the keys."""
         placed = self.placement or Placement({})
         halves = {"trainer": placed.trainers, "generator": placed.generators}
         roles = {
@@ -104,8 +106,10 @@ class Explanation:
 
 
 def devices(placement: Placement) -> list[dict[str, Any]]:
-    """Pools that share devices: how many devices, and which part of each a rank of each pool has. [] where
-    none share."""
+    """Return the pools that share devices: the number of devices, and each pool's part of a device.
+
+    [] if no pools share.
+    """
     return [
         {
             "devices": placement.pools[names[0]],
@@ -117,7 +121,10 @@ def devices(placement: Placement) -> list[dict[str, Any]]:
 
 
 def here(halves: Mapping[str, tuple[bool, bool]]) -> Placement:
-    """Everything in one process. ``halves``: role → whether it has a trainer, and a generator."""
+    """Return the placement of everything in one process.
+
+    ``halves``: role → whether it has a trainer, and whether it has a generator.
+    """
     trainers, generators = (
         {role: PROCESS for role, has in halves.items() if has[number]} for number in (0, 1)
     )
@@ -134,9 +141,16 @@ def explain(
     commit_every: int = 0,
     ways: tuple[str, str] = ("segment", "segment"),
 ) -> Explanation:
-    """``where``: the plan's placement, or that of one process; ``models``: how each role that is a model is
-    kept; ``frozen``: of reward models of their own folder the pool whose ranks hold it, its name, and how it
-    is kept; ``ways``: how weights go to generators on the trainer's pool, and on another."""
+    """Compute all numbers of a plan.
+
+    where: the plan's placement, or the placement of one process.
+
+    models: the memory of each role that is a model.
+
+    frozen: reward models with a folder of their own, as (pool, name, memory).
+
+    ways: the transports of weights to generators on the trainer's pool, and on another pool.
+    """
     sizes, room = Sizes.of(plan.graph, assumed), room_of(plan.placement)
     layouts = Layouts.of(plan, sizes) if plan.placement else None
     return Explanation(
@@ -193,14 +207,16 @@ def _resident(course: MemorySchedule) -> dict[str, Any]:
 
 
 def commits(plan: Plan, models: Mapping[str, ModelFootprint], every: int) -> Commits | None:
-    """None where nothing is copied: in one process unless it is asked for, and on pools where
-    ``--commit-every`` is 0."""
+    """Return the commits, None if nothing is copied.
+
+    In one process nothing is copied by default. On pools nothing is copied if ``--commit-every`` is 0.
+    """
     changed = [role for role in plan.graph.changed_roles if role in models]
     return Commits(every, {role: models[role].commit_bytes for role in changed}) if every else None
 
 
 def passes(plan: Plan) -> Iterator[PassNote]:
-    """The notes of all passes, those over the bodies of repeats too."""
+    """Yield the notes of all passes, including the bodies of repeats."""
     yield from plan.notes
     for i, body in plan.bodies.items():
         yield from (
@@ -211,7 +227,7 @@ def passes(plan: Plan) -> Iterator[PassNote]:
 def memory(
     where: Placement, models: Mapping[str, ModelFootprint], frozen: Sequence[tuple[str, str, ModelFootprint]]
 ) -> Iterator[MemoryItem]:
-    """Models in the memory of each rank, by pool, in the order of the roles."""
+    """Yield the memory of models on each rank, by pool, in the order of the roles."""
     for pool in where.pools:
         for role, footprint in models.items():
             if where.trainers.get(role) == pool:

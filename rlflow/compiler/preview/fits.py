@@ -1,4 +1,4 @@
-"""What of a placement cannot be meant: said before anything is started."""
+"""Warnings and errors about a placement, found before a run starts."""
 
 from __future__ import annotations
 
@@ -19,10 +19,17 @@ def half_problems(
     settings: Mapping[str, Iterable[str]],
     owned: Mapping[str, Mapping[str, set[str]]],
 ) -> Iterator[Problem]:
-    """Flags of a role for a half that it has not. ``halves``: role → whether it has a trainer, and a
-    generator; a role without either is no model. ``given``: role → its own flags. ``owned``: role → half →
-    settings that only this half of its backend has. Roles that nothing uses at these settings are not
-    judged."""
+    """Yield problems of flags for a side that a role does not have.
+
+    halves: role → whether it has a trainer, and whether it has a generator; a role without both is not a
+    model.
+
+    settings: role → its own flags.
+
+    owned: role → side → settings that only this side of its backend has.
+
+    Roles that nothing uses at these settings are skipped.
+    """
     used = {node.role for node in used_nodes(graph) if node.role}
     for role in sorted(used.intersection(settings)):
         has = dict(zip(HALVES, halves.get(role, (False, False)), strict=True))
@@ -36,23 +43,25 @@ def half_problems(
 def _no_half(graph: Graph, role: str, flag: str, has: Mapping[str, bool]) -> Problem:
     present = [half for half, there in has.items() if there]
     what = (
-        f"a {' and a '.join(present)} alone"
+        f"only a {' and a '.join(present)}"
         if present
-        else "no model of its own: its rewards run where their rows lie"
+        else "no model of its own: its rewards run where their rows are stored"
     )
-    message = f"--{role}.{flag} belongs to a half that role '{role}' of flow '{graph.name}' has not"
+    message = (
+        f"--{role}.{flag} is for a side (trainer or generator) that role '{role}' of flow '{graph.name}' "
+        "does not have"
+    )
     return Problem(
         "no-half",
         message,
         found=f"--{role}.{flag}",
-        expected=f"flags for what the role has: {what}",
-        remedy=f"leave --{role}.{flag} out",
+        expected=f"flags of a role with {what}",
+        remedy=f"remove --{role}.{flag}",
     )
 
 
 def short_repeats(graph: Graph, sizes: Sizes) -> Iterator[Problem]:
-    """Repeats whose tries bring fewer groups than they want. Nothing waits for the rest: a run trains on what
-    there is."""
+    """Yield repeats whose tries draw fewer groups than they need; a run then trains on fewer groups."""
     for node in graph.nodes:
         repeat = node.settings
         if isinstance(repeat, RepeatOptions) and (most := sizes.rows[node.axis] * repeat.tries) < (
@@ -60,7 +69,7 @@ def short_repeats(graph: Graph, sizes: Sizes) -> Iterator[Problem]:
         ):
             yield Problem(
                 "repeat-short",
-                f"{node.name} can never keep the groups that it wants",
+                f"{node.name} can never keep as many groups as it needs",
                 node.place,
                 found=f"{sizes.rows[node.axis]} prompts, {repeat.tries} tries: at most {most} of "
                 f"{wanted} groups",
@@ -70,19 +79,19 @@ def short_repeats(graph: Graph, sizes: Sizes) -> Iterator[Problem]:
             )
 
 
-MOST_ROWS = 100_000_000  # of an iteration: their keys alone take gigabytes
-MOST_TOKENS = 1 << 40  # likewise: their ids, masks and log-probs take tens of terabytes
+MOST_ROWS = 100_000_000  # rows of an iteration: their keys take gigabytes
+MOST_TOKENS = 1 << 40  # tokens of an iteration: their ids, masks and log-probs take tens of terabytes
 
 
 def too_many_rows(sizes: Sizes) -> Iterator[Problem]:
-    """Samples that no machine could keep an iteration of."""
+    """Yield sampling calls whose rows or tokens do not fit on any machine."""
     for node in sizes.graph.nodes:
         if not isinstance(node.settings, GenerateOptions):
             continue
         if (tokens := sizes.rows[node.rows_axis] * node.settings.max_tokens) > MOST_TOKENS:
             yield Problem(
                 "too-many-tokens",
-                f"{node.name} samples more tokens than can be kept",
+                f"{node.name} samples more tokens than memory can hold",
                 node.place,
                 found=f"up to {tokens} tokens an iteration",
                 expected=f"at most {MOST_TOKENS}",
@@ -91,7 +100,7 @@ def too_many_rows(sizes: Sizes) -> Iterator[Problem]:
         if (rows := sizes.rows[node.rows_axis]) > MOST_ROWS:
             yield Problem(
                 "too-many-rows",
-                f"{node.name} samples more rows than can be kept",
+                f"{node.name} samples more rows than memory can hold",
                 node.place,
                 found=f"{rows} rows an iteration, of {sizes.assumed.prompts} prompts",
                 expected=f"at most {MOST_ROWS}",
@@ -100,7 +109,7 @@ def too_many_rows(sizes: Sizes) -> Iterator[Problem]:
 
 
 def crowded(placement: Placement, cores: int) -> Iterator[Problem]:
-    """More workers than cores of this machine, each a process with a copy of its models."""
+    """Yield a warning if there are more workers than cores of this machine; each worker loads its models."""
     ranks = sum(placement.pools.values())
     if ranks > cores:
         yield Problem(
@@ -114,7 +123,7 @@ def crowded(placement: Placement, cores: int) -> Iterator[Problem]:
 
 
 def unused_pools(placement: Placement) -> Iterator[Problem]:
-    """Pools on which no half of any role is placed."""
+    """Yield pools on which no side of any role is placed."""
     used = {*placement.trainers.values(), *placement.generators.values()}
     for pool in placement.pools:
         if used and pool not in used:
@@ -122,15 +131,15 @@ def unused_pools(placement: Placement) -> Iterator[Problem]:
                 "pool-unused",
                 f"no role uses pool '{pool}'",
                 found=f"roles on {listed(sorted(used))}",
-                expected="at least one half of a role on each pool",
+                expected="at least one trainer or generator on each pool",
                 severity="warning",
-                remedy=f"leave {pool} out of --pools, or place a half there: --ROLE.trainer.pool {pool}",
+                remedy=f"remove {pool} from --pools, or place a trainer or generator there: "
+                f"--ROLE.trainer.pool {pool}",
             )
 
 
 def idle_ranks(plan: Plan, sizes: Sizes) -> Iterator[Problem]:
-    """Pools with more ranks than any of their nodes can fill, and updates whose minibatches are smaller than
-    their pool."""
+    """Yield pools with more ranks than any of their nodes can use, and minibatches smaller than their pool."""
     assert plan.placement is not None
     most: dict[str, tuple[int, str]] = {}
     small: list[Problem] = []
@@ -144,7 +153,7 @@ def idle_ranks(plan: Plan, sizes: Sizes) -> Iterator[Problem]:
             yield Problem(
                 "idle-ranks",
                 f"pool '{pool}' has more ranks than an iteration can fill",
-                found=f"{ranks} ranks, at most {units} {what} at once",
+                found=f"{ranks} ranks, but at most {units} {what} at once",
                 expected=f"at most {units} ranks",
                 severity="warning",
                 remedy=f"--pools with {pool}={units}, or more --prompts",
@@ -153,7 +162,7 @@ def idle_ranks(plan: Plan, sizes: Sizes) -> Iterator[Problem]:
 
 
 def _placed(plan: Plan, sizes: Sizes) -> Iterator[tuple[Node, Sizes, str]]:
-    """Nodes that spread the rows of a model over its pool, those within repeats too."""
+    """Yield nodes that spread the rows of a model over its pool, including nodes within repeats."""
     assert plan.placement is not None
     for i in plan.live:
         node = plan.graph.nodes[i]
@@ -172,47 +181,46 @@ def _small(node: Node, minibatch: int, pool: str, ranks: int) -> Iterator[Proble
             found=f"minibatch={minibatch}, {ranks} ranks",
             expected=f"at least {ranks} rows in a step",
             severity="warning",
-            remedy=f"minibatch={ranks} or more, or fewer ranks: {ranks - minibatch} have nothing to do "
-            "in any step",
+            remedy=f"minibatch={ranks} or more, or fewer ranks: {ranks - minibatch} ranks are idle in every "
+            "step",
         )
 
 
 def overlap_problems(graph: Graph, placement: Placement | None, staleness: int) -> Iterator[Problem]:
-    """A role can only sample ahead of its own training where its generator is on another pool than its
-    trainer."""
+    """Yield roles that cannot sample ahead of their training: trainer and generator are on the same pool."""
     ahead = [use.name for use in graph.roles if use.trained and use.generates] if staleness >= 1 else []
     if placement is None and ahead:
         yield Problem(
             "staleness",
             "a run in one process has one pool, so its rollouts are never stale",
             found=f"--staleness {staleness}",
-            expected=f"pools that can overlap: the generator of {listed(ahead)} on one, its trainer on "
-            "another",
-            remedy=f"--pools {REST}=1,{GENERATORS}=1, or leave --staleness out",
+            expected=f"the generator of {listed(ahead)} on one pool and its trainer on another, so that they "
+            "can overlap",
+            remedy=f"--pools {REST}=1,{GENERATORS}=1, or remove --staleness",
         )
     for role in ahead if placement else ():
         pool = placement.trainers.get(role) if placement else None
         if placement and pool is not None and pool == placement.generators.get(role):
             yield Problem(
                 "staleness",
-                f"the trainer and the generator of role '{role}' take turns on pool '{pool}', so its "
+                f"the trainer and the generator of role '{role}' alternate on pool '{pool}', so its "
                 "rollouts are never stale",
-                found=f"--staleness {staleness}, both halves on '{pool}'",
-                expected="two pools that can overlap",
+                found=f"--staleness {staleness}, both sides on '{pool}'",
+                expected="two pools, so that they can overlap",
                 remedy=_apart(role, pool, placement),
             )
 
 
 def stream_problems(plan: Plan, staleness: int) -> Iterator[Problem]:
-    """Chunks that nobody would wait for, and that nothing is streamed where it was asked for."""
+    """Yield problems of --stream: chunks without a benefit, and flows in which nothing can be streamed."""
     chunks = plan.streaming.chunks
     if chunks > 1 and staleness >= 1:
         yield Problem(
             "stream-ahead",
-            "rows that are sampled ahead are all there before they are scored, so nothing is won by chunks",
+            "rows sampled ahead of training are complete before they are scored, so chunks bring no benefit",
             found=f"--stream {chunks} --staleness {staleness}",
             expected="one of the two",
-            remedy="leave --stream out",
+            remedy="remove --stream",
         )
     elif chunks > 1 and not any(each.pieces for each in (plan, *plan.bodies.values())):
         reasons = "; ".join(
@@ -225,7 +233,7 @@ def stream_problems(plan: Plan, staleness: int) -> Iterator[Problem]:
             "stream-nothing",
             f"nothing in flow '{plan.graph.name}' can be scored before all rows are sampled",
             found=f"--stream {chunks}: {reasons}",
-            remedy="leave --stream out",
+            remedy="remove --stream",
             expected="a reward function, or a model on another pool whose backend is exact by row",
         )
 
@@ -236,6 +244,6 @@ def _apart(role: str, pool: str, placement: Placement) -> str:
         return f"--{role}.generator.pool {other}"
     ranks = placement.pools[pool]
     return (
-        f"--pools {REST}={max(ranks // 2, 1)},{GENERATORS}={max(ranks - ranks // 2, 1)}, or leave "
-        "--staleness out"
+        f"--pools {REST}={max(ranks // 2, 1)},{GENERATORS}={max(ranks - ranks // 2, 1)}, or remove "
+        "--staleness"
     )

@@ -1,5 +1,7 @@
-"""On which ranks of its pool each node reads its rows, and where what it gives then lies: what a run decides
-from lengths, decided here as if every response were as long as the next."""
+"""Predict on which ranks of its pool each node reads its rows, and where its outputs are then stored.
+
+A run decides this from real lengths. Here all responses count as equally long.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,17 @@ from rlflow.compiler.graph.model import Column, Input, Node, Op
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.preview.sizes import Sizes
 
-SPREAD = ("prompts", "rows", "groups")  # each row on one rank, tokens even
+SPREAD = ("prompts", "rows", "groups")  # each row is on one rank, tokens are balanced over ranks
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Rows over the ranks of a pool."""
+    """How rows are placed on the ranks of a pool."""
 
-    pool: str  # its name
+    pool: str  # name of the pool
     by: str  # ``prompts``, ``rows``, ``groups``, ``minibatch``, ``rank 0`` or ``all ranks``
-    split: tuple[object, ...]  # equal for two columns exactly where their rows lie alike
-    of: str  # the node for which the split was made
+    split: tuple[object, ...]  # equal for two columns if and only if their rows are on the same ranks
+    of: str  # the node that the split was made for
 
     def __str__(self) -> str:
         return self.by if self.by.endswith(("0", "ranks")) else f"by {self.by}"
@@ -29,17 +31,20 @@ class RowLayout:
 
 @dataclass
 class Layouts:
-    """Layouts of one plan. Scalars have none: they go along with calls."""
+    """The layouts of a plan. Scalars have no layout: they travel with calls."""
 
-    plan: Plan  # of which
-    sizes: Sizes  # rows and bytes of its columns
-    needed: dict[int, RowLayout] = field(default_factory=dict)  # node id → layout in which it reads its rows
-    columns: dict[Column, RowLayout] = field(default_factory=dict)  # column → layout in which it lies
+    plan: Plan  # the plan that these layouts belong to
+    sizes: Sizes  # rows and bytes of the plan's columns
+    needed: dict[int, RowLayout] = field(default_factory=dict)  # node id → layout of the rows that it reads
+    columns: dict[Column, RowLayout] = field(default_factory=dict)  # column → layout of its rows
     bodies: dict[int, Layouts] = field(default_factory=dict)  # repeat's node id → layouts of its body
 
     @staticmethod
     def of(plan: Plan, sizes: Sizes, data: Mapping[str, RowLayout] | None = None) -> Layouts:
-        """``data``: where the columns of the data lie already, for the body of a repeat."""
+        """Compute the layouts of a plan.
+
+        ``data``: where the columns of the data are already stored, for the body of a `repeat`.
+        """
         layouts = Layouts(plan, sizes)
         for i in plan.live:
             layouts._add(plan.graph.nodes[i], data or {})
@@ -63,7 +68,7 @@ class Layouts:
                 self.columns[Column(node.id, output.name)] = data.get(output.name, layout)
 
     def _add_repeat(self, node: Node) -> None:
-        """Kept rows stay where the body left them."""
+        """Kept rows stay where the body stored them."""
         body = self.plan.bodies[node.id]
         inputs = {
             item.column.name: self.columns[item.column] for item in node.inputs if item.column in self.columns
@@ -78,7 +83,7 @@ class Layouts:
         if node.op is Op.UPDATE:
             return RowLayout(pool, "minibatch", (pool, node.name), node.name)
         if node.op is Op.STAGE and node.dispatch != "DP_COMPUTE":
-            # a mode of the author's own splits and merges there
+            # a mode that the author registered splits and merges on rank 0
             by = "all ranks" if node.dispatch == "ALL" else "rank 0"
             return RowLayout(pool, by, (pool, by), node.name)
         whole = node.op is Op.STAGE and node.rows == "group"
@@ -88,7 +93,7 @@ class Layouts:
         return self._fresh(node, "prompts" if node.op is Op.GENERATE else "groups" if whole else "rows")
 
     def _home(self, node: Node, pool: str) -> RowLayout | None:
-        """The layout of the largest column that lies on the pool."""
+        """Return the layout of the largest column that is stored on the pool."""
         here = [
             item
             for item in self._read(node)
@@ -105,8 +110,10 @@ class Layouts:
         )
 
     def _fresh(self, node: Node, by: str) -> RowLayout:
-        """Rows spread evenly by what of their lengths the node knows: two nodes that know the same spread
-        them alike."""
+        """Return a layout that balances rows by the lengths that the node knows.
+
+        Two nodes that know the same lengths get the same layout.
+        """
         pool, columns = (
             self.plan.home[node.id],
             [output.name for output in node.outputs] if node.op is Op.DATA else [],
@@ -126,10 +133,10 @@ class Layouts:
 
 
 def alike(one: RowLayout, other: RowLayout) -> bool:
-    """Whether rows lie on the same ranks in both layouts."""
+    """Return True if both layouts place rows on the same ranks."""
     return one.split == other.split
 
 
 def on_one_rank(layouts: RowLayout, ranks: Mapping[str, int]) -> RowLayout:
-    """The layout with the split that all layouts have on a pool of one rank; unchanged on a larger pool."""
+    """Return the layout with one common split if its pool has one rank; unchanged on a larger pool."""
     return replace(layouts, split=(layouts.pool,)) if ranks[layouts.pool] == 1 else layouts

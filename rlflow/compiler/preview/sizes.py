@@ -1,4 +1,4 @@
-"""How many rows and bytes the columns of an iteration are expected to have."""
+"""Expected numbers of rows and bytes of the columns of an iteration."""
 
 from __future__ import annotations
 
@@ -20,41 +20,43 @@ OTHER_TEXT = 32  # bytes of a text that is neither prompt nor completion, such a
 class Assumed:
     """Assumptions about sizes that only a run shows."""
 
-    prompts: int  # of an iteration
-    prompt_tokens: int = TYPICAL[Level.PROMPT]  # of each prompt
-    # of responses that come with the data; sampled ones count as long as their max_tokens
+    prompts: int  # prompts per iteration
+    prompt_tokens: int = TYPICAL[Level.PROMPT]  # tokens of each prompt
+    # tokens of responses that come with the data; sampled responses count with their max_tokens
     response_tokens: int = TYPICAL[Level.TOKEN]
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of one graph."""
+    """The sizes of one graph."""
 
     graph: Graph
     assumed: Assumed
-    bodies: Mapping[int, Sizes] = field(default_factory=dict)  # of its repeats, by node id
+    bodies: Mapping[int, Sizes] = field(default_factory=dict)  # sizes of the bodies of repeats, by node id
 
     @staticmethod
     def of(graph: Graph, assumed: Assumed) -> Sizes:
-        """The sizes of a graph's columns, of the bodies of repeats too."""
+        """Compute the sizes of a graph's columns, including the bodies of repeats."""
         return Sizes(
             graph, assumed, {node.id: Sizes.of(node.body, assumed) for node in graph.nodes if node.body}
         )
 
     @cached_property
     def rows(self) -> dict[int, int]:
-        """Rows of each axis, at most."""
+        """Maximum rows of each axis."""
         return expected_rows(self.graph, self.assumed.prompts)
 
     @cached_property
     def groups(self) -> dict[int, int]:
-        """Units that a stage over groups, or a generator, may not tear: groups of each axis, single rows
-        where it has none."""
+        """Number of groups of each axis, or of rows if it has no groups.
+
+        A stage over groups, or a generator, must not split such a group.
+        """
         return {number: expected_groups(self.graph, number, self.rows) for number in self.rows}
 
     @cached_property
     def tokens(self) -> dict[int, int]:
-        """Tokens of a response of each axis."""
+        """Tokens of a response, for each axis."""
         tokens_of = dict.fromkeys(range(len(self.graph.axes)), self.assumed.response_tokens)
         for node in self.graph.nodes:
             if node.makes is not None:
@@ -73,19 +75,19 @@ class Sizes:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest responses: of those that are sampled, where any are."""
+        """Tokens of the longest sampled responses, or of the data's responses if none are sampled."""
         return max(
             (self.tokens[node.makes] for node in self.graph.nodes if node.makes is not None),
             default=self.assumed.response_tokens,
         )
 
     def read(self, node: Node, item: Input) -> int:
-        """Bytes of a column as a node reads it: one of prompts is repeated for the rows."""
+        """Bytes of a column as a node reads it. A column of prompts is repeated for the rows."""
         return int(self.per_row(item.column) * self.rows[node.axis])
 
     def sent(self, node: Node, item: Input) -> int:
-        """Bytes of a column as it travels to a node: whole numbers as int32, which those of tokens fit
-        into."""
+        """Bytes of a column as it is sent to a node: integers are sent as int32, which is enough for token
+        ids."""
         kind = self.graph.nodes[item.column.node].output(item.column.name).kind
         size = self.read(node, item)
         return size // 2 if kind is not None and kind.dtype == "int64" else size
@@ -95,7 +97,7 @@ class Sizes:
         return int(self.per_row(column) * self.rows[self.graph.nodes[column.node].rows_axis])
 
     def per_row(self, column: Column) -> float:
-        """Bytes for a row; what is not known counts as a number per row."""
+        """Bytes per row; a column of unknown kind counts as one number per row."""
         giver = self.graph.nodes[column.node]
         kind = giver.output(column.name).kind or Kind(Level.ROW)
         size, axis = SIZES.get(kind.dtype or "", 4), giver.rows_axis
@@ -113,20 +115,22 @@ class Sizes:
 
 @dataclass(frozen=True)
 class NodeRows:
-    """The rows that a node makes in an iteration, and their groups, at most."""
+    """Maximum rows and groups that a node makes in an iteration."""
 
     node: str
     rows: int
     groups: int
-    # False where only a run tells, since rows are asked for single tokens; they count as one for each row
-    # that asks
+    # False if only a run shows the number, because rows are asked for single tokens; then one row is counted
+    # for each row that asks
     known: bool = True
 
 
 @dataclass(frozen=True)
 class ComputedTokens:
-    """The tokens of a forward or an update whose rows share prompts, at most: the tokens of all rows, and
-    those that are computed, with each prompt once."""
+    """Maximum tokens of a forward or an update whose rows share prompts.
+
+    ``tokens``: the tokens of all rows. ``computed``: the computed tokens, with each prompt counted once.
+    """
 
     node: str
     tokens: int
@@ -134,8 +138,10 @@ class ComputedTokens:
 
 
 def computed(prompt_rows: Mapping[int, int], sizes: Sizes) -> Iterator[ComputedTokens]:
-    """Work of each node of ``prompt_rows``, by its id the rows that begin with one prompt: groups are whole
-    in each of its micro-batches."""
+    """Yield the work of each node of ``prompt_rows``, which maps a node id to the rows that share a prompt.
+
+    Assumes that micro-batches do not split groups.
+    """
     for i, each in prompt_rows.items():
         node = sizes.graph.nodes[i]
         rows, prompt = sizes.rows[node.axis], sizes.assumed.prompt_tokens
@@ -144,8 +150,10 @@ def computed(prompt_rows: Mapping[int, int], sizes: Sizes) -> Iterator[ComputedT
 
 
 def rows_of_rows(sizes: Sizes) -> Iterator[NodeRows]:
-    """The rows of each node that makes some, in order, for graphs with rows that are asked, chosen or joined;
-    else nothing."""
+    """Yield the rows of each node that makes rows, in order.
+
+    Yields nothing for graphs without rows that are asked, chosen or joined.
+    """
     graph = sizes.graph
     if all(axis.step == "sampled" for axis in graph.axes):
         return
@@ -157,7 +165,7 @@ def rows_of_rows(sizes: Sizes) -> Iterator[NodeRows]:
 
 
 def _cut(graph: Graph, axis: int) -> bool:
-    """Whether rows of an axis come from rows that were asked for single tokens."""
+    """Return True if rows of an axis come from rows that were asked for single tokens."""
     history = list(line(graph.axes, axis))
     return any(
         graph.axes[step].step == "cut" or any(_cut(graph, part) for part in graph.axes[step].parts)

@@ -1,7 +1,7 @@
-"""What a transfer of weights from one layout to another will move, from the shapes in the model's folder:
-nothing is loaded.
+"""Predict a transfer of weights between two layouts from the shapes in the model's folder, without loading
+it.
 
-As dense decoders are usually cut: what an engine really does is traced when it is there.
+Assumes the usual sharding of dense decoders. A run traces the layouts that its engines really have.
 """
 
 from __future__ import annotations
@@ -14,15 +14,21 @@ from rlflow.training.weight_sync.transfer_plan import TransferPlan
 
 
 def transfer(footprint: ModelFootprint, ranks: int) -> TransferPlan | None:
-    """The transfer of a model whose trainer and generator lie on the same ranks; None where each rank has all
-    that it needs, or no plan moves it."""
+    """Return the transfer plan of a model whose trainer and generator are on the same ranks.
+
+    None if each rank already has the weights that it needs, or if no plan is possible.
+    """
     if not _movable(footprint) or ("weights" not in footprint.divided and footprint.sampler_shares == 1):
         return None
     return make_plan(_trained(footprint, ranks), _sampled(footprint, ranks))
 
 
 def passage(footprint: ModelFootprint, senders: int, receivers: int) -> TransferPlan | None:
-    """The transfer of a model whose halves lie on two pools of so many ranks; None where no plan moves it."""
+    """Return the transfer plan of a model from ``senders`` ranks of one pool to ``receivers`` ranks of
+    another.
+
+    None if no plan is possible.
+    """
     if not _movable(footprint):
         return None
     return make_plan(
@@ -31,7 +37,7 @@ def passage(footprint: ModelFootprint, senders: int, receivers: int) -> Transfer
 
 
 def _movable(footprint: ModelFootprint) -> bool:
-    """Shapes are known, and there are no adapters, which are merged into whole tensors first."""
+    """Return True if shapes are known and there are no adapters, which are merged into full tensors first."""
     return footprint.facts is not None and bool(footprint.facts.shapes) and not footprint.lora
 
 

@@ -1,4 +1,4 @@
-"""When nodes can run: waves of the order graph, and pairs that can run at the same time."""
+"""When nodes can run: waves of the order graph, and pairs of nodes that can run at the same time."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from rlflow.compiler.simulate import INSTANT
 
 @dataclass(frozen=True)
 class WaveNode:
-    """A node of the plan, and when it can run."""
+    """A node of the plan, and the wave in which it can run."""
 
-    name: str  # of the node
+    name: str  # name of the node
     op: str  # its kind of call
-    wave: int  # nodes before it on the longest chain, within its repeat
+    wave: int  # number of nodes before it on the longest chain, within its repeat
     pool: str | None  # None in one process
-    lane: str  # the threads in which it runs
+    lane: str  # the executor queue in which it runs
     dispatch: str  # its dispatch mode
-    layout: str  # of the rows that it reads
-    split_of: str | None = None  # the node for which that layout was made
+    layout: str  # layout of the rows that it reads
+    split_of: str | None = None  # the node that the layout was made for
     within: str | None = None  # the repeat that it belongs to
-    chunks: int = 1  # chunks of rows that it works on
+    chunks: int = 1  # number of chunks in which it processes rows
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two nodes that do not wait for one another, or of which the second waits for chunks of the first."""
+    """Two nodes that can run at the same time, or a node that waits only for chunks of the other."""
 
     first: str
     second: str
-    lane: str | None = None  # the one whose only place they take in turn, None where they overlap
+    lane: str | None = None  # the queue with one place that they use alternately; None if they overlap
 
 
 def steps(plan: Plan, layouts: Layouts | None, within: str | None = None) -> Iterator[WaveNode]:
-    """Wave by wave, each in program order; the body of a repeat after it."""
+    """Yield nodes wave by wave, each wave in program order; the body of a `repeat` follows the repeat."""
     for wave, nodes in enumerate(waves(plan)):
         for node in nodes:
             yield _step(plan, layouts, node, wave, within)
@@ -68,7 +68,7 @@ def _step(plan: Plan, layouts: Layouts | None, node: Node, wave: int, within: st
 
 
 def waves(plan: Plan) -> list[list[Node]]:
-    """Nodes that run something, by the longest chain before them."""
+    """Return the nodes that run something, grouped by the length of the longest chain before them."""
     running = [i for i in plan.live if plan.graph.nodes[i].op not in INSTANT]
     return [
         [plan.graph.nodes[i] for i in sorted(wave)]
@@ -77,8 +77,10 @@ def waves(plan: Plan) -> list[list[Node]]:
 
 
 def pairs(plan: Plan, room: Mapping[str, int]) -> Iterator[Pair]:
-    """Pairs of nodes in program order of which neither waits for the other, or just for chunks of it; those
-    within repeats too."""
+    """Yield pairs of nodes in program order that can overlap, including pairs within repeats.
+
+    Neither node waits for the other, or the second waits only for chunks of the first.
+    """
     running = [i for i in plan.live if plan.graph.nodes[i].op not in INSTANT]
     before = {i: nx.ancestors(plan.graph.order, i) for i in running}
     for place, one in enumerate(running):

@@ -33,10 +33,10 @@ def test_sampling_ahead_on_the_trainers_own_pool_is_refused(planned_as):
     with pytest.raises(PlanError) as refused:
         planned_as(f"slime_180 {TWO} --staleness 1 --actor.generator.pool train")
     [problem] = refused.value.problems
-    assert (problem.code, problem.found) == ("staleness", "--staleness 1, both halves on 'train'")
+    assert (problem.code, problem.found) == ("staleness", "--staleness 1, both sides on 'train'")
     assert (
         problem.message
-        == "the trainer and the generator of role 'actor' take turns on pool 'train', so its rollouts "
+        == "the trainer and the generator of role 'actor' alternate on pool 'train', so its rollouts "
         "are never stale"
     )
     assert problem.remedy == "--actor.generator.pool rollout"
