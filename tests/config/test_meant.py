@@ -196,7 +196,7 @@ def own(prompts, actor, reward):
     ("column", "meant", "remedy"),
     [
         ("response_mask", "mask", "read 'mask'"),
-        ("old_log_probs", None, "read 'logprobs', which is what it is called here"),
+        ("old_log_probs", None, "read 'logprobs', which is its name in rlflow"),
         ("token_level_scores", "scores", "read 'scores'"),
         ("rollout_log_probs", "sampled_logprobs", "read 'sampled_logprobs'"),
         ("maks", "mask", "read 'mask'"),

@@ -222,7 +222,7 @@ def test_every_kind_of_call_reads_the_iteration_and_the_progress_of_the_run(worl
 def test_only_the_run_gives_its_own_columns(world, flows, prompts, name):
     actor = Role("actor", world(flows.remax).engine)
     batch = actor.generate(prompts(0, 2), max_tokens=3)
-    with pytest.raises(FlowError, match=f"gives '{name}', which the run itself gives"):
+    with pytest.raises(FlowError, match=f"gives '{name}', but the run adds this column"):
         actor.logprobs(batch, gives=name)
 
 
@@ -355,5 +355,5 @@ def test_a_loss_on_groups_that_gets_parts_of_them_is_refused_in_eager_calls_too(
         scores=[1.0, 0.0, 1.0, 1.0], right=[True, False, True, True], kinds={"right": row("bool")}
     )
     batch |= Batch(batch.axis, more.data)
-    with pytest.raises(FlowError, match=r"'over_groups' works on groups, and where='right' leaves it parts"):
+    with pytest.raises(FlowError, match=r"'over_groups' works on groups, but where='right' may select parts"):
         actor.update(batch, (torn.likelihood, torn.over_groups), where=(None, "right"))

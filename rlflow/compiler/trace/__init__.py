@@ -1,7 +1,6 @@
-"""From a flow to a graph: symbols that stand for batches and roles, the tracer that records calls on them,
-the rules of legal flows.
+"""Turn a flow into a graph, by calling it once without rows.
 
-Here: everything that is found out by calling a flow once without rows. Not here: the graph itself
-(`rlflow.compiler.graph`), judging variants of settings (`rlflow.compiler.check`), the order of nodes
-(`rlflow.compiler.passes`).
+This package has the symbols that stand for batches and roles, the tracer that records calls on them, and the
+rules for legal flows. The graph itself is in `rlflow.compiler.graph`. `rlflow.compiler.check` checks variants
+of settings. `rlflow.compiler.passes` orders the nodes.
 """

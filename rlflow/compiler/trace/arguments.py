@@ -1,5 +1,4 @@
-"""The arguments of a flow's function, or of the body of its evaluation, while it is traced; and the problem
-of an exception of it."""
+"""The arguments of a flow's function, or of its evaluation, while it is traced; and exceptions raised there."""
 
 from __future__ import annotations
 
@@ -12,21 +11,24 @@ from rlflow.errors import Place, Problem
 
 
 def role_names(flow: Flow, rewards: int) -> dict[str, list[str]]:
-    """Each role parameter → the names of the roles bound to it; only ``*rewards`` has several."""
+    """Return each role parameter → the names of the roles bound to it; only ``*rewards`` can have several."""
     parameters = flow.parameters
     names = {name: [name] for name in parameters.roles}
     if parameters.rest:
         names[parameters.rest] = []
         for i in range(rewards):
             name = f"{parameters.rest}_{i}"
-            while name in parameters.roles:  # a role of its own may be called so
+            while name in parameters.roles:  # another role may have this name
                 name += "_"
             names[parameters.rest].append(name)
     return names
 
 
 def arguments(flow: Flow, make: Any, hp: Any, rewards: int) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and named arguments of the flow's function after the data; ``make(name)`` gives a role."""
+    """Return the positional and named arguments of the flow's function after the data.
+
+    ``make(name)`` creates a role.
+    """
     names = role_names(flow, rewards)
     rest = [make(name) for name in names.pop(flow.parameters.rest, [])] if flow.parameters.rest else []
     settings = (
@@ -34,7 +36,7 @@ def arguments(flow: Flow, make: Any, hp: Any, rewards: int) -> tuple[list[Any], 
         if flow.parameters.hp is not None or "hp" in inspect.signature(flow.function).parameters
         else {}
     )
-    if rest:  # what stands before *rewards must go by position
+    if rest:  # parameters before *rewards must be passed by position
         return [*(make(name) for name in names if name in _before_rest(flow)), *rest], {
             **{name: make(name) for name in names if name not in _before_rest(flow)},
             **settings,
@@ -48,8 +50,8 @@ def _before_rest(flow: Flow) -> list[str]:
 
 
 def raised(flow: Flow, error: BaseException) -> Problem:
-    """The problem of an exception that Python raised while the flow was traced, at the last line that is the
-    user's."""
+    """Return the problem of an exception raised while the flow was traced, at the last line of the user's
+    file."""
     frames = [
         f
         for f in traceback.extract_tb(error.__traceback__)
@@ -63,5 +65,5 @@ def raised(flow: Flow, error: BaseException) -> Problem:
         flow.place,
         found=f"{type(error).__name__} while the flow was traced",
         expected="a flow that can be called on symbolic batches",
-        remedy="correct this line; computations on values belong into a @stage",
+        remedy="correct this line; put computations on values into a @stage",
     )

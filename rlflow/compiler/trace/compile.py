@@ -1,5 +1,4 @@
-"""From a flow and its settings to a program: the graph of one iteration, and the functions that its nodes
-call."""
+"""Compile a flow and its settings to a program: the graph of one iteration, and the functions of its nodes."""
 
 from __future__ import annotations
 
@@ -25,25 +24,25 @@ from rlflow.errors import FlowError, Place, Problem, listed
 if TYPE_CHECKING:
     from rlflow.rewards.environments.environment_spec import EnvironmentSpec
 
-PAIR = ("chosen", "rejected")  # texts of the data that arrive as two rows
+PAIR = ("chosen", "rejected")  # texts of the data that become two rows
 
 
 @dataclass(frozen=True)
 class TraceOptions:
     """Settings of a run that shape the graph."""
 
-    rewards: int = 1  # how many bind to ``*rewards``
+    rewards: int = 1  # number of rewards bound to ``*rewards``
     reward_reads: tuple[str, ...] = ("completion", "answer")  # columns that reward functions read
-    # that the data have; None: those that the contract and the flow declare
+    # columns of the data; None: the columns that the contract and the flow declare
     columns: Mapping[str, Kind] | None = None
     # column → the function that reads it, for messages
     reward_places: Mapping[str, Place] = field(default_factory=dict)
-    # call, as actor.generate#2 → settings in the flow's place
+    # call, such as actor.generate#2 → settings that replace the flow's
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    fields: tuple[str, ...] = ()  # of the data's file
-    # by role; under "" that of whichever role samples
+    fields: tuple[str, ...] = ()  # fields of the data's file
+    # by role; under "" the environment of the only role that samples
     environments: Mapping[str, EnvironmentSpec] = field(default_factory=dict)
-    weights: tuple[float, ...] = ()  # of each that binds to ``*rewards``, in their order; without, 1
+    weights: tuple[float, ...] = ()  # weight of each reward bound to ``*rewards``, in their order; default 1
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,8 @@ class Program:
     functions: Mapping[str, Stage | Loss] = field(repr=False)  # node → its stage or loss
     # node → the settings that its stage or loss is called with
     settings: Mapping[str, Mapping[str, Any]] = field(repr=False)
-    weights: Mapping[str, float] = field(default_factory=dict)  # role → weight, of each of ``*rewards``
-    # those of them whose weight the flow reads, so that their scores come without it
+    weights: Mapping[str, float] = field(default_factory=dict)  # role → weight, for each of ``*rewards``
+    # roles whose weight the flow reads; their scores are not multiplied by it
     weighed: frozenset[str] = frozenset()
 
     def loss(self, name: str) -> Loss:
@@ -75,13 +74,13 @@ class Program:
 
 @dataclass(frozen=True)
 class TraceResult:
-    """The result of a trace: the program as far as it goes, and all problems."""
+    """The result of a trace: all problems, and the program as far as it could be traced."""
 
     program: Program | None
     problems: tuple[Problem, ...]
 
     def sound(self) -> Program:
-        """The program of a trace without errors. Raises FlowError with every error."""
+        """Return the program of a trace without errors, else raise FlowError with every error."""
         errors = [problem for problem in self.problems if problem.severity == "error"]
         if errors or self.program is None:
             raise FlowError(*errors)
@@ -89,27 +88,31 @@ class TraceResult:
 
 
 def compile_flow(flow: Flow, hp: Any = None, options: TraceOptions | None = None) -> Program:
-    """Trace a flow. Raises FlowError with every error found."""
+    """Trace a flow and return its program. Raises FlowError with every error found."""
     return trace(flow, hp, options).sound()
 
 
 def trace(flow: Flow, hp: Any = None, options: TraceOptions | None = None) -> TraceResult:
-    """Trace a flow at given settings (None: its own defaults), collecting problems instead of stopping at the
-    first. A flow that reads ``prompt_id`` is traced again with that column, which no other flow has to carry
-    along."""
+    """Trace a flow at given settings (None: its own defaults), and collect problems instead of raising the
+    first.
+
+    A flow that reads ``prompt_id`` is traced a second time with that column. Other flows need not carry it.
+    """
     first, reads_prompt_id = _traced(flow, hp, options or TraceOptions(), numbered=False)
     return _traced(flow, hp, options or TraceOptions(), numbered=True)[0] if reads_prompt_id else first
 
 
 def sampling_roles(flow: Flow) -> tuple[str, ...]:
-    """The roles that sample in a flow at its own settings, as far as it can be traced."""
+    """Return the roles that sample in a flow at its own settings, as far as it can be traced."""
     program = trace(flow).program
     return tuple(use.name for use in program.graph.roles if use.generates) if program else ()
 
 
 def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple[TraceResult, bool]:
-    """The result of a trace, and whether the flow asked for the prompt_id that it had not. ``numbered``:
-    whether the data give it."""
+    """Return the result of a trace, and True if the flow read a ``prompt_id`` that it did not have.
+
+    ``numbered``: the data give ``prompt_id``.
+    """
     try:
         parameters = flow.parameters
     except FlowError as error:
@@ -148,7 +151,7 @@ def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple
 
 
 def _initial(tracer: Tracer, flow: Flow, hp: Any) -> dict[str, float]:
-    """The state at the start of a run; what is wrong with its declaration is reported."""
+    """Return the state at the start of a run, and report problems of its declaration."""
     try:
         initial = {name: float(value) for name, value in (flow.state(hp) if flow.state else {}).items()}
     except (Exception, SystemExit) as error:
@@ -182,7 +185,7 @@ def _call(
     initial: Mapping[str, float],
     columns: Mapping[str, Kind | None],
 ) -> tuple[Any, list[Problem]]:
-    """Run the flow's function on symbols; the problems that stopped it, if any."""
+    """Run the flow's function on symbols; also return the problems that stopped it."""
     axis = tracer.axis(RowAxis(grouped="chosen" in flow.data))
     prompts = tracer.batch(axis, _data(tracer, flow, axis, columns))
     tracer.state = tracer.held_state(dict.fromkeys(initial, STATE))
@@ -200,7 +203,7 @@ def _call(
 def _data(
     tracer: Tracer, flow: Flow, axis: int, columns: Mapping[str, Kind | None]
 ) -> dict[str, ColumnSource]:
-    """The node that gives the data's columns."""
+    """Add the node that gives the columns of the data, and return the columns."""
     node = Node(
         0,
         Op.DATA,
@@ -213,8 +216,11 @@ def _data(
 
 
 def _data_columns(flow: Flow, options: TraceOptions, numbered: bool) -> dict[str, Kind | None]:
-    """The columns that the data give; of data that are not open those that are declared, and the fields that
-    rewards read."""
+    """Return the columns that the data give.
+
+    If the data are not opened yet, these are the declared columns, and the fields that rewards and
+    environments read.
+    """
     names: dict[str, Kind | None] = (
         dict(options.columns) if options.columns is not None else data_columns(flow)
     )
@@ -236,13 +242,15 @@ def _data_columns(flow: Flow, options: TraceOptions, numbered: bool) -> dict[str
 
 
 def reads_prompt_id(graph: Graph) -> bool:
-    """Whether the data have to say which record each row is from."""
+    """Return True if the data must give the record of each row (``prompt_id``)."""
     return any(output.name == PROMPT_ID for output in graph.nodes[0].outputs)
 
 
 def data_columns(flow: Flow) -> dict[str, Kind | None]:
-    """The columns that a flow's data are declared to have: with completions, or with pairs, also what their
-    rows arrive with."""
+    """Return the columns that a flow declares for its data.
+
+    Data with completions or pairs also have the columns of responses.
+    """
     names: dict[str, Kind | None] = {
         name: standard_kind(name) for name in ("prompt", "answer", "prompt_tokens")
     }
@@ -287,14 +295,14 @@ def _graph(
 
 
 def all_nodes(nodes: tuple[Node, ...]) -> Iterator[Node]:
-    """The nodes and those of `repeat` bodies."""
+    """Yield the nodes, including nodes of `repeat` bodies."""
     for node in nodes:
         yield node
         yield from all_nodes(node.body.nodes if node.body else ())
 
 
 def used_nodes(graph: Graph) -> Iterator[Node]:
-    """All nodes of the flow, and those of its evaluation."""
+    """Yield all nodes of the flow and of its evaluation."""
     yield from all_nodes(graph.nodes)
     yield from all_nodes(graph.evaluation.nodes if graph.evaluation else ())
 
@@ -305,8 +313,10 @@ def role_use(
     functions: Mapping[str, Stage | Loss],
     evaluating: tuple[Node, ...] = (),
 ) -> RoleUse:
-    """A role is what it is used for. ``evaluating``: nodes of the flow's evaluation, whose sampling is none
-    to be learned from."""
+    """Return how a flow uses a role.
+
+    ``evaluating``: nodes of the flow's evaluation; training does not use their samples.
+    """
     own_nodes = [node for node in all_nodes(nodes) if node.role == name]
     losses = [
         loss
@@ -331,8 +341,7 @@ def role_use(
 def graph_problems(
     graph: Graph, tracer: Tracer, place: Place | None, trains: bool = True
 ) -> Iterator[Problem]:
-    """Problems that can be judged only once the whole flow is known. ``trains``: whether it must update a
-    role."""
+    """Yield problems that need the complete flow. ``trains``: the flow must update a role."""
     yield from rules.replaced_unread(graph, tracer.recorded.replaced)
     yield from rules.never_read(graph, tracer.functions)
     calls = [node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE]
@@ -346,7 +355,7 @@ def graph_problems(
     if trains and not any(node.writes for node in graph.nodes):
         yield Problem(
             "nothing-updated",
-            f"flow '{graph.name}' updates nothing",
+            f"flow '{graph.name}' does not update any role",
             place,
             found="no update of any role",
             expected="at least one",
@@ -360,15 +369,15 @@ def graph_problems(
                 "role-unused",
                 f"role '{use.name}' is not used at these settings, so it is not loaded",
                 place,
-                found="no verb",
-                expected="a verb, or none",
-                remedy="nothing, if that is meant",
+                found="no method call",
+                expected="a method call, or none",
+                remedy="nothing, if this is intended",
                 severity="note",
             )
 
 
 def _heads(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
-    """One model has one head."""
+    """Check that each model has one head."""
     for use in graph.roles:
         heads: dict[str, Node] = {}
         for node in used_nodes(graph):
@@ -391,8 +400,10 @@ def _heads(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Prob
 
 
 def _truncated(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
-    """Log-probs after top-p or top-k, or without the tokens that min_tokens bars, meet full ones: their ratio
-    is biased."""
+    """Yield ratios of truncated with full log-probs, which are biased.
+
+    Log-probs are truncated by top-p, top-k, or tokens that min_tokens or lengths exclude.
+    """
     every = [node for node in all_nodes(graph.nodes) if node.op is Op.GENERATE]
     for part in (graph, *(node.body for node in all_nodes(graph.nodes) if node.body is not None)):
         for node in part.nodes:
@@ -402,7 +413,7 @@ def _truncated(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[
                 "logprobs" in givers or (isinstance(loss, Loss) and "logprobs" in loss.new)
             ):
                 continue
-            # else they were joined, or come from a repeat
+            # otherwise they were joined or come from a `repeat`
             direct = givers["sampled_logprobs"].op is Op.GENERATE
             cut = next(
                 (one for one in ([givers["sampled_logprobs"]] if direct else every) if _truncates(one)), None
@@ -412,20 +423,21 @@ def _truncated(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[
 
 
 def _biased(node: Node, cut: Node) -> Problem:
-    """A ratio of log-probs of all tokens with those of some, as the sampling ``cut`` drew them."""
+    """The problem of a ratio between log-probs of all tokens and log-probs that the sampling ``cut``
+    truncated."""
     return Problem(
         "truncated-ratio",
-        f"'{node.name}' compares log-probs with sampled ones that {_truncates(cut)} renormalised",
+        f"'{node.name}' compares log-probs with sampled log-probs that {_truncates(cut)} renormalised",
         node.place,
-        found=f"sampled_logprobs truncated by '{cut.name}' at {cut.place}, logprobs without",
-        expected="top_p=1, top_k=0, min_tokens=0 and no lengths where they meet in a ratio",
+        found=f"sampled_logprobs truncated by '{cut.name}' at {cut.place}, logprobs not truncated",
+        expected="top_p=1, top_k=0, min_tokens=0 and no lengths if both are in a ratio",
         remedy="sample without truncation",
         severity="warning",
     )
 
 
 def _truncates(node: Node) -> str:
-    """The settings by which a `generate` samples from some tokens alone; empty where it does not."""
+    """Return the settings by which a `generate` samples from a subset of tokens; empty without any."""
     settings = node.options(GenerateOptions)
     return ", ".join(
         name

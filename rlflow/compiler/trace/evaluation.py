@@ -1,5 +1,4 @@
-"""The evaluation that a flow defines itself, ``@flow(evaluate=body)``: traced as a graph beside that of the
-iteration."""
+"""Trace the evaluation that a flow defines itself, ``@flow(evaluate=body)``, as a graph of its own."""
 
 from __future__ import annotations
 
@@ -17,17 +16,19 @@ from rlflow.compiler.trace.symbols import RecordedGraph, SymbolicBatch, Symbolic
 from rlflow.compiler.trace.tracer import Tracer
 from rlflow.errors import FlowError, Problem, listed, nearest
 
-# columns of the data that are no part of a prompt
+# columns of the data that do not belong to a prompt
 RESPONSES = ("tokens", "mask", "finish", "completion", "group", "chosen")
-READ = ("scores", "completion")  # columns that an evaluation gives: what is averaged, and what is shown
-PREFIX = "evaluation."  # begins the names of its nodes
+READ = ("scores", "completion")  # columns that an evaluation returns: the averaged one and the shown one
+PREFIX = "evaluation."  # prefix of the names of its nodes
 
 
 def trace_evaluation(
     tracer: Tracer, flow: Flow, hp: Any, rewards: int, columns: Mapping[str, Kind | None]
 ) -> Graph | None:
-    """Trace the body over the columns of the data, but for responses; None where it cannot be. What is wrong
-    is reported. ``rewards``: how many are bound to ``*rewards``."""
+    """Trace the body over the columns of the data, without responses; return None if it cannot be traced.
+
+    Reports all problems. ``rewards``: the number of rewards bound to ``*rewards``.
+    """
     body = Flow(flow.evaluate) if callable(flow.evaluate) else None
     if body is None:
         tracer.report(_no_body(flow))
@@ -85,8 +86,10 @@ def _traced(
 
 @contextlib.contextmanager
 def _beside(tracer: Tracer, columns: Mapping[str, Kind | None]) -> Iterator[SymbolicBatch]:
-    """Record into a graph of its own, whose data are prompts alone. Its calls are counted from 0, so that
-    what the flow calls before does not change what is drawn."""
+    """Record into a separate graph whose data are prompts only.
+
+    Calls are counted from 0, so that earlier calls of the flow do not change the evaluation's random draws.
+    """
     outer = tracer.recorded, tracer.state, tracer.calls
     tracer.recorded, tracer.calls, tracer.prefix, tracer.temperatures = RecordedGraph(), 0, PREFIX, False
     axis = tracer.axis(RowAxis())
@@ -105,7 +108,7 @@ def _beside(tracer: Tracer, columns: Mapping[str, Kind | None]) -> Iterator[Symb
 def _no_body(flow: Flow) -> Problem:
     return Problem(
         "evaluate-parameters",
-        f"the evaluation of flow '{flow.name}' is no function",
+        f"the evaluation of flow '{flow.name}' is not a function",
         flow.place,
         found=f"evaluate={flow.evaluate!r}",
         expected="a function of prompts and roles",
@@ -114,7 +117,7 @@ def _no_body(flow: Flow) -> Problem:
 
 
 def _parameter_problems(flow: Flow, body: Flow) -> Iterator[Problem]:
-    """The first parameter is the data; the others are roles of the flow by their names, and its settings."""
+    """Check the parameters: the data first, then roles of the flow by name, and the flow's settings."""
     known, own = flow.parameters, body.parameters
     wrong = [name for name in own.roles if name not in known.roles]
     wrong += [f"*{own.rest}"] if own.rest and own.rest != known.rest else []
@@ -128,15 +131,13 @@ def _parameter_problems(flow: Flow, body: Flow) -> Iterator[Problem]:
         close = nearest(name, names)
         yield Problem(
             "evaluate-parameters",
-            f"the evaluation '{body.name}' takes '{name}', which flow '{flow.name}' does not hand it",
+            f"the evaluation '{body.name}' takes '{name}', but flow '{flow.name}' does not pass it",
             body.place,
             flow.place,
             found=name,
             expected=f"the data, then any of {listed(names)}",
             nearest=close,
-            remedy=f"name the parameter '{close}'"
-            if close
-            else "take roles of the flow by their names there, and hp",
+            remedy=f"name the parameter '{close}'" if close else "use the names of the flow's roles, and hp",
         )
 
 
@@ -147,18 +148,20 @@ def _no_batch(body: Flow, value: object) -> Problem:
         body.place,
         found=type(value).__name__,
         expected="a batch with the row column scores",
-        remedy="return the batch whose rows are to be counted",
+        remedy="return the batch whose scores are averaged",
     )
 
 
 def _evaluation_problems(graph: Graph, flow: Flow, body: Flow, state: set[str]) -> Iterator[Problem]:
-    """An evaluation gives scores, and neither learns nor depends on anything but the weights: numbers before
-    and after are to differ by these alone."""
+    """Check that an evaluation gives scores, does not learn, and depends on nothing but the weights.
+
+    Otherwise evaluations at different iterations could not be compared.
+    """
     names = [item.parameter for item in graph.results]
     if "scores" not in names:
         yield Problem(
             "evaluate-scores",
-            f"the evaluation '{body.name}' gives no 'scores'",
+            f"the evaluation '{body.name}' returns no 'scores'",
             body.place,
             flow.place,
             found=listed(names),
@@ -185,10 +188,10 @@ def _evaluation_problems(graph: Graph, flow: Flow, body: Flow, state: set[str]) 
                 node.place,
                 body.place,
                 found=own,
-                expected="the held-out prompts that it is given",
+                expected="the held-out prompts that the evaluation gets",
                 remedy="call the body of the repeat on the prompts",
             )
-            continue  # it is handed all state, read or not
+            continue  # a `repeat` gets all state, whether it reads it or not
         read = [item.column.name for item in node.inputs if graph.nodes[item.column.node].op is Op.STATE]
         if names := [
             *read,
@@ -196,10 +199,10 @@ def _evaluation_problems(graph: Graph, flow: Flow, body: Flow, state: set[str]) 
         ]:
             yield Problem(
                 "evaluate-state",
-                f"'{own}' depends on {listed(names)} inside an evaluation, which is another number each time",
+                f"'{own}' depends on {listed(names)} inside an evaluation, which has another value each time",
                 node.place,
                 body.place,
                 found=f"state {listed(names)}",
-                expected="the same prompts, settings and chance each time",
-                remedy="take a setting of the flow, or a number",
+                expected="the same prompts, settings and random draws each time",
+                remedy="use a setting of the flow, or a number",
             )

@@ -1,5 +1,4 @@
-"""The legal flows, rule by rule: what each kind of call must satisfy, and the problem that says so when it
-does not."""
+"""The rules for legal flows: what each kind of call must satisfy, and the problem that reports a violation."""
 
 from __future__ import annotations
 
@@ -31,14 +30,14 @@ def missing(
     definition: Place | None,
     settings: Iterable[str],
 ) -> Problem:
-    """A column that a call reads and the batch has not; or a setting that was written where columns stand."""
+    """A call reads a column that the batch does not have, or a setting is written as a positional parameter."""
     close = column_meant(name, columns)
     if name in EPISODE_GIVES:
         return no_environment(what, name, columns, place, definition)
     if name in settings and name not in TABLE:
         return Problem(
             "positional-setting",
-            f"{what} takes '{name}' as a column, but '{name}' is a setting",
+            f"{what} reads '{name}' as a column, but '{name}' is a setting",
             place,
             definition,
             found=f"the positional parameter '{name}'",
@@ -48,8 +47,8 @@ def missing(
             f"{name}=hp.{name}",
         )
     if name not in TABLE and close is None and (here := COLUMNS.get(name)):
-        remedy = f"read '{here}', which is what it is called here, and merge the stage that gives it first"
-    # of a function, whose parameters are columns up to its '*'
+        remedy = f"read '{here}', which is its name in rlflow, and merge the stage that gives it first"
+    # a function's parameters before its '*' are columns
     elif name not in TABLE and close is None and definition is not None:
         remedy = f"merge the stage that gives '{name}' first, or put '{name}' after '*' if it is a setting"
     else:
@@ -57,7 +56,7 @@ def missing(
         remedy = f"read '{close}'" if close and name not in TABLE else first
     return Problem(
         "missing-column",
-        f"{what} needs column '{name}', which the batch has not",
+        f"{what} needs column '{name}', but the batch does not have it",
         place,
         definition,
         found=f"columns {listed(columns)}",
@@ -70,15 +69,15 @@ def missing(
 def no_environment(
     what: str, name: str, columns: Sequence[str], place: Place | None, definition: Place | None
 ) -> Problem:
-    """A column of episodes is read, and no environment answers the role that samples."""
+    """A column of episodes is read, but no environment answers the role that samples."""
     return Problem(
         "missing-column",
-        f"{what} needs column '{name}', which rows have under an environment alone",
+        f"{what} needs column '{name}', which exists only with an environment",
         place,
         definition,
         found=f"columns {listed(columns)}",
-        expected="an environment of the role that samples",
-        remedy="--env FILE.py:Class; docs/environments.md says how to write one",
+        expected="an environment for the role that samples",
+        remedy="--env FILE.py:Class; docs/environments.md explains how to write one",
     )
 
 
@@ -90,21 +89,22 @@ def reward_missing(
     definition: Place | None,
     fields: Sequence[str] = (),
 ) -> Problem:
-    """A column that the function behind a reward reads and the rows have not: its parameters name columns,
-    with or without a ``*``."""
+    """A reward function reads a column that the rows do not have.
+
+    Its parameters name columns, before or after a ``*``.
+    """
     if name in EPISODE_GIVES:
         return no_environment(what, name, columns, place, definition)
     meant = column_meant(name, columns)
     field = nearest(name, fields)
     ways = [f"name the parameter '{meant}'" if meant else "give the parameter a default"]
     ways += [
-        f"--data.answer {name if name != 'answer' else 'FIELD'} where that field of the data is the "
-        "right answer"
+        f"--data.answer {name if name != 'answer' else 'FIELD'} if that field of the data is the right answer"
     ] * (name == "answer" or meant == "answer")
     ways += [f"map a field of the data: --data.{name} {field or 'FIELD'}"] * (name not in TABLE)
     return Problem(
         "missing-column",
-        f"{what} needs column '{name}', which the rows have not",
+        f"{what} needs column '{name}', but the rows do not have it",
         place,
         definition,
         found=f"columns {listed(columns)}" + (f"; fields of the data {listed(fields)}" if fields else ""),
@@ -115,7 +115,7 @@ def reward_missing(
 
 
 def optional_absent(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
-    """Note that an optional column is absent."""
+    """A note that an optional column is absent."""
     return Problem(
         "optional-absent",
         f"{what} runs without its optional column '{name}'",
@@ -123,7 +123,7 @@ def optional_absent(what: str, name: str, place: Place | None, definition: Place
         definition,
         found="no such column",
         expected=f"column '{name}' or none",
-        remedy="nothing, if that is meant",
+        remedy="nothing, if this is intended",
         severity="note",
     )
 
@@ -131,30 +131,30 @@ def optional_absent(what: str, name: str, place: Place | None, definition: Place
 def wrong_kind(
     what: str, parameter: ColumnParameter, kind: Kind | None, place: Place | None, definition: Place | None
 ) -> Problem:
-    """A column is read as another kind than it has."""
+    """A column is read as a kind other than its own."""
     return Problem(
         "wrong-kind",
-        f"{what} reads column '{parameter.name}' as another kind than it has",
+        f"{what} expects another kind of column '{parameter.name}'",
         place,
         definition,
         found=f"{parameter.name}: {kind}",
         expected=f"{parameter.name}: {parameter.kind}",
-        remedy="change the stage that gives it, or annotate the parameter with the kind that is meant",
+        remedy="change the stage that gives it, or annotate the parameter with the intended kind",
     )
 
 
 def table_kind(
     what: str, name: str, kind: Kind | None, table: Kind | None, place: Place | None, definition: Place | None
 ) -> Problem:
-    """A column of the contract's table is given as another kind."""
+    """A standard column is given another kind."""
     return Problem(
         "table-kind",
-        f"{what} gives '{name}' another kind than the table of columns",
+        f"{what} gives the standard column '{name}' another kind",
         place,
         definition,
         found=f"{name}: {kind}",
         expected=f"{name}: {table}",
-        remedy="give it a name of your own, or make it of the table's kind",
+        remedy="use another name, or the kind of the standard column",
     )
 
 
@@ -162,11 +162,13 @@ OF_THE_DATA = ("prompt", "prompt_tokens")  # columns that only the data give
 
 
 def gives_prompt(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
-    """A prompt that the flow makes. Models would go on sampling from the data's, and nothing would say so."""
+    """The flow makes a prompt column.
+
+    Models would still sample from the data's prompts, without a message.
+    """
     return Problem(
         "gives-prompt",
-        f"{what} gives '{name}', but a model samples from the prompts of the data and would never see "
-        "this one",
+        f"{what} gives '{name}', but models sample from the prompts of the data and never read this column",
         place,
         definition,
         found=f"a column '{name}' made by the flow",
@@ -179,30 +181,29 @@ OF_THE_RUN = (*CLOCK, PROMPT_ID)  # columns that only the run gives
 
 
 def gives_run(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
-    """A column that says what iteration it is, or which record a row is from, is given by something else than
-    the run."""
+    """The flow gives a column that only the run gives: the iteration, the progress or the record of a row."""
     return Problem(
         "gives-run",
-        f"{what} gives '{name}', which the run itself gives every batch",
+        f"{what} gives '{name}', but the run adds this column to every batch",
         place,
         definition,
-        found=f"a column '{name}' of the flow's own",
-        expected=f"'{name}' as the run gives it: {TABLE[name].meaning}",
-        remedy="give the column another name, or read the run's",
+        found=f"a column '{name}' made by the flow",
+        expected=f"'{name}' from the run: {TABLE[name].meaning}",
+        remedy="use another name, or read the run's column",
     )
 
 
 def own_column(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
-    """Note that a column is neither in the contract's table nor declared."""
+    """A note that a column is neither standard nor declared."""
     close = nearest(name, TABLE)
     return Problem(
         "own-column",
-        f"{what} gives the column '{name}', which the table does not know; its kind is taken from the first "
-        "real batch",
+        f"{what} gives column '{name}', which is neither standard nor declared; its kind is taken from the "
+        "first real batch",
         place,
         definition,
         found=name,
-        expected="a column of the table, or a declared kind",
+        expected="a standard column, or a declared kind",
         nearest=close,
         remedy=f'declare it: gives={{"{name}": row(torch.float32)}}',
         severity="note",
@@ -225,14 +226,14 @@ def gives_count(
 
 
 def not_a_batch(what: str, value: object, place: Place | None) -> Problem:
-    """A call got something else in place of a batch."""
+    """A call got something other than a batch."""
     return Problem(
         "not-a-batch",
         f"{what} was called with something that is not a batch",
         place,
         found=type(value).__name__,
         expected="a batch",
-        remedy="pass the batch; settings go by name",
+        remedy="pass the batch; pass settings by name",
     )
 
 
@@ -240,38 +241,38 @@ def leaked(place: Place | None) -> Problem:
     """A batch is used outside the flow or the body that made it."""
     return Problem(
         "leaked-symbol",
-        "a batch of another trace is used here: it was kept outside its flow, or crosses the edge of a "
-        "`repeat` body",
+        "a batch of another trace is used here: it was stored outside its flow, or passed into or out of "
+        "a `repeat` body",
         place,
         found="a symbolic batch from elsewhere",
-        expected="batches made by this flow, or given to this body",
-        remedy="pass batches through calls; keep none in globals, defaults or closures",
+        expected="batches that this flow made, or that were passed to this body",
+        remedy="pass batches as arguments; do not store them in globals, defaults or closures",
     )
 
 
 def not_prompts(what: str, place: Place | None) -> Problem:
-    """`generate` is called on rows that were sampled and not asked."""
+    """`generate` is called on sampled rows that are not prompts."""
     return Problem(
         "not-prompts",
-        f"{what} samples from rows that were sampled already",
+        f"{what} is called on rows that are already sampled",
         place,
         found="rows of a group",
-        expected="the prompts, or rows that were asked",
-        remedy=f'call {what}(prompts, …), or make prompts of the rows: {what}(ask(batch, "question"), …)',
+        expected="the prompts, or rows made by `ask`",
+        remedy=f'call {what}(prompts, …), or make prompts from the rows: {what}(ask(batch, "question"), …)',
     )
 
 
 def no_losses(loss: object) -> list[object]:
-    """The arguments that are no loss where `update` takes a loss or several for one step."""
+    """Return the arguments that are not losses, where `update` takes one loss or several."""
     losses = list(loss) if isinstance(loss, tuple | list) and loss else [loss]
     return [each for each in losses if not isinstance(each, Loss)]
 
 
 def not_a_loss(what: str, value: object, place: Place | None) -> Problem:
-    """`update` got something else in place of a loss."""
+    """`update` got something other than a loss."""
     return Problem(
         "not-a-loss",
-        f"{what} takes a loss after the batch",
+        f"{what} needs a loss after the batch",
         place,
         found=getattr(value, "__name__", type(value).__name__),
         expected="a function decorated with @loss",
@@ -280,22 +281,21 @@ def not_a_loss(what: str, value: object, place: Place | None) -> Problem:
 
 
 def other_rows(columns: Iterable[str], tokens: Sequence[str], place: Place | None) -> Problem:
-    """Two batches of different rows are merged."""
+    """Two batches of unrelated rows are merged."""
     finding = f"token columns {listed(tokens)}" if tokens else f"columns {listed(columns)} of other rows"
     return Problem(
         "row-axes",
         "the two batches have different rows, so their columns cannot be merged",
         place,
         found=finding,
-        expected="columns of the same rows, or row-level ones of the same prompts with one row per prompt",
-        remedy="merge only what was given for these rows; for a baseline per prompt merge its scores alone: "
+        expected="columns of the same rows, or row-level columns of the same prompts with one row per prompt",
+        remedy="merge only columns given for these rows; for a baseline per prompt, merge only its scores: "
         'batch |= reward(greedy, gives="baseline")',
     )
 
 
 def until_kind(kind: Kind | None) -> Kind:
-    """The kind that a column must have that says how many tokens to go on from: a bool per token, else a
-    whole number per row."""
+    """Return the kind that a ``tokens_until`` column must have: a bool per token, or an integer per row."""
     return (
         Kind(Level.TOKEN, "bool")
         if kind is not None and kind.level is Level.TOKEN
@@ -307,16 +307,16 @@ def choose_groups(place: Place | None) -> Problem:
     """`choose(…, per="group")` is called on rows without groups."""
     return Problem(
         "no-groups",
-        "choose takes rows of each group, but these rows have none",
+        'choose with per="group" needs groups, but these rows have none',
         place,
         found="rows of the prompts",
         expected="rows made by generate, or pairs",
-        remedy='leave per="group" out, or choose among sampled rows',
+        remedy='remove per="group", or choose among sampled rows',
     )
 
 
 def joined_kinds(name: str, kinds: Sequence[Kind | None], place: Place | None) -> Problem | None:
-    """The problem of joining columns of one name that are of several kinds."""
+    """Return the problem of joining columns with the same name and different kinds, or None."""
     known = {
         (Level.ROW if kind.level is Level.GROUP else kind.level, kind.family)
         for kind in kinds
@@ -326,7 +326,7 @@ def joined_kinds(name: str, kinds: Sequence[Kind | None], place: Place | None) -
         return None
     return Problem(
         "joined-kinds",
-        f"the batches to join have column '{name}' of several kinds",
+        f"the batches to join have column '{name}' with several kinds",
         place,
         found=listed(str(kind) for kind in kinds),
         expected="one kind",
@@ -335,7 +335,7 @@ def joined_kinds(name: str, kinds: Sequence[Kind | None], place: Place | None) -
 
 
 def chosen_prompts(axes: Sequence[RowAxis], rows: int) -> bool:
-    """Whether rows are the prompts that were given, or some of them."""
+    """Return True if rows are the given prompts, or some of them."""
     return (
         all(axes[step].step == "chosen" or axes[step].parent is None for step in line(axes, rows))
         and not axes[rows].grouped
@@ -343,24 +343,23 @@ def chosen_prompts(axes: Sequence[RowAxis], rows: int) -> bool:
 
 
 def body_rows(axes: Sequence[RowAxis], rows: int, place: Place | None) -> Iterator[Problem]:
-    """A repeat counts groups of prompts, so its body returns rows that were sampled from the prompts, or the
-    prompts."""
+    """A `repeat` counts groups of prompts, so its body returns the prompts or rows sampled from them."""
     if any(axes[step].step in ("asked", "cut", "joined") for step in line(axes, rows)):
         yield Problem(
             "repeat-rows",
-            "a repeat body returns rows that were asked or joined",
+            "a `repeat` body returns rows that were asked or joined",
             place,
-            found="rows of other rows",
+            found="rows made from other rows",
             expected="rows sampled from the prompts of the body",
-            remedy="ask and join after the repeat",
+            remedy="call ask and concat after the `repeat`",
         )
 
 
 def lacking_rows(name: str, kind: Kind | None, place: Place | None) -> Problem:
-    """A merged column has no value for some rows, and its kind has no missing value."""
+    """A merged column has no value for some rows, and its kind has no NaN."""
     return Problem(
         "rows-lacking",
-        f"column '{name}' lacks a value for rows not chosen, or tokens not asked for",
+        f"column '{name}' has no value for rows that were not chosen, or for tokens that were not asked",
         place,
         found=f"{name}: {kind}",
         expected="a float column, so that missing values can be NaN",
@@ -369,10 +368,10 @@ def lacking_rows(name: str, kind: Kind | None, place: Place | None) -> Problem:
 
 
 def no_keep(name: str, columns: Sequence[str], place: Place | None, definition: Place | None) -> Problem:
-    """A `repeat` body gives no column ``keep``."""
+    """A `repeat` body does not return the column ``keep``."""
     return Problem(
         "repeat-keep",
-        f"the repeat body '{name}' does not give 'keep'",
+        f"the `repeat` body '{name}' does not return 'keep'",
         place,
         definition,
         found=listed(columns),
@@ -383,10 +382,10 @@ def no_keep(name: str, columns: Sequence[str], place: Place | None, definition: 
 
 
 def body_result(name: str, value: object, place: Place | None, definition: Place | None) -> Problem:
-    """A `repeat` body returns something else than a batch."""
+    """A `repeat` body returns something other than a batch."""
     return Problem(
         "repeat-result",
-        f"the repeat body '{name}' does not return a batch",
+        f"the `repeat` body '{name}' does not return a batch",
         place,
         definition,
         found=type(value).__name__,
@@ -399,34 +398,34 @@ def state_in_body(what: str, names: Sequence[str], place: Place | None) -> Probl
     """A stage inside a `repeat` body sets state."""
     return Problem(
         "repeat-state",
-        f"{what} sets state inside a repeat body",
+        f"{what} sets state inside a `repeat` body",
         place,
         found=listed(names),
         expected="state that is only read",
-        remedy="set it after the repeat",
+        remedy="set it after the `repeat`",
     )
 
 
 def state_as_column(what: str, name: str, place: Place | None) -> Problem:
-    """State of the flow, or what iteration it is, is asked for as if it were a column of a batch."""
+    """Something reads state, ``iteration`` or ``progress`` as a column of a batch."""
     owner = "run" if name in CLOCK else "flow"
     return Problem(
         "state-as-column",
-        f"'{name}' is state of the {owner} and no column, so {what} does not have it",
+        f"'{name}' is state of the {owner} and not a column, so {what} does not have it",
         place,
         found=f"state '{name}'",
         expected="a parameter of that name",
-        remedy=f"take '{name}' as a parameter of the stage or loss that needs its number",
+        remedy=f"take '{name}' as a parameter of the stage or loss that needs it",
     )
 
 
 def state_rows(
     what: str, name: str, kind: Kind | None, state: Kind | None, place: Place | None, definition: Place | None
 ) -> Problem:
-    """A stage gives a state as something else than one number."""
+    """A stage gives a state that is not one number."""
     return Problem(
         "state-rows",
-        f"{what} gives '{name}', which is state of the flow, as something else than one number",
+        f"{what} gives the state '{name}', but not as one number",
         place,
         definition,
         found=f"{name}: {kind}",
@@ -438,7 +437,7 @@ def state_rows(
 def state_rules(
     stage: Stage, outputs: Sequence[Output], state: Iterable[str], place: Place | None
 ) -> Iterator[Problem]:
-    """State is set once for all ranks."""
+    """State must be set once for all ranks."""
     names = [output.name for output in outputs if output.name in set(state)]
     if names and stage.dispatch == ALL:
         yield Problem(
@@ -453,37 +452,37 @@ def state_rules(
 
 
 def state_raised(flow: str, error: BaseException, place: Place | None) -> Problem:
-    """The function that makes the initial state raised."""
+    """The function that returns the initial state raised."""
     return Problem(
         "flow-state",
-        f"the state of flow '{flow}' cannot be made: {type(error).__name__}: {error}",
+        f"the initial state of flow '{flow}' cannot be computed: {type(error).__name__}: {error}",
         place,
         found=type(error).__name__,
-        expected="a function of the settings that gives numbers by name",
+        expected="a function of the settings that returns numbers by name",
         remedy='write @flow(state=lambda hp: {"beta": hp.beta})',
     )
 
 
 def role_rules(stage: Stage, roles: Sequence[str], place: Place | None) -> Iterator[Problem]:
-    """A stage on a role: the flow has that role, and the function takes it first."""
+    """Check a stage with ``on=``: the flow has the role, and the role is the function's first parameter."""
     if stage.on is None:
         return
     what, first = f"stage '{stage.name}'", next(iter(inspect.signature(stage.function).parameters), "nothing")
     if stage.on not in roles:
         yield Problem(
             "unknown-role",
-            f"{what} runs on the role '{stage.on}', which this flow has not",
+            f"{what} runs on the role '{stage.on}', but this flow does not have it",
             place,
             stage.place,
             found=stage.on,
             expected=f"one of {listed(roles)}",
             nearest=nearest(stage.on, roles),
-            remedy="name a role of the flow in on=, or give the flow that parameter",
+            remedy="name a role of the flow in on=, or add this role to the flow's parameters",
         )
     if first != stage.on:
         yield Problem(
             "role-parameter",
-            f"{what} runs on the role '{stage.on}' but does not take it first",
+            f"{what} runs on the role '{stage.on}', but its first parameter is not that role",
             place,
             stage.place,
             found=first,
@@ -495,13 +494,14 @@ def role_rules(stage: Stage, roles: Sequence[str], place: Place | None) -> Itera
 def length_rules(
     stage: Stage, outputs: Sequence[Output], reads: Sequence[Kind | None], place: Place | None
 ) -> Iterator[Problem]:
-    """Tokens that a stage gives have the lengths of those that it reads."""
+    """A stage that gives token columns must read a column with the same lengths."""
     for level in (Level.TOKEN, Level.PROMPT):
         names = [output.name for output in outputs if output.kind and output.kind.level is level]
         if names and all(kind is not None and kind.level is not level for kind in reads):
             yield Problem(
                 "unknown-lengths",
-                f"stage '{stage.name}' gives a value per {level} but reads none, so nothing says how many",
+                f"stage '{stage.name}' gives a value per {level}, but reads no such column, so the lengths "
+                "are unknown",
                 place,
                 stage.place,
                 found=f"{listed(names)}, from {listed(stage.signature.column_names)}",
@@ -515,7 +515,7 @@ def length_rules(
 def stage_rules(
     stage: Stage, outputs: Sequence[Output], axis: RowAxis, place: Place | None
 ) -> Iterator[Problem]:
-    """Problems of a stage with its dispatch mode, the levels of its columns, and groups."""
+    """Yield problems of a stage with its dispatch mode, the levels of its columns, and groups."""
     what = f"stage '{stage.name}'"
     reads_groups = stage.rows == "group" or "group" in stage.signature.column_names
     levels = {output.name: output.kind.level for output in outputs if output.kind}
@@ -523,7 +523,7 @@ def stage_rules(
     if stage.dispatch == ALL and rowwise:
         yield Problem(
             "all-gives-rows",
-            f"{what} runs on every rank (ALL) but gives rows",
+            f"{what} runs on every rank (ALL), but gives values per row",
             place,
             stage.place,
             found=listed(rowwise),
@@ -534,7 +534,7 @@ def stage_rules(
     if scalars and stage.dispatch not in (ALL, RANK0):
         yield Problem(
             "scalar-dispatch",
-            f"{what} gives one value for the whole batch but sees only its share of the rows",
+            f"{what} gives one value for the full batch, but sees only its part of the rows",
             place,
             stage.place,
             found=f"{listed(scalars)} under {stage.dispatch}",
@@ -545,7 +545,7 @@ def stage_rules(
     if grouped and stage.dispatch != RANK0 and stage.rows != "group":
         yield Problem(
             "group-dispatch",
-            f"{what} gives group columns but may see a part of a group",
+            f"{what} gives group columns, but may see only a part of a group",
             place,
             stage.place,
             found=listed(grouped),
@@ -577,7 +577,7 @@ def stage_rules(
     elif reads_groups and stage.rows == "row" and stage.dispatch != RANK0:
         yield Problem(
             "group-split",
-            f"{what} reads 'group' but is given rows one by one, so a group may be split over ranks",
+            f"{what} reads 'group', but gets single rows, so a group may be split over ranks",
             place,
             stage.place,
             found='rows="row"',
@@ -588,21 +588,21 @@ def stage_rules(
 
 
 def thin_groups(what: str, place: Place | None, definition: Place | None) -> Problem:
-    """A function of groups is given rows that `choose` kept, so that a group may have one row."""
+    """A function of groups gets rows that `choose` kept, so a group may have one row."""
     return Problem(
         "thin-groups",
-        f"{what} works on groups, of which choose may leave a single row",
+        f"{what} works on groups, but choose may leave groups of a single row",
         place,
         definition,
         found="rows that were chosen",
-        expected="statistics that a group of one has: its deviation is 0, the mean of the others is missing",
-        remedy="nothing, if that is meant; or work on groups before choosing",
+        expected="statistics that allow a group of one row: its deviation is 0, the mean of the others is NaN",
+        remedy="nothing, if this is intended; or compute on groups before choosing",
         severity="note",
     )
 
 
 def update_rules(loss: Loss, axis: RowAxis, what: str, place: Place | None) -> Iterator[Problem]:
-    """Problems of a loss with the rows that it gets."""
+    """Yield problems of a loss with the rows that it gets."""
     if loss.rows == "group" and not axis.grouped:
         yield Problem(
             "no-groups",
@@ -630,70 +630,72 @@ def update_rules(loss: Loss, axis: RowAxis, what: str, place: Place | None) -> I
 def torn_groups(
     loss: Loss, levels: Mapping[str, Level | None], what: str, place: Place | None
 ) -> Iterator[Problem]:
-    """A loss that works on groups gets the rows of its ``where`` alone, so that column has to be one value
-    per group. ``levels``: of the columns by name; None where one is not known."""
+    """A loss over groups must get complete groups, so its ``where`` column must have one value per group.
+
+    ``levels``: the levels of the columns by name; None if unknown.
+    """
     parts = zip(loss.losses, loss.where, strict=True) if isinstance(loss, JointLoss) else ()
     for part, name in parts:
         level = levels.get(name) if name is not None else None
         if part.rows == "group" and level not in (None, Level.GROUP):
             yield Problem(
                 "torn-groups",
-                f"loss '{part.name}' works on groups, and where='{name}' leaves it parts of groups",
+                f"loss '{part.name}' works on groups, but where='{name}' may select parts of groups",
                 place,
                 part.place,
                 found=f"'{name}' with one value per {level}",
                 expected="a group column of bool, or no where",
-                remedy=f"give '{name}' as group(bool), by a stage with rows=\"group\"; or choose the "
-                f"rows before {what}",
+                remedy=f"give '{name}' as group(bool), in a stage with rows=\"group\"; or choose the rows "
+                f"before {what}",
             )
 
 
 def body_rules(graph: Graph, place: Place | None) -> Iterator[Problem]:
-    """A repeat body may run any number of times, so it must not learn."""
+    """A `repeat` body may run any number of times, so it must not learn."""
     for node in graph.nodes:
         if node.writes:
             yield Problem(
                 "repeat-update",
-                f"'{node.name}' changes weights inside a repeat body",
+                f"'{node.name}' changes weights inside a `repeat` body",
                 node.place,
                 place,
                 found=node.name,
                 expected="sampling, scoring and stages",
-                remedy="update after the repeat",
+                remedy="update after the `repeat`",
             )
 
 
 def repeat_prompts(columns: Sequence[str], place: Place | None) -> Problem:
-    """`repeat` is called on something else than the flow's own prompts."""
+    """`repeat` is called on something other than the flow's own prompts."""
     return Problem(
         "repeat-prompts",
-        "repeat draws fresh prompts from the data, so it starts from the data as they come",
+        "repeat draws fresh prompts from the data, so it must start from the data's prompts",
         place,
         found=f"columns made by the flow: {listed(columns)}" if columns else "rows that were sampled",
         expected="the prompts",
-        remedy="pass the flow's own prompts, and make further columns inside the body",
+        remedy="pass the flow's own prompts, and make other columns inside the body",
     )
 
 
 def replaced_unread(graph: Graph, replaced: Iterable[tuple[Column, Place | None]]) -> Iterator[Problem]:
-    """Columns that gave way to others of their name before anything read them."""
+    """Yield columns that were replaced by others of the same name before anything read them."""
     read = graph.readers().keys() | {item.column for item in graph.results}
     for column, place in replaced:
         giver = graph.nodes[column.node]
         if column not in read and not _read_within(giver, column.name):
             yield Problem(
                 "replaced-unread",
-                f"column '{column.name}' of '{giver.name}' is replaced before anything read it",
+                f"column '{column.name}' of '{giver.name}' is replaced before anything reads it",
                 place,
                 giver.place,
                 found=f"a second '{column.name}'",
-                expected="a reader between the two, or one of them",
+                expected="a reader between the two, or only one of them",
                 remedy=f'rename one of them: gives="…", or drop("{column.name}")',
             )
 
 
 def _read_within(node: Node, name: str) -> bool:
-    """Whether a column comes as it is from the data, or was read in the `repeat` body that gives it."""
+    """Return True if a column is the data's own, or was read in the `repeat` body that gives it."""
     if node.body is None:
         return node.op is Op.DATA
     inner = next(item.column for item in node.body.results if item.parameter == name)
@@ -701,7 +703,7 @@ def _read_within(node: Node, name: str) -> bool:
 
 
 def never_read(graph: Graph, own: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
-    """Columns that the author's own stages give and nothing reads."""
+    """Yield columns of the author's own stages that nothing reads."""
     readers = graph.readers()
     results = {item.column for item in graph.results}
     for node in graph.nodes:
@@ -711,18 +713,18 @@ def never_read(graph: Graph, own: Mapping[str, Stage | Loss]) -> Iterator[Proble
         if node.op is Op.STAGE and node.name in own and unread:
             yield Problem(
                 "never-read",
-                f"stage '{node.name}' gives {listed(unread)}, which nothing reads",
+                f"stage '{node.name}' gives {listed(unread)}, but nothing reads it",
                 node.place,
                 node.definition,
                 found=listed(unread),
-                expected="a later stage, loss or verb that reads it",
+                expected="a later stage, loss or method that reads it",
                 remedy="remove it, or read it",
                 severity="warning",
             )
 
 
 def no_such_call(sampling: Iterable[str], calls: Sequence[str]) -> Iterator[Problem]:
-    """Settings of the run for a `generate` that the flow has not."""
+    """Yield settings of the run for a `generate` call that the flow does not have."""
     for call in sampling:
         if call not in calls:
             yield Problem(
@@ -748,11 +750,11 @@ def environment_missing(
     place: Place | None,
     fields: Sequence[str],
 ) -> Problem:
-    """A column or field that ``reset`` reads and the prompts have not."""
+    """``reset`` reads a column or field that the prompts do not have."""
     close = nearest(name, [*columns, *fields])
     return Problem(
         "missing-column",
-        f"the environment {environment.name} reads '{name}', which the prompts have not",
+        f"the environment {environment.name} reads '{name}', but the prompts do not have it",
         place,
         environment.place,
         found=f"columns {listed(columns)}" + (f"; fields of the data {listed(fields)}" if fields else ""),
@@ -763,10 +765,10 @@ def environment_missing(
 
 
 def environment_kind(environment: EnvironmentSpec, name: str, kind: Kind, place: Place | None) -> Problem:
-    """A column that ``reset`` reads has more than one value for a row."""
+    """``reset`` reads a column with more than one value per row."""
     return Problem(
         "wrong-kind",
-        f"the environment {environment.name} reads column '{name}', which is no row column",
+        f"the environment {environment.name} reads column '{name}', which is not a row column",
         place,
         environment.place,
         found=f"{name}: {kind}",
@@ -778,34 +780,34 @@ def environment_kind(environment: EnvironmentSpec, name: str, kind: Kind, place:
 def environment_settings(
     environment: EnvironmentSpec, lengths: Sequence[int], what: str, place: Place | None
 ) -> Iterator[Problem]:
-    """Lengths that are recorded are those of rows that end by themselves."""
+    """Recorded lengths are for rows without an environment, which ends its own episodes."""
     if lengths:
         yield Problem(
             "env-lengths",
-            f"{what} has recorded lengths, and the environment {environment.name}",
+            f"{what} has recorded lengths and the environment {environment.name}",
             place,
             environment.place,
             found="lengths",
-            expected="one of both: an environment decides how long its episodes are",
-            remedy="leave lengths out",
+            expected="one of the two: an environment decides how long its episodes are",
+            remedy="remove lengths",
         )
 
 
 def environment_roles(
     graph: Graph, environments: Mapping[str, EnvironmentSpec], nodes: Iterable[Node]
 ) -> Iterator[Problem]:
-    """One environment for several roles that sample, and one for a role that does not."""
+    """Yield ``--env`` flags that are ambiguous, or that name a role that does not sample."""
     sampling = list(dict.fromkeys(node.role or "" for node in nodes if node.op is Op.GENERATE))
     for role, environment in environments.items():
         unnamed = [each for each in sampling if each not in environments]
         if not role and len(unnamed) > 1:
             yield Problem(
                 "env-role",
-                f"several roles sample, and --env does not say which of them {environment.name} answers",
+                f"several roles sample, and --env does not name the role that {environment.name} answers",
                 definition=environment.place,
                 found=listed(unnamed),
-                expected="an environment by the name of its role",
-                remedy=f"--{unnamed[0]}.env in place of --env",
+                expected="an environment with the name of its role",
+                remedy=f"--{unnamed[0]}.env instead of --env",
             )
         if role not in sampling if role else not sampling:
             yield Problem(
@@ -817,5 +819,5 @@ def environment_roles(
                 found=f"roles that sample: {listed(sampling)}",
                 expected="a role that samples",
                 nearest=nearest(role, sampling),
-                remedy=f"--{sampling[0]}.env" if sampling else "leave --env out",
+                remedy=f"--{sampling[0]}.env" if sampling else "remove --env",
             )

@@ -1,7 +1,6 @@
-"""What a flow is called with while it is traced: batches and roles that stand for those of a run, and
-settings that are their columns.
+"""Symbolic batches, roles and columns: the arguments of a flow while it is traced.
 
-A symbolic batch maps a column's name to the node that gives it. It has no rows: using it as a value is a
+A symbolic batch maps a column's name to the node that gives it. It has no rows, so using it as a value is a
 FlowError.
 """
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ColumnSource:
-    """A column as a symbolic batch has it: where it comes from and its kind as far as known."""
+    """A column of a symbolic batch: its source, and its kind if known."""
 
     column: Column
     kind: Kind | None
@@ -34,8 +33,11 @@ class ColumnSource:
 
 @dataclass
 class RecordedGraph:
-    """Nodes of the flow, or of a `repeat` body, in program order; columns that were replaced by others of
-    their name, where; and what iteration it is, once something reads that."""
+    """Nodes of a flow, or of a `repeat` body, in program order.
+
+    ``replaced``: columns that others of the same name replaced, with the place. ``clock``: the scalars
+    ``iteration`` and ``progress``, once something reads them.
+    """
 
     nodes: list[Node] = field(default_factory=list)
     axes: list[RowAxis] = field(default_factory=list)
@@ -51,7 +53,7 @@ def refuse(use: str, remedy: str) -> NoReturn:
             f"a batch has no rows while the flow is traced, so it cannot be used {use}",
             call_place(),
             found=f"a batch used {use}",
-            expected="stages, verbs, merges and settings only",
+            expected="stages, role methods, merges and settings only",
             remedy=remedy,
         )
     )
@@ -62,7 +64,7 @@ DECISION = "put the decision inside a @stage, or base it on a setting"
 
 
 class Symbol:
-    """Refuses every use as a value, whichever way Python or torch tries it."""
+    """Refuses every use as a value, however Python or torch tries it."""
 
     symbolic = True
 
@@ -87,7 +89,7 @@ class Symbol:
     def __setitem__(self, name: Any, value: Any) -> None:
         refuse(
             "as a place to write to",
-            "a batch does not change: merge what a stage gives with batch |= stage(batch)",
+            "a batch is immutable: merge the result of a stage with batch |= stage(batch)",
         )
 
     def __eq__(self, other: object) -> bool:
@@ -137,8 +139,11 @@ for _name in ("lt", "le", "gt", "ge"):
 
 
 class SymbolicColumn(Symbol):
-    """A column of a traced batch, as ``batch["name"]`` gives it: a setting of a call may be one that is a
-    scalar. ``source``: None where the batch has no such column, which is reported."""
+    """A column of a traced batch, as ``batch["name"]`` returns it.
+
+    A setting of a call may be a scalar column. ``source`` is None if the batch does not have the column; this
+    is reported.
+    """
 
     def __init__(
         self, name: str, source: ColumnSource | None = None, recorded: RecordedGraph | None = None
@@ -157,7 +162,7 @@ class SymbolicColumn(Symbol):
 
 
 class SymbolicBatch(Symbol):
-    """A batch while tracing: its row axis and, per column, the node that gives it."""
+    """A batch while tracing: its row axis, and the node that gives each column."""
 
     def __init__(
         self, tracer: Tracer, recorded: RecordedGraph, axis: int, sources: Mapping[str, ColumnSource]
@@ -169,7 +174,7 @@ class SymbolicBatch(Symbol):
 
     @property
     def columns(self) -> dict[str, Kind | None]:
-        """The kinds of the columns by name; None where a kind is not known yet."""
+        """The kinds of the columns by name; None if a kind is not known yet."""
         return {name: source.kind for name, source in self.sources.items()}
 
     def __contains__(self, name: object) -> bool:
@@ -184,7 +189,7 @@ class SymbolicBatch(Symbol):
         )
 
     def select(self, *names: str) -> SymbolicBatch:
-        """The batch with these columns alone."""
+        """The batch with only these columns."""
         return self._with(
             {name: source for name in names if (source := self.tracer.find(self, name, "select"))}
         )
@@ -196,13 +201,14 @@ class SymbolicBatch(Symbol):
         return self._with({name: source for name, source in self.sources.items() if name not in names})
 
     def rename(self, **names: str) -> SymbolicBatch:
-        """``rename(old="new")``."""
+        """Rename columns: ``rename(old="new")``."""
         return self.tracer.rename(self, names)
 
     def __or__(self, other: Any) -> Any:
         if not isinstance(other, SymbolicBatch):
             refuse(
-                "with '|' on something that is not a batch", "merge what a stage gives: batch |= stage(batch)"
+                "with '|' on something that is not a batch",
+                "merge the result of a stage: batch |= stage(batch)",
             )
         return self.tracer.merge(self, other)
 
@@ -220,7 +226,7 @@ class SymbolicBatch(Symbol):
         raise FlowError(
             Problem(
                 "unknown-attribute",
-                f"a batch has no attribute '{name}'" + (", it has a column of that name" * there),
+                f"a batch has no attribute '{name}'" + (", but it has a column of that name" * there),
                 call_place(),
                 found=name,
                 expected=", ".join(options),
@@ -237,7 +243,7 @@ class SymbolicBatch(Symbol):
 
 
 class SymbolicRole:
-    """A role while tracing: its verbs add nodes."""
+    """A role while tracing: its methods add nodes."""
 
     def __init__(self, tracer: Tracer, name: str) -> None:
         self._tracer = tracer
@@ -253,8 +259,7 @@ class SymbolicRole:
         return self._tracer.generate(self._name, prompts, settings)
 
     def logprobs(self, batch: Any, *, gives: str | tuple[str, ...] = "logprobs", **unknown: Any) -> Any:
-        """Record a forward pass for log-probabilities, and for entropies where ``gives`` names two
-        columns."""
+        """Record a forward pass for log-probabilities, and for entropies if ``gives`` names two columns."""
         self._tracer.no_settings(f"{self._name}.logprobs", unknown)
         return self._tracer.forward(self._name, "logprobs", batch, gives)
 
@@ -269,7 +274,7 @@ class SymbolicRole:
         return self._tracer.reward(self._name, batch, gives)
 
     def update(self, batch: Any, loss: Loss | Sequence[Loss], **settings: Any) -> None:
-        """Record an `update` of the role, by one loss or by several in each step."""
+        """Record an `update` of the role with one loss, or with several in each step."""
         self._tracer.update(self._name, batch, loss, settings)
 
     def __getattr__(self, name: str) -> Any:
@@ -278,12 +283,12 @@ class SymbolicRole:
         raise FlowError(
             Problem(
                 "unknown-verb",
-                f"role '{self._name}' has no verb '{name}'",
+                f"role '{self._name}' has no method '{name}'",
                 call_place(),
                 found=name,
                 expected=", ".join((*VERBS, f"{self._name}(batch)")),
                 nearest=nearest(name, VERBS),
-                remedy='write one of the verbs, or a @stage(on="…") of your own',
+                remedy='use one of these methods, or a @stage(on="…") of your own',
             )
         )
 
@@ -293,15 +298,17 @@ class SymbolicRole:
 
 @dataclass(frozen=True)
 class CallSettings:
-    """The settings of a call: those that have values, inputs for those that are scalar columns, and what is
-    wrong. A setting that may not be a column has its default, or 1, so that the trace goes on."""
+    """The settings of a call: values, inputs for settings that are scalar columns, and problems.
+
+    A setting that must not be a column gets its default, or 1, so that the trace continues.
+    """
 
     values: dict[str, Any]
     edges: tuple[Input, ...]
     problems: tuple[Problem, ...]
 
     def without_edges(self, bound: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings with defaults filled in, but for those that are columns."""
+        """Return settings with defaults filled in, without settings that are columns."""
         columns = {item.parameter for item in self.edges}
         return {name: value for name, value in bound.items() if SETTING + name not in columns}
 
@@ -314,8 +321,10 @@ def call_settings(
     recorded: RecordedGraph,
     place: Place | None,
 ) -> CallSettings:
-    """Part the settings of a call. ``takes``: whether a setting may be a column. Raises FlowError for a
-    column of another trace."""
+    """Split the settings of a call. ``takes``: returns True for a setting that may be a column.
+
+    Raises FlowError for a column of another trace.
+    """
     values, edges, problems = dict(settings), [], []
     for name, column in settings.items():
         if not isinstance(column, SymbolicColumn):
@@ -341,28 +350,29 @@ def _column_problems(
     if not takes:
         yield Problem(
             "setting-column",
-            f"{what} has to know '{name}' before anything runs, so it cannot be a column",
+            f"{what} needs '{name}' before anything runs, so it cannot be a column",
             place,
             found=argument,
-            expected="a value, or a setting of the flow; columns may be temperature, top_p and float settings of "
-            "stages and losses",
+            expected="a value, or a setting of the flow; only temperature, top_p and float settings of stages "
+            "and losses may be columns",
             remedy=f"write {name}=hp.{name}",
         )
     elif column.source is not None and (other := _no_number(column, recorded)):
         yield Problem(
             "setting-column",
-            f"{what} takes one number as '{name}', and the column is none",
+            f"{what} needs one number as '{name}', but the column is not one number",
             place,
             found=f"{argument}: {other}",
-            expected="a state, or a scalar column of a float",
-            remedy=f'give one number, by a stage with dispatch=RANK0 and gives={{"{name}_now": scalar(torch.float32)}}',
+            expected="a state, or a scalar float column",
+            remedy="give one number, in a stage with dispatch=RANK0 and "
+            f'gives={{"{name}_now": scalar(torch.float32)}}',
         )
 
 
 def _no_number(column: SymbolicColumn, recorded: RecordedGraph) -> str:
-    """The kind of a column that is not one number for all ranks; empty for one that is."""
+    """Return the kind of a column that is not one number for all ranks; empty if it is."""
     assert column.source is not None
     kind = column.source.kind
     if kind is None or kind.level is not Level.SCALAR or kind.family == "bool":
-        return str(kind or "of a kind that is not declared")
+        return str(kind or "a kind that is not declared")
     return "one number per rank" if recorded.nodes[column.source.column.node].dispatch == "ALL" else ""

@@ -1,8 +1,8 @@
-"""The tracer: a flow called on symbols becomes a graph.
+"""The tracer: it calls a flow on symbols and records a graph.
 
-Stage calls and verbs are recorded, tensor operations never. A mistake is noted as a problem and the trace
-goes on where it can: a missing column is reported once and then taken as given, so that later, independent
-mistakes are found in the same run.
+It records calls of stages and of role methods, but never tensor operations. The tracer reports a mistake and
+continues if it can. A missing column is reported once and then treated as given, so that a run finds later,
+independent mistakes too.
 """
 
 from __future__ import annotations
@@ -59,31 +59,34 @@ from rlflow.errors import FlowError, Place, Problem
 if TYPE_CHECKING:
     from rlflow.rewards.environments.environment_spec import EnvironmentSpec
 
-REST = ("prompt", "answer")  # columns that a ``reset`` with **kwargs gets, where the rows have them
+REST = ("prompt", "answer")  # columns that a ``reset`` with **kwargs gets, if the rows have them
 NO_OPTIONS = NodeOptions()
-STATE = scalar("float32")  # the kind of what lives across iterations
+STATE = scalar("float32")  # the kind of a state
 
 
 @dataclass(frozen=True)
 class Context:
-    """Facts of the run that tracing needs: names of settings (for hints) and of roles, and the columns that
-    reward functions read."""
+    """Facts about the run that tracing needs.
+
+    ``settings`` are names of settings for hints, ``roles`` are names of roles, and ``reward_reads`` are the
+    columns that reward functions read.
+    """
 
     settings: tuple[str, ...] = ()
     reward_reads: tuple[str, ...] = ("completion", "answer")
     roles: tuple[str, ...] = ()
-    # where the function is that reads a column
+    # column → place of the function that reads it
     reward_places: Mapping[str, Place] = field(default_factory=dict)
-    # call, as actor.generate#2 → settings in the flow's place
+    # call, such as actor.generate#2 → settings that replace the flow's
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    fields: tuple[str, ...] = ()  # of the data's file, for messages
-    # by role; under "" that of whichever role samples
+    fields: tuple[str, ...] = ()  # fields of the data's file, for messages
+    # by role; under "" the environment of the only role that samples
     environments: Mapping[str, EnvironmentSpec] = field(default_factory=dict)
-    weights: Mapping[str, float] = field(default_factory=dict)  # role → weight, of each of ``*rewards``
+    weights: Mapping[str, float] = field(default_factory=dict)  # role → weight, for each of ``*rewards``
 
 
 class Tracer:
-    """Answers a flow's calls while it is traced."""
+    """Receives a flow's calls while it is traced."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -94,23 +97,23 @@ class Tracer:
         self.state: dict[str, ColumnSource] = {}
         self.calls = 0
         self.weighed: set[str] = set()  # roles of ``*rewards`` whose weight the flow asked for
-        self.reads_prompt_id = False  # whether anything asked for the column, which the data give only then
+        self.reads_prompt_id = False  # True if something read the column, which the data give only then
         self._poisoned: set[tuple[int, str]] = set()
         self._names: dict[str, int] = {}
         self.depth = 0
-        self.prefix = ""  # of the names of nodes
-        self.temperatures = True  # whether the run's settings may replace the flow's temperatures
+        self.prefix = ""  # prefix of the names of nodes
+        self.temperatures = True  # False: the run's settings do not replace the flow's temperatures
 
     # -- nodes
     # --------------------------------------------------------------------------------------------------------
 
     def axis(self, axis: RowAxis) -> int:
-        """Record an axis of rows. Gives its number."""
+        """Record an axis of rows and return its number."""
         self.recorded.axes.append(axis)
         return len(self.recorded.axes) - 1
 
     def add(self, op: Op, name: str, axis: int, settings: NodeOptions = NO_OPTIONS, **fields: Any) -> Node:
-        """Append a node under a name that no other node has."""
+        """Append a node under a unique name."""
         unique, counted = self._unique(name), self.prefix + name
         self._names[counted] = self._names.get(counted, 0) + 1
         node = Node(len(self.recorded.nodes), op, unique, axis, call=self.calls, settings=settings, **fields)
@@ -119,30 +122,30 @@ class Tracer:
         return node
 
     def _unique(self, name: str) -> str:
-        """The name that the next node of this name gets."""
+        """Return the unique name of the next node with this name."""
         counted = self.prefix + name
         count = self._names.get(counted, 0) + 1
         return counted if count == 1 else f"{counted}#{count}"
 
     def symbols(self, node: Node) -> SymbolicBatch:
-        """The columns that a node gives, over their axis."""
+        """Return the columns that a node gives, over their axis."""
         return self.batch(
             node.rows_axis, {o.name: ColumnSource(Column(node.id, o.name), o.kind) for o in node.outputs}
         )
 
     def batch(self, axis: int, sources: Mapping[str, ColumnSource]) -> SymbolicBatch:
-        """A traced batch over an axis, with these columns."""
+        """Return a traced batch over an axis with these columns."""
         return SymbolicBatch(self, self.recorded, axis, sources)
 
     def report(self, *problems: Problem) -> None:
-        """Keep problems, each once."""
+        """Store problems, each once."""
         self.problems += [problem for problem in dict.fromkeys(problems) if problem not in self.problems]
 
     # -- reading columns
     # -----------------------------------------------------------------------------------------------------
 
     def mine(self, batch: Any, what: str) -> SymbolicBatch:
-        """The batch, if it belongs to this trace. Raises FlowError for anything else."""
+        """Return the batch if it belongs to this trace, else raise FlowError."""
         if not isinstance(batch, SymbolicBatch):
             raise FlowError(rules.not_a_batch(what, batch, call_place()))
         if current() is not self or batch.recorded is not self.recorded:
@@ -150,7 +153,7 @@ class Tracer:
         return batch
 
     def find(self, batch: SymbolicBatch, name: str, what: str) -> ColumnSource | None:
-        """The column, or None after reporting that it is missing."""
+        """Return the column, or report it as missing and return None."""
         self.mine(batch, what)
         source = batch.sources.get(name)
         if source is None:
@@ -161,7 +164,7 @@ class Tracer:
         return source
 
     def scalar(self, name: str) -> ColumnSource | None:
-        """The scalar of this name that every batch has: a state, or what iteration it is."""
+        """Return the scalar of this name that every batch has: a state, ``iteration`` or ``progress``."""
         if name in self.state or name not in CLOCK:
             return self.state.get(name)
         if not self.recorded.clock:
@@ -177,8 +180,7 @@ class Tracer:
         definition: Place | None,
         problem: Problem | None = None,
     ) -> None:
-        """Report a column once per axis, as missing or by this ``problem``; from then on it is taken as
-        given."""
+        """Report a column once per axis, as missing or with this ``problem``; then treat it as given."""
         self.reads_prompt_id |= name == PROMPT_ID
         if (batch.axis, name) not in self._poisoned:
             self._poisoned.add((batch.axis, name))
@@ -188,13 +190,13 @@ class Tracer:
             )
 
     def visible(self, batch: SymbolicBatch) -> list[str]:
-        """Names of the columns and states that a call on this batch may read."""
+        """Return the names of the columns and states that a call on this batch may read."""
         return [*batch.sources, *(name for name in self.state if name not in batch.sources)]
 
     def inputs(
         self, batch: SymbolicBatch, parameters: Iterable[ColumnParameter], what: str, definition: Place | None
     ) -> tuple[Input, ...]:
-        """The columns of a call, with what is wrong about them reported."""
+        """Return the columns of a call, and report problems with them."""
         inputs, place = [], call_place()
         for parameter in parameters:
             source = self.scalar(parameter.name) or batch.sources.get(parameter.name)
@@ -278,7 +280,7 @@ class Tracer:
         place: Place | None,
         definition: Place | None,
     ) -> tuple[Output, ...]:
-        """Outputs under the names that the call asks for, checked against the table."""
+        """Return outputs under the names that the call asks for, checked against the standard columns."""
         if names is not None and (len(names) != len(kinds) or len(set(names)) != len(names)):
             self.report(rules.gives_count(what, names, kinds, place, definition))
             names = None
@@ -287,14 +289,14 @@ class Tracer:
             kind, table = kinds[source], STATE if name in self.state else standard_kind(name)
             if name in rules.OF_THE_DATA:
                 self.report(rules.gives_prompt(what, name, place, definition))
-                continue  # later readers see the data's
+                continue  # later readers get the data's column
             if name in rules.OF_THE_RUN:
                 self.report(rules.gives_run(what, name, place, definition))
                 continue
             if kind is not None and table is not None and not fits(kind, table):
                 other = rules.state_rows if name in self.state else rules.table_kind
                 self.report(other(what, name, kind, table, place, definition))
-                kind = table  # later readers are judged as if it were right
+                kind = table  # later readers are checked against the correct kind
             if kind is None and table is None:
                 self.report(rules.own_column(what, name, place, definition))
             outputs.append(Output(name, kind if kind is not None else table, source))
@@ -310,8 +312,10 @@ class Tracer:
         skip: tuple[str, ...] = (),
         also: tuple[str, ...] = (),
     ) -> tuple[dict[str, Any], tuple[Input, ...]]:
-        """Settings of a stage or loss, and inputs for those that are scalar columns; ``also`` are names that
-        the same call takes for itself."""
+        """Return the settings of a stage or loss, and inputs for settings that are scalar columns.
+
+        ``also``: names that the same call uses itself.
+        """
         known = {name: default for name, default in signature.settings.items() if name not in skip}
         for name in settings:
             if name not in known and not signature.open_settings:
@@ -330,7 +334,7 @@ class Tracer:
         defaults: Mapping[str, Any],
         takes: Callable[[str], bool],
     ) -> CallSettings:
-        """The settings of a call, those that are scalar columns apart; what is wrong is reported."""
+        """Split the settings of a call into values and scalar columns, and report problems."""
         call = call_settings(what, settings, defaults, takes, self.recorded, call_place())
         self.report(*call.problems)
         return call
@@ -342,22 +346,24 @@ class Tracer:
         settings: Mapping[str, Any],
         place: Place | None,
     ) -> dict[str, Any]:
-        """Settings of a verb; what is wrong with them is reported and the trace goes on."""
+        """Return the settings of a method; report problems and continue the trace."""
         bound, problems = verbs.judged(what, specification, settings, place)
         self.report(*problems)
         return bound
 
     def number(self, name: str) -> None:
-        """Real batches do not belong to a trace."""
+        """Return None: real batches do not belong to a trace."""
 
     def weight(self, role: str) -> float:
-        """The weight of a role's reward, which the flow takes into its own hands by asking; 1 for any role
-        but those of ``*rewards``."""
+        """Return the weight of a role's reward; 1 for a role outside ``*rewards``.
+
+        A flow that reads the weight applies it itself.
+        """
         self.weighed |= {role} & self.context.weights.keys()
         return self.context.weights.get(role, 1.0)
 
     def no_settings(self, what: str, names: Iterable[str]) -> None:
-        """The settings of a verb that has none of its own."""
+        """Report settings of a method that takes none."""
         self.report(*(unknown_setting(what, name, {"gives": None}, call_place()) for name in names))
 
     def generate(self, role: str, prompts: Any, settings: dict[str, Any]) -> SymbolicBatch:
@@ -411,7 +417,7 @@ class Tracer:
     def _environment_inputs(
         self, environment: EnvironmentSpec, prompts: SymbolicBatch, what: str, place: Place | None
     ) -> tuple[Input, ...]:
-        """The columns, and fields of the data, that the environment's ``reset`` reads."""
+        """Return the columns, and fields of the data, that the environment's ``reset`` reads."""
         source = environment.source
         names = dict.fromkeys(source.required, True) | dict.fromkeys(
             (*source.optional, *(REST if source.rest else ())), False
@@ -445,7 +451,7 @@ class Tracer:
         return tuple(Input(name, prompts.sources[name].column) for name in columns)
 
     def forward(self, role: str, verb: str, batch: Any, gives: str | tuple[str, ...]) -> SymbolicBatch:
-        """`logprobs` (a second name asks for the entropy) or `values`."""
+        """Record a `logprobs` (a second name asks for the entropy) or `values`."""
         what, place = f"{role}.{verb}", call_place()
         batch = self.mine(batch, what)
         names = (gives,) if isinstance(gives, str) else tuple(gives)
@@ -468,7 +474,7 @@ class Tracer:
     def _model_inputs(
         self, batch: SymbolicBatch, what: str, optional: tuple[str, ...], more: tuple[str, ...] = ()
     ) -> tuple[Input, ...]:
-        """The columns that a model reads. Optional columns that are absent are left out without a note."""
+        """Return the columns that a model reads, without a note about optional columns that are absent."""
         needs = [ColumnParameter(name, standard_kind(name), False) for name in (*verbs.MODEL_READS, *more)]
         needs += [
             ColumnParameter(name, standard_kind(name), False) for name in optional if name in batch.sources
@@ -476,7 +482,7 @@ class Tracer:
         return self.inputs(batch, needs, what, None)
 
     def reward(self, role: str, batch: Any, gives: str | tuple[str, ...]) -> SymbolicBatch:
-        """Record a reward: a function, or a model where the batch has tokens and no completion."""
+        """Record a reward: a function, or a model if the batch has tokens and no completion."""
         what, place = role, call_place()
         batch = self.mine(batch, what)
         outputs = self._outputs(
@@ -488,12 +494,12 @@ class Tracer:
         )
         model = "completion" not in batch.sources and "tokens" in batch.sources
         reads = verbs.MODEL_READS if model else self.context.reward_reads
-        # a parameter that no column has is a field of the data, where these hold it
+        # a parameter without a column reads a field of the data, if there is one
         reads = tuple(
             field_column(name) if name not in batch.sources and field_column(name) in batch.sources else name
             for name in reads
         )
-        # asked rows have none
+        # asked rows do not have it
         reads = tuple(name for name in reads if name != MODEL_PROMPT or name in batch.sources)
         for name in reads if not model else ():
             if name not in batch.sources and name not in self.state:
@@ -553,7 +559,7 @@ class Tracer:
         own, edges = self._settings(
             f"{what} with loss '{loss.name}'", loss.signature, rest, place, loss.place, also=tuple(specified)
         )
-        # what the update takes for itself no loss gets
+        # losses do not get the settings that the update uses itself
         own = {name: value for name, value in own.items() if name not in specified}
         inputs = self._model_inputs(batch, what, ("temperature", "group"), ("mask",))
         inputs += (
@@ -589,11 +595,11 @@ class Tracer:
     # --------------------------------------------------------------------------------------------------------
 
     def rename(self, batch: SymbolicBatch, names: Mapping[str, str]) -> SymbolicBatch:
-        """The batch with columns under new names."""
+        """Return the batch with columns under new names."""
         renamed = {}
         for old, new in names.items():
             source, table = self.find(batch, old, "rename"), standard_kind(new)
-            # a prompt that gets its own name back is the data's
+            # a prompt that gets its own name back is the data's column
             if source and new in rules.OF_THE_DATA and source.column.name != new:
                 self.report(rules.gives_prompt("rename", new, call_place(), None))
                 continue
@@ -612,14 +618,14 @@ class Tracer:
     def _replace(
         self, sources: Mapping[str, ColumnSource], by: Mapping[str, ColumnSource], place: Place | None
     ) -> None:
-        """Note which columns give way to others of their name."""
+        """Record which columns are replaced by others of the same name."""
         columns = {name: sources[name].column for name in by if name in sources}
         self.recorded.replaced += [
             (column, place) for name, column in columns.items() if column != by[name].column
         ]
 
     def merge(self, batch: SymbolicBatch, other: SymbolicBatch) -> SymbolicBatch:
-        """The batch with the columns of another whose rows are the same or related."""
+        """Return the batch with the columns of another batch whose rows are the same or related."""
         self.mine(batch, "|"), self.mine(other, "|")
         place = call_place()
         problems = self._unrelated(batch.axis, other, place)
@@ -631,8 +637,10 @@ class Tracer:
         return batch._with(batch.sources | self._coming_up(batch.axis, other))
 
     def _coming_up(self, axis: int, other: SymbolicBatch) -> dict[str, ColumnSource]:
-        """Columns as rows of ``axis`` read them: those of rows that were asked for single tokens as values
-        per token."""
+        """Return columns as rows of ``axis`` read them.
+
+        Columns of rows that were asked for single tokens become token columns.
+        """
         return {
             name: ColumnSource(source.column, Kind(Level.TOKEN, source.kind.dtype))
             if source.kind and self._way(axis, other, source.kind) is Merge.TOKENS
@@ -644,8 +652,7 @@ class Tracer:
         return merge(self.recorded.axes, axis, other.axis, kind is not None and kind.level is Level.GROUP)
 
     def _unrelated(self, axis: int, other: SymbolicBatch, place: Place | None) -> list[Problem]:
-        """The problems of merging columns of rows that are others, or that do not have one value for each
-        row."""
+        """Return the problems of merging columns of unrelated rows, or without one value for each row."""
         ways = {
             name: self._way(axis, other, source.kind)
             for name, source in other.sources.items()
@@ -703,13 +710,13 @@ class Tracer:
         return self.batch(makes, asked_columns(batch.sources) | along | self.symbols(node).sources)
 
     def _sampler(self, batch: SymbolicBatch) -> tuple[str, ...]:
-        """The role that sampled the tokens of the rows, where they are of one."""
+        """Return the role that sampled the tokens of the rows, if one role sampled them all."""
         tokens = batch.sources.get("tokens")
         role = self.recorded.nodes[tokens.column.node].role if tokens is not None else None
         return (role,) if role else ()
 
     def _asked_by(self, role: str, axis: int) -> None:
-        """Note with the rows that were asked which role samples from them: they are encoded for it."""
+        """Add the role that samples from asked rows to their node, so that prompts are encoded for it."""
         nearest = next(
             (step for step in line(self.recorded.axes, axis) if self.recorded.axes[step].step == "asked"),
             None,
@@ -832,7 +839,7 @@ class Tracer:
 
     @contextlib.contextmanager
     def _inside(self, prompts: SymbolicBatch) -> Iterator[SymbolicBatch]:
-        """Record into a graph of its own whose data are the prompts. Names stay unique over both."""
+        """Record into a separate graph whose data are the prompts. Names stay unique over both graphs."""
         outer, poisoned, state = self.recorded, self._poisoned, self.state
         self.recorded, self._poisoned, self.depth = RecordedGraph(), set(), self.depth + 1
         axis = self.axis(RowAxis())
@@ -846,11 +853,11 @@ class Tracer:
             self.recorded, self._poisoned, self.state, self.depth = outer, poisoned, state, self.depth - 1
 
     def held_state(self, kinds: Mapping[str, Kind | None]) -> dict[str, ColumnSource]:
-        """A node that gives the state's scalars, if there are any, and its columns."""
+        """Add a node that gives the scalars of the state, if there are any, and return its columns."""
         return self._scalars("state", kinds) if kinds else {}
 
     def _scalars(self, name: str, kinds: Mapping[str, Kind | None]) -> dict[str, ColumnSource]:
-        """A node that gives scalars which are there when an iteration begins, and its columns."""
+        """Add a node that gives scalars which exist when an iteration begins, and return its columns."""
         outputs = tuple(Output(column, kind, column) for column, kind in kinds.items())
         node = Node(len(self.recorded.nodes), Op.STATE, name, 0, outputs=outputs)
         self.recorded.nodes.append(node)
@@ -865,7 +872,7 @@ def _defaults(specification: Mapping[str, Setting]) -> dict[str, Any]:
     return {name: setting.default for name, setting in specification.items()}
 
 
-# columns that asked rows do not take along
+# columns that asked rows do not keep
 LEFT_BEHIND = ("completion", "finish", "group", "prefix_length", MODEL_PROMPT, *rules.OF_THE_DATA)
 
 
@@ -877,7 +884,7 @@ ASK_GIVES: dict[AskWay, tuple[str, ...]] = {
 
 
 def asked_columns(sources: Mapping[str, ColumnSource]) -> dict[str, ColumnSource]:
-    """The columns that asked rows take along: those with one value per row."""
+    """Return the columns that asked rows keep: columns with one value per row."""
     along = {name: source for name, source in sources.items() if name not in LEFT_BEHIND}
     return {
         name: ColumnSource(source.column, _per_row(source.kind))

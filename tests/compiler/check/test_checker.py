@@ -80,7 +80,7 @@ def test_a_definition_is_named_beside_the_call():
     problem = findings("column_misspelt")[0]
     assert (problem.place.line, problem.definition.line) == (21, 6)
     assert str(problem).splitlines()[:2] == [
-        f"{problem.place}: stage 'place' needs column 'score', which the batch has not",
+        f"{problem.place}: stage 'place' needs column 'score', but the batch does not have it",
         f"  defined:  {problem.definition}",
     ]
 

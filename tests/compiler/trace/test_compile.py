@@ -457,7 +457,7 @@ def test_mistakes_within_a_body_are_found_and_those_after_it_too():
         actor.update(batch, policy_loss)
 
     found = [(p.code, p.expected) for p in trace(flow(f)).problems]
-    assert ("never-read", "a later stage, loss or verb that reads it") in found
+    assert ("never-read", "a later stage, loss or method that reads it") in found
     assert ("setting-range", "groups: an integer of at least 1") in found
     assert [expected for code, expected in found if code == "missing-column"] == [
         "column 'scores'",

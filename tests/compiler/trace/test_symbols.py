@@ -75,6 +75,6 @@ def test_a_column_that_is_asked_for_as_an_attribute_is_not_called_missing(name, 
 
     (problem,) = check(asking, with_variants=False).problems
     assert (problem.message, problem.remedy) == (
-        f"a batch has no attribute '{name}', it has a column of that name",
+        f"a batch has no attribute '{name}', but it has a column of that name",
         remedy,
     )

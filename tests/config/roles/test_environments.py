@@ -116,13 +116,13 @@ def test_check_passes_an_environment_and_its_node_tells_of_it():
 
 def test_what_reset_reads_is_judged_at_its_line(reading):
     (error,) = errors(GRPO, "--env", f"{reading}:Reading")
-    assert error.message == "the environment reading.py:Reading reads 'quest', which the prompts have not"
+    assert error.message == "the environment reading.py:Reading reads 'quest', but the prompts do not have it"
     assert str(error.definition).endswith("reading.py:3")
     assert "--data.quest FIELD" in error.remedy
     (error,) = errors(GRPO, "--env", f"{reading}:Tokens")
     assert (
         error.message
-        == "the environment reading.py:Tokens reads column 'prompt_tokens', which is no row column"
+        == "the environment reading.py:Tokens reads column 'prompt_tokens', which is not a row column"
     )
 
 
@@ -142,7 +142,7 @@ def test_an_environment_belongs_to_a_role_that_samples():
     assert error.message == "role 'reference' does not sample, so no environment can answer it"
     (error,) = errors(CRITIQUE, "--env", f"{FILE}:Silent")
     assert error.message.startswith(
-        "several roles sample, and --env does not say which of them scripted.py:Silent answers"
+        "several roles sample, and --env does not name the role that scripted.py:Silent answers"
     )
     role = error.found.partition(",")[0]
     assert not errors(CRITIQUE, f"--{role}.env", f"{FILE}:Silent")
@@ -150,7 +150,7 @@ def test_an_environment_belongs_to_a_role_that_samples():
 
 def test_columns_of_episodes_are_there_under_an_environment_alone():
     (error,) = errors(GRPO, "--reward", "env")
-    assert error.message == "reward needs column 'episode_score', which rows have under an environment alone"
+    assert error.message == "reward needs column 'episode_score', which exists only with an environment"
     assert error.remedy.startswith("--env FILE.py:Class")
 
 
