@@ -1,5 +1,5 @@
-"""What a model takes on a rank, from its folder's config.json and the headers of its safetensors: no weight
-is read."""
+"""Memory of a model on a rank, from its folder's config.json and safetensors headers, without reading
+weights."""
 
 from __future__ import annotations
 
@@ -12,37 +12,39 @@ from pathlib import Path
 from typing import Any
 
 FLOAT = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
-# in the names of matrices that get no adapter
+# parts of names of matrices that get no adapter
 NO_LINEAR = ("embed", "wte", "wpe", "lm_head", "score", "norm")
-GROWTH = 1.5  # buffers of a key-value cache have up to half as much room again
+GROWTH = 1.5  # buffers of a key-value cache can be up to half larger than their content
 ALIASES = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hidden_size": "n_embd"}
 
 
 @dataclass(frozen=True)
 class MemoryItem:
-    """Something in the memory of each rank of a pool."""
+    """One entry in the memory of each rank of a pool."""
 
     pool: str
     role: str
-    half: str  # trainer, generator, or reward
+    half: str  # the side: trainer, generator, or reward
     what: str  # such as weights, or optimizer
-    bytes: int | None  # None where they cannot be told from the model's folder
+    bytes: int | None  # None if the model's folder does not show it
 
 
 @dataclass(frozen=True)
 class ModelFacts:
     """The configuration of a model folder, and the shapes of its weights."""
 
-    config: Mapping[str, Any]  # of the text model, where the folder has several
-    shapes: Mapping[str, tuple[int, ...]]  # weight → shape; of tied weights one
+    config: Mapping[str, Any]  # configuration of the text model, if the folder has several
+    shapes: Mapping[str, tuple[int, ...]]  # weight → shape; tied weights count once
 
     @staticmethod
     def of(folder: Path) -> ModelFacts:
-        """Read the configuration and the headers of the safetensors in a model folder. Raises OSError and
-        ValueError."""
+        """Read the configuration and the headers of the safetensors in a model folder.
+
+        Raises OSError or ValueError.
+        """
         config = json.loads((folder / "config.json").read_text("utf-8"))
         if not isinstance(config, dict):
-            raise ValueError("config.json holds no object")
+            raise ValueError("config.json is not a JSON object")
         shapes = dict(_shapes(folder))
         if config.get("tie_word_embeddings", True) and len(shapes) > 1:
             shapes.pop("lm_head.weight", None)
@@ -51,21 +53,21 @@ class ModelFacts:
 
     @cached_property
     def parameters(self) -> int | None:
-        """None where the folder has no safetensors."""
+        """Number of parameters; None if the folder has no safetensors."""
         return sum(map(prod, self.shapes.values())) or None
 
     @property
     def hidden(self) -> int:
-        """Width of the hidden states; 0 where the configuration does not say."""
+        """Width of the hidden states; 0 if the configuration does not have it."""
         return int(self._number("hidden_size") or 0)
 
     @property
     def unused_head(self) -> int:
-        """Numbers of a language-model head of its own, which a model with another head does not train."""
+        """Numbers of a separate language-model head, which a model with another head does not train."""
         return prod(self.shapes.get("lm_head.weight", (0,)))
 
     def adapters(self, rank: int, attention: bool) -> int:
-        """Numbers of low-rank adapters beside each linear layer, or each of the attention."""
+        """Numbers of low-rank adapters on all linear layers, or with ``attention`` on those of the attention."""
         return sum(rank * sum(shape) for shape in self._adapted(attention))
 
     def merged(self, attention: bool) -> int:
@@ -83,8 +85,8 @@ class ModelFacts:
 
     @property
     def cache_numbers(self) -> int | None:
-        """Keys and values of one token; None where the config does not say how many layers and heads there
-        are."""
+        """Numbers of the keys and values of one token; None if the config lacks the numbers of layers or
+        heads."""
         layers, heads, hidden = (
             self._number(name) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
         )
@@ -113,34 +115,34 @@ def _shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 @dataclass(frozen=True)
 class ModelFootprint:
-    """The memory that the halves of a role take for a model, on each of their ranks."""
+    """The memory that the sides of a role need for a model, on each of their ranks."""
 
-    facts: ModelFacts | None  # None: no folder, nothing is known
+    facts: ModelFacts | None  # None: no folder, so sizes are unknown
     head: str = "logprobs"
     trained: bool = False
-    dtype: str = "float32"  # of the arithmetic
+    dtype: str = "float32"  # dtype of the arithmetic
     lora: int = 0  # rank of adapters; 0: none
-    attention: bool = False  # whether adapters are beside attention alone
+    attention: bool = False  # True: only attention layers have adapters
     batch_tokens: int = 0  # tokens of the generator's cache; 0: not known
     shares: int = 1  # ranks over which the trainer divides the parts in ``divided``
     divided: tuple[str, ...] = ()
     sampler_shares: int = 1  # ranks over which the generator divides its weights
-    cache_bytes: int = 0  # of the generator's cache, where a setting says so; 0: none does
-    copied: bool = False  # whether the optimizer has a float32 copy of its own of what learns
-    flat: bool = False  # whether the trainer divides flattened tensors
-    tensor: int = 1  # ranks that cut the trainer's tensors for tensor parallelism, before they are divided
-    lent: bool = False  # whether the generator samples with the trainer's weights
+    cache_bytes: int = 0  # bytes of the generator's cache, if a setting fixes them; else 0
+    copied: bool = False  # True: the optimizer has its own float32 copy of the trained weights
+    flat: bool = False  # True: the trainer divides flattened tensors
+    tensor: int = 1  # ranks that split the trainer's tensors for tensor parallelism, before they are divided
+    lent: bool = False  # True: the generator samples with the trainer's weights
 
     @property
     def weight_bytes(self) -> int | None:
-        """Bytes of the weights as a trainer holds them: in float32 where bfloat16 ones are trained; adapters
-        beside them do not count."""
+        """Bytes of the weights as a trainer holds them, without adapters; float32 if bfloat16 weights are
+        trained."""
         master = self.trained and not self.lora and self.dtype == "bfloat16"
         return None if self._weights is None else self._weights * (4 if master else FLOAT[self.dtype])
 
     @property
     def _weights(self) -> int | None:
-        """Numbers of the model. One that gives scores has a head for them in the place of that for tokens."""
+        """Numbers of the model. A model that gives scores has a score head instead of the token head."""
         if self.facts is None or self.facts.parameters is None:
             return None
         return self.facts.parameters + (
@@ -149,14 +151,17 @@ class ModelFootprint:
 
     @property
     def _new_head(self) -> int:
-        """Numbers of a head that the folder's model has not: a value head has a bias."""
+        """Numbers of a head that the folder's model lacks; a value head has a bias."""
         assert self.facts is not None
         there = self.head == "logprobs" or any(name.endswith("score.weight") for name in self.facts.shapes)
         return 0 if there else self.facts.hidden + (self.head == "values")
 
     @property
     def learning_bytes(self) -> int | None:
-        """Bytes of everything that learns; the gradient has as many, and so has each moment of AdamW."""
+        """Bytes of all trained weights.
+
+        The gradient, and each moment of AdamW, has the same number of bytes.
+        """
         if self.facts is None or self._weights is None:
             return None
         if self.lora:
@@ -169,8 +174,11 @@ class ModelFootprint:
 
     @property
     def commit_bytes(self) -> int | None:
-        """Bytes of a copy of everything that an iteration may change: weights, with merged layers in float32
-        at least, what learns beside them, and AdamW's moments."""
+        """Bytes of a commit: a copy of everything that an iteration may change.
+
+        Counts the weights (merged layers in at least float32), separately trained weights, and AdamW's
+        moments.
+        """
         learning = self.learning_bytes
         if self.facts is None or learning is None or self.weight_bytes is None:
             return None
@@ -188,7 +196,7 @@ class ModelFootprint:
         )
 
     def trainer(self) -> dict[str, int | None]:
-        """Part of a trainer → bytes on a rank; empty where there is no folder."""
+        """Return part of a trainer → bytes on a rank; empty without a folder."""
         if self.facts is None:
             return {}
         sizes: dict[str, int | None] = {"weights": self.weight_bytes}
@@ -205,8 +213,11 @@ class ModelFootprint:
         return None if size is None else -(-size // self.shares)
 
     def generator(self) -> dict[str, int | None]:
-        """Part of a generator → bytes on a rank: its copy of the weights where it has one, or its part, and
-        at most so much cache while it samples."""
+        """Return part of a generator → bytes on a rank; empty without a folder.
+
+        The parts are its copy of the weights, or its share of them, if it has one; and the maximum cache
+        while it samples.
+        """
         if self.facts is None:
             return {}
         weights = (

@@ -1,4 +1,4 @@
-"""Which pool runs which half of which role. Nothing is started to find out."""
+"""Placement: the pool of the trainer and generator of each role, decided without starting anything."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rlflow.author.columns import Kind, Level
 from rlflow.compiler.graph.model import HALVES, Graph, Node, Op
 from rlflow.errors import PlanError, Problem, listed, nearest
 
-GENERATORS, REST = "rollout", "train"  # two pools of these names need no flags
-GRAIN = 10_000  # parts in which Ray counts a device
-MOST = 1 << 16  # ranks of a pool
+GENERATORS, REST = "rollout", "train"  # two pools with these names need no flags
+GRAIN = 10_000  # smallest parts in which Ray counts a device
+MOST = 1 << 16  # maximum ranks of a pool
 
 
 @dataclass(frozen=True)
@@ -23,32 +23,38 @@ class Parallel:
 
     # ranks of a tensor-parallel group: they compute the same rows together, as one data-parallel rank
     tensor: int = 1
-    collective: bool = False  # every rank takes part in every call, since each holds a part of the weights
+    # True: every rank takes part in every call, because each holds a part of the weights
+    collective: bool = False
 
     def teams(self, ranks: int) -> list[range]:
-        """The ranks of each tensor-parallel group, of a pool of ``ranks``: adjacent ones."""
+        """Return the ranks of each tensor-parallel group in a pool of ``ranks``; groups are adjacent ranks."""
         return [range(first, first + self.tensor) for first in range(0, ranks, self.tensor)]
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The pool of each half of each role. A reward that is no model has no pool and runs where its input
-    lies."""
+    """The pool of each side of each role.
+
+    A reward function has no pool; it runs where its input is stored.
+    """
 
     pools: Mapping[str, int]  # name → ranks, in the order of --pools
     # role → pool, for the trainers that the graph uses
     trainers: Mapping[str, str] = field(default_factory=dict)
     # role → pool, for the generators that the graph uses
     generators: Mapping[str, str] = field(default_factory=dict)
-    parallel: Mapping[tuple[str, str], Parallel] = field(default_factory=dict)  # (role, half) → its layout
-    # pool → its part of each of its devices; others have whole ones
+    parallel: Mapping[tuple[str, str], Parallel] = field(default_factory=dict)  # (role, side) → its layout
+    # pool → its part of each of its devices; other pools have full devices
     shares: Mapping[str, Fraction] = field(default_factory=dict)
-    threads: bool = False  # whether ranks are threads of the run's own process, and not processes of Ray
+    threads: bool = False  # True: ranks are threads of the run's own process instead of Ray processes
 
     def devices(self) -> list[tuple[str, ...]]:
-        """The pools in groups: rank k of each pool of a group lies on the group's k-th device. A pool with
-        whole devices is a group of its own; of pools with parts, in their order, each takes the first device
-        that has room for it."""
+        """Return the pools in groups that share devices: rank k of each pool of a group is on the group's
+        k-th device.
+
+        A pool with full devices is a group of its own. Each pool with parts joins the first group that has
+        room for it.
+        """
         groups: list[list[str]] = []
         for name in self.pools:
             part = self.shares.get(name, Fraction(1))
@@ -67,17 +73,17 @@ class Placement:
         return self.shares.get(pool, Fraction(1))
 
     def processors(self) -> int:
-        """The processors that a Ray of this machine needs, at least, for all ranks."""
+        """Return the minimum number of processors that Ray on this machine needs for all ranks."""
         return sum(self.pools.values())
 
     def pool_of(self, node: Node) -> str | None:
-        """The pool whose model the node runs; None for what has none."""
+        """Return the pool whose model the node runs; None for a node without a model."""
         if node.role is None:
             return None
         return (self.generators if node.op is Op.GENERATE else self.trainers).get(node.role)
 
     def parallelism(self, role: str, half: str) -> Parallel:
-        """How a half of a role is distributed over its pool."""
+        """Return how a side of a role is distributed over its pool."""
         return self.parallel.get((role, half), Parallel())
 
 
@@ -86,8 +92,11 @@ POOL = re.compile(r"([A-Za-z][\w-]*)=([0-9]{1,9})(?:@(?:(threads)|(gpu|cpu)s?=?(
 
 
 class Pools(str):
-    """The pools of a run as ``--pools`` names them, such as ``train=4,rollout=2@gpu0.5``, and what that says;
-    empty for a run without. Raises PlanError for any other text."""
+    """The pools of a run as ``--pools`` names them, such as ``train=4,rollout=2@gpu0.5``, and their parsed
+    form.
+
+    Empty for a run without pools. Raises PlanError for any other text.
+    """
 
     def __init__(self, text: str) -> None:
         named = {name: (ranks, kind, part) for name, ranks, kind, part in self._named()}
@@ -100,7 +109,7 @@ class Pools(str):
                 "pools share devices of several kinds",
                 found=f"--pools {text}",
                 expected="gpu for all, or cpu for all",
-                remedy="ranks of a run are on one kind of device (--device)",
+                remedy="use one kind of device for all ranks (--device)",
             )
         if 0 < len(apart) < len(named):
             raise PlanError.of(
@@ -110,11 +119,11 @@ class Pools(str):
                 expected=f"@{THREADS} after every pool, or after none",
                 remedy=f"add @{THREADS} to {listed(apart)}",
             )
-        self.ranks = {name: ranks for name, (ranks, _, _) in named.items()}  # in their order
-        # a pool's exact part of each of its devices, where named
+        self.ranks = {name: ranks for name, (ranks, _, _) in named.items()}  # in the order of --pools
+        # a pool's exact part of each of its devices, if given
         self.shares = {name: named[name][2] for name in apart if kinds[name]}
-        self.kind = shared[0] if shared else ""  # of device that pools share: gpu, cpu, or empty
-        self.threads = bool(named) and not apart  # whether all ranks are threads of the run's own process
+        self.kind = shared[0] if shared else ""  # kind of device that pools share: gpu, cpu, or empty
+        self.threads = bool(named) and not apart  # True: all ranks are threads of the run's own process
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
@@ -123,7 +132,7 @@ class Pools(str):
         return core_schema.no_info_after_validator_function(cls, core_schema.str_schema())
 
     def _named(self) -> Iterator[tuple[str, int, str, Fraction]]:
-        """(name, ranks, kind of device that is named or ``threads``, part of the device) of each pool."""
+        """Yield (name, ranks, named kind of device or ``threads``, part of the device) of each pool."""
         names: set[str] = set()
         for item in map(str.strip, self.split(",") if self else ()):
             match = POOL.fullmatch(item)
@@ -132,7 +141,7 @@ class Pools(str):
             if match is None or not 1 <= int(match[2]) <= MOST or name in names:
                 raise PlanError.of(
                     "pools",
-                    f"'{item}' names no pool",
+                    f"'{item}' is not a valid pool",
                     found=f"--pools {self}",
                     expected=f"NAME=RANKS or NAME=RANKS@threads, 1 to {MOST} ranks, several with commas, "
                     "each name once",
@@ -141,7 +150,7 @@ class Pools(str):
             if not 0 < part <= 1 or (part * GRAIN).denominator != 1:
                 raise PlanError.of(
                     "pools",
-                    f"'{item}' names no part of a device",
+                    f"'{item}' does not give a valid part of a device",
                     found=f"--pools {self}",
                     expected="more than 0 and at most 1, in ten-thousandths",
                     remedy=f"{name}={match[2]}@{match[4]}0.5 has half of each of {match[2]} devices",
@@ -156,9 +165,12 @@ def place(
     pools: Mapping[str, int],
     settings: Mapping[str, Mapping[str, object]],
 ) -> Placement:
-    """Choose a pool for each half of each role. ``needs``: role → whether it needs a trainer, and a
-    generator. ``settings``: role → its settings, of which ``pool``, ``trainer.pool`` and ``generator.pool``
-    are read. Raises PlanError with the flags that would settle it."""
+    """Choose a pool for each side of each role.
+
+    ``needs``: role → whether it needs a trainer, and whether it needs a generator. ``settings``: role → its
+    settings; ``pool``, ``trainer.pool`` and ``generator.pool`` are read. Raises PlanError with the flags that
+    would decide the placement.
+    """
     problems = list(_unknown(pools, settings))
     chosen: dict[str, dict[str, str]] = {half: {} for half in HALVES}
     undecided: list[str] = []
@@ -191,7 +203,7 @@ def _unknown(pools: Mapping[str, int], settings: Mapping[str, Mapping[str, objec
             if name in flags and str(flags[name]) not in pools:
                 yield Problem(
                     "no-pool",
-                    f"--{role}.{name} names no pool",
+                    f"--{role}.{name} does not name a pool of --pools",
                     found=str(flags[name]),
                     expected=f"one of {listed(pools)}",
                     nearest=nearest(str(flags[name]), pools),
@@ -203,9 +215,10 @@ def _undecided(graph: Graph, pools: Mapping[str, int], flags: list[str]) -> Iter
     first, *_, last = pools
     yield Problem(
         "pool-undecided",
-        f"nothing says which of {len(pools)} pools runs what of flow '{graph.name}'",
+        f"the flags do not decide which of {len(pools)} pools runs which trainer or generator of flow "
+        f"'{graph.name}'",
         found=listed(pools),
-        expected=f"one pool, two named {REST} and {GENERATORS}, or a pool for each half",
+        expected=f"one pool, two named {REST} and {GENERATORS}, or a pool for each trainer and generator",
         remedy=" ".join(f"{flag} {last if '.generator.' in flag else first}" for flag in flags),
     )
 
@@ -213,7 +226,7 @@ def _undecided(graph: Graph, pools: Mapping[str, int], flags: list[str]) -> Iter
 # -- where each node runs
 # ----------------------------------------------------------------------------------------------------------
 
-# entries a row
+# entries per row
 TYPICAL = {
     Level.TOKEN: 1000,
     Level.PROMPT: 300,
@@ -226,9 +239,12 @@ SIZES = {"bool": 1, "int64": 8, "float64": 8}
 
 
 def homes(graph: Graph, placement: Placement) -> dict[int, str]:
-    """The pool of each node, by id. A node of a model runs where that is; any other where most of the bytes
-    lie that it reads, of equals on the pool that was named first; one that reads nothing, as the data's, with
-    the first model."""
+    """Return the pool of each node, by id.
+
+    A node with a model runs where its model is. Any other node runs where most of the bytes that it reads are
+    stored; if several pools have as many, on the first named. A node that reads nothing, such as the data,
+    runs with the first model.
+    """
     pools: dict[int, str] = {}
     first = next(
         (pool for node in _all(graph) if (pool := placement.pool_of(node))), next(iter(placement.pools))
@@ -239,7 +255,7 @@ def homes(graph: Graph, placement: Placement) -> dict[int, str]:
 
 
 def reward_pools(graph: Graph, placement: Placement) -> dict[str, frozenset[str]]:
-    """The pools on which each reward role scores rows."""
+    """Return the pools on which each reward role scores rows."""
     pools: dict[str, frozenset[str]] = {}
     home = homes(graph, placement)
     for node in graph.nodes:
@@ -255,14 +271,16 @@ def reward_pools(graph: Graph, placement: Placement) -> dict[str, frozenset[str]
 
 
 def _all(graph: Graph) -> Iterator[Node]:
-    """All nodes in program order, those of a `repeat` body in the place of the repeat."""
+    """Yield all nodes in program order, with the nodes of a `repeat` body instead of the `repeat`."""
     for node in graph.nodes:
         yield from _all(node.body) if node.body else (node,)
 
 
 def _heaviest(graph: Graph, node: Node, home: Mapping[int, str], placement: Placement) -> str | None:
-    """The pool with the most bytes that a node reads. ``home``: the pools of earlier nodes, by id. None where
-    it reads nothing."""
+    """Return the pool with the most bytes that a node reads, None if it reads nothing.
+
+    ``home``: the pools of earlier nodes, by id.
+    """
     bytes_on = dict.fromkeys(placement.pools, 0)
     for item in node.inputs:
         kind = graph.nodes[item.column.node].output(item.column.name).kind
@@ -271,8 +289,10 @@ def _heaviest(graph: Graph, node: Node, home: Mapping[int, str], placement: Plac
 
 
 def typical_bytes(kind: Kind | None) -> int:
-    """Bytes of a row of a column of this kind, for responses of a thousand tokens; an unknown kind counts as
-    a number per row."""
+    """Return the bytes per row of a column of this kind, for responses of a thousand tokens.
+
+    An unknown kind counts as one number per row.
+    """
     if kind is None:
         return 4
     return TYPICAL[kind.level] * (1 if kind.level is Level.TEXT else SIZES.get(kind.dtype or "", 4))

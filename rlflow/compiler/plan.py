@@ -1,4 +1,7 @@
-"""What to run in one iteration, and in which order it may: made by passes from a traced program."""
+"""The plan of one iteration: what runs and in which order it may run.
+
+Passes make it from a traced program.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,11 @@ class PassNote:
 
 @dataclass(frozen=True)
 class JudgedColumns:
-    """What rewards gave the rows that an update learns from, and what it reads of that."""
+    """The scores of the rows that an update learns from, and the columns derived from them that it reads."""
 
     # reward role → its scores, if several roles score these rows
     rewards: Mapping[str, Column] = field(default_factory=dict)
-    learned: tuple[Column, ...] = ()  # columns of these rows that the update reads and that scores reach
+    learned: tuple[Column, ...] = ()  # columns of these rows that the update reads and that depend on scores
 
     def __iter__(self) -> Iterator[Column]:
         yield from (*self.rewards.values(), *self.learned)
@@ -40,11 +43,11 @@ class JudgedColumns:
 
 @dataclass(frozen=True)
 class Streaming:
-    """How sampled rows may be scored in chunks while others are still sampled."""
+    """How sampled rows may be scored in chunks while other rows are still sampled."""
 
-    chunks: int = 1  # into which rows go; 1: none are streamed
-    by: frozenset[str] = frozenset()  # roles whose generator gives rows as they end
-    # roles whose scores and forwards of a row have the same bits whatever is computed beside it
+    chunks: int = 1  # number of chunks of the rows; 1: no streaming
+    by: frozenset[str] = frozenset()  # roles whose generator returns rows as they end
+    # roles whose scores and forwards of a row are bit-equal in any batch
     exact: frozenset[str] = frozenset()
 
 
@@ -59,51 +62,55 @@ class Piece:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of one iteration: the place and order of its nodes, and the columns that are kept. Its units are
-    nodes and pieces of nodes; a node in pieces joins the results of its pieces. Ids of chunks and pieces follow
-    the ids of nodes."""
+    """The plan of one iteration: the place and order of its nodes, and the columns that are kept.
+
+    Its units are nodes and pieces of nodes. A node that is cut into pieces joins their results. Ids of chunks
+    and pieces follow the ids of nodes.
+    """
 
     program: Program
     graph: Graph
     live: tuple[int, ...]  # ids of the nodes that run
-    columns: frozenset[Column] = frozenset()  # that are stored
+    columns: frozenset[Column] = frozenset()  # columns that are stored
     held_to_end: frozenset[Column] = frozenset()  # columns that the run's records read
-    # unit → the higher, the sooner it starts among those that may
+    # unit → priority; of the units that may start, the highest starts first
     priority: Mapping[int, float] = field(default_factory=dict)
-    lane: Mapping[int, str] = field(default_factory=dict)  # unit → the lane in which it runs
-    # forward → the most rows that one step of the update reusing its graph takes
+    lane: Mapping[int, str] = field(default_factory=dict)  # unit → the executor queue in which it runs
+    # forward whose graph the next update reuses → the most rows of one step of that update
     ahead: Mapping[int, float] = field(default_factory=dict)
-    # forward or update → the rows that begin with one prompt, where its trainer computes that once
+    # forward or update → the rows that share a prompt, if its trainer computes the prompt once
     prompt_rows: Mapping[int, int] = field(default_factory=dict)
     bodies: Mapping[int, Plan] = field(default_factory=dict)  # repeat → the plan of its body
-    notes: tuple[PassNote, ...] = ()  # on what the passes have changed
-    placement: Placement | None = None  # of roles on pools; None in one process
+    notes: tuple[PassNote, ...] = ()  # what the passes changed
+    placement: Placement | None = None  # placement of roles on pools; None in one process
     home: Mapping[int, str] = field(default_factory=dict)  # node → the pool that runs it
     streaming: Streaming = Streaming()
-    # sampling node → its chunks but the last, which comes with its end
+    # sampling node → its chunks except the last, which comes when the node ends
     chunks: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     pieces: Mapping[int, Piece] = field(default_factory=dict)  # by id
     residency: tuple[MemorySchedule, ...] = ()  # the memory schedules of pools with a limit
-    # unit → the unit that has its lane before it, where that is settled
+    # unit → the unit that runs before it in its queue, if the order is fixed
     turns: Mapping[int, int] = field(default_factory=dict)
-    evaluation: Plan | None = None  # of the flow's own evaluation, where it has one
+    evaluation: Plan | None = None  # plan of the flow's own evaluation, if it has one
     # name → the column that samples and health metrics show
     records: Mapping[str, Column] = field(default_factory=dict)
-    # role → likewise, where several trained roles sample
+    # role → the same columns of its rows, if several trained roles sample
     policies: Mapping[str, Mapping[str, Column]] = field(default_factory=dict)
-    # role of ``policies``, or an empty name for all → what scores its first update learns from
+    # role of ``policies``, or an empty name for all → scores that its first update learns from
     judged: Mapping[str, JudgedColumns] = field(default_factory=dict)
 
     def _repr_html_(self) -> str:
-        """A picture with the pool or the lane of each node, and what the passes did, as notebooks show it."""
+        """Return a picture for notebooks, with each node's pool or queue and the notes of the passes."""
         from rlflow.compiler.graph.draw import html
 
         where = {i: self.home.get(i) or self.lane.get(i, "") for i in self.live}
         return html(self.graph, where, [str(note) for note in self.notes])
 
     def before(self, end: int) -> Plan:
-        """The plan of the nodes that come before the node ``end`` in program order. It sets no state and
-        returns nothing."""
+        """Return the plan of the nodes before the node ``end`` in program order.
+
+        It sets no state and returns no results.
+        """
         live = tuple(i for i in self.live if i < end)
         pieces = {i: piece for i, piece in self.pieces.items() if piece.node < end}
         return replace(
@@ -136,7 +143,7 @@ class Plan:
         return {chunk: source for source, chunks in self.chunks.items() for chunk in chunks}
 
     def node(self, unit: int) -> Node:
-        """The node itself, or that of a piece."""
+        """Return the node, or the node of a piece."""
         return self.graph.nodes[self.pieces[unit].node if unit in self.pieces else unit]
 
     @cached_property
@@ -151,13 +158,15 @@ class Plan:
         return names
 
     def works_in(self, node: int) -> str:
-        """The lane of the node's work: of one in pieces theirs."""
+        """Return the queue of the node's work. For a node in pieces this is the queue of its pieces."""
         return self.lane[self.in_pieces[node][0] if node in self.in_pieces else node]
 
     @cached_property
     def waits_for(self) -> dict[int, set[int]]:
-        """The live nodes that must end before each live node starts. A piece waits as its node does, but of
-        the sampling node for its own chunk alone."""
+        """The units that must end before each unit starts.
+
+        A piece waits like its node, but from the sampling node it waits only for its own chunk.
+        """
         live = set(self.live)
         predecessors = {i: {j for j in self.graph.order.predecessors(i) if j in live} for i in self.live}
         pieces = {
@@ -172,7 +181,7 @@ class Plan:
         return predecessors
 
     def names_before(self, unit: int) -> tuple[str, ...]:
-        """Names of what it waits for; of a chunk that of its source."""
+        """Return the names of the nodes that a unit waits for; a chunk counts as its source."""
         return tuple(dict.fromkeys(self.node(self.source_of.get(i, i)).name for i in self.waits_for[unit]))
 
     def _chunk(self, piece: Piece) -> int:
@@ -190,8 +199,10 @@ class Plan:
 
     @cached_property
     def reads(self) -> dict[int, frozenset[Column]]:
-        """The columns that each live node reads. A node in pieces reads for all of them, since it ends after
-        the last."""
+        """The columns that each live node reads.
+
+        A node in pieces reads for all its pieces, because it ends after the last.
+        """
         return {
             i: frozenset(
                 item.column
@@ -203,16 +214,20 @@ class Plan:
 
     @cached_property
     def gives(self) -> dict[int, tuple[Column, ...]]:
-        """The columns of each live node that are kept. Columns of pieces are not seen before the node joins
-        them."""
+        """The kept columns that each live node gives.
+
+        Columns of pieces are visible once the node joins them.
+        """
         return {
             i: tuple(Column(i, name) for name in self.keeps(self.node(i)) if i not in self.pieces)
             for i in self.units
         }
 
     def shared(self, seconds: Mapping[int, float]) -> dict[int, float]:
-        """Seconds of nodes as those of all that is scheduled: of one in pieces each piece has an even share,
-        and joining takes none."""
+        """Return seconds per scheduled unit.
+
+        Each piece of a split node gets an equal share of the node's time; joining takes no time.
+        """
         own = {i: 0.0 if i in self.in_pieces else seconds[i] for i in self.live}
         return own | {
             i: seconds[piece.node] / len(self.in_pieces[piece.node]) for i, piece in self.pieces.items()
@@ -228,7 +243,7 @@ class Plan:
         return nodes
 
     def keeps(self, node: Node) -> tuple[str, ...]:
-        """Names of the node's outputs that are kept."""
+        """Return the names of the node's outputs that are kept."""
         return tuple(output.name for output in node.outputs if Column(node.id, output.name) in self.columns)
 
     def __str__(self) -> str:
@@ -236,7 +251,7 @@ class Plan:
 
 
 def _turns_of(turns: Mapping[int, int], units: Collection[int]) -> dict[int, int]:
-    """The turns of some units, in the order that they had among the others."""
+    """Return the fixed order of some units, as they were ordered among the others."""
     own: dict[int, int] = {}
     for unit in units:
         before = turns.get(unit)

@@ -1,10 +1,9 @@
-"""Memory schedules: which parts of models are in a rank's memory during which step of an iteration, with the
-fewest moves that fit. Nothing is moved here.
+"""Memory schedules: which model parts are in a rank's memory in each step of an iteration, with fewest moves.
 
-An iteration is a row of steps that is repeated. Between two steps that need it, a part either stays in memory
-and takes its bytes, or is moved out after the first and back before the second. To keep it for a while and
-then move it out saves nothing, so that a schedule is decided by which of these gaps are kept. The search for
-them is exact.
+An iteration is a list of steps that repeats. Between two steps that need a part, the part either stays in
+memory and takes its bytes, or is moved out after the first step and back before the second. Keeping it for a
+while and then moving it out saves nothing. So a schedule is defined by the gaps in which parts stay. The
+search for these gaps is exact. This module moves nothing.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from rlflow.errors import PlanError, Problem
 
 @dataclass(frozen=True, order=True)
 class ModelPart:
-    """A part of what a half of a role holds in the memory of a rank."""
+    """A part of what a side of a role holds in the memory of a rank."""
 
     role: str
-    half: str  # trainer or generator; reward for a reward model of its own folder
+    half: str  # side: trainer or generator; reward for a reward model with a folder of its own
     what: str  # weights, gradient, optimizer or cache
 
     def __str__(self) -> str:
@@ -36,78 +35,76 @@ Parts = frozenset[ModelPart]
 
 
 def parts(role: str, half: str, *what: str) -> Parts:
-    """The parts of these kinds of a half: weights, gradient, optimizer or cache."""
+    """Return the parts of a side by kind: weights, gradient, optimizer or cache."""
     return frozenset(ModelPart(role, half, each) for each in what)
 
 
 def computing(role: str) -> Parts:
-    """The parts that a forward pass of a role's trainer needs; writing a file of its weights needs the
-    same."""
+    """Return the parts that a forward pass of a role's trainer needs, or writing a file of its weights."""
     return parts(role, "trainer", "weights")
 
 
 def copying(role: str) -> Parts:
-    """The parts that a copy of everything that training changes needs."""
+    """Return the parts that a copy of everything that training changes needs."""
     return parts(role, "trainer", "weights", "optimizer")
 
 
 def learning(role: str) -> Parts:
-    """The parts that an update needs."""
+    """Return the parts that an update needs."""
     return parts(role, "trainer", "weights", "optimizer", "gradient")
 
 
 def sampling(role: str) -> Parts:
-    """The parts that a role's generator needs to sample, or to score."""
+    """Return the parts that a role's generator needs to sample or to score."""
     return parts(role, "generator", "weights", "cache")
 
 
 def syncing(role: str) -> Parts:
-    """The parts that a transfer of weights from the trainer to the generator needs."""
+    """Return the parts that a transfer of weights from the trainer to the generator needs."""
     return parts(role, "trainer", "weights") | parts(role, "generator", "weights")
 
 
 @dataclass(frozen=True)
 class MemoryStep:
-    """A step of an iteration that computes with parts of models: a node, or a part of one."""
+    """A step of an iteration that computes with model parts: a node, or a part of a node."""
 
-    step: str  # its name
-    needs: Parts  # that must be in memory during the step, and could be elsewhere at other times
-    # part → bytes that are in memory during the step alone
+    step: str  # name of the step
+    needs: Parts  # parts that must be in memory during the step, and may be offloaded at other times
+    # part → bytes that are in memory only during the step
     passing: Mapping[ModelPart, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Move:
-    """A part of a model that is moved out of memory, or back, before a step."""
+    """A model part that is moved out of memory, or back, before a step."""
 
     before: str  # name of the step
     part: ModelPart
-    bytes: int  # of each rank
-    away: bool  # whether they are freed; else they are taken again
+    bytes: int  # bytes of each rank
+    away: bool  # True: the bytes are freed; False: the part is loaded again
 
 
 @dataclass(frozen=True)
 class MemorySchedule:
-    """The steps of an iteration on each rank of a pool, and which parts of models are in memory during
-    each."""
+    """The steps of an iteration on each rank of a pool, with the model parts in memory during each."""
 
     pool: str
-    moments: tuple[MemoryStep, ...]  # in their order; after the last one the first comes again
-    sizes: Mapping[ModelPart, int]  # bytes on a rank of the parts that can be elsewhere
-    fixed: Mapping[ModelPart, int]  # bytes on a rank of the parts that cannot
+    moments: tuple[MemoryStep, ...]  # in order; the first follows the last
+    sizes: Mapping[ModelPart, int]  # bytes on a rank of the parts that can be offloaded
+    fixed: Mapping[ModelPart, int]  # bytes on a rank of the parts that cannot be offloaded
     limit: int  # bytes that a rank may hold
-    awake: tuple[Parts, ...] = ()  # for each step the parts of ``sizes`` that are in memory
-    beside: tuple[MemoryStep, ...] = ()  # steps that come now and then, between two iterations
+    awake: tuple[Parts, ...] = ()  # for each step, the parts of ``sizes`` that are in memory
+    beside: tuple[MemoryStep, ...] = ()  # steps that sometimes come between two iterations
 
     def held(self, moment: MemoryStep, awake: Iterable[ModelPart]) -> int:
-        """Bytes on a rank during a step, with these parts of ``sizes`` in memory."""
+        """Return the bytes on a rank during a step, with these parts of ``sizes`` in memory."""
         return (
             sum(self.fixed.values()) + sum(moment.passing.values()) + sum(self.sizes[part] for part in awake)
         )
 
     @cached_property
     def moves(self) -> tuple[Move, ...]:
-        """The moves of one iteration, in order: before each step first what goes, then what comes."""
+        """The moves of one iteration, in order; before each step parts are first moved out, then back."""
         return tuple(move for at in range(len(self.moments)) for move in self._moves(at))
 
     def _moves(self, at: int) -> Iterator[Move]:
@@ -127,7 +124,7 @@ class MemorySchedule:
 
     @property
     def moving(self) -> bool:
-        """Whether anything is ever elsewhere."""
+        """True if any part is ever offloaded."""
         return any(set(awake) != set(self.sizes) for awake in self.awake) or self.peak_without > self.limit
 
 
@@ -137,15 +134,15 @@ class MemorySchedule:
 
 @dataclass(frozen=True)
 class Gap:
-    """Steps in a row during which a part is not needed."""
+    """Consecutive steps during which a part is not needed."""
 
     part: ModelPart
     over: frozenset[int]  # the steps, by number
-    unused: bool = False  # whether no step needs the part at all, so that it may stay away for free
+    unused: bool = False  # True: no step needs the part, so it may stay offloaded at no cost
 
 
 def gaps(course: MemorySchedule) -> Iterator[Gap]:
-    """Between each use of a part and the next one, round the end of the iteration too."""
+    """Yield the gaps between each use of a part and the next, also across the end of the iteration."""
     count = len(course.moments)
     for part in sorted(course.sizes):
         uses = [at for at, moment in enumerate(course.moments) if part in moment.needs]
@@ -156,12 +153,15 @@ def gaps(course: MemorySchedule) -> Iterator[Gap]:
                 yield Gap(part, frozenset(at % count for at in range(one + 1, other)))
 
 
-Cost = tuple[int, int, int]  # moves in an iteration, their bytes, unused parts that stay away
+Cost = tuple[int, int, int]  # moves in an iteration, their bytes, unused parts that stay offloaded
 
 
 def fewest(course: MemorySchedule) -> tuple[Parts, ...]:
-    """Choose the parts that are in memory at each moment so that the iteration takes the fewest moves and, of
-    such choices, moves the fewest bytes. Every moment must fit by itself."""
+    """Choose the parts that are in memory at each step, with the fewest moves and then the fewest moved
+    bytes.
+
+    Every step must fit by itself.
+    """
     count, all_gaps = len(course.moments), list(gaps(course))
     room = [course.limit - course.held(moment, moment.needs) for moment in course.moments]
     rest = set(all_gaps) - _dropped(course, all_gaps, room)
@@ -170,14 +170,17 @@ def fewest(course: MemorySchedule) -> tuple[Parts, ...]:
     )
 
 
-Way = tuple[Cost, frozenset[Gap]]  # what it costs so far, and the gaps that are dropped
+Way = tuple[Cost, frozenset[Gap]]  # cost so far, and the gaps in which parts are offloaded
 
 
 def _dropped(course: MemorySchedule, all_gaps: list[Gap], room: list[int]) -> frozenset[Gap]:
-    """The gaps that are not kept. Moment by moment of those at which not all fit, each way on is a least set
-    of gaps that makes it fit, of which none could be kept: a best solution has such a set for every moment,
-    and to drop a gap is no worse for the moments before. A few ways alone first say what a solution costs at
-    most."""
+    """Return the gaps in which parts are offloaded, for a best solution.
+
+    Goes through the steps at which not all parts fit. Each continuation is a least set of gaps that makes the
+    step fit, so that no gap of the set could be kept. A best solution has such a set for every step, and
+    offloading in a gap never hurts earlier steps. A first search with few ways gives an upper bound of the
+    cost.
+    """
     covering = [[gap for gap in all_gaps if at in gap.over] for at in range(len(room))]
     tight = {
         at: gaps_here
@@ -195,8 +198,11 @@ def _search(
     most: tuple[float, int, int],
     few: int | None = None,
 ) -> Way:
-    """The best way of those that cost no more than ``most``; of ``few`` alone where they are limited. Ways
-    that differ in nothing that a later moment still has to do with go on as the best of them."""
+    """Return the best way that costs no more than ``most``.
+
+    ``few`` limits the number of ways per step. Ways that differ only in gaps that no later step needs are
+    merged into the best of them.
+    """
     ways: dict[frozenset[Gap], Way] = {frozenset(): ((0, 0, 0), frozenset())}
     moments = list(tight)
     for place, at in enumerate(moments):
@@ -214,7 +220,7 @@ def _search(
 
 
 def _least(course: MemorySchedule, there: list[Gap], excess: int) -> Iterator[tuple[Gap, ...]]:
-    """Sets of gaps that free ``excess`` bytes and would not without any one of them."""
+    """Yield sets of gaps that free ``excess`` bytes, and of which every gap is needed for that."""
     sizes = [course.sizes[gap.part] for gap in there]
     for count in range(len(there) + 1):
         for chosen in itertools.combinations(range(len(there)), count):
@@ -228,13 +234,11 @@ def _plus(course: MemorySchedule, cost: Cost, freed: tuple[Gap, ...]) -> Cost:
     return cost[0] + 2 * len(moved), cost[1] + 2 * sum(moved), cost[2] + len(freed) - len(moved)
 
 
-# -- what does not fit, and that the rest does
-# ---------------------------------------------------------------------------------------
+# -- parts that do not fit, and the proof of a schedule ------------------------------------------------
 
 
 def too_large(course: MemorySchedule) -> Iterator[Problem]:
-    """Moments that do not fit by themselves, the one that is farthest from it of those with the same
-    needs."""
+    """Yield problems of steps that do not fit by themselves; for equal needs only the worst step."""
     reported: set[Parts] = set()
     over = [
         (course.held(moment, moment.needs) - course.limit, moment)
@@ -263,13 +267,15 @@ def _too_large(course: MemorySchedule, moment: MemoryStep, excess: int) -> Probl
         f"{moment.step} does not fit into a rank's memory on {course.pool}: {decimal(excess)} too much",
         found=parts_text,
         expected=f"at most {decimal(course.limit)} at once (--memory)",
-        remedy=f"--memory {course.limit + excess}; or {less}, or another pool for a half",
+        remedy=f"--memory {course.limit + excess}; or {less}, or another pool for the trainer or generator",
     )
 
 
 def prove(course: MemorySchedule) -> int:
-    """Go through the iteration twice and count what is there; the most bytes. Raises PlanError where a part
-    is missing that is needed, or more is there than fits, at whatever moment, moves included."""
+    """Simulate the moves of two iterations, and return the most bytes in memory.
+
+    Raises PlanError if a needed part is missing, or if memory exceeds the limit at any step, including moves.
+    """
     there: set[ModelPart] = set(course.awake[-1]) if course.awake else set()
     most = 0
     for at in [*range(len(course.moments))] * 2:
@@ -280,10 +286,10 @@ def prove(course: MemorySchedule) -> int:
         if moment.needs - there or size > course.limit:
             raise PlanError.of(
                 "memory-proof",
-                f"the planned moves do not hold at {moment.step} on {course.pool}",
+                f"the planned moves are wrong at {moment.step} on {course.pool}",
                 found=f"{decimal(size)}; missing {', '.join(map(str, sorted(moment.needs - there))) or 'nothing'}",
-                expected=f"all that it needs within {decimal(course.limit)}",
-                remedy="leave --memory out, and report this",
+                expected=f"all needed parts within {decimal(course.limit)}",
+                remedy="remove --memory, and report this as a bug",
             )
         most = max(most, size)
     return most

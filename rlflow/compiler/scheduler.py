@@ -1,12 +1,14 @@
-"""The scheduler: a pure state machine. Events go in, instructions come out; it does no I/O and never waits.
+"""The scheduler: a pure state machine that takes events and returns instructions.
 
-A node is waiting, ready, running or done. Ready nodes start when their lane has room, the one with most to
-come after it first, ties in program order. A column is freed when its last reader is done. After a failure
-nothing more starts and, when the last running node has ended, everything is freed. A node that samples may
-let go of chunks of its rows while it runs; pieces of other nodes wait for these.
+It does no I/O and never waits.
 
-An event costs what it touches: the nodes that wait for the one that ended, the columns that it read or gave,
-and their lanes.
+A node is waiting, ready, running or done. Ready nodes start when their queue has room. The node with the most
+remaining work starts first; ties are resolved in program order. A column is freed when its last reader is
+done. After a failure no node starts any more. When the last running node has ended, everything is freed. A
+sampling node may release chunks of its rows while it runs; pieces of other nodes wait for these chunks.
+
+The cost of an event depends only on the nodes that wait for the ended node, the columns that it read or gave,
+and their queues.
 """
 
 from __future__ import annotations
@@ -22,21 +24,21 @@ from rlflow.compiler.plan import Plan
 
 @dataclass(frozen=True)
 class StartNode:
-    """An instruction: run this node, or piece of a node, now."""
+    """Instruction: run this node, or piece of a node, now."""
 
     node: int
 
 
 @dataclass(frozen=True)
 class Free:
-    """An instruction: these columns are read by nothing any more."""
+    """Instruction: free these columns, which nothing will read any more."""
 
     columns: tuple[Column, ...]
 
 
 @dataclass(frozen=True)
 class Finish:
-    """Everything is done, or, after a failure, nothing runs any more."""
+    """Instruction: the iteration is over. Everything is done, or after a failure nothing runs any more."""
 
     failed: bool = False
 
@@ -46,8 +48,10 @@ Instruction = StartNode | Free | Finish
 
 @dataclass(slots=True)
 class _Lane:
-    """A lane: its number, by when it first had a ready node; the places taken; and ready nodes, the one to
-    start first on top."""
+    """A queue: its limit, the places in use, and a heap of ready nodes with the next one on top.
+
+    ``number`` is the order in which queues first had a ready node.
+    """
 
     number: int
     limit: float
@@ -56,8 +60,10 @@ class _Lane:
 
 
 class Scheduler:
-    """One iteration of a plan. ``room`` is how many nodes each lane runs at once; lanes it does not name have
-    no limit."""
+    """The schedule of one iteration of a plan.
+
+    ``room`` is how many nodes each queue runs at once; queues without an entry have no limit.
+    """
 
     def __init__(self, plan: Plan, room: Mapping[str, int]) -> None:
         self._plan = plan
@@ -72,12 +78,12 @@ class Scheduler:
         self._failed = False
 
     def begin(self) -> list[Instruction]:
-        """The nodes that wait for nothing."""
+        """Return the instructions to start the nodes that wait for nothing."""
         first = [node for node, before in self._waiting.items() if not before]
         return [*self._start([self._make_ready(node) for node in first]), *self._finish()]
 
     def done(self, node: int) -> list[Instruction]:
-        """A node has ended well and its kept columns are stored."""
+        """Handle a node that ended successfully and whose kept columns are stored."""
         lane = self._leave(node)
         self._done.add(node)
         self._stored.update(self._plan.gives[node])
@@ -88,19 +94,19 @@ class Scheduler:
         return [*self._free(node), *self._start(touched), *self._finish()]
 
     def released(self, chunk: int) -> list[Instruction]:
-        """A chunk is there of the rows that a running node samples."""
+        """Handle a chunk of the rows that a running node samples."""
         self._chunks.add(chunk)
         return self._start(
             [self._make_ready(later) for later in self._plan.followers[chunk] if self._one_less(later)]
         )
 
     def failed(self, node: int) -> list[Instruction]:
-        """A node has raised: nothing more starts."""
+        """Handle a node that raised: no node starts any more."""
         self._leave(node)
         return self.halt()
 
     def halt(self) -> list[Instruction]:
-        """Nothing more starts; what runs may end."""
+        """Start no more nodes; running nodes may end."""
         self._failed = True
         for lane in self._lanes.values():
             lane.ready.clear()
@@ -108,29 +114,29 @@ class Scheduler:
 
     @property
     def running(self) -> frozenset[int]:
-        """Nodes that were started and have not ended."""
+        """Nodes that have started and not ended."""
         return frozenset(self._running)
 
     def validate(self) -> None:
-        """Assert what must hold between events."""
+        """Assert the invariants that hold between events."""
         ready = {node for lane in self._lanes.values() for _, node in lane.ready}
         states = [set(self._waiting), ready, self._running, self._done]
         assert sum(map(len, states)) == len(set().union(*states)), "a node is in one state"
         assert self._failed or set().union(*states) == set(self._plan.units), "no node is lost"
         for name, lane in self._lanes.items():
             assert sum(self._plan.lane[node] == name for node in self._running) == lane.used <= lane.limit, (
-                f"lane {name} holds its limit"
+                f"queue {name} keeps its limit"
             )
             assert self._failed or not lane.ready or lane.used == lane.limit, (
-                f"lane {name} leaves no place empty"
+                f"queue {name} has no free place while nodes are ready"
             )
         for node, left in self._waiting.items():
             assert left == len(self._plan.waits_for[node] - self._done - self._chunks) > 0, (
-                "a node waits for what is not done"
+                "a node waits for units that are not done"
             )
 
     def _one_less(self, node: int) -> bool:
-        """Whether the node now waits for nothing."""
+        """Count one unit less to wait for; return True if the node now waits for nothing."""
         self._waiting[node] -= 1
         return not self._waiting[node]
 
@@ -149,7 +155,7 @@ class Scheduler:
         return lane
 
     def _start(self, touched: Iterable[_Lane]) -> list[Instruction]:
-        """Fill the lanes that an event touched; no other can have got a place or a node."""
+        """Fill the queues that an event touched; other queues cannot have changed."""
         started: list[Instruction] = []
         for lane in sorted(touched, key=lambda lane: lane.number) if not self._failed else ():
             while lane.ready and lane.used < lane.limit:
@@ -160,7 +166,7 @@ class Scheduler:
         return started
 
     def _free(self, node: int) -> list[Instruction]:
-        """Columns whose last reader this was, and its own that nobody reads."""
+        """Return the instruction to free the columns that nothing reads any more after this node."""
         for column in self._plan.reads[node]:
             self._unread[column] -= 1
         columns = [

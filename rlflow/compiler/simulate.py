@@ -1,5 +1,8 @@
-"""The executor in virtual time: the same scheduler, driven by given durations instead of work. Says how long
-an iteration would take, what would decide that, and how far it is from what no schedule can beat."""
+"""The executor in virtual time: the same scheduler with given durations instead of work.
+
+A simulation shows how long an iteration would take, which nodes decide that, and the lower bound of any
+schedule.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from rlflow.errors import PlanError, listed
 
 Seconds = Mapping[int, float] | Callable[[Node], float]
 
-# columns that are there when an iteration begins; as in a run, they have no span
+# columns that exist when an iteration begins; as in a run, they have no span
 INSTANT = (Op.DATA, Op.STATE)
 
 
@@ -28,7 +31,8 @@ class CriticalNode:
 
     node: str
     after: str | None = None  # the node that it waited for; None for the first
-    why: str = ""  # "node" where it reads what that one wrote, "lane" where it only took its place
+    # "node" if it reads a result of that node, "lane" if it only waited for a place in its queue
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Simulation:
 
     spans: tuple[Span, ...]  # in the order in which nodes ended
     longest: float  # seconds of the longest path
-    room: Mapping[str, int]  # lane → nodes that it runs at once
+    room: Mapping[str, int]  # queue → nodes that it runs at once
     started: tuple[int, ...] = ()  # nodes and pieces in the order in which they started
 
     @property
@@ -47,8 +51,8 @@ class Simulation:
 
     @property
     def bound(self) -> float:
-        """Seconds that no schedule can beat: the longest path, or the work of the busiest lane over its
-        room."""
+        """Lower bound in seconds for any schedule: the longest path, or the work of the busiest queue over
+        its room."""
         limited = {
             lane: share for lane, share in busy(self.spans, 1.0, self.room).items() if lane in self.room
         }
@@ -56,12 +60,12 @@ class Simulation:
 
     @property
     def busy(self) -> dict[str, float]:
-        """Lane → share of its places that is taken from start to end."""
+        """Queue → share of its places that is in use from start to end."""
         return busy(self.spans, self.makespan, self.room)
 
     @cached_property
     def critical(self) -> tuple[CriticalNode, ...]:
-        """The chain of nodes that decides the makespan, and what each of them waited for."""
+        """The chain of nodes that decides the makespan, with the node that each waited for."""
         path = critical_path(self.spans, self.room)
         first = (CriticalNode(span.node) for span in path[:1])
         pairs = zip(path, path[1:], strict=False)
@@ -72,7 +76,7 @@ class Simulation:
 
     @property
     def decided_by(self) -> list[str]:
-        """Names along the critical path, each once and after one that it waited for."""
+        """Names along the critical path, each once and after a node that it waited for."""
         return chain(step.node for step in self.critical)
 
     @cached_property
@@ -81,23 +85,30 @@ class Simulation:
         return {span.node: span for span in self.spans}
 
     def together(self, *names: str) -> bool:
-        """Whether at some moment all these nodes run."""
+        """Return True if all these nodes run at the same time at some moment."""
         spans = [self.by_name[name] for name in names]
         return max(span.start for span in spans) < min(span.end for span in spans)
 
 
 def evenly(rows: float) -> float:
-    """Rows end one after another, none much later than the others."""
+    """Return the share of a node's time after which a share of its rows has ended, if rows end evenly."""
     return rows
 
 
 def simulate(
     plan: Plan, seconds: Seconds, room: Mapping[str, int], ended: Callable[[float], float] = evenly
 ) -> Simulation:
-    """Run a plan, an unrolled one too, in virtual time. ``seconds`` maps node ids to durations, or gives that
-    of a node; `repeat` is one node. ``room`` is how many nodes each lane runs at once. ``ended``: of a node
-    whose rows are streamed the share of its time after which a share of its rows has ended, rising from 0 to
-    1. Raises PlanError where a node has no duration, and where nodes are left that can never start."""
+    """Run a plan, or an unrolled plan, in virtual time.
+
+    seconds: node id → duration, or a function from a node to its duration; a `repeat` is one node.
+
+    room: how many nodes each queue runs at once.
+
+    ended: for a node with streamed rows, a function from a share of its rows to the share of its time after
+    which they have ended, rising from 0 to 1.
+
+    Raises PlanError if a node has no duration, or if nodes are left that can never start.
+    """
     seconds_of = plan.shared(durations(plan, seconds))
     clock = _Clock(plan, seconds_of, ended)
     scheduler = Scheduler(plan, room)
@@ -111,7 +122,7 @@ def simulate(
 
 
 def durations(plan: Plan, seconds: Seconds) -> dict[int, float]:
-    """The seconds of each live node."""
+    """Return the seconds of each live node. Raises PlanError for missing, negative or infinite durations."""
     nodes = [plan.graph.nodes[i] for i in plan.live]
     known = {
         node.id: seconds(node) if callable(seconds) else seconds.get(node.id, math.nan)
@@ -134,21 +145,21 @@ def durations(plan: Plan, seconds: Seconds) -> dict[int, float]:
 
 @dataclass
 class _Clock:
-    """Nodes that run, by when they end; those that end at once do so in program order."""
+    """The running nodes, sorted by when they end; nodes that end at once do so in program order."""
 
-    plan: Plan  # what runs
-    seconds: Mapping[int, float]  # node or piece → how long it takes
+    plan: Plan  # the plan that runs
+    seconds: Mapping[int, float]  # node or piece → its duration
     # share of a node's rows → share of its time after which they have ended
     ended: Callable[[float], float] = evenly
     now: float = 0.0  # virtual time
     spans: list[Span] = field(default_factory=list)
     started: list[int] = field(default_factory=list)
-    # (end, not a chunk, unit) of what runs, a heap
+    # heap of running units: (end, not a chunk, unit)
     _ends: list[tuple[float, bool, int]] = field(default_factory=list)
     _since: dict[int, float] = field(default_factory=dict)  # unit → when it started
 
     def carry_out(self, instructions: Iterable[Instruction]) -> bool:
-        """Whether the iteration is over."""
+        """Carry out instructions; return True if the iteration is over."""
         for instruction in instructions:
             if isinstance(instruction, StartNode):
                 self._start(instruction.node)
@@ -166,8 +177,10 @@ class _Clock:
             )
 
     def next(self) -> int:
-        """The node or piece that ends next, or the chunk that is there next, with which a part of its
-        source's time ends."""
+        """Return the node, piece or chunk that ends next.
+
+        A chunk ends a part of its source's time.
+        """
         if not self._ends:
             raise self._stuck()
         self.now, _, ended = heapq.heappop(self._ends)
@@ -189,7 +202,7 @@ class _Clock:
         ]
         return PlanError.of(
             "never-starts",
-            "nothing runs and nodes are left",
+            "nodes are left but nothing runs",
             found=listed(left),
             expected="every node to run",
             remedy="give every lane room for at least 1 node",

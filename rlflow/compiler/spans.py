@@ -1,4 +1,4 @@
-"""When nodes ran, really or in virtual time, and the chain of them that decided the end."""
+"""Spans: when nodes ran, in real or virtual time, and the chain of nodes that decided the end."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Span:
-    """When a node ran, in seconds of a monotonic clock."""
+    """The time in which a node ran, in seconds of a monotonic clock."""
 
-    node: str  # its name
-    lane: str  # the threads in which it ran
+    node: str  # name of the node
+    lane: str  # the executor queue in which it ran
     start: float
     end: float
     waits_for: tuple[str, ...] = ()  # names of the nodes whose results it read
@@ -25,25 +25,27 @@ class Span:
 
 @dataclass(frozen=True)
 class RankSpan:
-    """When a rank of a pool carried out an operation for a node, by the same clock as ``Span``."""
+    """The time in which a rank of a pool ran an operation for a node, by the same clock as ``Span``."""
 
-    node: str  # its name
+    node: str  # name of the node
     pool: str
-    rank: int  # of the pool
+    rank: int  # rank within the pool
     start: float
     end: float
-    iteration: int = 0  # of the run
+    iteration: int = 0  # iteration of the run
     op: str = ""  # name of the operation
 
 
-TICK = 1e-9  # what clocks and sums of seconds may differ by
+TICK = 1e-9  # tolerance for clocks and sums of seconds
 
 
 def critical_path(spans: Sequence[Span], room: Mapping[str, int] | None = None) -> list[Span]:
-    """The chain of nodes that decided when the iteration ended, first node first: from the node that ended
-    last, back each time to the node that it waited for longest, be it for its columns or for a place in its
-    lane. ``room``: how many nodes each lane runs at once; a lane without a limit keeps nothing waiting.
-    Without ``room`` each lane runs one."""
+    """Return the chain of nodes that decided when the iteration ended, first node first.
+
+    Starts at the node that ended last. Each step goes back to the node that the current node waited for
+    longest, for its columns or for a place in its queue. ``room``: how many nodes each queue runs at once; a
+    queue without a limit delays nothing. Without ``room``, each queue runs one node at once.
+    """
     ended = _Ended(spans, room)
     path: dict[Span, None] = {}
     more = [last] if (last := max(spans, key=lambda span: span.end, default=None)) is not None else []
@@ -54,8 +56,10 @@ def critical_path(spans: Sequence[Span], room: Mapping[str, int] | None = None) 
 
 
 class _Ended:
-    """Spans of each node and of each lane by when they ended; of those that ended at once the first given
-    counts as the last."""
+    """Spans of each node and of each queue, sorted by their end.
+
+    If several spans ended at once, the first one given counts as the last.
+    """
 
     def __init__(self, spans: Sequence[Span], room: Mapping[str, int] | None) -> None:
         self._spans, self._room = spans, room
@@ -67,9 +71,12 @@ class _Ended:
             ends.sort()
 
     def before(self, span: Span, path: Mapping[Span, None]) -> list[Span]:
-        """The span that ended last among all that ``span`` waited for and that are not on the path yet, with
-        the spans of no time that stand between both: these began and ended just as ``span`` began, and what
-        they waited for decided when. Empty where it waited for none."""
+        """Return the steps of the path that lead from ``span`` to the span that it waited for longest.
+
+        That is the last-ending span among all spans that ``span`` waited for and that are not on the path
+        yet. Spans of no time may be between them: they began and ended just as ``span`` began, so the spans
+        that they waited for count too. Empty if it waited for no span.
+        """
         steps: dict[Span, list[Span]] = {span: []}
         ends: dict[Span, tuple[float, int]] = {}
         at_once = [span]
@@ -86,8 +93,10 @@ class _Ended:
         return steps[max(ends, key=rank)] if ends else []
 
     def _candidates(self, span: Span, path: Mapping[Span, None]) -> Iterator[tuple[float, int]]:
-        """The ends of what a span waited for: of each node, and of its lane, those just as it began and the
-        last one before."""
+        """Yield the ends of the spans that a span waited for.
+
+        For each node and for its queue: the ends just as it began, and the last end before.
+        """
         for ends in (
             *(self._backwards(("node", name), span.start, path) for name in span.waits_for),
             self._full(span, path),
@@ -106,14 +115,14 @@ class _Ended:
                 yield ends[place]
 
     def _full(self, span: Span, path: Mapping[Span, None]) -> Iterator[tuple[float, int]]:
-        """The ends, in the span's lane, before which the lane had no place to spare."""
+        """Yield the ends in the span's queue before which the queue was full."""
         limit = 1 if self._room is None else self._room.get(span.lane, 0)
         for end in self._backwards(("lane", span.lane), span.start, path) if limit else ():
             if limit == 1 or self._beside(self._spans[-end[1]]) >= limit:
                 yield end
 
     def _beside(self, one: Span) -> int:
-        """How many spans of its lane ran when a span was about to end, itself among them."""
+        """Count the spans of the same queue that ran when a span was about to end, including itself."""
         return sum(
             s is one or s.start < one.end - TICK and s.end >= one.end - TICK
             for s in self._spans
@@ -122,8 +131,11 @@ class _Ended:
 
 
 def chain(names: Iterable[str]) -> list[str]:
-    """The names along a path without its loops: where a node comes again, what ran since it came before is
-    left out. So each node still stands after one that it waited for."""
+    """Return the names along a path without its loops.
+
+    If a node comes again, the nodes since its first occurrence are removed. So each node still follows a node
+    that it waited for.
+    """
     path: list[str] = []
     for name in names:
         del path[path.index(name) + 1 if name in path else len(path) :]
@@ -132,12 +144,14 @@ def chain(names: Iterable[str]) -> list[str]:
 
 
 def flat(spans: Sequence[Span], within: Mapping[str, str]) -> list[Span]:
-    """Spans in which no time stands twice. ``within``: by node the one that it runs in, as the body of a
-    `repeat` does. Such a holder stands for what is left of its time: before, between and after what ran in
-    it. What ran first in it then waits for the holder, and the rest of the holder for what ran before
-    that."""
+    """Return spans in which no time is counted twice.
+
+    ``within``: node → the node that it runs in, such as a `repeat` for its body. Such a holder keeps the rest
+    of its time: before, between and after the nodes that ran in it. The first node in it then waits for the
+    holder, and each rest of the holder waits for the nodes that ran before.
+    """
     parts, holders = list(spans), set(within.values())
-    # those within others first
+    # inner holders first
     for holder in sorted((span for span in spans if span.node in holders), key=lambda span: span.seconds):
         inner = {
             id(span): span
@@ -158,7 +172,7 @@ def flat(spans: Sequence[Span], within: Mapping[str, str]) -> list[Span]:
 
 
 def _holders(node: str, within: Mapping[str, str]) -> Iterator[str]:
-    """The repeat that a node runs in, the one that this runs in, and so on."""
+    """Yield the `repeat` that a node runs in, the `repeat` around that, and so on."""
     while node in within:
         yield (node := within[node])
 
@@ -168,8 +182,10 @@ def _inside(span: Span, holder: Span) -> bool:
 
 
 def _rest(holder: Span, inner: Sequence[Span]) -> Iterator[Span]:
-    """The parts of a holder's time in which nothing ran in it: before the first, after the last and wherever
-    all had ended, if only for a moment."""
+    """Yield the parts of a holder's time in which nothing ran in it.
+
+    These are before the first, after the last, and between spans whenever all had ended, even for a moment.
+    """
     since, waits = holder.start, holder.waits_for
     names = tuple(dict.fromkeys((*holder.waits_for, *(span.node for span in inner))))
     for start, end in _covered(inner):
@@ -179,8 +195,7 @@ def _rest(holder: Span, inner: Sequence[Span]) -> Iterator[Span]:
 
 
 def _covered(spans: Iterable[Span]) -> Iterator[tuple[float, float]]:
-    """The stretches of time in which some span ran, each as long as can be; where one ends as another begins
-    they are two."""
+    """Yield the longest periods in which some span ran; periods that only touch are separate."""
     ordered = sorted((span.start, span.end) for span in spans)
     start, end = ordered[0]
     for first, last in ordered[1:]:
@@ -192,8 +207,10 @@ def _covered(spans: Iterable[Span]) -> Iterator[tuple[float, float]]:
 
 
 def divided(spans: Iterable[Span], start: float, end: float) -> dict[str, float]:
-    """Node → its part of the seconds from ``start`` to ``end``: where several ran at once, each has an even
-    part of that time."""
+    """Return node → its part of the seconds from ``start`` to ``end``.
+
+    If several nodes ran at once, each gets an equal part of that time.
+    """
     clipped = [(max(span.start, start), min(span.end, end), span.node) for span in spans]
     events = sorted(
         [(first, 1, node) for first, last, node in clipped if first < last]
@@ -214,9 +231,11 @@ def divided(spans: Iterable[Span], start: float, end: float) -> dict[str, float]
 
 
 def longest_path(spans: Iterable[Span]) -> float:
-    """Seconds of the longest chain in which each node waits for the one before it for its columns: no number
-    of workers makes an iteration shorter. A node that ran several times followed itself, as the tries of a
-    `repeat` do."""
+    """Return the seconds of the longest chain of nodes in which each waits for the columns of the one before.
+
+    More workers cannot make an iteration shorter. A node that ran several times, as in the tries of a
+    `repeat`, follows itself.
+    """
     done: dict[str, float] = {}
     for span in sorted(spans, key=lambda span: (span.start, span.end)):
         before = max((done.get(name, 0.0) for name in (*span.waits_for, span.node)), default=0.0)
@@ -225,8 +244,10 @@ def longest_path(spans: Iterable[Span]) -> float:
 
 
 def busy(spans: Sequence[Span], seconds: float, room: Mapping[str, int]) -> dict[str, float]:
-    """Lane → share of its places that was taken over ``seconds``, of lanes that ran something; a lane without
-    a limit counts as one place, so its share may exceed 1."""
+    """Return queue → the share of its places that was in use over ``seconds``, for queues that ran something.
+
+    A queue without a limit counts as one place, so its share may exceed 1.
+    """
     work: dict[str, float] = {}
     for span in spans:
         work[span.lane] = work.get(span.lane, 0.0) + span.seconds

@@ -65,7 +65,7 @@ def test_a_forward_that_rounds_a_row_by_others_is_not_cut():
     made = planned("ppo", 3, frozenset({"reward"}))
     assert cut(made) == {"reward"}
     assert said(made).endswith(
-        "; not to actor.logprobs, reference.logprobs, critic.values (rounds a row by the rows beside it)"
+        "; not to actor.logprobs, reference.logprobs, critic.values (rounds a row differently with other rows)"
     )
     assert made.ahead
 
@@ -77,7 +77,7 @@ def test_a_forward_that_rounds_a_row_by_others_is_not_cut():
 def test_models_that_take_turns_with_the_sampling_are_not_cut(pools):
     made = planned.__wrapped__("ppo", 3, pools=pools)
     assert cut(made) == {"reward"}
-    assert "(takes turns with actor.generate)" in said(made)
+    assert "(alternates with actor.generate)" in said(made)
 
 
 def test_a_generator_that_gives_all_rows_at_once_streams_nothing():

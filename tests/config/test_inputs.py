@@ -56,7 +56,9 @@ def test_a_reward_model_of_its_own_folder_always_stays(planned_as):  # noqa: F81
 def test_what_is_committed_each_iteration_is_saved_from_its_copy(planned_as, flags, beside):  # noqa: F811
     [schedule] = planned_as(f"ppo {SMALL} {flags} --memory 1GB").residency
     assert {moment.step for moment in schedule.beside} >= beside
-    assert any(moment.step == "the commit of critic" for moment in schedule.moments) == (not beside)
+    assert any(moment.step == "the in-memory checkpoint of critic" for moment in schedule.moments) == (
+        not beside
+    )
 
 
 def test_without_a_limit_the_plan_stays_as_it_is(planned_as):  # noqa: F811

@@ -1,9 +1,8 @@
-"""Passes: from a program to a plan. Each takes a plan, returns a plan and says what it did; each is a module
-of its name.
+"""The passes from a program to a plan. Each pass takes a plan, and returns a plan with a note on its changes.
 
-Here: which columns are kept, which lane a node gets, chunks, order, forwards that an update uses again, what
-lies in memory when. Not here: the plan's own type (`rlflow.compiler.plan`), which pool a role is on
-(`rlflow.compiler.placement`), running (`rlflow.execution`).
+Each pass is a module of its name. The passes decide which columns are kept, the executor queue of each node,
+chunks, order, forwards that an update reuses, and which model parts are in memory when. The plan's type is in
+`rlflow.compiler.plan`. `rlflow.compiler.placement` places roles on pools. `rlflow.execution` runs plans.
 """
 
 from __future__ import annotations
@@ -25,8 +24,10 @@ PASSES: tuple[Callable[[Plan], Plan], ...] = (prune, lanes, stream, rank, reuse)
 
 
 def plan(program: Program, placement: Placement | None = None, streaming: Streaming = NOT_STREAMED) -> Plan:
-    """All passes over the program's graph, over the bodies of its repeats, and over the flow's own
-    evaluation; with a placement for its pools, else for one process."""
+    """Run all passes over the program's graph, the bodies of its repeats, and the flow's own evaluation.
+
+    Plans for the pools of a placement, or without one for one process.
+    """
     evaluation = program.graph.evaluation
     planned = _planned(program, program.graph, placement, streaming, is_body=False)
     return (

@@ -1,4 +1,4 @@
-"""Which worker runs each node: in one process by its kind, on pools by pool and kind."""
+"""The executor queue of each node: in one process by its kind, on pools by pool and kind."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ LANES = {
     Op.REWARD: "io",
     Op.REPEAT: "control",
 }
-# nodes that a lane runs at once: model stages of one process share its cores
+# nodes that a queue runs at once: model stages of one process share its cores
 ROOM = {"model": 1, "cpu": 2, "io": 8}
-POOL_ROOM = {"": 1, ".cpu": 2, ".io": 4}  # the same for a pool: its models' nodes, stages, rewards
+POOL_ROOM = {"": 1, ".cpu": 2, ".io": 4}  # the same for a pool: nodes of its models, stages, rewards
 
 
 def lanes(plan: Plan) -> Plan:
-    """Model stages run one at a time on a pool; stages, rewards and transfers beside them."""
+    """Assign each node to a queue.
+
+    Model nodes run one at a time on a pool. Stages, rewards and transfers run at the same time as model
+    nodes.
+    """
     home = homes(plan.graph, plan.placement) if plan.placement else {}
     lane = {i: _lane(plan.graph.nodes[i], home.get(i)) for i in plan.live}
     counts = {name: sum(1 for used in lane.values() if used == name) for name in sorted(set(lane.values()))}
@@ -42,7 +46,7 @@ def _lane(node: Node, pool: str | None) -> str:
 
 
 def room_of(placement: Placement | None) -> dict[str, int]:
-    """How many nodes each lane runs at once."""
+    """Return how many nodes each queue runs at once."""
     if placement is None:
         return dict(ROOM)
     return {f"{name}{kind}": places for name in placement.pools for kind, places in POOL_ROOM.items()}

@@ -1,6 +1,6 @@
-"""Keep the columns that a later node or the run's records read; drop nodes that nothing needs.
+"""Keep the columns that a later node or the run's records read, and drop nodes that nothing needs.
 
-Here too: forwards whose graph the next update of the role can use.
+The pass ``reuse`` is here too: forwards whose graph the next update of the role can use.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from rlflow.compiler.plan import FORWARDS, PassNote, Plan
 
 
 def prune(plan: Plan) -> Plan:
-    """Dead columns go, and forwards of models that nobody reads. Samples and state are readers, and so are
-    metrics: a stage of the author's own may end with some, which only running it tells."""
+    """Drop columns that nothing reads, and forwards of models whose results nothing reads.
+
+    Samples, state and metrics count as readers. Stages are never dropped, because a stage may return metrics,
+    which only running it shows.
+    """
     graph = plan.graph
     results = {item.column for item in graph.results} if plan.held_to_end else set()
     records, policies = last(graph), of_policies(graph)
@@ -56,13 +59,15 @@ def prune(plan: Plan) -> Plan:
 
 
 def _joins(node: Node, item: Input, needed: set[Column]) -> bool:
-    """Whether the joined column that an input becomes a part of is read."""
+    """Return True if the joined column that an input is a part of is read."""
     return Column(node.id, item.parameter.partition(".")[2]) in needed
 
 
 def reuse(plan: Plan) -> Plan:
-    """The last forward of a role before its first update, over the same rows. Not where another update comes
-    between: memory would hold the graphs of both."""
+    """Let the first update of a role reuse the graph of the role's last forward over the same rows.
+
+    This does not apply if another update comes between, because memory would then hold both graphs.
+    """
     nodes = [plan.graph.nodes[i] for i in plan.live]
     first = next((node for node in nodes if node.writes), None)
     before = [
@@ -79,14 +84,14 @@ def reuse(plan: Plan) -> Plan:
     ):
         return replace(
             plan,
-            notes=(*plan.notes, PassNote("reuse", "no update begins with a forward that was made before")),
+            notes=(*plan.notes, PassNote("reuse", "no update reuses an earlier forward")),
         )
     if before[-1].id in plan.in_pieces:
         return replace(
             plan,
             notes=(
                 *plan.notes,
-                PassNote("reuse", f"{before[-1].name} is in pieces, so {first.name} begins anew"),
+                PassNote("reuse", f"{before[-1].name} is in pieces, so {first.name} computes it again"),
             ),
         )
     rows = first.options(UpdateOptions).minibatch

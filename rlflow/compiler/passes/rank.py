@@ -1,4 +1,4 @@
-"""Priority of each node: the longest path that remains after it."""
+"""The priority of each node: the longest path that remains after it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ COST = {
 def rank(
     plan: Plan, seconds: Mapping[int, float] | None = None, room: Mapping[str, int] | None = None
 ) -> Plan:
-    """Ready nodes start by what remains after them, longest first. ``seconds`` of each live node are by
-    default what its kind usually takes beside others."""
+    """Give ready nodes priority by the work that remains after them, longest first.
+
+    ``seconds`` of each live node are by default typical relative costs of its kind.
+    """
     durations = plan.shared(seconds or {i: COST.get(plan.graph.nodes[i].op, 0.0) for i in plan.live})
     after = remaining(plan, durations, room or room_of(plan.placement))
     longest = max(after, key=lambda i: after[i] + durations[i])
@@ -39,10 +41,12 @@ def rank(
 
 
 def remaining(plan: Plan, seconds: Mapping[int, float], room: Mapping[str, int]) -> dict[int, float]:
-    """The least seconds between the end of each live node or piece and the end of the iteration: the longest
-    path through the units that wait for it, where units that share a lane run in turn. A node's own seconds
-    do not count: of two units that are ready for one lane, the one with more work behind it must go first,
-    however long it takes itself (Jackson 1955)."""
+    """Return the least seconds between the end of each live node or piece and the end of the iteration.
+
+    This is the longest path through the units that wait for it; units that share a queue run one after
+    another. A node's own seconds do not count: of two units that are ready for one queue, the unit with more
+    work after it must go first, however long it takes itself (Jackson 1955).
+    """
     after: dict[int, float] = {}
     for i in reversed(list(graphlib.TopologicalSorter(plan.waits_for).static_order())):
         sharing: dict[str, list[tuple[float, float]]] = {}
@@ -55,8 +59,10 @@ def remaining(plan: Plan, seconds: Mapping[int, float], room: Mapping[str, int])
 
 
 def _in_turn(nodes: list[tuple[float, float]], room: float) -> float:
-    """The least time until all of some nodes, each with the seconds that remain after it and its own, and
-    what follows them are done."""
+    """Return the least time until all of some nodes, and everything after them, are done.
+
+    ``nodes``: (the seconds that remain after the node, its own seconds).
+    """
     longest = busy = 0.0
     for after, own in sorted(nodes, reverse=True):
         busy += own / room

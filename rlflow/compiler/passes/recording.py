@@ -1,4 +1,4 @@
-"""Which columns a run's samples and health metrics are taken from."""
+"""The columns that a run's samples and health metrics are taken from."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ RECORDED = (
     "failed",
     "episode",
 )
-# recorded where something reads them anyway
+# recorded only if a node reads them
 WATCHED = ("logprobs", "ref_logprobs", "sampled_logprobs", "entropy", "values", "returns")
-# what the health of one role is measured by
+# columns for the health metrics of one role
 OF_A_POLICY = (SOURCE, "finish", "scores", "tokens", "mask", *WATCHED)
-OWN = ("logprobs", "entropy")  # of the role alone: another role's numbers of the same rows are not its own
+OWN = ("logprobs", "entropy")  # only the role's own: another role's values for the same rows do not count
 
 
 def judged(graph: Graph, policies: Iterable[str]) -> dict[str, JudgedColumns]:
-    """Role → the scores of the rows that its first update learns from. ``policies``: the roles that are
-    measured each by itself; without any, that of the first update of a role that samples, under an empty
-    name. None for a role that no reward reaches."""
+    """Return role → the scores of the rows that its first update learns from.
+
+    ``policies``: the roles that are measured separately. Without any, the first update of a role that samples
+    is used, under an empty name. Roles that no reward reaches are absent.
+    """
     sampling = {use.name for use in graph.roles if use.trained and use.generates}
     updates = [node for node in graph.nodes if node.op is Op.UPDATE and node.role in sampling]
     first = {role: next(node for node in updates if node.role == role) for role in policies} or dict(
@@ -50,7 +52,7 @@ def _judged(graph: Graph, update: Node) -> JudgedColumns:
         for node in before
         if node.rows_axis in axes and any(output.name == "scores" for output in node.outputs)
     ]
-    if len(rewards) < 2 or (scores and scores[-1].op is Op.STAGE):  # a stage has made one score of all
+    if len(rewards) < 2 or (scores and scores[-1].op is Op.STAGE):  # a stage has combined the scores
         rewards = {}
     reached = _reached(before)
     read = (item.column for item in update.inputs if graph.nodes[item.column.node].rows_axis in axes)
@@ -58,7 +60,7 @@ def _judged(graph: Graph, update: Node) -> JudgedColumns:
 
 
 def _scores(node: Node) -> Iterator[tuple[str, Column]]:
-    """Reward role → its scores, as a node gives them: its call, or a `repeat` whose body returns them."""
+    """Yield (reward role, its scores) of a node: a reward call, or a `repeat` whose body returns scores."""
     if node.op is Op.REWARD:
         yield node.role or "", Column(node.id, node.outputs[0].name)
     if node.body is not None:
@@ -71,7 +73,7 @@ def _scores(node: Node) -> Iterator[tuple[str, Column]]:
 
 
 def _reached(nodes: Iterable[Node]) -> set[Column]:
-    """The columns that rewards give, and those that stages make of them."""
+    """Return the columns that rewards give, and the columns that stages compute from them."""
     reached: set[Column] = set()
     for node in nodes:
         if node.body is not None:
@@ -91,7 +93,7 @@ def _reached(nodes: Iterable[Node]) -> set[Column]:
 
 
 def last(graph: Graph) -> dict[str, Column]:
-    """The last column of each name that samples and health metrics show."""
+    """Return the last column of each name that samples and health metrics show."""
     columns: dict[str, Column] = {}
     for node in graph.nodes:
         columns |= {
@@ -103,8 +105,10 @@ def last(graph: Graph) -> dict[str, Column]:
 
 
 def of_policies(graph: Graph) -> dict[str, dict[str, Column]]:
-    """Role → column by name, of the rows that its first update learns from, for each trained role that
-    samples; empty where there are not several."""
+    """Return role → columns by name, of the rows that its first update learns from.
+
+    Has an entry for each trained role that samples; empty if there is only one such role.
+    """
     policies = {use.name for use in graph.roles if use.trained and use.generates}
     updates: dict[str, Node] = {}
     for node in graph.nodes:
@@ -116,7 +120,7 @@ def of_policies(graph: Graph) -> dict[str, dict[str, Column]]:
 
 
 def _learned_from(graph: Graph, update: Node) -> dict[str, Column]:
-    """The last column of each name over the rows of an update, or over those that they were chosen from."""
+    """Return the last column of each name over the rows of an update, or the rows that they were chosen from."""
     axes = set(chosen_from(graph.axes, update.axis))
     columns: Mapping[str, Column] = {}
     for node in graph.nodes[: update.id]:

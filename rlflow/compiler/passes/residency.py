@@ -1,9 +1,8 @@
-"""The pass ``residency``: what of the models on a pool is put away and brought back, where it does not fit
-into a rank's memory at once.
+"""The pass ``residency``: plan which model parts are offloaded and loaded when a pool's memory is too small.
 
-It works on the unrolled iteration in the order in which the scheduler starts nodes in virtual time, chunks
-and the bodies of repeats included, and, where anything moves, it settles that order for what has models: a
-run then moves just what was planned.
+It works on the unrolled iteration, in the order in which the scheduler starts nodes in virtual time,
+including chunks and the bodies of repeats. If any part moves, the pass fixes this order for all units with
+models, so that a run moves exactly what was planned.
 """
 
 from __future__ import annotations
@@ -35,14 +34,16 @@ from rlflow.compiler.residency_schedule import (
 from rlflow.compiler.simulate import INSTANT, simulate
 from rlflow.errors import PlanError, Problem
 
-MODEL_LANE = "model"  # of a run in one process; on pools it is called like the pool
-Step = tuple[str, Iterable[ModelPart]]  # what computes, and the parts that it needs
+MODEL_LANE = "model"  # queue of models in one process; on pools it has the pool's name
+Step = tuple[str, Iterable[ModelPart]]  # name of the step, and the parts that it needs
 
 
 @dataclass(frozen=True)
 class Holding:
-    """A part that each rank of a pool holds: its bytes (None: not known), and whether it ``moves``,
-    ``passes``, being there just while it is used, or ``stays``."""
+    """A part that each rank of a pool holds, with its bytes (None: unknown).
+
+    ``how``: it ``moves``, it ``passes`` (exists only while it is used), or it ``stays``.
+    """
 
     pool: str
     part: ModelPart
@@ -52,18 +53,21 @@ class Holding:
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """The limit on a rank's memory, and what comes and goes under it."""
+    """The limit on a rank's memory, and the parts and roles that it applies to."""
 
     limit: int  # bytes that a rank may hold
     holdings: tuple[Holding, ...]
     committed: tuple[str, ...] = ()  # roles whose state is copied before each iteration
-    canaries: tuple[str, ...] = ()  # roles of which both halves then score fixed tokens
-    evaluated: str | None = None  # the role that samples now and then
+    canaries: tuple[str, ...] = ()  # roles whose weight check then runs
+    evaluated: str | None = None  # the role that samples in evaluations
 
 
 def residency(plan: Plan, where: Placement, memory: MemoryLimit) -> Plan:
-    """The fewest moves with which every pool keeps to the limit. ``where``: the plan's placement, or that of
-    one process. Raises PlanError with all that cannot fit, or of which the size is not known."""
+    """Plan the fewest moves with which every pool keeps to the limit.
+
+    ``where``: the plan's placement, or the placement of one process. Raises PlanError with all parts that
+    cannot fit or have unknown sizes.
+    """
     courses = [_course(plan, pool, memory) for pool in where.pools]
     PlanError.refuse([*_unknown(memory), *(problem for course in courses for problem in too_large(course))])
     courses = [replace(course, awake=fewest(course)) for course in courses]
@@ -101,20 +105,18 @@ def _unknown(memory: MemoryLimit) -> Iterator[Problem]:
             )
             yield Problem(
                 "memory-unknown",
-                f"nobody can tell whether {holding.part} fits: its size is not known",
+                f"it is unknown whether {holding.part} fits, because its size is unknown",
                 found=f"--memory {memory.limit}",
-                expected="parts of known sizes",
-                remedy=f"{remedy}, or leave --memory out",
+                expected="parts with known sizes",
+                remedy=f"{remedy}, or remove --memory",
             )
 
 
-# -- the course of an iteration
-# ------------------------------------------------------------------------------------------------------
+# -- the memory steps of an iteration ------------------------------------------------------------------
 
 
 def _course(plan: Plan, pool: str, memory: MemoryLimit) -> MemorySchedule:
-    """The steps of an iteration on a pool, in order, before it is decided which parts are in memory at
-    each."""
+    """Return the steps of an iteration on a pool, in order, before it is decided which parts are in memory."""
     own = {holding.part: holding for holding in memory.holdings if holding.pool == pool}
     sizes, passing, fixed = (
         {part: holding.bytes or 0 for part, holding in own.items() if holding.how == how}
@@ -136,7 +138,7 @@ def _moment(
 
 
 def _joined(moments: Iterable[MemoryStep]) -> Iterator[MemoryStep]:
-    """Chunks of a node that follow each other are one moment."""
+    """Merge consecutive chunks of a node into one step."""
     last: MemoryStep | None = None
     for moment in moments:
         if moment != last:
@@ -145,22 +147,26 @@ def _joined(moments: Iterable[MemoryStep]) -> Iterator[MemoryStep]:
 
 
 def _steps(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
-    """The memory steps of one iteration. A role that was changed in the iteration before delivers its weights
-    before it samples."""
+    """Yield the memory steps of one iteration.
+
+    A role that the previous iteration changed transfers its weights before it samples.
+    """
     stale = set(plan.graph.changed_roles)
-    yield from ((f"the commit of {role}", copying(role)) for role in memory.committed)
+    yield from ((f"the in-memory checkpoint of {role}", copying(role)) for role in memory.committed)
     for role in memory.canaries:
         stale.discard(role)
         yield f"weights of {role}", syncing(role)
-        yield f"the canary of {role}", sampling(role)
-        yield f"the canary of {role}, trained", computing(role)
+        yield f"the weight check of {role}", sampling(role)
+        yield f"the weight check of {role}, trained", computing(role)
     for node in in_order(plan):
         yield from _steps_of(node, stale)
 
 
 def _steps_of(node: Node, stale: set[str]) -> Iterator[Step]:
-    """The memory steps of one node. ``stale``: roles that were changed after they last delivered their
-    weights."""
+    """Yield the memory steps of one node.
+
+    ``stale``: roles whose weights changed since their last transfer.
+    """
     role = node.role
     if role is None:
         return
@@ -172,12 +178,12 @@ def _steps_of(node: Node, stale: set[str]) -> Iterator[Step]:
     elif node.writes:
         stale.add(role)
         yield node.name, learning(role)
-    else:  # a stage of the author's own may do anything with its trainer
+    else:  # the author's stage may do anything with its trainer
         yield node.name, learning(role) if node.op is Op.STAGE else computing(role)
 
 
 def _now_and_then(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
-    """The steps between iterations that need models: checkpoints, evaluations."""
+    """Yield the steps between iterations that need models: checkpoints and evaluations."""
     for role in plan.graph.changed_roles:
         yield f"saving {role}", copying(role)
     if memory.evaluated is not None:
@@ -190,8 +196,10 @@ def _now_and_then(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
 
 
 def in_order(plan: Plan) -> Iterator[Node]:
-    """Nodes in the order in which they start in virtual time. A node in pieces comes once for each piece, the
-    nodes of a `repeat` come once."""
+    """Yield nodes in the order in which they start in virtual time.
+
+    A node in pieces comes once for each piece; the nodes of a `repeat` come once.
+    """
     for unit in _started(plan):
         if unit in plan.bodies:
             yield from in_order(plan.bodies[unit])
@@ -203,13 +211,11 @@ def _started(plan: Plan) -> tuple[int, ...]:
     return simulate(plan, lambda node: COST.get(node.op, 0.0), room_of(plan.placement)).started
 
 
-# -- the order that is settled
-# -------------------------------------------------------------------------------------------------------
+# -- the fixed order -----------------------------------------------------------------------------------
 
 
 def _settled(plan: Plan, lanes: set[str]) -> Plan:
-    """Everything with a model takes its place in these lanes in the order in which it was planned, rewards
-    that are trained too."""
+    """Fix the planned order of all units with a model in these queues, including rewards that are trained."""
     if not lanes:
         return plan
     trained = {use.name for use in plan.graph.roles if use.trained}

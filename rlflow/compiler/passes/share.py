@@ -1,4 +1,4 @@
-"""Forwards and updates whose trainers compute a prompt once for all of its rows."""
+"""The pass ``share``: forwards and updates whose trainers compute a prompt once for all of its rows."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from rlflow.compiler.plan import FORWARDS, PassNote, Plan
 
 
 def share(plan: Plan, packing: Collection[str]) -> Plan:
-    """Where it pays: n rows of a prompt compute n - 1 prompts less, so with any rows of one prompt.
-    ``packing``: the roles whose trainers can, and are not told otherwise. What rows have in common is found
-    in the rows themselves; this says where to expect it."""
+    """Mark the nodes whose trainers compute a prompt once for several rows.
+
+    n rows of a prompt then compute n - 1 prompts less. ``packing``: the roles whose trainers can do this and
+    may. Trainers find common prompts in the rows themselves; the plan only shows where to expect them.
+    """
     each = _rows_of_a_prompt(plan.graph)
     candidates = {
         i: each[node.axis]
@@ -26,11 +28,11 @@ def share(plan: Plan, packing: Collection[str]) -> Plan:
         f"{plan.graph.nodes[i].name} computes a prompt once for {rows} rows" for i, rows in candidates.items()
     )
     bodies = {i: share(body, packing) for i, body in plan.bodies.items()}
-    note = PassNote("share", what or "no trainer has rows whose prompts it could compute once")
+    note = PassNote("share", what or "no trainer has rows that share prompts")
     return replace(plan, prompt_rows=candidates, bodies=bodies, notes=(*plan.notes, note))
 
 
 def _rows_of_a_prompt(graph: Graph) -> Mapping[int, int]:
-    """Rows that begin with one prompt, by axis, where groups are whole."""
+    """Return the rows that share a prompt, by axis, for complete groups."""
     rows = expected_rows(graph, 1)
     return {axis: count // max(expected_groups(graph, axis, rows), 1) for axis, count in rows.items()}

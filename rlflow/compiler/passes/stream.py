@@ -1,5 +1,4 @@
-"""Cut scoring into pieces, one for each chunk of the rows that are sampled, where the results are the same
-bits."""
+"""The pass ``stream``: score sampled rows in chunks, if the results are bit-equal."""
 
 from __future__ import annotations
 
@@ -12,9 +11,11 @@ from rlflow.compiler.plan import FORWARDS, PassNote, Piece, Plan
 
 
 def stream(plan: Plan) -> Plan:
-    """Cut what scores rows by themselves into pieces that start before all rows are sampled: rewards and
-    forwards, where a row's bits do not depend on the rows beside it and the work does not take turns with the
-    sampling. A node that samples then gives chunks."""
+    """Cut scoring nodes into pieces that start before all rows are sampled.
+
+    This applies to rewards and forwards if a row's result does not depend on other rows of the call, and if
+    scoring and sampling do not alternate on one pool. The sampling node then gives chunks.
+    """
     ids = itertools.count(len(plan.graph.nodes))
     chunks: dict[int, tuple[int, ...]] = {}
     pieces: dict[int, Piece] = {}
@@ -43,14 +44,14 @@ def stream(plan: Plan) -> Plan:
 
 
 def _scores(plan: Plan, source: Node) -> Iterator[Node]:
-    """Nodes that could score rows of a sampling node while it still samples."""
+    """Yield nodes that could score rows of a sampling node while it still samples."""
     for node in (plan.graph.nodes[i] for i in plan.live):
         if node.axis == source.makes and node.op in (Op.REWARD, *FORWARDS):
             yield node
 
 
 def _whole(plan: Plan, source: Node, node: Node) -> str:
-    """Why a node scores all rows at once; nothing where it need not."""
+    """Return why a node scores all rows at once; empty if it need not."""
     streaming, role = plan.streaming, node.role or ""
     models = any(use.name == role and (use.trained or not use.rewards) for use in plan.graph.roles)
     if streaming.chunks < 2:
@@ -58,9 +59,9 @@ def _whole(plan: Plan, source: Node, node: Node) -> str:
     if source.role not in streaming.by:
         return f"the generator of {source.role} gives all rows at once"
     if models and plan.home.get(node.id) == plan.home.get(source.id):
-        return f"takes turns with {source.name}"
+        return f"alternates with {source.name}"
     if role not in streaming.exact:
-        return "rounds a row by the rows beside it"
+        return "rounds a row differently with other rows"
     late = [
         plan.graph.nodes[j].name
         for j in _made_of(plan, source)
@@ -70,7 +71,7 @@ def _whole(plan: Plan, source: Node, node: Node) -> str:
 
 
 def _made_of(plan: Plan, source: Node) -> set[int]:
-    """Nodes that wait for the one that samples."""
+    """Return the nodes that wait for the sampling node."""
     nodes: set[int] = set()
     for i in plan.live:
         if plan.waits_for[i] & (nodes | {source.id}):
@@ -79,7 +80,7 @@ def _made_of(plan: Plan, source: Node) -> set[int]:
 
 
 def _streamed(plan: Plan, source: Node, cut: list[int], left: Mapping[int, str]) -> str:
-    """One line that says which nodes score rows of ``source`` chunk by chunk, and why others do not."""
+    """Return one line: the nodes that score rows of ``source`` in chunks, and why others do not."""
     names = ", ".join(plan.graph.nodes[i].name for i in cut)
     first = (
         f"{source.name} gives {plan.streaming.chunks} chunks to {names}"

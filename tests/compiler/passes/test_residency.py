@@ -89,7 +89,7 @@ def test_a_little_too_much_is_one_part_less_and_more_takes_more_moves(planned_as
     tight = next(iter(planned_as(f"grpo {SMALL} --memory 16MB").residency))
     assert len(tight.moves) == 4
     assert tight.peak <= 16_000_000 < tight.peak_without
-    with pytest.raises(PlanError, match="do not hold at"):
+    with pytest.raises(PlanError, match="are wrong at"):
         prove(replace(tight, awake=course.awake))
 
 
@@ -98,8 +98,8 @@ def test_moments_are_those_of_each_pool_chunk_commit_and_canary(planned_as):
     steps = {course.pool: [moment.step for moment in course.moments] for course in planned_as(line).residency}
     assert steps["rollout"] == ["weights of actor", "actor.generate"]
     assert steps["train"] == [
-        "the commit of actor",
-        "the commit of critic",
+        "the in-memory checkpoint of actor",
+        "the in-memory checkpoint of critic",
         "weights of actor",
         "actor.logprobs",
         "reference.logprobs",
@@ -118,7 +118,7 @@ def test_a_role_that_a_stage_with_side_effects_is_given_is_committed_saved_and_d
     (tmp_path / "league.py").write_text(LEAGUE)
     plan = planned_as(f"{tmp_path / 'league'}::league {SMALL} --pools train=1,rollout=1 --memory 30MB")
     steps = {course.pool: [moment.step for moment in course.moments] for course in plan.residency}
-    assert "the commit of rival" in steps["train"]
+    assert "the in-memory checkpoint of rival" in steps["train"]
     # those of the iteration before, and those of the stage
     assert steps["rollout"].count("weights of rival") == 2
     assert plan.commits.bytes["rival"] < plan.commits.bytes["actor"] / 2  # no optimizer
@@ -222,7 +222,7 @@ def test_what_vllm_holds_on_a_cpu_is_always_there(planned_as):
     )
     [course] = planned_as(f"{line} --memory 30MB").residency
     assert {str(part) for part in course.fixed} == {"actor.generator weights", "actor.generator cache"}
-    assert "the canary of actor" in [moment.step for moment in course.moments]
+    assert "the weight check of actor" in [moment.step for moment in course.moments]
     told = [
         held.bytes for held in planned_as(line.partition(" --actor.kv")[0]).memory if held.what == "cache"
     ]

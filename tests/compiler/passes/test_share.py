@@ -22,7 +22,7 @@ def test_rows_of_a_prompt_compute_it_once_in_forwards_and_updates(planned_as):
 def test_not_by_a_trainer_that_is_told_otherwise_or_cannot(planned_as):
     for words in (f"{GRPO} --actor.packed false", "grpo --prompts 4"):
         found = planned_as(words)
-        assert said(found) == "no trainer has rows whose prompts it could compute once"
+        assert said(found) == "no trainer has rows that share prompts"
         assert found.as_json()["packed"] == []
 
 
