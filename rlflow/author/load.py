@@ -93,7 +93,7 @@ def _not_one(path: Path, flows: dict[str, Flow]) -> Problem:
             "the file defines no flow",
             Place(str(path), 1),
             found="no function with @flow",
-            expected="one",
+            expected="a function with @flow",
             remedy="decorate the function of one iteration with @flow",
         )
     second = list(flows.values())[1]

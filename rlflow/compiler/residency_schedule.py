@@ -260,7 +260,7 @@ def _too_large(course: MemorySchedule, moment: MemoryStep, excess: int) -> Probl
     less = (
         f"a smaller cache (--{largest.role}.batch_tokens, --{largest.role}.kv_cache_memory_bytes)"
         if largest.what == "cache"
-        else f"more ranks with a trainer that divides what it holds (--{largest.role}.trainer fsdp)"
+        else f"more ranks with a trainer that shards its state (--{largest.role}.trainer fsdp)"
     )
     return Problem(
         "memory",

@@ -205,5 +205,5 @@ class _Clock:
             "nodes are left but nothing runs",
             found=listed(left),
             expected="every node to run",
-            remedy="give every lane room for at least 1 node",
+            remedy="give every queue room for at least 1 node",
         )

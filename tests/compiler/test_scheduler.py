@@ -206,7 +206,7 @@ def test_an_update_begins_with_the_last_forward_of_its_role():
         two = u(too)
     """)
     assert {plan.graph.nodes[i].name: rows for i, rows in plan.ahead.items()} == {"new": math.inf}
-    assert str(plan.notes[-1]) == "reuse: end begins with new"
+    assert str(plan.notes[-1]) == "reuse: end reuses new"
 
 
 @pytest.mark.parametrize(

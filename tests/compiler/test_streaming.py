@@ -65,7 +65,7 @@ def test_a_forward_that_rounds_a_row_by_others_is_not_cut():
     made = planned("ppo", 3, frozenset({"reward"}))
     assert cut(made) == {"reward"}
     assert said(made).endswith(
-        "; not to actor.logprobs, reference.logprobs, critic.values (rounds a row differently with other rows)"
+        "; not to actor.logprobs, reference.logprobs, critic.values (rounding depends on the other rows)"
     )
     assert made.ahead
 

@@ -161,7 +161,7 @@ def _waived(reward: Node, loss: Loss) -> Problem:
         loss.place,
         found=f"unrewarded={loss.unrewarded!r}",
         expected="a reason that holds for this run",
-        remedy="nothing, if it does",
+        remedy="nothing, if the reason holds",
         severity="note",
     )
 
@@ -174,7 +174,7 @@ def _unpaid(update: Node, loss: Loss) -> Problem:
         loss.place,
         found=f"unrewarded={loss.unrewarded!r}",
         expected="a reason that holds for this run",
-        remedy="nothing, if it does",
+        remedy="nothing, if the reason holds",
         severity="note",
     )
 

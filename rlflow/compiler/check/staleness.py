@@ -48,7 +48,7 @@ def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
                     loss.place,
                     found=f"stale_ok={loss.stale_ok!r}",
                     expected="a reason that holds for this run",
-                    remedy="nothing, if it does",
+                    remedy="nothing, if the reason holds",
                     severity="note",
                 )
                 continue

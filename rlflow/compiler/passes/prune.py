@@ -96,9 +96,9 @@ def reuse(plan: Plan) -> Plan:
         )
     rows = first.options(UpdateOptions).minibatch
     ahead = {before[-1].id: float(rows) if rows is not None else math.inf}
-    upto = f" of at most {rows} rows" if rows is not None else ""
+    upto = f", at most {rows} rows per step" if rows is not None else ""
     return replace(
         plan,
         ahead=ahead,
-        notes=(*plan.notes, PassNote("reuse", f"{first.name} begins with {before[-1].name}{upto}")),
+        notes=(*plan.notes, PassNote("reuse", f"{first.name} reuses {before[-1].name}{upto}")),
     )

@@ -72,11 +72,11 @@ def residency(plan: Plan, where: Placement, memory: MemoryLimit) -> Plan:
     PlanError.refuse([*_unknown(memory), *(problem for course in courses for problem in too_large(course))])
     courses = [replace(course, awake=fewest(course)) for course in courses]
     peaks = [
-        f"{decimal(prove(course))} on {course.pool} at {len(course.moments)} moments" for course in courses
+        f"{decimal(prove(course))} on {course.pool} in {len(course.moments)} steps" for course in courses
     ]
     notes = (
         PassNote("residency", "; ".join(map(_told, courses))),
-        PassNote("verify", "counted again, at most " + ", ".join(peaks)),
+        PassNote("verify", "peaks recounted: " + ", ".join(peaks)),
     )
     lanes = {course.pool if plan.placement else MODEL_LANE for course in courses if course.moving}
     return replace(_settled(plan, lanes), residency=tuple(courses), notes=(*plan.notes, *notes))
@@ -90,8 +90,8 @@ def _told(course: MemorySchedule) -> str:
         )
     bytes_moved = sum(move.bytes for move in course.moves)
     return (
-        f"on {course.pool} {len(course.moves)} moves of {decimal(bytes_moved)} an iteration; at most "
-        f"{decimal(course.peak)} there, {decimal(course.peak_without)} without"
+        f"on {course.pool} {len(course.moves)} moves of {decimal(bytes_moved)} per iteration; peak "
+        f"{decimal(course.peak)}, {decimal(course.peak_without)} without moves"
     )
 
 

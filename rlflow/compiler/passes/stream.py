@@ -61,7 +61,7 @@ def _whole(plan: Plan, source: Node, node: Node) -> str:
     if models and plan.home.get(node.id) == plan.home.get(source.id):
         return f"alternates with {source.name}"
     if role not in streaming.exact:
-        return "rounds a row differently with other rows"
+        return "rounding depends on the other rows"
     late = [
         plan.graph.nodes[j].name
         for j in _made_of(plan, source)

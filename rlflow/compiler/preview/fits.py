@@ -234,7 +234,8 @@ def stream_problems(plan: Plan, staleness: int) -> Iterator[Problem]:
             f"nothing in flow '{plan.graph.name}' can be scored before all rows are sampled",
             found=f"--stream {chunks}: {reasons}",
             remedy="remove --stream",
-            expected="a reward function, or a model on another pool whose backend is exact by row",
+            expected="a reward function, or a model on another pool with a backend whose rounding does not "
+            "depend on other rows",
         )
 
 

@@ -326,7 +326,7 @@ def joined_kinds(name: str, kinds: Sequence[Kind | None], place: Place | None) -
         return None
     return Problem(
         "joined-kinds",
-        f"the batches to join have column '{name}' with several kinds",
+        f"column '{name}' has several kinds in the batches to join",
         place,
         found=listed(str(kind) for kind in kinds),
         expected="one kind",

@@ -30,7 +30,7 @@ def test_the_local_backend_streams_rewards_and_the_null_backend_forwards_too(pla
     local, none = planned_as(f"ppo --model {MODEL} {TWO} --stream 3"), planned_as(f"ppo {TWO} --stream 3")
     assert (
         streamed(local)
-        == f"actor.generate gives 3 chunks to reward; not to {FORWARDS} (rounds a row differently with other rows)"
+        == f"actor.generate gives 3 chunks to reward; not to {FORWARDS} (rounding depends on the other rows)"
     )
     assert (
         streamed(none)
@@ -53,7 +53,7 @@ def test_a_reward_that_is_a_model_is_streamed_where_its_backend_is_exact(planned
     with pytest.raises(PlanError, match="nothing in flow 'grpo' can be scored before") as refused:
         planned_as(f"{local} {judged}")
     assert (
-        "not to reward, actor.logprobs (rounds a row differently with other rows)"
+        "not to reward, actor.logprobs (rounding depends on the other rows)"
         in refused.value.problems[0].found
     )
 
