@@ -1,5 +1,4 @@
-"""The parts that an algorithm's file is written with: stages, losses, flows, `repeat`, settings, role
-methods.
+"""The parts of an algorithm's file: stages, losses, flows, `repeat`, settings and methods of roles.
 
 This package has the decorators, signatures, settings, and the lookup of places in a user's file. It does not
 load torch. `rlflow.compiler.trace` turns a flow into a graph; `rlflow.execution.eager` calls it on real

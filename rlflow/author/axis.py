@@ -13,9 +13,9 @@ from torch import Tensor
 
 
 class AskedTokens(NamedTuple):
-    """The tokens at which rows were asked for a continuation (`ask` with ``tokens_until``).
+    """The tokens at which follow-up prompts of a batch start (`ask` with ``tokens_until``).
 
-    ``place``, int64 [asked rows]: the token of the source row before which the continuation starts.
+    ``place``, int64 [follow-up prompts]: the token of the source row before which the continuation starts.
     ``lengths``, int64 [source rows]: the number of tokens of each source row.
     """
 
@@ -23,7 +23,7 @@ class AskedTokens(NamedTuple):
     lengths: Tensor
 
     def take(self, index: Tensor) -> AskedTokens:
-        """The tokens of the asked rows at ``index``."""
+        """The tokens of the follow-up prompts at ``index``."""
         return AskedTokens(self.place[index], self.lengths)
 
 
@@ -38,9 +38,9 @@ class Axis:
     parent: Axis | None = None  # the axis that these rows were made from
     index: Tensor | None = None  # int64 [rows]: the row of ``parent`` that each row was made from
     grouped: bool = False  # True: rows whose keys differ only in the last number form a group
-    # how the rows were made from the parent: unchanged, sampled, or asked
+    # how the rows were made from the parent: unchanged, sampled, or as follow-up prompts
     step: Literal["taken", "sampled", "asked"] = "taken"
-    cut: AskedTokens | None = None  # set if rows were asked for single tokens: which tokens
+    cut: AskedTokens | None = None  # set for follow-up prompts at single tokens: which tokens
 
     def __len__(self) -> int:
         return self._count
@@ -65,8 +65,8 @@ class Axis:
     def group_numbers(self) -> Tensor:
         """int64 [rows]: the column ``group``.
 
-        This is the position of the prompt in the data stream. For asked or joined rows it is the group's
-        number along their axis.
+        This is the position of the prompt in the data stream. For follow-up prompts and joined rows it is the
+        group's number along their axis.
         """
         return self.keys[:, -2].clone()
 
@@ -91,16 +91,15 @@ class Axis:
         return Axis(torch.cat([self.keys[index, :-1], sample[:, None]], 1), self, index, True, "sampled")
 
     def ask(self, index: Tensor, cut: AskedTokens | None = None) -> Axis:
-        """A prompt for each of the rows at ``index``, in that order, numbered along the new axis."""
+        """A follow-up prompt for each of the rows at ``index``, in that order, numbered along the new axis."""
         number = torch.arange(len(index))
         keys = torch.cat([self.keys[index], torch.stack([number, torch.zeros_like(number)], 1)], 1)
         return Axis(keys, self, index, False, "asked", cut)
 
     def cut_of(self, other: Axis) -> Axis | None:
-        """Return the axis in this one's history whose rows were asked for single tokens of ``other``, or
-        None.
+        """Return the axis of follow-up prompts at single tokens of ``other`` in this axis's history, or None.
 
-        Rows that were asked for tokens of an axis that ``other`` was taken from count too.
+        Follow-up prompts at tokens of an axis that ``other`` was taken from count too.
         """
         return next(
             (
@@ -172,8 +171,10 @@ class Axis:
         return None
 
     def back_to(self, origin: Axis) -> Tensor:
-        """int64 [rows]: the row of ``origin`` that each row was made from; this axis was made from
-        ``origin``."""
+        """int64 [rows]: the row of ``origin`` that each row was made from.
+
+        This axis must be made from ``origin``.
+        """
         index = torch.arange(len(self))
         for step in itertools.takewhile(lambda step: step is not origin, self.line):
             assert step.index is not None

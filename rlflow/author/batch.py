@@ -32,8 +32,10 @@ DTYPES = {"float": torch.float32, "int": torch.int64, "bool": torch.bool}
 
 
 def padding(value: float) -> AbstractContextManager[None]:
-    """Fill float padding with ``value`` inside the block; tests use it to show that results do not depend on
-    it."""
+    """Fill float padding with ``value`` inside the block.
+
+    Tests use it to show that results do not depend on the padding.
+    """
     return with_value(_fill, value)
 
 
@@ -403,7 +405,7 @@ def spread(
 
 
 def _per_token(name: str, data: Data, axis: Axis) -> Data:
-    """Turn values of rows that were asked for single tokens into values at these tokens, NaN at other tokens.
+    """Turn values of follow-up prompts into values at the tokens where these start, NaN at other tokens.
 
     Raises FlowError for kinds without NaN.
     """

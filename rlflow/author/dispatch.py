@@ -1,7 +1,6 @@
-"""Dispatch modes: how a call's rows are split over the data-parallel ranks of a pool, and how results are
-merged.
+"""Dispatch modes: how rows of a call are split over the ranks of a pool, and how results are merged.
 
-DP_COMPUTE   every row goes to exactly one rank; outputs come back in the original row order
+DP_COMPUTE   every row goes to exactly one data-parallel rank; outputs come back in the original row order
 ALL          every rank runs with the same arguments and returns one value
 RANK0        one rank runs with all rows
 """

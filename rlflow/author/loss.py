@@ -62,7 +62,7 @@ class Loss:
 
     @property
     def digest(self) -> str:
-        """Digest of the function's source and of what it uses; it changes if the loss changes."""
+        """A digest of the function's source and the functions that it uses; it changes if the loss changes."""
         return source_lines.digest(self.function)
 
 

@@ -17,19 +17,20 @@ def ask(
     after: Literal["tokens"] | None = None,
     tokens_until: str | None = None,
 ) -> Any:
-    """Make a prompt from each row of ``batch``, in order, with the text of ``column``.
+    """Make a follow-up prompt from each row of ``batch``, in order, with the text of ``column``.
 
     The role that samples from the prompts formats them like data prompts. ``after="tokens"``: the text
     follows the row's prompt and response as another turn; the sampled ids are unchanged.
 
     ``tokens_until``: the model continues from the start of the row's own response. An integer column gives
-    the number of tokens n to continue from, one per row. A bool token column makes one new row for each True,
-    which continues from the tokens before it. A float column with one value per new row can be merged back
-    into ``batch``: it becomes a token column with NaN at other tokens. ``tokens`` then hold the continuation
-    only; ``completion`` is the text of both.
+    the number of tokens n to continue from, one per row. A bool token column makes one follow-up prompt for
+    each True, which continues from the tokens before it. A float column with one value per follow-up prompt
+    can be merged back into ``batch``: it becomes a token column with NaN at other tokens. ``tokens`` then
+    hold the continuation only; ``completion`` is the text of both.
 
     Columns with one value per row are copied. Token columns, ``completion``, ``finish`` and ``group`` are
-    not. Rows whose prompt is longer than the longest prompt are dropped and counted as ``ask/too_long``.
+    not. Follow-up prompts that are longer than the longest prompt are dropped and counted as
+    ``ask/too_long``.
     """
     by_text = isinstance(column, str) and tokens_until is None and after in (None, "tokens")
     by_tokens = column is None and isinstance(tokens_until, str) and after is None

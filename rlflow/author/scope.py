@@ -1,5 +1,7 @@
-"""The receiver of the calls in a flow: a tracer that records them, a session that runs them, or a direct
-call."""
+"""The receiver of a flow's calls: a tracer records them, a session runs them.
+
+Outside a flow, stages run at once.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class Scope(Protocol):
         """Call ``body`` on fresh prompts until ``groups`` groups are kept, at most ``tries`` times."""
 
     def ask(self, batch: Any, column: str, way: AskWay) -> Any:
-        """Make a prompt of every row, in one of three ways."""
+        """Make a follow-up prompt from each row, in one of three ways."""
 
     def choose(self, batch: Any, column: str, settings: ChooseOptions) -> Any:
         """Keep rows by a column."""

@@ -79,7 +79,7 @@ class Stage:
 
     @property
     def digest(self) -> str:
-        """Digest of the function's source and of what it uses; it changes if the stage changes."""
+        """A digest of the function's source and the functions that it uses; it changes if the stage changes."""
         return source_lines.digest(self.function)
 
     @property

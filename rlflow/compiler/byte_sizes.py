@@ -1,5 +1,7 @@
-"""Memory of a model on a rank, from its folder's config.json and safetensors headers, without reading
-weights."""
+"""Memory of a model on a rank, computed from its folder's config.json and safetensors headers.
+
+No weights are read.
+"""
 
 from __future__ import annotations
 
@@ -63,15 +65,16 @@ class ModelFacts:
 
     @property
     def unused_head(self) -> int:
-        """Numbers of a separate language-model head, which a model with another head does not train."""
+        """Parameters of a separate language-model head, which a model with another head does not train."""
         return prod(self.shapes.get("lm_head.weight", (0,)))
 
     def adapters(self, rank: int, attention: bool) -> int:
-        """Numbers of low-rank adapters on all linear layers, or with ``attention`` on those of the attention."""
+        """Parameters of low-rank adapters on all linear layers, or with ``attention`` on attention layers
+        only."""
         return sum(rank * sum(shape) for shape in self._adapted(attention))
 
     def merged(self, attention: bool) -> int:
-        """Numbers of the linear layers that have adapters."""
+        """Parameters of the linear layers that have adapters."""
         return sum(map(prod, self._adapted(attention)))
 
     def _adapted(self, attention: bool) -> Iterator[tuple[int, ...]]:
@@ -85,8 +88,7 @@ class ModelFacts:
 
     @property
     def cache_numbers(self) -> int | None:
-        """Numbers of the keys and values of one token; None if the config lacks the numbers of layers or
-        heads."""
+        """Key and value entries of one token; None if the config lacks the number of layers or heads."""
         layers, heads, hidden = (
             self._number(name) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
         )
@@ -135,14 +137,16 @@ class ModelFootprint:
 
     @property
     def weight_bytes(self) -> int | None:
-        """Bytes of the weights as a trainer holds them, without adapters; float32 if bfloat16 weights are
-        trained."""
+        """Bytes of the weights as a trainer holds them, without adapters.
+
+        bfloat16 weights that are trained count as float32.
+        """
         master = self.trained and not self.lora and self.dtype == "bfloat16"
         return None if self._weights is None else self._weights * (4 if master else FLOAT[self.dtype])
 
     @property
     def _weights(self) -> int | None:
-        """Numbers of the model. A model that gives scores has a score head instead of the token head."""
+        """Parameters of the model. A model that gives scores has a score head instead of the token head."""
         if self.facts is None or self.facts.parameters is None:
             return None
         return self.facts.parameters + (
@@ -151,7 +155,7 @@ class ModelFootprint:
 
     @property
     def _new_head(self) -> int:
-        """Numbers of a head that the folder's model lacks; a value head has a bias."""
+        """Parameters of a head that the folder's model lacks; a value head has a bias."""
         assert self.facts is not None
         there = self.head == "logprobs" or any(name.endswith("score.weight") for name in self.facts.shapes)
         return 0 if there else self.facts.hidden + (self.head == "values")

@@ -49,11 +49,10 @@ class Placement:
     threads: bool = False  # True: ranks are threads of the run's own process instead of Ray processes
 
     def devices(self) -> list[tuple[str, ...]]:
-        """Return the pools in groups that share devices: rank k of each pool of a group is on the group's
-        k-th device.
+        """Return the pools in groups that share devices.
 
-        A pool with full devices is a group of its own. Each pool with parts joins the first group that has
-        room for it.
+        Rank k of each pool of a group is on the group's k-th device. A pool with full devices is a group of
+        its own. Each pool with parts joins the first group that has room for it and the same number of ranks.
         """
         groups: list[list[str]] = []
         for name in self.pools:
@@ -92,8 +91,7 @@ POOL = re.compile(r"([A-Za-z][\w-]*)=([0-9]{1,9})(?:@(?:(threads)|(gpu|cpu)s?=?(
 
 
 class Pools(str):
-    """The pools of a run as ``--pools`` names them, such as ``train=4,rollout=2@gpu0.5``, and their parsed
-    form.
+    """The pools of a run as ``--pools`` names them, such as ``train=4,rollout=2@gpu0.5``; also parsed.
 
     Empty for a run without pools. Raises PlanError for any other text.
     """

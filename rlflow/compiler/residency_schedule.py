@@ -157,10 +157,9 @@ Cost = tuple[int, int, int]  # moves in an iteration, their bytes, unused parts 
 
 
 def fewest(course: MemorySchedule) -> tuple[Parts, ...]:
-    """Choose the parts that are in memory at each step, with the fewest moves and then the fewest moved
-    bytes.
+    """Choose the parts that are in memory at each step, with the fewest moves.
 
-    Every step must fit by itself.
+    Among choices with as few moves, it takes one that moves the fewest bytes. Every step must fit by itself.
     """
     count, all_gaps = len(course.moments), list(gaps(course))
     room = [course.limit - course.held(moment, moment.needs) for moment in course.moments]

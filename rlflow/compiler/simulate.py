@@ -51,8 +51,10 @@ class Simulation:
 
     @property
     def bound(self) -> float:
-        """Lower bound in seconds for any schedule: the longest path, or the work of the busiest queue over
-        its room."""
+        """Lower bound in seconds for any schedule.
+
+        This is the longest path, or the work of the busiest queue divided by its room.
+        """
         limited = {
             lane: share for lane, share in busy(self.spans, 1.0, self.room).items() if lane in self.room
         }

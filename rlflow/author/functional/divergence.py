@@ -50,11 +50,10 @@ def kl_penalty(
 
 
 def adapted_beta(beta: Tensor, observed: Tensor, *, target: float, rate: float) -> Tensor:
-    """Return beta (1 + rate clip(observed / target - 1, -0.2, 0.2)), all 0-d (Ziegler et al. 2019, section
-    2.2).
+    """Return beta (1 + rate clip(observed / target - 1, -0.2, 0.2)), all 0-d.
 
     beta: the KL coefficient. observed and target: the KL of full responses, in nats. If observed is NaN, beta
-    does not change.
+    does not change. Source: Ziegler et al. 2019, section 2.2.
     """
     error = torch.where(observed.isnan(), 0.0, observed / target - 1)
     return beta * (1 + rate * error.clamp(-0.2, 0.2))

@@ -114,8 +114,7 @@ def length_weighted_mean(x: Tensor, lengths: Tensor, group: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Totals:
-    """Statistics of the values of each group that are not NaN, float64 [groups]; ``slots`` is each row's
-    group."""
+    """Statistics of the non-NaN values of each group, float64 [groups]; ``slots`` is each row's group."""
 
     total: Tensor
     count: Tensor

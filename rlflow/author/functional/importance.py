@@ -21,13 +21,11 @@ Over = Literal["mean", "sum", "max", "token"]
 def importance_ratio(
     logprobs: Tensor, sampled_logprobs: Tensor, mask: Tensor, ratio: Ratio = "token"
 ) -> Tensor:
-    """Probability of the sampled tokens under the trainer's policy over that under the sampler, all [rows,
-    T].
+    """Ratio of the sampled tokens' probability, trainer over sampler, all [rows, T]; 1 outside the mask.
 
-    Tokens outside the mask have 1. "token": exp(logprobs - sampled_logprobs). "sequence": the product of a
-    response's ratios, at each of its tokens; unbiased, but further from 1 for longer responses. "geometric":
-    their geometric mean, which is biased but does not grow with the length. Raises ValueError for another
-    ratio.
+    "token": exp(logprobs - sampled_logprobs). "sequence": the product of a response's ratios, at each of its
+    tokens; unbiased, but further from 1 for longer responses. "geometric": their geometric mean, which is
+    biased but does not grow with the length. Raises ValueError for another ratio.
     """
     log_ratio = torch.where(mask, logprobs - sampled_logprobs, 0.0)
     if ratio == "token":
@@ -87,10 +85,9 @@ def rejected_weights(
     estimator: Literal["k2", "k3"] = "k3",
     over: Over = "mean",
 ) -> Tensor:
-    """Return ``weights`` (or 1), with 0 at responses whose KL from sampler to trainer is above ``limit``
-    nats.
+    """Return ``weights`` (or 1), with 0 at responses whose KL is above ``limit`` nats; 1 outside the mask.
 
-    Tokens outside the mask have 1. The KL of a response is the mean, sum or maximum of its tokens' estimates.
+    This is the KL from sampler to trainer: the mean, sum or maximum of the estimates of a response's tokens.
     over="token" drops single tokens by their own estimate. ``masked_weights`` uses a band of ratios, which
     can cancel out over a response. These estimates are never negative, so they cannot cancel out.
 

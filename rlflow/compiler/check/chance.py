@@ -51,8 +51,10 @@ SEEDED = ("Random", "default_rng", "Generator", "RandomState", "SeedSequence")
 
 
 def chance_problems(program: Program) -> Iterator[Problem]:
-    """Yield warnings for unseeded draws in stages and losses, and in functions of the same file that they
-    call."""
+    """Yield warnings for unseeded draws in stages and losses.
+
+    Also covers functions of the same file that they call.
+    """
     for node in used_nodes(program.graph):
         called = program.functions.get(node.name)
         for function in called.losses if isinstance(called, JointLoss) else (called,):

@@ -1,4 +1,4 @@
-"""Test calls of losses: call each loss on synthetic rows before a run, and check what it raises and returns.
+"""Test calls of losses: call each loss on synthetic rows before a run, and check results and exceptions.
 
 A loss gets columns of the right kinds with arbitrary numbers. Only mistakes that arbitrary numbers cannot
 explain are errors: reading a quantity of the model that it did not ask for, errors of types, names or shapes,

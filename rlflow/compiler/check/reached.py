@@ -1,7 +1,7 @@
 """Follow the scores of a reward through the graph to the updates that they reach.
 
-Scores propagate through columns, through rows that are chosen, kept or asked, through state, and through
-weights that were trained with them.
+Scores propagate through columns, through rows that are chosen or kept, through follow-up prompts, through
+state, and through weights that were trained with them.
 """
 
 from __future__ import annotations
@@ -131,8 +131,11 @@ class Walk:
                 carried.rows.setdefault(node.makes, hop)
 
     def _repeat(self, node: Node, body: Graph, carried: Carried) -> None:
-        """Follow a body: its data are the node's inputs; its results and the choice of groups carry scores
-        on."""
+        """Follow the body of a `repeat`.
+
+        The body's data are the node's inputs. Its results and its choice of groups carry scores to the node's
+        outputs.
+        """
         data = body.nodes[0]
         inner = Carried(
             {

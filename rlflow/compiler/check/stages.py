@@ -1,5 +1,4 @@
-"""Test calls of stages: call each stage once on synthetic rows before a run, and check what it raises and
-returns.
+"""Test calls of stages: call each stage on synthetic rows before a run, and check results and exceptions.
 
 A stage gets columns of the right kinds with arbitrary numbers and texts. Only mistakes that arbitrary values
 cannot explain are errors: an unknown name, tensor operations that do not fit together, and results whose

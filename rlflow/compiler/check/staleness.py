@@ -186,9 +186,9 @@ def uncorrected(program: Program, update: Node) -> Iterator[Loss]:
 def depends_on_sampling(graph: Graph, rows: int) -> set[Column]:
     """Return the columns that are computed from `sampled_logprobs` of the rows of the axis ``rows``.
 
-    Rows that these were chosen from count too. Of joined rows, all parts must depend on their
-    `sampled_logprobs`. Reading only the sampled tokens does not count. Log-probs of other rows, such as a
-    baseline's, do not count either.
+    If the rows were chosen from other rows, the `sampled_logprobs` of the other rows count too. If rows were
+    joined, the column must depend on `sampled_logprobs` in every part. Reading only the sampled tokens does
+    not count. Log-probs of other rows, such as a baseline's, do not count either.
     """
     columns: set[Column] = set()
     own = sources(graph.axes, rows)

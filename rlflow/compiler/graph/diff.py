@@ -36,8 +36,10 @@ def diff(first: Graph, second: Graph) -> list[Difference]:
 
 
 def same_shape(first: Graph, second: Graph) -> bool:
-    """Return True if the graphs are isomorphic: the same operations and functions, wired alike, with any
-    names."""
+    """Return True if the graphs are isomorphic: the same operations and functions, wired alike.
+
+    Names do not matter.
+    """
     return bool(nx.is_isomorphic(_labelled(first), _labelled(second), _alike, operator.eq))
 
 

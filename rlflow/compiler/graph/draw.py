@@ -112,7 +112,7 @@ def _reads(graph: Graph, node: Node) -> Iterator[str]:
 
 
 def _reduced(graph: Graph) -> Iterator[tuple[Node, Node, str]]:
-    """Yield the edges that other edges do not imply, with what they carry."""
+    """Yield the edges that other edges do not imply, with the names of the columns that they carry."""
     for before, after in sorted(nx.transitive_reduction(graph.order).edges):
         yield graph.nodes[before], graph.nodes[after], graph.carried(before, after)
 

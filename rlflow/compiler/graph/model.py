@@ -80,7 +80,8 @@ class RowAxis:
     # rows sampled from each row, or rows left of each chosen group; 0: unknown before a run
     samples: int = 0
     grouped: bool = False
-    step: str = "sampled"  # or asked, cut (asked for single tokens of a row), chosen, joined
+    # or asked (follow-up prompts), cut (follow-up prompts at single tokens), chosen, joined
+    step: str = "sampled"
     parts: tuple[int, ...] = ()  # of joined rows: the axes of the parts, in order
 
 
@@ -263,15 +264,19 @@ class Graph:
         }
 
     def works_on(self, node: Node) -> tuple[int, ...]:
-        """Return the axes whose rows a node needs: the axis of its inputs, or the axes of all parts of a
-        join."""
+        """Return the axes whose rows a node needs.
+
+        This is the axis of its inputs. A join needs the axes of all its parts; a state needs none.
+        """
         if node.op is Op.STATE:
             return ()
         return self.axes[node.rows_axis].parts if node.op is Op.CONCAT else (node.axis,)
 
     def carried(self, before: int, after: int) -> str:
-        """Return in words what an edge of the order carries: columns, else weights of roles, else side
-        effects."""
+        """Describe what an edge of the order carries.
+
+        Names the columns, or else the weights of roles, or else side effects.
+        """
         reasons = self.order.edges[before, after]
         weights = f"weights of {', '.join(reasons['weights'])}" if reasons["weights"] else ""
         return ", ".join(reasons["columns"]) or weights or ", ".join(reasons["effects"])

@@ -2,7 +2,7 @@
 
 It works on the unrolled iteration, in the order in which the scheduler starts nodes in virtual time,
 including chunks and the bodies of repeats. If any part moves, the pass fixes this order for all units with
-models, so that a run moves exactly what was planned.
+models. So a run makes exactly the planned moves.
 """
 
 from __future__ import annotations

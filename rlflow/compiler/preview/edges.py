@@ -138,8 +138,9 @@ def weights(
 ) -> Iterator[WeightEdge]:
     """Yield the weight transfer of each role whose trainer and generator have different layouts.
 
-    They are on two pools, or are divided differently over the ranks of one pool. ways: the transport within a
-    pool and the transport between pools, or ``gather``.
+    They are on two pools, or are divided differently over the ranks of one pool.
+
+    ways: the transport within a pool and the transport between pools, or ``gather``.
     """
     for role, source in placement.trainers.items():
         target = placement.generators.get(role)

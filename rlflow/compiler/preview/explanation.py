@@ -53,7 +53,8 @@ class Explanation:
     warnings: tuple[Problem, ...] = ()  # warnings of the check
     response_tokens: int = 0  # tokens of all responses, at most
     commits: Commits | None = None  # commits, None without
-    lineage: tuple[NodeRows, ...] = ()  # rows that nodes make, if rows are asked, chosen or joined
+    # rows that nodes make, if there are follow-up prompts, chosen or joined rows
+    lineage: tuple[NodeRows, ...] = ()
     # memory schedules, if memory has a limit
     residency: tuple[MemorySchedule, ...] = ()
     evaluation: tuple[WaveNode, ...] = ()  # nodes of the flow's own evaluation, in waves

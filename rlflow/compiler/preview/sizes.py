@@ -86,8 +86,10 @@ class Sizes:
         return int(self.per_row(item.column) * self.rows[node.axis])
 
     def sent(self, node: Node, item: Input) -> int:
-        """Bytes of a column as it is sent to a node: integers are sent as int32, which is enough for token
-        ids."""
+        """Bytes of a column as it is sent to a node.
+
+        int64 columns are sent as int32, which is enough for token ids.
+        """
         kind = self.graph.nodes[item.column.node].output(item.column.name).kind
         size = self.read(node, item)
         return size // 2 if kind is not None and kind.dtype == "int64" else size
@@ -120,8 +122,8 @@ class NodeRows:
     node: str
     rows: int
     groups: int
-    # False if only a run shows the number, because rows are asked for single tokens; then one row is counted
-    # for each row that asks
+    # False if only a run shows the number, because follow-up prompts start at single tokens; then one is
+    # counted for each source row
     known: bool = True
 
 
@@ -152,7 +154,7 @@ def computed(prompt_rows: Mapping[int, int], sizes: Sizes) -> Iterator[ComputedT
 def rows_of_rows(sizes: Sizes) -> Iterator[NodeRows]:
     """Yield the rows of each node that makes rows, in order.
 
-    Yields nothing for graphs without rows that are asked, chosen or joined.
+    Yields nothing for graphs without follow-up prompts, chosen or joined rows.
     """
     graph = sizes.graph
     if all(axis.step == "sampled" for axis in graph.axes):
@@ -165,7 +167,7 @@ def rows_of_rows(sizes: Sizes) -> Iterator[NodeRows]:
 
 
 def _cut(graph: Graph, axis: int) -> bool:
-    """Return True if rows of an axis come from rows that were asked for single tokens."""
+    """Return True if rows of an axis come from follow-up prompts at single tokens."""
     history = list(line(graph.axes, axis))
     return any(
         graph.axes[step].step == "cut" or any(_cut(graph, part) for part in graph.axes[step].parts)

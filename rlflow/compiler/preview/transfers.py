@@ -1,7 +1,7 @@
-"""Predict a transfer of weights between two layouts from the shapes in the model's folder, without loading
-it.
+"""Predict a transfer of weights between two layouts from the shapes in the model's folder.
 
-Assumes the usual sharding of dense decoders. A run traces the layouts that its engines really have.
+No weights are loaded. The prediction assumes the usual sharding of dense decoders. A run traces the layouts
+that its engines really have.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ def transfer(footprint: ModelFootprint, ranks: int) -> TransferPlan | None:
 
 
 def passage(footprint: ModelFootprint, senders: int, receivers: int) -> TransferPlan | None:
-    """Return the transfer plan of a model from ``senders`` ranks of one pool to ``receivers`` ranks of
-    another.
+    """Return the transfer plan of a model from ``senders`` ranks of a pool to ``receivers`` ranks of another.
 
     None if no plan is possible.
     """

@@ -50,8 +50,10 @@ def _before_rest(flow: Flow) -> list[str]:
 
 
 def raised(flow: Flow, error: BaseException) -> Problem:
-    """Return the problem of an exception raised while the flow was traced, at the last line of the user's
-    file."""
+    """Return the problem of an exception raised while the flow was traced.
+
+    Its place is the last line in the user's file.
+    """
     frames = [
         f
         for f in traceback.extract_tb(error.__traceback__)

@@ -93,8 +93,7 @@ def compile_flow(flow: Flow, hp: Any = None, options: TraceOptions | None = None
 
 
 def trace(flow: Flow, hp: Any = None, options: TraceOptions | None = None) -> TraceResult:
-    """Trace a flow at given settings (None: its own defaults), and collect problems instead of raising the
-    first.
+    """Trace a flow at given settings (None: its own defaults), and collect all problems.
 
     A flow that reads ``prompt_id`` is traced a second time with that column. Other flows need not carry it.
     """
@@ -423,8 +422,7 @@ def _truncated(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[
 
 
 def _biased(node: Node, cut: Node) -> Problem:
-    """The problem of a ratio between log-probs of all tokens and log-probs that the sampling ``cut``
-    truncated."""
+    """The problem of a ratio between full log-probs and log-probs that the sampling ``cut`` truncated."""
     return Problem(
         "truncated-ratio",
         f"'{node.name}' compares log-probs with sampled log-probs that {_truncates(cut)} renormalised",

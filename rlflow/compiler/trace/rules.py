@@ -257,7 +257,7 @@ def not_prompts(what: str, place: Place | None) -> Problem:
         f"{what} is called on rows that are already sampled",
         place,
         found="rows of a group",
-        expected="the prompts, or rows made by `ask`",
+        expected="the prompts, or follow-up prompts made by `ask`",
         remedy=f'call {what}(prompts, …), or make prompts from the rows: {what}(ask(batch, "question"), …)',
     )
 
@@ -347,7 +347,7 @@ def body_rows(axes: Sequence[RowAxis], rows: int, place: Place | None) -> Iterat
     if any(axes[step].step in ("asked", "cut", "joined") for step in line(axes, rows)):
         yield Problem(
             "repeat-rows",
-            "a `repeat` body returns rows that were asked or joined",
+            "a `repeat` body returns follow-up prompts or joined rows",
             place,
             found="rows made from other rows",
             expected="rows sampled from the prompts of the body",
@@ -359,7 +359,8 @@ def lacking_rows(name: str, kind: Kind | None, place: Place | None) -> Problem:
     """A merged column has no value for some rows, and its kind has no NaN."""
     return Problem(
         "rows-lacking",
-        f"column '{name}' has no value for rows that were not chosen, or for tokens that were not asked",
+        f"column '{name}' has no value for rows that were not chosen, or for tokens without a follow-up "
+        "prompt",
         place,
         found=f"{name}: {kind}",
         expected="a float column, so that missing values can be NaN",

@@ -499,7 +499,7 @@ class Tracer:
             field_column(name) if name not in batch.sources and field_column(name) in batch.sources else name
             for name in reads
         )
-        # asked rows do not have it
+        # follow-up prompts do not have it
         reads = tuple(name for name in reads if name != MODEL_PROMPT or name in batch.sources)
         for name in reads if not model else ():
             if name not in batch.sources and name not in self.state:
@@ -639,7 +639,7 @@ class Tracer:
     def _coming_up(self, axis: int, other: SymbolicBatch) -> dict[str, ColumnSource]:
         """Return columns as rows of ``axis`` read them.
 
-        Columns of rows that were asked for single tokens become token columns.
+        Columns of follow-up prompts at single tokens become token columns.
         """
         return {
             name: ColumnSource(source.column, Kind(Level.TOKEN, source.kind.dtype))
@@ -716,7 +716,7 @@ class Tracer:
         return (role,) if role else ()
 
     def _asked_by(self, role: str, axis: int) -> None:
-        """Add the role that samples from asked rows to their node, so that prompts are encoded for it."""
+        """Add the role that samples from follow-up prompts to their node, so that prompts are encoded for it."""
         nearest = next(
             (step for step in line(self.recorded.axes, axis) if self.recorded.axes[step].step == "asked"),
             None,
@@ -872,7 +872,7 @@ def _defaults(specification: Mapping[str, Setting]) -> dict[str, Any]:
     return {name: setting.default for name, setting in specification.items()}
 
 
-# columns that asked rows do not keep
+# columns that follow-up prompts do not keep
 LEFT_BEHIND = ("completion", "finish", "group", "prefix_length", MODEL_PROMPT, *rules.OF_THE_DATA)
 
 
@@ -884,7 +884,7 @@ ASK_GIVES: dict[AskWay, tuple[str, ...]] = {
 
 
 def asked_columns(sources: Mapping[str, ColumnSource]) -> dict[str, ColumnSource]:
-    """Return the columns that asked rows keep: columns with one value per row."""
+    """Return the columns that follow-up prompts keep: columns with one value per row."""
     along = {name: source for name, source in sources.items() if name not in LEFT_BEHIND}
     return {
         name: ColumnSource(source.column, _per_row(source.kind))
