@@ -13,7 +13,7 @@ from typing import Any
 from rlflow.author.flow import Flow
 from rlflow.author.settings import override_flow, variants
 from rlflow.author.stage import Stage
-from rlflow.compiler.check.chance import chance_problems
+from rlflow.compiler.check.random_draws import draw_problems
 from rlflow.compiler.check.rewarded import reward_problems
 from rlflow.compiler.check.staleness import stale_problems
 from rlflow.compiler.graph.model import Column, Node, Op
@@ -72,13 +72,13 @@ def side_effect_problems(program: Program) -> Iterator[Problem]:
         if not isinstance(stage, Stage) or stage.pure or stage.digest in warned:
             continue
         warned.add(stage.digest)
-        held = f", except the weights of '{stage.on}'" if stage.on else ""
+        except_weights = f", except the weights of '{stage.on}'" if stage.on else ""
         yield Problem(
             "side-effects",
             f"stage '{stage.name}' has side effects that checkpoints do not store",
             node.place,
             stage.place,
-            found=f"pure=False{held}",
+            found=f"pure=False{except_weights}",
             expected="a run whose checkpoints are complete, so that `rlflow resume` can continue it",
             remedy="keep numbers in @flow(state=…). If the stage has no side effects, remove pure=False. "
             "Otherwise a run that is resumed, or that recovers from a lost worker, starts without "
@@ -167,7 +167,7 @@ def function_problems(traced: TraceResult) -> list[Problem]:
     from rlflow.compiler.check.stages import stage_problems
 
     problems = [
-        *chance_problems(traced.program),
+        *draw_problems(traced.program),
         *side_effect_problems(traced.program),
         *stage_problems(traced.program),
         *loss_problems(traced.program),

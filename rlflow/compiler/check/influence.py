@@ -72,7 +72,9 @@ def influential(
             if base is None:
                 return names
             influences |= {
-                name for name in names - influences if _moves(loss, new, columns, settings, name, base)
+                name
+                for name in names - influences
+                if _changes_gradient(loss, new, columns, settings, name, base)
             }
     return frozenset(influences)
 
@@ -93,16 +95,16 @@ def trials(loss: Loss, kinds: Mapping[str, Kind], seed: int) -> list[tuple[New, 
     The model's quantities are drawn independently. If there is a column ``logprobs``, a second trial uses it
     as the model's log-probs.
     """
-    chance = torch.Generator().manual_seed(seed)
-    columns = {name: column(name, kind, chance) for name, kind in sorted(kinds.items())}
-    new = model_quantities(loss, chance)
+    rng = torch.Generator().manual_seed(seed)
+    columns = {name: column(name, kind, rng) for name, kind in sorted(kinds.items())}
+    new = model_quantities(loss, rng)
     before = columns.get("logprobs")
     if new.logprobs is None or not isinstance(before, Tensor) or before.shape != new.logprobs.shape:
         return [(new, columns)]
     return [(new, columns), (replace(new, logprobs=before), columns)]
 
 
-def _moves(
+def _changes_gradient(
     loss: Loss,
     new: New,
     columns: Mapping[str, Any],

@@ -76,17 +76,19 @@ def loss_problems(program: Program) -> Iterator[Problem]:
             for term in loss_terms(program, node, loss):
                 kinds = column_kinds(program.graph, node, term.loss)
                 if kinds is not None:
-                    yield from _judged(node, term, kinds)
+                    yield from _trial_problems(node, term, kinds)
 
 
 def loss_terms(program: Program, node: Node, loss: Loss) -> list[LossTerm]:
     """Return the losses of an update with their settings; settings that are columns have synthetic numbers."""
     return terms(
-        loss, {**made_settings(node, loss), **program.settings[node.name]}, node.options(UpdateOptions).mean
+        loss,
+        {**synthetic_settings(node, loss), **program.settings[node.name]},
+        node.options(UpdateOptions).mean,
     )
 
 
-def made_settings(node: Node, function: Stage | Loss) -> dict[str, float]:
+def synthetic_settings(node: Node, function: Stage | Loss) -> dict[str, float]:
     """Return numbers for settings that are columns: the default, or 0.5."""
     names = [
         item.parameter.removeprefix(SETTING) for item in node.inputs if item.parameter.startswith(SETTING)
@@ -112,9 +114,9 @@ def column_kinds(graph: Graph, node: Node, function: Stage | Loss) -> dict[str, 
     return kinds
 
 
-def _judged(node: Node, term: LossTerm, kinds: Mapping[str, Kind]) -> Iterator[Problem]:
+def _trial_problems(node: Node, term: LossTerm, kinds: Mapping[str, Kind]) -> Iterator[Problem]:
     loss = term.loss
-    first = tried(loss, kinds, term.settings)
+    first = try_loss(loss, kinds, term.settings)
     if first.raised is not None:
         yield _raised(node, loss, first)
         return
@@ -122,7 +124,7 @@ def _judged(node: Node, term: LossTerm, kinds: Mapping[str, Kind]) -> Iterator[P
     if problem is not None:
         yield problem
     elif "weights" in kinds and torch.equal(
-        _value(first), _value(tried(loss, kinds, term.settings, weights=2.0))
+        _value(first), _value(try_loss(loss, kinds, term.settings, weights=2.0))
     ):
         yield Problem(
             "weights-unused",
@@ -137,15 +139,17 @@ def _judged(node: Node, term: LossTerm, kinds: Mapping[str, Kind]) -> Iterator[P
         )
 
 
-def tried(loss: Loss, kinds: Mapping[str, Kind], settings: Mapping[str, Any], weights: float = 1.0) -> Trial:
+def try_loss(
+    loss: Loss, kinds: Mapping[str, Kind], settings: Mapping[str, Any], weights: float = 1.0
+) -> Trial:
     """Call the loss on synthetic rows and return the outcome; ``weights`` scales the column of that name.
 
     The state of the global RNG is restored afterwards.
     """
-    chance = torch.Generator().manual_seed(0)
-    columns = {name: column(name, kind, chance) for name, kind in sorted(kinds.items())}
+    rng = torch.Generator().manual_seed(0)
+    columns = {name: column(name, kind, rng) for name, kind in sorted(kinds.items())}
     columns |= {"weights": columns["weights"] * weights} if "weights" in columns else {}
-    new = Quantities(model_quantities(loss, chance))
+    new = Quantities(model_quantities(loss, rng))
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         try:
             result = loss.function(new, *(columns.get(p.name) for p in loss.signature.columns), **settings)
@@ -154,18 +158,18 @@ def tried(loss: Loss, kinds: Mapping[str, Kind], settings: Mapping[str, Any], we
     return Trial(result)
 
 
-def model_quantities(loss: Loss, chance: torch.Generator) -> New:
+def model_quantities(loss: Loss, rng: torch.Generator) -> New:
     """Return random, differentiable quantities for the loss to read instead of a model's."""
     quantities = {
-        "logprobs": -_uniform((ROWS, TOKENS), chance),
-        "entropy": _uniform((ROWS, TOKENS), chance),
-        "values": _uniform((ROWS, TOKENS), chance) - 0.5,
-        "scores": _uniform((ROWS,), chance) - 0.5,
+        "logprobs": -_uniform((ROWS, TOKENS), rng),
+        "entropy": _uniform((ROWS, TOKENS), rng),
+        "values": _uniform((ROWS, TOKENS), rng) - 0.5,
+        "scores": _uniform((ROWS,), rng) - 0.5,
     }
     return New(**{name: quantities[name].requires_grad_() for name in loss.new})
 
 
-def column(name: str, kind: Kind, chance: torch.Generator) -> Any:
+def column(name: str, kind: Kind, rng: torch.Generator) -> Any:
     """Return synthetic values of a column as a loss sees it.
 
     Log-probs are below 0 and weights above 0. The mask has a masked-out token and padding. Rows form pairs.
@@ -175,7 +179,7 @@ def column(name: str, kind: Kind, chance: torch.Generator) -> Any:
     )
     if kind.level is Level.TEXT:
         return ["text"] * ROWS
-    number = _uniform(shape, chance)
+    number = _uniform(shape, rng)
     if name == "mask":
         return torch.tensor(
             [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 1, 1, 1], [1, 1, 0, 0, 0]], dtype=torch.bool
@@ -192,8 +196,8 @@ def column(name: str, kind: Kind, chance: torch.Generator) -> Any:
     return number.to(getattr(torch, kind.dtype or "float32"))
 
 
-def _uniform(shape: tuple[int, ...], chance: torch.Generator) -> Tensor:
-    return torch.rand(shape, generator=chance) + 0.01
+def _uniform(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+    return torch.rand(shape, generator=rng) + 0.01
 
 
 def _value(trial: Trial) -> Tensor:

@@ -14,12 +14,12 @@ from rlflow.errors import Place
 
 
 @dataclass(frozen=True)
-class Hop:
+class Step:
     """A step of a path from a reward: what carries the scores, and its place."""
 
     what: str
     place: Place | None
-    before: Hop | None = None
+    before: Step | None = None
 
     @property
     def steps(self) -> int:
@@ -32,7 +32,7 @@ class Hop:
 
 
 @dataclass(frozen=True)
-class Arrival:
+class Target:
     """An update that scores may have reached.
 
     ``columns``: by parameter, the path to each column that carries scores. ``rows``: the path to the update's
@@ -40,19 +40,19 @@ class Arrival:
     """
 
     node: Node
-    columns: Mapping[str, Hop]
-    rows: Hop | None
+    columns: Mapping[str, Step]
+    rows: Step | None
 
 
 @dataclass
 class Carried:
     """Columns of a graph that carry scores, and axes whose rows the scores decide."""
 
-    columns: dict[Column, Hop] = field(default_factory=dict)
-    rows: dict[int, Hop] = field(default_factory=dict)
+    columns: dict[Column, Step] = field(default_factory=dict)
+    rows: dict[int, Step] = field(default_factory=dict)
 
 
-class Walk:
+class Reach:
     """The search for everything that the scores of one reward call reach.
 
     The call may be in the body of a `repeat`. The search repeats until it reaches nothing new.
@@ -61,31 +61,31 @@ class Walk:
     def __init__(self, graph: Graph, reward: Node, influences: Mapping[str, frozenset[str]]) -> None:
         """``influences``: by update name, the parameters whose columns change its gradient."""
         self.reward, self.influences = reward, influences
-        self.weights: dict[str, Hop] = {}
-        self.state: dict[str, Hop] = {}
-        self.arrivals: dict[str, Arrival] = {}
-        self.reached: dict[str, Hop] = {}  # updates whose gradient depends on the scores
-        self.furthest = Hop(f"{reward.name} gives {reward.outputs[0].name}", reward.place)
+        self.weights: dict[str, Step] = {}
+        self.state: dict[str, Step] = {}
+        self.targets: dict[str, Target] = {}
+        self.reached: dict[str, Step] = {}  # updates whose gradient depends on the scores
+        self.furthest = Step(f"{reward.name} gives {reward.outputs[0].name}", reward.place)
         known = -1
         while known != (known := len(self.weights) + len(self.state) + len(self.reached)):
-            top = self.through(graph, Carried())
+            top = self.follow(graph, Carried())
             for slot in graph.state:
-                if hop := top.columns.get(slot.final):
-                    self.state.setdefault(slot.name, hop)
+                if step := top.columns.get(slot.final):
+                    self.state.setdefault(slot.name, step)
 
-    def through(self, graph: Graph, carried: Carried) -> Carried:
+    def follow(self, graph: Graph, carried: Carried) -> Carried:
         """Follow the nodes of a graph in program order, starting from what is carried."""
         for node in graph.nodes:
-            self._at(graph, node, carried)
+            self._visit(graph, node, carried)
         return carried
 
-    def _at(self, graph: Graph, node: Node, carried: Carried) -> None:
+    def _visit(self, graph: Graph, node: Node, carried: Carried) -> None:
         cause = self._cause(graph, node, carried)
         if node.op is Op.STATE:
             for output in node.outputs:
-                if hop := self.state.get(output.name):
-                    carried.columns[Column(node.id, output.name)] = self._hop(
-                        f"state {output.name}", None, hop
+                if step := self.state.get(output.name):
+                    carried.columns[Column(node.id, output.name)] = self._extend(
+                        f"state {output.name}", None, step
                     )
         elif node.op is Op.UPDATE:
             self._update(node, carried)
@@ -94,41 +94,41 @@ class Walk:
         elif node.body is not None:
             self._repeat(node, node.body, carried)
         elif node.op is Op.REWARD and node.name == self.reward.name:
-            self._give(node, Hop(f"{node.name} gives {node.outputs[0].name}", node.place), carried)
+            self._give(node, Step(f"{node.name} gives {node.outputs[0].name}", node.place), carried)
         elif cause is not None and node.op is not Op.DATA:
             names = ", ".join(output.name for output in node.outputs)
             self._give(
                 node,
-                self._hop(f"{node.name} gives {names}" if names else node.name, node.place, cause),
+                self._extend(f"{node.name} gives {names}" if names else node.name, node.place, cause),
                 carried,
             )
             if node.makes is not None:
-                carried.rows.setdefault(node.makes, self._hop(f"rows of {node.name}", node.place, cause))
+                carried.rows.setdefault(node.makes, self._extend(f"rows of {node.name}", node.place, cause))
 
-    def _cause(self, graph: Graph, node: Node, carried: Carried) -> Hop | None:
+    def _cause(self, graph: Graph, node: Node, carried: Carried) -> Step | None:
         read = (carried.columns.get(item.column) for item in node.inputs)
         causes = [*read, carried.rows.get(node.axis), self.weights.get(node.role or "")]
-        return next((hop for hop in causes if hop is not None), None)
+        return next((step for step in causes if step is not None), None)
 
-    def _hop(self, what: str, place: Place | None, before: Hop) -> Hop:
-        hop = Hop(what, place, before)
-        if hop.steps > self.furthest.steps:
-            self.furthest = hop
-        return hop
+    def _extend(self, what: str, place: Place | None, before: Step) -> Step:
+        step = Step(what, place, before)
+        if step.steps > self.furthest.steps:
+            self.furthest = step
+        return step
 
-    def _give(self, node: Node, hop: Hop, carried: Carried) -> None:
+    def _give(self, node: Node, step: Step, carried: Carried) -> None:
         for output in node.outputs:
-            carried.columns.setdefault(Column(node.id, output.name), hop)
+            carried.columns.setdefault(Column(node.id, output.name), step)
 
     def _concat(self, graph: Graph, node: Node, carried: Carried) -> None:
         """A joined column carries scores if the column of any part does; so do the rows."""
         for item in node.inputs:
-            if hop := carried.columns.get(item.column):
-                carried.columns.setdefault(Column(node.id, item.parameter.partition(".")[2]), hop)
+            if step := carried.columns.get(item.column):
+                carried.columns.setdefault(Column(node.id, item.parameter.partition(".")[2]), step)
         assert node.makes is not None
         for part in graph.axes[node.makes].parts:
-            if hop := carried.rows.get(part):
-                carried.rows.setdefault(node.makes, hop)
+            if step := carried.rows.get(part):
+                carried.rows.setdefault(node.makes, step)
 
     def _repeat(self, node: Node, body: Graph, carried: Carried) -> None:
         """Follow the body of a `repeat`.
@@ -139,29 +139,31 @@ class Walk:
         data = body.nodes[0]
         inner = Carried(
             {
-                Column(data.id, item.parameter): hop
+                Column(data.id, item.parameter): step
                 for item in node.inputs
-                if (hop := carried.columns.get(item.column))
+                if (step := carried.columns.get(item.column))
             }
         )
-        self.through(body, inner)
+        self.follow(body, inner)
         for item in body.results:
-            if hop := inner.columns.get(item.column):
-                carried.columns.setdefault(Column(node.id, item.parameter), hop)
+            if step := inner.columns.get(item.column):
+                carried.columns.setdefault(Column(node.id, item.parameter), step)
                 if item.parameter == "keep":
-                    carried.rows[node.rows_axis] = self._hop(
-                        f"groups that {node.name} keeps", node.place, hop
+                    carried.rows[node.rows_axis] = self._extend(
+                        f"groups that {node.name} keeps", node.place, step
                     )
-        if hop := inner.rows.get(body.rows):
-            carried.rows.setdefault(node.rows_axis, hop)
+        if step := inner.rows.get(body.rows):
+            carried.rows.setdefault(node.rows_axis, step)
 
     def _update(self, node: Node, carried: Carried) -> None:
-        columns = {item.parameter: hop for item in node.inputs if (hop := carried.columns.get(item.column))}
+        columns = {item.parameter: step for item in node.inputs if (step := carried.columns.get(item.column))}
         rows = carried.rows.get(node.axis)
         if not columns and rows is None:
             return
-        self.arrivals[node.name] = Arrival(node, columns, rows)
-        hop = rows or next((hop for name, hop in columns.items() if name in self.influences[node.name]), None)
-        if hop is not None and node.name not in self.reached:
-            self.reached[node.name] = hop
-            self.weights.setdefault(node.role or "", Hop(f"weights of {node.role}", node.place, hop))
+        self.targets[node.name] = Target(node, columns, rows)
+        step = rows or next(
+            (step for name, step in columns.items() if name in self.influences[node.name]), None
+        )
+        if step is not None and node.name not in self.reached:
+            self.reached[node.name] = step
+            self.weights.setdefault(node.role or "", Step(f"weights of {node.role}", node.place, step))

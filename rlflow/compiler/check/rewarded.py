@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from rlflow.author.columns import Level
 from rlflow.author.joint import LossTerm
 from rlflow.author.loss import Loss
-from rlflow.compiler.check.reached import Arrival, Hop, Walk
+from rlflow.compiler.check.reached import Reach, Step, Target
 from rlflow.compiler.graph.model import SETTING, Graph, Node, Op
 from rlflow.compiler.trace.compile import Program, all_nodes
 from rlflow.errors import Place, Problem, listed
@@ -36,16 +36,16 @@ def reward_problems(program: Program) -> Iterator[Problem]:
         return
     tried = {node.name: _influences(program, node) for node in updates}
     yield from _zero(program, updates)
-    walks = [Walk(graph, node, tried) for node in rewards]
+    reaches = [Reach(graph, node, tried) for node in rewards]
     players = {use.name for use in graph.roles if use.generates and use.trained}
     learning = [node for node in updates if node.role in players] or updates
-    for node, walk in zip(rewards, walks, strict=True):
-        if not any(update.name in walk.reached for update in learning):
-            yield _unreached(program, node, walk, learning)
-    reached = {graph.by_name[name].role for walk in walks for name in walk.reached}
+    for node, reach in zip(rewards, reaches, strict=True):
+        if not any(update.name in reach.reached for update in learning):
+            yield _unreached(program, node, reach, learning)
+    reached = {graph.by_name[name].role for reach in reaches for name in reach.reached}
     for role in sorted(players - reached) if reached & players else ():
         update = next(node for node in updates if node.role == role)
-        yield from _untaught(program, update, rewards)
+        yield from _unrewarded(program, update, rewards)
 
 
 def _terms(program: Program, node: Node) -> list[LossTerm]:
@@ -97,14 +97,14 @@ def _zero(program: Program, updates: list[Node]) -> Iterator[Problem]:
                 )
 
 
-def _unreached(program: Program, reward: Node, walk: Walk, learning: list[Node]) -> Problem:
+def _unreached(program: Program, reward: Node, reach: Reach, learning: list[Node]) -> Problem:
     reason = next(
         (term.loss for node in learning for term in _terms(program, node) if term.loss.unrewarded), None
     )
     if reason is not None:
         return _waived(reward, reason)
-    arrival = next((walk.arrivals[node.name] for node in learning if node.name in walk.arrivals), None)
-    path, definition = _broken(program, arrival, walk)
+    target = next((reach.targets[node.name] for node in learning if node.name in reach.targets), None)
+    path, definition = _broken(program, target, reach)
     roles = listed(dict.fromkeys(f"'{node.role}'" for node in learning))
     return Problem(
         "reward-unreached",
@@ -118,21 +118,21 @@ def _unreached(program: Program, reward: Node, walk: Walk, learning: list[Node])
     )
 
 
-def _broken(program: Program, arrival: Arrival | None, walk: Walk) -> tuple[str, Place | None]:
+def _broken(program: Program, target: Target | None, reach: Reach) -> tuple[str, Place | None]:
     """Return the path from the reward to the point where it breaks, in words, and the place of the break."""
-    if arrival is None:
-        return f"{walk.furthest}; no update reads this", walk.furthest.place
-    name, hop = max(arrival.columns.items(), key=lambda item: item[1].steps)
-    loss = program.loss(arrival.node.name)
-    end = Hop(
-        f"{arrival.node.name} reads '{name}', but the gradient of loss '{loss.name}' does not depend on it",
+    if target is None:
+        return f"{reach.furthest}; no update reads this", reach.furthest.place
+    name, step = max(target.columns.items(), key=lambda item: item[1].steps)
+    loss = program.loss(target.node.name)
+    end = Step(
+        f"{target.node.name} reads '{name}', but the gradient of loss '{loss.name}' does not depend on it",
         loss.place,
-        hop,
+        step,
     )
     return str(end), loss.place
 
 
-def _untaught(program: Program, update: Node, rewards: list[Node]) -> Iterator[Problem]:
+def _unrewarded(program: Program, update: Node, rewards: list[Node]) -> Iterator[Problem]:
     """Yield a warning for a role that samples and is trained, if only other roles learn from the rewards."""
     loss = next((term.loss for term in _terms(program, update) if term.loss.unrewarded), None)
     if loss is not None:
@@ -166,7 +166,7 @@ def _waived(reward: Node, loss: Loss) -> Problem:
     )
 
 
-def _unpaid(update: Node, loss: Loss) -> Problem:
+def _rewardless(update: Node, loss: Loss) -> Problem:
     return Problem(
         "reward-waived",
         f"the flow calls no reward, and the author of loss '{loss.name}' declared that it needs none",
@@ -184,14 +184,14 @@ def _no_signal(program: Program, updates: list[Node]) -> Iterator[Problem]:
 
     Such updates learn from the model's own samples only.
     """
-    if _taught(program.graph):
+    if _has_signal(program.graph):
         return
     waiving = next(
         ((node, term.loss) for node in updates for term in _terms(program, node) if term.loss.unrewarded),
         None,
     )
     if waiving is not None:
-        yield _unpaid(*waiving)
+        yield _rewardless(*waiving)
         return
     yield Problem(
         "no-signal",
@@ -206,7 +206,7 @@ def _no_signal(program: Program, updates: list[Node]) -> Iterator[Problem]:
     )
 
 
-def _taught(graph: Graph) -> bool:
+def _has_signal(graph: Graph) -> bool:
     """Return True if updates learn from something other than the trained models.
 
     This may be a column of the data, a model that is not trained, or a stage that scores texts.
@@ -219,7 +219,7 @@ def _taught(graph: Graph) -> bool:
             for item in node.inputs
             if item.parameter not in ("prompt_tokens", "temperature")
         }
-        judged = {item.parameter for item in node.inputs} & set(SIGNALS)
+        scored = {item.parameter for item in node.inputs} & set(SIGNALS)
         texts = {
             o.name
             for item in node.inputs
@@ -230,7 +230,7 @@ def _taught(graph: Graph) -> bool:
             node.op is Op.UPDATE
             and Op.DATA in read
             or node.op is Op.STAGE
-            and (judged or texts or Op.DATA in read)
+            and (scored or texts or Op.DATA in read)
         ):
             return True
         if node.op in (Op.LOGPROBS, Op.VALUES) and node.role not in trained or node.body is not None:

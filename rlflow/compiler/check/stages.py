@@ -25,7 +25,7 @@ from torch import Tensor
 from rlflow.author.columns import Kind, Level
 from rlflow.author.dispatch import ALL, DP_COMPUTE
 from rlflow.author.stage import Stage
-from rlflow.compiler.check.losses import BY_VALUE, ROWS, TOKENS, column, column_kinds, made_settings
+from rlflow.compiler.check.losses import BY_VALUE, ROWS, TOKENS, column, column_kinds, synthetic_settings
 from rlflow.compiler.graph.model import Graph, Node
 from rlflow.compiler.trace.compile import Program
 from rlflow.errors import Problem, listed
@@ -53,8 +53,8 @@ def stage_problems(program: Program) -> Iterator[Problem]:
             if kinds is None or (stage.digest, tuple(sorted(kinds))) in tried:
                 continue
             tried.add((stage.digest, tuple(sorted(kinds))))
-            settings = {**program.settings[node.name], **made_settings(node, stage)}
-            yield from _judged(node, stage, kinds, _columns(graph, node, kinds), settings)
+            settings = {**program.settings[node.name], **synthetic_settings(node, stage)}
+            yield from _call_problems(node, stage, kinds, _columns(graph, node, kinds), settings)
 
 
 def _graphs(graph: Graph) -> Iterator[Graph]:
@@ -70,8 +70,8 @@ def _columns(graph: Graph, node: Node, kinds: Mapping[str, Kind]) -> dict[str, A
 
     A scalar that each rank returns is a tuple.
     """
-    chance = torch.Generator().manual_seed(0)
-    columns = {name: column(name, kind, chance) for name, kind in sorted(kinds.items())}
+    rng = torch.Generator().manual_seed(0)
+    columns = {name: column(name, kind, rng) for name, kind in sorted(kinds.items())}
     of_ranks = {item.parameter for item in node.inputs if graph.nodes[item.column.node].dispatch == str(ALL)}
     return {
         name: (value,) if name in of_ranks and kinds[name].level is Level.SCALAR else value
@@ -79,7 +79,7 @@ def _columns(graph: Graph, node: Node, kinds: Mapping[str, Kind]) -> dict[str, A
     }
 
 
-def _judged(
+def _call_problems(
     node: Node,
     stage: Stage,
     kinds: Mapping[str, Kind],

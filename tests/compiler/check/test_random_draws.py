@@ -6,8 +6,8 @@ import textwrap
 import pytest
 
 from rlflow.author.load import load_flow
-from rlflow.compiler.check.chance import unseeded
 from rlflow.compiler.check.checker import check
+from rlflow.compiler.check.random_draws import unseeded
 
 NUMBERS = itertools.count()
 FLOW = """

@@ -50,7 +50,7 @@ METHODS = ("bernoulli", "multinomial")  # methods of tensors that return another
 SEEDED = ("Random", "default_rng", "Generator", "RandomState", "SeedSequence")
 
 
-def chance_problems(program: Program) -> Iterator[Problem]:
+def draw_problems(program: Program) -> Iterator[Problem]:
     """Yield warnings for unseeded draws in stages and losses.
 
     Also covers functions of the same file that they call.
