@@ -1,6 +1,6 @@
-"""Carrying out calls, the same operations for eager flows and for plans.
+"""Run nodes: the same operations serve eager flows and compiled plans.
 
-Here: the engine of one process, the executor with its lanes and store, sampling ahead, metrics of nodes,
-memory of models. Not here: Ray (`rlflow.cluster`), what a run writes and when it saves (`rlflow.runs`), which
-node may start (`rlflow.compiler.scheduler`).
+This package holds the engine of one process, the executor with its queues and column store, sampling ahead of
+training, node metrics, and the memory of models. Ray is in `rlflow.cluster`. What a run writes and when it
+saves is in `rlflow.runs`. Which node may start is decided in `rlflow.compiler.scheduler`.
 """

@@ -1,10 +1,9 @@
-"""The account of an iteration: how many rows and tokens were sampled, and what became of each of them,
-exactly one thing.
+"""Row accounting of an iteration: how many rows and tokens were sampled, and the one outcome of each row.
 
-Whoever says how much was trained on or dropped reads this account; nothing counts for itself. That a response
-was cut, clipped or has no score is an attribute of a row and no fate. Sums close: what was sampled, with what
-earlier iterations left and what stages put in the place of sampled rows, is what all fates have together.
-Tokens that a stage's own mask leaves out of a row that is trained on are left out by that stage, apart from
+This account is the only source of counts of trained and dropped rows. A row that was cut, clipped or not
+scored has that as an attribute; it is not an outcome. The sums close: sampled rows, carry-over from earlier
+iterations and rows that stages put in place of sampled ones add up to the rows of all outcomes. If a stage
+masks out tokens of a row that is trained on, these tokens are counted as dropped by that stage, apart from
 their row.
 """
 
@@ -27,25 +26,29 @@ from rlflow.compiler.graph.model import Graph, Node, Op
 from rlflow.execution.tally import PartialMetrics, known
 from rlflow.training.loss_rows import NO_LOSS, WITH_GROUP
 
-# a column of what a `repeat` body returns: which rows have other tokens than were sampled; no author's
+# Name of a column that a `repeat` body returns: True for rows whose tokens a stage replaced. Authors cannot
+# read it.
 REPLACED = "replaced by a stage"
 
 
 class Fate(StrEnum):
-    """The end that a sampled row came to."""
+    """Outcome of a sampled row."""
 
-    # by the update that is named; of several by the first of the role that sampled the row
+    # trained on by the named update; if there are several, by the first update of the role that sampled the
+    # row
     TRAINED = "trained"
-    READ = "read only"  # for a baseline, a judge, a stage: no update was given it
-    LEFT_OUT = "left out"  # of an update, or before it, by the cause that is named
-    SURPLUS = "surplus"  # kept by a `repeat` beyond its groups, and dropped
-    STALE = "stale"  # carried on until its weights were too old
-    CARRIED = "carried on"  # into a later iteration
+    READ = "read only"  # read by a baseline, a reward or a stage, but passed to no update
+    LEFT_OUT = "left out"  # dropped by the named node, for the named cause
+    SURPLUS = "surplus"  # kept by a `repeat` beyond the groups it needs, then dropped
+    STALE = "stale"  # carried over until its weights were too old
+    CARRIED = "carried on"  # carried over into a later iteration
 
 
 class End(NamedTuple):
-    """A fate, the node where it was decided, and for what was left out the cause and the setting that decided
-    it."""
+    """An outcome and the node that decided it.
+
+    For a dropped row also the cause, and the setting that decided it.
+    """
 
     fate: Fate
     node: str = ""
@@ -61,15 +64,18 @@ class Count(NamedTuple):
     tokens: int = 0
 
     def plus(self, other: Count) -> Count:
-        """The sum of two counts."""
+        """Return the sum of two counts."""
         return Count(*(a + b for a, b in zip(self, other, strict=True)))
 
     @staticmethod
     def of(
         axis: Axis, lengths: Tensor | None, chosen: Tensor | None = None, elsewhere: Tensor | None = None
     ) -> Count:
-        """Count the rows of an axis. ``lengths``: tokens of each row, int64 [rows]; ``chosen``: bool [rows],
-        which rows count; groups of rows that are ``elsewhere``, bool [rows], are counted there."""
+        """Count the rows of an axis.
+
+        ``lengths``: tokens of each row, int64 [rows]. ``chosen``: rows to count, bool [rows]; None counts all
+        rows. ``elsewhere``: rows that are counted elsewhere, bool [rows]; their groups are not counted here.
+        """
         slots = axis.slots
         own = slots if chosen is None else slots[chosen]
         groups = own if elsewhere is None else own[~torch.isin(own, slots[elsewhere])]
@@ -80,28 +86,29 @@ class Count(NamedTuple):
 
 @dataclass
 class Account:
-    """Counts by the node that sampled."""
+    """Row counts of an iteration by the node that sampled the rows."""
 
-    sampled: dict[str, Count] = field(default_factory=dict)  # all that it sampled
-    opened: dict[str, Count] = field(default_factory=dict)  # what earlier iterations had left of it
-    # rows that a stage put in the place of sampled ones, by the stage
+    sampled: dict[str, Count] = field(default_factory=dict)  # all rows that the node sampled
+    # rows of the node that earlier iterations carried over
+    opened: dict[str, Count] = field(default_factory=dict)
+    # rows that a stage put in place of sampled rows, by stage
     placed: dict[str, Count] = field(default_factory=dict)
-    ends: dict[tuple[str, End], Count] = field(default_factory=dict)  # how its rows ended
+    ends: dict[tuple[str, End], Count] = field(default_factory=dict)  # outcomes of the node's rows
 
     def sample(self, source: str, count: Count) -> None:
-        """Note rows that a node has sampled."""
+        """Count rows that a node sampled."""
         self.sampled[source] = self.sampled.get(source, Count()).plus(count)
 
     def open(self, source: str, count: Count) -> None:
-        """Rows that were sampled for an earlier iteration, and carried on."""
+        """Count rows that were sampled in an earlier iteration and carried over."""
         self.opened[source] = self.opened.get(source, Count()).plus(count)
 
     def place(self, source: str, count: Count) -> None:
-        """Note rows that a stage put in the place of sampled ones."""
+        """Count rows that a stage put in place of sampled rows."""
         self.placed[source] = self.placed.get(source, Count()).plus(count)
 
     def end(self, source: str, end: End, count: Count) -> None:
-        """Note the end of rows that ``source`` sampled or put there, or of some of their tokens."""
+        """Count the outcome of rows, or of single tokens, that ``source`` sampled or put in place."""
         if count.rows or count.tokens:
             self.ends[source, end] = self.ends.get((source, end), Count()).plus(count)
 
@@ -117,7 +124,7 @@ class Account:
             self.end(source, end, count)
 
     def left(self, source: str) -> Count:
-        """Rows of a source that have no fate yet: nothing, once an iteration is over."""
+        """Return the rows of a source that have no outcome yet; zero once an iteration is over."""
         known = [count for (name, _), count in self.ends.items() if name == source]
         total = Count()
         for counts in (self.sampled, self.opened, self.placed):
@@ -125,7 +132,7 @@ class Account:
         return Count(*(whole - sum(count[i] for count in known) for i, whole in enumerate(total)))
 
     def of(self, fate: Fate, node: str = "") -> Count:
-        """The count of rows that had a fate, at one node or, without a node, anywhere."""
+        """Return the count of rows with an outcome, at one node or, if ``node`` is empty, at all nodes."""
         total = Count()
         for (_, end), count in self.ends.items():
             if end.fate is fate and node in ("", end.node):
@@ -134,14 +141,16 @@ class Account:
 
     @property
     def closes(self) -> bool:
-        """Whether every row and token has exactly one fate. A group may be torn: its rows then end in
-        several."""
+        """Whether every row and token has exactly one outcome.
+
+        Groups are not compared, because rows of one group can have different outcomes.
+        """
         return not any(
             self.left(source)[1:] != (0, 0) for source in {*self.sampled, *self.opened, *self.placed}
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, in one order whatever was counted first."""
+        """Return plain JSON values, sorted so that equal accounts give equal text."""
         ends = [
             {
                 "source": source,
@@ -155,7 +164,7 @@ class Account:
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Account:
-        """The opposite of ``as_json``. Raises ValueError for values that are no account."""
+        """Read an account from ``as_json`` values. Raises ValueError if the values are not an account."""
         try:
             account = Account(
                 *(
@@ -167,14 +176,14 @@ class Account:
                 end = End(Fate(entry["fate"]), *(str(entry.get(name, "")) for name in End._fields[1:]))
                 account.end(str(entry["source"]), end, _count(entry))
         except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"no account: {error}") from error
+            raise ValueError(f"not a row account: {error}") from error
         return account
 
 
 def _count(values: Mapping[str, Any]) -> Count:
     count = Count(*(values[name] for name in Count._fields))
     if not all(type(number) is int and 0 <= number < 1 << 63 for number in count):
-        raise ValueError(f"no counts: {count}")
+        raise ValueError(f"not counts: {count}")
     return count
 
 
@@ -182,64 +191,65 @@ def _plain(counts: Mapping[str, Count]) -> dict[str, dict[str, int]]:
     return {source: count._asdict() for source, count in sorted(counts.items())}
 
 
-# -- from a run of a plan
-# ----------------------------------------------------------------------------------------------------------
+# -- accounting for one run of a plan
 
 CAUSES = {WITH_GROUP: "with its group", NO_LOSS: "no loss has it among its rows"}
 
 
 @dataclass(frozen=True)
 class UpdateRows:
-    """The outcome of each row of an update."""
+    """What an update did with each of its rows."""
 
-    # int64 [rows]: 0 where the update learned from it, one of CAUSES, or the number of the column among
-    # ``columns``, counted from 1, that is not finite there
+    # int64 [rows]: 0 if the update learned from the row, else a key of CAUSES, or the number (from 1) of the
+    # column in ``columns`` that is not finite in this row
     broken: Tensor
     columns: tuple[str, ...]
-    waits: bool = False  # whether the update was not due yet
-    stepped: bool = True  # whether it took any step
-    tokens: Tensor | None = None  # int64 [rows]: the tokens of each row under the mask
+    waits: bool = False  # the update was not due yet
+    stepped: bool = True  # the update took at least one step
+    tokens: Tensor | None = None  # int64 [rows]: unmasked tokens of each row
 
     @property
     def metrics(self) -> PartialMetrics:
-        """The number of rows that the update did not learn from, as ``left_out``; nothing of an update that
-        was not due."""
+        """Return ``left_out``: rows that the update did not learn from. Empty if the update was not due."""
         return {} if self.waits else known({"left_out": float((self.broken != 0).sum())})
 
 
 class RowOrigins(NamedTuple):
-    """The node that sampled each row of an axis (-1: none), and the row's place there. Both int64 [rows]."""
+    """The node that sampled each row of an axis (-1: none), and the row's index there. Both int64 [rows]."""
 
     node: Tensor
     row: Tensor
 
     def take(self, index: Tensor) -> RowOrigins:
-        """The origins of some of the rows."""
+        """Return the origins of some of the rows."""
         return RowOrigins(self.node[index], self.row[index])
 
 
 RANKS = {Fate.READ: 0, Fate.LEFT_OUT: 2, Fate.TRAINED: 3}
-CHOSEN_AWAY, OWN = 1, 4  # what is decided later counts more; most an update of the role that sampled
+# a later decision has a higher rank; an update of the role that sampled the row has the highest
+CHOSEN_AWAY, OWN = 1, 4
 
 
 class Ledger:
-    """Fates of the rows that one run of a plan samples, while its nodes are done. ``axes``: the real rows of
-    the graph's."""
+    """Collects the outcomes of rows while a plan runs.
+
+    ``axes``: the real row axis of each axis of the graph.
+    """
 
     def __init__(self, graph: Graph, axes: Mapping[int, Axis], longest: float = math.inf) -> None:
-        """``longest``: the most tokens of a prompt that is asked."""
+        """``longest``: most tokens that a follow-up prompt may have."""
         self.graph, self.axes, self.longest = graph, axes, longest
         self.updates: dict[int, UpdateRows] = {}
-        # node → why each of its rows' episodes failed, empty where it did not
+        # node → cause of failure of each row's episode; empty if it did not fail
         self.failed: dict[int, Sequence[str]] = {}
-        # stage → which of its rows have other tokens than were sampled
+        # stage → which of its rows have other tokens than the sampled ones
         self.placed: dict[int, PlacedRows] = {}
-        # `repeat` → bool [rows]: which of its rows a stage in its body put in the place of others
+        # `repeat` → bool [rows]: which of its rows a stage in its body put in place of sampled rows
         self.marked: dict[int, Tensor] = {}
         self._lengths: dict[int, Tensor] = {}
 
     def sampled(self, node: Node, rows: Batch) -> None:
-        """A node gave rows with tokens, or a `repeat` prompts, which have none."""
+        """Note the rows that a node produced. A `repeat` can produce prompts, which have no tokens."""
         tokens = rows.data.get("tokens")
         if tokens is not None and tokens.lengths is not None and node.op in (Op.DATA, Op.GENERATE, Op.REPEAT):
             self._lengths[node.id] = tokens.lengths
@@ -247,8 +257,10 @@ class Ledger:
             self._lengths[node.id] = torch.zeros(len(rows), dtype=torch.int64)
 
     def account(self) -> Account:
-        """The account of all rows, without rows that a `repeat` body returns: the `repeat` accounts for
-        these."""
+        """Return the account of all rows.
+
+        Rows that a `repeat` body returns are missing: the `repeat` itself accounts for them.
+        """
         total = Account()
         every = {**{i: rows.lengths for i, rows in self.placed.items()}, **self._lengths}
         fates = {i: _Fates(lengths, self._reader(self.graph.nodes[i])) for i, lengths in every.items()}
@@ -283,11 +295,11 @@ class Ledger:
         return total
 
     def _learns_from(self, stage: int) -> bool:
-        """Whether an update is given the tokens that a stage gives."""
+        """Whether an update gets the tokens that a stage returns."""
         return any(node.op is Op.UPDATE and self._maker(node, "tokens") == stage for node in self.graph.nodes)
 
     def _maker(self, node: Node, parameter: str) -> int | None:
-        """The node that gives what a parameter reads, if there is one of that name."""
+        """Return the node that produces the input of this parameter; None without one."""
         return next((item.column.node for item in node.inputs if item.parameter == parameter), None)
 
     @property
@@ -297,8 +309,10 @@ class Ledger:
     def _sources(
         self, node: Node, here: Tensor | None, elsewhere: Tensor | None
     ) -> Iterator[tuple[str, Tensor | None, Tensor | None]]:
-        """The names under which rows of a node are counted, with the rows of each: of a `repeat` also the
-        stage in its body that put some in the place of sampled ones."""
+        """Yield the names under which rows of a node are counted, with the rows of each name.
+
+        A `repeat` with a stage that replaced rows has two names: the node that samples, and this stage.
+        """
         marked = self.marked.get(node.id)
         if marked is None:
             yield source_of(node), here, elsewhere
@@ -309,7 +323,7 @@ class Ledger:
         yield placer_of(node), there & marked, others | (there & ~marked)
 
     def _returned(self, fates: Mapping[int, _Fates]) -> dict[int, Tensor]:
-        """bool [rows] for each source: the rows of it that a `repeat` body returns, as they were sampled."""
+        """Return for each source its rows that a `repeat` body returns with the sampled tokens, bool [rows]."""
         where = {i: torch.zeros(len(lengths), dtype=torch.bool) for i, lengths in self._lengths.items()}
         if self._in_body and self.graph.rows in self.axes:
             origins = self._with_placed(self.graph.rows, result_maker(self.graph), fates)
@@ -318,8 +332,10 @@ class Ledger:
         return where
 
     def replaced(self) -> Tensor | None:
-        """bool [rows]: which of the rows that a `repeat` body returns a stage put in the place of sampled
-        ones; None if it has no such stage."""
+        """Return which rows that a `repeat` body returns were put there by a stage, bool [rows].
+
+        None if the body has no such stage.
+        """
         maker = result_maker(self.graph)
         where = (
             self.placed[maker].where
@@ -332,14 +348,17 @@ class Ledger:
         return where[index] if where is not None and index is not None else None
 
     def _trains(self, axis: int) -> bool:
-        """Whether rows of an axis are learned from, here or by whoever takes what a `repeat` body returns."""
+        """Whether an update learns from rows of an axis, here or after a `repeat` body has returned them."""
         axes = [node.axis for node in self.graph.nodes if node.op is Op.UPDATE] + [
             self.graph.rows
         ] * self._in_body
         return any(axis in sources(self.graph.axes, learned) for learned in axes)
 
     def _reader(self, source: Node) -> str:
-        """The last node that reads what a source gave; the source itself where none does."""
+        """Return the name of the last node that reads the output of ``source``.
+
+        If none does, return ``source``.
+        """
         later = reversed(self.graph.nodes[source.id + 1 :])
         return next(
             (node.name for node in later if any(item.column.node == source.id for item in node.inputs)),
@@ -347,15 +366,17 @@ class Ledger:
         )
 
     def _asked(self, node: Node, fates: Mapping[int, _Fates]) -> None:
-        """Rows whose prompt was too long to be asked, but not rows that are asked for single tokens, of which
-        there may be none."""
+        """Count rows whose follow-up prompt was too long.
+
+        Follow-up prompts for single tokens are not counted, because a row may have none of them.
+        """
         assert node.makes is not None
         if self.axes[node.makes].cut is None:
             end = End(Fate.LEFT_OUT, node.name, "asked too long", f"data.max_prompt={self.longest:g}")
             self._end(self.origins(node.axis), self._not_in(node), fates, end, lambda source: CHOSEN_AWAY)
 
     def _not_in(self, node: Node) -> Tensor:
-        """bool [rows]: the rows of a node's inputs that its outputs have not."""
+        """Return the rows of a node's inputs that are missing in its outputs, bool [rows]."""
         assert node.makes is not None
         index, lacking = self.axes[node.makes].index, torch.ones(len(self.axes[node.axis]), dtype=torch.bool)
         if index is not None:
@@ -409,8 +430,10 @@ class Ledger:
             self._end(origins, rows.broken == number, fates, End(Fate.LEFT_OUT, node.name, cause), waiting)
 
     def _with_placed(self, axis: int, maker: int | None, fates: Mapping[int, _Fates]) -> RowOrigins:
-        """The origins of rows whose tokens ``maker`` gave; of a row whose tokens a stage has put in the place
-        of others the stage."""
+        """Return the origins of rows whose tokens ``maker`` returned.
+
+        If a stage replaced the tokens of a row, this stage is the origin.
+        """
         origins = self.origins(axis)
         index = (
             self._index(axis, self.graph.nodes[maker].rows_axis)
@@ -427,8 +450,10 @@ class Ledger:
         return RowOrigins(torch.where(gone, maker, origins.node), torch.where(gone, index, origins.row))
 
     def _index(self, axis: int, origin: int) -> Tensor | None:
-        """int64 [rows]: the row of ``origin`` that each row of an axis is; None where they are not some of
-        its rows."""
+        """Return the row of ``origin`` that each row of ``axis`` is, int64 [rows].
+
+        None if the rows are not a selection from ``origin``.
+        """
         index = torch.arange(len(self.axes[axis]))
         for step in chosen_from(self.graph.axes, axis):
             if step == origin:
@@ -440,7 +465,7 @@ class Ledger:
         return None
 
     def _failed(self, origins: RowOrigins) -> Iterator[tuple[str, Tensor]]:
-        """Each cause for which episodes failed, and which of the rows they are, bool [rows]."""
+        """Yield each cause of failed episodes with its rows, bool [rows]."""
         for source, causes in self.failed.items():
             own = origins.node == source
             for cause in sorted(set(filter(None, causes))):
@@ -459,7 +484,7 @@ class Ledger:
             fate.set(origins.row[where & (origins.node == source)], end, rank(source))
 
     def origins(self, axis: int) -> RowOrigins:
-        """The origins of the rows of an axis."""
+        """Return the origins of the rows of an axis."""
         entry, real = self.graph.axes[axis], self.axes[axis]
         if entry.parts:
             parts = [self.origins(part) for part in entry.parts]
@@ -477,26 +502,31 @@ class Ledger:
 
 @dataclass(frozen=True)
 class PlacedRows:
-    """The rows of a stage that gives tokens."""
+    """Rows of a stage that returns tokens."""
 
-    where: Tensor  # bool [rows]: whether the tokens are others than those that the stage was given
+    where: Tensor  # bool [rows]: the stage changed the tokens of the row
     lengths: Tensor  # int64 [rows]: tokens of each row
 
 
 class _Fates:
-    """The end of each row of a source, as its number among ``ends``, and the rank of that end. An end of a
-    higher rank replaces one of a lower rank."""
+    """Outcome of each row of a source, as an index into ``ends``, with its rank.
+
+    An outcome of a higher rank replaces one of a lower rank.
+    """
 
     def __init__(self, lengths: Tensor, reader: str) -> None:
         """lengths: int64 [rows], tokens of each row."""
         self.ends, self.lengths, self.tokens = [End(Fate.READ, reader)], lengths, lengths.clone()
         self.end = torch.zeros(len(lengths), dtype=torch.int64)
         self.rank = torch.zeros(len(lengths), dtype=torch.int64)
-        self.maskers: dict[End, str] = {}  # update that trained → the stage that gave its mask
+        # outcome of an update that trained → the stage that returned its mask
+        self.maskers: dict[End, str] = {}
 
     def mask(self, rows: Tensor, end: End, tokens: Tensor, stage: str) -> None:
-        """Note that of each of the rows that came to this end only so many tokens did. tokens: int64, one for
-        each of ``rows``."""
+        """Set how many tokens of each row had this outcome; the other tokens are masked out.
+
+        tokens: int64, one number for each of ``rows``.
+        """
         own = self.end[rows] == self.ends.index(end)
         self.tokens[rows[own]] = tokens[own]
         self.maskers[end] = stage
@@ -504,8 +534,10 @@ class _Fates:
     def count(
         self, total: Account, name: str, axis: Axis, here: Tensor | None, elsewhere: Tensor | None = None
     ) -> None:
-        """Add the rows of the source to an account. here: bool [rows], which of them count, None: all;
-        ``elsewhere``: see ``Count.of``."""
+        """Add the rows of the source to an account.
+
+        here: bool [rows], the rows to count; None counts all rows. ``elsewhere``: see ``Count.of``.
+        """
         for number, end in enumerate(self.ends):
             ended = self.end == number if here is None else here & (self.end == number)
             total.end(name, end, Count.of(axis, self.tokens, ended, elsewhere))
@@ -513,7 +545,7 @@ class _Fates:
                 total.end(name, End(Fate.LEFT_OUT, self.maskers[end], "masked"), Count(0, 0, masked))
 
     def set(self, rows: Tensor, end: End, rank: int) -> None:
-        """Set the end of rows for which no end of this rank or a higher one is set."""
+        """Set the outcome of rows that do not have an outcome of this rank or a higher one yet."""
         rows = rows[self.rank[rows] < rank]
         if end not in self.ends:
             self.ends.append(end)
@@ -522,8 +554,10 @@ class _Fates:
 
 
 def source_of(node: Node) -> str:
-    """The name under which rows of a node are counted: of a `repeat` that of the node that samples what its
-    body returns."""
+    """Return the name under which rows of a node are counted.
+
+    For a `repeat` it is the node that samples the rows its body returns.
+    """
     if node.body is None:
         return node.name
     inner = sources(node.body.axes, node.body.rows)
@@ -534,8 +568,7 @@ def source_of(node: Node) -> str:
 
 
 def placer_of(node: Node) -> str:
-    """The stage in the body of a `repeat` that gives the tokens which the body returns; empty where they are
-    as they were sampled."""
+    """Return the stage in a `repeat` body that made the body's tokens. Empty if the tokens stay as sampled."""
     maker = result_maker(node.body) if node.body is not None else None
     if node.body is None or maker is None:
         return ""
@@ -544,12 +577,12 @@ def placer_of(node: Node) -> str:
 
 
 def result_maker(graph: Graph) -> int | None:
-    """The node that gives the tokens which a graph returns; None where it returns none."""
+    """Return the node that produces the tokens of a graph's results; None if the graph returns no tokens."""
     return next((item.column.node for item in graph.results if item.parameter == "tokens"), None)
 
 
 def sampler_of(node: Node) -> frozenset[str]:
-    """The roles that sampled a node's rows."""
+    """Return the roles that sampled a node's rows."""
     if node.body is None:
         return frozenset({node.role} if node.op is Op.GENERATE and node.role else ())
     return frozenset().union(*(sampler_of(inner) for inner in node.body.nodes))

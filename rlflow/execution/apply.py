@@ -1,4 +1,4 @@
-"""Running a stage on a batch: columns in as padded tensors, results checked and taken as columns."""
+"""Run a stage on a batch: pass columns as padded tensors, check the results and store them as columns."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ from rlflow.errors import FlowError, Place, PlanError, RemoteError, SkipIteratio
 from rlflow.execution.tally import Label, PartialMetric, as_kind, merged
 from rlflow.processes.user_frames import own_lines
 
-_ROOT = str(Path(__file__).parents[1])  # of rlflow, whose own frames are nobody's line
-# in texts of PyTorch's errors, from a worker's too
+# rlflow's own folder: its frames are never reported as the user's line
+_ROOT = str(Path(__file__).parents[1])
+# parts of PyTorch error texts, also in errors from workers
 NO_MEMORY = ("OutOfMemoryError", "DefaultCPUAllocator: can't allocate memory")
 LESS_MEMORY = (
-    "remedy: less at once, with --ROLE.micro_tokens for a trainer and --ROLE.batch_tokens for a generator; "
-    "--ROLE.gradient_checkpointing true; or --memory, which puts away models that are not in use"
+    "remedy: process fewer tokens at once with --ROLE.micro_tokens (trainer) and --ROLE.batch_tokens (generator); "
+    "or set --ROLE.gradient_checkpointing true; or set --memory, which offloads models that are not in use"
 )
 
 
 def apply_stage(
     stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: int, trainer: Any = None
 ) -> tuple[Batch, dict[Label, PartialMetric]]:
-    """The stage's columns, under the names it gives, over the batch's rows; and its metrics.
+    """Run a stage on a batch and return its columns, under the names it declares, and its metrics.
 
-    ``batch`` holds the columns that the stage reads; an optional one may be absent. Raises ValueError where a
-    result does not fit what the stage declares, with found and expected.
+    ``batch`` holds the columns that the stage reads; an optional column may be missing. Raises ValueError,
+    with found and expected, if a result does not fit the stage's declaration.
     """
     if stage.dispatch.split is None or stage.dispatch.merge is None:
         return apply_piece(stage, batch, settings, seed, trainer)
@@ -50,8 +51,10 @@ def apply_stage(
 
 
 def merge_pieces(stage: Stage, outputs: list[Batch], batch: Batch) -> Batch:
-    """Merge the results of pieces by the ``merge`` function of a registered dispatch mode. Raises ValueError
-    where rows or columns are missing."""
+    """Merge the results of pieces with the ``merge`` function of a registered dispatch mode.
+
+    Raises ValueError if rows or columns are missing.
+    """
     assert stage.dispatch.merge is not None
     whole = stage.dispatch.merge(outputs, batch)
     if len(whole) != len(batch) or set(whole.data) != set(stage.gives):
@@ -65,7 +68,7 @@ def merge_pieces(stage: Stage, outputs: list[Batch], batch: Batch) -> Batch:
 def apply_piece(
     stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: int, trainer: Any = None
 ) -> tuple[Batch, dict[Label, PartialMetric]]:
-    """The stage's function on one batch."""
+    """Run the stage's function once, on all rows of a batch."""
     columns = [(batch[name] if name in batch else None) for name in stage.signature.column_names]  # noqa: SIM401
     settings = dict(settings)
     if stage.draws:
@@ -92,7 +95,7 @@ def apply_piece(
 
 
 def _generators(stage: Stage, batch: Batch, seed: int) -> Any:
-    """One generator for a stage that sees all rows; one per row for a stage whose rows may be anywhere."""
+    """Return one generator for a stage that sees all rows, or one per row if rows may be spread over ranks."""
     if stage.dispatch == DP_COMPUTE:
         return tuple(generator(s) for s in row_seeds(seed, batch.axis.keys))
     first = batch.axis.keys[0].tolist() if len(batch) else [0, 0]
@@ -100,7 +103,7 @@ def _generators(stage: Stage, batch: Batch, seed: int) -> Any:
 
 
 def split_metrics(result: Any, count: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Results and the dict of metrics that may end them."""
+    """Split a stage's result into its values and the dict of metrics that may follow them."""
     values = result if isinstance(result, tuple) else (result,)
     metrics = values[-1] if values and isinstance(values[-1], dict) else {}
     values = values[:-1] if values and isinstance(values[-1], dict) else values
@@ -108,7 +111,7 @@ def split_metrics(result: Any, count: int) -> tuple[tuple[Any, ...], dict[str, A
 
 
 def taken(name: str, kind: Kind | None, value: Any, batch: Batch, every_rank: bool = False) -> Data:
-    """A stage's value as a column. Raises ValueError where shape, dtype or text do not fit."""
+    """Convert a stage's value to a column. Raises ValueError if the shape, dtype or text does not fit."""
     if value is None:
         raise ValueError(f"column '{name}': found None, expected {kind or 'a tensor'}")
     kind = kind or _seen(name, value, batch.axis, token_lengths(batch))
@@ -132,7 +135,7 @@ def taken(name: str, kind: Kind | None, value: Any, batch: Batch, every_rank: bo
 
 
 def _here(value: Any) -> Tensor:
-    """A tensor on the host that is no part of a graph."""
+    """Return the value as a tensor on the CPU, detached from autograd."""
     tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
     tensor = tensor.detach() if tensor.requires_grad else tensor
     return tensor if tensor.is_cpu else tensor.cpu()
@@ -144,7 +147,7 @@ def _kind_of(level: Level, dtype: torch.dtype) -> Kind:
 
 
 def token_lengths(batch: Batch, level: Level = Level.TOKEN) -> Tensor | None:
-    """Lengths of the token columns (or prompt columns) of a batch, None where it has none."""
+    """Return the lengths of a batch's token columns (or prompt columns); None if it has none."""
     return next((data.lengths for data in batch.data.values() if data.kind.level is level), None)
 
 
@@ -155,13 +158,13 @@ def _shape(level: Level, axis: Axis, lengths: Tensor | None) -> tuple[int, ...]:
         return (len(axis),)
     if lengths is None:
         raise ValueError(
-            f"a stage that gives {level.value} columns must read one: nothing else says how long its rows are"
+            f"a stage that gives {level.value} columns must also read one, which sets the length of each row"
         )
     return (len(axis), int(lengths.max()) if len(lengths) else 0)
 
 
 def _seen(name: str, value: Any, axis: Axis, lengths: Tensor | None) -> Kind:
-    """The kind of an undeclared column, from its first real value."""
+    """Derive the kind of an undeclared column from its first real value."""
     if isinstance(value, list | tuple) and all(isinstance(item, str) or is_messages(item) for item in value):
         return Kind(Level.TEXT)
     tensor = torch.as_tensor(value)
@@ -185,7 +188,7 @@ def _text(name: str, kind: Kind, value: Any, rows: int) -> Data:
 
 
 def _string(name: str, row: int, item: Any) -> str:
-    """A text, or messages as one string. Raises ValueError for anything else."""
+    """Return a text, or messages as one string. Raises ValueError for anything else."""
     if isinstance(item, str):
         return item
     if is_messages(item):
@@ -199,8 +202,10 @@ def _string(name: str, row: int, item: Any) -> str:
 
 
 def _converted(name: str, kind: Kind, tensor: Tensor) -> Tensor:
-    """Into the table's dtype within a family (float64 stays: it is asked for); never from one family to
-    another."""
+    """Convert a tensor to the standard dtype of its family. float64 stays, because the author asked for it.
+
+    Raises ValueError if the tensor is of another family than the column.
+    """
     actual = _kind_of(kind.level, tensor.dtype)
     if kind.family is not None and actual.family != kind.family:
         raise ValueError(f"column '{name}': found dtype {actual.dtype}, expected {kind.dtype}")
@@ -216,15 +221,20 @@ def _equal_in_groups(tensor: Tensor, axis: Axis) -> bool:
 
 
 def metric(name: str, value: Any, batch: Batch) -> PartialMetric:
-    """A stage's metric: the mean of what is there, under the mask for token values; the maximum for
-    ``_max``."""
+    """Return a stage's metric: the mean of its values, or the maximum if its name ends in ``_max``.
+
+    NaN is ignored. Values per token count only under the mask.
+    """
     tensor = torch.as_tensor(value).detach().cpu().double()
     return PartialMetric.of(tensor[_counted(name, tensor, batch)], as_kind(name))
 
 
 def _counted(name: str, value: Tensor, batch: Batch) -> Tensor:
-    """The entries of a metric that count: of token values those under the mask, or without a mask those that
-    are no padding."""
+    """Return which entries of a metric count, as bool.
+
+    For values per token these are the entries under the mask, or without a mask all entries that are not
+    padding.
+    """
     lengths = token_lengths(batch)
     if value.ndim < 2 or lengths is None:
         return torch.ones_like(value, dtype=torch.bool)
@@ -243,9 +253,11 @@ def _counted(name: str, value: Tensor, batch: Batch) -> Tensor:
 
 @contextlib.contextmanager
 def failing(stage: str, iteration: int, batch: Batch, place: Place | None = None) -> Iterator[None]:
-    """Turn what a stage raises into a StageError with the stage, iteration, rows and shapes; the exception is
-    its cause. What ends a program where nobody catches it is an error of the stage too, but for a ctrl-C,
-    which Python raises in the main thread."""
+    """Turn an exception of a stage into a StageError with the stage, iteration, number of rows and shapes.
+
+    The exception is the cause of the StageError. Exceptions such as SystemExit are converted too, except for
+    a KeyboardInterrupt in the main thread.
+    """
     try:
         yield
     except PlanError as error:
@@ -269,22 +281,21 @@ def failing(stage: str, iteration: int, batch: Batch, place: Place | None = None
 
 
 def with_remedy(message: str) -> str:
-    """The text of an error, with what helps where a model's pass has found no memory."""
+    """Return an error's text, with a remedy added if a model ran out of memory."""
     return f"{message}\n  {LESS_MEMORY}" if any(text in message for text in NO_MEMORY) else message
 
 
 def ending(error: BaseException) -> str:
-    """A text about an exception of a stage that is no Exception, such as SystemExit, with the line that
-    raised it."""
+    """Describe a SystemExit or similar of a stage, with the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_ROOT)] or frames
     where = f" (raised by {Place(own[-1].filename, own[-1].lineno or 1)})" if own else ""
     text = f"{type(error).__name__}: {error}".removesuffix(": ")
-    return f"{text}{where}; no stage may end the run: raise an error, or return"
+    return f"{text}{where}; a stage must not end the process: raise an error or return"
 
 
 def shapes(batch: Batch) -> dict[str, str]:
-    """Column → kind and padded shape, for messages."""
+    """Return the kind and padded shape of each column, for messages."""
     return {name: f"{data.kind} {_size(data, batch.axis)}" for name, data in batch.data.items()}
 
 

@@ -1,4 +1,4 @@
-"""Settings whose numbers are computed: taken from the columns of a call, and held to their ranges."""
+"""Computed settings: numbers that a flow computes are read from a call's columns and checked for range."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from rlflow.training.protocols import Sampling
 def with_numbers(
     settings: Mapping[str, Any], batch: Batch, signature: Signature | None
 ) -> tuple[Mapping[str, Any], Batch]:
-    """The settings of a call with the numbers of those that are columns, and the batch without these columns.
-    ``signature``: of a stage or loss; None of `generate`. Raises ValueError for a number out of its range."""
+    """Return the settings with the numbers from setting columns, and the batch without these columns.
+
+    ``signature``: of a stage or loss; None for `generate`. Raises ValueError for a number out of its range.
+    """
     columns = [name for name in batch.data if name.startswith(SETTING)]
     if not columns:
         return settings, batch
@@ -33,15 +35,18 @@ def with_numbers(
 
 
 def sampling_of(options: GenerateOptions, numbers: Mapping[str, float] = MappingProxyType({})) -> Sampling:
-    """How a call samples. ``numbers``: of settings that are columns."""
+    """Return the sampling settings of a call. ``numbers``: values of settings that are columns."""
     return Sampling(
         **{name: value for name, value in {**vars(options), **numbers}.items() if name != "environment"}
     )
 
 
 def check_range(name: str, number: float, signature: Signature | None) -> None:
-    """Raises ValueError for a number out of the range of a setting: that of `generate`, or of the annotation
-    of a stage or loss; any other has to be finite."""
+    """Check a number against the range of its setting. Raises ValueError if it is out of range.
+
+    The range is the one of `generate`, or the one in the annotation of a stage or loss. Without an annotation
+    the number must be finite.
+    """
     if signature is None:
         expected = "" if verbs.GENERATE[name].test(number) else verbs.GENERATE[name].expected
     else:
@@ -51,7 +56,7 @@ def check_range(name: str, number: float, signature: Signature | None) -> None:
 
 
 def _unfit(type_: Any, number: float) -> str:
-    """A text about the range that a number is out of; empty where it is in it."""
+    """Return the expected range if the number is out of it, else an empty text."""
     if not math.isfinite(number):
         return "a finite number"
     try:
@@ -62,8 +67,10 @@ def _unfit(type_: Any, number: float) -> str:
 
 
 def as_numbers(settings: Mapping[str, Any], takes: Any, signature: Signature | None) -> dict[str, Any]:
-    """The settings of an eager call, where those that may be columns (``takes``) and are 0-d tensors become
-    numbers. Raises ValueError for one out of its range."""
+    """Return the settings of an eager call with 0-d tensors as numbers.
+
+    Only settings for which ``takes`` is true are converted. Raises ValueError for a number out of its range.
+    """
     numbers = {
         name: float(value)
         for name, value in settings.items()

@@ -1,4 +1,4 @@
-"""Eager flows: the flow's own lines on real batches, here, in this process. This is the debugger."""
+"""Eager flows: run a flow's own lines on real batches in this process, for debugging."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from rlflow.training.threads import alone
 
 
 class Bare:
-    """The scope outside any flow: stages run at once, without chance, roles or state."""
+    """The scope outside any flow: stages run at once, without random numbers, roles or state."""
 
     def number(self, name: str) -> None:
-        """Outside a flow there is no state."""
+        """Return None: outside a flow there is no state."""
 
     def stage(
         self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]
@@ -53,7 +53,7 @@ class Bare:
                     stage.place,
                     found="no flow around it",
                     expected="a call inside a flow that has the role",
-                    remedy="call it inside a flow, or its function with a trainer and tensors",
+                    remedy="call it inside a flow, or call its function with a trainer and tensors",
                 )
             )
         inputs, settings = prepared(stage, batch, {}, settings)
@@ -62,7 +62,7 @@ class Bare:
         return renamed(f"stage '{stage.name}'", result, gives)
 
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Any:
-        """Refuse `repeat` outside a flow."""
+        """Refuse `repeat` outside a flow. Raises FlowError."""
         raise FlowError(
             Problem(
                 "repeat-outside",
@@ -75,7 +75,7 @@ class Bare:
         )
 
     def ask(self, batch: Any, column: str, way: AskWay) -> Any:
-        """Refuse `ask` outside a flow."""
+        """Refuse `ask` outside a flow. Raises FlowError."""
         raise FlowError(
             Problem(
                 "ask-outside",
@@ -88,20 +88,22 @@ class Bare:
         )
 
     def choose(self, batch: Any, column: str, options: ChooseOptions) -> Batch:
-        """Keep rows by a column."""
+        """Keep the rows that a column chooses."""
         rows = real("choose", batch)
         return rows.rows(chosen_rows(rows[column], rows.axis, options))
 
     def concat(self, batches: Sequence[Any]) -> Batch:
-        """Join rows of several batches."""
+        """Join the rows of several batches."""
         return joined_rows([real("concat", batch) for batch in batches])
 
 
 def prepared(
     stage: Stage, batch: Any, state: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> tuple[Batch, dict[str, Any]]:
-    """The columns that the stage reads, and all its settings. Raises FlowError for what is missing, as
-    tracing does."""
+    """Return the columns that a stage reads, and all its settings.
+
+    Raises the same FlowError as tracing if columns or settings are missing.
+    """
     what, place = f"stage '{stage.name}'", call_place()
     batch = real(what, batch)
     if state:
@@ -113,12 +115,12 @@ def prepared(
 
 
 def _reading(column: str, kind: Kind) -> Signature:
-    """The signature of a function that reads one column."""
+    """Return the signature of a function that reads one column."""
     return Signature((ColumnParameter(column, kind, False),), {}, False)
 
 
 def real(what: str, batch: Any) -> Batch:
-    """The batch. Raises FlowError for one of a trace, and for what is none."""
+    """Return the batch. Raises FlowError for a batch of a trace, and for anything else that is not a batch."""
     if not isinstance(batch, Batch):
         raise FlowError(
             rules.leaked(call_place()) if symbolic(batch) else rules.not_a_batch(what, batch, call_place())
@@ -129,7 +131,10 @@ def real(what: str, batch: Any) -> Batch:
 def suits(
     what: str, signature: Signature, batch: Batch, place: Place | None, definition: Place | None
 ) -> None:
-    """Raises FlowError for columns that are missing or of another kind, as tracing does."""
+    """Check that a batch has the columns of a signature, of the right kinds.
+
+    Raises the same FlowError as tracing.
+    """
     problems = []
     for parameter in signature.columns:
         if parameter.name not in batch and not parameter.optional:
@@ -144,7 +149,7 @@ def suits(
 def checked(
     what: str, signature: Signature, settings: Mapping[str, Any], skip: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Settings with defaults. Raises FlowError for unknown and missing ones."""
+    """Return settings with defaults filled in. Raises FlowError for unknown and missing settings."""
     known = {name: default for name, default in signature.settings.items() if name not in skip}
     place = call_place()
     problems = [
@@ -165,7 +170,10 @@ def checked(
 def computed_settings(
     what: str, settings: Mapping[str, Any], takes: Callable[[str], bool], signature: Signature | None
 ) -> dict[str, Any]:
-    """Settings with numbers for those that are scalar columns. Raises FlowError for one out of its range."""
+    """Return settings with scalar columns converted to numbers.
+
+    Raises FlowError for a number out of its range.
+    """
     try:
         return as_numbers(settings, takes, signature)
     except ValueError as error:
@@ -176,14 +184,16 @@ def computed_settings(
                 call_place(),
                 found=str(error),
                 expected="a number within its range",
-                remedy="bound what the stage that gives it computes",
+                remedy="clamp the value in the stage that computes it",
             )
         ) from error
 
 
 def renamed(what: str, batch: Batch, gives: tuple[str, ...] | None) -> Batch:
-    """The result of a call with its columns under the names of ``gives``. Raises FlowError where these do not
-    fit."""
+    """Return the result of a call with its columns renamed to ``gives``.
+
+    Raises FlowError if the names do not fit.
+    """
     names = gives or tuple(batch.data)
     FlowError.refuse(
         rules.gives_prompt(what, name, call_place(), None) for name in names if name in rules.OF_THE_DATA
@@ -200,23 +210,23 @@ def renamed(what: str, batch: Batch, gives: tuple[str, ...] | None) -> Batch:
 
 @dataclass
 class Session:
-    """The scope of an eager iteration: counts calls as tracing does, so that chance is the same."""
+    """The scope of an eager iteration. It counts calls as tracing does, so that random numbers are the same."""
 
     engine: Engine
     metrics: Metrics = field(default_factory=dict)
     calls: int = 0
-    within: bool = False  # a body of `repeat`
+    within: bool = False  # a `repeat` body is running
     _names: dict[str, int] = field(default_factory=dict)
     _tallies: dict[Figure, PartialMetric] = field(default_factory=dict)
 
     def next_call(self, name: str) -> tuple[int, str]:
-        """The number of this call in program order and its node's name."""
+        """Return the number of this call in program order, and the name of its node."""
         count = self._names[name] = self._names.get(name, 0) + 1
         self.calls += 1
         return self.calls - 1, name if count == 1 else f"{name}#{count}"
 
     def number(self, name: str) -> Tensor | None:
-        """A state, or what iteration it is, as batches of a compiled flow have it."""
+        """Return a state or a column of the iteration clock, as in compiled flows. None for any other name."""
         if name not in self.engine.state and name not in CLOCK:
             return None
         value: Tensor = (
@@ -225,7 +235,7 @@ class Session:
         return value
 
     def log(self, node: str, metrics: PartialMetrics, of: Of = Of.NODE, role: str = "") -> None:
-        """Keep metrics of a node, and of the role that it calls."""
+        """Store metrics of a node, and of the role that it calls."""
         self.metrics |= accumulated(self._tallies, figures(metrics, of, node, role))
 
     def stage(
@@ -249,8 +259,10 @@ class Session:
         return result
 
     def ask(self, batch: Any, column: str, way: AskWay) -> Batch:
-        """Make a prompt of every row. Rows are encoded when a role samples from them, since before that it is
-        not known whose tokenizer to use."""
+        """Make a follow-up prompt from every row.
+
+        Prompts are encoded when a role samples from them: only then is it known which tokenizer to use.
+        """
         place, batch = call_place(), real("ask", batch)
         _, node = self.next_call("ask")
         kind = rules.until_kind(batch.columns.get(column)) if way == "until" else text
@@ -276,31 +288,34 @@ class Session:
         )
 
     def choose(self, batch: Any, column: str, options: ChooseOptions) -> Batch:
-        """Keep rows by a column. Raises SkipIteration where none is left outside a `repeat`."""
+        """Keep the rows that a column chooses.
+
+        Raises SkipIteration if no row is left and no `repeat` is running.
+        """
         place, batch = call_place(), real("choose", batch)
         _, node = self.next_call("choose")
         suits("choose", _reading(column, row if options.count else row("bool")), batch, place, None)
         rows, metrics = self.engine.choose(Batch(batch.axis, {"by": batch.data[column]}), options)
         self.log(node, metrics)
         if not len(rows) and not self.within:
-            raise SkipIteration(f"{node} left none of {len(batch)} rows")
+            raise SkipIteration(f"{node} kept none of {len(batch)} rows")
         return Batch(rows.axis, batch.carried(rows.axis))
 
     def concat(self, batches: Sequence[Any]) -> Batch:
-        """Join rows of several batches."""
+        """Join the rows of several batches."""
         parts = [real("concat", batch) for batch in batches]
         self.next_call("concat")
         return joined_rows(parts)
 
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Batch:
-        """Call ``body`` on fresh prompts until enough groups are kept."""
+        """Call ``body`` on fresh prompts until it has kept enough groups."""
         place, name = call_place(), getattr(body, "__name__", "body")
         bound = verbs.bind("repeat", verbs.REPEAT, {"groups": groups, "tries": tries}, place)
         prompts = real("repeat", prompts)
         start, names = self.calls, dict(self._names)
 
         def run_body(batch: Batch) -> Batch:
-            self.calls, self._names = start, dict(names)  # each try is the same calls on other rows
+            self.calls, self._names = start, dict(names)  # each try makes the same calls on other rows
             self.within = True
             try:
                 result = body(batch)
@@ -320,10 +335,10 @@ class Session:
 
 
 class Role:
-    """A role of an eager flow. The verbs are those of the contract; each runs at once."""
+    """A role of an eager flow, with the methods of the role contract. Each call runs at once."""
 
     def __init__(self, name: str, engine: Engine, weight: float = 1.0) -> None:
-        """``weight``: that of ``--reward X:WEIGHT``, of one of ``*rewards``."""
+        """``weight``: weight of this reward, as in ``--reward X:WEIGHT`` for one of ``*rewards``."""
         self._name = name
         self._engine = engine
         self.weight = weight
@@ -352,8 +367,10 @@ class Role:
         return Batch(rows.axis, prompts.carried(rows.axis) | rows.data)
 
     def logprobs(self, batch: Batch, *, gives: str | tuple[str, ...] = "logprobs") -> Batch:
-        """Score rows with the role's trainer: log-probabilities, and entropies where ``gives`` names two
-        columns."""
+        """Score rows with the role's trainer.
+
+        Returns log-probabilities, and entropies if ``gives`` names two columns.
+        """
         names = (gives,) if isinstance(gives, str) else tuple(gives)
         return self._forward(
             "logprobs", ("logprobs", "entropy")[: max(len(names), 1)], names, batch, "temperature"
@@ -374,7 +391,7 @@ class Role:
             return renamed(node, self._engine.forward(self._name, want, inputs), gives)
 
     def __call__(self, batch: Batch, *, gives: str | tuple[str, ...] = "scores") -> Batch:
-        """The scores of the rows, as a batch."""
+        """Return the scores of the rows, as a batch."""
         session, _, node = self._call("")
         with failing(node, self._engine.iteration, real(node, batch), call_place()):
             result, metrics = self._engine.reward(self._name, batch)
@@ -382,7 +399,7 @@ class Role:
         return renamed(node, result, (gives,) if isinstance(gives, str) else tuple(gives))
 
     def update(self, batch: Batch, loss: Loss | Sequence[Loss], **settings: Any) -> None:
-        """Train the role on rows, by one loss or by several in each step."""
+        """Train the role on rows, with one loss or with several losses in each step."""
         session, call, node = self._call("update")
         if wrong := rules.no_losses(loss):
             raise FlowError(rules.not_a_loss(node, wrong[0], call_place()))
@@ -394,7 +411,7 @@ class Role:
         rest = checked(
             f"loss '{loss.name}'", loss.signature, {k: v for k, v in settings.items() if k not in specified}
         )
-        # what the update takes for itself no loss gets
+        # settings that the update itself takes are not passed to a loss
         rest = {name: value for name, value in rest.items() if name not in specified}
         batch = Batch(batch.axis, batch.data | self._engine.state_batch(batch).data)
         suits(f"loss '{loss.name}'", loss.signature, batch, call_place(), loss.place)
@@ -407,20 +424,21 @@ class Role:
 
 
 def update_reads(loss: Loss) -> tuple[str, ...]:
-    """Columns that an update reads: the model's, and the loss's."""
+    """Return the columns that an update reads: the model's and the loss's."""
     return tuple(
         dict.fromkeys((*verbs.MODEL_READS, "mask", "temperature", "group", *loss.signature.column_names))
     )
 
 
 class Eager:
-    """The interpreter of flows and stages that are called as functions
-    (`rlflow.author.scope.Interpreter`)."""
+    """Runs flows and stages that are called as plain functions (`rlflow.author.scope.Interpreter`)."""
 
     def call(self, flow: Flow, prompts: Any, roles: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """One eager iteration; or, inside another flow, just its lines. Afterwards the iteration counter
-        moves on, also where there was nothing to train on; then the result is None. An iteration that raised
-        leaves the state as it was."""
+        """Run one eager iteration; inside another flow, just run the flow's lines.
+
+        Afterwards the iteration counter increases by one. If there was nothing to train on, the result is
+        None, and the counter increases too. After an exception the state is as before.
+        """
         if scope._current.get() is not None:
             return flow.function(prompts, *roles, **named)
         engine = next((role._engine for role in (*roles, *named.values()) if isinstance(role, Role)), None)
@@ -449,5 +467,5 @@ class Eager:
         return result
 
     def bare(self) -> Bare:
-        """The scope outside any flow."""
+        """Return the scope outside any flow."""
         return Bare()

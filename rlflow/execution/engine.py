@@ -1,5 +1,7 @@
-"""The engine: models, rewards and chance of a run, and one function per kind of call. Eager flows and plans
-both call it, so that they cannot differ."""
+"""The engine: models, rewards and RNG of a run, with one method per kind of call.
+
+Eager flows and compiled plans call the same engine, so they give the same results.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,10 @@ Metrics = dict[Figure, float]
 
 @dataclass
 class Model:
-    """A role's weights: the trainer that owns them, the generator that samples from them, and how many
-    updates are behind each."""
+    """A role's weights: the trainer, the generator, and the version of each.
+
+    The trainer owns the weights and the generator samples from them. A version is a number of updates.
+    """
 
     trainer: Trainer | None = None
     generator: Generator | None = None
@@ -65,34 +69,37 @@ class Model:
 
     @property
     def stale(self) -> bool:
-        """Whether the trainer's weights are newer than those that the generator samples with."""
+        """Whether the trainer's weights are newer than the weights that the generator samples with."""
         return (
             self.generator is not None and self.trainer is not None and self.sampled_version != self.version
         )
 
     def synchronise(self) -> None:
-        """Hand the trainer's weights to the generator where they are newer."""
+        """Send the trainer's weights to the generator if they are newer."""
         if self.generator is not None and self.trainer is not None and self.stale:
             self.generator.receive(self.trainer.weights(), self.version)
             self.sampled_version = self.version
 
 
 class Scorer(Protocol):
-    """Something bound to a reward role."""
+    """A reward function or model bound to a reward role."""
 
     def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
-        """Scores [rows], float32 or in a float64 run float64, NaN for missing; and metrics."""
+        """Return scores and metrics.
+
+        Scores: [rows], float32, or float64 in a float64 run; NaN for a missing score.
+        """
 
 
 @dataclass(frozen=True)
 class CallOptions:
-    """Options of one call, beside what it computes."""
+    """Options of one call that do not change its result."""
 
-    pool: str | None = None  # the pool that was planned for it, where it is no model's
-    seconds: float = 1800.0  # its deadline
-    # of a forward, whether the role's next update takes all of its rows in its first step
+    pool: str | None = None  # pool planned for the call, if the call uses no model
+    seconds: float = 1800.0  # deadline of the call
+    # of a forward: the role's next update takes all these rows in its first step
     ahead: bool = False
-    node: str = ""  # the node that it carries out, for the timeline and for messages
+    node: str = ""  # name of the node that makes the call, for the timeline and for messages
 
 
 HERE = CallOptions()
@@ -100,58 +107,60 @@ HERE = CallOptions()
 
 @dataclass(frozen=True)
 class Chunks:
-    """The chunks of sampled rows."""
+    """How the rows of a call are sampled in chunks."""
 
     count: int
-    names: tuple[str, ...]  # of the columns that are read of them
+    names: tuple[str, ...]  # columns that readers of a chunk need
 
 
 Roles = tuple[str, ...]
-Asked = str | list[Message]  # what a row is asked
+Asked = str | list[Message]  # text or messages of a follow-up prompt
 
 
 def as_bytes(roles: Roles, texts: Sequence[Asked]) -> list[list[int]]:
-    """UTF-8 bytes as token ids: for runs without a model."""
+    """Return the UTF-8 bytes of texts as token ids, for runs without a model."""
     return [list(as_text(text).encode()) for text in texts]
 
 
 def bytes_after(roles: Roles, texts: Sequence[Asked], sampled: Sequence[Sequence[int]]) -> list[list[int]]:
-    """UTF-8 bytes of texts that follow sampled ids."""
+    """Return the UTF-8 bytes of texts that follow sampled ids."""
     return as_bytes(roles, texts)
 
 
 def text_of_bytes(roles: Roles, rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
-    """The opposite of ``as_bytes``."""
+    """Decode token ids from ``as_bytes``."""
     return [bytes(number % 256 for number in row).decode(errors="replace") for row in rows]
 
 
 @dataclass(frozen=True)
 class Asking:
-    """How rows that are asked become prompts for the models of some roles."""
+    """How follow-up prompts are encoded and decoded for the models of some roles."""
 
     encode: Callable[[Roles, Sequence[Asked]], list[list[int]]] = as_bytes  # token ids of texts
-    # of a next turn after sampled ids
+    # token ids of a next user turn after sampled ids
     follow: Callable[[Roles, Sequence[Asked], Sequence[Sequence[int]]], list[list[int]]] = bytes_after
-    # token ids of what an environment says after sampled ids, where text goes on as it is
+    # token ids of an environment message after sampled ids; a plain text is appended unchanged
     speak: Callable[[Roles, Sequence[Asked], Sequence[Sequence[int]]], list[list[int]]] = bytes_after
-    # (roles, token ids, bare): texts, if ``bare`` without special tokens
+    # (roles, token ids, bare): texts; ``bare`` drops special tokens
     decode: Callable[..., list[str]] = text_of_bytes
-    # the calls of tools in token ids, as ``rlflow.author.messages.ToolCall``
+    # tool calls in token ids, as ``rlflow.author.messages.ToolCall``
     calls: Callable[[Roles, Sequence[Sequence[int]]], list[list[Any]]] = lambda roles, rows: [
         [] for _ in rows
     ]
-    longest: float = math.inf  # tokens of the longest prompt that may be asked
+    longest: float = math.inf  # most tokens of a follow-up prompt
 
 
 class KeepsState(Protocol):
-    """A trainer as a run keeps it, in this process or on a pool: see
-    ``rlflow.training.protocols.Trainer``."""
+    """The part of a trainer that a run saves and restores, in this process or on a pool.
+
+    See ``rlflow.training.protocols.Trainer``.
+    """
 
     def state(self) -> dict[str, Tensor]:
-        """A copy of all that a bit-equal continuation needs, or live tensors."""
+        """Return all that a bit-equal continuation needs, as a copy or as live tensors."""
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Continue from what ``state`` gave."""
+        """Continue from a result of ``state``."""
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder."""
@@ -160,64 +169,71 @@ class KeepsState(Protocol):
 class RoleModel(Protocol):
     """A role's model as a run sees it, in this process or on pools."""
 
-    version: int  # updates behind the trainer's weights
-    sampled_version: int  # updates behind the generator's weights
+    version: int  # updates in the trainer's weights
+    sampled_version: int  # updates in the generator's weights
 
     @property
     def trainer(self) -> KeepsState | None:
-        """Who owns the weights; None if nothing trains or computes with them."""
+        """The trainer, which owns the weights; None if nothing trains or computes with them."""
 
     @property
     def generator(self) -> Any:
-        """Who samples from them, or the pool on which that is; None if nothing does."""
+        """The generator, which samples from the weights, or its pool; None if nothing samples."""
 
 
 @dataclass
 class Engine:
-    """Carries out the calls of a run: in one process a ``LocalEngine``, on pools a ``ClusterEngine``."""
+    """Runs the calls of a run: a ``LocalEngine`` in one process, or a ``ClusterEngine`` on pools."""
 
     models: Mapping[str, RoleModel]  # by role
     scorers: Mapping[str, Scorer]  # by role
     seed: int
-    fresh: Callable[[int], Batch]  # takes so many more prompts from the data
-    state: dict[str, float] = field(default_factory=dict)  # of the flow, by name
+    fresh: Callable[[int], Batch]  # takes this many more prompts from the data
+    state: dict[str, float] = field(default_factory=dict)  # state of the flow, by name
     iteration: int = 0
-    iterations: int = 1  # of the run
+    iterations: int = 1  # number of iterations of the run
     reward_timeout: float = 60.0  # seconds for each row of a reward
-    grace: float = 0.0  # seconds after a node's deadline for what the engine itself has to say of it
-    # role → what ``frozen`` gave, to sample with in place of the newest
+    # seconds after a node's deadline in which the engine can still report an error of its own
+    grace: float = 0.0
+    # role → weights from ``frozen`` to sample with instead of the newest
     weights: Mapping[str, Any] = field(default_factory=dict)
-    # sees to it that what a call needs of the models is in memory
+    # loads offloaded parts of models before a call that needs them
     keeper: MemoryMover = field(default_factory=MemoryMover)
-    dtype: torch.dtype = torch.float32  # of the numbers that the engine itself makes: the state's
+    # dtype of numbers that the engine itself makes, such as the flow's state
+    dtype: torch.dtype = torch.float32
     asking: Asking = field(default_factory=Asking)
-    drawn: int | None = None  # what chance is derived from in place of the iteration
-    # by call, what an eager flow's `generate` takes from the run
+    drawn: int | None = None  # number that seeds are derived from instead of the iteration
+    # call → sampling settings of the run for `generate` in an eager flow
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    # by role, what answers it between its turns
+    # role → environments that answer it between its turns
     environments: Mapping[str, EnvironmentPool] = field(default_factory=dict)
 
     def at(self, iteration: int, weights: Mapping[str, Any] | None = None) -> Self:
-        """This engine for the calls of a later iteration, which draw what that one draws and keep their
-        columns for it."""
+        """Return this engine for the calls of a later iteration.
+
+        It uses the seeds of that iteration and keeps columns until that iteration ends.
+        """
         later = copy.copy(self)
         later.iteration, later.weights = iteration, weights or {}
         return later
 
     def evaluating(self) -> Self:
-        """This engine for an evaluation: its draws are the same each time, and none that training makes."""
+        """Return this engine for an evaluation.
+
+        Its seeds are the same each time and differ from those of training.
+        """
         beside = copy.copy(self)
         beside.seed, beside.drawn = derived(self.seed, "evaluation"), 0
         return beside
 
     def seed_of(self, call: int) -> int:
-        """The seed of the n-th call of this iteration."""
+        """Return the seed of the n-th call of this iteration."""
         return derived(self.seed, self.iteration if self.drawn is None else self.drawn, call)
 
     def generate(
         self, role: str, prompts: Batch, sampling: Sampling, call: int, terms: CallOptions = HERE
     ) -> Batch:
-        """Sampled rows with the columns of `generate`, over ``samples`` adjacent rows per prompt."""
+        """Return sampled rows with the columns of `generate`, ``samples`` adjacent rows per prompt."""
         return self.sample(role, prompts, sampling, self.seed_of(call), terms)
 
     def sample(
@@ -227,11 +243,11 @@ class Engine:
         raise NotImplementedError
 
     def sampled_columns(self, role: str) -> tuple[str, ...]:
-        """The columns that sampling from a role gives."""
+        """Return the names of the columns that sampling from a role returns."""
         return (*verbs.GENERATE_GIVES, "group", *(verbs.EPISODE_GIVES if role in self.environments else ()))
 
     def to_sample(self, role: str, prompts: Batch) -> Batch:
-        """The columns of prompts that sampling from a role reads."""
+        """Return the columns of prompts that sampling from a role reads."""
         own = (
             episodes.read_columns(prompts.data, self.environments[role]) if role in self.environments else ()
         )
@@ -246,7 +262,7 @@ class Engine:
         into: Chunks,
         terms: CallOptions = HERE,
     ) -> Iterator[Batch]:
-        """Sample as ``generate`` does, and give rows in chunks as they end, and all rows at last."""
+        """Sample like ``generate``, but yield chunks of rows as they end, and all rows last."""
         yield from self.sample_chunks(role, prompts, sampling, self.seed_of(call), into, terms)
 
     def sample_chunks(
@@ -258,13 +274,17 @@ class Engine:
         into: Chunks,
         terms: CallOptions = HERE,
     ) -> Iterator[Batch]:
-        """Sample rows in chunks. Equal seeds give equal rows. The axis of a chunk is taken from the axis of
-        all rows."""
+        """Sample rows in chunks. Equal seeds give equal rows.
+
+        The axis of each chunk is taken from the axis of all rows.
+        """
         raise NotImplementedError
 
     def in_order(self, pieces: Sequence[Batch]) -> Batch:
-        """Batches of rows that were taken from one axis, together all of its, over that axis. Raises
-        ValueError where one is lost or there twice."""
+        """Join batches that together contain each row of one axis, in the order of that axis.
+
+        Raises ValueError if a row is missing or appears twice.
+        """
         axis = pieces[0].axis.parent
         index = torch.cat([piece.axis.index for piece in pieces if piece.axis.index is not None])
         if axis is None or not torch.equal(index.sort().values, torch.arange(len(axis))):
@@ -275,16 +295,18 @@ class Engine:
         return Batch(axis, joined.rows(index.argsort()).data)
 
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: CallOptions = HERE) -> Batch:
-        """Run a role's trainer forward over rows. ``want``: quantities, such as logprobs."""
+        """Run a role's trainer forward over rows. ``want``: quantities to return, such as logprobs."""
         raise NotImplementedError
 
     def score(self, role: str, batch: Batch, terms: CallOptions = HERE) -> Batch:
-        """`logprobs` of given tokens by the role's generator, with the trainer's newest weights."""
+        """Return `logprobs` of given tokens from the role's generator, with the trainer's newest weights."""
         raise NotImplementedError
 
     def reward(self, role: str, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
-        """``scores``, and how many are missing. A row whose episode failed has none, and nothing judges
-        it."""
+        """Score rows: return ``scores``, and metrics with the number of missing scores.
+
+        A row whose episode failed is not passed to the reward and has a missing score.
+        """
         raise NotImplementedError
 
     def update(
@@ -297,7 +319,10 @@ class Engine:
         call: int,
         terms: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
-        """Metrics, and which rows were learned from. ``settings``: of the loss."""
+        """Train a role on rows, or wait if the update is not due yet. ``settings``: of the loss.
+
+        Returns metrics, and what the update did with each row.
+        """
         if self.iteration < options.after:
             rows = torch.zeros(len(batch), dtype=torch.int64)
             return {}, UpdateRows(rows, loss.signature.column_names, waits=True)
@@ -313,101 +338,110 @@ class Engine:
         call: int,
         terms: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
-        """Carry out an update that does not wait."""
+        """Run an update that is due."""
         raise NotImplementedError
 
     def stage(
         self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
-        """Run a stage on rows. Gives its columns, and the sums of its metrics."""
+        """Run a stage on rows. Returns its columns and its partial metrics."""
         raise NotImplementedError
 
     def may_change(self, stage: Stage) -> None:
-        """Count a stage with side effects as an update of the role that it is given, so that the generator
-        gets the weights anew."""
+        """Count a stage with side effects as an update of its role.
+
+        So the generator gets the weights again.
+        """
         if stage.on and not stage.pure:
             self.models[stage.on].version += 1
 
     def spread(self, batch: Batch, pool: str | None) -> Batch:
-        """The data's columns where they are read first."""
+        """Place columns of the data on the pool that reads them first."""
         return batch
 
     def near(self, batch: Batch, terms: CallOptions = HERE) -> str | None:
-        """The pool that has most of the rows; None in one process."""
+        """Return the pool that has most of the rows; None in one process."""
         return None
 
     def held(self, batch: Batch, pool: str | None) -> Batch:
-        """The rows, kept until the iteration of this engine has ended."""
+        """Return the rows, kept until the iteration of this engine has ended."""
         return batch
 
     def frozen(self, role: str) -> Any:
-        """The role's weights as they are now, for sampling with them later."""
+        """Return the role's current weights, to sample with them later."""
         raise NotImplementedError("one process samples with the newest weights")
 
     def packed(self, batch: Batch) -> bytes:
-        """Columns for a checkpoint."""
+        """Return columns as bytes for a checkpoint."""
         raise NotImplementedError("one process samples nothing ahead")
 
     def unpacked(self, payload: bytes, axis: Axis | None, pool: str | None) -> Batch:
-        """The opposite, on a pool, over ``axis`` or rows of their own."""
+        """Load columns from ``packed`` onto a pool, over ``axis``. If it is None, over an axis of their own."""
         raise NotImplementedError("one process samples nothing ahead")
 
     def joined(self, batches: list[Batch]) -> Batch:
-        """The rows of all, one after another."""
+        """Join the rows of all batches, one batch after another."""
         return Batch.concat(batches)
 
     def heard_by(self, hear: Callable[[bytes], object]) -> None:
-        """Hand on what rewards print in other processes than this one's own. There are none here."""
+        """Register a receiver of output that rewards print in other processes. Here there are none."""
 
     def summarise(self, records: Mapping[str, Batch], judged: JudgedRecords = NO_REWARDS) -> IterationSummary:
         """Summarise the recorded columns of an iteration."""
         return summarise(records, judged)
 
     def fetch(self, batch: Batch) -> Batch:
-        """The batch here, where it can be looked into."""
+        """Return the batch with its values in this process."""
         return batch
 
     def gather(self, batch: Batch) -> Batch:
-        """The batch here, however large its columns are: for what a run keeps of an evaluation."""
+        """Return the batch with its values in this process, whatever its size.
+
+        A run uses it to record evaluations.
+        """
         return batch
 
     def moved(self) -> dict[str, Any]:
-        """Metrics since the last call: weights that went from trainers to generators, and parts of models
-        that left a rank's memory and came back."""
+        """Return metrics since the last call: weight transfers, and parts of models offloaded and loaded."""
         return self.keeper.told()
 
     def traffic(self) -> dict[str, int]:
-        """The bytes that went from process to process since the last call, by what they are; empty in one
-        process."""
+        """Return the bytes sent between processes since the last call, by kind; empty in one process."""
         return {}
 
     def ran(self) -> list[RankSpan]:
-        """When ranks of pools carried out what, since this was last asked; in one process there are none."""
+        """Return when ranks of pools ran their calls, since the last call of this method.
+
+        Empty in one process.
+        """
         return []
 
     def finished(self) -> None:
-        """An iteration has ended, well or not: nothing of it is needed any more."""
+        """End the iteration, even after an error: free everything that only this iteration uses."""
 
     def state_batch(self, batch: Batch) -> Batch:
-        """The state's scalars, and what iteration it is, as columns over the batch's rows."""
+        """Return the state's scalars and the iteration clock as columns over the batch's rows."""
         return Batch(
             batch.axis, self.clock() | {name: self.state_data(value) for name, value in self.state.items()}
         )
 
     def clock(self) -> dict[str, Data]:
-        """The columns that say what iteration it is."""
+        """Return the columns of the iteration clock."""
         number = Data(Kind(Level.SCALAR, "int64"), torch.tensor(self.iteration))
         return dict(zip(CLOCK, (number, self.state_data(self.iteration / self.iterations)), strict=True))
 
     def state_data(self, value: float) -> Data:
-        """A number of the state as a column."""
+        """Return a number of the state as a column."""
         return Data(
             Kind(Level.SCALAR, str(self.dtype).removeprefix("torch.")), torch.tensor(value, dtype=self.dtype)
         )
 
     def ask(self, batch: Batch, roles: Roles, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
-        """A prompt for each row's ``text``, for models of the roles, or for each place of a row that
-        ``until`` says, over an axis of their own, without those that are too long."""
+        """Make a follow-up prompt for each row's ``text``, or for each position that ``until`` gives.
+
+        Returns the prompts over an axis of their own, without prompts that are too long, and how many were
+        too long. ``roles``: roles whose models read the prompts.
+        """
         rows, cut = self._prompts(batch, roles, terms)
         lengths = rows.data["prompt_tokens"].row_lengths
         short = (lengths <= self.asking.longest).nonzero()[:, 0]
@@ -426,7 +460,10 @@ class Engine:
         ].kind.level is Level.TOKEN else None
 
     def encoded(self, batch: Batch, roles: Roles, terms: CallOptions = HERE) -> Batch:
-        """``prompt`` and ``prompt_tokens`` of each row's ``text``, alone or after its prompt and response."""
+        """Return ``prompt`` and ``prompt_tokens`` of each row's ``text``.
+
+        If the rows have responses, the text follows the row's prompt and response.
+        """
         sampled = batch.data["tokens"].lists() if "tokens" in batch else None
         texts = batch["text"]
         ids = (
@@ -442,11 +479,11 @@ class Engine:
         return Batch(batch.axis, {"prompt": prompt, "prompt_tokens": tokens})
 
     def cut(self, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, Tensor]:
-        """The beginnings of rows to go on from, as ``cut_rows`` gives them."""
+        """Return the beginnings of rows to continue from, as ``cut_rows`` does."""
         return cut_rows(batch)
 
     def choose(self, batch: Batch, options: ChooseOptions) -> tuple[Batch, PartialMetrics]:
-        """The rows that the column ``by`` chooses, without columns."""
+        """Return the rows that the column ``by`` chooses, without columns."""
         by = self.fetch(batch)["by"]
         index = chosen_rows(by, batch.axis, options)
         return Batch(batch.axis.take(index), {}), {
@@ -454,7 +491,7 @@ class Engine:
         }
 
     def concat(self, parts: Sequence[Batch], terms: CallOptions = HERE) -> Batch:
-        """The rows of all parts, which have the same columns."""
+        """Join the rows of all parts, which have the same columns."""
         return joined_rows(parts)
 
     def repeat(
@@ -466,8 +503,10 @@ class Engine:
         account: Account,
         names: RepeatNames,
     ) -> tuple[Batch, PartialMetrics]:
-        """Kept groups of ``body`` in prompt order, at most ``groups``; ``names`` are for the account. Raises
-        SkipIteration where none is kept."""
+        """Return at most ``groups`` groups that ``body`` keeps, in prompt order, with metrics.
+
+        ``names``: names for the account. Raises SkipIteration if no group is kept.
+        """
         fresh = (self.fresh(len(prompts)) for _ in range(tries - 1))
         batches, tried = self.kept_groups(body, itertools.chain([prompts], fresh), groups, account, names)
         joined = self.joined(batches)
@@ -485,9 +524,11 @@ class Engine:
         names: RepeatNames,
         opening: Sequence[Batch] = (),
     ) -> tuple[list[Batch], int]:
-        """Batches of whole groups in prompt order, first those of ``opening``, then what ``body`` keeps of
-        each draw of prompts, until there are ``groups`` or no more draws; the last may bring more. And how
-        many draws there were. Raises SkipIteration where there is no group."""
+        """Call ``body`` on draws of prompts until it has kept ``groups`` groups, or no draw is left.
+
+        Returns batches of complete groups in prompt order, and the number of draws. ``opening`` comes first.
+        The last draw may bring more groups than needed. Raises SkipIteration if there is no group.
+        """
         batches, count, tried = list(opening), sum(batch.axis.groups for batch in opening), 0
         while count < groups and (prompts := next(draws, None)) is not None:
             rows = body(prompts)
@@ -504,14 +545,17 @@ class Engine:
             batches.append(rows.rows(keep))
             count += batches[-1].axis.groups
         if count == 0:
-            raise SkipIteration(f"none of {seen(account, names)} groups was kept in {tried} tries")
+            raise SkipIteration(f"the body kept none of {seen(account, names)} groups in {tried} tries")
         return [batch for batch in batches if len(batch)], tried
 
     def counts(
         self, rows: Batch, names: RepeatNames, where: Tensor | None = None
     ) -> Iterator[tuple[str, Count]]:
-        """Count rows that a `repeat` body returned, by what samples in it and, where there are any, by the
-        stage that put some in the place of sampled ones. ``where``: bool [rows], which rows count."""
+        """Yield counts of rows that a `repeat` body returned, by the node that sampled them.
+
+        Rows that a stage in the body put in place of sampled rows are counted under that stage. ``where``:
+        rows to count, bool [rows].
+        """
         lengths = rows.data["tokens"].lengths if "tokens" in rows else None
         if REPLACED not in rows:
             yield names.source, Count.of(rows.axis, lengths, where)
@@ -525,7 +569,7 @@ class Engine:
 
 @dataclass
 class LocalEngine(Engine):
-    """Carries out the calls of a run in one process."""
+    """Runs the calls of a run in one process."""
 
     models: Mapping[str, Model]  # by role
 
@@ -566,9 +610,11 @@ class LocalEngine(Engine):
         into: Chunks,
         terms: CallOptions = HERE,
     ) -> Iterator[Batch]:
-        """Sample rows in chunks. Equal seeds give equal rows. The axis of a chunk is taken from the axis of
-        all rows."""
-        # rows take their turns together, so that the last ones end with the first
+        """Sample rows in chunks. Equal seeds give equal rows.
+
+        The axis of each chunk is taken from the axis of all rows.
+        """
+        # rows take their turns together, so the last rows end together with the first
         if role in self.environments:
             rows = self.sample(role, prompts, sampling, seed, terms)
             lengths = rows.data["tokens"].row_lengths
@@ -584,20 +630,18 @@ class LocalEngine(Engine):
             pieces.append(self._begun(role, prompts, as_long(chunk, sampling), sampling.skip_special_tokens))
             yield pieces[-1].select(*into.names)
         if len(pieces) != into.count:
-            raise ValueError(
-                f"found {len(pieces)} chunks of the rows that were sampled, expected {into.count}"
-            )
+            raise ValueError(f"found {len(pieces)} chunks of sampled rows, expected {into.count}")
         rows = self.in_order(pieces)
         yield whole(rows, len(prompts) * sampling.samples, (*verbs.GENERATE_GIVES, "group"))
 
     def _begun(self, role: str, prompts: Batch, rows: Batch, bare: bool) -> Batch:
-        """Sampled rows, whose completions have the beginnings that the prompts were asked to go on from."""
+        """Add to completions the beginnings that their prompts continued from."""
         if "prefix_length" not in prompts:
             return rows
         return whole_completions(partial(self.asking.decode, (role,), bare=bare), prompts, rows)
 
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: CallOptions = HERE) -> Batch:
-        """Run a role's trainer forward over rows. ``want``: quantities, such as logprobs."""
+        """Run a role's trainer forward over rows. ``want``: quantities to return, such as logprobs."""
         trainer = self.models[role].trainer
         assert trainer is not None
         self.keeper.settle(computing(role))
@@ -607,15 +651,17 @@ class LocalEngine(Engine):
         return Batch(batch.axis, whole(forward(batch, want), len(batch), want).data)
 
     def score(self, role: str, batch: Batch, terms: CallOptions = HERE) -> Batch:
-        """`logprobs` of given tokens by the role's generator, with the trainer's newest weights."""
+        """Return `logprobs` of given tokens from the role's generator, with the trainer's newest weights."""
         generator = self._synchronised(role).generator
         assert isinstance(generator, ScoresTokens)
         rows = generator.logprobs(batch)
         return Batch(batch.axis, whole(rows, len(batch), ("logprobs",)).data)
 
     def reward(self, role: str, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
-        """``scores``, and how many are missing. A row whose episode failed has none, and nothing judges
-        it."""
+        """Score rows: return ``scores``, and metrics with the number of missing scores.
+
+        A row whose episode failed is not passed to the reward and has a missing score.
+        """
         causes = batch["failed"] if "failed" in batch else ()  # noqa: SIM401 - a batch has no get
         sound = [row for row, cause in enumerate(causes) if not cause] if any(causes) else None
         judged = batch if sound is None else batch.rows(sound)
@@ -674,7 +720,7 @@ class LocalEngine(Engine):
     def stage(
         self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
-        """Run a stage on rows. Gives its columns, and the sums of its metrics."""
+        """Run a stage on rows. Returns its columns and its partial metrics."""
         self.may_change(stage)
         trainer = self.models[stage.on].trainer if stage.on else None
         if stage.on:
@@ -682,7 +728,7 @@ class LocalEngine(Engine):
         return apply_stage(stage, batch, settings, self.seed_of(call), trainer)
 
     def _synchronised(self, role: str) -> Model:
-        """The role's model, whose generator has the newest weights and can sample."""
+        """Return the role's model, ready to sample with the newest weights."""
         model = self.models[role]
         if model.stale:
             self.keeper.settle(syncing(role))
@@ -692,23 +738,30 @@ class LocalEngine(Engine):
 
 
 class RepeatNames(NamedTuple):
-    """Names under which an account has the rows of a `repeat`."""
+    """Names under which an account counts the rows of a `repeat`."""
 
     node: str  # the `repeat` itself
-    source: str  # what samples in its body
-    placer: str = ""  # the stage in its body that gives the tokens which the body returns
+    source: str  # the node in its body that samples
+    placer: str = ""  # the stage in its body that returns the body's tokens
 
 
 def seen(account: Account, names: RepeatNames) -> int:
-    """The groups that the body of a `repeat` returned, kept or not. A group of which a stage replaced all
-    rows counts as it was sampled."""
+    """Return the number of groups that a `repeat` body returned, kept or not.
+
+    A group counts as sampled even if a stage replaced all its rows.
+    """
     return account.sampled.get(names.source, Count()).groups
 
 
 def repeat_metrics(
     account: Account, names: RepeatNames, tried: int, groups: int
 ) -> dict[Label, PartialMetric]:
-    """Metrics of a `repeat` from the account. Groups beyond ``groups`` are surplus, dropped or carried on."""
+    """Compute the metrics of a `repeat` from the account.
+
+    Groups beyond ``groups`` are carry-over (`surplus`).
+
+    They are dropped or carried over to a later iteration.
+    """
     node, own, sampled = names.node, (names.source, names.placer), seen(account, names)
     dropped = sum(
         count.groups
@@ -726,7 +779,7 @@ def repeat_metrics(
 
 
 def whole(rows: Batch, count: int, names: tuple[str, ...]) -> Batch:
-    """The batch that a backend gave, checked. Raises ValueError where rows or columns are missing."""
+    """Check a batch that a backend returned, and return it. Raises ValueError if rows or columns are missing."""
     missing = [name for name in names if name not in rows]
     if len(rows) != count or missing:
         also = f" with {listed(missing)}" if missing else ""
@@ -735,10 +788,10 @@ def whole(rows: Batch, count: int, names: tuple[str, ...]) -> Batch:
 
 
 def reads(names: tuple[str, ...], batch: Batch) -> Batch:
-    """The columns of ``names`` that the batch has."""
+    """Return the columns of ``names`` that the batch has."""
     return batch.select(*(name for name in names if name in batch))
 
 
 def model_reads(batch: Batch, *optional: str) -> Batch:
-    """The columns that a model reads: prompt_tokens, tokens, and the optional columns that are present."""
+    """Return the columns that a model reads: prompt_tokens, tokens, and the optional columns if present."""
     return batch.select(*verbs.MODEL_READS, *(name for name in optional if name in batch))

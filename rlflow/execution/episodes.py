@@ -1,10 +1,10 @@
-"""Episodes: rows that are sampled turn by turn, with an environment that answers between two turns.
+"""Episodes: rows that are sampled turn by turn, with answers of an environment between turns.
 
-All rows take a turn together: a generator samples from what each row has so far, then the environments answer
-side by side. What a model sampled is never encoded again; what an environment says is encoded by itself and
-is a hole of the mask. A turn's budget is what is left of ``max_tokens``; its draws go on in the row's own
-stream of chance, in which turn 0 is the row's. So a row whose environment says nothing is the row that there
-would be without one, bit for bit.
+All rows take a turn together: a generator continues each row, then the environments answer in parallel.
+Sampled tokens are never encoded again. Environment messages are encoded by themselves and masked out. The
+budget of a turn is the rest of ``max_tokens``. Each turn has its own seed, derived from the row's seed; turn
+0 uses the row's seed itself. So if the environment says nothing, the row is bit-equal to a row sampled
+without an environment.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from rlflow.errors import listed
 from rlflow.rewards.environments.environment_pool import Answer, EnvironmentPool, Episode, Failure
 from rlflow.training.protocols import Sampling
 
-REST = ("prompt", "answer")  # columns that a ``reset`` with **kwargs gets, where the rows have them
-TRIES = 3  # times that a message is shortened until it has as few tokens as it may
+REST = ("prompt", "answer")  # columns that a ``reset`` with **kwargs gets, if the rows have them
+TRIES = 3  # attempts to shorten a message to the allowed number of tokens
 
-Generate = Callable[[Batch, Sampling, Sequence[int]], Batch]  # a generator's
+Generate = Callable[[Batch, Sampling, Sequence[int]], Batch]  # method of a generator
 Said = str | list[Message]
 
 
 @dataclass(frozen=True)
 class Speech:
-    """How what an environment says becomes tokens, and tokens text, for the model of a role."""
+    """How environment messages are encoded and sampled tokens decoded, for the model of a role."""
 
     # token ids of texts after sampled ids
     speak: Callable[[Sequence[Said], Sequence[Sequence[int]]], list[list[int]]]
     encode: Callable[[str], list[int]]  # token ids of a text by itself
     decode: Callable[[Sequence[Sequence[int]]], list[str]]
-    # of tools in sampled ids
+    # tool calls in sampled ids
     calls: Callable[[Sequence[Sequence[int]]], list[list[ToolCall]]] = lambda rows: [[] for _ in rows]
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """Tokens of a row that were sampled in one turn, or said by the environment (turn -1)."""
+    """Tokens of a row from one turn, or from an environment message (turn -1)."""
 
     tokens: Tensor  # int64
     logprobs: Tensor
@@ -59,30 +59,30 @@ class _Piece:
 
 @dataclass(eq=False)
 class _Row:
-    """A row whose episode is under way."""
+    """A row whose episode is running."""
 
     episode: Episode
-    prompt: Tensor  # int64, the prompt's ids
+    prompt: Tensor  # int64, token ids of the prompt
     pieces: list[_Piece] = field(default_factory=list)
-    # what was said in each turn, as samples show it
+    # messages of each turn, as the samples file shows them
     turns: list[dict[str, Any]] = field(default_factory=list)
     opening: Said = ""
-    text: str = ""  # of the last turn, as sampled
-    finish: str = ""  # empty while the episode goes on
+    text: str = ""  # sampled text of the last turn
+    finish: str = ""  # empty while the episode is running
     failure: Failure | None = None
-    score: float | None = None  # of the environment; None where that has no score of its own
+    score: float | None = None  # score of the environment; None if it gives no score of its own
     length: int = 0  # tokens after the prompt
-    # what was changed of the opening, until a turn tells of it
+    # changes to the opening message, until the log of a turn reports them
     changed: dict[str, float] = field(default_factory=dict)
 
     def add(self, piece: _Piece) -> None:
-        """Put tokens behind the row."""
+        """Append tokens to the row."""
         self.pieces.append(piece)
         self.length += piece.size
 
     @property
     def context(self) -> Tensor:
-        """The ids from which the next turn is sampled."""
+        """Token ids from which the next turn is sampled."""
         return torch.cat([self.prompt, *(piece.tokens for piece in self.pieces)])
 
     def fail(self, failure: Failure) -> None:
@@ -92,8 +92,10 @@ class _Row:
 
 @dataclass
 class Episodes:
-    """Samples the rows of one call of `generate`. ``sampling.max_tokens`` bounds all tokens of a row, those
-    of the environment too."""
+    """Samples the rows of one call of `generate` with an environment.
+
+    ``sampling.max_tokens`` limits all tokens of a row, including environment messages.
+    """
 
     generate: Generate
     pool: EnvironmentPool
@@ -101,9 +103,11 @@ class Episodes:
     speech: Speech
 
     def sampled(self, prompts: Batch, seeds: Sequence[int], seed: int) -> Batch:
-        """The columns of `generate` and those of EPISODE_GIVES over ``sampling.samples`` adjacent rows per
-        prompt. ``seeds``: one for each row; ``seed``: of the call, from which the seeds of the environment
-        are derived, one for each prompt."""
+        """Return the columns of `generate` and EPISODE_GIVES, ``sampling.samples`` adjacent rows per prompt.
+
+        ``seeds``: one for each row. ``seed``: seed of the call; the environment gets one seed per prompt,
+        derived from it.
+        """
         axis = prompts.axis.repeat(self.sampling.samples)
         rows = self._opened(prompts, axis, seed)
         if not any(row.opening for row in rows):
@@ -127,7 +131,7 @@ class Episodes:
         )
 
     def _opened(self, prompts: Batch, axis: Axis, seed: int) -> list[_Row]:
-        """Begin the episodes. Those of one prompt have one seed."""
+        """Start the episodes. Episodes of one prompt share a seed."""
         own = row_seeds(derived(seed, "environment"), prompts.axis.keys)
         values = _row_values(prompts, self.pool)
         copies = self.sampling.samples
@@ -140,22 +144,22 @@ class Episodes:
         speaking = []
         for row, answer in zip(rows, answers, strict=True):
             if isinstance(answer, Failure):
-                # its first turn is sampled all the same, since a row has a token at least
+                # sample its first turn anyway, because a row needs at least one token
                 row.failure = answer
             elif opening := answer["says"]:
                 row.opening, row.changed = opening, _changes(answer)
                 speaking.append(row)
         self._say(speaking, [row.opening for row in speaking], [[] for _ in speaking])
         for row in speaking:
-            if row.finish:  # nothing could be sampled after it: it is left out
+            if row.finish:  # no budget is left to sample after the opening, so drop the opening
                 row.finish, row.opening = "", ""
         return rows
 
     def _from_here(
         self, rows: Sequence[_Row], places: Sequence[int], axis: Axis, seeds: Sequence[int], turn: int
     ) -> Batch:
-        """Sample a turn of some rows, each from what it has so far and within its own budget."""
-        # which every model of the run has room for
+        """Sample one turn of some rows, each from its own context and within its own budget."""
+        # every model of the run has room for this many tokens
         most = max(len(row.prompt) for row in rows) + self.sampling.max_tokens
         parts, left = [], sorted(range(len(places)), key=lambda i: rows[places[i]].length)
         while left:
@@ -191,7 +195,7 @@ class Episodes:
         )
 
     def _take(self, rows: Sequence[_Row], places: Sequence[int], sampled: Batch, turn: int) -> None:
-        """Take what a turn sampled, and what the environments answer to it."""
+        """Append the sampled tokens of a turn, then let the environments answer."""
         lengths = sampled.data["tokens"].row_lengths
         columns = [
             sampled.data[name].value.split(lengths.tolist())
@@ -229,8 +233,11 @@ class Episodes:
         self._heard([rows[place] for place in asked], answers, [stopped[place] for place in asked], turn)
 
     def _used(self, rows: Sequence[_Row]) -> list[Answer]:
-        """Use the tools that rows have called. A call that is none is answered with what is wrong, so that
-        the model may call again; a turn without calls ends the episode."""
+        """Run the tools that rows have called.
+
+        An invalid call is answered with a description of the error, so that the model can call again. A turn
+        without calls ends the episode.
+        """
         calls = self.speech.calls([row.pieces[-1].tokens.tolist() for row in rows])
         faults = [[self._fault(call) for call in own] for own in calls]
         sound = [
@@ -251,7 +258,7 @@ class Episodes:
         ]
 
     def _fault(self, call: ToolCall) -> str:
-        """The reason why a call cannot be carried out; empty where it can."""
+        """Return why a call cannot be run; empty if it can."""
         tool = next((tool for tool in self.pool.spec.tools if tool.name == call.name), None)
         if call.problem or tool is None:
             return (
@@ -284,7 +291,7 @@ class Episodes:
     def _heard(
         self, rows: Sequence[_Row], answers: Sequence[Answer], stopped: Sequence[bool], turn: int
     ) -> None:
-        """Decide which rows go on, and have the environments speak in these."""
+        """Decide which rows continue, and append the environment messages to these rows."""
         speaking, texts = [], []
         for row, answer, ended in zip(rows, answers, stopped, strict=True):
             if isinstance(answer, Failure):
@@ -309,8 +316,10 @@ class Episodes:
         self._say(speaking, texts, [row.pieces[-1].tokens.tolist() for row in speaking])
 
     def _say(self, rows: Sequence[_Row], texts: Sequence[Said], sampled: Sequence[Sequence[int]]) -> None:
-        """Put what environments say behind the rows, as holes. A row that would have no token left after it
-        ends without it."""
+        """Append environment messages to rows, masked out.
+
+        If a message would leave no token to sample, the row ends without it.
+        """
         if not rows:
             return
         for row, text, (ids, cut) in zip(rows, texts, self._ids(texts, sampled), strict=True):
@@ -327,8 +336,10 @@ class Episodes:
             row.add(_Piece(holes, torch.zeros(len(ids)), torch.full((len(ids),), -1), -1, len(ids)))
 
     def _ids(self, texts: Sequence[Said], sampled: Sequence[Sequence[int]]) -> list[tuple[list[int], bool]]:
-        """The ids of each text, at most ``says`` of them, and whether it had more: text is cut off, of
-        messages the last one is shortened."""
+        """Return the token ids of each message, at most ``says`` of them, and whether the message was cut.
+
+        Plain text is truncated. Of a list of messages the last message is shortened.
+        """
         most, ids = self.pool.spec.bounds.says, self.speech.speak(texts, sampled)
         long = [len(own) > most for own in ids]
         for place, text in enumerate(texts):
@@ -343,13 +354,13 @@ class Episodes:
         return list(zip(ids, long, strict=True))
 
     def _shortened(self, messages: list[Message], tokens: int) -> list[Message]:
-        """The messages, of which the last has so many tokens fewer."""
+        """Return the messages with the last one shortened by so many tokens."""
         content = self.speech.encode(messages[-1].get("content") or "")
         (text,) = self.speech.decode([content[: max(len(content) - tokens, 0)]])
         return [*messages[:-1], {**messages[-1], "content": text}]
 
     def _scored(self, rows: Sequence[_Row]) -> None:
-        """End the episodes, and note the scores that the environment gives."""
+        """End the episodes, and store the scores that the environment gives."""
         ended = [row for row in rows if row.failure is None]
         for row, answer in zip(ended, self.pool.end([row.episode for row in ended]), strict=True):
             if isinstance(answer, Failure):
@@ -360,8 +371,10 @@ class Episodes:
                 row.score = answer.get("score")
 
     def _completions(self, rows: Sequence[_Row], first: Sequence[str]) -> list[str]:
-        """The text of each row, what the environment said included; of a row of one turn what its generator
-        gave."""
+        """Return the text of each row, including environment messages.
+
+        The text of a row with a single turn comes from its generator.
+        """
         several = [place for place, row in enumerate(rows) if len(row.pieces) > 1]
         texts = dict(
             zip(
@@ -385,7 +398,7 @@ class Episodes:
         earned = [float("nan") if row.failure else piece.reward for row in rows for piece in row.pieces]
         rewards[(sizes.cumsum(0) - 1)[sampled]] = torch.tensor(earned)[sampled]
         token_level = {"mask": turn >= 0, "turn": turn, "turn_rewards": rewards}
-        # one turn each, none cut: they are what was sampled
+        # each row has one uncut turn, so the sampled columns are used unchanged
         if len(logprobs) == len(turn) and len(pieces) == len(rows):
             token_level |= {
                 name: first.data[name].value for name in ("tokens", "sampled_logprobs", "policy_version")
@@ -417,7 +430,7 @@ class Episodes:
 
 
 def _row_values(prompts: Batch, pool: EnvironmentPool) -> list[dict[str, Any]]:
-    """The columns that ``reset`` reads, by name, for each prompt; fields of the data as JSON."""
+    """Return the columns that ``reset`` reads, by name, for each prompt; data fields as JSON."""
     columns = {name: prompts[name] for name in read_columns(prompts.data, pool)}
     plain = {
         name: list(values) if isinstance(values, list) else values.tolist()
@@ -427,7 +440,7 @@ def _row_values(prompts: Batch, pool: EnvironmentPool) -> list[dict[str, Any]]:
 
 
 def _changes(answer: Mapping[str, Any]) -> dict[str, float]:
-    """What was changed of an answer before the model reads it."""
+    """Return how an answer was changed before the model reads it."""
     return {name: answer[name] for name in CHANGES if name in answer}
 
 
@@ -442,7 +455,7 @@ def _score(row: _Row) -> float:
 
 
 def _transcript(row: _Row) -> str:
-    """The episode as JSON: what was said in each turn."""
+    """Return the episode as JSON: all messages of each turn."""
     failed = {"failed": f"{row.failure.cause}: {row.failure.message}"} if row.failure else {}
     return json.dumps(
         {**({"reset": row.opening} if row.opening else {}), "turns": row.turns, **failed}, ensure_ascii=False
@@ -454,7 +467,7 @@ def _joined(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def read_columns(columns: Mapping[str, Any], pool: EnvironmentPool) -> tuple[str, ...]:
-    """The columns among some that sampling under an environment reads."""
+    """Return which of these columns sampling under an environment reads."""
     source = pool.spec.source
     names = [*source.required, *source.optional, *(REST if source.rest else ())]
     fields = [name for name in columns if source.rest and name.startswith(field_column(""))]

@@ -1,5 +1,4 @@
-"""The in-process executor: feeds the scheduler, runs nodes in lanes, holds columns until their last reader is
-done."""
+"""The in-process executor: runs the scheduler's nodes in queues, and keeps columns until they are last read."""
 
 from __future__ import annotations
 
@@ -45,31 +44,33 @@ from rlflow.processes.watchdog.board import Board
 from rlflow.processes.watchdog.kin import here_alone
 from rlflow.training.protocols import Sampling
 
-# what the metrics of a node are of
+# scope of a node's metrics
 MEASURED = {Op.UPDATE: Of.UPDATE, Op.REWARD: Of.REWARD, Op.STAGE: Of.STAGE}
 
 
 @dataclass
 class Outcome:
-    """The outcome of an iteration: its metrics, the spans in which each node and, on pools, each rank ran,
-    the columns that the run records, those of each role where several trained roles sample, and the account
-    of all rows."""
+    """The outcome of an iteration.
+
+    It holds metrics, the times in which nodes and ranks ran, the columns that the run records, and the
+    account of all rows. If several trained roles sample, it also holds the columns of each role.
+    """
 
     metrics: Metrics = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     ranks: list[RankSpan] = field(default_factory=list)
     records: dict[str, Any] = field(default_factory=dict)
     policies: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # role of ``policies``, or an empty name → its scores among the records
+    # role in ``policies``, or an empty name → columns of its scores among the records
     judged: dict[str, JudgedRecords] = field(default_factory=dict)
     state: dict[str, float] = field(default_factory=dict)
     summary: IterationSummary = field(default_factory=IterationSummary)
     account: Account = field(default_factory=Account)
-    sampler: str = ""  # the role that gave the recorded completions, where several roles sample
-    tallies: dict[Figure, PartialMetric] = field(default_factory=dict)  # of the metrics that were given here
+    sampler: str = ""  # role that sampled the recorded completions, if several roles sample
+    tallies: dict[Figure, PartialMetric] = field(default_factory=dict)  # sums of the metrics logged so far
 
     def log(self, node: Node, metrics: PartialMetrics) -> None:
-        """Keep metrics of a node."""
+        """Add metrics of a node."""
         self.metrics |= accumulated(
             self.tallies, figures(metrics, MEASURED.get(node.op, Of.NODE), node.name, node.role or "")
         )
@@ -77,20 +78,23 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Rows that were sampled ahead for an iteration, and what came with them."""
+    """Rows that were sampled ahead of training for an iteration, with their metrics, times and account."""
 
     prompts: Batch
-    rows: Mapping[int, Batch] = field(default_factory=dict)  # of nodes that sample or repeat
-    metrics: Metrics = field(default_factory=dict)  # of these nodes
+    rows: Mapping[int, Batch] = field(default_factory=dict)  # node that samples or repeats → its rows
+    metrics: Metrics = field(default_factory=dict)  # metrics of these nodes
     spans: tuple[Span, ...] = ()
-    skipped: str = ""  # the reason why the iteration has nothing to train on; empty where it has rows
+    skipped: str = ""  # why the iteration has nothing to train on; empty if it has rows
     account: Account = field(default_factory=Account)
 
 
 class Executor:
-    """Runs plans, one iteration at a time. After each run, failed ones too, the store is empty. ``board``:
-    where nodes under way are written down for the watchdog. ``clock``: gives the seconds that deadlines of
-    nodes count. ``away``: most seconds for which it may stand still, which the watchdog does not know of."""
+    """Runs plans, one iteration at a time. After each run, even a failed one, the store is empty.
+
+    ``board``: heartbeat page where running nodes are listed for the watchdog. ``clock``: clock of node
+    deadlines, in seconds. ``away``: longest pause of the clock in seconds; the watchdog does not know of such
+    pauses.
+    """
 
     def __init__(
         self, engine: Engine, lanes: Lanes, clock: Callable[[], float] = time.monotonic, away: float = 0.0
@@ -99,15 +103,15 @@ class Executor:
         self.lanes = lanes
         self.store = Store()
         self.stopping = False
-        self.wrote = False  # whether the last iteration changed weights, or began to
+        self.wrote = False  # the last iteration changed weights, or started to
         self.board = Board()
 
     def run(self, plan: Plan, prompts: Batch, sampled: Sampled | None = None) -> Outcome:
-        """One iteration; ``sampled``: what of it was done ahead.
+        """Run one iteration. ``sampled``: rows of it that were sampled ahead of training.
 
-        Raises StageError when a stage raised or passed its deadline, and Stopped when ``stopping`` was set in
-        time: nodes that run end, no others start. Once weights are being changed the iteration goes on to its
-        end.
+        Raises StageError if a stage raises or passes its deadline. Raises Stopped if ``stopping`` is set
+        before weights change: running nodes end, and no others start. Once weights are changing, the
+        iteration runs to its end.
         """
         outcome = (
             Outcome(dict(sampled.metrics), list(sampled.spans), account=deepcopy(sampled.account))
@@ -129,13 +133,16 @@ class Executor:
             outcome.ranks = self.engine.ran()
         finally:
             self.wrote = run.writing
-            if not self.stopping:  # what was done ahead for an iteration that is not done is saved
+            # after a stop, rows sampled ahead for the unfinished iteration are still to be saved
+            if not self.stopping:
                 self.engine.finished()
         return outcome
 
     def _summary(self, outcome: Outcome) -> IterationSummary:
-        """Summarise what the iteration recorded. Where several trained roles sample, health metrics are of
-        each role."""
+        """Summarise the recorded columns.
+
+        If several trained roles sample, compute health metrics for each role.
+        """
         whole = self.engine.summarise(outcome.records, outcome.judged.get("", JudgedRecords()))
         own = {
             role: self.engine.summarise(records, outcome.judged.get(role, JudgedRecords())).health
@@ -149,8 +156,7 @@ class Executor:
         return replace(whole, health=named) if named else whole
 
     def _finished(self, run: _Run, outcome: Outcome) -> None:
-        """Run to the end. What is known of rows of an iteration that is skipped goes along with the
-        reason."""
+        """Run to the end. If the iteration is skipped, attach the row account to the SkipIteration."""
         try:
             run.until_finished()
         except SkipIteration as skip:
@@ -167,8 +173,10 @@ class Executor:
         ready: Mapping[int, Batch],
         wanted: Collection[int],
     ) -> dict[int, Batch]:
-        """A part of a plan; what the ``wanted`` nodes gave. Raises SkipIteration where there is nothing to
-        train on."""
+        """Run a part of a plan; return the outputs of the ``wanted`` nodes.
+
+        Raises SkipIteration if there is nothing to train on.
+        """
         run = _Run(self, plan, prompts, outcome, state, ready, wanted=wanted)
         try:
             run.until_finished()
@@ -178,14 +186,16 @@ class Executor:
         return run.outputs
 
     def evaluating(self) -> Executor:
-        """An executor on the same lanes for an evaluation. A request to stop does not end it: what was
-        trained before is saved after it."""
+        """Return an executor for an evaluation, with the same queues.
+
+        A stop request does not interrupt the evaluation; the run saves the trained state after it.
+        """
         beside = Executor(self.engine.evaluating(), self.lanes, self.clock, self.away)
         beside.board = self.board
         return beside
 
     def run_body(self, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data]) -> Batch:
-        """The body of a repeat, once; what it returns."""
+        """Run the body of a repeat once; return its results."""
         run = _Run(self, plan, prompts, outcome, state, body=True)
         run.until_finished()
         assert run.results is not None
@@ -193,8 +203,10 @@ class Executor:
 
 
 def sampler_of_records(graph: Graph, recorded: Collection[Column]) -> str:
-    """The role that gave the completions among the recorded columns, where several roles sample; empty where
-    one does, or none alone."""
+    """Return the role that sampled the recorded completions, if several roles sample.
+
+    Empty if only one role samples, or if the completions come from several roles.
+    """
     makers = [sampler_of(graph.nodes[column.node]) for column in recorded if column.name == "completion"]
     if len(makers) != 1 or len(makers[0]) != 1:
         return ""
@@ -205,8 +217,10 @@ def sampler_of_records(graph: Graph, recorded: Collection[Column]) -> str:
 
 
 class _Run:
-    """One plan being run: the main plan or, in a thread of its own, the body of a repeat. ``ready``: rows by
-    node that are there."""
+    """One run of a plan: the main plan or, in a thread of its own, the body of a repeat.
+
+    ``ready``: rows by node that need not be computed.
+    """
 
     def __init__(
         self,
@@ -260,7 +274,7 @@ class _Run:
         return self._scheduler.failed(unit) if error else self._scheduler.done(unit)
 
     def _carry_out(self, instructions: list[Instruction]) -> bool:
-        """Whether the run is over."""
+        """Carry out instructions of the scheduler. Returns whether the run is over."""
         over = any(isinstance(instruction, Finish) for instruction in instructions)
         if over and self._failure is None:
             self._record()
@@ -281,7 +295,7 @@ class _Run:
             self.executor.lanes.submit(self.plan.lane[unit], self._job(unit))
 
     def _instant(self, unit: int) -> bool:
-        """Whether nothing is computed for it: columns that are there, pieces to be joined."""
+        """Whether a unit needs no computation: its columns exist already, or it joins pieces."""
         return (
             self.plan.node(unit).op in (Op.DATA, Op.STATE)
             or unit in self.ready
@@ -311,7 +325,7 @@ class _Run:
         return job
 
     def _span(self, unit: int) -> None:
-        """Note that the span of a unit ends now. A unit that gives chunks calls it after each chunk."""
+        """Record that the time of a unit ends now. A unit that yields chunks records each chunk."""
         start, end = self._since[unit], time.monotonic()
         self._since[unit] = end
         self.outcome.spans.append(
@@ -319,9 +333,11 @@ class _Run:
         )
 
     def _next(self) -> tuple[int, BaseException | None]:
-        """The next node that ends, waiting no longer than the nearest deadline. A node that is still queued
-        for its lane has none:
-        a little later it may have one."""
+        """Return the next unit that ends. Raises StageError if one passes its deadline.
+
+        A unit that is still queued has no deadline yet. So without a deadline this waits LOOK seconds and
+        looks again.
+        """
         while True:
             begun = [i for i in self._scheduler.running if i in self._deadlines]
             try:
@@ -337,7 +353,10 @@ class _Run:
         return len(self.store.axes.get(self.plan.node(unit).axis, ()))
 
     def _seconds(self, node: Node, rows: int = 0) -> float:
-        """How long a node may run. A reward has the deadlines of its rows, one after another at worst."""
+        """Return how many seconds a node may run.
+
+        A reward gets the sum of its rows' deadlines if that is longer.
+        """
         return max(node.timeout, self.engine.reward_timeout * rows) if node.op is Op.REWARD else node.timeout
 
     def _late(self, unit: int) -> StageError:
@@ -363,7 +382,7 @@ class _Run:
         return self.engine.fetch(Batch(axis, {"column": data})).data["column"]
 
     def _perform(self, unit: int) -> None:
-        """Run one node, or piece, and keep what it gives."""
+        """Run one node or piece, and keep its output."""
         node = self.plan.node(unit)
         if unit in self.plan.pieces:
             self._perform_piece(unit, node)
@@ -397,15 +416,17 @@ class _Run:
                 self.ledger.failed[node.id] = self.engine.gather(result.select("failed"))["failed"]
 
     def _perform_piece(self, unit: int, node: Node) -> None:
-        """A chunk without rows is no work, but for the first: it says which columns there are."""
+        """Run a piece. A chunk without rows is skipped, except the first, which defines the columns."""
         piece, batch = self.plan.pieces[unit], self._inputs(unit)
         if len(batch) or not piece.chunk:
             with failing(node.name, self.engine.iteration, batch, node.place):
                 self._pieces.put(piece, *PERFORM[node.op](self, node, batch))
 
     def _record(self) -> None:
-        """Take what outlives the run: recorded columns, results of a body, the state's last values; of a run
-        that is ahead just rows."""
+        """Keep what outlives the run: recorded columns, results of a body, and the last values of the state.
+
+        A run of a part of a plan keeps only the outputs of its ``wanted`` nodes.
+        """
         if self.wanted:
             self.outputs = {i: self._given(self.plan.graph.nodes[i]) for i in self.wanted}
             return
@@ -420,7 +441,7 @@ class _Run:
             self._take_results()
 
     def _record_judged(self) -> None:
-        """Record what rewards gave and what updates read of it, next to the other columns of each role."""
+        """Record the scores of rewards, and the columns computed from them that updates read."""
         for role, judged in self.plan.judged.items():
             names = {reward: f"scores of {reward}" for reward in judged.rewards}
             learned = {f"learned {place}": column for place, column in enumerate(judged.learned)}
@@ -431,7 +452,7 @@ class _Run:
             self.outcome.judged[role] = JudgedRecords(names, tuple(learned))
 
     def _recorded(self, names: Mapping[str, Column]) -> dict[str, Batch]:
-        """Each of these columns that is held to the end, by itself."""
+        """Return each of these columns that is kept to the end, each in a batch of its own."""
         store, nodes = self.store, self.plan.graph.nodes
         there = {
             name: column
@@ -444,7 +465,7 @@ class _Run:
         }
 
     def _given(self, node: Node) -> Batch:
-        """The columns of a node that are kept."""
+        """Return the kept columns of a node."""
         sources = {output.name: output.source for output in node.outputs}
         data = {sources[name]: self.store.columns[Column(node.id, name)] for name in self.plan.keeps(node)}
         return Batch(self.store.axes[node.rows_axis], data)
@@ -485,7 +506,7 @@ class _Run:
         return self.engine.generate(node.role or "", batch, sampling, node.call, self._terms(node)), {}
 
     def _streamed(self, node: Node, batch: Batch, sampling: Sampling) -> Batch:
-        """All rows; chunks are let go as they are there."""
+        """Return all rows. Releases each chunk to its readers as soon as it is sampled."""
         into = self._pieces.into(node)
         rows = self.engine.chunks(node.role or "", batch, sampling, node.call, into, self._terms(node))
         for number, released in enumerate(self.plan.chunks[node.id]):
@@ -521,8 +542,10 @@ class _Run:
         return result, metrics
 
     def _placed(self, node: Node, batch: Batch, result: Batch) -> None:
-        """Note which rows a stage that gives tokens has put in the place of others. It always has all rows:
-        only what scores rows is done chunk by chunk."""
+        """Note which rows got other tokens from a stage that returns tokens.
+
+        Such a stage always has all rows, because only nodes that score rows run chunk by chunk.
+        """
         source = next((output.source for output in node.outputs if output.name == "tokens"), None)
         if source is None or len(result) != len(self.store.axes.get(node.rows_axis, ())):
             return
@@ -536,8 +559,7 @@ class _Run:
         self.ledger.placed[node.id] = PlacedRows(others, data.row_lengths)
 
     def _keep_state(self, node: Node, result: Batch) -> None:
-        """A scalar that the flow's state holds is kept as the number it is across iterations, here and
-        eagerly."""
+        """Round a scalar of the flow's state to the precision it keeps across iterations, as eager flows do."""
         for output in node.outputs:
             if Column(node.id, output.name) in {slot.final for slot in self.plan.graph.state}:
                 result.data[output.source] = self.engine.state_data(float(result.data[output.source].value))
@@ -546,11 +568,14 @@ class _Run:
         return self.engine.ask(batch, node.options(AskOptions).roles, self._terms(node, batch))
 
     def choose(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
-        """Raises SkipIteration where nothing is left; a `repeat` then goes on with other prompts."""
+        """Keep the rows that a column chooses. Raises SkipIteration if no row is left.
+
+        Inside a `repeat` an empty result is allowed: the `repeat` continues with other prompts.
+        """
         rows, metrics = self.engine.choose(batch, node.options(ChooseOptions))
         if not len(rows) and not self.body:
             self.store.put(node, rows, ())
-            raise SkipIteration(f"{node.name} left none of {len(batch)} rows")
+            raise SkipIteration(f"{node.name} kept none of {len(batch)} rows")
         return rows, metrics
 
     def concat(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:

@@ -1,5 +1,7 @@
-"""Lanes: the threads that nodes run in. Daemon threads, so that a stage that never returns cannot keep the
-process alive."""
+"""Executor queues: the threads that nodes run in.
+
+They are daemon threads, so that a stage that never returns cannot keep the process alive.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,10 @@ T = TypeVar("T")
 
 
 class Lanes:
-    """A few threads for each lane; the lane ``control`` has a thread per job, for jobs that wait for
-    others."""
+    """Executor queues with a few threads each.
+
+    The queue ``control`` starts a thread per job, because its jobs wait for other jobs.
+    """
 
     def __init__(self, room: Mapping[str, int] = ROOM) -> None:
         self.room = dict(room)
@@ -41,13 +45,15 @@ class Lanes:
         self._threads[-1].start()
 
     def lost(self, lane: str) -> None:
-        """A thread of the lane does not come back: another takes its place."""
+        """Replace a thread of the queue that does not return."""
         if lane in self._queues:
             self._open(lane)
 
     def submit(self, lane: str, job: Job) -> None:
-        """Run a job in a thread of the lane, after the jobs that it already has. A lane without a limit
-        starts a thread for each job."""
+        """Run a job in a thread of the queue, after the jobs already queued.
+
+        A queue without a limit starts a thread.
+        """
         run = contextvars.copy_context().run
         if lane in self._queues:
             self._queues[lane].put(lambda: run(job))
@@ -55,7 +61,7 @@ class Lanes:
             threading.Thread(target=_begin, args=(lambda: run(job),), name=lane, daemon=True).start()
 
     def do(self, lane: str, call: Callable[[], T]) -> T:
-        """Run a call in a thread of the lane, and wait. Gives or raises what the call does."""
+        """Run a call in a thread of the queue and wait for it. Returns or raises the result of the call."""
         done: Future[T] = Future()
 
         def job() -> None:
@@ -68,8 +74,11 @@ class Lanes:
         return done.result()
 
     def close(self, seconds: float = 5.0) -> bool:
-        """End the threads; whether all ended in time. A job that still runs ends its thread when it returns,
-        if ever: Python aborts where such a thread is inside torch when the interpreter goes down."""
+        """Stop the threads; return whether all ended within ``seconds``.
+
+        A running job ends its thread when it returns. Python aborts if such a thread is inside torch at
+        interpreter exit.
+        """
         for thread in self._threads:
             self._queues[thread.name].put(None)
         limit = time.monotonic() + seconds
@@ -84,17 +93,21 @@ def _work(jobs: queue.SimpleQueue[Job | None]) -> None:
 
 
 def _begin(job: Job) -> None:
-    """Run a job with as many threads as torch was told. Libraries that torch calls, such as MKL for the
-    exponential of a few hundred numbers, take as many as there are cores where torch has not been asked in
-    this thread before."""
+    """Run a job with the number of threads that torch is set to.
+
+    Libraries that torch calls, such as MKL, would start one thread per core. Asking torch for its thread
+    count first in each thread prevents that.
+    """
     torch.get_num_threads()
     job()
 
 
 @contextlib.contextmanager
 def all_for(lanes: Lanes, lane: str) -> Iterator[None]:
-    """While inside, torch computes in the thread of a lane with as many threads as in this one until now, and
-    everywhere else with one."""
+    """Give all compute threads of this thread to the thread of a queue, while the context is open.
+
+    Torch then computes in that thread with as many threads as this one had, and everywhere else with one.
+    """
     lanes.do(lane, threads.keep)
     with threads.alone():
         yield

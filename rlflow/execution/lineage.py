@@ -1,4 +1,4 @@
-"""Rows of rows, once they are real: which are chosen, what asked rows take along, how batches are joined."""
+"""Row operations on real rows: choose rows, pass columns to follow-up prompts, and join batches."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from rlflow.errors import FlowError
 
 
 def chosen_rows(by: Tensor, axis: Axis, options: ChooseOptions) -> Tensor:
-    """int64: the rows of an axis that a bool [rows] marks, or the ``count`` highest numbers [rows] of the
-    batch or of each group, in the order of the rows. Of equal numbers the first go first; NaN is never
-    chosen."""
+    """Return the chosen rows of an axis in row order, int64.
+
+    ``by`` is bool [rows] and marks the rows; or it is a number per row, and the ``count`` highest of the
+    batch or of each group are chosen. Among equal numbers the first rows win; NaN is never chosen.
+    """
     if not options.count:
         return by.bool().nonzero()[:, 0]
     order = torch.argsort(torch.where(by.isnan(), -torch.inf, by.double()), descending=True, stable=True)
@@ -32,7 +34,7 @@ def chosen_rows(by: Tensor, axis: Axis, options: ChooseOptions) -> Tensor:
 
 
 def asked_data(data: Data, axis: Axis, asked: Axis) -> Data:
-    """A column of the rows that asked, over ``axis``, the rows that were asked."""
+    """Return a column of the parent rows over ``axis``, the axis of their follow-up prompts."""
     if data.kind.level is Level.SCALAR:
         return data
     assert axis.index is not None
@@ -40,10 +42,12 @@ def asked_data(data: Data, axis: Axis, asked: Axis) -> Data:
 
 
 def cut_rows(batch: Batch) -> tuple[Batch, Tensor]:
-    """The beginnings of rows to go on from, by ``until``: the first tokens of each row where it is a number
-    per row, where it is a bool per token those before each True. Gives ``prompt_tokens`` and
-    ``prefix_length`` over rows taken from the batch's, and how many tokens of its row each goes on from.
-    Raises ValueError for a number that the row has not."""
+    """Return the beginnings of rows to continue from.
+
+    ``until`` is a number of tokens per row, or a bool per token: then one beginning ends before each True.
+    Returns ``prompt_tokens`` and ``prefix_length`` over rows taken from the batch, and the number of response
+    tokens in each beginning. Raises ValueError for a number larger than the row or below 0.
+    """
     tokens, until = batch.data["tokens"], batch.data["until"]
     lengths = tokens.row_lengths
     starts = lengths.cumsum(0) - lengths
@@ -56,8 +60,8 @@ def cut_rows(batch: Batch) -> tuple[Batch, Tensor]:
         wrong = ((place < 0) | (place > lengths)).nonzero()[:, 0].tolist()
         if wrong:
             raise ValueError(
-                f"tokens_until: found {int(place[wrong[0]])} in a row of {int(lengths[wrong[0]])} tokens, "
-                "expected at least 0 and at most all of them"
+                f"tokens_until: found {int(place[wrong[0]])} for a row of {int(lengths[wrong[0]])} tokens, "
+                "expected a number from 0 to the length of the row"
             )
     first = tokens.value[starts[rows].repeat_interleave(place) + ramp(place)]
     length = replace(until, kind=Kind(Level.ROW, "int64"), lengths=None, value=place + before(batch)[rows])
@@ -66,12 +70,12 @@ def cut_rows(batch: Batch) -> tuple[Batch, Tensor]:
 
 
 def before(batch: Batch) -> Tensor:
-    """int64 [rows]: how many of the response's tokens are in the prompt already."""
+    """Return how many tokens of the response are already in the prompt, int64 [rows]."""
     return batch["prefix_length"] if "prefix_length" in batch else torch.zeros(len(batch), dtype=torch.int64)
 
 
 def after_each(data: Data, value: Tensor, lengths: Tensor) -> Data:
-    """A ragged column with ``lengths`` more entries in each row, of ``value``."""
+    """Append ``lengths`` entries of ``value`` to the rows of a ragged column."""
     total = data.row_lengths + lengths
     starts = total.cumsum(0) - total
     whole = torch.empty(int(total.sum()), dtype=data.value.dtype)
@@ -83,8 +87,10 @@ def after_each(data: Data, value: Tensor, lengths: Tensor) -> Data:
 def whole_completions(
     decode: Callable[[Sequence[Sequence[int]]], list[str]], prompts: Batch, rows: Batch
 ) -> Batch:
-    """Sampled rows whose ``completion`` is the text of what stood in the prompt of the response, and of what
-    was sampled after it. What ended a response is in no text."""
+    """Return sampled rows with ``completion`` including the part of the response that was in the prompt.
+
+    The stop token that ended a response is not part of any text.
+    """
     where = rows.axis.back_to(prompts.axis)
     prefix = prompts["prefix_length"][where].tolist()
     whole = prompts.data["prompt_tokens"].take(where, prompts.axis).lists()
@@ -94,15 +100,17 @@ def whole_completions(
 
 
 def per_row(data: Data, axis: Axis) -> Data:
-    """A value per row in place of one per group."""
+    """Turn a value per group into a value per row."""
     if data.kind.level is not Level.GROUP:
         return data
     return replace(data, kind=Kind(Level.ROW, data.kind.dtype), value=data.value[axis.slots])
 
 
 def joined_rows(parts: Sequence[Batch]) -> Batch:
-    """The rows of all parts with the columns that all have. Raises FlowError for a column of several
-    kinds."""
+    """Join the rows of all parts, with the columns that all parts have.
+
+    Raises FlowError for a column whose kind differs between parts.
+    """
     axis = Axis.join([part.axis for part in parts])
     names = [name for name in parts[0].data if name != "group" and all(name in part for part in parts)]
     for name in names:
@@ -113,7 +121,7 @@ def joined_rows(parts: Sequence[Batch]) -> Batch:
 
 
 def group_of_joined(axis: Axis, parts: Sequence[Batch]) -> dict[str, Data]:
-    """The column ``group`` of joined rows, where all parts have groups."""
+    """Return the column ``group`` of joined rows if all parts have groups, else nothing."""
     return {"group": group_column(axis)} if all(part.axis.grouped for part in parts) else {}
 
 

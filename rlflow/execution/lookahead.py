@@ -1,12 +1,12 @@
-"""Sampling ahead: later iterations sample while one trains (staleness K).
+"""Sampling ahead of training: later iterations sample while one trains (staleness K).
 
-The rows of iteration j are sampled with the weights that j - K iterations have made, whatever is ready first:
-what is sampled is decided by numbers, never by timing. A flow with a `repeat` samples one iteration ahead,
-with those that j - 1 have made, so that what it keeps beyond its groups may open later iterations until it is
-K old. One thread samples, one iteration after another, since where the data of one begin and what it opens
-with follow from the one before.
+Rows of iteration j are sampled with the weights after j - K iterations. This is decided by iteration numbers
+and never by timing. A flow with a `repeat` samples one iteration ahead, with the weights after j - 1
+iterations. So groups that it carries over can open later iterations until they are K iterations old. One
+thread samples one iteration after another, because each starts from the data position and the carry-over that
+the previous one left.
 
-Here too: groups that a `repeat` keeps beyond those it was asked for.
+Also here: the carry-over of a `repeat`, which are the groups it kept beyond the number it needs.
 """
 
 from __future__ import annotations
@@ -35,26 +35,28 @@ from rlflow.execution.executor import Executor, Outcome, Sampled
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.tally import known
 
-Versions = Mapping[str, int]  # role → how many updates are behind its weights
+Versions = Mapping[str, int]  # role → number of updates in its weights
 
 
 @dataclass(frozen=True)
 class SurplusGroups:
-    """Whole groups that were sampled with the same weights."""
+    """Carry-over: complete groups that were sampled with the same weights."""
 
     rows: Batch
-    versions: Versions  # of those weights
+    versions: Versions  # versions of these weights
 
 
 @dataclass
 class Surplus:
-    """The surplus of one `repeat`, in prompt order."""
+    """The carry-over of one `repeat`, in prompt order."""
 
     pieces: list[SurplusGroups] = field(default_factory=list)
 
     def opening(self, oldest: Versions) -> tuple[list[SurplusGroups], list[SurplusGroups]]:
-        """Take out what an iteration opens with: what was sampled with weights no older than these; and what
-        is older, which goes."""
+        """Take out the carry-over: groups to open an iteration with, and groups that are too old.
+
+        Groups are young enough if the weights that sampled them are not older than ``oldest``.
+        """
         pieces, self.pieces = self.pieces, []
         young = [
             piece
@@ -65,20 +67,20 @@ class Surplus:
 
 
 def groups_of(pieces: Iterable[SurplusGroups]) -> int:
-    """The number of groups in all pieces."""
+    """Return the number of groups in all pieces."""
     return sum(piece.rows.axis.groups for piece in pieces)
 
 
 def counted(
     engine: Engine, pieces: Iterable[SurplusGroups], names: RepeatNames
 ) -> Iterator[tuple[str, Count]]:
-    """Groups, rows and tokens of each piece, by what an account has them under."""
+    """Yield groups, rows and tokens of each piece, with the name under which an account counts them."""
     for piece in pieces:
         yield from engine.counts(piece.rows, names)
 
 
 def divided(pieces: Iterable[SurplusGroups], groups: int) -> tuple[list[SurplusGroups], list[SurplusGroups]]:
-    """The first ``groups`` groups, or as many as there are, and the rest."""
+    """Split pieces into the first ``groups`` groups, or as many as there are, and the rest."""
     first: list[SurplusGroups] = []
     rest: list[SurplusGroups] = []
     for piece in pieces:
@@ -89,30 +91,30 @@ def divided(pieces: Iterable[SurplusGroups], groups: int) -> tuple[list[SurplusG
     return first, rest
 
 
-CLOSING_SECONDS = 5.0  # how long a call of what is being sampled may take to end
+CLOSING_SECONDS = 5.0  # longest wait in seconds for a running call of the sampling thread
 
 
 class Stream(Protocol):
-    """A source of prompts in a fixed order, whose position can be saved and set."""
+    """A source of prompts in a fixed order, with a position that can be saved and restored."""
 
     def take(self, count: int) -> Batch:
-        """The next ``count`` prompts."""
+        """Return the next ``count`` prompts."""
 
     def state(self) -> Mapping[str, Any]:
-        """The position, as plain values."""
+        """Return the position, as plain values."""
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go to a position that ``state`` gave."""
+        """Go to a position that ``state`` returned."""
 
     def left_out(self, since: Mapping[str, Any]) -> Mapping[Figure, float]:
-        """Metrics: what was passed over since a state."""
+        """Return metrics of records that were skipped since a position."""
 
 
 @dataclass(frozen=True)
 class SampledIteration:
-    """An iteration that is sampled, and what came of it."""
+    """The sampled rows of an iteration."""
 
-    cursor: Mapping[str, Any]  # the state of the stream before its prompts were taken
+    cursor: Mapping[str, Any]  # position of the stream before its prompts were taken
     sampled: Sampled
 
 
@@ -125,10 +127,10 @@ class Ahead:
     lanes: Lanes
     stream: Stream
     staleness: int
-    iterations: int  # of the run: none is sampled for past the last
-    prompts: int  # that an iteration takes
+    iterations: int  # iterations of the run; nothing is sampled after the last
+    prompts: int  # prompts per iteration
     queue: dict[int, Future[SampledIteration]] = field(default_factory=dict)
-    # iteration → versions of the weights that sample when it began to train
+    # iteration → versions of the sampling weights when it began to train
     began: dict[int, Versions] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -146,15 +148,18 @@ class Ahead:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
 
     def _from_rows(self, node: Node) -> bool:
-        """Whether a node makes rows of others than the data's as they come."""
+        """Whether a node makes rows from other rows than the data's rows."""
         read = (self.plan.graph.nodes[item.column.node].op for item in node.inputs)
         return node.op not in (Op.GENERATE, Op.REPEAT) or (
             node.op is Op.GENERATE and any(op is not Op.DATA for op in read)
         )
 
     def advance(self, iteration: int) -> Sampled:
-        """Start what may be sampled when ``iteration`` begins to train; what was sampled for it. Raises
-        SkipIteration where there is nothing to train on."""
+        """Start sampling all iterations that may be sampled when ``iteration`` begins to train.
+
+        Waits for the rows of ``iteration`` and returns them. Raises SkipIteration if it has nothing to train
+        on.
+        """
         versions = self.began[iteration] = {role: self.engine.models[role].version for role in self.roles}
         self.began = {
             number: versions
@@ -175,30 +180,31 @@ class Ahead:
         return sampled
 
     def done(self, iteration: int) -> None:
-        """The rows of an iteration are used up."""
+        """Drop the rows of an iteration that has ended."""
         self.queue.pop(iteration, None)
 
     def close(self) -> None:
-        """Stop sampling: a call under way ends, and no other begins."""
+        """Stop sampling: the running call ends, and no other starts."""
         self._bodies.stopping = True
         self._thread.shutdown(wait=False, cancel_futures=True)
         wait([entry for entry in self.queue.values() if entry.running()], CLOSING_SECONDS)
 
     def drop(self) -> None:
-        """Forget what is sampled, and let what is being sampled come to its end: what it works with has
-        failed."""
+        """Drop all sampled rows after a failure of the pools. Waits until the running call has ended."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self.queue.clear()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
 
-    # -- in the thread
-    # --------------------------------------------------------------------------------------------------------
+    # -- in the sampling thread
 
     def _sample(
         self, number: int, weights: Mapping[str, Any], versions: Versions, oldest: Versions
     ) -> SampledIteration:
-        """``versions``: versions of the weights; ``oldest``: versions that rows of this iteration must have
-        at least."""
+        """Sample an iteration.
+
+        ``versions``: versions of the weights. ``oldest``: the oldest versions that rows of this iteration may
+        have.
+        """
         engine = self._bodies.engine = self.engine.at(number, weights)
         cursor, outcome, prompts = self.stream.state(), Outcome(), _Prompts(self, engine)
         rows: dict[int, Batch] = {}
@@ -233,8 +239,7 @@ class Ahead:
     def _chained(
         self, engine: Engine, prompts: _Prompts, outcome: Outcome, repeated: Mapping[int, Batch]
     ) -> dict[int, Batch]:
-        """Run the nodes that sample from sampled rows, and all nodes between them. Repeats have run
-        before."""
+        """Run the nodes that sample from sampled rows, and all nodes between them. Repeats have run before."""
         assert self.chain is not None
         data = prompts.given() if self.always_reads else prompts.so_far()
         wanted = [node.id for node in self.nodes if node.id not in repeated]
@@ -250,8 +255,10 @@ class Ahead:
         bounds: tuple[Versions, Versions],
         outcome: Outcome,
     ) -> Batch:
-        """Kept groups of the body, after those that earlier iterations have left. Raises SkipIteration where
-        there is none."""
+        """Return kept groups of the body, after those that earlier iterations carried over.
+
+        Raises SkipIteration if there are none.
+        """
         (versions, oldest), options, home = bounds, node.options(RepeatOptions), self.plan.home.get(node.id)
         surplus, groups = self.surplus[node.id], options.groups
         names, account = RepeatNames(node.name, source_of(node), placer_of(node)), outcome.account
@@ -282,7 +289,7 @@ class Ahead:
         }
         metrics = {**repeat_metrics(account, names, tried, groups), **known(own)}
         outcome.log(node, metrics)
-        if opening:  # shards of several origins may call a column by several names
+        if opening:  # pieces from different iterations may name a column differently, so store them again
             first = [SurplusGroups(engine.held(piece.rows, home), piece.versions) for piece in first]
         return engine.joined([piece.rows for piece in first])
 
@@ -290,9 +297,11 @@ class Ahead:
     # --------------------------------------------------------------------------------------------------------
 
     def saved(self, iteration: int) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """The rows that are there for ``iteration`` and later ones: plain values, with ``cursor`` (the
-        position in the data at which ``iteration`` begins), and rows as files by name. Waits for rows that
-        are being sampled."""
+        """Return the sampled rows of ``iteration`` and later iterations for a checkpoint.
+
+        Returns plain values, and rows as file contents by name. ``cursor`` is the position in the data at
+        which ``iteration`` begins. Waits for rows that are being sampled.
+        """
         entries = {
             number: entry.result() for number, entry in sorted(self.queue.items()) if number >= iteration
         }
@@ -325,8 +334,7 @@ class Ahead:
         return state, {name: self.engine.packed(batch) for name, batch in rows.items()}
 
     def _indices(self, entry: SampledIteration) -> dict[str, list[list[int]]]:
-        """The rows that each choosing or asking node took, by node, and for which of their tokens it
-        asked."""
+        """Return by node which rows each `choose` or `ask` node took, and for which of their tokens it asked."""
         axes = {
             node.id: entry.sampled.rows[node.id].axis
             for node in self.nodes
@@ -339,7 +347,7 @@ class Ahead:
         }
 
     def restore(self, state: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
-        """Go on from what ``saved`` gave."""
+        """Continue from a result of ``saved``."""
         for number, entry in state["entries"].items():
             ready: Future[SampledIteration] = Future()
             ready.set_result(self._again(int(number), entry, files))
@@ -378,8 +386,10 @@ class Ahead:
     def _axis(
         self, node: Node, axes: Mapping[int, Axis], index: Mapping[str, list[list[int]]]
     ) -> Axis | None:
-        """The rows of a node; None for a repeat, whose rows are its own. ``index``: as ``_indices`` gives
-        it."""
+        """Return the row axis of a node; None for a repeat, which has its own axis.
+
+        ``index``: from ``_indices``.
+        """
         parts = [torch.tensor(part, dtype=torch.int64) for part in index.get(str(node.id), ())]
         match node.op:
             case Op.REPEAT:
@@ -396,7 +406,10 @@ class Ahead:
 
 
 def part_of(plan: Plan, nodes: Collection[int]) -> Plan:
-    """The plan of some nodes, with the data and the state, that keeps what the whole plan keeps of them."""
+    """Return the plan of some nodes, with the data and the state.
+
+    It keeps the columns that the full plan keeps of them.
+    """
     live = tuple(i for i in plan.live if i in nodes or plan.graph.nodes[i].op in (Op.DATA, Op.STATE))
     columns = frozenset(column for column in plan.columns if column.node in live)
     return replace(
@@ -405,8 +418,10 @@ def part_of(plan: Plan, nodes: Collection[int]) -> Plan:
 
 
 class _Prompts:
-    """The prompts of one iteration: those given to its flow, taken once something reads them, then fresh
-    ones."""
+    """The prompts of one iteration.
+
+    First the prompts that the flow gets, taken from the data when something reads them; then fresh ones.
+    """
 
     def __init__(self, ahead: Ahead, engine: Engine) -> None:
         self._ahead, self._engine = ahead, engine
@@ -418,11 +433,11 @@ class _Prompts:
         return self._given
 
     def so_far(self) -> Batch:
-        """The prompts that were drawn; an empty batch where no node has read any."""
+        """Return the prompts drawn so far; an empty batch if no node has read any."""
         return self._take(0) if self._given is None else self._given
 
     def draws(self, tries: int) -> Iterator[Batch]:
-        """Fresh prompts for each try of a `repeat`."""
+        """Yield prompts for each try of a `repeat`."""
         for number in range(tries):
             yield self._take(self._ahead.prompts) if number else self.given()
 
@@ -442,7 +457,7 @@ def _plain(entry: SampledIteration) -> dict[str, Any]:
 
 
 def sampling(plan: Plan) -> Iterator[Node]:
-    """The nodes that sample, those of repeats too."""
+    """Yield the nodes that sample, including those in bodies of repeats."""
     for i in plan.live:
         if i in plan.bodies:
             yield from sampling(plan.bodies[i])

@@ -1,5 +1,4 @@
-"""The keeper: brings parts of models into a rank's memory before something needs them, and puts others away,
-as it was planned."""
+"""Offload manager: loads parts of models into a rank's memory before a call needs them, and offloads others."""
 
 from __future__ import annotations
 
@@ -14,20 +13,20 @@ class Half(Protocol):
     """A trainer or a generator."""
 
     def sleep(self, *parts: str) -> None:
-        """Put these parts away."""
+        """Offload these parts."""
 
     def wake(self, *parts: str) -> None:
-        """Bring these parts back."""
+        """Load these parts again."""
 
 
 class MemoryMover:
-    """Moves parts of models out of the memory of one process and back, as a schedule says. Without a
-    schedule, or with one in which everything fits, nothing ever moves.
+    """Offloads parts of models from one process and loads them again, as a schedule plans.
 
-    Calls follow the schedule of an iteration; between two iterations, or where a rank had no rows, a call may
-    come out of turn. It then gets what the next step of its kind has, and the schedule goes on from there:
-    only differences are moved, so that an iteration takes the moves that were planned, and none of them ever
-    exceeds the limit."""
+    If there is no schedule, or everything fits, nothing moves. Calls follow the schedule of an iteration. A
+    call can come out of order: between two iterations, or on a rank without rows. It then uses the next step
+    of its kind, and the schedule continues from there. Only differences are moved, so an iteration makes the
+    planned moves, and memory never exceeds the limit.
+    """
 
     def __init__(self, course: MemorySchedule | None = None) -> None:
         self.course = course if course is not None and course.moving else None
@@ -38,12 +37,14 @@ class MemoryMover:
 
     @staticmethod
     def of(courses: Iterable[MemorySchedule]) -> MemoryMover:
-        """The mover of a run in one process, which has one schedule at most."""
+        """Return the offload manager of a run in one process, which has at most one schedule."""
         return MemoryMover(next(iter(courses), None))
 
     def loaded(self, role: str, half: str, model: Half) -> None:
-        """A half of a role is there: what of it can be elsewhere goes until something needs it. Raises
-        PlanError where there is no room."""
+        """Register a loaded trainer or generator and offload its movable parts.
+
+        Raises PlanError if there is no space to offload them.
+        """
         own = [
             part
             for part in (self.course.sizes if self.course else ())
@@ -56,15 +57,17 @@ class MemoryMover:
             except OSError as error:
                 raise PlanError.of(
                     "memory-away",
-                    f"what the {half} of role '{role}' holds cannot be put away",
+                    f"the {half} of role '{role}' cannot be offloaded",
                     found=str(error),
-                    expected="room for all that is not in memory at once",
-                    remedy="TMPDIR=FOLDER with room, or leave --memory out",
+                    expected="disk space for all parts that are not in memory",
+                    remedy="set TMPDIR to a folder with free space, or remove --memory",
                 ) from error
 
     def settle(self, needs: Parts) -> None:
-        """Before a call: these parts are in memory, and there is room for what is there just during the call.
-        Calls that work with models come one at a time."""
+        """Load these parts before a call, and free memory for what the call allocates temporarily.
+
+        Calls that use models must come one at a time.
+        """
         course = self.course
         if course is None or not needs & {*course.sizes, *self._passing(course)}:
             return
@@ -73,7 +76,10 @@ class MemoryMover:
         self._move(course, target - self.there, away=False)
 
     def told(self) -> dict[str, float]:
-        """Moves and their bytes since the last call, as metrics; nothing where nothing ever moves."""
+        """Return the number of moves and their bytes since the last call, as metrics.
+
+        Empty without a schedule.
+        """
         if self.course is None:
             return {}
         metrics = {"residency/moves": float(self._moves), "residency/bytes": float(self._bytes)}
@@ -98,8 +104,11 @@ class MemoryMover:
         )
 
     def _beside(self, course: MemorySchedule, moment: MemoryStep) -> set[ModelPart]:
-        """The parts to keep for work outside an iteration: those that it needs, and of the others those that
-        are there and fit, the next to be used first."""
+        """Return the parts to keep for work outside an iteration.
+
+        These are the parts that it needs, and loaded parts that also fit; the parts needed soonest come
+        first.
+        """
         target = set(moment.needs)
         for part in sorted(self.there - target, key=lambda part: (self._next(course, part), part)):
             if course.held(moment, {*target, part}) <= course.limit:
@@ -107,7 +116,7 @@ class MemoryMover:
         return target
 
     def _next(self, course: MemorySchedule, part: ModelPart) -> int:
-        """How many moments on a part is needed."""
+        """Return how many steps later a part is needed."""
         count = len(course.moments)
         return next(
             (step for step in range(count) if part in course.moments[(self._at + step) % count].needs), count

@@ -1,5 +1,4 @@
-"""Scoring in pieces: the chunks of rows that are sampled, what is made of each, and how that becomes columns
-over all rows."""
+"""Scoring in pieces: chunks of sampled rows, the results for each chunk, and joining them over all rows."""
 
 from __future__ import annotations
 
@@ -15,8 +14,10 @@ from rlflow.execution.tally import PartialMetrics, merged
 
 
 class Pieces:
-    """The pieces of one run of a plan. Threads of nodes put results into it. A chunk is dropped when its last
-    piece is done."""
+    """The pieces of one run of a plan. Threads of nodes add results.
+
+    A chunk is dropped when its last piece is done.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -26,7 +27,7 @@ class Pieces:
         self._lock = threading.Lock()
 
     def into(self, source: Node) -> Chunks:
-        """The chunks of a node that samples, with the columns that pieces read."""
+        """Return the number of chunks of a sampling node, with the columns that pieces read."""
         nodes = {piece.node for piece in self._plan.pieces.values() if piece.source == source.id}
         read = {
             item.column.name
@@ -46,12 +47,11 @@ class Pieces:
             self._chunks[source.id, number], self._unread[source.id, number] = rows, readers
 
     def axis(self, piece: Piece) -> Axis:
-        """The axis of the chunk that a piece reads."""
+        """Return the axis of the chunk that a piece reads."""
         return self._chunks[piece.source, piece.chunk].axis
 
     def gather(self, store: Store, piece: Piece, fetch: Fetch) -> Batch:
-        """The batch that a piece reads: columns of its chunk, and other columns taken for the chunk's
-        rows."""
+        """Return the inputs of a piece: columns of its chunk, and other columns taken for the chunk's rows."""
         nodes, chunk = self._plan.graph.nodes, self._chunks[piece.source, piece.chunk]
         columns: dict[str, Data] = {}
         for item in nodes[piece.node].inputs:
@@ -63,7 +63,7 @@ class Pieces:
         return Batch(chunk.axis, columns)
 
     def put(self, piece: Piece, result: Batch | None, metrics: PartialMetrics) -> None:
-        """Store the result of a piece. Raises ValueError where rows are missing."""
+        """Store the result of a piece. Raises ValueError if rows are missing."""
         chunk = self.axis(piece)
         if result is None or len(result) != len(chunk):
             raise ValueError(f"found {len(result or ())} rows, expected {len(chunk)}")
@@ -74,7 +74,7 @@ class Pieces:
                 del self._chunks[piece.source, piece.chunk]
 
     def joined(self, engine: Engine, node: Node) -> tuple[Batch, PartialMetrics]:
-        """Join the results of all pieces of a node, over all rows in their order, with its metrics."""
+        """Join the results of all pieces of a node over all rows in row order, with its metrics."""
         results = self._made.pop(node.id)
         parts = [results[number] for number in sorted(results)]
         return engine.in_order([rows for rows, _ in parts]), merged([metrics for _, metrics in parts])

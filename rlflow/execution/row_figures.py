@@ -1,26 +1,27 @@
-"""Standard health metrics of an iteration, from the columns that it has anyway: nothing is computed by a
-model for them. Where several trained roles sample, the executor has them measured for each.
+"""Standard health metrics of an iteration, from columns that it has anyway.
+
+Models compute nothing for them. If several trained roles sample, the executor computes them for each role.
 
     policy/kl_reference      mean over tokens of the k3 estimate of KL(policy, reference), nats (Schulman, "Approximating KL divergence")
-    policy/kl_sampler        the same between trainer and sampler: 0 but for rounding where both hold the same weights
+    policy/kl_sampler        the same between trainer and sampler: 0 except for rounding if both have the same weights
     policy/mismatch_max, policy/mismatch_mean  largest and mean |logprobs - sampled_logprobs| of a token
     policy/mismatch_factor   mean of exp(|logprobs - sampled_logprobs|), the factor by which trainer and sampler differ on a token
     policy/entropy           mean entropy, nats; without an `entropy` column the mean of -logprobs, which estimates it
     critic/explained_variance  1 - Var(returns - values) / Var(returns)
     reward/missing_rate      share of rows without a score
-    scores/NAME              mean score of the rows of a source of data, where there are several
-    reward/flat_groups       share of groups in which nothing differs that the update reads of scores: they carry no signal
-    reward/even_groups       share of groups whose scores lie within a tenth of the width of all: what a charge on scores leaves flat
-    reward/even_lowest, reward/even_highest  share of those groups within a tenth of the width from the lowest, or the highest, score
-    reward/uneven_mean       mean score of the other groups; absent where there are none reward/lowest,
-    reward/highest  of all scores ROLE/lowest and so on    of each of several rewards; groups are even if they
-    are in all rewards, and a row misses its score if it misses
-                             any
-    funnel/rows_…            rows that are scored, in groups that differ, not truncated:
-    `rlflow/runs/outcomes.py` has the whole funnel response/length, response/truncated  mean tokens; share of
-    rows that ended at max_tokens env/turns, env/failed    under an environment, mean turns of an episode;
-    share of episodes that failed
-    env/NAME                 mean of the numbers that its turns logged under a name
+    scores/NAME              mean score of the rows of a data source, if there are several
+    reward/flat_groups       share of groups without a signal: all columns that the update computes from scores are equal
+    reward/even_groups       share of groups whose scores differ by at most a tenth of the range of all scores
+    reward/even_lowest, reward/even_highest  share of even groups within a tenth of the range from the lowest, or highest, score
+    reward/uneven_mean       mean score of the other groups; absent if there are none
+    reward/lowest, reward/highest  lowest and highest of all scores
+    ROLE/lowest, …           the same for each of several rewards; even groups are even in all rewards, and a row
+                             counts as missing if any of its scores is missing
+    funnel/rows_…            rows that are scored, in groups that differ, not truncated; `rlflow/runs/outcomes.py`
+                             has the full funnel
+    response/length, response/truncated  mean tokens; share of rows that ended at max_tokens
+    env/turns, env/failed    with an environment: mean turns of an episode; share of episodes that failed
+    env/NAME                 mean of the numbers that turns logged under a name
 """
 
 from __future__ import annotations
@@ -39,24 +40,24 @@ from rlflow.author.figures import Figure, Of
 from rlflow.author.functional import kl
 
 TOKENS = ("mask", "logprobs", "ref_logprobs", "sampled_logprobs", "entropy", "values", "returns")
-EVEN = 0.1  # of the width of all scores: groups with no more than that between their scores count as even
-SAME = 1e-6  # of the largest value of a column: differences that are rounding
+EVEN = 0.1  # of the range of all scores: a group whose scores differ by at most this much counts as even
+SAME = 1e-6  # of the largest value of a column: smaller differences count as rounding
 
 
 @dataclass(frozen=True)
 class JudgedRecords:
-    """Which of the recorded columns are what rewards gave, and what an update reads of that."""
+    """Recorded columns with scores of rewards, and columns computed from scores that an update reads."""
 
-    # reward role → the column of its scores, if several roles score the rows
+    # reward role → column of its scores, if several roles score the rows
     rewards: Mapping[str, str] = field(default_factory=dict)
-    learned: tuple[str, ...] = ()  # columns that the update reads and that scores reach
+    learned: tuple[str, ...] = ()  # columns that depend on scores and that the update reads
 
 
 NO_REWARDS = JudgedRecords()
 
 
 def health(records: Mapping[str, Batch], judged: JudgedRecords = NO_REWARDS) -> dict[Figure, float]:
-    """Metrics of the columns that were recorded; each absent where its columns are."""
+    """Return the health metrics of recorded columns. A metric is absent if its columns are."""
     flat, scores = _under_mask(records), Scored.of(records, judged)
     rows = {
         **_policy(flat),
@@ -72,7 +73,7 @@ def health(records: Mapping[str, Batch], judged: JudgedRecords = NO_REWARDS) -> 
 
 
 def _under_mask(records: Mapping[str, Batch]) -> dict[str, Tensor]:
-    """Token columns over the rows of ``mask``, flat and under it, in float64."""
+    """Return token columns over the rows of ``mask`` as flat float64 tensors of the unmasked tokens."""
     if "mask" not in records:
         return {}
     axis, mask = records["mask"].axis, records["mask"].data["mask"].value
@@ -108,18 +109,22 @@ def _critic(flat: Mapping[str, Tensor]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Scored:
-    """The scores of an iteration's rows, float64 [rows] and NaN for missing, by reward role; of one reward by
-    an empty name."""
+    """Scores of an iteration's rows by reward role; an empty name if there is one reward.
+
+    Each is float64 [rows], NaN for a missing score.
+    """
 
     axis: Axis
     scores: Mapping[str, Tensor]
-    # lowest and highest value of each row of a column that the update reads, float64 [rows, 2]
+    # lowest and highest value in each row of columns that the update reads, float64 [rows, 2]
     learned: tuple[Tensor, ...]
 
     @staticmethod
     def of(records: Mapping[str, Batch], judged: JudgedRecords) -> Scored | None:
-        """None if there are no rows with scores. Several rewards that score other rows than the last one are
-        left out."""
+        """Collect the scores from recorded columns; None without scored rows.
+
+        Rewards that score other rows than the last reward are skipped.
+        """
         names = {role: name for role, name in judged.rewards.items() if name in records} or {"": "scores"}
         last = records.get([*names.values()][-1])
         if last is None or not len(last):
@@ -140,7 +145,7 @@ class Scored:
 
     @property
     def missing(self) -> Tensor:
-        """bool [rows]: the rows that any reward gave no score."""
+        """Rows without a score from at least one reward, bool [rows]."""
         return torch.stack([scores.isnan() for scores in self.scores.values()]).any(0)
 
     @property
@@ -149,21 +154,28 @@ class Scored:
         return self.axis.grouped and self.axis.groups < len(self.axis)
 
     def flat(self) -> Tensor:
-        """bool [groups]: the groups in which nothing differs that the update reads; of a flow without one, no
-        score."""
+        """Return the groups without a signal, bool [groups].
+
+        In such a group every column that the update reads has equal values. If there is no such column, the
+        scores are compared.
+        """
         columns = self.learned or tuple(torch.stack([scores, scores], 1) for scores in self.scores.values())
         return torch.stack([self._same(column) for column in columns]).all(0)
 
     def _same(self, values: Tensor) -> Tensor:
-        """bool [groups]: the groups in which values differ by rounding only. values: float64 [rows, 2], the
-        ends of each row."""
+        """Return the groups whose values differ only by rounding, bool [groups].
+
+        values: float64 [rows, 2], lowest and highest of each row.
+        """
         low, high = self.extremes(values)
         return ~(high - low > SAME * values.nan_to_num(0.0).abs().max())
 
     def extremes(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The lowest and the highest value of each group, float64 [groups]: infinite, the wrong way round,
-        where all are missing.
-        values: float64 [rows, 2], the ends of each row."""
+        """Return the lowest and the highest value of each group, both float64 [groups].
+
+        A group without values has inf as lowest and -inf as highest. values: float64 [rows, 2], lowest and
+        highest of each row.
+        """
         slots, shape = self.axis.slots, (self.axis.groups,)
         low = torch.full(shape, torch.inf, dtype=torch.float64).scatter_reduce_(
             0, slots, values[:, 0].nan_to_num(torch.inf), "amin"
@@ -173,8 +185,10 @@ class Scored:
 
 
 def _ends(records: Mapping[str, Batch], name: str) -> Tensor:
-    """The lowest and the highest value of each row of a column, of token values under the mask; NaN for a row
-    without any."""
+    """Return the lowest and the highest value of each row of a column, float64 [rows, 2].
+
+    Token values count only under the mask. A row without values has NaN.
+    """
     data, axis = records[name].data[name], records[name].axis
     values = torch.as_tensor(data.value).double()
     if data.kind.level is not Level.TOKEN or data.lengths is None:
@@ -194,7 +208,7 @@ def _ends(records: Mapping[str, Batch], name: str) -> Tensor:
 
 
 def _scores(scored: Scored) -> dict[Figure, float]:
-    """Figures of all scores together, and of those of each of several rewards."""
+    """Return metrics of all scores together, and of each reward if there are several."""
     several = len(scored.scores) > 1
     figures = {Figure(Of.SCORES, "missing_rate"): float(scored.missing.double().mean())}
     for role, scores in scored.scores.items():
@@ -207,8 +221,10 @@ def _scores(scored: Scored) -> dict[Figure, float]:
 
 
 def _groups(scored: Scored) -> dict[Figure, float]:
-    """Shares of groups without any difference, and of those with hardly one in the scores, in all and at
-    either end of the scores; the mean score of the rest."""
+    """Return the shares of flat and of even groups, and the mean score of the groups that are not even.
+
+    Even groups are also counted near the lowest and near the highest score.
+    """
     figures = {Figure(Of.SCORES, "flat_groups"): _mean(scored.flat().double())}
     if not all(bool((~scores.isnan()).any()) for scores in scored.scores.values()):
         return figures
@@ -223,8 +239,10 @@ def _groups(scored: Scored) -> dict[Figure, float]:
 
 
 def _even(scored: Scored, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """bool [groups], three times: whether the scores of a group hardly differ, are near the lowest of all,
-    and near the highest."""
+    """Return three masks: groups whose scores are even, near the lowest, and near the highest score.
+
+    Each is bool [groups].
+    """
     present = scores[~scores.isnan()]
     lowest, highest = float(present.min()), float(present.max())
     near = EVEN * (highest - lowest)
@@ -233,7 +251,7 @@ def _even(scored: Scored, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _funnel(records: Mapping[str, Batch], scored: Scored | None) -> dict[str, float]:
-    """Rows with a score; of these those in groups that differ; of these those that are not truncated."""
+    """Count rows with a score, of these the rows in groups that differ, and of these the rows not truncated."""
     if scored is None:
         return {}
     left = ~scored.missing
@@ -248,7 +266,7 @@ def _funnel(records: Mapping[str, Batch], scored: Scored | None) -> dict[str, fl
 
 
 def _by_source(records: Mapping[str, Batch]) -> dict[str, float]:
-    """Source of data → the mean score of its rows, where there are several sources."""
+    """Return the mean score of the rows of each data source, if there are several sources."""
     if "scores" not in records or SOURCE not in records or not len(records["scores"]):
         return {}
     index = records[SOURCE].axis.rows_of(records["scores"].axis)
@@ -280,7 +298,7 @@ def _episodes(records: Mapping[str, Batch]) -> dict[str, float]:
 
 
 def _logged(records: Mapping[str, Batch]) -> dict[str, float]:
-    """The mean of the numbers that turns of an environment logged under a name."""
+    """Return the mean of the numbers that environment turns logged, by name."""
     logged: dict[str, list[float]] = {}
     for text in records["episode"]["episode"] if "episode" in records else ():
         for turn in json.loads(text)["turns"] if '"log"' in text else ():
@@ -290,6 +308,6 @@ def _logged(records: Mapping[str, Batch]) -> dict[str, float]:
 
 
 def _mean(values: Tensor) -> float:
-    """Mean of what is finite, 0 of nothing."""
+    """Return the mean of the finite values, or 0 if there are none."""
     finite = values[values.isfinite()]
     return float(finite.mean()) if len(finite) else 0.0

@@ -1,6 +1,6 @@
-"""Columns of an iteration while nodes still read them.
+"""Columns of an iteration, stored until their last reader is done.
 
-Here too: how far an update of one step moves the policy, which the next iteration's log-probs tell.
+Also here: how far an update of one step moves the policy, measured with new log-probs of a few rows.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from rlflow.compiler.plan import Plan
 from rlflow.execution.engine import CallOptions, Engine, model_reads
 from rlflow.execution.tally import PartialMetric, PartialMetrics
 
-Fetch = Callable[[Data, Axis], Data]  # brings a column here
+Fetch = Callable[[Data, Axis], Data]  # brings a column into this process
 
 
 class Store:
-    """Columns of one iteration, and the real row axis of each of the graph's. Nodes put from their threads;
-    once closed it stays empty, whatever a late node still brings."""
+    """Columns of one iteration, and the real row axis of each axis of the graph.
+
+    Nodes add columns from their threads. Results that arrive after ``close`` are dropped.
+    """
 
     def __init__(self) -> None:
         self.columns: dict[Column, Data] = {}
@@ -34,8 +36,7 @@ class Store:
         self._lock = threading.Lock()
 
     def put(self, node: Node, batch: Batch, names: tuple[str, ...]) -> None:
-        """Keep the outputs that are read later. ``batch`` has them under the names that the function
-        knows."""
+        """Keep the outputs that are read later. ``batch`` has them under the function's own names."""
         with self._lock:
             if self._closed:
                 return
@@ -47,25 +48,27 @@ class Store:
             self.peak_bytes = max(self.peak_bytes, self._bytes)
 
     def free(self, columns: Iterable[Column]) -> None:
-        """Drop columns that no node reads any more."""
+        """Drop columns that no node will read."""
         with self._lock:
             dropped = [self.columns.pop(column) for column in columns if column in self.columns]
             self._bytes -= sum(data.nbytes for data in dropped)
 
     def close(self) -> None:
-        """Drop all columns. Columns that come later are dropped too."""
+        """Drop all columns, and all columns that arrive later."""
         with self._lock:
             self._closed = True
             self.columns.clear()
 
     def gather(self, plan: Plan, node: Node, fetch: Fetch) -> Batch:
-        """The node's inputs under its parameters' names, spread over its rows."""
+        """Return the node's inputs under its parameter names, spread over its rows."""
         axis = self.axes[node.axis]
         return Batch(axis, {item.parameter: self.over(plan, item, axis, fetch) for item in node.inputs})
 
     def parts(self, plan: Plan, node: Node, fetch: Fetch) -> list[Batch]:
-        """The batches that a joining node reads: of each part the columns that are read of the whole, over
-        the part's rows."""
+        """Return the batches that a joining node reads.
+
+        Each has the columns that are read of the joined rows, over the rows of its part.
+        """
         needed, batches = set(plan.keeps(node)), []
         for number, part in enumerate(plan.graph.axes[node.rows_axis].parts):
             axis, mark = self.axes[part], f"{number}."
@@ -87,23 +90,25 @@ class Store:
         return batches
 
     def over(self, plan: Plan, item: Input, axis: Axis, fetch: Fetch) -> Data:
-        """A column over some rows."""
+        """Return a column spread over the rows of ``axis``."""
         own = self.axes[plan.graph.nodes[item.column.node].rows_axis]
         return spread(item.parameter, self.columns[item.column], own, axis, fetch)
 
 
-# that are computed again, spread over the update: enough to tell 1e-3 nats from 1e-1, and cheap beside the
+# rows to compute again, spread over the update: enough to tell 1e-3 nats from 1e-1, and cheap compared to the
 # update
 ROWS = 4
-MOVED = "funnel/moved"  # the metric of an update; several steps measure it as they go
+MOVED = "funnel/moved"  # metric of an update; an update of several steps measures it itself
 
 
 def after_one_step(
     engine: Engine, role: str, batch: Batch, metrics: PartialMetrics, terms: CallOptions
 ) -> PartialMetrics:
-    """The metrics of an update of the role on ``batch``, of one step with MOVED measured after it: the mean
-    of |log-prob - ``logprobs``| over the tokens under the mask, in nats. Metrics of other updates are as they
-    were."""
+    """Return the metrics of an update, with MOVED measured now if the update had a single step.
+
+    MOVED is the mean of |log-prob - ``logprobs``| over unmasked tokens of up to ROWS rows, in nats. It needs
+    the columns ``logprobs`` and ``mask``; else metrics are returned unchanged.
+    """
     if (
         MOVED not in metrics
         or metrics["steps"].value != 1

@@ -1,4 +1,4 @@
-"""What a run says of an iteration: its health, a few of its rows, and which rows are not finite."""
+"""Summary of an iteration: health metrics, a few of its rows, and rows with non-finite values."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from rlflow.author.columns import Level
 from rlflow.author.figures import Figure
 from rlflow.execution.row_figures import NO_REWARDS, JudgedRecords, health
 
-SAMPLES = 4  # rows of each iteration that are written to samples.jsonl
+SAMPLES = 4  # rows of each iteration written to samples.jsonl
 WATCHED = ("scores", "logprobs", "ref_logprobs", "sampled_logprobs", "values", "returns")
 
 
 @dataclass(frozen=True)
 class IterationSummary:
-    """The columns that an iteration recorded, in short."""
+    """Summary of the columns that an iteration recorded."""
 
     health: dict[Figure, float] = field(default_factory=dict)  # metrics of its rows
     rows: list[dict[str, Any]] = field(default_factory=list)  # the first rows as plain values
-    # rows with a number that is not finite, as ``position.sample``
+    # rows with a non-finite value, as ``position.sample``
     broken: list[str] = field(default_factory=list)
-    # the watched column with the number furthest from 0, and that number without its sign
+    # the watched column with the finite value furthest from 0, and that value without its sign
     largest: tuple[str, float] = ("", 0.0)
-    scored: int = 0  # rows that have scores, missing ones included
+    scored: int = 0  # scored rows, including rows with a missing score
 
 
 def summarise(records: Mapping[str, Batch], judged: JudgedRecords = NO_REWARDS) -> IterationSummary:
@@ -41,8 +41,10 @@ def summarise(records: Mapping[str, Batch], judged: JudgedRecords = NO_REWARDS) 
 
 
 def sample_rows(records: Mapping[str, Batch], limit: int) -> list[dict[str, Any]]:
-    """The first rows of an iteration as plain values: prompt, answer, completion, finish, score, and of an
-    episode its turns."""
+    """Return the first rows as plain values.
+
+    A row has its prompt, answer, completion, finish, score, and the turns of an episode.
+    """
     texts = {
         name: batch
         for name, batch in records.items()
@@ -64,12 +66,12 @@ def sample_rows(records: Mapping[str, Batch], limit: int) -> list[dict[str, Any]
 
 
 def _plain(value: Any) -> str | float | None:
-    """Text as it is, a finite number as a float."""
+    """Return text unchanged, a finite number as a float, and any other number as None."""
     return value if isinstance(value, str) else float(value) if math.isfinite(float(value)) else None
 
 
 def broken_rows(records: Mapping[str, Batch]) -> list[str]:
-    """Rows with a value that is not finite, as ``position.sample``."""
+    """Return the rows with a non-finite value in a watched column, as ``position.sample``."""
     names: dict[str, None] = {}
     for name in WATCHED:
         if name in records:
@@ -82,7 +84,7 @@ def broken_rows(records: Mapping[str, Batch]) -> list[str]:
 
 
 def largest(records: Mapping[str, Batch]) -> tuple[str, float]:
-    """The watched column with the finite number furthest from 0, and that number without its sign."""
+    """Return the watched column with the finite value furthest from 0, and that value without its sign."""
     found = ("", 0.0)
     for name in WATCHED:
         values = torch.as_tensor(records[name].data[name].value).abs() if name in records else torch.zeros(0)

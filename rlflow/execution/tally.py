@@ -1,5 +1,7 @@
-"""Metrics that can be put together from the ranks, or the chunks, that computed a part of them each. Sums are
-exact, so that a metric is the same however the rows were divided."""
+"""Partial metrics: each rank or chunk computes a part, and the parts are merged.
+
+Sums are exact, so a metric does not depend on how rows were divided.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ Kind = Literal["mean", "max", "sum"]
 
 @dataclass(frozen=True)
 class PartialMetric:
-    """The sum and the highest of ``count`` values, and which of mean, maximum or sum the metric is."""
+    """Sum, count and maximum of some values, and how they become a metric: mean, max or sum."""
 
     total: Fraction | float
     count: int
@@ -28,7 +30,7 @@ class PartialMetric:
 
     @staticmethod
     def of(values: Tensor, kind: Kind = "mean") -> PartialMetric:
-        """Over the values that are not NaN."""
+        """Build a partial metric from all values that are not NaN."""
         present = values.double()[~values.isnan()]
         if not present.numel():
             return PartialMetric(Fraction(0), 0, -math.inf, kind)
@@ -36,12 +38,12 @@ class PartialMetric:
 
     @staticmethod
     def sum(value: float) -> PartialMetric:
-        """A count, which adds up over ranks."""
+        """Return a count, which is added up over ranks."""
         return PartialMetric(float(value), 1, float(value), "sum")
 
     @property
     def value(self) -> float:
-        """The metric; NaN for the mean or the maximum of nothing."""
+        """The metric; NaN for a mean or maximum of no values."""
         if self.kind == "sum":
             return float(self.total)
         if not self.count:
@@ -54,16 +56,19 @@ class PartialMetric:
         )
 
 
-# a metric of a node by its name; a figure where the name alone does not say what it is of
+# metric of a node by its name; a Figure if the name alone does not give its scope
 Label = str | Figure
 PartialMetrics = Mapping[Label, PartialMetric]
 DIGITS = 53  # binary digits of a float64
-LOW = 26  # of them the lower ones: up to 2^26 values, sums of either half are exact in float64
+# size of the lower part of the digits: sums of up to 2^26 values of either part are exact in float64
+LOW = 26
 
 
 def exact_sum(values: Tensor) -> Fraction | float:
-    """The sum of float64 values without any rounding, so that sums of parts add up to that of the whole;
-    infinite or NaN where one is."""
+    """Return the sum of float64 values without rounding, so that sums of parts add up exactly.
+
+    Returns an infinite or NaN float if a value is infinite or NaN.
+    """
     fractions, exponents = np.frexp(values.numpy())
     if not np.isfinite(fractions).all():
         return float(values.sum())
@@ -88,15 +93,17 @@ def merged(parts: Sequence[PartialMetrics]) -> dict[Label, PartialMetric]:
 def accumulated(
     tallies: dict[Figure, PartialMetric], more: Mapping[Figure, PartialMetric]
 ) -> dict[Figure, float]:
-    """Add metrics of a node to those that it has given before in the iteration, as in each try of a `repeat`;
-    the values of them all."""
+    """Add metrics of a node to ``tallies``, and return the accumulated value of each.
+
+    A node logs several times in an iteration if a `repeat` runs it in each try.
+    """
     for figure, tally in more.items():
         tallies[figure] = tallies[figure] + tally if figure in tallies else tally
     return {figure: tallies[figure].value for figure in more}
 
 
 def figures(metrics: PartialMetrics, of: Of, node: str, role: str = "") -> dict[Figure, PartialMetric]:
-    """The metrics of a node as figures. ``of``: what those with a plain name are of."""
+    """Return the metrics of a node as Figures. ``of``: scope of the metrics with a plain name."""
     return {
         label._replace(node=node, role=role)
         if isinstance(label, Figure)
@@ -106,10 +113,10 @@ def figures(metrics: PartialMetrics, of: Of, node: str, role: str = "") -> dict[
 
 
 def known(metrics: Mapping[str, float]) -> dict[Label, PartialMetric]:
-    """Numbers that are the same on every rank."""
+    """Return partial metrics of numbers that are the same on every rank."""
     return {name: PartialMetric(value, 1, value) for name, value in metrics.items()}
 
 
 def as_kind(name: str) -> Kind:
-    """How a stage's metric of this name is put together."""
+    """Return how a stage's metric of this name is merged: max if it ends in ``_max``, else mean."""
     return "max" if name.endswith("_max") else "mean"

@@ -167,11 +167,11 @@ WRONG = {
     "raises": ("raise RuntimeError('no such luck')", r"RuntimeError: no such luck \(rank \d of pool 'all'\)"),
     "exit": (
         "sys.exit(0)",
-        r"stage 'bad' failed .*SystemExit: 0 \(raised by .*wrong\.py:\d+\); no stage may end",
+        r"stage 'bad' failed .*SystemExit: 0 \(raised by .*wrong\.py:\d+\); a stage must not end",
     ),
     "_exit": (
         "os._exit(0)",
-        r"stage 'bad' failed .*ProcessExit: os\._exit\(0\) \(raised by .*wrong\.py:\d+\); no stage may end",
+        r"stage 'bad' failed .*ProcessExit: os\._exit\(0\) \(raised by .*wrong\.py:\d+\); a stage must not end",
     ),
     "late": (
         "return scores",

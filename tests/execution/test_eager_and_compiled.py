@@ -101,7 +101,7 @@ def test_repeat_takes_fresh_prompts_until_enough_groups_are_kept(world, flows):
 
 def test_an_iteration_without_rows_is_skipped_and_counts(world, flows):
     compiled, eager = world(flows.hopeless), world(flows.hopeless)
-    with pytest.raises(SkipIteration, match="none of 6 groups was kept in 3 tries"):
+    with pytest.raises(SkipIteration, match="kept none of 6 groups in 3 tries"):
         compiled.compiled(2)
     assert eager.eager(2) is None
     assert eager.engine.iteration == 1

@@ -546,7 +546,7 @@ def test_what_would_end_the_program_is_an_error_of_its_stage(world, how, says):
     line = ENDINGS[how].__code__.co_firstlineno + (how != "sys.exit")
     assert (error.stage, error.message) == (
         "ends",
-        f"{says} (raised by {Place(__file__, line)}); no stage may end the run: raise an error, or return",
+        f"{says} (raised by {Place(__file__, line)}); a stage must not end the process: raise an error or return",
     )
 
 

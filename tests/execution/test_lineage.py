@@ -158,7 +158,8 @@ def test_a_beginning_is_the_prompt_and_the_first_ids_of_the_response(until, prom
 def test_more_tokens_than_a_row_has_are_refused():
     for number in (-1, 3):
         with pytest.raises(
-            ValueError, match=f"found {number} in a row of 2 tokens, expected at least 0 and at most all"
+            ValueError,
+            match=f"found {number} for a row of 2 tokens, expected a number from 0 to the length of the row",
         ):
             cut_rows(Batch.of(BYTES, until=[1, number]))
 

@@ -137,5 +137,5 @@ def test_no_room_for_what_is_put_away_is_a_problem_of_the_settings():
         def sleep(self, *names):
             raise OSError(28, "No space left on device")
 
-    with pytest.raises(PlanError, match="what the trainer of role 'actor' holds cannot be put away"):
+    with pytest.raises(PlanError, match="the trainer of role 'actor' cannot be offloaded"):
         MemoryMover(course(16)).loaded("actor", "trainer", Full())

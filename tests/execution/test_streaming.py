@@ -147,7 +147,7 @@ def test_a_sampling_that_fails_between_chunks_is_named(world):
 @pytest.mark.parametrize(
     ("kept", "message"),
     [
-        (lambda chunks: chunks[:2], "found 2 chunks of the rows that were sampled, expected 3"),
+        (lambda chunks: chunks[:2], "found 2 chunks of sampled rows, expected 3"),
         (
             lambda chunks: [chunks[0], chunks[0], chunks[2]],
             "found 24 rows in 3 chunks, expected each of 24 once",

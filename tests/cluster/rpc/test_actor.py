@@ -101,7 +101,7 @@ def test_what_was_asked_in_another_era_is_refused_and_does_nothing(host, ask):
 
 
 def test_a_call_that_would_end_the_process_is_an_error_that_names_the_line_and_others_pass(host):
-    with pytest.raises(RemoteError, match=r"^SystemExit: 4 \(raised by .*no stage may end the run"):
+    with pytest.raises(RemoteError, match=r"^SystemExit: 4 \(raised by .*a stage must not end the process"):
         host.do(0, "leave")
     with pytest.raises(RaisedElsewhere, match="KeyError: 'missing'"):
         host.do(0, "fail")
