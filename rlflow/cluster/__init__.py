@@ -1,8 +1,9 @@
-"""Graphs on pools of Ray workers; the only package that imports Ray.
+"""Run graphs on pools of Ray workers; the only package that imports Ray.
 
-Here: jobs of one's own (`Job`), splitting rows over ranks, calls and their messages, columns that stay on
-workers, weights between pools, watching workers. Not here: what a call computes (each worker has an engine of
-`rlflow.execution`), when a run goes back (`rlflow.runs.recovery`).
+This package holds jobs for other code (`Job`), splitting of rows over ranks, calls and their messages,
+columns that stay on workers, weight transfers between pools, and health checks of workers. Each worker
+computes its calls with an engine of `rlflow.execution`. When a run recovers is decided in
+`rlflow.runs.recovery`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-# a call after the run's Ray has ended would otherwise start another, which listens on every interface; Ray
-# reads it when it is imported
+# Without this, a call after the run's Ray has ended would start another Ray, which listens on every
+# interface. Ray reads the variable when it is imported.
 os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
 
 if TYPE_CHECKING:

@@ -1,7 +1,6 @@
-"""Calls of workers: an operation goes to ranks with the rows that it needs, and the columns that ranks keep
-come back as RemoteColumns.
+"""Calls of workers: send an operation to ranks with its rows, and return kept columns as RemoteColumns.
 
-Here too: the bytes that go from process to process, counted by what they are.
+Also here: counters of the bytes sent between processes, by kind.
 """
 
 from __future__ import annotations
@@ -38,33 +37,37 @@ KINDS = ("columns", "weights", "commits")
 
 
 class Traffic:
-    """Counts bytes; several threads add to it. What ranks of a pool exchange while they compute together,
-    such as gradients, is no part."""
+    """Counts bytes sent between processes; several threads may add to it.
+
+    Data that ranks of a pool exchange during a computation, such as gradients, is not counted.
+    """
 
     def __init__(self) -> None:
         self._bytes = dict.fromkeys(KINDS, 0)
         self._lock = threading.Lock()
 
     def add(self, kind: str, size: int) -> None:
-        """Count so many bytes of one of KINDS."""
+        """Count bytes of one of KINDS."""
         with self._lock:
             self._bytes[kind] += size
 
     def taken(self) -> dict[str, int]:
-        """The bytes of every kind since the last call."""
+        """Return the bytes of every kind since the last call."""
         with self._lock:
             counted, self._bytes = self._bytes, dict.fromkeys(KINDS, 0)
         return counted
 
 
 NO_ARGUMENTS = pickled({})
-PUT_SECONDS = 300.0  # how long ranks may take to store what the driver puts there
-REMEMBERED = 1 << 16  # most spans of ranks that wait to be asked for
+PUT_SECONDS = 300.0  # time limit for ranks to store rows that the driver sends
+REMEMBERED = 1 << 16  # most spans of ranks kept until they are collected
 
 
 class ShardLedger:
-    """State that calls of all iterations share: keys of shards, the keys that are no longer needed, spans in
-    which ranks ran, and the bytes that went from process to process."""
+    """State shared by the calls of all iterations.
+
+    It holds shard keys, keys that are no longer needed, the times in which ranks ran, and the byte counters.
+    """
 
     def __init__(self, pools: Iterable[Pool[Worker]]) -> None:
         self._keys = itertools.count(1)
@@ -73,11 +76,11 @@ class ShardLedger:
         }
         self._ran: deque[RankSpan] = deque(maxlen=REMEMBERED)
         self.traffic = Traffic()
-        # called with lines that rewards of workers print
+        # receives lines that rewards of workers print
         self.hear: Callable[[bytes], object] = lambda lines: None
 
     def key(self) -> int:
-        """A key that no shard of the run has had yet."""
+        """Return a key that no shard of the run has had yet."""
         return next(self._keys)
 
     def gone(self, at: WorkerId, key: int) -> None:
@@ -85,30 +88,30 @@ class ShardLedger:
         self._gone[at].append(key)
 
     def forgotten(self, at: WorkerId) -> list[int]:
-        """The keys that this worker has to forget, each given once."""
+        """Return the keys that this worker must forget, each key once."""
         waiting, keys = self._gone[at], list[int]()
-        with contextlib.suppress(IndexError):  # several threads take from it
+        with contextlib.suppress(IndexError):  # several threads take keys
             for _ in range(len(waiting)):
                 keys.append(waiting.popleft())
         return keys
 
     def forget_none(self) -> None:
-        """Drop all notes, since the workers forget all shards by themselves."""
+        """Drop all notes, because the workers forget all shards by themselves."""
         for keys in self._gone.values():
             keys.clear()
 
     def remember(self, spans: Iterable[RankSpan]) -> None:
-        """Note spans in which ranks ran."""
+        """Store times in which ranks ran."""
         self._ran.extend(spans)
 
     def ran(self) -> list[RankSpan]:
-        """The spans since the last call, each given once."""
+        """Return the stored times since the last call, each once."""
         return [self._ran.popleft() for _ in range(len(self._ran))]
 
 
 @dataclass(frozen=True)
 class Calls:
-    """The calls of one iteration. ``terms`` of a call are its deadline and its node."""
+    """The calls of one iteration. ``terms`` of a call gives its deadline and its node."""
 
     pools: Mapping[str, Pool[Worker]]
     ledger: ShardLedger
@@ -128,8 +131,10 @@ class Calls:
         terms: CallOptions,
         group: str = "cpu",
     ) -> Answer:
-        """Run an operation on one rank, with these rows of a batch. Gives its answer. ``group``: the threads
-        of the worker that run it."""
+        """Run an operation on one rank with these rows of a batch; return its answer.
+
+        ``group``: the threads of the worker that run it.
+        """
         return self._on(pool, op, {rank: Routes(batch).to(rows, pool.at(rank))}, arguments, terms, group)[
             rank
         ]
@@ -143,8 +148,10 @@ class Calls:
         terms: CallOptions,
         group: str = "cpu",
     ) -> dict[int, Answer]:
-        """Run an operation on several ranks in parallel, each with a batch of its own. Gives the answers by
-        rank."""
+        """Run an operation on several ranks in parallel, each with a batch of its own.
+
+        Returns answers by rank.
+        """
         requests = {
             rank: Routes(batch).to(torch.arange(len(batch)), pool.at(rank)) for rank, batch in batches.items()
         }
@@ -161,10 +168,12 @@ class Calls:
         group: str,
         parallel: Parallel = PLAIN,
     ) -> dict[int, Answer]:
-        """Run an operation on each rank that has rows of ``split`` (on rank 0 where there are none) and on
-        the ranks that compute with it. Gives the answers of ranks that have rows. ``parallel``: the
-        parallelism of the model that runs it. Rows that come from other ranks stay for later calls of the
-        iteration."""
+        """Run an operation on ranks that have rows of ``split``, and on ranks that compute with them.
+
+        If no rank has rows, rank 0 runs it. Returns the answers of ranks with rows. ``parallel``: parallelism
+        of the model that runs it. Rows that come from other ranks are kept there for later calls of the
+        iteration.
+        """
         routes, key = Routes(self.spread(batch, pool.name)), self.ledger.key
         requests = {
             rank: routes.to(rows, pool.at(rank), self.iteration, key)
@@ -175,8 +184,7 @@ class Calls:
     def counted(
         self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor]
     ) -> dict[int, Answer]:
-        """The answers of ranks that have rows. Shards of ranks that computed with them are noted to be
-        forgotten."""
+        """Return the answers of ranks with rows. Shards of the other ranks are marked to be forgotten."""
         ranks = used(split)
         for rank, answer in answers.items():
             if rank not in ranks:
@@ -192,7 +200,10 @@ class Calls:
         terms: CallOptions,
         group: str,
     ) -> dict[int, Answer]:
-        """Run an operation on some ranks. It is a short call where it needs no model."""
+        """Run an operation on some ranks.
+
+        An operation without a model is sent as a short call, over a socket.
+        """
         raw_arguments, coming = pickled(arguments), self._coming(pool, requests, terms.seconds)
         frames = {
             rank: self._frame(pool.at(rank), op, request.inputs, raw_arguments, coming[rank])
@@ -219,8 +230,10 @@ class Calls:
         group: str,
         short: bool,
     ) -> Future[list[Any]]:
-        """Send frames to ranks, and beside them by Ray what of the rows that come for them is not in them.
-        ``short``: whether it may be a short call."""
+        """Send frames to ranks. Incoming rows that are too large for a frame are sent separately by Ray.
+
+        ``short``: whether a short call may be used.
+        """
         beside = {rank: [parcel for parcel in coming[rank] if inline(parcel) is None] for rank in frames}
         call = pool.short_call(op, frames, seconds) if short and frames and not any(beside.values()) else None
         if call is not None:
@@ -234,8 +247,11 @@ class Calls:
     def _coming(
         self, pool: Pool[Worker], requests: Mapping[int, RowRequest], seconds: float
     ) -> dict[int, list[Any]]:
-        """Rank → the rows that come from other workers, in the order of its request: parcels of workers on
-        this machine, and references of what Ray brings, which never passes through the driver."""
+        """Return the rows that each rank gets from other workers, in the order of its request.
+
+        Rows are messages of workers on this machine, or Ray references. Ray moves those rows without passing
+        them through the driver.
+        """
         wanted: dict[WorkerId, list[Transfer]] = {}
         for rank, request in requests.items():
             for part in request.transfers if request.transfers and pool.near(rank) else ():
@@ -257,8 +273,10 @@ class Calls:
     def _sliced(
         self, name: str, wanted: Mapping[WorkerId, Sequence[Transfer]], seconds: float
     ) -> Iterable[tuple[WorkerId, Sequence[Any]]]:
-        """Parcels of workers of a pool that share memory with this process, by a short call; nothing where
-        that cannot be."""
+        """Get rows by a short call from workers of a pool that share memory with this process.
+
+        Returns nothing if a short call is not possible.
+        """
         pool = self.pools[name]
         parts = {
             at: [(part.key, part.names, part.rows) for part in parts]
@@ -274,13 +292,14 @@ class Calls:
         return [(pool.at(rank), answer.value) for rank, answer in zip(frames, answers, strict=False)]
 
     def _call(self, op: str, arguments: bytes) -> bytes:
-        """A call without rows that may stay unsent, and so takes no keys with it that a worker has to
-        forget."""
+        """Return a call without rows. It may stay unsent, so it carries no keys for the worker to forget."""
         return Call(op, self.ledger.key(), NOTHING, self.iteration).packed(arguments)
 
     def _slice(self, part: Transfer, near: bool) -> Any:
-        """A reference of rows on another worker. near: whether the receiver shares memory with this
-        process."""
+        """Return a reference of rows on another worker.
+
+        near: whether the receiver shares memory with this process.
+        """
         pool, rank = self.pools[part.at.pool], part.at.rank
         return pool.send(
             rank,
@@ -307,8 +326,10 @@ class Calls:
         group: str,
         chunks: bool = False,
     ) -> Any:
-        """Start an operation on one rank. Gives the reference of its answer; with ``chunks`` an iterator over
-        references of its answers."""
+        """Start an operation on one rank; return the reference of its answer.
+
+        With ``chunks``, return an iterator over references of its answers.
+        """
         request = routes.to(rows, pool.at(rank))
         beside = [self._slice(part, pool.near(rank)) for part in request.transfers]
         return (pool.run_chunks if chunks else pool.run)(
@@ -318,7 +339,7 @@ class Calls:
     def answers(
         self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: CallOptions
     ) -> dict[int, Answer]:
-        """Wait for the answers of ranks. ``refs``: rank → reference, as ``ask`` gives it."""
+        """Wait for the answers of ranks. ``refs``: references from ``ask``, by rank."""
         return self._answers(pool, op, refs, pool.future(op, list(refs.items()), terms.seconds, list), terms)
 
     def _answers(
@@ -331,8 +352,10 @@ class Calls:
     def remember(
         self, pool: Pool[Worker], op: str, answers: Mapping[int, Answer], terms: CallOptions
     ) -> None:
-        """Note when each rank ran, by this process's clock, and the bytes that it got, and hand on what its
-        rewards have printed."""
+        """Record when each rank ran, in this process's clock, and the bytes it got.
+
+        Pass on output of its rewards.
+        """
         self.ledger.traffic.add("columns", sum(answer.received for answer in answers.values()))
         self._hear(answers.values())
         shift = time.monotonic() - time.time()
@@ -350,7 +373,7 @@ class Calls:
         )
 
     def _hear(self, answers: Iterable[Answer]) -> None:
-        """Hand on what rewards have printed: a worker sends it with whatever it answers next."""
+        """Pass on the output of rewards. A worker sends it with its next answer."""
         for answer in answers:
             if answer.printed:
                 self.ledger.hear(answer.printed)
@@ -364,7 +387,7 @@ class Calls:
         coming: Sequence[Any] = (),
         key: int | None = None,
     ) -> bytes:
-        """A call as bytes. ``key``: of what it stores, None for a new one."""
+        """Return a call as bytes. ``key``: key of the shard that it stores; None for a new key."""
         key, forget = self.ledger.key() if key is None else key, self.ledger.forgotten(at)
         return Call(
             op, key, inputs, self.iteration, {}, forget, [inline(parcel) for parcel in coming]
@@ -374,8 +397,10 @@ class Calls:
     # ------------------------------------------------------------------------------------------------------
 
     def spread(self, batch: Batch, pool: str | None) -> Batch:
-        """The batch with the driver's columns put on a pool. Columns on workers and scalars stay as they
-        are."""
+        """Return the batch with the driver's columns placed on a pool.
+
+        Columns on workers and scalars stay unchanged.
+        """
         columns = {name: data for name, data in batch.data.items() if data.kind.level is not Level.SCALAR}
         here = {name: data for name, data in columns.items() if not isinstance(data, RemoteColumn)}
         if not here or pool is None:
@@ -386,7 +411,7 @@ class Calls:
         return Batch(batch.axis, batch.data | self._put(target, driver_batch, split).data)
 
     def _put(self, pool: Pool[Worker], batch: Batch, split: Sequence[Tensor]) -> Batch:
-        """Put rows of the driver on the ranks of a pool. Gives them as RemoteColumns."""
+        """Send rows of the driver to the ranks of a pool; return them as RemoteColumns."""
         used = {rank: rows for rank, rows in enumerate(split) if len(rows)}
         shards = {
             rank: self._shard(pool.at(rank), self.ledger.key(), len(rows)) for rank, rows in used.items()
@@ -419,8 +444,10 @@ class Calls:
     def kept(
         self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor], axis: Axis
     ) -> Batch:
-        """The shards that ranks keep, as columns over ``axis``. ``split``: the rows of the axis that each
-        rank was given."""
+        """Return the shards that ranks keep, as columns over ``axis``.
+
+        ``split``: the rows of the axis that each rank got.
+        """
         ranks = sorted(answers)
         check_counts(
             [split[rank] if rank < len(split) else split[0] for rank in ranks],

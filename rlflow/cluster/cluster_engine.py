@@ -1,4 +1,4 @@
-"""The engine of a cluster run: the same calls as in one process, on batches whose columns lie on workers."""
+"""The engine of a run on pools: the same calls as in one process, on batches whose columns stay on workers."""
 
 from __future__ import annotations
 
@@ -47,22 +47,23 @@ from rlflow.training.learning import together
 from rlflow.training.loss_rows import WITH_GROUP, with_groups
 from rlflow.training.protocols import Sampling
 
-CLEARED_SECONDS = 5.0  # how long workers may take to forget an iteration; else they do so after the next
-FETCHED = 64 << 10  # bytes of a column that the driver may look into
+# time limit for workers to forget an iteration; a late worker forgets it after the next one
+CLEARED_SECONDS = 5.0
+FETCHED = 64 << 10  # most bytes of a column that the driver fetches
 
 
 @dataclass
 class ClusterEngine(Engine):
-    """Carries out the calls of a run on pools of workers, each of which has a ``LocalEngine`` of its own."""
+    """Runs the calls of a run on pools of workers. Each worker has a ``LocalEngine`` of its own."""
 
     models: Mapping[str, RemoteModel]  # by role
     pools: Mapping[str, Pool[Worker]] = field(default_factory=dict)
     placement: Placement = field(default_factory=lambda: Placement({}))
-    # stage or loss → the name under which workers know it
+    # stage or loss → its name on the workers
     names: Mapping[Hashable, str] = field(default_factory=dict)
-    # reward role → pools that have what it needs
+    # reward role → pools that can compute it
     judging: Mapping[str, Collection[str]] = field(default_factory=dict)
-    limited: Collection[str] = ()  # pools on which parts of models leave a rank's memory
+    limited: Collection[str] = ()  # pools that offload parts of models because their memory is limited
 
     def __post_init__(self) -> None:
         self._ledger = ShardLedger(self.pools.values())
@@ -79,9 +80,11 @@ class ClusterEngine(Engine):
     def sample(
         self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: CallOptions = HERE
     ) -> Batch:
-        """Sample rows on the pool of the role's generator. One call at a time, since a generator has one set
-        of weights."""
-        with self._sampling:  # a generator has one set of weights at a time
+        """Sample rows on the pool of the role's generator.
+
+        Calls run one at a time, because a generator has one set of weights.
+        """
+        with self._sampling:
             return self._sample(role, prompts, sampling, seed, terms)
 
     def _sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: CallOptions) -> Batch:
@@ -98,7 +101,10 @@ class ClusterEngine(Engine):
         )
 
     def _ready(self, role: str, prompts: Batch, terms: CallOptions) -> tuple[Pool[Worker], Batch]:
-        """The pool that samples, with its weights, and what it reads, there."""
+        """Give the generator its weights.
+
+        Return its pool, and the prompt columns it reads, placed on that pool.
+        """
         model, pool = self.models[role], self.pools[self.placement.generators[role]]
         if (frozen := self.weights.get(role)) is not None:
             model.use(frozen, terms.seconds)
@@ -115,8 +121,10 @@ class ClusterEngine(Engine):
         into: Chunks,
         terms: CallOptions = HERE,
     ) -> Iterator[Batch]:
-        """A chunk is what the ranks give as their chunk of this number, when all have; at last every rank has
-        its rows as ``sample`` would leave them there."""
+        """Sample rows in chunks. A chunk is yielded when all ranks have finished their part of it.
+
+        Last comes the full batch, stored on the ranks as ``sample`` stores it.
+        """
         with self._sampling:
             pool, prompts = self._ready(role, prompts, terms)
             axis, parallel = (
@@ -150,7 +158,8 @@ class ClusterEngine(Engine):
             self.placement.parallelism(role, "trainer"),
         )
         split = self._split(batch, pool, parallel=parallel)
-        ahead = terms.ahead and len(pool) == 1  # of several ranks each updates on other rows
+        # with several ranks, each rank updates on other rows than it scores here
+        ahead = terms.ahead and len(pool) == 1
         answers = self.calls.run(
             pool,
             "forward",
@@ -164,7 +173,7 @@ class ClusterEngine(Engine):
         return whole(self.calls.kept(pool, answers, split, batch.axis), len(batch), want)
 
     def score(self, role: str, batch: Batch, terms: CallOptions = HERE) -> Batch:
-        """Score rows with the role's generator on the ranks of its pool, for the canary."""
+        """Score rows with the role's generator on the ranks of its pool, for the weight check."""
         self.models[role].synchronise(terms.seconds)
         pool, parallel = (
             self.pools[self.placement.generators[role]],
@@ -175,7 +184,7 @@ class ClusterEngine(Engine):
         return whole(self.calls.kept(pool, answers, split, batch.axis), len(batch), ("logprobs",))
 
     def reward(self, role: str, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
-        """Score rows by a reward: a model on its pool, a function on the pool that has most of the rows."""
+        """Score rows by a reward: a model runs on its pool, a function on the pool that has most of the rows."""
         name = self.placement.trainers.get(role)
         pool = self.pools[name] if name else self._nearest(batch, terms, self.judging.get(role))
         parallel = self.placement.parallelism(role, "trainer")
@@ -189,7 +198,7 @@ class ClusterEngine(Engine):
     def stage(
         self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
-        """Run a stage on the ranks of a pool, with the rows that its dispatch mode gives them."""
+        """Run a stage on the ranks of a pool, with the rows that its dispatch mode gives to each rank."""
         self.may_change(stage)
         pool = self.pools[self.placement.trainers[stage.on]] if stage.on else self._nearest(batch, terms)
         arguments = {
@@ -243,7 +252,8 @@ class ClusterEngine(Engine):
         answers = self.calls.run(pool, "facts", batch, home, function, terms, "cpu")
         for rank, answer in answers.items():
             facts[home[rank]] = torch.tensor(answer.value)
-        batch = self.calls.kept(pool, answers, home, batch.axis)  # what came from another pool comes once
+        # rows from another pool are transferred only once
+        batch = self.calls.kept(pool, answers, home, batch.axis)
         width = self.placement.parallelism(role, "trainer").tensor
         plan = rank_steps(
             facts,
@@ -276,14 +286,14 @@ class ClusterEngine(Engine):
         return known(metrics), UpdateRows(broken, names, stepped=metrics["steps"] > 0, tokens=facts[:, 1])
 
     def encoded(self, batch: Batch, roles: tuple[str, ...], terms: CallOptions = HERE) -> Batch:
-        """Encode asked rows on the pool that has most of them."""
+        """Encode follow-up prompts on the pool that has most of their rows."""
         pool = self._nearest(batch, terms)
         split = self._split(batch, pool)
         answers = self.calls.run(pool, "encode", batch, split, {"roles": roles}, terms, "cpu")
         return self.calls.kept(pool, answers, split, batch.axis)
 
     def cut(self, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, Tensor]:
-        """The beginnings of rows to go on from, made by the ranks that have the rows."""
+        """Return the beginnings of rows to continue from, made by the ranks that have the rows."""
         pool = self._nearest(batch, terms)
         split = self._split(batch, pool)
         answers = self.calls.run(pool, "cut", batch, split, {}, terms, "cpu")
@@ -298,7 +308,10 @@ class ClusterEngine(Engine):
         return self.calls.kept(pool, answers, begun, axis), place
 
     def concat(self, parts: Sequence[Batch], terms: CallOptions = HERE) -> Batch:
-        """Columns that workers call alike stay where they are; others are copied onto one rank."""
+        """Join the rows of all parts.
+
+        Columns with the same name on workers stay there; others are copied to one rank.
+        """
         axis = Axis.join([part.axis for part in parts])
         pool = self._nearest(parts[0], terms).name
         parts = [self.spread(self._per_row(part), pool) for part in parts]
@@ -314,26 +327,25 @@ class ClusterEngine(Engine):
         return Batch(axis, whole | group_of_joined(axis, parts))
 
     def _per_row(self, batch: Batch) -> Batch:
-        """Without values per group."""
+        """Return the batch with values per group turned into values per row."""
         groups = [name for name, data in batch.data.items() if data.kind.level is Level.GROUP]
         if not groups:
             return batch
         here = self.fetch(batch.select(*groups))
         return Batch(batch.axis, batch.data | {name: per_row(here.data[name], batch.axis) for name in groups})
 
-    # -- what the run asks
-    # -------------------------------------------------------------------------------------------------------
+    # -- requests of the run
 
     def frozen(self, role: str) -> Any:
-        """A copy of the role's weights as they are now, to sample with later."""
+        """Return a copy of the role's current weights, to sample with later."""
         return self.models[role].frozen()
 
     def packed(self, batch: Batch) -> bytes:
-        """The batch as bytes, for a checkpoint."""
+        """Return the batch as bytes, for a checkpoint."""
         return self._gathered(batch).tobytes()
 
     def unpacked(self, payload: bytes, axis: Axis | None, pool: str | None) -> Batch:
-        """Put a batch that ``packed`` wrote on a worker of a pool."""
+        """Load a batch that ``packed`` wrote onto a worker of a pool."""
         assert pool is not None
         raw, there = np.frombuffer(payload, np.uint8), self.pools[pool]
         axis = opened(raw).axis if axis is None else axis
@@ -344,7 +356,7 @@ class ClusterEngine(Engine):
         )
 
     def held(self, batch: Batch, pool: str | None) -> Batch:
-        """Copied onto rank 0, as ``unpacked`` would put it."""
+        """Copy the batch onto rank 0 of a pool, as ``unpacked`` places it."""
         assert pool is not None
         there, rows = self.pools[pool], torch.arange(len(batch))
         return self.calls.kept(
@@ -352,11 +364,11 @@ class ClusterEngine(Engine):
         )
 
     def spread(self, batch: Batch, pool: str | None) -> Batch:
-        """Put the driver's columns of a batch on a pool."""
+        """Place the driver's columns of a batch on a pool."""
         return self.calls.spread(batch, pool)
 
     def near(self, batch: Batch, terms: CallOptions = HERE) -> str:
-        """The pool that has most of the rows."""
+        """Return the pool that has most of the rows."""
         return self._nearest(batch, terms).name
 
     def joined(self, batches: list[Batch]) -> Batch:
@@ -364,7 +376,7 @@ class ClusterEngine(Engine):
         return joined(batches)
 
     def fetch(self, batch: Batch) -> Batch:
-        """Small columns. Raises ValueError for one that is larger than the driver looks into."""
+        """Return small columns in this process. Raises ValueError for a column of more than FETCHED bytes."""
         large = [
             name
             for name, data in batch.data.items()
@@ -378,7 +390,7 @@ class ClusterEngine(Engine):
         return self.gather(batch)
 
     def gather(self, batch: Batch) -> Batch:
-        """Columns of any size."""
+        """Return columns of any size in this process."""
         there = Batch(
             batch.axis, {name: data for name, data in batch.data.items() if isinstance(data, RemoteColumn)}
         )
@@ -387,7 +399,7 @@ class ClusterEngine(Engine):
         return Batch(batch.axis, batch.data | opened(self._gathered(there)).data)
 
     def _gathered(self, batch: Batch) -> Payload:
-        """All rows, put together by a worker that holds most of them."""
+        """Return all rows as bytes. A worker of the pool that has most of them joins them."""
         payload: Payload = self.calls.on_one(
             self._nearest(batch, HERE), 0, "fetch", batch, torch.arange(len(batch)), {}, HERE, "io"
         ).value
@@ -395,12 +407,17 @@ class ClusterEngine(Engine):
         return payload
 
     def heard_by(self, hear: Callable[[bytes], object]) -> None:
-        """Hand on what rewards of workers print, as whole lines, from several threads."""
+        """Set the receiver of output that rewards of workers print.
+
+        It gets complete lines, from several threads.
+        """
         self._ledger.hear = hear
 
     def summarise(self, records: Mapping[str, Batch], judged: JudgedRecords = NO_REWARDS) -> IterationSummary:
-        """Summarise the recorded columns on one worker. The driver gets the summary alone. Scalars, such as
-        state, are no part of it."""
+        """Summarise the recorded columns on one worker, so that the driver only gets the summary.
+
+        Scalars, such as the flow's state, are not part of it.
+        """
         whole_records = _on_common_axes(
             {
                 name: batch
@@ -424,7 +441,7 @@ class ClusterEngine(Engine):
         return summary
 
     def moved(self) -> dict[str, Any]:
-        """Metrics of weights, and of parts of models, that moved since the last call."""
+        """Return metrics since the last call: weight transfers, and parts of models offloaded and loaded."""
         metrics = {
             f"{role}.sync/{name}": value
             for role, model in self.models.items()
@@ -437,7 +454,7 @@ class ClusterEngine(Engine):
         }
 
     def traffic(self) -> dict[str, int]:
-        """The bytes of columns, weights and commits that went from process to process since the last call."""
+        """Return the bytes of columns, weights and commits sent between processes since the last call."""
         self._ledger.traffic.add("weights", sum(model.arrived() for model in self.models.values()))
         return self._ledger.traffic.taken()
 
@@ -446,8 +463,7 @@ class ClusterEngine(Engine):
         self._ledger.traffic.add("commits", size)
 
     def _kept(self) -> dict[str, dict[str, float]]:
-        """The most that a rank moved out of its memory and back, by pool, for pools whose memory has a
-        limit."""
+        """Return the most that a rank offloaded and loaded, by pool, for pools with limited memory."""
         asked = {
             pool: self.pools[pool].call(Worker.moved, seconds=60.0, group="control") for pool in self.limited
         }
@@ -458,16 +474,16 @@ class ClusterEngine(Engine):
         }
 
     def ran(self) -> list[RankSpan]:
-        """The spans in which ranks ran since the last call."""
+        """Return the times in which ranks ran since the last call."""
         return self._ledger.ran()
 
     def finished(self) -> None:
-        """Everything goes, of an iteration that raised too, but what is there for later ones."""
+        """Free all columns of the iteration, even after an error. Rows sampled for later iterations are kept."""
         self._ledger.forget_none()
         for pool in self.pools.values():
             pool.post.clear(self.iteration)
         limit = Deadline(CLEARED_SECONDS)
-        # a worker that is gone has nothing left, and whoever needs it next says so
+        # a dead worker has nothing to free, and the next call that needs it reports its death
         with contextlib.suppress(RemoteError):
             for pool in self.pools.values():
                 refs = [
@@ -482,8 +498,10 @@ class ClusterEngine(Engine):
     def _nearest(
         self, batch: Batch, terms: CallOptions, among: Collection[str] | None = None
     ) -> Pool[Worker]:
-        """The pool that was planned for the call, else the pool that holds most bytes of the batch.
-        ``among``: the pools to choose from."""
+        """Return the pool planned for the call, else the pool that holds most bytes of the batch.
+
+        ``among``: the pools to choose from.
+        """
         if terms.pool is not None:
             return self.pools[terms.pool]
         nbytes = dict.fromkeys(self.pools, 0)
@@ -495,7 +513,7 @@ class ClusterEngine(Engine):
         ]
 
     def _home(self, batch: Batch, pool: Pool[Worker]) -> list[Tensor] | None:
-        """The split of the largest column that lies on the pool."""
+        """Return the split of the largest column that is on the pool; None without one."""
         for data in sorted(batch.data.values(), key=lambda data: -data.nbytes):
             if (
                 isinstance(data, RemoteColumn)
@@ -510,7 +528,7 @@ class ClusterEngine(Engine):
         tokens, ranks = row_tokens(batch.data, len(batch)), self._home(batch, pool)
         home = teams(ranks, parallel) if ranks is not None else None
         if home is not None and not by_group and off_balance(home, tokens) <= SLACK:
-            return first_ranks(home, parallel)  # single rows are never torn
+            return first_ranks(home, parallel)  # single rows are never divided, so the split can stay
         units = units_of_rows(batch.axis.slots if by_group else None, len(batch))
         split = (
             keep_or_balance(home, units, tokens)
@@ -520,7 +538,7 @@ class ClusterEngine(Engine):
         return first_ranks(split, parallel)
 
     def _dispatched(self, stage: Stage, batch: Batch, pool: Pool[Worker], parallel: Parallel) -> list[Tensor]:
-        """The rows that each rank gets by the stage's dispatch mode."""
+        """Return the rows that each rank gets by the stage's dispatch mode."""
         everything = torch.arange(len(batch))
         if stage.dispatch == ALL:
             return [everything] * len(pool)
@@ -531,13 +549,16 @@ class ClusterEngine(Engine):
 
 
 def _repeated(split: Sequence[Tensor], samples: int) -> list[Tensor]:
-    """The rows that each rank's prompts become."""
+    """Return the sampled rows that each rank's prompts become."""
     return [(rows[:, None] * samples + torch.arange(samples)).reshape(-1) for rows in split]
 
 
 def _on_common_axes(records: Mapping[str, Batch]) -> list[Batch]:
-    """Recorded columns by their rows; texts of the prompts over the rows of the completions, beside which
-    they are shown, and sources of the data over those of the scores, which are averaged by source."""
+    """Group recorded columns by their rows.
+
+    Prompt texts are moved to the rows of the completions, because samples show them together. Data sources
+    are moved to the rows of the scores, because scores are averaged by source.
+    """
     beside = {"prompt": "completion", "answer": "completion", "episode": "completion", SOURCE: "scores"}
     batches: dict[int, Batch] = {}
     for name, batch in records.items():

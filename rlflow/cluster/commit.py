@@ -1,9 +1,9 @@
-"""Commits: copies of the state of roles that the run may change and of rows sampled ahead, kept outside of
-the workers, and how a run goes back to them.
+"""Commits: in-memory checkpoints from which a run recovers after the death of a worker.
 
-The copies of state are answers that the driver owns and never opens (on Ray, objects of its store): workers
-make them as results of calls and get them back as arguments of others. Rows are few bytes, which the driver
-keeps packed.
+A commit holds copies of the state of all roles that the run may change, and of rows sampled ahead. It is kept
+outside the workers. State copies are answers of calls that the driver owns but never opens; on Ray they are
+in the object store. Workers get them back as arguments of calls. Rows are small, so the driver keeps them
+packed.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
     from rlflow.cluster.health.monitor import Death
 
-READ_SECONDS = 600.0  # how long a copy may take to come out of the store that holds it
-FOUND_SECONDS = 30.0  # how long a failed call waits for the health monitor to say which worker died
+READ_SECONDS = 600.0  # time limit to read a copy from its store
+FOUND_SECONDS = 30.0  # how long a failed call waits for the health monitor to report which worker died
 
 
 @dataclass(frozen=True)
 class Copy:
     """A copy of a trainer's state."""
 
-    ref: Any  # the reference of the copy
+    ref: Any  # reference of the copy
     size: Future[int]  # its bytes, once it is complete
 
     @staticmethod
     def of(trainer: RemoteTrainer) -> Copy:
-        """Begin to copy a trainer's state."""
+        """Start to copy a trainer's state."""
         ref, size = trainer.begin("commit", answers=2)
         return Copy(ref, trainer.pool.transport.future(size))
 
@@ -52,51 +52,57 @@ class Commit:
     queue: tuple[Mapping[str, Any], Mapping[str, bytes]] | None
 
     def settled(self, seconds: float) -> bool:
-        """Whether all copies are complete; waits for them for at most so many seconds."""
+        """Wait up to ``seconds`` for the copies; return whether all are complete."""
         wait([copy.size for copy in self.states.values()], seconds)
         return self.complete
 
     def then(self, action: Callable[[], object]) -> None:
-        """Call ``action`` as each copy is complete, in a thread of the transport. The copies hold no
-        reference to this commit."""
+        """Call ``action`` each time a copy completes, in a thread of the transport.
+
+        The copies hold no reference to this commit, so it can be freed before they complete.
+        """
         for copy in self.states.values():
             copy.size.add_done_callback(lambda _: action())
 
     @property
     def complete(self) -> bool:
-        """Whether all copies are outside of the workers."""
+        """Whether all copies are outside the workers."""
         return all(copy.size.done() and copy.size.exception() is None for copy in self.states.values())
 
 
 class WorkerFleet(Protocol):
-    """All workers of a run, as far as recovery is concerned."""
+    """All workers of a run, with what recovery needs of them."""
 
     def found(self, seconds: float) -> Death | None:
-        """The death of a worker, waited for at most so many seconds; None where none is known by then."""
+        """Wait up to ``seconds`` for the health monitor to find a dead worker; None if it finds none."""
 
     def lost(self) -> str | None:
-        """Names the dead process without which no worker can be started; None if all are alive."""
+        """Return the name of a dead process that starting workers needs; None if all are alive."""
 
     def unwatch(self) -> None:
-        """Find no more deaths. Calls that still wait for a dead worker raise Dead."""
+        """Stop looking for dead workers. Calls that still wait for a dead worker raise Dead."""
 
     def restart(self, lost: str) -> list[str]:
-        """Start a pool anew. Gives the names of the pools that were started."""
+        """Start a pool again; return the names of the pools that were started."""
 
 
 @dataclass
 class Workers:
-    """Recovers the workers of a run: takes commits, finds deaths, starts pools anew, and puts all pools back
-    to a commit."""
+    """Recovers the workers of a run.
+
+    Makes commits, finds dead workers, starts their pools again, and restores all pools to a commit.
+    """
 
     fleet: WorkerFleet
     engine: ClusterEngine
-    roles: tuple[str, ...]  # that the run may change
-    ahead: Ahead | None = None  # the look-ahead queue
+    roles: tuple[str, ...]  # roles that the run may change
+    ahead: Ahead | None = None  # the queue of rows sampled ahead
 
     def commit(self, iteration: int) -> Commit:
-        """Begin a commit before an iteration. Later calls of the workers' models come after it. Waits for
-        rows that are being sampled, and raises the error of a sampling that fails."""
+        """Start a commit before an iteration. Later calls of the workers' models run after the copies.
+
+        Waits for rows that are being sampled, and raises the error if sampling fails.
+        """
         trainers = {role: self.engine.models[role].trainer for role in self.roles}
         states = {role: Copy.of(trainer) for role, trainer in trainers.items() if trainer}
         for copy in states.values():
@@ -109,8 +115,10 @@ class Workers:
             self.engine.committed(size.result())
 
     def death(self, error: BaseException) -> Death | None:
-        """The worker's death that caused an error; None where none died, or not all processes of its pool
-        could be ended."""
+        """Return the worker's death that caused an error.
+
+        None if no worker died, or if some processes of its pool could not be ended.
+        """
         causes = list(chain(error))
         if not any(isinstance(cause, RemoteError) for cause in causes):
             return None
@@ -118,28 +126,30 @@ class Workers:
         return death if death is not None and death.pool_ended else None
 
     def lost(self) -> str | None:
-        """A text that says which controlling process of Ray has died; None where all are alive."""
+        """Describe the controlling process of Ray that has died; None if all are alive."""
         return self.fleet.lost()
 
     def restart(self, death: Death) -> list[str]:
-        """Start the pool of a dead worker anew. Gives the names of the pools that were started."""
+        """Start the pool of a dead worker again; return the names of the pools that were started."""
         if self.ahead is not None:
             self.ahead.drop()
         return self.fleet.restart(death.pool)
 
     def copied(self, commit: Commit) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """(role, state of its trainer) of a complete commit, which needs no worker. Raises RemoteError for a
-        copy that is gone."""
+        """Yield (role, state of its trainer) of a complete commit, without using any worker.
+
+        Raises RemoteError for a copy that is lost.
+        """
         for role, copy in commit.states.items():
             trainer = self.engine.models[role].trainer
             assert trainer is not None
             try:
                 yield role, unpack_tensors(trainer.pool.transport.future(copy.ref).result(READ_SECONDS))
-            except Exception as error:  # of Ray's many, or one of the worker's
+            except Exception as error:  # one of Ray's many errors, or an error of the worker
                 raise RemoteError(f"the copy of the state of '{role}' cannot be read: {error}") from error
 
     def restore(self, commit: Commit) -> None:
-        """Put all pools back to a commit. The stream of prompts stands where it did then."""
+        """Restore all pools to a commit. The stream of prompts returns to its position at that time."""
         for role, copy in commit.states.items():
             trainer = self.engine.models[role].trainer
             assert trainer is not None
@@ -148,10 +158,10 @@ class Workers:
             self.engine.models[role].restored(version)
         if self.ahead is not None and commit.queue is not None:
             self.ahead.restore(*commit.queue)
-        self.engine.ran()  # drops the spans of iterations that are done again
+        self.engine.ran()  # drops times of iterations that will run again
         self.engine.traffic()
 
 
 def chain(error: BaseException | None) -> list[BaseException]:
-    """An error and what it came of."""
+    """Return an error and all its causes."""
     return [error, *chain(error.__cause__ or error.__context__)] if error is not None else []

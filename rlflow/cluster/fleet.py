@@ -1,5 +1,7 @@
-"""All workers of a run: their pools, and the health monitor. A pool whose workers are gone is started
-anew."""
+"""All workers of a run: their pools, and the health monitor.
+
+If the workers of a pool die, it is started again.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ from rlflow.cluster.setup import Setup
 from rlflow.cluster.worker import Worker
 from rlflow.processes.watchdog import private
 
-# how long a pool may go on with calls that nobody waits for, before it is started anew too
+# how long calls that nobody waits for may keep a pool busy before it is started again too
 BUSY_SECONDS = 30.0
-LATEST = 1 << 62  # no iteration is later
+LATEST = 1 << 62  # larger than any iteration
 
 
 @dataclass
@@ -34,13 +36,13 @@ class Fleet:
     folder: Path  # the run's private folder
     setups: Mapping[str, list[Setup]]  # pool → setup of each rank
     groups: Mapping[str, PlacementGroup]  # pool → its placement in Ray
-    rendezvous_points: dict[str, str]  # pool → where its ranks meet
+    rendezvous_points: dict[str, str]  # pool → rendezvous of its ranks
     starting: WorkerStart  # how Ray starts workers
     heartbeat: float  # seconds without a heartbeat after which a worker is killed; 0: never
-    loading: float  # seconds that loading models may take
+    loading: float  # time limit to load models, in seconds
     roles: Mapping[str, str]  # pool → its roles, for messages
     controllers: Controllers = field(default_factory=Controllers)
-    waiting: float = launch.PLACED_SECONDS  # how long a pool may wait for room in the cluster
+    waiting: float = launch.PLACED_SECONDS  # time limit to place a pool in the cluster, in seconds
     pools: dict[str, Pool[Worker]] = field(default_factory=dict)
     watched: list[WatchedWorker] = field(default_factory=list)  # all workers that were ever started
 
@@ -48,16 +50,20 @@ class Fleet:
         self.watch = HealthMonitor(self.heartbeat, self.controllers)
 
     def start(self) -> None:
-        """Start all pools side by side, wait until they have loaded, and watch them. Raises PlanError where
-        one cannot be made."""
+        """Start all pools in parallel, wait until their models are loaded, and start the health monitor.
+
+        Raises PlanError if a pool cannot be started.
+        """
         self.pools |= launch.make_workers(self.setups, self.groups, self.starting)
         launch.wait_for_models(self.pools.values(), self.loading, self.controllers)
         self._watch()
 
     def restart(self, lost: str) -> list[str]:
-        """Start a pool anew, and with it pools that do not answer or stay busy. Gives their names. The other
-        pools forget their columns and earlier calls. Raises RemoteError for a worker that dies meanwhile,
-        PlanError where a pool finds no room again or does not load."""
+        """Start a pool again, together with pools that do not answer or stay busy. Returns their names.
+
+        The other pools forget their columns and earlier calls. Raises RemoteError if a worker dies meanwhile.
+        Raises PlanError if a pool cannot be placed again or does not load its models.
+        """
         names = [lost, *self._begin_era(name for name in self.pools if name != lost)]
         for name in names:
             self._end(name)
@@ -77,24 +83,24 @@ class Fleet:
         for name, pool in self.pools.items():
             pool.call("clear", LATEST, group="control").result()
             if name not in names:
-                pool.connect()  # replies to calls of the earlier era may still be under way
+                # replies to calls of the earlier generation may still arrive on the old connection
+                pool.connect()
         return names
 
     def found(self, seconds: float) -> Death | None:
-        """The death of a worker, waited for at most so many seconds; None where none is known by then."""
+        """Wait up to ``seconds`` for the health monitor to find a dead worker; None if it finds none."""
         return self.watch.found(seconds)
 
     def lost(self) -> str | None:
-        """A text that says which controlling process of Ray has died; None where all are alive."""
+        """Describe the controlling process of Ray that has died; None if all are alive."""
         return self.controllers.lost()
 
     def unwatch(self) -> None:
-        """End the health monitor. Calls that still wait raise Dead."""
+        """Stop the health monitor. Calls that still wait raise Dead."""
         self.watch.close()
 
     def stop(self) -> None:
-        """End all workers. Workers of a Ray that has lost its controllers end with the run's other
-        processes."""
+        """End all workers. If Ray has lost a controller, they end together with the run's other processes."""
         try:
             if self.controllers.lost():
                 for pool in self.pools.values():
@@ -110,8 +116,10 @@ class Fleet:
         self.watched += self.watch.watched
 
     def _begin_era(self, names: Iterable[str]) -> list[str]:
-        """Have pools begin a new era, in which earlier calls are void. Gives the names of pools in which a
-        rank does not do so, since it is dead or still at work."""
+        """Raise the generation number of pools, which makes their earlier calls void.
+
+        Returns the names of pools with a rank that does not confirm it, because it is dead or still busy.
+        """
         replies = {}
         for name in names:
             replies[name] = self.pools[name].enter(self.pools[name].era + 1)
@@ -124,7 +132,7 @@ class Fleet:
         ]
 
     def _end(self, name: str) -> None:
-        """Kill all processes of a pool that may be left."""
+        """Kill all remaining processes of a pool."""
         for actor in self.pools[name].actors:
             with contextlib.suppress(Exception):
                 ray.kill(actor)
@@ -133,7 +141,7 @@ class Fleet:
                 end(worker.presence)
 
     def _remove_rendezvous_folders(self, names: Iterable[str]) -> None:
-        """Remove the folders in which the ranks of pools on this machine met."""
+        """Remove the rendezvous folders of pools on this machine."""
         for name in names:
             if self.rendezvous_points[name].startswith("/"):
                 private.remove(Path(self.rendezvous_points[name]).parent)

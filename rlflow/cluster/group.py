@@ -1,4 +1,4 @@
-"""The torch process group of a pool's ranks, and how they rendezvous."""
+"""The torch process group of a pool's ranks, and their rendezvous."""
 
 from __future__ import annotations
 
@@ -23,21 +23,26 @@ LOOPBACK = Interface("lo", "127.0.0.1")
 SECONDS = 1800.0  # how long a collective may wait for the slowest rank
 
 
-_listening: list[socket.socket] = []  # the first rank's socket, until the group is joined
+_listening: list[socket.socket] = []  # socket of the first rank, until the group is joined
 
 
 def listen(interface: Interface) -> str:
-    """Listen for the other ranks of a pool on several machines. Gives the rendezvous address HOST:PORT, at a
-    port that the kernel chooses. No secret guards it: any process that reaches the interface and finds the
-    port can connect."""
+    """Listen for the other ranks of a pool on several machines; return the rendezvous address HOST:PORT.
+
+    The kernel chooses the port. No secret protects it: any process that reaches the interface and finds the
+    port can connect.
+    """
     family = socket.AF_INET6 if ":" in interface.address else socket.AF_INET
     _listening[:] = [socket.create_server((interface.address, 0), family=family)]
     return f"{interface.address}:{_listening[0].getsockname()[1]}"
 
 
 def join(rendezvous: str, rank: int, ranks: int, device: str, interface: Interface = LOOPBACK) -> None:
-    """Make torch's default group, whose ranks talk over ``interface``. ``rendezvous``: a file for ranks on
-    one machine, so that none listens, else the address of the first rank."""
+    """Create torch's default group, whose ranks communicate over ``interface``.
+
+    ``rendezvous``: a file if all ranks are on one machine, so that no rank listens; else the address of the
+    first rank.
+    """
     timeout, stores = timedelta(seconds=SECONDS), cast(Any, dist)
     for name in TALKING:
         os.environ.setdefault(name, interface.name)
@@ -45,7 +50,8 @@ def join(rendezvous: str, rank: int, ranks: int, device: str, interface: Interfa
     if rendezvous.startswith("/"):
         folder = Path(rendezvous).parent
         for dog in beside.watched:
-            dog.remove_in_the_end(folder)  # on another machine than the driver's no other process removes it
+            # on a machine without the driver, no other process removes the folder
+            dog.remove_in_the_end(folder)
         with contextlib.suppress(FileExistsError):
             private.create(folder.parent)
         private.share(folder)
@@ -60,9 +66,11 @@ def join(rendezvous: str, rank: int, ranks: int, device: str, interface: Interfa
 
 
 def group_of_threads(store: Any, rank: int, ranks: int) -> Any:
-    """A gloo group of ranks that are threads of this process and share ``store``, a HashStore of torch. It
-    adds up in the order in which gloo does so between processes. It is not torch's default group, of which a
-    process has one."""
+    """Create a gloo group of ranks that are threads of this process and share ``store``, a torch HashStore.
+
+    It adds numbers in the same order as gloo between processes. It is not torch's default group, because a
+    process can have only one default group.
+    """
     gloo: Any = cast(Any, dist).ProcessGroupGloo
     options = gloo._Options()
     options._devices, options._timeout = (
@@ -73,17 +81,20 @@ def group_of_threads(store: Any, rank: int, ranks: int) -> Any:
 
 
 def gpu() -> str:
-    """A name of this rank's GPU that is unique over all machines."""
+    """Return a name of this rank's GPU that is unique over all machines."""
     return f"{machine()} {torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
 
 
 def exchange_texts(store: Any, rank: int, ranks: int, text: str) -> list[str]:
-    """Give ``text`` to the other ranks and wait for theirs. Gives the texts of all ranks, in rank order."""
+    """Exchange texts between ranks: return the texts of all ranks, in rank order."""
     store.set(f"rlflow/{rank}", text)
     return [store.get(f"rlflow/{other}").decode() for other in range(ranks)]
 
 
 def backend_of(devices: Sequence[str]) -> str:
-    """The backend of a group by the GPU of each rank: NCCL for tensors on GPUs and gloo for those of the
-    host; gloo for both where ranks share a GPU, since NCCL needs one for each."""
+    """Return the backend of a group, from the GPU of each rank.
+
+    NCCL for GPU tensors and gloo for CPU tensors. If ranks share a GPU, gloo for both, because NCCL needs one
+    GPU per rank.
+    """
     return "cpu:gloo,cuda:nccl" if len(set(devices)) == len(devices) else "gloo"

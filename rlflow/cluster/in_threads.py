@@ -1,5 +1,7 @@
-"""The workers of a run whose ranks are threads of its own process: none of them dies alone, so none is
-watched or started anew."""
+"""The workers of a run whose ranks are threads of the run's process.
+
+A rank cannot die alone, so the ranks are neither watched nor started again.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ from rlflow.errors import PlanError, RemoteError
 if TYPE_CHECKING:
     from rlflow.cluster.health.monitor import Death
 
-CLOSED_SECONDS = 5.0  # how long workers may take to end the processes of their rewards
-ENDING_SECONDS = 0.5  # how long calls may take to end; a longer call may be waiting for a rank that failed
+CLOSED_SECONDS = 5.0  # time limit for workers to end the processes of their rewards
+ENDING_SECONDS = 0.5  # time limit for calls to end; a longer call may be waiting for a failed rank
 
 
 @dataclass
@@ -32,12 +34,14 @@ class ThreadFleet:
 
     flow: Flow
     setups: Mapping[str, list[Setup]]  # pool → setup of each rank
-    loading: float  # seconds that loading models may take
+    loading: float  # time limit to load models, in seconds
     pools: dict[str, Pool[Worker]] = field(default_factory=dict)
 
     def start(self) -> None:
-        """Make all workers side by side, and wait until they have loaded. Raises PlanError if a rank fails to
-        load, with its error."""
+        """Create all workers in parallel, and wait until their models are loaded.
+
+        Raises PlanError, with the rank's error, if a rank fails to load.
+        """
         self._threads = torch.get_num_threads()
         for name, ranks in self.setups.items():
             store = cast(Any, dist).HashStore()
@@ -49,14 +53,14 @@ class ThreadFleet:
         except RemoteError as error:
             raise PlanError.of(
                 "worker-load",
-                "a rank did not load its models",
+                "a rank could not load its models",
                 found=str(error),
-                expected=f"all ranks there within {self.loading:g} s",
-                remedy="the same without --pools shows where it fails",
+                expected=f"all ranks loaded within {self.loading:g} s",
+                remedy="run the same command without --pools to see where loading fails",
             ) from error
 
     def stop(self) -> None:
-        """End what the ranks have started, and their threads."""
+        """End the processes that ranks have started, and the threads of the ranks."""
         closing = [
             pool.call(Worker.close, seconds=CLOSED_SECONDS, group="control") for pool in self.pools.values()
         ]
@@ -69,16 +73,16 @@ class ThreadFleet:
         torch.set_num_threads(self._threads)
 
     def unwatch(self) -> None:
-        """Do nothing, since nothing is watched."""
+        """Do nothing: ranks in threads are not watched."""
 
     def found(self, seconds: float) -> Death | None:
-        """None: no rank dies alone."""
+        """Return None: a rank cannot die alone."""
         return None
 
     def lost(self) -> str | None:
-        """None: what dies takes the whole process with it."""
+        """Return None: a failure ends the complete process."""
         return None
 
     def restart(self, lost: str) -> list[str]:
-        """Raises RemoteError: this is never asked for, since no rank is found dead."""
-        raise RemoteError(f"the ranks of '{lost}' are threads of this process, which cannot be started anew")
+        """Raise RemoteError. Recovery never calls this, because no rank is found dead."""
+        raise RemoteError(f"the ranks of '{lost}' are threads of this process and cannot be started again")

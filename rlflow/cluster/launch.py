@@ -1,4 +1,4 @@
-"""Starts a local Ray on the loopback address for a run, or joins a running one, and makes pools in it."""
+"""Start a local Ray on the loopback address for a run, or join a running Ray, and make pools in it."""
 
 from __future__ import annotations
 
@@ -43,24 +43,26 @@ from rlflow.processes.watchdog import launcher, private
 
 T = TypeVar("T")
 Groups = dict[str, PlacementGroup]  # pool → its placement group
-# in the run's private folder: the folder of its Ray; in a pool's folder there: the rendezvous file
+# folder of the run's Ray in the run's private folder; rendezvous file in a pool's folder there
 RAY, RENDEZVOUS = "r", "meeting"
-STORE = 512 << 20  # bytes of shared memory of a local Ray, for columns and weights under way
-# of Ray's folder, the longest path of a socket in it
+STORE = 512 << 20  # bytes of shared memory of a local Ray, for columns and weights being sent
+# longest path of a socket within Ray's folder
 SESSION = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 SOCKET = 107  # most bytes of a socket's path
-REACH_SECONDS = 30.0  # how long a running Ray may take to be joined
-START_SECONDS = 120.0  # how long a Ray of our own may take to start
-LOOK = 1.0  # seconds between two looks whether a pool is placed
-PLACED_SECONDS = 30.0  # how long a cluster may take to place a pool
-# how long workers may take to end the processes of their rewards, which otherwise end with them
+REACH_SECONDS = 30.0  # time limit to join a running Ray
+START_SECONDS = 120.0  # time limit to start a Ray
+LOOK = 1.0  # seconds between two checks whether a pool is placed
+PLACED_SECONDS = 30.0  # time limit to place a pool in the cluster
+# time limit for workers to end the processes of their rewards; later these end together with the workers
 CLOSED_SECONDS = 5.0
 
 
 def run_folder(name: str, address: str | None) -> Path:
-    """The path of a run's private folder for rendezvous files and its own Ray; the folder does not exist yet.
-    Raises PlanError where no place for temporary files is safe from other users, or their paths are too long
-    for Ray's sockets."""
+    """Return the path of a run's private folder, for rendezvous files and its own Ray. It is not created yet.
+
+    Raises PlanError if no place for temporary files is safe from other users, or if paths there are too long
+    for Ray's sockets.
+    """
     longest = 4096 if address else SOCKET - SESSION - len(f"/{private.PREFIX}{name}/{RAY}")
     try:
         return Path(
@@ -69,10 +71,10 @@ def run_folder(name: str, address: str | None) -> Path:
     except OSError as error:
         raise PlanError.of(
             "private-folder",
-            "there is no place for the sockets and files of a run on pools",
+            "no folder is suitable for the sockets and files of a run on pools",
             found=str(error),
-            expected="a folder of this user's or of root's, with its sticky bit where others write to "
-            f"it, and a path of at most {longest} bytes",
+            expected="a folder owned by this user or root, with the sticky bit set if others can write to it, "
+            f"and a path of at most {longest} bytes",
             remedy="set TMPDIR to such a folder",
         ) from error
 
@@ -86,24 +88,27 @@ def start(
     workers: WorkerStart | None = None,
     seconds: float = REACH_SECONDS,
 ) -> Controllers:
-    """Join the Ray at ``address`` within so many seconds, or start one here with room for ``ranks`` workers
-    and ``commits`` bytes of commits, with its files in the run's ``folder``. ``workers``: how a Ray that is
-    started here starts workers. Gives the controlling processes of the Ray. Raises PlanError where there is
-    no Ray to join, it does not start, or it would be open to others."""
+    """Join the Ray at ``address`` within ``seconds``, or start a Ray on this machine if ``address`` is None.
+
+    A Ray that is started has room for ``ranks`` workers and ``commits`` bytes of commits; its files are in
+    the run's ``folder``. ``workers``: how it starts workers. Returns the controlling processes of the Ray.
+    Raises PlanError if there is no Ray to join, if Ray does not start, or if it would be open to other users.
+    """
     refuse_open(insecure)
     logging.getLogger("ray").setLevel(logging.ERROR)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of calls that nobody waits for after a death
-    # idle processes, none with the environment of a run's workers
+    # a dead worker's calls that nobody waits for would print errors
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+    # prestarted processes would not have the environment of a run's workers
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     if ray.is_initialized():
         raise PlanError.of(
             "ray-twice",
-            "this process is connected to a Ray already",
+            "this process is already connected to a Ray",
             found="an earlier ray.init or another run",
-            expected="a process of its own for each cluster run",
-            remedy="ray.shutdown() first",
+            expected="a separate process for each run on pools",
+            remedy="call ray.shutdown() first",
         )
     quiet: dict[str, Any] = {
         "log_to_driver": False,
@@ -122,25 +127,27 @@ def start(
         if address is not None:
             raise PlanError.of(
                 "ray",
-                f"there is no Ray to join at '{address}'",
+                f"cannot join a Ray at '{address}'",
                 found=found,
                 expected="a running Ray of the same version, with its token",
-                remedy="--ray-address auto, or HOST:PORT with the port of `ray start --head`, which is "
-                "6379 unless its --port says another (8265 is that of its dashboard, 10001 that of its "
-                "client); without an address a Ray is started on this machine",
+                remedy="pass --ray-address auto, or HOST:PORT with the port of `ray start --head`: 6379 unless "
+                "you set --port (8265 is the port of the dashboard, 10001 of the client). Without an address, "
+                "rlflow starts a Ray on this machine",
             ) from error
         raise PlanError.of(
             "ray",
             "Ray did not start",
             found=found,
-            expected="a Ray on this machine that answers",
-            remedy="--ray-address HOST:PORT joins one that runs; --pools POOL=RANKS@threads needs none",
+            expected="a Ray on this machine that responds",
+            remedy="join a running Ray with --ray-address HOST:PORT, or use --pools POOL=RANKS@threads, which needs no Ray",
         ) from error
 
 
 def _join(address: str, seconds: float, insecure: bool, how: Mapping[str, Any]) -> Controllers:
-    """Join a Ray. Raises PlanError for one that is open to others, and OSError, RuntimeError, ValueError or
-    RayError where there is none."""
+    """Join a Ray. Raises PlanError for a Ray that is open to other users.
+
+    Raises OSError, RuntimeError, ValueError or RayError if there is no Ray.
+    """
     token.guard()
     limit = time.monotonic() + seconds
     gcs = check_speaks(address, seconds)
@@ -149,8 +156,8 @@ def _join(address: str, seconds: float, insecure: bool, how: Mapping[str, Any]) 
         connect(partial(ray.init, address=address, **how), left)
     except RayLate as late:
         raise RayLate(
-            f"{'it speaks as Ray does' if gcs else 'a Ray was found'}, but not as Ray's controller (GCS): "
-            f"no answer within {seconds:g} s"
+            f"{'a server with the protocol of Ray answered' if gcs else 'a Ray was found'}, but Ray's "
+            f"controller (GCS) did not answer within {seconds:g} s"
         ) from late
     refuse_public_nodes(insecure)
     return Controllers(gcs=Listening(gcs) if gcs else None)
@@ -159,10 +166,13 @@ def _join(address: str, seconds: float, insecure: bool, how: Mapping[str, Any]) 
 def _start_here(
     processors: int, folder: Path, commits: int, workers: WorkerStart, how: Mapping[str, Any]
 ) -> Controllers:
-    """Start a Ray on the loopback address. Raises OSError, RuntimeError, ValueError or RayError where it does
-    not start."""
+    """Start a Ray on the loopback address.
+
+    Raises OSError, RuntimeError, ValueError or RayError if that fails.
+    """
     check_local()
-    private.share(folder)  # Ray gives all users rights to its own folder: what it lies in keeps them away
+    # Ray makes its own folder accessible to all users; the private parent folder keeps them out
+    private.share(folder)
 
     def starting() -> None:
         with _on_loopback(), workers.applied():
@@ -186,8 +196,7 @@ def _start_here(
 
 
 def refuse_public_nodes(insecure: bool) -> None:
-    """Disconnect from a Ray that listens on public addresses. Raises PlanError for such a Ray unless
-    ``insecure`` holds."""
+    """Disconnect from a Ray that listens on public addresses, and raise PlanError. ``insecure`` allows it."""
     try:
         refuse_public(dict.fromkeys(node["NodeManagerAddress"] for node in ray_nodes()), insecure)
     except PlanError:
@@ -197,8 +206,10 @@ def refuse_public_nodes(insecure: bool) -> None:
 
 @contextlib.contextmanager
 def _on_loopback() -> Iterator[None]:
-    """While inside, have a Ray that starts use the address 127.0.0.1. Without this it would listen on all
-    addresses, except on systems where it supports no clusters."""
+    """Make a Ray that starts while the context is open use the address 127.0.0.1.
+
+    Otherwise it listens on all addresses, except on systems where Ray supports no clusters.
+    """
     constants = sys.modules["ray._private.ray_constants"]
     before = getattr(constants, "ENABLE_RAY_CLUSTER", True)
     constants.ENABLE_RAY_CLUSTER = False  # type: ignore[attr-defined]
@@ -209,37 +220,45 @@ def _on_loopback() -> Iterator[None]:
 
 
 def _quieten() -> None:
-    """Keep Ray from printing pages of logs where one of its processes dies; the health monitor reports
-    deaths."""
+    """Keep Ray from printing pages of logs when one of its processes dies. The health monitor reports deaths."""
     module = sys.modules.get("ray._private.worker")
-    if hasattr(module, "print_to_stdstream"):  # another version of Ray prints them all the same
+    if hasattr(module, "print_to_stdstream"):  # other versions of Ray print them anyway
         module.print_to_stdstream = lambda *words, **more: None  # type: ignore[union-attr]
 
 
 def store_bytes(commits: int) -> int:
-    """The bytes of a local Ray's object store: room for columns under way, and for commits as far as shared
-    memory has it. Ray writes the rest to disk."""
+    """Return the bytes of a local Ray's object store.
+
+    It has room for columns being sent, and for commits if shared memory is large enough. Ray writes the rest
+    to disk.
+    """
     free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
     return max(STORE, min(STORE + commits, free * 9 // 10))
 
 
 def refuse_open(insecure: bool) -> None:
-    """Raises PlanError where RAY_AUTH_MODE turns Ray's token off: anyone who reaches its ports could then run
-    code as this user."""
+    """Raise PlanError if RAY_AUTH_MODE turns Ray's token off.
+
+    Without a token, anyone who reaches Ray's ports can run code as this user.
+    """
     mode = os.environ.get("RAY_AUTH_MODE", "token")
     if mode != "token" and not insecure:
         raise PlanError.of(
             "ray-open",
-            "Ray without a token lets everybody who reaches its ports run code as this user",
+            "without a token, anyone who reaches Ray's ports can run code as this user",
             found=f"RAY_AUTH_MODE={mode}",
             expected="RAY_AUTH_MODE=token, or unset",
-            remedy="unset it, or say --insecure true where the network is closed",
+            remedy="unset it, or pass --insecure true on a closed network",
         )
 
 
 def place_pools(placement: Placement, gpus: bool, seconds: float = PLACED_SECONDS) -> Groups:
-    """Make a placement group for each pool, with a bundle for each rank; pools that share devices have one
-    group together. Raises PlanError where the cluster has no room within ``seconds``."""
+    """Make a placement group for each pool, with a bundle for each rank.
+
+    Pools that share devices share a group.
+
+    Raises PlanError if the cluster has no room within ``seconds``.
+    """
     have = resources("cluster_resources")
     kind = "GPU" if gpus else "CPU"
     bundles = {names: _bundle(placement, names, gpus) for names in placement.devices()}
@@ -250,7 +269,7 @@ def place_pools(placement: Placement, gpus: bool, seconds: float = PLACED_SECOND
             f"the pools need {need:g} {kind}s",
             found=f"{have.get(kind, 0):g} in the cluster",
             expected=", ".join(f"{name}: {ranks}" for name, ranks in placement.pools.items()),
-            remedy="fewer ranks in --pools, or a larger cluster",
+            remedy="use fewer ranks in --pools, or a larger cluster",
         )
     groups = {
         names: reserve([dict(bundle) for _ in range(placement.pools[names[0]])], strategy="PACK")
@@ -262,20 +281,22 @@ def place_pools(placement: Placement, gpus: bool, seconds: float = PLACED_SECOND
 
 
 def reserve(bundles: Sequence[dict[str, float]], **how: Any) -> PlacementGroup:
-    """A placement group of these bundles, which Ray places when it has room. Raises PlanError where Ray does
-    not answer."""
+    """Return a placement group of these bundles, which Ray places when it has room.
+
+    Raises PlanError if Ray does not answer.
+    """
     group: PlacementGroup = answered(partial(placement_group, list(bundles), **how))
     return group
 
 
 def release(group: PlacementGroup) -> None:
-    """Remove a placement group; nothing happens where Ray does not answer."""
+    """Remove a placement group, if Ray answers."""
     with contextlib.suppress(RayLate):
         asked(partial(remove_placement_group, group))
 
 
 def answered(call: Callable[[], T]) -> T:
-    """What a call of Ray gives. Raises PlanError where Ray does not answer."""
+    """Return the result of a call of Ray. Raises PlanError if Ray does not answer."""
     try:
         return asked(call)
     except RayLate as late:
@@ -283,7 +304,7 @@ def answered(call: Callable[[], T]) -> T:
 
 
 def refuse_lost(controllers: Controllers) -> None:
-    """Raises PlanError where a controlling process of Ray is lost."""
+    """Raise PlanError if a controlling process of Ray is lost."""
     if (lost := controllers.lost()) is not None:
         raise _gone(lost)
 
@@ -291,30 +312,34 @@ def refuse_lost(controllers: Controllers) -> None:
 def _gone(found: str) -> PlanError:
     return PlanError.of(
         "ray-gone",
-        "the Ray is lost on which the run was to start",
+        "the Ray for this run is lost",
         found=found,
-        expected="one that answers",
-        remedy="`ray status` on its first machine shows whether it is back; then the same command again",
+        expected="a Ray that answers",
+        remedy="run `ray status` on its first machine to see whether it is back, then repeat the command",
     )
 
 
 def _bundle(placement: Placement, names: Sequence[str], gpus: bool) -> dict[str, float]:
-    """The resources that a rank of each of the pools needs together."""
+    """Return the resources that one rank of each of the pools needs together."""
     needs = [rank_needs(placement, name, gpus) for name in names]
     whole = {kind: sum(need.get(kind, 0.0) for need in needs) for kind in ("GPU", "CPU")}
     return {kind: float(math.ceil(amount - 1e-9)) for kind, amount in whole.items() if amount}
 
 
 def rank_needs(placement: Placement, pool: str, gpus: bool) -> dict[str, float]:
-    """The resources of one rank of a pool: with GPUs its part of one beside a processor, else its part of a
-    processor."""
+    """Return the resources of one rank of a pool.
+
+    With GPUs: its part of a GPU, and one CPU. Without GPUs: its part of a CPU.
+    """
     part = float(placement.shares.get(pool, 1))
     return {"GPU": part, "CPU": 1.0} if gpus else {"CPU": part}
 
 
 def settled(groups: Groups, seconds: float) -> Groups:
-    """The groups once all are placed. Raises PlanError where one is not placed in time; all are removed
-    then."""
+    """Return the groups once all are placed.
+
+    Raises PlanError, and removes all groups, if one is not placed in time.
+    """
     try:
         wait_for_room(groups, seconds)
     except BaseException:
@@ -325,24 +350,28 @@ def settled(groups: Groups, seconds: float) -> Groups:
 
 
 def wait_for_room(groups: Mapping[str, PlacementGroup], seconds: float = PLACED_SECONDS) -> None:
-    """Wait until all pools are placed, also anew after the loss of a node. Raises PlanError where one is not
-    placed in time."""
+    """Wait until all pools are placed, also after the loss of a node.
+
+    Raises PlanError if a pool is not placed in time.
+    """
     limit = time.monotonic() + seconds
     for name, group in groups.items():
         if not _placed(name, group, max(limit - time.monotonic(), 0.0)):
             kind = "GPU" if "GPU" in group.bundle_specs[0] else "CPU"
             raise PlanError.of(
                 "no-room",
-                f"pool '{name}' found no room in {seconds:g} s",
+                f"pool '{name}' could not be placed within {seconds:g} s",
                 found=f"{resources('available_resources').get(kind, 0):g} {kind}s free",
                 expected=f"{len(group.bundle_specs)} {kind}s",
-                remedy="wait until other jobs end (a run: --wait-for-nodes SECONDS), or fewer ranks",
+                remedy="wait until other jobs end (runs: set --wait-for-nodes SECONDS), or use fewer ranks",
             )
 
 
 def _placed(name: str, group: PlacementGroup, seconds: float) -> bool:
-    """Wait for the placement of a group. Gives whether it is placed. Raises PlanError where the cluster does
-    not know the group any more."""
+    """Wait for the placement of a group; return whether it is placed.
+
+    Raises PlanError if the cluster does not know the group any more.
+    """
     limit = time.monotonic() + seconds
     try:
         while not (placed := bool(answered(partial(group.wait, LOOK)))) and time.monotonic() < limit:
@@ -350,27 +379,31 @@ def _placed(name: str, group: PlacementGroup, seconds: float) -> bool:
         return placed
     except PlanError:
         raise
-    except Exception as error:  # Ray has no type for it
+    except Exception as error:  # Ray has no error type for this
         raise PlanError.of(
             "no-room",
-            f"pool '{name}' has no place in the cluster any more",
+            f"pool '{name}' lost its place in the cluster",
             found=str(error).splitlines()[0],
-            expected="the cluster in which the run began",
-            remedy="rlflow resume RUN, once the cluster is there",
+            expected="the cluster on which the run started",
+            remedy="run `rlflow resume RUN` once the cluster is back",
         ) from error
 
 
 def resources(which: str) -> dict[str, float]:
-    """The resources of the cluster by name. ``which``: "cluster_resources" for all, "available_resources" for
-    free ones."""
+    """Return the resources of the cluster by name.
+
+    ``which``: "cluster_resources" for all, "available_resources" for free ones.
+    """
     return dict(answered(getattr(ray, which)))
 
 
 def make_workers(
     setups: Mapping[str, list[Setup]], groups: Mapping[str, PlacementGroup], start: WorkerStart
 ) -> dict[str, Pool[Worker]]:
-    """Start the workers of pools, which load in parallel; ``Pool.made`` waits for them. Gives the pools by
-    name."""
+    """Start the workers of pools; return the pools by name.
+
+    The workers load in parallel; ``Pool.made`` waits for them.
+    """
     pools, ways = {}, asked_of_ray(start)
     for name, ranks in setups.items():
         need = rank_needs(ranks[0].placement, name, "GPU" in groups[name].bundle_specs[0])
@@ -388,8 +421,10 @@ def make_workers(
 
 
 def asked_of_ray(start: WorkerStart, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The options of an actor with which Ray starts its process as ``start`` says. ``variables``: more
-    variables of its environment."""
+    """Return the actor options with which Ray starts a process as ``start`` describes.
+
+    ``variables``: additional environment variables.
+    """
     if start.built_in and not variables:
         return {}
     here = {"py_executable": start.python} if start.python is not None and all_here() else {}
@@ -397,8 +432,11 @@ def asked_of_ray(start: WorkerStart, variables: Mapping[str, str] | None = None)
 
 
 def wait_for_models(pools: Iterable[Pool[Worker]], seconds: float, controllers: Controllers) -> None:
-    """Wait until all workers have loaded, and connect to them. Raises PlanError with the error of one that
-    has not, and where Ray is lost meanwhile."""
+    """Wait until all workers have loaded their models, and connect to them.
+
+    Raises PlanError, with the worker's error, if a worker fails to load. Raises PlanError if Ray is lost
+    meanwhile.
+    """
     loading = []
     for pool in pools:
         pool.watcher = Newcomers(pool, controllers)
@@ -411,12 +449,13 @@ def wait_for_models(pools: Iterable[Pool[Worker]], seconds: float, controllers: 
         refuse_lost(controllers)
         raise PlanError.of(
             "worker-load",
-            "a worker did not load its models",
+            "a worker could not load its models",
             found=str(error),
-            expected=f"all workers there within {seconds:g} s",
-            remedy=f"--load-timeout {2 * seconds:g}, where it is but slow"
+            expected=f"all workers loaded within {seconds:g} s",
+            remedy=f"if it is only slow, set --load-timeout {2 * seconds:g}"
             if isinstance(error, Late)
-            else "the same without --pools shows where it fails; who is gone may have had too little memory",
+            else "run the same command without --pools to see where loading fails; a worker that died may have "
+            "run out of memory",
         ) from error
 
 
@@ -425,8 +464,10 @@ def _setup_of(ranks: list[Setup], rank: int) -> tuple[bytes]:
 
 
 def rendezvous_points(groups: Mapping[str, PlacementGroup], folder: Path) -> dict[str, str]:
-    """Pool → the rendezvous of its ranks: the path of a file in a folder of the pool within the run's. For a
-    pool on several machines it is a name alone, since the first rank gives the address."""
+    """Return the rendezvous of each pool: the path of a file in the pool's folder, within the run's folder.
+
+    For a pool on several machines it is only a name, because the first rank provides the address.
+    """
     names = {pool: f"{pool}-{secrets.token_hex(8)}/{RENDEZVOUS}" for pool in groups}
     return {pool: name if _is_apart(groups[pool]) else f"{folder}/{name}" for pool, name in names.items()}
 
@@ -436,7 +477,7 @@ def _is_apart(group: PlacementGroup) -> bool:
 
 
 def nodes_of(group: PlacementGroup) -> dict[int, str]:
-    """Rank → its node."""
+    """Return the node of each rank."""
     return dict(answered(partial(placement_group_table, group))["bundles_to_node_id"])
 
 
@@ -446,15 +487,14 @@ def all_here() -> bool:
 
 
 def ray_nodes() -> list[dict[str, Any]]:
-    """The nodes of the Ray to which this process is connected, as Ray describes them."""
+    """Return the nodes of the connected Ray, as Ray describes them."""
     return list(answered(ray.nodes))
 
 
 def stop(
     pools: Mapping[str, Pool[Any]], groups: Mapping[str, PlacementGroup], watched: Sequence[WatchedWorker]
 ) -> None:
-    """End the processes of rewards, the workers and the placement groups. A worker that Ray cannot end is
-    killed."""
+    """End the processes of rewards, the workers and the placement groups. Kills a worker that Ray cannot end."""
     actors = [actor for pool in pools.values() for actor in pool.actors]
     for pool in pools.values():
         pool.sockets.close()
@@ -475,8 +515,11 @@ def stop(
 
 
 def leave(controllers: Controllers) -> None:
-    """Disconnect from Ray, and end one that was started here. Where it has lost a controller, this process
-    exits at once instead, since Ray would wait for it."""
+    """Disconnect from Ray, and end a Ray that was started here.
+
+    If Ray has lost a controller, this process will exit without Ray's exit handlers, which would wait for the
+    controller.
+    """
     if controllers.lost():
         launcher.leave_at_once()
     else:

@@ -1,9 +1,11 @@
-"""Starts a local Ray without the processes that no run needs: dashboard, autoscaler, log monitor, and the
-raylet's two agents. They are Python programs that import for seconds, and Ray waits for them. The raylet also
-starts workers by the fork server's command, so that a run need not ask Ray's runtime-env agent for each
-worker.
+"""Start a local Ray without processes that a run does not need.
 
-All of this is private to Ray. If this Ray looks different from what is expected here, it starts as usual.
+It skips the dashboard, autoscaler, log monitor and the raylet's two agents. These are Python programs with
+long imports, and Ray waits for them. The raylet also starts workers with the fork server's command. So a run
+need not ask Ray's runtime-env agent for each worker.
+
+All of this uses private parts of Ray. If this Ray version differs from what is expected here, Ray starts as
+usual.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from typing import Any
 
 RAYLET = "raylet"
 WORKERS, AGENTS = "--python_worker_command=", ("--dashboard_agent_command=", "--runtime_env_agent_command=")
-# of agents; the raylet waits for each
+# ports of agents; the raylet waits for each
 PORTS = ("METRICS_AGENT", "METRICS_EXPORT", "DASHBOARD_AGENT_LISTEN", "RUNTIME_ENV_AGENT")
-NO_PORT = -1  # what an agent of Ray's reports for a port that it does not serve
-# methods of Ray's node, each of which starts a process
+NO_PORT = -1  # value that Ray's agents report for a port they do not serve
+# methods of Ray's node that each start a process
 UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")
 STAND_IN = Path(__file__).with_name("stand_in.py")
 
@@ -32,21 +34,24 @@ STAND_IN = Path(__file__).with_name("stand_in.py")
 class WorkerStart:
     """How Ray starts the workers of a run."""
 
-    threads: int  # of torch, in each worker
-    python: str | None = None  # the command that starts a worker instead of Python (`rlflow.cluster.forking`)
-    # whether a Ray of our own keeps its agents: workers that differ in their variables need them
+    threads: int  # torch threads in each worker
+    python: str | None = None  # command that starts a worker instead of Python (`rlflow.cluster.forking`)
+    # whether a Ray started by the run keeps its agents; workers with different environment variables need
+    # them
     agents: bool = False
-    built_in: bool = False  # whether Ray starts each worker this way without being asked to
+    built_in: bool = False  # whether Ray starts every worker this way by default
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variables of the environment that each worker has."""
+        """Environment variables of each worker."""
         return {"OMP_NUM_THREADS": str(self.threads), "TOKENIZERS_PARALLELISM": "false"}
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """While inside, a Ray that starts is a lean one, which starts workers this way if it keeps no
-        agents."""
+        """Make a Ray lean that starts while the context is open.
+
+        It also starts workers this way if it has no agents.
+        """
         services, node = sys.modules["ray._private.services"], sys.modules["ray._private.node"].Node
         if not hasattr(services, "start_ray_process") or not all(hasattr(node, name) for name in UNUSED):
             yield
@@ -69,8 +74,10 @@ class WorkerStart:
             yield
 
     def command(self, command: Sequence[str]) -> list[str] | None:
-        """The raylet's command with our worker command, and with stand-ins for its agents; None if it stays
-        as it is."""
+        """Return the raylet's command with our worker command, and with stand-ins for its agents.
+
+        None if the command should stay unchanged.
+        """
         words, flags = list(command), [word.partition("=")[0] + "=" for word in command]
         if self.agents or any(flag not in flags for flag in (WORKERS, *AGENTS)):
             return None
@@ -79,7 +86,7 @@ class WorkerStart:
             if not words[place].startswith(WORKERS + usual):
                 return None
             python, *rest = shlex.split(self.python)
-            # the raylet looks for the second word, and leaves it out
+            # the raylet searches for the second word and drops it
             ours = subprocess.list2cmdline([python, _setup_worker(), *rest])
             words[place] = WORKERS + ours + words[place].removeprefix(WORKERS + usual)
         for agent in AGENTS:
@@ -88,15 +95,19 @@ class WorkerStart:
 
 
 def _setup_worker() -> str:
-    """The program that sets up the environment of a worker before it starts the worker. The raylet needs it
-    for a runtime_env alone."""
+    """Return the path of Ray's program that sets up a worker's environment before it starts the worker.
+
+    The raylet needs it only for a runtime_env.
+    """
     folder = os.path.dirname(os.path.abspath(str(sys.modules["ray._private.node"].__file__)))
     return os.path.join(folder, "workers", "setup_worker.py")
 
 
 def _report_no_ports(raylet: Sequence[str]) -> bool:
-    """Report in the place of agents that they serve nothing. Gives whether this Ray has agents report their
-    ports in files."""
+    """Report in place of the agents that they serve no ports.
+
+    Returns whether this version of Ray lets agents report their ports in files.
+    """
     flags, names = dict(word.partition("=")[::2] for word in raylet), sys.modules["ray._raylet"]
     if not hasattr(names, "persist_port") or not {"--session_dir", "--node_id"} <= flags.keys():
         return False
@@ -108,6 +119,6 @@ def _report_no_ports(raylet: Sequence[str]) -> bool:
 
 
 def _start_nothing(node: Any, *arguments: Any, **more: Any) -> None:
-    """In place of a method of Ray's node that starts a process. Without a dashboard, its address is empty."""
+    """Replace a method of Ray's node that starts a process. Sets an empty address for a missing dashboard."""
     if "include_dashboard" in more:
         node._webui_url = ""

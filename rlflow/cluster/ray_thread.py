@@ -1,6 +1,8 @@
-"""Calls of Ray that may not return: Ray's native code waits for minutes for a controller that does not
-answer, and signals wait with it. They are made in a thread, so that whoever waits for one has a deadline and
-obeys signals."""
+"""Calls of Ray that may hang, made in a thread of their own.
+
+Ray's native code waits for minutes for a controller that does not answer, and blocks signals meanwhile. With
+a thread, the caller has a deadline and reacts to signals.
+"""
 
 from __future__ import annotations
 
@@ -17,28 +19,33 @@ import ray
 from rlflow.processes.watchdog import launcher
 from rlflow.processes.watchdog.signals import own_terminations
 
-SECONDS = 30.0  # how long Ray may take to answer a call
+SECONDS = 30.0  # time limit for Ray to answer a call
 T = TypeVar("T")
 Call = tuple["Future[Any]", Callable[[], Any]]
 
 
 class RayLate(RuntimeError):
-    """Ray has not answered by the deadline."""
+    """Ray did not answer before the deadline."""
 
 
 class RayThread:
-    """The thread of one connection to Ray. It lives as long as the connection: the kernel ends a Ray that was
-    started in a thread together with that thread."""
+    """The thread of one connection to Ray.
+
+    It lives as long as the connection, because the kernel ends a Ray that was started in a thread with that
+    thread.
+    """
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="ray", daemon=True)
         self._thread.start()
-        self.stuck = False  # whether nobody waits any more for the call that it makes
+        self.stuck = False  # whether its current call has timed out
 
     def do(self, call: Callable[[], T], seconds: float) -> T:
-        """Make a call, and wait at most so many seconds. Gives or raises what the call does. Raises RayLate
-        after the deadline, and for every later call."""
+        """Make a call and wait at most ``seconds``. Returns or raises the result of the call.
+
+        Raises RayLate after the deadline, and for every later call.
+        """
         future: Future[T] = Future()
         if not self.stuck:
             self._calls.put((future, call))
@@ -48,19 +55,21 @@ class RayThread:
                 if not future.done():
                     self._give_up()
         if self.stuck:
-            raise RayLate(f"Ray has not answered within {seconds:g} s")
+            raise RayLate(f"Ray did not answer within {seconds:g} s")
         return future.result()
 
     def _give_up(self) -> None:
-        """Leave the call alone. The exit of this process must not wait for it, as Ray's own exit handler
-        would."""
+        """Stop waiting for the call.
+
+        The exit of this process must not wait for it, as Ray's exit handler would.
+        """
         self.stuck = True
         atexit.unregister(ray.shutdown)
         launcher.leave_at_once()
         self.end()
 
     def end(self) -> None:
-        """End the thread after the calls that it has."""
+        """End the thread after the calls that are queued."""
         self._calls.put(None)
 
     def _work(self) -> None:
@@ -70,16 +79,16 @@ class RayThread:
                 future.set_result(call())
             except BaseException as error:
                 future.set_exception(error)
-        if self.stuck:  # what has come about after all is not wanted any more
+        if self.stuck:  # nobody needs a connection that came too late
             with contextlib.suppress(Exception):
                 ray.shutdown()
 
 
-_threads: list[RayThread] = []  # of the connection that this process has, if any
+_threads: list[RayThread] = []  # thread of this process's connection, if any
 
 
 def connect(call: Callable[[], T], seconds: float) -> T:
-    """What a call gives that connects this process to a Ray. Raises as ``RayThread.do`` does."""
+    """Make a call that connects this process to a Ray; return its result. Raises as ``RayThread.do`` does."""
     disconnect()
     _threads.append(RayThread())
     try:
@@ -91,13 +100,16 @@ def connect(call: Callable[[], T], seconds: float) -> T:
 
 
 def asked(call: Callable[[], T], seconds: float = SECONDS) -> T:
-    """What a call of Ray gives. Raises what it raises, and RayLate where Ray does not answer within so many
-    seconds."""
-    return _threads[-1].do(call, seconds) if _threads else call()  # whose connection is not ours
+    """Return the result of a call of Ray.
+
+    Raises the call's error, or RayLate if Ray does not answer within ``seconds``.
+    """
+    # the connection was not made by ``connect``
+    return _threads[-1].do(call, seconds) if _threads else call()
 
 
 def disconnect() -> None:
-    """Leave the Ray to which ``connect`` has connected this process, and end one that was started here."""
+    """Disconnect from the Ray that ``connect`` has joined or started. A Ray that was started here ends."""
     if _threads:
         with contextlib.suppress(RayLate):
             asked(ray.shutdown)

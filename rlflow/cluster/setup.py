@@ -1,4 +1,4 @@
-"""Setup: what a worker gets before its first call, and how it makes the program out of it."""
+"""Setup: the data that a worker gets before its first call, and how it builds the program from it."""
 
 from __future__ import annotations
 
@@ -27,47 +27,49 @@ from rlflow.extras import VERSION
 
 @dataclass(frozen=True)
 class FlowSource:
-    """A flow for another process: the text of its file, or a pickle of a flow that no file defines at its top
-    level."""
+    """A flow for another process: the text of its file, or a pickle.
 
-    path: str  # of the file
-    name: str  # of the flow in the file
+    The pickle is used for a flow that is not defined at the top level of a file.
+    """
+
+    path: str  # path of the file
+    name: str  # name of the flow in the file
     text: str = ""
     pickled: bytes = b""
 
     @staticmethod
     def of(flow: Flow) -> FlowSource:
-        """The source of a flow of this process."""
+        """Return the source of a flow of this process."""
         path = Path(flow.function.__code__.co_filename)
         try:
             if flows_of(load(path.resolve())).get(flow.function.__name__) is flow:
                 return FlowSource(str(path.resolve()), flow.function.__name__, path.read_text())
-        except Exception:  # not a file that loads by itself: a notebook, a test
+        except Exception:  # the file cannot be loaded by itself, as with a notebook or a test
             pass
         return FlowSource(str(path), flow.function.__name__, pickled=by_value(flow))
 
     def load(self) -> Flow:
-        """The flow, made from its text or pickle."""
+        """Return the flow, made from its text or pickle."""
         if self.pickled:
             flow: Flow = cloudpickle.loads(self.pickled)
             return flow
         path = Path(self.path)
         if path.parent == algorithms_folder().resolve() and path.is_file() and path.read_text() == self.text:
             return flows_of(load(path))[self.name]
-        # another machine, or the file was changed since: messages show the text
+        # on another machine, or if the file changed since then, messages show the text
         if not path.is_file() or path.read_text() != self.text:
-            # which lies in no file
+            # a path without a file, so the text is used
             path = Path(f"/rlflow-{hashlib.sha256(self.text.encode()).hexdigest()[:16]}") / path.name
         return flows_of(load_text(path, self.text))[self.name]
 
 
-# The mark of a field without a default is compared by identity. Pickled as the object that it is, it would
-# come back as another one, and a class that is read in its own process would get it.
+# dataclasses compares this marker of a field without a default by identity. A plain pickle would create
+# another object, which a class that was loaded in the worker would not recognise.
 copyreg.pickle(type(dataclasses.MISSING), lambda missing: "MISSING")
 
 
 def by_value(flow: Flow) -> bytes:
-    """A pickle of the flow that can be read without its module."""
+    """Return a pickle of the flow that can be loaded without its module."""
     module = sys.modules.get(flow.function.__module__)
     if module is not None and not module.__name__.startswith("rlflow"):
         cloudpickle.register_pickle_by_value(module)
@@ -77,11 +79,11 @@ def by_value(flow: Flow) -> bytes:
 
 @dataclass(frozen=True)
 class Setup:
-    """The message with which a rank of a pool is set up."""
+    """The message that sets up a rank of a pool."""
 
-    version: str  # of the driver's rlflow
+    version: str  # version of the driver's rlflow
     flow: FlowSource
-    # the flow's settings by name; their class is known once the flow's file is loaded
+    # settings of the flow by name; their class is known once the flow's file is loaded
     hp: Mapping[str, Any] | None
     config: RunConfig
     options: TraceOptions
@@ -92,19 +94,22 @@ class Setup:
     rank: int
     ranks: int
     updates: Mapping[str, int]  # role → optimizer steps over the run
-    threads: int  # of torch
-    # the file in which the pool's ranks meet; a name alone where they are on several machines
+    threads: int  # number of torch threads
+    # the rendezvous file of the pool's ranks; only a name if they are on several machines
     rendezvous: str
-    # which parts of models are in memory when; None where memory has no limit
+    # offload plan of this rank; None if memory has no limit
     course: MemorySchedule | None = None
 
     def program(self, flow: Flow | None = None) -> Program:
-        """Trace the flow in this process. ``flow``: the driver's, where this is the driver's process; None:
-        it is loaded. Raises PlanError where the graph or the version of rlflow differs from the driver's."""
+        """Trace the flow in this process.
+
+        ``flow``: the driver's flow if this is the driver's process; None loads it. Raises PlanError if the
+        graph or the version of rlflow differs from the driver's.
+        """
         if self.version != VERSION:
             raise PlanError.of(
                 "worker-version",
-                "a worker has another rlflow than the driver",
+                "a worker has a different version of rlflow than the driver",
                 found=VERSION,
                 expected=self.version,
                 remedy="install the same version on every node",
@@ -115,9 +120,9 @@ class Setup:
         if identity(program.graph) != self.graph:
             raise PlanError.of(
                 "worker-graph",
-                "the flow is another one on a worker",
+                "a worker traced a different flow than the driver",
                 found=identity(program.graph),
                 expected=self.graph,
-                remedy="let the flow depend on its settings alone",
+                remedy="make the flow depend only on its settings",
             )
         return program

@@ -1,7 +1,7 @@
-"""What the raylet of a lean Ray starts in place of an agent: a process that waits until the raylet ends.
+"""A process that a lean Ray starts in place of each raylet agent. It waits until the raylet ends.
 
-A raylet refuses to start without agents, and ends when one of them does. This program starts within
-milliseconds: it imports the standard library alone.
+A raylet needs its agents: it refuses to start without them, and ends when one of them ends. This program
+starts within milliseconds, because it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # started without the packages of the environment
+if __name__ == "__main__":  # the process is started without the packages of the environment
     sys.path.append(str(Path(__file__).parents[2]))
 
     from rlflow.processes.watchdog import kin

@@ -1,5 +1,4 @@
-"""Worker: one rank of a pool, with the halves of the roles that are placed there, rewards, and the columns
-that it keeps."""
+"""Worker: one rank of a pool, with the trainers and generators placed there, rewards, and stored columns."""
 
 from __future__ import annotations
 
@@ -57,12 +56,13 @@ from rlflow.training.threads import others_alone
 
 
 class Worker:
-    """Carries out calls of the driver with an engine of its own, the same class that a run in one process
-    uses."""
+    """Runs calls of the driver with an engine of its own, a ``LocalEngine`` as in a run in one process."""
 
     def __init__(self, setup: Setup, flow: Flow | None = None, group: Any = None) -> None:
-        """``flow`` and ``group``: the flow and torch's group of the ranks, where these are threads of the
-        driver's process."""
+        """``flow`` and ``group``: given if ranks are threads of the driver's process.
+
+        They are the driver's flow, and torch's group of the ranks.
+        """
         self.setup, self.group = setup, group
         self.program = setup.program(flow)
         self.store = ShardStore()
@@ -76,7 +76,7 @@ class Worker:
         others_alone()
 
     def _engine(self) -> LocalEngine:
-        """The engine with the models of this pool. A role has only the half that is placed on it."""
+        """Create the engine with the models of this pool. A role has only the side that is placed on it."""
         setup, graph = self.setup, self.program.graph
         used = {node.role for node in used_nodes(graph)}
         roles = bind_roles(graph, setup.config)
@@ -116,7 +116,7 @@ class Worker:
         return engine
 
     def _wanted(self, role: BoundRole) -> Halves:
-        """The halves of a role that are placed on this pool."""
+        """Return which sides of a role are placed on this pool."""
         placement, pool = self.setup.placement, self.setup.pool
         return Halves(placement.trainers.get(role.name) == pool, placement.generators.get(role.name) == pool)
 
@@ -124,14 +124,17 @@ class Worker:
     # --------------------------------------------------------------------------------------------------------
 
     def load(self, key: int, parcel: Parcel, iteration: int) -> Answer:
-        """Store a shard, and answer with its columns, for a driver that does not know them."""
+        """Store a shard; the answer describes its columns, for a driver that does not know them."""
         return self._keep(Call("load", key, NOTHING, iteration), self.store.take(key, parcel, iteration))
 
     def slice(
         self, key: int, names: tuple[str, ...], rows: Index | None, shared: bool, iteration: int
     ) -> Parcel:
-        """The named columns of a shard; ``rows``: which of its rows, None for all. ``shared``: whether the
-        receiver can read this process's shared memory. ``iteration``: the one that they are for."""
+        """Return the named columns of a shard, for ``iteration``.
+
+        ``rows``: which of its rows, None for all. ``shared``: whether the receiver can read this process's
+        shared memory.
+        """
         return self.store.slice(key, names, rows, shared, iteration)
 
     def forget(self, keys: tuple[int, ...]) -> None:
@@ -143,15 +146,17 @@ class Worker:
         self.store.clear(iteration)
 
     def held(self) -> int:
-        """The number of shards."""
+        """Return the number of shards."""
         return len(self.store)
 
     # -- calls
     # --------------------------------------------------------------------------------------------------------
 
     def run(self, frame: bytes | memoryview, *transfers: Parcel) -> bytes | Answer:
-        """Carry out one operation. ``frame``: a packed ``Call``. ``transfers``: rows from other workers.
-        Gives a packed ``Answer``."""
+        """Run one operation; return a packed ``Answer``.
+
+        ``frame``: a packed ``Call``. ``transfers``: rows from other workers.
+        """
         call = Call.unpacked(frame)
         self.store.forget(call.forget)
         with MARKS.during(call):
@@ -165,8 +170,10 @@ class Worker:
             ).packed()
 
     def run_chunks(self, frame: bytes | memoryview, *transfers: Parcel) -> Iterator[bytes | Answer]:
-        """Sample rows, answer for each chunk as soon as it is complete, with a key of its own and its rows,
-        and at last for all rows."""
+        """Sample rows; answer for each chunk as soon as it is complete, and last for all rows.
+
+        The answer of a chunk has a key of its own and the numbers of its rows.
+        """
         call = Call.unpacked(frame)
         self.store.forget(call.forget)
         role, sampling, seed, into, keys = (
@@ -188,7 +195,7 @@ class Worker:
             )
 
     def _keep(self, call: Call, batch: Batch, tallies: PartialMetrics | None = None) -> Answer:
-        """Store a batch under the call's key. Gives the answer about it, with its scalars."""
+        """Store a batch under the call's key; return the answer about it, with its scalars."""
         scalars = {name: data for name, data in batch.data.items() if data.kind.level is Level.SCALAR}
         stored = Batch(batch.axis, {name: data for name, data in batch.data.items() if name not in scalars})
         self.store.put(call.key, stored, call.iteration)
@@ -201,38 +208,41 @@ class Worker:
         return Answer(call.key, len(stored), columns, lengths, scalars, tallies or {})
 
     def generate(self, call: Call, batch: Batch) -> Answer:
-        """Sample responses, and store them."""
+        """Sample responses and store them."""
         role, sampling, seed = (call.arguments[name] for name in ("role", "sampling", "seed"))
         rows = self.engine.sample(role, batch, sampling, seed)
         return self._keep(call, Batch(batch.axis.repeat(sampling.samples), rows.data))
 
     def forward(self, call: Call, batch: Batch) -> Answer:
-        """Compute a forward of a role, and store its columns."""
+        """Run a role's trainer forward and store the columns."""
         role, want, ahead = (call.arguments[name] for name in ("role", "want", "ahead"))
         return self._keep(call, self.engine.forward(role, want, batch, CallOptions(ahead=ahead)))
 
     def score(self, call: Call, batch: Batch) -> Answer:
-        """Score rows by a role, and store the scores."""
+        """Score rows with a role's generator and store the log-probs."""
         return self._keep(call, self.engine.score(call.arguments["role"], batch))
 
     def reward(self, call: Call, batch: Batch) -> Answer:
-        """Score rows by the rewards of a role, and store the scores."""
+        """Score rows by the rewards of a role and store the scores."""
         scores, tallies = self.engine.reward(call.arguments["role"], batch)
         return self._keep(call, scores, tallies)
 
     def encode(self, call: Call, batch: Batch) -> Answer:
-        """Encode asked rows with the tokenizers of the roles that sample from them, and store the columns."""
+        """Encode follow-up prompts with the tokenizers of the roles that read them, and store the columns."""
         return self._keep(call, self.engine.encoded(batch, call.arguments["roles"]))
 
     def cut(self, call: Call, batch: Batch) -> Answer:
-        """Store the beginnings of rows to go on from. The answer has how many each row has, and how many
-        tokens are in each."""
+        """Store the beginnings of rows to continue from.
+
+        The answer has the number of beginnings of each row, and the number of response tokens in each
+        beginning.
+        """
         rows, place = self.engine.cut(batch)
         counts = torch.bincount(rows.axis.back_to(batch.axis), minlength=len(batch))
         return self._keep(call, rows)._replace(value=(counts.numpy(), place.numpy()))
 
     def stage(self, call: Call, batch: Batch) -> Answer:
-        """Run a stage of the flow, and store its columns."""
+        """Run a stage of the flow and store its columns."""
         stage = self.program.stage(call.arguments["function"])
         result, tallies = apply_stage(
             stage, batch, call.arguments["settings"], call.arguments["seed"], self._on(stage)
@@ -240,21 +250,23 @@ class Worker:
         return self._keep(call, result, tallies)
 
     def _on(self, stage: Stage) -> Trainer | None:
-        """The trainer of the role that a stage works on, with all its parts in memory; None for other
-        stages."""
+        """Return the trainer of a stage's role, with all its parts in memory.
+
+        None for a stage without a role.
+        """
         return self._trainer(stage.on, learning(stage.on)) if stage.on else None
 
     def split(self, call: Call, batch: Batch) -> Answer:
-        """Split a batch by a dispatch mode of the author. Each piece is stored, and the answer has the keys
-        of its rows."""
+        """Split a batch by a dispatch mode of the author.
+
+        Each piece is stored; the answer has keys and row axes.
+        """
         split = self.program.stage(call.arguments["function"]).dispatch.split
         assert split is not None
         pieces = split(batch, self.setup.ranks)
         keys = call.arguments["keys"]
         if len(pieces) > len(keys):
-            raise ValueError(
-                f"found {len(pieces)} pieces, expected at most one for each of {len(keys)} ranks"
-            )
+            raise ValueError(f"found {len(pieces)} pieces, expected at most {len(keys)}, one per rank")
         stored = [
             (self._keep(call._replace(key=key), piece), (piece.axis.keys.numpy(), piece.axis.grouped))
             for key, piece in zip(keys, pieces, strict=False)
@@ -275,9 +287,12 @@ class Worker:
         return self._keep(call, merge_pieces(self.program.stage(call.arguments["function"]), outputs, batch))
 
     def facts(self, call: Call, batch: Batch) -> Answer:
-        """Facts of each row that an update is balanced by: the column that keeps it from being learned from,
-        its tokens that count, all its tokens, its group, and of several losses whether the row is its. The
-        rows stay for the update."""
+        """Return for each row the numbers that an update needs to balance its steps, int64 [rows, 4 or more].
+
+        They are the column that excludes the row from the update (0: none), its unmasked tokens, all its
+        tokens, its group, and for each of several losses whether the loss uses the row. The rows are stored
+        for the update.
+        """
         loss = self.program.loss(call.arguments["function"])
         own = own_rows(batch, loss).unbind(1) if isinstance(loss, JointLoss) else ()
         groups = batch.data["group"].value if "group" in batch else batch.axis.group_numbers
@@ -287,8 +302,10 @@ class Worker:
         return self._keep(call, batch)._replace(value=facts.numpy())
 
     def update(self, call: Call, batch: Batch) -> Answer:
-        """This rank's rows of each optimizer step: ``steps`` holds (rows within the batch, tokens and rows of
-        the whole minibatch)."""
+        """Train on this rank's rows of each optimizer step.
+
+        ``steps`` holds (rows within the batch, tokens and rows of the full minibatch).
+        """
         loss, role = self.program.loss(call.arguments["function"]), call.arguments["role"]
         shares = [
             self._share(batch, loss, torch.tensor(rows), MinibatchTotals(*totals))
@@ -302,7 +319,10 @@ class Worker:
         return Answer(value=learned)
 
     def _share(self, batch: Batch, loss: Loss, rows: torch.Tensor, totals: MinibatchTotals) -> RankShare:
-        """Rows in the order in which the step takes them, whole groups for a loss over groups."""
+        """Return the rows of a step in the order in which it uses them.
+
+        Complete groups for a loss over groups.
+        """
         if loss.rows != "group" or not len(rows):
             return RankShare(list(torch.split(rows, 1)) if len(rows) else [], totals)
         groups = group_of(batch)[rows]
@@ -311,21 +331,25 @@ class Worker:
         )
 
     def slices(self, call: Call, batch: Batch) -> Answer:
-        """Rows for other workers on this machine. ``parts``: of each transfer the key, names and rows. The
-        answer has a parcel for each, None for a large one for which shared memory has no room: it is asked
-        for again by Ray."""
+        """Return rows for other workers on this machine. ``parts``: (key, names, rows) of each transfer.
+
+        The answer has a message for each. It is None if a large message does not fit into shared memory; the
+        driver then requests it through Ray.
+        """
         parcels = [
             self.slice(key, names, rows, True, call.iteration) for key, names, rows in call.arguments["parts"]
         ]
         return Answer(value=[inline(parcel) for parcel in parcels])
 
     def hold(self, call: Call, batch: Batch) -> Answer:
-        """Store a batch as it came."""
+        """Store a batch unchanged."""
         return self._keep(call, batch)
 
     def summarise(self, call: Call, batch: Batch) -> Answer:
-        """Summarise the columns of stored records. ``records``: key → names of columns; ``judged``: which are
-        what rewards gave."""
+        """Summarise the columns of stored records.
+
+        ``records``: key → names of columns. ``judged``: which of them are scores of rewards.
+        """
         records = [(names, self.store.get(key)) for key, names in call.arguments["records"].items()]
         columns = {name: batch.select(name) for names, batch in records for name in names}
         return Answer(value=summarise(columns, call.arguments["judged"]))
@@ -338,22 +362,24 @@ class Worker:
     # --------------------------------------------------------------------------------------------------------
 
     def weights(self, role: str) -> Payload:
-        """The trainer's weights by Hugging Face name from rank 0; from other ranks, which only take part,
-        nothing."""
+        """Return the trainer's weights by Hugging Face name from rank 0.
+
+        Other ranks only take part, and return nothing.
+        """
         return pack_tensors(dict(self._from_rank0(self._trainer(role, syncing(role)).weights())))
 
     def _from_rank0(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         return (pair for pair in tensors if self.setup.rank == 0)
 
     def _trainer(self, role: str, needs: Parts) -> Trainer:
-        """A role's trainer, with these parts in memory."""
+        """Return a role's trainer, with these parts in memory."""
         trainer = self.engine.models[role].trainer
         assert trainer is not None
         self.engine.keeper.settle(needs)
         return trainer
 
     def receive(self, role: str, version: int, weights: Payload) -> int:
-        """Give whole tensors, the weights of this version, to the generator. Gives their bytes."""
+        """Load full tensors, the weights of this version, into the generator; return their bytes."""
         generator = self.engine.models[role].generator
         assert generator is not None
         self.engine.keeper.settle(syncing(role))
@@ -361,28 +387,29 @@ class Worker:
         return weights.nbytes
 
     def state(self, role: str) -> Payload:
-        """The trainer's state from rank 0; from other ranks, which only take part, nothing."""
+        """Return the trainer's state from rank 0. Other ranks only take part, and return nothing."""
         return pack_tensors(dict(self._from_rank0(self._trainer(role, copying(role)).state().items())))
 
     def commit(self, role: str) -> tuple[Payload, int]:
-        """(state of the trainer, its bytes), which Ray keeps outside of this process."""
+        """Return (state of the trainer, its bytes). Ray stores the state outside this process."""
         payload = self.state(role)
         return payload, payload.nbytes
 
     def restore(self, role: str, state: Payload) -> None:
-        """Put the trainer back to a state."""
+        """Restore the trainer to a state."""
         self._trainer(role, copying(role)).restore(unpack_tensors(state))
 
     def resize_passes(self, role: str, tokens: int) -> int:
-        """Have the trainer compute at most so many tokens in a pass from now on. Gives the number until
-        now."""
+        """Set the most tokens that the trainer computes in a pass; return the earlier number."""
         trainer: Any = self.engine.models[role].trainer
         before: int = trainer.resize_passes(tokens)
         return before
 
     def synchronise(self, role: str, version: int) -> dict[str, Any]:
-        """Set the model's version, and move the trainer's weights to the generator on the same ranks. Gives
-        metrics of the transfer."""
+        """Set the model's version, and copy the trainer's weights to the generator on the same ranks.
+
+        Returns metrics of the transfer.
+        """
         model, options = self.engine.models[role], self.setup.config.options
         model.version, model.sampled_version = version, -1
         self.engine.keeper.settle(syncing(role))
@@ -399,8 +426,10 @@ class Worker:
         return {}
 
     def passing(self, role: str, step: str, *arguments: Any) -> Any:
-        """Call a step of a weight transfer between pools: a method of this rank's end. The step "begin" makes
-        a new end."""
+        """Run a step of a weight transfer between pools: a method of this rank's end of the transfer.
+
+        The step "begin" creates a new end.
+        """
         if step == "begin":
             if role in self.ends:
                 self.ends.pop(role).close()
@@ -413,11 +442,11 @@ class Worker:
         self._trainer(role, computing(role)).save(Path(folder))
 
     def moved(self) -> dict[str, float]:
-        """Metrics of the parts of models that were put away and brought back since the last call."""
+        """Return metrics of the parts of models offloaded and loaded since the last call."""
         return self.engine.keeper.told()
 
     def reasons(self) -> dict[Cause, str]:
-        """The first message for each cause of missing scores."""
+        """Return the first message for each cause of missing scores."""
         return {**self.rewards.reasons(), **self.environments.reasons()}
 
     def close(self) -> None:
@@ -427,11 +456,13 @@ class Worker:
 
 
 def own_process(raw: bytes, address: str = "") -> Worker:
-    """The worker of a process that is a rank by itself. ``raw``: the pickled ``Setup``. ``address``: the
-    rendezvous of ranks on several machines."""
+    """Create the worker of a process that is a rank.
+
+    ``raw``: the pickled ``Setup``. ``address``: rendezvous of ranks on several machines.
+    """
     setup: Setup = content(raw)
     options = setup.config.options
-    guard(sys.stdout, sys.stderr)  # which Ray keeps in files
+    guard(sys.stdout, sys.stderr)  # Ray writes these streams to files
     remember(setup.config.values)
     os.environ.update(setup.config.service_variables)
     torch.set_num_threads(setup.threads)
@@ -447,12 +478,15 @@ def _interface(options: Options) -> Interface:
     return own_interface(options.interface, options.insecure)
 
 
-_loading = threading.Lock()  # transformers changes what holds for the whole process while it loads a model
+_loading = threading.Lock()  # while transformers loads a model, it changes settings of the full process
 
 
 def own_thread(raw: bytes, flow: Flow, store: Any) -> Worker:
-    """The worker of a rank that is threads of the driver's process. ``raw``: the pickled ``Setup``. ``flow``:
-    the driver's, whose module a process has once. ``store``: where its pool's ranks meet."""
+    """Create the worker of a rank that is threads of the driver's process.
+
+    ``raw``: the pickled ``Setup``. ``flow``: the driver's flow, because a process imports its module once.
+    ``store``: rendezvous of its pool's ranks.
+    """
     setup: Setup = content(raw)
     group = group_of_threads(store, setup.rank, setup.ranks) if setup.ranks > 1 else None
     torch.set_num_threads(setup.threads)
@@ -461,7 +495,7 @@ def own_thread(raw: bytes, flow: Flow, store: Any) -> Worker:
 
 
 def _no_data(count: int) -> Batch:
-    raise RuntimeError("a worker has no data of its own")
+    raise RuntimeError("workers cannot draw prompts")
 
 
 OPERATIONS: dict[str, Callable[[Worker, Call, Batch], Answer]] = {

@@ -79,7 +79,7 @@ def test_a_rank_that_cannot_load_is_named_and_nothing_stays(tmp_path, monkeypatc
     before = set(threading.enumerate())
     with pytest.raises(
         PlanError,
-        match=r"(?s)a rank did not load its models.*MemoryError: too large \(rank \d of pool 'all'\)",
+        match=r"(?s)a rank could not load its models.*MemoryError: too large \(rank \d of pool 'all'\)",
     ):
         rlflow.roles(
             "grpo",

@@ -50,7 +50,7 @@ def test_without_a_safe_place_the_run_is_refused_in_words(tmp_path, temporary, m
     temporary(tmp_path)
     tmp_path.chmod(0o777)
     monkeypatch.setattr(private, "PLACES", ())
-    with pytest.raises(PlanError, match=r"(?s)no place(.*)found rights 777(.*)TMPDIR"):
+    with pytest.raises(PlanError, match=r"(?s)no folder is suitable(.*)found rights 777(.*)TMPDIR"):
         launch.run_folder(NAME, "auto")
 
 
@@ -74,10 +74,10 @@ def test_an_address_at_which_no_ray_answers_is_refused_as_it_was_given(tmp_path)
             launch.start(address, 1, tmp_path / "rlflow-0", seconds=60.0)
     job = Job("alone", address=address)
     job.role("one", Path)
-    with pytest.raises(PlanError, match=rf"no Ray to join at '{address}'(.|\n)*refused"), job:
+    with pytest.raises(PlanError, match=rf"cannot join a Ray at '{address}'(.|\n)*refused"), job:
         pass
-    assert f"there is no Ray to join at '{address}'" in str(silent.value)
-    assert "says nothing for 0.1 s" in str(silent.value)
+    assert f"cannot join a Ray at '{address}'" in str(silent.value)
+    assert "sent nothing for 0.1 s" in str(silent.value)
     assert "6379" in str(silent.value)
 
 
@@ -87,6 +87,6 @@ def test_a_ray_of_our_own_needs_the_loopback_address(tmp_path, monkeypatch):
 
     monkeypatch.setattr(socket, "create_connection", lambda *words, **more: down(words))
     with pytest.raises(
-        PlanError, match=r"(?s)Ray did not start.*nothing reaches 127\.0\.0\.1.*Network is unreachable"
+        PlanError, match=r"(?s)Ray did not start.*127\.0\.0\.1 cannot be reached.*Network is unreachable"
     ):
         launch.start(None, 1, tmp_path / "rlflow-0")

@@ -46,8 +46,8 @@ def test_a_server_of_http_2_may_be_a_ray_and_its_address_is_given():
     [
         (b"HTTP/1.1 400 Bad Request\r\nServer: x\r\n\r\n", "'HTTP/1.1 400 Bad Request'"),
         (b"+OK\r\n", "'\\+OK'"),
-        (b"\xff\x00" * 30, "not as a Ray"),
-        (b"", "ends the connection at once"),
+        (b"\xff\x00" * 30, "it is not a Ray"),
+        (b"", "closed the connection at once"),
     ],
 )
 def test_what_answers_in_another_way_is_quoted(answer, told):
@@ -56,7 +56,7 @@ def test_what_answers_in_another_way_is_quoted(answer, told):
 
 
 def test_what_says_nothing_is_left_at_the_deadline():
-    with answering(None) as address, pytest.raises(OSError, match=r"says nothing for 0\.1 s"):
+    with answering(None) as address, pytest.raises(OSError, match=r"sent nothing for 0\.1 s"):
         check_speaks(address, 0.1)
 
 
@@ -73,7 +73,7 @@ def test_a_port_that_nobody_listens_at_is_refused_wherever_the_address_stands(mo
 
 def test_an_answer_in_pieces_is_a_whole_one():
     check_greeting(SETTINGS, 1.0)
-    with pytest.raises(OSError, match="not as a Ray"):
+    with pytest.raises(OSError, match="it is not a Ray"):
         check_greeting(SETTINGS[:8], 1.0)
 
 
@@ -88,4 +88,4 @@ def test_a_controller_is_lost_once_it_has_taken_no_connection_for_long():
         now[0] = float(second)
         assert watched.lost() is None  # a controller may be started anew
     now[0] = 195 + GONE
-    assert "has taken no connection for 30 s" in watched.lost()
+    assert "accepted no connection for 30 s" in watched.lost()
