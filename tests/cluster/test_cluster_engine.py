@@ -266,7 +266,7 @@ def test_what_goes_wrong_in_a_process_names_its_rank_and_where_loading_hangs_the
         assert pipe.read_text() == "loads"
         with pytest.raises(
             PlanError,
-            match=r"no answer to 'the start' from rank 0 of pool 'slow' after 0\.2 s; .* still loads\n",
+            match=r"no answer to 'the start' from rank 0 of pool 'slow' after 0\.2 s; .* is still loading\n",
         ) as late:
             wait_for_models([slow], 0.2, Controllers())
         assert re.search(r"timeit\.py:\d+ in timeit\n.*within 0\.2 s\n.*--load-timeout 0\.4", str(late.value))

@@ -199,8 +199,8 @@ def test_a_run_whose_workers_died_ends_as_if_they_had_not(
     assert len(run.notes) == len(back)
     for note, repeated in zip(run.notes, back, strict=True):
         assert re.search(
-            r"^rank [01] of pool '(\w+)' \(pid \d+ on .*, node \w+, actor[^)]*\) has died; when last "
-            r"heard of it ran .*; "
+            r"^rank [01] of pool '(\w+)' \(pid \d+ on .*, node \w+, actor[^)]*\) has died; at its "
+            r"last heartbeat it ran .*; "
             rf"noticed in .*iteration \d\. Recovered in .* s: pool '\1' started anew, .* {repeated} "
             r".*repeated$",
             note,

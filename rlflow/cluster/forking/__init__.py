@@ -1,7 +1,8 @@
-"""Workers as forks of one process that has imported what they all import, which takes each of them seconds of
-processor time otherwise.
+"""Start workers as forks of one process that has imported their modules.
 
-Here: the fork server of this process, the requests to it, and the program that Ray starts in place of a
-worker. Not here: what a worker does (`rlflow.cluster.worker`), workers on several machines (Ray starts them
-as usual).
+The imports take seconds per worker otherwise.
+
+This package holds the fork server of this process, the requests to it, and the program that Ray starts in
+place of a worker. The worker itself is in `rlflow.cluster.worker`. Workers on several machines are started by
+Ray as usual.
 """

@@ -1,9 +1,8 @@
-"""The program that Ray starts in place of a worker: it has the fork server start the worker, and ends as the
-worker ends.
+"""The program that Ray starts in place of a worker. The fork server starts the worker for it.
 
 ``PYTHON -I -S client.py INTRODUCTION SCRIPT ARGUMENT…``: the introduction is a file with the server's
-address, its key, and the modules that the script will import. Where no server answers, this process becomes
-the worker itself, as Ray would have started it.
+address, its key, and the modules that the script will import. This program waits for the worker and ends with
+its status. If no server answers, this process becomes the worker itself, as Ray would have started it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ import socket
 import sys
 from pathlib import Path
 
-# started without the packages of the environment, whose search takes longer than all the rest
+# it is started without the packages of the environment, because finding them takes longer than everything
+# else
 if __name__ == "__main__":
     sys.path.append(str(Path(__file__).parents[3]))
 
@@ -25,7 +25,7 @@ from rlflow.processes.watchdog import kin
 
 
 def main(introduction: str, command: list[str]) -> None:
-    """Have the command run by the fork server that the introduction names, or else by this process."""
+    """Run the command in a fork of the server that the introduction names, or else in this process."""
     connection = None
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, EOFError):
         connection = asked(introduction, command)
@@ -35,9 +35,11 @@ def main(introduction: str, command: list[str]) -> None:
 
 
 def asked(introduction: str, command: list[str]) -> socket.socket:
-    """Ask for a process, and wait until there is one. Gives the connection to the server. Raises OSError,
-    ValueError, LookupError, TypeError or EOFError where it is not to be had."""
-    kin.die_with_raylet()  # the server ends a process that nobody waits for
+    """Ask the server for a process, and wait until it runs; return the connection to the server.
+
+    Raises OSError, ValueError, LookupError, TypeError or EOFError if that fails.
+    """
+    kin.die_with_raylet()  # if this process dies, the server ends the worker
     known = json.loads(Path(introduction).read_text())
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(known["address"])
@@ -51,8 +53,10 @@ def asked(introduction: str, command: list[str]) -> socket.socket:
 
 
 def status_of(connection: socket.socket) -> int:
-    """How the process ended, as ``os.waitpid`` gives it. Where the server ended first, the process did not
-    outlive it."""
+    """Return how the process ended, as an ``os.waitpid`` status.
+
+    If the server ended first, the process was killed with it.
+    """
     try:
         return requests.reply(connection)
     except (OSError, EOFError):
@@ -60,7 +64,7 @@ def status_of(connection: socket.socket) -> int:
 
 
 def end_as(status: int) -> None:
-    """End this process with the exit code or the signal with which another ended."""
+    """End this process with the exit code or the signal of another."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         os.kill(os.getpid(), -code)

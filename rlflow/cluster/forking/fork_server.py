@@ -1,8 +1,9 @@
-"""The fork server: a process that imports modules once and forks itself for each process that is asked for.
+"""The fork server: a process that imports modules once, and forks itself for each requested process.
 
-``python -m rlflow.cluster.forking.fork_server LISTENER PARENT``: the descriptor of a socket that listens, and
-the pid of the process with which the server ends; its key comes on stdin. It has one thread, as a process
-that forks must have. A fork is killed when the process that asked for it goes away, and when the server ends.
+``python -m rlflow.cluster.forking.fork_server LISTENER PARENT``: the descriptor of a listening socket, and
+the pid of the process with which the server ends. Its key comes on stdin. It has a single thread, because
+forking is unsafe with more. A fork is killed when the client that requested it ends, and when the server
+ends.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from rlflow.cluster.forking import request as requests
 from rlflow.cluster.forking.request import Request
 from rlflow.processes.watchdog import kin
 
-# a variable with which the server starts, in whose place a fork's mark is written
+# a variable in the server's first environment; a fork writes its process tag over it
 ROOM, SLOT = "RLFLOW_FORKS", "/" * 512
-ANSWER_SECONDS = 30.0  # how long the rest of a request may take
+ANSWER_SECONDS = 30.0  # time limit to receive the rest of a request
 CREDENTIALS = struct.Struct("3i")  # pid, user and group of a peer
 
 
@@ -37,22 +38,25 @@ class Fork:
     """A process that the server has started."""
 
     pid: int
-    pidfd: int  # a descriptor that is readable once the process has ended
-    connection: socket.socket  # to the client that waits for its end
+    pidfd: int  # descriptor that is readable once the process has ended
+    connection: socket.socket  # to the client that waits for the end of the process
 
 
 @dataclass
 class ForkServer:
-    """Takes requests until the parent ends. ``run`` gives a request in the process that was forked for it."""
+    """Serves requests until the parent ends.
+
+    ``run`` returns only in a fork, with the request it was forked for.
+    """
 
     listener: socket.socket
-    parent: int  # a descriptor that is readable once the parent has ended
+    parent: int  # descriptor that is readable once the parent has ended
     key: str
-    environment: Mapping[str, str]  # with which this process has imported
+    environment: Mapping[str, str]  # environment with which this process imported its modules
     forks: list[Fork] = field(default_factory=list)
 
     def run(self) -> Request:
-        """Serve; return in each fork alone."""
+        """Serve requests; return only in a fork."""
         while True:
             ready = self._ready()
             if ready == self.parent:
@@ -65,20 +69,21 @@ class ForkServer:
                 return request
 
     def _ready(self) -> int:
-        """A descriptor of which something is to be read. Only one, since its number may be another's once
-        that has been seen to."""
+        """Return one readable descriptor.
+
+        It returns only one, because handling it can close others and reuse their numbers.
+        """
         with selectors.PollSelector() as selector:
             for file in (self.parent, self.listener.fileno()):
                 selector.register(file, selectors.EVENT_READ)
             for fork in self.forks:
                 selector.register(fork.pidfd, selectors.EVENT_READ)
-                # a client sends nothing more: it has gone
+                # a client sends nothing more, so a readable connection means that it has ended
                 selector.register(fork.connection.fileno(), selectors.EVENT_READ)
             return int(selector.select()[0][0].fd)
 
     def _accept(self) -> Request | None:
-        """Take a connection and do what it asks for. Gives the request in a process that was forked for
-        it."""
+        """Accept a connection and serve its request. Returns the request in a process that was forked for it."""
         connection, _ = self.listener.accept()
         files: list[int] = []
         try:
@@ -101,8 +106,10 @@ class ForkServer:
         return None
 
     def _forked(self, request: Request, connection: socket.socket, files: list[int]) -> bool:
-        """Start a process. Gives whether this is that process. Raises ValueError for one that cannot be a
-        fork, OSError."""
+        """Fork a process; return whether this is the new process.
+
+        Raises ValueError if it cannot be a fork, and OSError.
+        """
         mark = request.environment.get(kin.MARK, "").encode()
         if len(mark) > len(SLOT) or len(files) != requests.FILES or not os.path.isfile(request.command[0]):
             raise ValueError("not a process that this server can start")
@@ -117,17 +124,19 @@ class ForkServer:
             try:
                 self._inherit(server, connection, files)
             except BaseException:
-                os._exit(1)  # a second server would serve
+                os._exit(1)  # never fall through into a second server loop
             return True
         connection.settimeout(None)
         self.forks.append(Fork(pid, os.pidfd_open(pid), connection))
-        with contextlib.suppress(OSError):  # the client has gone: that is seen like any later
+        with contextlib.suppress(OSError):  # the client has ended; the main loop handles that
             connection.sendall(requests.REPLY.pack(pid))
         return False
 
     def _inherit(self, server: int, connection: socket.socket, files: list[int]) -> None:
-        """In a fork: end with the server, lead a process group, since Ray ends that of a worker that has
-        died, and have the client's files and none of the server's."""
+        """Set up a fork: it ends with the server, and has the client's files but none of the server's.
+
+        It leads a process group, because Ray ends the group of a dead worker.
+        """
         kin.die_with(server)
         os.setpgid(0, 0)
         for number, file in enumerate(files):
@@ -138,7 +147,7 @@ class ForkServer:
             os.close(descriptor)
 
     def _end(self, fork: Fork) -> None:
-        """See to a fork that has ended, or whose client has."""
+        """Clean up after a fork that has ended, or whose client has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(fork.pidfd, signal.SIGKILL)
         status = os.waitpid(fork.pid, 0)[1]
@@ -150,25 +159,24 @@ class ForkServer:
 
 
 def peer_user(connection: socket.socket) -> int:
-    """The user of the process at the other end."""
+    """Return the user of the process at the other end."""
     return int(
         CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))[1]
     )
 
 
 def import_all(modules: list[str]) -> None:
-    """Import modules, those that are there and work: a fork says what is wrong with another, when it needs
-    it."""
+    """Import modules. Modules that fail are skipped; a fork that needs one reports its error."""
     for name in modules:
         if name not in sys.modules:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
                 gc.collect()
-                gc.freeze()  # a collection in a fork would write to all pages that it shares
+                gc.freeze()  # else a garbage collection in a fork would write to all shared pages
 
 
 def become(request: Request) -> None:
-    """Run the script of a request in this process, as if it had been started for it."""
+    """Run the script of a request in this process, as if the process had been started for it."""
     os.chdir(request.folder)
     os.environ.clear()
     os.environ.update(request.environment)
@@ -179,8 +187,10 @@ def become(request: Request) -> None:
 
 
 def mark(value: str) -> None:
-    """Write the mark of a run where the kernel shows the environment of this process, since the kernel goes
-    on showing the server's."""
+    """Write the process tag of a run into the environment that the kernel shows for this process.
+
+    Without this, the kernel keeps showing the server's environment.
+    """
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     first, end = int(fields[47]), int(fields[48])
@@ -191,8 +201,10 @@ def mark(value: str) -> None:
 
 
 def fresh_numbers() -> None:
-    """Draw new seeds, where libraries draw theirs as they are imported, and take the number of threads from
-    the environment."""
+    """Draw new seeds for libraries that draw seeds at import.
+
+    Also set the number of threads from the environment.
+    """
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
     if (torch := sys.modules.get("torch")) is not None:
@@ -202,7 +214,7 @@ def fresh_numbers() -> None:
 
 
 def main() -> None:
-    """Serve, with the socket and the parent that the command line names."""
+    """Serve, with the socket and the parent from the command line."""
     listener, parent = socket.socket(fileno=int(sys.argv[1])), os.pidfd_open(int(sys.argv[2]))
     key = sys.stdin.readline().strip()
     become(ForkServer(listener, parent, key, dict(os.environ)).run())

@@ -1,5 +1,7 @@
-"""What is asked of a fork server over its socket. This module imports the standard library alone, since the
-client must start at once."""
+"""Requests to a fork server over its socket.
+
+This module imports only the standard library, because the client must start fast.
+"""
 
 from __future__ import annotations
 
@@ -10,34 +12,35 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 LENGTH, REPLY = struct.Struct("!I"), struct.Struct("!i")
-FILES = 3  # stdin, stdout and stderr of the process that asks
-LONGEST = 1 << 24  # bytes of a request
+FILES = 3  # stdin, stdout and stderr of the client
+LONGEST = 1 << 24  # most bytes of a request
 
 
 @dataclass(frozen=True)
 class Request:
-    """Import modules, and then start a process if there is a command for one."""
+    """Import modules, and then start a process if there is a command."""
 
-    key: str  # the server's secret
+    key: str  # secret of the server
     modules: list[str] = field(default_factory=list)
-    command: list[str] = field(default_factory=list)  # the path of a Python script, and its arguments
+    command: list[str] = field(default_factory=list)  # path of a Python script, and its arguments
     environment: dict[str, str] = field(default_factory=dict)
-    folder: str = "/"  # the working directory
+    folder: str = "/"  # working directory
 
 
 def send(connection: socket.socket, request: Request, files: list[int]) -> None:
-    """Send a request, with the descriptors that become the new process's stdin, stdout and stderr. Raises
-    OSError."""
+    """Send a request with the descriptors for the new process's stdin, stdout and stderr. Raises OSError."""
     text = json.dumps(asdict(request)).encode()
     message = LENGTH.pack(len(text)) + text
     sent = socket.send_fds(connection, [message], files) if files else connection.send(message)
-    if rest := message[sent:]:  # the server may have answered and gone by now
+    if rest := message[sent:]:  # the server may have answered and closed by now
         connection.sendall(rest)
 
 
 def receive(connection: socket.socket) -> tuple[Request, list[int]]:
-    """The next request and its descriptors. Raises ValueError for anything else, EOFError where none comes
-    any more, OSError."""
+    """Return the next request and its descriptors.
+
+    Raises ValueError for anything else, EOFError if the connection is closed, and OSError.
+    """
     message, files, _, _ = socket.recv_fds(connection, LENGTH.size, FILES)
     length = LENGTH.unpack(message + _exactly(connection, LENGTH.size - len(message)))[0]
     if length > LONGEST:
@@ -50,8 +53,10 @@ def receive(connection: socket.socket) -> tuple[Request, list[int]]:
 
 
 def reply(connection: socket.socket) -> int:
-    """The next number that the server sends: the pid of the process, then how it ended, as ``os.waitpid``
-    gives it. Raises EOFError where none comes any more, OSError."""
+    """Return the next number from the server: the pid of the process, then its ``os.waitpid`` status.
+
+    Raises EOFError if the connection is closed, and OSError.
+    """
     return int(REPLY.unpack(_exactly(connection, REPLY.size))[0])
 
 

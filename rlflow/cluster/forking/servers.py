@@ -1,5 +1,8 @@
-"""The fork servers of this process: made for the first run with workers on this machine, kept for later runs,
-ended with the process."""
+"""The fork servers of this process.
+
+A server starts with the first run that has workers on this machine, serves later runs, and ends with the
+process.
+"""
 
 from __future__ import annotations
 
@@ -23,24 +26,24 @@ from rlflow.processes.children import Child
 from rlflow.processes.watchdog import kin
 
 SERVER = "rlflow.cluster.forking.fork_server"
-BACKLOG = 256  # processes that may ask while the server imports
+BACKLOG = 256  # clients that may wait while the server imports
 # variables that no import reads
 APART = {kin.MARK, "PYTHONBREAKPOINT", "PWD", "OLDPWD", "SHLVL", "_", "PYTEST_CURRENT_TEST"}
-KEPT = 2  # servers at a time: runs that take turns with different numbers of threads need one each
+KEPT = 2  # most servers at a time: alternating runs with different numbers of threads need one each
 
 
 @dataclass(frozen=True)
 class Server:
-    """A fork server that was started here, and how to reach it."""
+    """A fork server started by this process, with its address."""
 
     process: Child
-    address: str  # of an abstract socket, which leaves no file
+    address: str  # address of an abstract socket, which leaves no file
     key: str
-    environment: Mapping[str, str]  # as far as it matters to what the server has imported
+    environment: Mapping[str, str]  # variables that can affect the server's imports
 
     @classmethod
     def start(cls, environment: Mapping[str, str]) -> Server:
-        """Start a server. Raises OSError where there can be none."""
+        """Start a server. Raises OSError if that is not possible."""
         address, key = f"\0rlflow-forks-{secrets.token_hex(16)}", secrets.token_hex(32)
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
@@ -59,23 +62,25 @@ class Server:
         return cls(process, address, key, environment)
 
     def import_all(self, modules: list[str]) -> None:
-        """Have the server import modules, and wait for nothing. Raises OSError."""
+        """Ask the server to import modules, without waiting. Raises OSError."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(self.address)
             send(connection, Request(self.key, modules), [])
 
     def end(self) -> None:
-        """End the server, and the processes that it has started."""
+        """End the server and the processes that it has started."""
         self.process.end()
 
 
-_servers: list[Server] = []  # of this process, the latest used last
+_servers: list[Server] = []  # servers of this process; the latest used is last
 
 
 def executable(folder: Path, modules: Iterable[str], threads: int) -> str | None:
-    """The command that Ray shall start in place of Python, for workers that import ``modules`` and have so
-    many threads. The key of this process's server goes into the private ``folder``. None where there can be
-    no server: not on Linux."""
+    """Return the command that Ray should start in place of Python, or None if there can be no server.
+
+    ``modules``: modules that the workers import. ``threads``: their number of threads. The server's key is
+    written into the private ``folder``. Servers need Linux.
+    """
     if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
         return None
     names, introduction = sorted(modules), folder / "forks.json"
@@ -91,8 +96,10 @@ def executable(folder: Path, modules: Iterable[str], threads: int) -> str | None
 
 
 def _serving(variables: Mapping[str, str]) -> Server:
-    """The server with such an environment, or a new one: what a library reads when it is imported cannot be
-    changed in a fork. Raises OSError."""
+    """Return the server with this environment, or start one. Raises OSError.
+
+    A fork cannot change settings that a library read from the environment when it was imported.
+    """
     environment = {
         name: value for name, value in variables.items() if name not in APART and not name.startswith("RAY_")
     }
@@ -111,11 +118,11 @@ def _serving(variables: Mapping[str, str]) -> Server:
 
 
 def end() -> None:
-    """End the servers of this process. No run may be under way."""
+    """End the servers of this process. No run may be active."""
     while _servers:
         _servers.pop().end()
 
 
 atexit.register(end)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_servers.clear)  # they are the parent's
+    os.register_at_fork(after_in_child=_servers.clear)  # they belong to the parent

@@ -1,4 +1,4 @@
-"""What a worker shows of itself: its process, and what its threads do for how long."""
+"""Health data of a worker: its process, and the current activity of each of its threads."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rlflow.processes.process import Process
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """A worker's process, as the health monitor needs it."""
+    """A worker's process, for the health monitor."""
 
     process: Process
     node: str  # Ray's id of its node
-    stacks: int = -1  # the worker's descriptor to which SIGUSR2 writes its stacks; -1 for none
+    stacks: int = -1  # descriptor in the worker to which SIGUSR2 writes its stacks; -1 for none
 
 
 class Marks:
-    """The work of each thread of this process. Of calls within a call, the innermost counts."""
+    """The current activity of each thread of this process. Of nested activities, the innermost counts."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,7 +29,7 @@ class Marks:
 
     @contextlib.contextmanager
     def during(self, activity: object) -> Iterator[None]:
-        """While inside, this thread does the activity, whose text describes it."""
+        """Set this thread's activity while the context is open. ``str(activity)`` describes it."""
         stack = self._open.setdefault(threading.get_ident(), [])
         with self._lock:
             stack.append((activity, time.monotonic()))
@@ -40,7 +40,7 @@ class Marks:
                 stack.pop()
 
     def now(self) -> tuple[tuple[str, float], ...]:
-        """(activity, seconds) of each thread that is at work."""
+        """Return (activity, seconds) of each thread that has an activity."""
         moment = time.monotonic()
         with self._lock:
             return tuple((str(stack[-1][0]), moment - stack[0][1]) for stack in self._open.values() if stack)

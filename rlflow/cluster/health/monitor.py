@@ -1,8 +1,8 @@
 """The health monitor: detects dead, stopped and hanging workers of a run, reports why, and kills their pool.
 
-A worker answers heartbeats in a thread that does nothing else. It answers while other threads compute or spin
-in Python; it does not answer where the process is dead or stopped, or C code keeps the interpreter's lock. A
-stage that takes too long is ended by its own deadline instead.
+A worker answers heartbeats in a thread that does nothing else. So it answers while other threads compute or
+run Python code. It does not answer if the process is dead or stopped, or if C code holds the interpreter's
+lock. A stage that takes too long is ended by its own deadline instead.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.sharding.shard_map import WorkerId
 from rlflow.errors import Dead
 
-PRESENT_SECONDS = 60.0  # how long a worker may take to name its process
-CAUSE_SECONDS = 5.0  # how long a failed call waits until every worker was looked at
-NODE_SECONDS = 15.0  # how long another node may take to look at a process there, or to kill it
+PRESENT_SECONDS = 60.0  # time limit for a worker to describe its process
+CAUSE_SECONDS = 5.0  # how long a failed call waits until every worker was checked
+NODE_SECONDS = 15.0  # time limit for another node to examine or kill a process there
 SHOWN = 2  # most late ranks whose stacks are shown
 _task: Any = ray.remote
 
 
 @dataclass
 class WatchedWorker:
-    """A worker that the monitor watches."""
+    """A worker that the monitor checks."""
 
     at: WorkerId
     actor: Any
     presence: ProcessInfo
-    roles: str = ""  # the roles on its pool, for messages
-    doing: tuple[tuple[str, float], ...] = ()  # (activity, seconds) in its last heartbeat
-    silent: float = 0.0  # seconds since its heartbeat was asked for
-    ref: Any = None  # reference of the heartbeat that it has not answered
+    roles: str = ""  # roles on its pool, for messages
+    doing: tuple[tuple[str, float], ...] = ()  # (activity, seconds) at its last heartbeat
+    silent: float = 0.0  # seconds since the unanswered heartbeat was requested
+    ref: Any = None  # reference of the unanswered heartbeat
 
     def __str__(self) -> str:
         process = self.presence.process
@@ -51,9 +51,9 @@ class WatchedWorker:
         return f"{self.at} ({about})"
 
     def under_way(self) -> str:
-        """A text that says what the worker did at its last heartbeat."""
+        """Describe what the worker did at its last heartbeat."""
         ran = ", ".join(f"{what} for {seconds:.0f} s" for what, seconds in self.doing)
-        return f"when last heard of it ran {ran or 'nothing'}"
+        return f"at its last heartbeat it ran {ran or 'nothing'}"
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Death:
     """The death of a worker, as the postmortem found it."""
 
     worker: WatchedWorker
-    how: str  # in words how it died, or why it was killed
-    pool_ended: bool  # whether no process of its pool is left
+    how: str  # how it died or why it was killed, in words
+    pool_ended: bool  # whether all processes of its pool have ended
 
     @property
     def pool(self) -> str:
@@ -75,42 +75,46 @@ class Death:
 
 @dataclass(frozen=True)
 class Newcomers:
-    """The watcher of workers that load their models, which may keep them from answering for long. It kills
-    none, but says where a late one is, and that Ray is lost."""
+    """Watcher of workers that load their models, during which they may not answer for long.
+
+    It kills no worker. It reports where a late worker is, and whether Ray is lost.
+    """
 
     pool: Pool[Any]
     controllers: Controllers = field(default_factory=Controllers)
 
     @property
     def verdict(self) -> str | None:
-        """A text that says which controlling process of Ray is lost; None where none is."""
+        """Description of the lost controlling process of Ray; None if all are alive."""
         return self.controllers.lost()
 
     def cause(self) -> None:
-        """None: no death is known."""
+        """Return None, because no death is known."""
         return None
 
     def late(self, at: Iterable[WorkerId]) -> str:
-        """A text that says where these workers are in their start."""
+        """Describe where these workers are in their start."""
         return "".join(map(self._described, list(at)[:SHOWN]))
 
     def _described(self, at: WorkerId) -> str:
         try:
-            return f"; {at} still loads{_under(_there(_present(at, _identity(self.pool.actors[at.rank])), look))}"
+            return f"; {at} is still loading{_under(_there(_present(at, _identity(self.pool.actors[at.rank])), look))}"
         except Dead as error:
             return f"; {error}"
 
 
 @dataclass
 class HealthMonitor:
-    """A thread that asks every worker for heartbeats. After the first death it kills the pool, sets ``death``
-    and ``verdict``, and ends. The loss of Ray's raylet is a verdict without a death, since no worker can be
-    started anew."""
+    """A thread that requests heartbeats from every worker.
+
+    After the first death it kills the pool, sets ``death`` and ``verdict``, and ends. If Ray's raylet is
+    lost, it sets only ``verdict``, because no worker can be started again.
+    """
 
     limit: float  # seconds without a heartbeat after which a worker is killed; 0: never
     controllers: Controllers = field(default_factory=Controllers)
     watched: list[WatchedWorker] = field(default_factory=list)
-    verdict: str | None = None  # in words what ended the run's workers
+    verdict: str | None = None  # why the run's workers ended, in words
     death: Death | None = None
 
     def __post_init__(self) -> None:
@@ -120,8 +124,10 @@ class HealthMonitor:
         self._thread: threading.Thread | None = None
 
     def start(self, pools: Mapping[str, Pool[Any]], roles: Mapping[str, str]) -> None:
-        """Ask every worker for its process, and watch them from now on. ``roles``: pool → its roles, for
-        messages. Raises Dead."""
+        """Get the process of every worker, and start to check them. Raises Dead.
+
+        ``roles``: pool → its roles, for messages.
+        """
         identities = [
             (pool.at(rank), actor, _identity(actor))
             for pool in pools.values()
@@ -144,26 +150,25 @@ class HealthMonitor:
         if self._thread is not None:
             self._thread.join(2 * self.tick + GONE_SECONDS)
 
-    # -- questions of calls that wait for an answer
-    # ------------------------------------------------------------------------------
+    # -- requests of calls that wait for an answer
 
     def found(self, seconds: float) -> Death | None:
-        """The death of a worker, waited for at most so many seconds; None where none is known by then."""
+        """Wait up to ``seconds`` for a dead worker; None if none is found."""
         limit = time.monotonic() + seconds
         while self.cause() is None and time.monotonic() < limit:
             pass
         return self.death
 
     def cause(self) -> str | None:
-        """The verdict after a look at every worker that begins now; None where all are well."""
+        """Check every worker now; return the verdict, or None if all are alive."""
         with self._changed:
-            after = self._round + 1  # one that begins from now on
+            after = self._round + 1  # the next round, which starts after this call
             self._hurry.set()
             self._changed.wait_for(lambda: self.verdict is not None or self._complete >= after, CAUSE_SECONDS)
         return self.verdict
 
     def late(self, at: Iterable[WorkerId]) -> str:
-        """A text that says what these workers do, with their stacks."""
+        """Describe what these workers do, with their stacks."""
         late_workers = [worker for worker in self.watched if worker.at in set(at)][:SHOWN]
         return "".join(
             f"; {worker.at}: {worker.under_way()}{_under(_there(worker.presence, look))}"
@@ -190,8 +195,10 @@ class HealthMonitor:
             self._count(time.monotonic() - start)
 
     def _beat(self) -> WatchedWorker | None:
-        """Ask for heartbeats those workers that have answered the last one. Gives a worker that is dead or
-        silent for too long."""
+        """Request heartbeats from workers that answered the last one.
+
+        Returns a worker that is dead or silent too long.
+        """
         self._round += 1
         for worker in self.watched:
             if worker.ref is None:
@@ -210,8 +217,10 @@ class HealthMonitor:
         return next((worker for worker in self.watched if self.limit and worker.silent > self.limit), None)
 
     def _count(self, elapsed: float) -> None:
-        """Add to the silence of workers. More than two ticks at once are a delay of this process, and do not
-        count."""
+        """Add to the silence of workers.
+
+        More than two ticks at once are a delay of this process, and are not counted.
+        """
         for worker in self.watched:
             if worker.ref is not None:
                 worker.silent += min(elapsed, 2 * self.tick)
@@ -220,7 +229,7 @@ class HealthMonitor:
         process_state, ended = None, False
         try:
             process_state = _there(worker.presence, look)
-            # they may wait for it in a collective
+            # the other ranks may wait for it in a collective
             pool = [peer for peer in self.watched if peer.at.pool == worker.at.pool]
             ended = sum(end(peer.presence) or not _stands(peer.presence.node) for peer in pool) == len(pool)
         finally:
@@ -233,7 +242,7 @@ class HealthMonitor:
             state = (
                 f"{process_state}{silence}"
                 if isinstance(process_state, ProcessState)
-                else "is gone, and its node does not answer"
+                else "has died, and its node does not answer"
             )
             remark = "" if ended else "; not all processes of its pool could be ended"
             with self._changed:
@@ -247,11 +256,11 @@ def _identity(actor: Any) -> Any:
 
 
 def _present(at: WorkerId, ref: Any) -> ProcessInfo:
-    """The process of a worker. Raises Dead for one that does not answer."""
+    """Return the process of a worker. Raises Dead if the worker does not answer."""
     try:
         presence: ProcessInfo = ray.get(ref, timeout=PRESENT_SECONDS)
     except RayError as error:
-        raise Dead(f"{at} does not say who it is: {str(error).splitlines()[0]}") from None
+        raise Dead(f"{at} did not answer the startup handshake: {str(error).splitlines()[0]}") from None
     return presence
 
 
@@ -264,20 +273,22 @@ def _under(process_state: Any) -> str:
 
 
 def _stands(node: str) -> bool:
-    """Whether Ray still has this node; with a node its processes are gone."""
+    """Whether Ray still has this node. If not, its processes have ended."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return any(entry["NodeID"] == node and entry["Alive"] for entry in nodes)
 
 
 def end(presence: ProcessInfo, asked: bool = False) -> bool:
-    """Kill a worker's process on any machine. Gives whether it is gone. ``asked``: whether Ray was told to
-    end it already."""
+    """Kill a worker's process on any machine; return whether it has ended.
+
+    ``asked``: whether Ray was already asked to end it.
+    """
     return bool(_there(presence, see_off if asked else kill))
 
 
 def _there(presence: ProcessInfo, function: Callable[[ProcessInfo], Any]) -> Any:
-    """Call a function of ``postmortem`` on the worker's machine. None where that does not answer."""
-    if presence.process.alive() is not None:  # this machine
+    """Call a function of ``postmortem`` on the worker's machine. None if the machine does not answer."""
+    if presence.process.alive() is not None:  # the process is on this machine
         return function(presence)
     affinity = NodeAffinitySchedulingStrategy(presence.node, soft=False)
     try:

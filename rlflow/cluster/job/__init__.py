@@ -1,7 +1,6 @@
-"""Jobs of one's own: roles that are classes of the user, on groups of Ray workers, called from an ordinary
-script.
+"""Jobs: classes of the user as roles on groups of Ray workers, called from an ordinary script.
 
-Here: declaring roles and what they need, starting and ending them, typed calls to their ranks, and what a
-rank knows of itself. Not here: how a call travels (`rlflow.cluster.rpc`), runs of flows (`rlflow.runs`),
-launching on other machines (`rlflow.cluster.submit`).
+This package declares roles and their resources, starts and ends them, makes typed calls to their ranks, and
+tells a rank its own place. Transport of calls is in `rlflow.cluster.rpc`, runs of flows in `rlflow.runs`, and
+launching on other machines in `rlflow.cluster.submit`.
 """

@@ -1,5 +1,7 @@
-"""Waiting for several calls: ``gather`` for the results of all of them, ``wait`` for those that come by a
-deadline."""
+"""Wait for several calls: ``gather`` returns all results.
+
+``wait`` returns the calls that end before a deadline.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,11 @@ def gather(*futures: Future[Any], seconds: float = ...) -> tuple[Any, ...]: ...
 
 
 def gather(*futures: Future[Any], seconds: float = SECONDS) -> tuple[Any, ...]:
-    """The results of all calls, in the order of the futures. ``seconds``: the deadline of all together, from
-    now on, in place of their own. Raises as ``Future.result`` does, for the first call that fails, whichever
-    it is, and names all ranks that are late."""
+    """Return the results of all calls, in the order of the futures.
+
+    ``seconds``: deadline of all calls together, from now on; it replaces their own deadlines. Raises like
+    ``Future.result`` for the first call that fails, and names all ranks that are late.
+    """
     if not futures:
         return ()
     return Future.of_all(futures, seconds).result()
@@ -44,11 +48,14 @@ def gather(*futures: Future[Any], seconds: float = SECONDS) -> tuple[Any, ...]:
 def wait(
     futures: Sequence[Future[Any]], *, seconds: float = SECONDS, count: int | None = None
 ) -> tuple[list[Future[Any]], list[Future[Any]]]:
-    """The futures whose answers, or errors, have all come, and the others, once ``count`` of them have (None:
-    all) or after ``seconds``. It raises nothing: ``result`` of a future does."""
+    """Return the futures that have all their answers or errors, and the others.
+
+    Returns when ``count`` futures are complete (None: all), or after ``seconds``. Never raises; call
+    ``result`` of a future to get its error.
+    """
     enough, limit = len(futures) if count is None else count, time.monotonic() + seconds
     while True:
-        # all are looked at once: one that came between two looks would be counted by neither
+        # check all at once: a future that completes between two checks would be in neither list
         missing = _missing(futures)
         done = [future for future in futures if missing.isdisjoint(future.refs)]
         left = limit - time.monotonic()
@@ -58,6 +65,6 @@ def wait(
 
 
 def _missing(futures: Sequence[Future[Any]]) -> set[Any]:
-    """The answers that have not come yet."""
+    """Return the references without an answer."""
     refs = list(dict.fromkeys(itertools.chain.from_iterable(future.refs for future in futures)))
     return set(refs).difference(futures[0].transport.ready(refs, 0.0)) if refs else set()

@@ -1,4 +1,4 @@
-"""What a rank of a job knows of itself: ``here()`` in a method of its class."""
+"""The place of a rank of a job: ``here()`` in a method of its class."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from rlflow.errors import FlowError, Problem
 
 @dataclass(frozen=True)
 class Here:
-    """The place of a rank. Ranks, local ranks and nodes are counted from 0."""
+    """The place of a rank. Ranks, local ranks and nodes are numbered from 0."""
 
     job: str
     role: str
     rank: int
-    ranks: int  # of the role
-    local_rank: int  # among the role's ranks on this node
-    local_ranks: int  # of the role on this node
-    node: int  # in the order in which the role's ranks lie on nodes
-    nodes: int  # on which ranks of the role lie
-    # where the role's ranks meet for torch.distributed: a file, or HOST:PORT; empty for a role that is in no
-    # group
+    ranks: int  # ranks of the role
+    local_rank: int  # number of this rank among the role's ranks on this node
+    local_ranks: int  # ranks of the role on this node
+    node: int  # number of the node, in the order of the role's ranks
+    nodes: int  # nodes that have ranks of the role
+    # rendezvous of the role's ranks for torch.distributed: a file, or HOST:PORT; empty for a role without a
+    # torch group
     meeting: str = ""
 
 
@@ -30,15 +30,15 @@ _here: list[Here] = []
 
 
 def here() -> Here:
-    """The place of the rank in whose process this is called. Raises FlowError in any other process."""
+    """Return the place of the rank whose process calls this. Raises FlowError in any other process."""
     if not _here:
         raise FlowError(
             Problem(
                 "job-here",
-                "here() was called outside a rank of a job",
+                "here() was called outside of a job's ranks",
                 call_place(),
                 found="another process",
-                expected="a method of a role's class, as the job calls it",
+                expected="a method of a role's class, called by the job",
                 remedy="call it within such a method",
             )
         )
@@ -46,8 +46,7 @@ def here() -> Here:
 
 
 def settle(place: Here, distributed: bool) -> None:
-    """Make ``place`` the place of this process; for a rank of torch's group also as libraries read it, in
-    torchrun's variables."""
+    """Set the place of this process. A rank with a torch group also gets torchrun's environment variables."""
     _here[:] = [place]
     if distributed:
         os.environ.update(

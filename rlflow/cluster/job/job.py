@@ -1,5 +1,7 @@
-"""Job: roles that are classes of the user, what their ranks need, and their life: nothing is started before
-the block, nothing is left after it."""
+"""Job: roles that are classes of the user, the resources of their ranks, and their lifetime.
+
+All processes start when the ``with`` block starts, and end with it.
+"""
 
 from __future__ import annotations
 
@@ -35,18 +37,20 @@ class JobRole:
 
 @dataclass(eq=False)
 class Job:
-    """Groups of workers with roles of one's own. In ``with job:`` the workers are there; however the block
-    ends, they end."""
+    """Groups of workers with classes of the user as roles.
+
+    ``with job:`` starts the workers. They end when the block ends, even after an error.
+    """
 
     name: str
-    env: Mapping[str, str] = field(default_factory=dict)  # variables of the environment of every rank
-    # a running Ray to join, auto or HOST:PORT; None: one is started on this machine
+    env: Mapping[str, str] = field(default_factory=dict)  # environment variables of every rank
+    # a running Ray to join, auto or HOST:PORT; None starts a Ray on this machine
     address: str | None = None
-    seconds: float = 600.0  # how long the ranks may take to be made
-    heartbeat: float = 15.0  # seconds for which a rank may be silent before it is killed; 0: never
-    threads: int = 0  # of each rank; 0: the processors of this machine over all ranks
-    interface: str | None = None  # as the flag of a run of this name says
-    insecure: bool = False  # as the flag of a run of this name says
+    seconds: float = 600.0  # time limit to make the objects of all ranks
+    heartbeat: float = 15.0  # seconds without a heartbeat after which a rank is killed; 0: never
+    threads: int = 0  # threads of each rank; 0: this machine's processors divided by the ranks
+    interface: str | None = None  # like a run's flag of this name
+    insecure: bool = False  # like a run's flag of this name
 
     def __post_init__(self) -> None:
         self._roles: dict[str, JobRole] = {}
@@ -71,14 +75,16 @@ class Job:
         env: Mapping[str, str] | None = None,
         arguments: Mapping[str, Any] | None = None,
     ) -> Group[W]:
-        """Declare a role: ``ranks`` objects of a class, each in a process of its own, made with
-        ``arguments``. Gives the group to call.
+        """Declare a role: ``ranks`` objects of a class, each in a process of its own.
 
-        ``per_node``: so many ranks on each node, on the last one the rest; 0: wherever there is room.
-        ``cpus``, ``gpus``: of each rank, whole numbers or a part of one. ``distributed``: the ranks join
-        torch's process group before the objects are made. ``env``:
-        variables over those of the job. Raises FlowError for what cannot be meant, PlanError for parts that
-        cannot be had."""
+        Returns the group to call.
+
+        The objects are made with ``arguments``. ``per_node``: ranks on each node, the last node has the rest;
+        0: anywhere. ``cpus``, ``gpus``: of each rank, a whole number or a part of one. ``distributed``: the
+        ranks join torch's process group before the objects are made. ``env``: variables that override the
+        job's variables. Raises FlowError for invalid arguments, and PlanError for parts that Ray cannot
+        count.
+        """
         self._check_new(name, kind, ranks, per_node, arguments or {})
         _check_env(env or {})
         gpu = None if gpus is None else parts(gpus, f"gpus of role '{name}'")
@@ -94,17 +100,17 @@ class Job:
         if self._started is not None:
             raise _misuse(
                 "job-runs",
-                f"job '{self.name}' runs already",
+                f"job '{self.name}' is already running",
                 f"role '{name}'",
-                "roles that are declared before the block",
+                "roles declared before the block",
                 "",
             )
         if not name.isidentifier() or name in self._roles:
             raise _misuse(
                 "job-role",
-                f"'{name}' names no new role",
+                f"'{name}' cannot name a new role",
                 f"roles {listed(self._roles)}",
-                "a new name, as of a variable",
+                "a new name that is a Python identifier",
                 "",
             )
         if not isinstance(kind, type):
@@ -131,9 +137,11 @@ class Job:
             ) from None
 
     def collocate(self, *groups: Group[Any]) -> None:
-        """Have roles share bundles: rank k of each lies on one node, and where they use GPUs on one GPU.
-        Parts that ``gpus`` names are kept, of the rest each has an equal share; all shares are exact. Raises
-        PlanError where they do not fit together."""
+        """Make roles share bundles: rank k of each is on one node, and on one GPU if the roles use GPUs.
+
+        Parts given in ``gpus`` are kept, and the other roles share the rest equally; all shares are exact.
+        Raises PlanError if the roles do not fit together.
+        """
         names = tuple(group.role for group in groups)
         strange = [group.role for group in groups if group.job is not self]
         again = [name for name in names if any(name in each for each in self._together)]
@@ -149,7 +157,7 @@ class Job:
         self._together.append(names)
 
     def layouts(self) -> list[Layout]:
-        """The bundles of all roles, in the order in which the first role of each was declared."""
+        """Return the bundles of all roles, in the order in which the first role of each was declared."""
         of_role = {name: names for names in self._together for name in names}
         sets = dict.fromkeys(of_role.get(name, (name,)) for name in self._roles)
         return [laid([self._roles[name].needs for name in names]) for names in sets]
@@ -162,7 +170,7 @@ class Job:
             lines += [f"  {name}: {self._described(name, layout.needs[name])}" for name in layout.needs]
             lines += (
                 [
-                    f"  {' and '.join(layout.needs)} share: rank k of each lies in a bundle of "
+                    f"  {' and '.join(layout.needs)} share: rank k of each is placed in a bundle of "
                     f"{layout.bundle}{_left_over(layout)}"
                 ]
                 if len(layout.needs) > 1
@@ -179,22 +187,26 @@ class Job:
         role = self._roles[name]
         words = [f"{_count(role.needs.ranks, 'rank')} of {role.kind.__name__}, each with {need}"]
         words += ["in torch's group"] if role.distributed else []
-        words += [f"with {', '.join(role.env)} set"] if role.env else []  # names alone: values may be secrets
+        # only names, because values may be secrets
+        words += [f"with {', '.join(role.env)} set"] if role.env else []
         return ", ".join(words)
 
     # -- running
     # --------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Job:
-        """Start the workers, and wait until their objects are made. Raises PlanError where there is no room,
-        or an object cannot be made; nothing is left then."""
+        """Start the workers, and wait until their objects are made.
+
+        Raises PlanError if there is no room or an object cannot be made; all started processes have ended
+        then.
+        """
         if self._started is not None or not self._roles:
             raise _misuse(
                 "job-start",
                 f"job '{self.name}' cannot start",
-                "it runs" if self._roles else "it has no role",
-                "a job with roles that does not run",
-                "job.role(NAME, CLASS) declares a role",
+                "it is running" if self._roles else "it has no role",
+                "a job with roles that is not running",
+                "declare a role with job.role(NAME, CLASS)",
             )
         threads = self.threads or max(
             (os.cpu_count() or 1) // sum(role.needs.ranks for role in self._roles.values()), 1
@@ -219,11 +231,11 @@ class Job:
         self._over.close()
 
     def pool(self, role: str) -> Pool[Any]:
-        """The ranks of a role. Raises FlowError where the job does not run."""
+        """Return the ranks of a role. Raises FlowError if the job is not running."""
         if self._started is None:
             raise _misuse(
                 "job-runs",
-                f"job '{self.name}' does not run",
+                f"job '{self.name}' is not running",
                 f"a call of role '{role}'",
                 "a call in its block",
                 f"with {nearest(self.name, ['job']) or 'job'}: …",
@@ -240,10 +252,10 @@ def _check_env(env: Mapping[str, str]) -> None:
     if wrong:
         raise _misuse(
             "job-env",
-            "a variable of the environment is no text",
+            "an environment variable is not a string",
             listed(map(str, wrong)),
-            "names and values that are texts",
-            "str(value)",
+            "names and values that are strings",
+            "convert it with str(value)",
         )
 
 

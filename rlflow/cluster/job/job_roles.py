@@ -1,5 +1,7 @@
-"""Group: the ranks of a role, and calls to them. The type checker knows the class, its methods and their
-arguments."""
+"""Group: the ranks of a role, and typed calls to them.
+
+Type checkers know the class, its methods and their arguments.
+"""
 
 from __future__ import annotations
 
@@ -31,23 +33,25 @@ R = TypeVar("R")
 P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
 
-SECONDS = 300.0  # how long a call may take where nothing else is said
+SECONDS = 300.0  # default deadline of a call
 GROUP = "model"  # the one thread of a rank that runs the user's methods
 
 
 class Workers(Protocol):
-    """Where a group finds the ranks of its role; the job."""
+    """The provider of a role's ranks: the job."""
 
     def pool(self, role: str) -> Pool[Any]:
-        """The ranks of a role. Raises FlowError before the job has started and after it has ended."""
+        """Return the ranks of a role. Raises FlowError before the job has started and after it has ended."""
 
 
 @dataclass(frozen=True)
 class Group(Generic[W]):
-    """The ranks of a role, whose class is ``kind``. Calls of one rank run one after another, in the order in
-    which they were made; calls of different ranks and roles run side by side. Every call gives a future at
-    once; misuse is a FlowError at its own line, before anything is sent. ``seconds`` of a call: its deadline,
-    in place of the group's."""
+    """The ranks of a role with the class ``kind``.
+
+    Calls of one rank run one after another, in the order of the calls. Calls of different ranks and roles run
+    in parallel. Every call returns a future at once. Misuse raises a FlowError at its own line, before
+    anything is sent. ``seconds`` of a call: its deadline instead of the group's.
+    """
 
     job: Workers
     role: str
@@ -58,8 +62,11 @@ class Group(Generic[W]):
     by_group: bool = False  # whether rows of one group stay on one rank
 
     def options(self, *, seconds: float | None = None, by_group: bool | None = None) -> Group[W]:
-        """The group with another deadline of calls, or with rows of one group kept on one rank by
-        ``call_batch``."""
+        """Return the group with other options.
+
+        ``seconds``: deadline of its calls. ``by_group``: whether ``call_batch`` keeps rows of one group on
+        one rank.
+        """
         return replace(
             self,
             seconds=self.seconds if seconds is None else seconds,
@@ -84,8 +91,10 @@ class Group(Generic[W]):
     def call(self, method: Callable[[W, *Ts], R], /, *args: *Ts, seconds: float) -> Future[list[R]]: ...
 
     def call(self, method: Any, /, *args: Any, **keywords: Any) -> Any:  # type: ignore[misc]  # mypy takes *args for the keyword
-        """Call a method on every rank with the same arguments. The result: one value for each rank, in rank
-        order."""
+        """Call a method on every rank with the same arguments.
+
+        The result has one value per rank, in rank order.
+        """
         name, seconds, pool = self._checked(method, args, keywords)
         return pool.future(
             name,
@@ -103,25 +112,27 @@ class Group(Generic[W]):
     def call_rank0(self, method: Callable[[W, *Ts], R], /, *args: *Ts, seconds: float) -> Future[R]: ...
 
     def call_rank0(self, method: Any, /, *args: Any, **keywords: Any) -> Any:  # type: ignore[misc]  # mypy takes *args for the keyword
-        """Call a method on rank 0 alone. The result is its value."""
+        """Call a method on rank 0 only. The result is its value."""
         name, seconds, pool = self._checked(method, args, keywords)
         return pool.future(name, [(0, self._sent(pool, 0, name, args, keywords))], seconds, _only)
 
     def call_each(
         self, method: Callable[[W, A], R], items: Sequence[A], *, seconds: float | None = None
     ) -> Future[list[R]]:
-        """Call a method on every rank, each with an item of its own. The result: one value for each rank, in
-        rank order."""
+        """Call a method on every rank, each with an item of its own.
+
+        The result has one value per rank, in rank order.
+        """
         name, seconds, pool = self._checked(
             method, (None,), {"seconds": self.seconds if seconds is None else seconds}
         )
         if len(items) != self.ranks:
             raise _misuse(
                 "job-items",
-                f"role '{self.role}' has {self.ranks} ranks, each of which takes one item",
+                f"role '{self.role}' has {self.ranks} ranks, and each takes one item",
                 f"{len(items)} items",
                 f"{self.ranks} items",
-                "call_batch splits rows over ranks, however many there are",
+                "use call_batch to split any number of rows over the ranks",
             )
         return pool.future(
             name,
@@ -146,9 +157,11 @@ class Group(Generic[W]):
     ) -> Future[Batch]: ...
 
     def call_batch(self, method: Any, batch: Any, /, *args: Any, **keywords: Any) -> Any:  # type: ignore[misc]
-        """Call a method from batch to batch, with any number of rows, each on exactly one rank. The result:
-        the rows in their original order. Other arguments are the same on all ranks. Ranks of torch's group
-        all take part; other ranks without rows are not asked."""
+        """Call a method that maps a batch to a batch. Each row is on exactly one rank.
+
+        The result has the rows in their original order. Other arguments are the same on all ranks. If the
+        role has a torch group, all ranks take part; otherwise ranks without rows are not called.
+        """
         name, seconds, pool = self._checked(method, (batch, *args), keywords)
         if not hasattr(batch, "axis"):
             raise _misuse(
@@ -156,7 +169,7 @@ class Group(Generic[W]):
                 f"call_batch('{name}') splits the rows of a batch",
                 f"a {type(batch).__name__}",
                 "a Batch",
-                "Batch.of(column=[...]) makes one of lists; call_each gives each rank an item of its own",
+                "make a batch of lists with Batch.of(column=[...]), or use call_each to give each rank its own item",
             )
         return pool.spread(
             name,
@@ -175,17 +188,22 @@ class Group(Generic[W]):
     def _checked(
         self, method: object, args: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[str, float, Pool[Any]]:
-        """The name of a method, the deadline, which is taken out of ``keywords``, and the ranks. Raises
-        FlowError where the role has no such method, it takes no such arguments, or the job does not run."""
+        """Check a call; return the name of its method, its deadline, and the ranks.
+
+        Takes ``seconds`` out of ``keywords``.
+
+        Raises FlowError if the role does not have the method, if the arguments do not fit, or if the job is
+        not running.
+        """
         seconds = keywords.pop("seconds", self.seconds)
         name = method_name(self.kind, self.role, method)
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
             raise _misuse(
                 "job-seconds",
-                f"the deadline of '{name}' is no number of seconds",
+                f"the deadline of '{name}' is not a number of seconds",
                 repr(seconds),
-                "more than 0",
-                "a parameter of the method's own that is called seconds is given by position",
+                "a number above 0",
+                "if the method itself has a parameter named seconds, pass it by position",
             )
         try:
             inspect.signature(getattr(self.kind, name)).bind(None, *args, **keywords)
@@ -202,7 +220,7 @@ class Group(Generic[W]):
 
 
 def method_name(kind: type, role: str, method: object) -> str:
-    """The name of a method of a role's class. Raises FlowError for anything else."""
+    """Return the name of a method of a role's class. Raises FlowError for anything else."""
     name = getattr(method, "__name__", "")
     own = sorted(
         each for each in dir(kind) if not each.startswith("_") and inspect.isfunction(getattr(kind, each))
@@ -220,7 +238,7 @@ def method_name(kind: type, role: str, method: object) -> str:
         f"role '{role}' has no such method",
         what,
         listed(f"{kind.__name__}.{each}" for each in own),
-        f"write {kind.__name__}.{close or (own[0] if own else 'METHOD')}, the function itself",
+        f"write {kind.__name__}.{close or (own[0] if own else 'METHOD')}, which is the function itself",
         nearest_name=close,
     )
 

@@ -1,6 +1,6 @@
-"""Starting the workers of a job on the pools that runs use, and ending them.
+"""Start and end the workers of a job, on the same pools as runs.
 
-Here too: a member of a job, one rank around the object of the user's class.
+Also here: a member of a job, which is one rank with an object of the user's class.
 """
 
 from __future__ import annotations
@@ -43,30 +43,32 @@ from rlflow.processes.watchdog.beside import Watchdog
 
 @dataclass(frozen=True)
 class Seat:
-    """The message with which a rank is set up."""
+    """The message that sets up a rank."""
 
-    version: str  # of the driver's rlflow
+    version: str  # version of the driver's rlflow
     kind: bytes  # the pickled class
-    arguments: Mapping[str, Any]  # of the class, by name
-    place: Here  # its meeting is a name alone where the ranks are on several machines
-    distributed: bool  # whether the rank joins torch's group of the role before the object is made
-    device: str  # of that group: cuda or cpu
-    threads: int  # of torch
+    arguments: Mapping[str, Any]  # arguments of the class, by name
+    place: Here  # its ``meeting`` is only a name if the ranks are on several machines
+    distributed: bool  # whether the rank joins the role's torch group before the object is made
+    device: str  # device of that group: cuda or cpu
+    threads: int  # number of torch threads
     interface: str | None = None
     insecure: bool = False
 
 
 class JobMember:
-    """Makes the user's object and calls its methods. Calls of one rank run one at a time, in the order in
-    which they were made."""
+    """Makes the user's object and calls its methods.
+
+    Calls of one rank run one at a time, in the order of the calls.
+    """
 
     def __init__(self, seat: Seat, address: str = "") -> None:
-        """``address``: where ranks on several machines meet."""
-        guard(sys.stdout, sys.stderr)  # which Ray keeps in files
+        """``address``: rendezvous of ranks on several machines."""
+        guard(sys.stdout, sys.stderr)  # Ray writes these streams to files
         if seat.version != VERSION:
             raise PlanError.of(
                 "worker-version",
-                "a rank has another rlflow than the driver",
+                "a rank has a different version of rlflow than the driver",
                 found=VERSION,
                 expected=seat.version,
                 remedy="install the same version on every node",
@@ -88,41 +90,44 @@ class JobMember:
     def on_rows(
         self, method: str, parcel: Parcel, shared: bool, args: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> Parcel:
-        """Call a method from batch to batch with some rows. ``shared``: whether whoever asks can read this
-        process's shared memory. Raises TypeError where the method gives no batch."""
+        """Call a method that maps a batch to a batch, with some rows.
+
+        ``shared``: whether the caller can read this process's shared memory. Raises TypeError if the method
+        does not return a batch.
+        """
         with MARKS.during(method):
             [batch] = self.post.opened([parcel])
             answer = getattr(self.instance, method)(owned(batch), *args, **keywords)
         if not isinstance(answer, Batch):
             raise TypeError(
-                f"'{method}' was called with rows and gave a {type(answer).__name__}, expected a Batch"
+                f"'{method}' was called with rows and returned a {type(answer).__name__}, expected a Batch"
             )
         return self.post.parcel(answer, shared=shared)
 
     def close(self) -> None:
-        """Nothing is left to end here: the processes that the object has started end with this one."""
+        """Do nothing: processes that the object has started end with this process."""
 
 
-# by the process of which ranks are forks: not Ray, which reads a rank's own environment as it comes
+# Modules that the fork server of the ranks imports. Not Ray: it must read a rank's own environment at import.
 IMPORTED = {"rlflow.execution.engine"}
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Settings of a job that hold for all of its ranks."""
+    """Settings of a job for all its ranks."""
 
     name: str
     address: str | None
-    seconds: float  # in which all objects have to be made
+    seconds: float  # time limit to make all objects
     heartbeat: float
-    threads: int  # of torch, in each rank
+    threads: int  # torch threads in each rank
     interface: str | None
     insecure: bool
 
 
 @dataclass(frozen=True)
 class RoleStart:
-    """The class of a role, and what its ranks are made with."""
+    """The class of a role, and the arguments and settings of its ranks."""
 
     kind: type
     arguments: Mapping[str, Any]
@@ -132,7 +137,7 @@ class RoleStart:
 
 @dataclass
 class Started:
-    """The workers of a job that runs."""
+    """The workers of a running job."""
 
     terms: Terms
     controllers: Controllers
@@ -143,8 +148,10 @@ class Started:
         self.monitor = HealthMonitor(self.terms.heartbeat, self.controllers)
 
     def watch(self) -> None:
-        """Wait until all objects are made, and watch the ranks from then on. Raises PlanError where one could
-        not be made, Dead."""
+        """Wait until all objects are made, then start to check the ranks.
+
+        Raises PlanError if an object cannot be made, and Dead.
+        """
         wait_until_made(self.pools, self.terms.seconds, self.controllers)
         self.monitor.start(self.pools, {})
 
@@ -159,8 +166,10 @@ class Started:
 def start(
     terms: Terms, roles: Mapping[str, RoleStart], layouts: Sequence[Layout], over: ExitStack
 ) -> Started:
-    """Start a Ray or join one, find room, and start the processes, which then make their objects. ``over``:
-    is told how to end what was started. Raises PlanError where there is no room."""
+    """Start or join a Ray, place the roles, and start their processes, which then make their objects.
+
+    ``over`` receives callbacks that end everything that was started. Raises PlanError if there is no room.
+    """
     if terms.address is None:
         check_room(layouts, [this_machine(layouts)])
     watchdog = Watchdog.start()
@@ -197,8 +206,10 @@ def _processors(layouts: Sequence[Layout]) -> int:
 
 
 def this_machine(layouts: Sequence[Layout]) -> dict[str, float]:
-    """The resources of a Ray that is started here: its GPUs, and as many processors as are asked for, since
-    processes can share those."""
+    """Return the resources of a Ray started here: its GPUs, and as many CPUs as the job needs.
+
+    CPUs may exceed the processors of the machine, because processes can share them.
+    """
     return {"CPU": max(_processors(layouts), os.cpu_count() or 1), "GPU": torch.cuda.device_count()}
 
 
@@ -207,8 +218,10 @@ def this_machine(layouts: Sequence[Layout]) -> dict[str, float]:
 
 
 def _place(groups: dict[str, PlacementGroup], layouts: Sequence[Layout]) -> None:
-    """Reserve the bundles of each layout, into ``groups`` by role. Raises PlanError where there is no room;
-    what was reserved is there."""
+    """Reserve the bundles of each layout, and store them in ``groups`` by role.
+
+    Raises PlanError if there is no room; ``groups`` then has the bundles reserved so far.
+    """
     for layout in layouts:
         labels = _nodes_for(layout)
         group = launch.reserve(
@@ -221,9 +234,11 @@ def _place(groups: dict[str, PlacementGroup], layouts: Sequence[Layout]) -> None
 
 
 def _nodes_for(layout: Layout) -> list[str]:
-    """The node of each bundle where ``per_node`` says how many lie together: nodes of their own for blocks of
-    bundles, which Ray finds for bundles as large as a block. Ranks get bundles of their own all the same, so
-    that those that share a GPU lie on the same one."""
+    """Return the node of each bundle if ``per_node`` sets how many are together, else an empty list.
+
+    Each block of bundles gets a node of its own. Ray finds the nodes for bundles as large as a block. Ranks
+    still get separate bundles, so that ranks that share a GPU are on the same one.
+    """
     blocks = layout.blocks()
     if not blocks:
         return []
@@ -293,8 +308,10 @@ def _seat(seats: Sequence[Seat], rank: int) -> tuple[Seat]:
 
 
 def seated(first: Here, nodes: Sequence[str]) -> list[Here]:
-    """The place of each rank. ``first``: what all of them have in common; ``nodes``: the node of each
-    rank."""
+    """Return the place of each rank. ``first``: the common part of all places.
+
+    ``nodes``: the node of each rank.
+    """
     order = list(dict.fromkeys(nodes))
     return [
         Here(
@@ -313,8 +330,10 @@ def seated(first: Here, nodes: Sequence[str]) -> list[Here]:
 
 
 def by_value(kind: type) -> bytes:
-    """A pickle of a user's class that can be read where its module cannot be imported. Classes of installed
-    packages go by name."""
+    """Return a pickle of a user's class that can be loaded without its module.
+
+    Classes of installed packages are pickled by name.
+    """
     module = sys.modules.get(kind.__module__)
     path = str(getattr(module, "__file__", None) or "")
     own = (
@@ -330,8 +349,11 @@ def by_value(kind: type) -> bytes:
 
 
 def wait_until_made(pools: Mapping[str, Pool[JobMember]], seconds: float, controllers: Controllers) -> None:
-    """Wait until all objects are made. Raises PlanError with the error of one that could not be, and where
-    Ray is lost meanwhile."""
+    """Wait until all objects are made.
+
+    Raises PlanError, with the rank's error, if an object cannot be made. Raises PlanError if Ray is lost
+    meanwhile.
+    """
     making = []
     for pool in pools.values():
         pool.watcher = Newcomers(pool, controllers)
@@ -345,6 +367,6 @@ def wait_until_made(pools: Mapping[str, Pool[JobMember]], seconds: float, contro
             "job-start",
             "an object of a role could not be made",
             found=str(error),
-            expected=f"all ranks there within {seconds:g} s",
-            remedy="Job(seconds=…) gives them longer",
+            expected=f"all objects made within {seconds:g} s",
+            remedy="set a longer limit with Job(seconds=…)",
         ) from error

@@ -1,8 +1,7 @@
-"""What ranks of a job need, exactly, and how they lie in bundles of processors and GPUs. Nothing is started
-to find out.
+"""Resources of a job's ranks, and their placement in bundles of CPUs and GPUs. Nothing is started for it.
 
-Ray counts parts of a device in ten-thousandths, and so does this module: in whole numbers, so that shares add
-up to what they share.
+Ray counts parts of a device in ten-thousandths. This module does the same with integers, so that shares add
+up exactly.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from typing import NamedTuple
 from rlflow.compiler.placement import GRAIN
 from rlflow.errors import PlanError
 
-Bundle = dict[str, float]  # resource → how much of it, as Ray has it
+Bundle = dict[str, float]  # resource → amount, in Ray's form
 
 
 class Need(NamedTuple):
-    """The resources of one rank, in ten-thousandths of a processor and of a GPU."""
+    """The resources of one rank, in ten-thousandths of a CPU and of a GPU."""
 
     cpus: int
     gpus: int
 
     def resources(self) -> Bundle:
-        """The resources that are needed, in Ray's words."""
+        """Return the resources in Ray's form."""
         return {name: parts / GRAIN for name, parts in (("CPU", self.cpus), ("GPU", self.gpus)) if parts}
 
     def __str__(self) -> str:
@@ -44,22 +43,21 @@ class RoleNeeds:
     name: str
     ranks: int
     cpus: int = GRAIN
-    gpus: int | None = None  # None where nothing was said
-    per_node: int = 0  # ranks on each node, 0 for any number
+    gpus: int | None = None  # None if no number was given
+    per_node: int = 0  # ranks on each node; 0 for any number
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The bundles of roles that lie together: bundle k holds rank k of each, with what each of them takes of
-    it."""
+    """The bundles of roles that are placed together. Bundle k holds rank k of each role."""
 
-    needs: Mapping[str, Need]  # role → what its rank takes
+    needs: Mapping[str, Need]  # role → part of the bundle for its rank
     bundle: Need
     ranks: int
     per_node: int = 0
 
     def blocks(self) -> list[int]:
-        """How many bundles have to be on each node; [] where they may be anywhere."""
+        """Return the number of bundles on each node; [] if they may be anywhere."""
         if not self.per_node:
             return []
         whole, rest = divmod(self.ranks, self.per_node)
@@ -67,36 +65,40 @@ class Layout:
 
 
 def parts(amount: float | Fraction, what: str) -> int:
-    """An amount of devices in ten-thousandths. Raises PlanError for one that Ray cannot count, or of a device
-    and a half."""
+    """Convert an amount of devices to ten-thousandths.
+
+    Raises PlanError for an amount that Ray cannot count, or for a fraction above 1.
+    """
     exact = Fraction(str(amount)) if isinstance(amount, float) else Fraction(amount)
     count = exact * GRAIN
     if count.denominator != 1 or exact < 0 or (exact > 1 and exact.denominator != 1):
         raise PlanError.of(
             "job-share",
-            f"{what} cannot be had",
+            f"{what} cannot be allocated",
             found=str(amount),
-            expected="a whole number, or less than one in ten-thousandths",
-            remedy="without a number a role takes an equal share of the device that it is collocated on",
+            expected="a whole number, or a number below 1 with at most four decimals",
+            remedy="leave it out to get an equal share of the device that collocated roles use",
         )
     return int(count)
 
 
 def counted(amount: int, name: str) -> str:
-    """Ten-thousandths in words: ``2 CPUs``, ``0.5 GPU``."""
+    """Return ten-thousandths in words: ``2 CPUs``, ``0.5 GPU``."""
     number = f"{Fraction(amount, GRAIN).limit_denominator(GRAIN).__float__():.4f}".rstrip("0").rstrip(".")
     return f"{number} {name}{'s' if amount > GRAIN else ''}"
 
 
 def shares(whole: int, count: int) -> list[int]:
-    """``count`` shares of ``whole`` that differ by at most one and add up to it."""
+    """Return ``count`` shares of ``whole`` that differ by at most one and add up to it."""
     share, over = divmod(whole, count)
     return [share + (number < over) for number in range(count)]
 
 
 def laid(roles: Sequence[RoleNeeds]) -> Layout:
-    """The layout of roles that are collocated; of a single role its own. Raises PlanError where they cannot
-    be."""
+    """Return the layout of a single role, or of collocated roles.
+
+    Raises PlanError if they cannot be collocated.
+    """
     _check_ranks(roles)
     gpus = _gpus(roles) if len(roles) > 1 else [roles[0].gpus or 0]
     needs = {role.name: Need(role.cpus, gpu) for role, gpu in zip(roles, gpus, strict=True)}
@@ -112,32 +114,34 @@ def _check_ranks(roles: Sequence[RoleNeeds]) -> None:
     if len({role.ranks for role in roles}) > 1:
         raise PlanError.of(
             "job-collocated",
-            "roles that share bundles differ in ranks",
+            "collocated roles have different numbers of ranks",
             found=who,
-            expected="the same number, since rank k of each lies in bundle k",
-            remedy="give them equal ranks=",
+            expected="the same number, because rank k of each is placed in bundle k",
+            remedy="give them the same ranks=",
         )
     if len({role.per_node for role in roles if role.per_node}) > 1:
         raise PlanError.of(
             "job-collocated",
-            "roles that share bundles differ in ranks on a node",
+            "collocated roles have different numbers of ranks per node",
             found=", ".join(f"{role.name}: {role.per_node}" for role in roles),
             expected="one per_node for all of them",
-            remedy="say per_node= for one of them alone",
+            remedy="set per_node= for only one of them",
         )
 
 
 def _gpus(roles: Sequence[RoleNeeds]) -> list[int]:
-    """The part of each role of the GPU that rank k of all of them shares: parts that are named, then equal
-    shares of the rest."""
+    """Return each role's part of the GPU that rank k of all roles shares.
+
+    These are the given parts, and equal shares of the rest.
+    """
     wants = [role.gpus for role in roles]
     if max((want or 0 for want in wants), default=0) > GRAIN:
         raise PlanError.of(
             "job-collocated",
-            "a rank with several GPUs shares none",
+            "a rank with several GPUs cannot share them",
             found=", ".join(f"{role.name}: {counted(role.gpus or 0, 'GPU')}" for role in roles),
-            expected="at most 1 GPU for each rank of roles that are collocated",
-            remedy="more ranks with gpus=1",
+            expected="at most 1 GPU for each rank of collocated roles",
+            remedy="use more ranks with gpus=1",
         )
     if not any(wants):
         return [0] * len(roles)
@@ -146,25 +150,26 @@ def _gpus(roles: Sequence[RoleNeeds]) -> list[int]:
     if named > GRAIN or GRAIN - named < len(sharing):
         raise PlanError.of(
             "job-share",
-            "shares of one GPU add up to more than it",
+            "the shares of one GPU add up to more than 1",
             found=", ".join(
                 f"{role.name}: {'the rest' if number in sharing else counted(role.gpus or 0, 'GPU')}"
                 for number, role in enumerate(roles)
             ),
             expected="at most 1 in all",
-            remedy="smaller gpus=, or none, which gives equal shares",
+            remedy="use a smaller gpus=, or leave it out to get equal shares",
         )
     rest = dict(zip(sharing, shares(GRAIN - named, len(sharing)), strict=True)) if sharing else {}
     return [rest.get(number, want or 0) for number, want in enumerate(wants)]
 
 
-# -- whether there is room
-# -----------------------------------------------------------------------------------------------------------
+# -- checking for room
 
 
 def check_room(layouts: Iterable[Layout], nodes: Sequence[Mapping[str, float]]) -> None:
-    """Raises PlanError for layouts that can never fit on nodes with these resources, whatever else runs
-    there: in all, or one by itself."""
+    """Raise PlanError for layouts that cannot fit on nodes with these resources, even without other jobs.
+
+    Checks all layouts together, and each by itself.
+    """
     layouts = list(layouts)
     have = [Need(round(node.get("CPU", 0) * GRAIN), round(node.get("GPU", 0) * GRAIN)) for node in nodes]
     total = Need(sum(node.cpus for node in have), sum(node.gpus for node in have))
@@ -173,12 +178,12 @@ def check_room(layouts: Iterable[Layout], nodes: Sequence[Mapping[str, float]]) 
         sum(each.bundle.gpus * each.ranks for each in layouts),
     )
     if wanted.cpus > total.cpus or wanted.gpus > total.gpus:
-        raise _no_room("the roles need more than there is", str(wanted), have)
+        raise _no_room("the roles need more than the cluster has", str(wanted), have)
     for layout in layouts:
         if not _fits(layout, have):
             where = f", {layout.per_node} on a node" if layout.per_node else ""
             raise _no_room(
-                f"role {', '.join(map(repr, layout.needs))} fits on no nodes of this size",
+                f"role {', '.join(map(repr, layout.needs))} does not fit on nodes of this size",
                 f"{layout.ranks} times {layout.bundle}{where}",
                 have,
             )
@@ -193,7 +198,7 @@ def _fits(layout: Layout, nodes: Sequence[Need]) -> bool:
 
 
 def _times(bundle: Need, node: Need, most: int) -> int:
-    """How many bundles fit on a node, which need not be more than ``most``."""
+    """Return how many bundles fit on a node, but at most ``most``."""
     return min([most, *(have // need for have, need in zip(node, bundle, strict=True) if need)])
 
 
@@ -203,5 +208,5 @@ def _no_room(message: str, wanted: str, nodes: Sequence[Need]) -> PlanError:
         message,
         found="; ".join(f"a node with {node}" for node in nodes) or "no node",
         expected=wanted,
-        remedy="fewer ranks or smaller needs, or a larger cluster",
+        remedy="use fewer ranks, smaller needs or a larger cluster",
     )

@@ -67,7 +67,7 @@ def gone(text):
     ("fault", "place", "said"),
     [
         ("stop", "policy_loss", "is stopped"),  # the other rank waits for it in a collective
-        ("hold", "judge", "lets none of its threads run"),
+        ("hold", "judge", "is alive but not responding"),
     ],
 )
 def test_a_silent_worker_is_named_and_killed(tmp_path, ray_address, fault, place, said):
@@ -114,8 +114,8 @@ def test_a_death_is_told_with_process_place_roles_and_work():
         WorkerId("all", 1), None, ProcessInfo(process, "0123456789abcdef"), "actor", (("sampling", 2.4),)
     )
     assert str(Death(worker, "has died", True)) == (
-        f"rank 1 of pool 'all' (pid {os.getpid()} on {process.host}, node 01234567, actor) has died; when "
-        "last heard of it ran sampling for 2 s"
+        f"rank 1 of pool 'all' (pid {os.getpid()} on {process.host}, node 01234567, actor) has died; at "
+        "its last heartbeat it ran sampling for 2 s"
     )
     assert str(replace(worker, roles="", doing=())).endswith("node 01234567)")
-    assert replace(worker, doing=()).under_way() == "when last heard of it ran nothing"
+    assert replace(worker, doing=()).under_way() == "at its last heartbeat it ran nothing"

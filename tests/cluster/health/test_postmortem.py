@@ -47,7 +47,7 @@ def test_a_stopped_process_is_told_from_one_that_runs(stopped):
     assert str(look(presence)) == "is stopped (SIGSTOP)"
     os.kill(stopped.pid, signal.SIGCONT)
     reached(stopped, "S")
-    assert str(look(presence)) == "lets none of its threads run"
+    assert str(look(presence)) == "is alive but not responding"
 
 
 def test_a_stopped_process_is_killed_and_seen_to_be_gone(stopped):

@@ -30,7 +30,7 @@ def test_ranks_are_counted_on_each_node_and_nodes_in_the_order_of_ranks():
 
 
 def test_outside_a_rank_there_is_no_place(alone):
-    with pytest.raises(FlowError, match="called outside a rank of a job") as refused:
+    with pytest.raises(FlowError, match="called outside of a job's ranks") as refused:
         here()
     assert "test_here.py" in str(refused.value)
 

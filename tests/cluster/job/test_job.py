@@ -92,7 +92,7 @@ def test_what_a_job_is_can_be_read_before_anything_is_started():
         "job 'mine': 8 ranks of 2 roles",
         "  actor: 4 ranks of Policy, each with 0.5 CPU, in torch's group, with A set",
         "  critic: 4 ranks of Critic, each with 0.5 CPU, with A, B set",
-        "  actor and critic share: rank k of each lies in a bundle of 1 CPU",
+        "  actor and critic share: rank k of each is placed in a bundle of 1 CPU",
         "  nodes: 1, with 4 of actor and critic on each",
         "  in all 4 CPUs, on this machine",
     ]
@@ -102,8 +102,8 @@ def test_what_a_job_is_can_be_read_before_anything_is_started():
 @pytest.mark.parametrize(
     ("misuse", "told"),
     [
-        (lambda job, actor: actor.call(Policy.pid), "job 'mine' does not run"),
-        (lambda job, actor: job.role("actor", Policy), "'actor' names no new role"),
+        (lambda job, actor: actor.call(Policy.pid), "job 'mine' is not running"),
+        (lambda job, actor: job.role("actor", Policy), "'actor' cannot name a new role"),
         (
             lambda job, actor: job.role("other", Policy, arguments={"ofset": 1}),
             "unexpected keyword argument 'ofset'",
@@ -112,7 +112,7 @@ def test_what_a_job_is_can_be_read_before_anything_is_started():
         (lambda job, actor: job.role("other", Policy, ranks=0), "role 'other' needs ranks"),
         (
             lambda job, actor: job.role("other", Policy, env={"A": 1}),
-            "a variable of the environment is no text",
+            "an environment variable is not a string",
         ),
         (lambda job, actor: job.collocate(actor), "these roles cannot be collocated"),
         (
@@ -223,14 +223,14 @@ def test_a_job_on_a_real_ray(ray_address):
         with pytest.raises(
             Late,
             match=r"no answer to 'waits' from rank 1 of pool 'critic', rank 3 of pool 'critic' after 5 s"
-            r"; rank 1 .*when last heard of it ran (waits|nothing)",
+            r"; rank 1 .*at its last heartbeat it ran (waits|nothing)",
         ):
             slow.result()
         actor.call_rank0(Policy.dies)
         with pytest.raises(Dead, match=r"rank 0 of pool 'actor' \(pid \d+ on .*\) has died"):
             lonely.options(seconds=60).call(Policy.waits, 60.0).result()
     assert not any(alive(pid) for pid in started)
-    with pytest.raises(FlowError, match="job 'mine' does not run"):
+    with pytest.raises(FlowError, match="job 'mine' is not running"):
         actor.call(Policy.pid)
 
 

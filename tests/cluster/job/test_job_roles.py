@@ -130,7 +130,7 @@ def test_each_rank_gets_its_own_item_where_that_is_said_and_a_list_is_an_argumen
     group = actor(2)
     assert group.call_each(Policy.named, ["a", "b"]).result() == ["a", "b"]
     assert group.call(Policy.named, ["a", "b"], suffix=["c"]).result() == [["a", "b", "c"]] * 2
-    with pytest.raises(FlowError, match=r"2 ranks, each of which takes one item\n  found:    3 items"):
+    with pytest.raises(FlowError, match=r"2 ranks, and each takes one item\n  found:    3 items"):
         group.call_each(Policy.named, ["a", "b", "c"])
 
 
@@ -154,9 +154,9 @@ def test_each_rank_gets_its_own_item_where_that_is_said_and_a_list_is_an_argumen
         ),
         (
             lambda group: group.call(Policy.named, "it", seconds=0),
-            ["the deadline of 'named' is no number of seconds", "more than 0"],
+            ["the deadline of 'named' is not a number of seconds", "a number above 0"],
         ),
-        (lambda group: group.call(Policy.named, "it", seconds=True), ["no number of seconds"]),
+        (lambda group: group.call(Policy.named, "it", seconds=True), ["not a number of seconds"]),
         (
             lambda group: group.call_batch(Policy.scaled, [1, 2]),
             ["splits the rows of a batch", "a list", "Batch.of"],
@@ -176,7 +176,9 @@ def test_misuse_is_an_error_at_the_line_of_the_call_and_nothing_is_sent(misuse, 
 def test_what_a_method_gives_in_place_of_the_rows_is_said():
     with pytest.raises(ValueError, match=r"rank \d gave \d rows, expected"):
         actor(2).call_batch(Policy.shorter, numbered(5)).result()
-    with pytest.raises(RemoteError, match="'listed' was called with rows and gave a list, expected a Batch"):
+    with pytest.raises(
+        RemoteError, match="'listed' was called with rows and returned a list, expected a Batch"
+    ):
         actor(2).call_batch(Policy.listed, numbered(5)).result()
 
 
