@@ -1,15 +1,15 @@
-"""A batch as bytes and back: how columns travel between processes.
+"""Pack a batch as bytes and unpack it: the wire format of columns between processes.
 
     prefix    28 bytes: magic, version, length of the header, bytes of the payload, CRC-32 of the prefix and the header
-    header    msgpack: whether rows are grouped, how many there are, each column's name, kind, form and buffers (dtype and shape), and
-              how many numbers a key has where these are not 2
-    payload   the buffers, each from the next multiple of 64 bytes on: the keys of the rows, then those of each column
+    header    msgpack: whether rows are grouped, number of rows, each column's name, kind, form and buffers (dtype and shape), and
+              the count of numbers in a key if it is not 2
+    payload   the buffers, each starting at a multiple of 64 bytes: the keys of the rows, then the buffers of each column
 
-The format is our own, since safetensors holds tensors alone and copies them out of the frame: it has no
-ragged columns, no text, no kinds of columns, and no views of the memory that Ray shares among processes.
+The format is our own because safetensors holds only tensors and copies them out of the frame. It has no
+ragged columns, text or column kinds, and cannot return views of memory that Ray shares between processes.
 
-Where a buffer lies follows from the dtypes and shapes before it, so no two can overlap and none can lie
-outside.
+The place of a buffer follows from the dtypes and shapes before it. So buffers cannot overlap or exceed the
+frame.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ __all__ = ["BatchFrame", "WireError", "pack", "unpack"]
 
 MAGIC = b"RLFBATCH"
 VERSION = 2
-ALIGNMENT = 64  # bytes: what Ray aligns its buffers to, and a cache line
+ALIGNMENT = 64  # bytes: Ray's alignment of buffers, and a cache line
 IDS = frozenset({"tokens", "prompt_tokens"})  # columns of token ids
 _PREFIX = struct.Struct("<8sIIQ")
 _CRC = struct.Struct("<I")
-HEAD = _PREFIX.size + _CRC.size  # where the header begins
+HEAD = _PREFIX.size + _CRC.size  # start of the header
 
 
 # -- to bytes
@@ -59,17 +59,20 @@ HEAD = _PREFIX.size + _CRC.size  # where the header begins
 
 
 def pack(batch: Batch) -> bytes:
-    """The batch as one frame.
+    """Return the batch as one frame.
 
-    Where a row came from (``Axis.parent``) stays behind. Raises WireError for a dtype that has no name here
-    (complex, quantised) and for a column that does not fit the rows.
+    The origin of rows (``Axis.parent``) is not written. Raises WireError for a dtype without a name here
+    (complex, quantised), and for a column that does not fit the rows.
     """
     return BatchFrame(batch).written().numpy().tobytes()
 
 
 class StoredBuffer:
-    """A buffer that is not written yet: tensors that stand one after another, as entries of one dtype; or
-    some ``rows`` of one of that dtype, [rows, entries of each]."""
+    """A buffer that is not written yet.
+
+    It consists of tensors written one after another with one dtype. Or it consists of some ``rows`` of one
+    tensor of that dtype, [rows, entries of each].
+    """
 
     def __init__(
         self, parts: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.dtype, rows: Tensor | None = None
@@ -81,7 +84,7 @@ class StoredBuffer:
 
     @staticmethod
     def whole(tensor: Tensor) -> StoredBuffer:
-        """The buffer of one tensor as it is."""
+        """Return the buffer of one complete tensor."""
         return StoredBuffer((tensor,), tuple(tensor.shape), tensor.dtype)
 
     def write(self, memory: Tensor) -> None:
@@ -105,8 +108,8 @@ class BatchFrame:
     """A batch, or some of its rows, as bytes that are not written yet.
 
     ``rows``: int64, the rows in their order; None: all. ``narrow``: int64 columns whose numbers fit are
-    written as int32, half the bytes; their kind still says int64. Raises WireError as ``pack`` does, and then
-    for token ids that do not fit.
+    written as int32, which halves their bytes; their kind stays int64. Raises WireError like ``pack``, and
+    with ``narrow`` also for token ids that do not fit.
     """
 
     def __init__(self, batch: Batch, rows: Tensor | None = None, *, narrow: bool = False) -> None:
@@ -136,19 +139,21 @@ class BatchFrame:
         self.nbytes = self._places[-1][1]
 
     def _head(self) -> bytes:
-        """The prefix and the header."""
+        """Return the prefix and the header."""
         prefix = _PREFIX.pack(MAGIC, VERSION, len(self._header), self.nbytes - HEAD - len(self._header))
         return prefix + _CRC.pack(zlib.crc32(self._header, zlib.crc32(prefix))) + self._header
 
     def written(self) -> Tensor:
-        """The frame in memory of its own, uint8 [nbytes]."""
+        """Return the frame in new memory, uint8 [nbytes]."""
         memory = torch.empty(self.nbytes, dtype=torch.uint8)
         self.write(memory)
         return memory
 
     def write(self, memory: Tensor) -> None:
-        """Write the frame into ``memory``, uint8 [nbytes], which begins at a multiple of ALIGNMENT bytes.
-        Each entry is copied once."""
+        """Write the frame into ``memory``, uint8 [nbytes]. Each entry is copied once.
+
+        The memory must start at a multiple of ALIGNMENT bytes.
+        """
         head, raw = self._head(), memory.numpy()
         raw[: len(head)] = np.frombuffer(head, dtype=np.uint8)
         end = len(head)
@@ -159,8 +164,10 @@ class BatchFrame:
 
 
 def _places(end: int, buffers: Iterable[Buffer]) -> Iterator[tuple[int, int]]:
-    """The first byte of each buffer, and the byte after its last. end: the byte after what stands before
-    them."""
+    """Yield the first byte of each buffer and the byte after its last.
+
+    end: the byte after everything before them.
+    """
     for buffer in buffers:
         start = end + -end % ALIGNMENT
         end = start + buffer.nbytes
@@ -174,7 +181,7 @@ def _form(data: Data) -> str:
 
 
 def _stored(name: str, data: Data, axis: Axis, rows: Tensor | None, narrow: bool) -> tuple[StoredBuffer, ...]:
-    """The buffers of some rows of a column over ``axis``."""
+    """Return the buffers of some rows of a column over ``axis``."""
     if rows is not None and (
         data.lengths is None or not len(data.value) or len(data.value) < LONG * len(data.lengths)
     ):
@@ -206,7 +213,7 @@ def _stored(name: str, data: Data, axis: Axis, rows: Tensor | None, narrow: bool
 
 
 def runs(flat: Tensor, lengths: Tensor, rows: Tensor) -> Sequence[Tensor]:
-    """The entries of some rows as views of ``flat``, one for each run of rows that lie side by side."""
+    """Return the entries of some rows as views of ``flat``, one view for each run of adjacent rows."""
     starts = (lengths.cumsum(0) - lengths)[rows].numpy()
     ends = starts + lengths[rows].numpy()
     if not len(rows):
@@ -214,16 +221,18 @@ def runs(flat: Tensor, lengths: Tensor, rows: Tensor) -> Sequence[Tensor]:
     gaps = np.flatnonzero(starts[1:] != ends[:-1])
     starts, ends = starts[np.append(0, gaps + 1)], ends[np.append(gaps, len(rows) - 1)]
     before = np.append(0, ends[:-1])
-    if (starts < before).any():  # not in their order
+    if (starts < before).any():  # the rows are not in ascending order
         return [flat[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
-    # what lies between them, and they: split at once, not one by one
+    # split rows and gaps between them in one call, not one by one
     sizes = np.stack([starts - before, ends - starts], 1).ravel()
     return torch.split(flat, [*sizes.tolist(), len(flat) - int(ends[-1])])[1:-1:2]
 
 
 def _width(name: str, kind: Kind, value: Tensor, narrow: bool) -> torch.dtype:
-    """The dtype in which a column is written: int32 for int64 whose numbers fit, where that is asked for.
-    Raises WireError for token ids that do not fit."""
+    """Return the dtype in which to write a column: with ``narrow`` int32 for int64 numbers that fit.
+
+    Raises WireError for token ids that do not fit.
+    """
     if not narrow or value.dtype is not torch.int64 or kind.dtype != "int64" or not value.numel():
         return value.dtype
     least, most = (int(end) for end in torch.aminmax(value))
@@ -240,7 +249,7 @@ def _width(name: str, kind: Kind, value: Tensor, narrow: bool) -> torch.dtype:
 
 def _encoded(name: str, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
     if not all(isinstance(text, str) for text in texts):
-        raise WireError.of(f"column {name!r}", "text that is no str", "str")
+        raise WireError.of(f"column {name!r}", "a text that is not a str", "str")
     encoded = [written(text).encode("utf-8", "surrogatepass") for text in texts]
     offsets = torch.tensor([0, *itertools.accumulate(map(len, encoded))], dtype=torch.int64)
     return torch.from_numpy(np.frombuffer(bytearray(b"".join(encoded)), dtype=np.uint8)), offsets
@@ -251,15 +260,15 @@ def _encoded(name: str, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
 
 
 def unpack(data: bytes | bytearray | memoryview, *, limit: int = LIMIT) -> Batch:
-    """The batch of ``pack``, of rows of their own: ``axis.parent`` is None.
+    """Return the batch of a frame from ``pack``. Its rows have no origin: ``axis.parent`` is None.
 
-    The tensors are views of ``data``, which they keep alive: no column may be written into (``Batch[...]``
-    gives copies, and nothing in rlflow writes into what a batch stores), nor may ``data`` while they are
-    used. Buffers that do not lie at a multiple of their item's size in memory are copied.
+    The tensors are views of ``data`` and keep it alive. Do not write into a column, or into ``data`` while
+    columns are used. ``Batch[...]`` gives copies, and rlflow never writes into stored columns. Buffers that
+    are not aligned to their item's size in memory are copied.
 
-    ``limit``: bytes a frame may have. The prefix and the header are compared with their checksum. A byte that
-    changed in a number gives another number, but none gives a batch that is not sound. Raises WireError for
-    anything that is no such frame; sizes are held against the frame before anything is allocated by them.
+    ``limit``: most bytes of a frame. A checksum covers the prefix and the header. A changed byte in a number
+    gives another number, but the batch stays sound. Raises WireError for anything that is not a valid frame.
+    Sizes are checked against the frame before memory is allocated for them.
     """
     frame = _bytes_of(data)
     header, start = _opened(frame, limit)
@@ -285,7 +294,7 @@ def _bytes_of(data: bytes | bytearray | memoryview) -> memoryview:
 
 
 def _opened(frame: memoryview, limit: int) -> tuple[memoryview, int]:
-    """The header, and where the payload begins."""
+    """Return the header, and the start of the payload."""
     if not HEAD <= len(frame) <= limit:
         raise WireError.of("frame", f"{len(frame)} bytes", f"{HEAD} to {limit}")
     magic, version, length, size = _PREFIX.unpack_from(frame)
@@ -308,12 +317,12 @@ def _opened(frame: memoryview, limit: int) -> tuple[memoryview, int]:
 def _laid_out(
     raw: np.ndarray[Any, np.dtype[np.uint8]], start: int, buffers: Sequence[Buffer]
 ) -> Iterator[Tensor]:
-    """Each buffer as a tensor. Raises WireError at once unless they fill the frame to its end."""
+    """Return each buffer as a tensor. Raises WireError at once unless the buffers fill the frame exactly."""
     places = list(_places(start, buffers))
     start = places[-1][1]
     if start != len(raw):
         raise WireError.of(
-            "payload", f"a frame of {len(raw)} bytes", f"{start}, by the columns' dtypes and shapes"
+            "payload", f"a frame of {len(raw)} bytes", f"{start}, from the columns' dtypes and shapes"
         )
     return (_tensor(raw[first:end], buffer) for (first, end), buffer in zip(places, buffers, strict=True))
 
@@ -348,20 +357,22 @@ def _decoded(name: str, blob: Tensor, offsets: Tensor) -> Iterator[str]:
     except UnicodeDecodeError as error:
         raise WireError.of(f"text column {name!r}", error.reason, "UTF-8") from error
     except ValueError as error:
-        raise WireError.of(f"text column {name!r}", error, "messages after their mark, or text") from error
+        raise WireError.of(f"text column {name!r}", error, "messages after their marker, or text") from error
 
 
 def viewed(raw: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
-    """Bytes as a tensor on their own memory, which nobody may write into."""
+    """Return bytes as a tensor that shares their memory and must not be written into."""
     return torch.from_numpy(_Lent(raw, raw.ctypes.data, raw.nbytes).array())
 
 
 class _Lent:
-    """Memory lent to numpy as if it could be written: torch has no tensors that can only be read, and warns
-    of arrays that are."""
+    """Presents read-only memory to numpy as writable.
+
+    Torch has no read-only tensors, and warns about read-only arrays.
+    """
 
     def __init__(self, owner: object, start: int, size: int) -> None:
-        self.owner = owner  # keeps it alive, and what it is of from being resized
+        self.owner = owner  # keeps it alive, and prevents its owner from being resized
         self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (start, False)}
 
     def array(self) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -1,4 +1,4 @@
-"""What a frame says of the batch that it holds: the header, and the checks of it that hold on both sides."""
+"""The header of a frame, which describes its batch, and the checks that hold for writers and readers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rlflow.author.batch import Data
 from rlflow.author.columns import Kind, Level
 from rlflow.errors import printable
 
-LIMIT = 1 << 36  # bytes of a frame
-HEADER_LIMIT = 1 << 24  # bytes of a header
+LIMIT = 1 << 36  # most bytes of a frame
+HEADER_LIMIT = 1 << 24  # most bytes of a header
 DIMENSIONS = 8
-KEYS = 2  # numbers of a row's key, where the header does not name another
+KEYS = 2  # numbers in a row's key, unless the header gives another count
 LONGEST_PATH = 256
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -49,21 +49,21 @@ FORMS = {
 
 
 class WireError(ValueError):
-    """Bytes are no batch of this version, or a batch cannot be written as bytes."""
+    """Bytes are not a batch of this version, or a batch cannot be written as bytes."""
 
     @classmethod
     def of(cls, what: str, actual: object, expected: object) -> WireError:
-        """An error that names the place, what was found and what was expected."""
+        """Return an error with the place, and with found and expected values."""
         return cls(": ".join((_brief(what), f"found {_brief(actual)}, expected {expected}")))
 
 
 def _brief(value: object) -> str:
-    """Part of a message: bytes of unknown origin neither flood it nor drive a terminal."""
+    """Shorten part of a message and remove control characters, because the bytes may be of unknown origin."""
     return printable(str(value)[:160], keep="")
 
 
 class Buffer(NamedTuple):
-    """A tensor within the payload."""
+    """A tensor in the payload."""
 
     dtype: str  # as torch prints it, without ``torch.``
     shape: tuple[int, ...]
@@ -84,7 +84,7 @@ class HeaderColumn(NamedTuple):
 
 
 def packed(axis: Axis, columns: Sequence[HeaderColumn]) -> bytes:
-    """The header of a batch as msgpack. Raises WireError where it is too large."""
+    """Return the header of a batch as msgpack. Raises WireError if it is too large."""
     entries = [[name, kind.level.value, kind.dtype, form, buffers] for name, kind, form, buffers in columns]
     width = axis.keys.shape[1]
     header: bytes = msgpack.packb(
@@ -99,8 +99,10 @@ def packed(axis: Axis, columns: Sequence[HeaderColumn]) -> bytes:
 
 
 def unpacked(raw: memoryview) -> tuple[bool, tuple[int, int], list[HeaderColumn]]:
-    """Whether rows are grouped, the shape of their keys, and their columns. Raises WireError for anything
-    that is no header."""
+    """Return whether rows are grouped, the shape of their keys, and the columns.
+
+    Raises WireError for anything that is not a header.
+    """
     try:
         decoded = msgpack.unpackb(raw, unicode_errors="surrogatepass")
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
@@ -118,18 +120,21 @@ def unpacked(raw: memoryview) -> tuple[bool, tuple[int, int], list[HeaderColumn]
         raise WireError.of("header", f"{rows} rows", "0 or more")
     if width < KEYS or width > LONGEST_PATH or (longer and width == KEYS):
         raise WireError.of(
-            "header", f"keys of {width} numbers", f"{KEYS}, or up to {LONGEST_PATH} that the header names"
+            "header", f"keys of {width} numbers", f"{KEYS}, or up to {LONGEST_PATH} given in the header"
         )
     return grouped, (rows, width), columns
 
 
 def _with_width(decoded: Any) -> Any:
-    """A header that does not name how many numbers a key has."""
+    """Add the default count of numbers in a key to a header that does not give it."""
     return [*decoded, KEYS] if type(decoded) is list and len(decoded) == 3 else decoded
 
 
 def _fields(what: str, value: Any, types: Sequence[Any]) -> list[Any]:
-    """A list with one item of each type (True is no int). Raises WireError for anything else."""
+    """Check that a list has one item of each type (True is not an int), and return it.
+
+    Raises WireError otherwise.
+    """
     if (
         type(value) is not list
         or len(value) != len(types)
@@ -162,18 +167,17 @@ def _column(value: Any) -> HeaderColumn:
 def _shape_of(name: str, value: Any) -> Buffer:
     dtype, shape = _fields(f"buffer of column {name!r}", value, (str, list))
     if not all(type(size) is int and size >= 0 for size in shape):
-        raise WireError.of(f"buffer of column {name!r}", f"shape {shape[:16]}", "sizes from 0 on")
+        raise WireError.of(f"buffer of column {name!r}", f"shape {shape[:16]}", "sizes of at least 0")
     return Buffer(dtype, tuple(shape))
 
 
 def check_kind(column: HeaderColumn) -> None:
-    """Raises WireError for dtypes, shapes and numbers of buffers that a column of its kind and form cannot
-    have."""
+    """Raise WireError for dtypes, shapes or numbers of buffers that do not fit a column's kind and form."""
     name, kind, form, buffers = column
     dtypes = [buffer.dtype for buffer in buffers]
     if not {kind.dtype or "bool", *dtypes} <= set(DTYPES):
         raise WireError.of(
-            f"column {name!r}", f"dtypes {kind.dtype}, {dtypes[:8]}", f"some of {', '.join(DTYPES)}"
+            f"column {name!r}", f"dtypes {kind.dtype}, {dtypes[:8]}", f"dtypes among {', '.join(DTYPES)}"
         )
     if kind.level not in FORMS.get(form, ()):
         raise WireError.of(
@@ -181,7 +185,7 @@ def check_kind(column: HeaderColumn) -> None:
             f"form {form!r} of a {kind.level} column",
             f"one of {', '.join(FORMS)} that fits",
         )
-    # of empty buffers too: torch multiplies the other sizes to find the strides
+    # also for empty buffers, because torch multiplies the other sizes to get the strides
     large = [
         b.shape
         for b in buffers
@@ -195,7 +199,7 @@ def check_kind(column: HeaderColumn) -> None:
         )
     if not _fits(column, dtypes):
         raise WireError.of(
-            f"column {name!r}", f"buffers of {dtypes[:8]}", f"those of a {kind} column, form {form}"
+            f"column {name!r}", f"buffers of {dtypes[:8]}", f"the buffers of a {kind} column, form {form}"
         )
 
 
@@ -214,7 +218,7 @@ def _fits(column: HeaderColumn, dtypes: Sequence[str]) -> bool:
 
 
 def check_rows(name: str, data: Data, axis: Axis) -> None:
-    """Raises WireError where a column does not have the batch's rows."""
+    """Raise WireError if a column does not have the batch's rows."""
     subject, level = f"column {name!r}", data.kind.level
     if level is Level.SCALAR:
         _check_scalars(subject, data.value if isinstance(data.value, tuple) else (data.value,))
@@ -242,10 +246,10 @@ def _check_lengths(what: str, value: Tensor, lengths: Tensor, rows: int) -> None
         raise WireError.of(
             what,
             f"lengths {list(lengths.shape)} of {list(value.shape)} entries",
-            f"{rows} lengths, entries side by side",
+            f"{rows} lengths, and a tensor of entries",
         )
     values = lengths.numpy()
-    ends = values.cumsum()  # a sum that runs over is negative before it is anything else
+    ends = values.cumsum()  # a sum that overflows becomes negative first
     valid = not rows or (values.min() >= 0 and ends.min() >= 0)
     if not valid or (ends[-1] if rows else 0) != len(value):
         raise WireError.of(

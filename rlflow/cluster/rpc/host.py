@@ -1,5 +1,7 @@
-"""Host: what every rank of a pool is, whichever transport calls it. It holds one object and runs the object's
-methods by name."""
+"""Host: the part of a rank that is the same for every transport.
+
+It holds one object and runs its methods by name.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,21 @@ from rlflow.execution.apply import ending
 from rlflow.processes.user_frames import AS_THEY_ARE, in_worker, portable
 from rlflow.processes.watchdog import kin
 
-ERA = 8  # bytes of the pool's era, which stand before each frame
-# methods of Host within which the object's own code runs
+ERA = 8  # bytes of the pool's generation number before each frame
+# methods of Host that run the object's own code
 CALLS = frozenset({"make", "do", "_run", "do_chunks", "do_batch"})
 
 
 class Host:
-    """Holds one object. Calls of an earlier era that have not begun are refused: nobody waits for them, and
-    the state was put back."""
+    """Holds one object of a rank.
+
+    Calls of an earlier generation that have not started are refused, because nobody waits for them and the
+    state was reset.
+    """
 
     instance: Any = None
     era = 0
-    post: Post | None = None  # made where it is first needed
+    post: Post | None = None  # made when it is first needed
 
     def make(self, kind: Callable[..., Any], *args: Any) -> None:
         """Make the object."""
@@ -35,18 +40,21 @@ class Host:
             self.instance = kind(*args)
 
     def enter(self, era: int) -> None:
-        """Begin an era."""
+        """Set the generation number of the pool."""
         self.era = era
 
     def do(self, era: int, method: str, *args: Any) -> Any:
-        """Call a method of the object. Raises RuntimeError for a call of an earlier era."""
+        """Call a method of the object. Raises RuntimeError for a call of an earlier generation."""
         self._check_era(era, method)
         with pulse.MARKS.during(method), self._contained():
             return getattr(self.instance, method)(*args)
 
     def do_run(self, *parts: Any) -> Any:
-        """Have the object ``run`` a frame. ``parts``: the frame with the era before it, then transfers. Ray
-        is fastest with bytes alone, few arguments, and a signature with a star."""
+        """Pass a frame to the object's ``run``.
+
+        ``parts``: the frame after its generation number, then transfers. Ray is fastest with bytes, few
+        arguments, and a signature with a star.
+        """
         return self._run(parts[0], *parts[1:])
 
     def _run(self, frame: bytes, *transfers: Any) -> Any:
@@ -54,25 +62,29 @@ class Host:
             return self.instance.run(self._frame(frame, "run"), *transfers)
 
     def do_chunks(self, *parts: Any) -> Iterator[Any]:
-        """Have the object ``run_chunks`` a frame. Gives several answers, each as soon as it has come."""
+        """Pass a frame to the object's ``run_chunks``. Yields each answer as soon as it is available."""
         with self._contained():
             yield from self.instance.run_chunks(self._frame(parts[0], "run_chunks"), *parts[1:])
 
     def do_batch(self, method: str, parcel: Parcel, shared: bool) -> Parcel:
-        """Call a method from batch to batch. shared: whether whoever asks can read this process's shared
-        memory."""
+        """Call a method that maps a batch to a batch.
+
+        shared: whether the caller can read this process's shared memory.
+        """
         with pulse.MARKS.during(method), self._contained():
             [batch] = self._post().opened([parcel])
             return self._post().parcel(getattr(self.instance, method)(owned(batch)), shared=shared)
 
     def reaches(self, at: SharedFrame) -> bool:
-        """Whether this process can read the shared memory of the one that asks."""
+        """Whether this process can read the caller's shared memory."""
         return self._post().reaches(at)
 
     @contextlib.contextmanager
     def _contained(self) -> Iterator[None]:
-        """While inside, an exit becomes a RemoteError instead of ending this process, and a forked child
-        exits instead of going on."""
+        """Contain a call: an exit becomes a RemoteError instead of ending this process.
+
+        A child process that the call forks exits instead of continuing.
+        """
         with kin.here_alone():
             try:
                 yield
@@ -87,13 +99,18 @@ class Host:
                 raise RemoteError(ending(error)) from None
 
     def _frame(self, frame: bytes, method: str) -> memoryview:
-        """The frame without the era before it. Raises RuntimeError for one of an earlier era."""
+        """Return the frame without its generation number.
+
+        Raises RuntimeError for a frame of an earlier generation.
+        """
         self._check_era(int.from_bytes(frame[:ERA], "little"), method)
         return memoryview(frame)[ERA:]
 
     def _check_era(self, era: int, method: str) -> None:
         if era != self.era:
-            raise RuntimeError(f"'{method}' was asked in era {era}, and it is era {self.era}")
+            raise RuntimeError(
+                f"'{method}' was called in generation {era} of the pool, which is now in generation {self.era}"
+            )
 
     def _post(self) -> Post:
         self.post = self.post or Post()

@@ -1,9 +1,8 @@
-"""Call and Answer: the messages between the driver and a worker. They are plain data of few bytes and contain
-no tensors of columns.
+"""Call and Answer: the messages between the driver and a worker.
 
-Both are msgpack of plain values, made once for each rank and call, since a pickle of dataclasses and arrays
-takes ten times as long. A value that may be any object (an author's settings) goes along as a pickle, made
-once for each call.
+They are small plain data without tensors of columns. Both are msgpack of plain values, made for each rank and
+call: a pickle of dataclasses and arrays takes ten times as long. A value that may be any object, such as an
+author's settings, is pickled once per call.
 """
 
 from __future__ import annotations
@@ -32,34 +31,33 @@ Index = NDArray[np.int64]
 class ShardRows(NamedTuple):
     """Some or all rows of one shard."""
 
-    # of a shard of the worker; None: the next of the transfers that come with the call, which has these rows
-    # alone
+    # key of a shard of the worker; None: the next of the transfers of the call, which has exactly these rows
     key: int | None
-    rows: Index | None = None  # which rows; None: all, in their order
+    rows: Index | None = None  # row numbers; None: all rows in their order
 
 
 class Source(NamedTuple):
     """Columns whose rows are in the same shards."""
 
     columns: Sequence[tuple[str, str]]  # (name in the batch, name in the shard)
-    parts: Sequence[ShardRows]  # put one after another
-    order: Index | None = None  # the order into which the rows are then put; None: as they are
-    kinds: Sequence[Kind] = ()  # of the columns, where there are no parts
-    # key under which the worker stores these rows too, by the names in the shards, for calls that read them
-    # again
+    parts: Sequence[ShardRows]  # joined one after another
+    order: Index | None = None  # order of the joined rows; None: unchanged
+    kinds: Sequence[Kind] = ()  # kinds of the columns, needed if there are no parts
+    # key under which the worker also stores these rows, by the names in the shards, for later calls that read
+    # them
     keep: int | None = None
 
 
 class Inputs(NamedTuple):
-    """The batch of a call, as the worker puts it together from its shards and from transfers."""
+    """The batch of a call, which the worker joins from its shards and from transfers."""
 
-    keys: Index | None  # int64 [rows, 2 or more]; None: those of the first part's shard
+    keys: Index | None  # int64 [rows, 2 or more]; None: the keys of the first part's shard
     grouped: bool
-    sources: Sequence[Source]  # where its columns come from
+    sources: Sequence[Source]  # sources of its columns
     scalars: Mapping[str, Data] = {}
 
 
-InlineParcel = Parcel | None  # None: the next of those that come beside the call
+InlineParcel = Parcel | None  # None: the next of the transfers that Ray sends separately
 
 NOTHING = Inputs(np.zeros((0, 2), np.int64), False, ())
 
@@ -68,7 +66,7 @@ class Call(NamedTuple):
     """One operation on a worker."""
 
     op: str
-    key: int  # under which its result is stored
+    key: int  # key under which its result is stored
     inputs: Inputs
     iteration: int = 0
     arguments: Mapping[str, Any] = {}
@@ -77,12 +75,12 @@ class Call(NamedTuple):
     parcels: Sequence[InlineParcel] = ()
 
     def __str__(self) -> str:
-        """The activity of a worker in words."""
+        """Describe the activity of a worker."""
         of = self.arguments.get("function") or self.arguments.get("role")
         return f"{self.op}{f' of {of}' if of else ''} in iteration {self.iteration}"
 
     def packed(self, arguments: bytes) -> bytes:
-        """The call as bytes. ``arguments``: those of the call from ``pickled``, the same for all ranks."""
+        """Return the call as bytes. ``arguments``: from ``pickled``, the same for all ranks."""
         keys, grouped, sources, scalars = self.inputs
         width = 0 if keys is None else keys.shape[1]
         inputs = (_raw(keys), width, grouped, [_source(source) for source in sources], _whole(scalars))
@@ -94,7 +92,7 @@ class Call(NamedTuple):
 
     @staticmethod
     def unpacked(frame: bytes | memoryview) -> Call:
-        """The call of these bytes."""
+        """Return the call of these bytes."""
         op, key, (keys, width, grouped, sources, scalars), iteration, arguments, forget, parcels = (
             msgpack.unpackb(frame, use_list=False)
         )
@@ -116,8 +114,7 @@ class Call(NamedTuple):
         )
 
     def rows(self, transfers: Sequence[Parcel]) -> list[Parcel]:
-        """The rows from other workers: those that the call has with it, and in their places ``transfers``,
-        which came beside it."""
+        """Return the rows from other workers: rows in the call, with ``transfers`` in the missing places."""
         beside = iter(transfers)
         return (
             [next(beside) if parcel is None else parcel for parcel in self.parcels]
@@ -127,7 +124,7 @@ class Call(NamedTuple):
 
 
 def pickled(arguments: Mapping[str, Any]) -> bytes:
-    """The arguments of a call as bytes."""
+    """Return the arguments of a call as bytes."""
     raw: bytes = cloudpickle.dumps(dict(arguments))
     return raw
 
@@ -141,12 +138,12 @@ def _scalars(frame: bytes | None) -> Mapping[str, Data]:
 
 
 def _inline(parcel: InlineParcel) -> Any:
-    """A parcel as plain values."""
+    """Return a message as plain values."""
     return parcel.tobytes() if isinstance(parcel, np.ndarray) else parcel
 
 
 def _parcel(plain: Any) -> InlineParcel:
-    """The parcel of plain values."""
+    """Return the message of plain values."""
     return np.frombuffer(plain, np.uint8) if isinstance(plain, bytes) else plain and SharedFrame(*plain)
 
 
@@ -176,7 +173,7 @@ def _opened(columns: Any, parts: Any, order: bytes | None, kinds: Any, keep: int
 
 @functools.cache
 def kind_of(level: str, dtype: str | None) -> Kind:
-    """The kind of a level and dtype, made once."""
+    """Return the kind of a level and dtype, made once."""
     return Kind(Level(level), dtype)
 
 
@@ -187,19 +184,20 @@ def _label(sent: str | list[str]) -> Label:
 class Answer(NamedTuple):
     """The result of an operation."""
 
-    key: int = 0  # under which the worker stores the shard
-    rows: int = 0  # of the shard
+    key: int = 0  # key under which the worker stores the shard
+    rows: int = 0  # rows of the shard
     columns: Mapping[str, tuple[Kind, int]] = {}  # name → (kind, bytes)
     lengths: Mapping[str, Index] = {}  # level of ragged columns → int64 [rows]
-    scalars: Mapping[str, Data] = {}  # whole, not stored
+    scalars: Mapping[str, Data] = {}  # scalar columns, which are not stored
     tallies: PartialMetrics = {}  # metrics
-    value: Any = None  # a result that is no batch
-    ran: tuple[float, float] = (0.0, 0.0)  # start and end in seconds of the wall clock, which machines share
+    value: Any = None  # a result that is not a batch
+    # start and end in seconds of the wall clock, which all machines share
+    ran: tuple[float, float] = (0.0, 0.0)
     printed: bytes = b""  # lines that rewards have printed since the last answer
     received: int = 0  # bytes of rows that came from other workers
 
     def packed(self) -> bytes | Answer:
-        """The answer as bytes. An answer with a value, which may be large, is given as it is."""
+        """Return the answer as bytes. An answer with a value, which may be large, is returned unchanged."""
         if self.value is not None:
             return self
         columns = [(name, kind.level, kind.dtype, size) for name, (kind, size) in self.columns.items()]
@@ -225,7 +223,7 @@ class Answer(NamedTuple):
 
     @staticmethod
     def unpacked(frame: bytes | Answer) -> Answer:
-        """The answer of these bytes."""
+        """Return the answer of these bytes."""
         if isinstance(frame, Answer):
             return frame
         key, rows, columns, lengths, scalars, tallies, ran, printed, received = msgpack.unpackb(frame)

@@ -1,5 +1,4 @@
-"""Rows of batches on their way from process to process: as bytes that Ray hands over, or in shared memory
-where both ends have it."""
+"""Messages with rows between processes: as bytes that Ray moves, or in shared memory on one machine."""
 
 from __future__ import annotations
 
@@ -16,30 +15,31 @@ from rlflow.author.batch import Batch, Data
 from rlflow.cluster.rpc.column_wire import BatchFrame, unpack
 from rlflow.cluster.rpc.shared_memory import SMALL, SharedFrame, SharedInbox, SharedOutbox
 
-Payload = NDArray[np.uint8]  # bytes that Ray hands over without a copy
+Payload = NDArray[np.uint8]  # bytes that Ray passes without a copy
 Parcel = Payload | SharedFrame
 
 
 def size_of(parcel: Parcel) -> int:
-    """The bytes that go from one process to the other."""
+    """Return the bytes that are sent from one process to the other."""
     return parcel.size if isinstance(parcel, SharedFrame) else parcel.nbytes
 
 
 def packed(batch: Batch, rows: Tensor | None = None) -> Payload:
-    """The batch, or some of its rows, as bytes (`rlflow.cluster.rpc.column_wire`); whole numbers as int32
-    where they fit."""
+    """Return the batch, or some of its rows, as bytes (`rlflow.cluster.rpc.column_wire`).
+
+    Integers are written as int32 if they fit.
+    """
     return BatchFrame(batch, rows, narrow=True).written().numpy()
 
 
 def opened(payload: Payload) -> Batch:
-    """The batch of these bytes. Its tensors are views of them, but for whole numbers that travelled as
-    int32."""
+    """Return the batch of these bytes. Its tensors are views of them, except for integers sent as int32."""
     batch = unpack(payload.data)
     return Batch(batch.axis, {name: widened(data) for name, data in batch.data.items()})
 
 
 def widened(data: Data) -> Data:
-    """The column with whole numbers of the dtype that its kind says."""
+    """Return the column with integers in the dtype of its kind."""
     if (
         data.kind.dtype != "int64"
         or not isinstance(data.value, Tensor)
@@ -50,15 +50,19 @@ def widened(data: Data) -> Data:
 
 
 def inline(parcel: object) -> Parcel | None:
-    """The parcel where it goes within a call's frame, as a place in shared memory and few bytes do; None for
-    what Ray brings beside it."""
+    """Return the message if it fits into a call's frame; None if Ray must send it separately.
+
+    A place in shared memory and a few bytes fit.
+    """
     few = isinstance(parcel, np.ndarray) and parcel.nbytes <= SMALL
     return parcel if few or isinstance(parcel, SharedFrame) else None  # type: ignore[return-value]
 
 
 def _lasting(batch: Batch) -> Batch:
-    """The batch with keys and lengths in memory of their own: few bytes that are remembered for longer than
-    the columns."""
+    """Return the batch with copies of keys and lengths.
+
+    These are small, and are kept longer than the columns.
+    """
     data = {
         name: replace(data, lengths=data.lengths.clone()) if data.lengths is not None else data
         for name, data in batch.data.items()
@@ -67,23 +71,27 @@ def _lasting(batch: Batch) -> Batch:
 
 
 class Post:
-    """Hands rows of this process to others, and takes theirs."""
+    """Mailbox: sends rows of this process to others, and reads theirs."""
 
     def __init__(self) -> None:
         self.outbox, self.inbox = SharedOutbox(), SharedInbox()
 
     def parcel(self, batch: Batch, rows: Tensor | None = None, *, shared: bool, iteration: int = 0) -> Parcel:
-        """Rows for one receiver; ``rows``: which, None for all. ``shared``: whether the receiver can read
-        this process's shared memory.
-        ``iteration``: the one that they are for."""
+        """Return a message of rows for one receiver, for ``iteration``.
+
+        ``rows``: row numbers, None for all. ``shared``: whether the receiver can read this process's shared
+        memory.
+        """
         frame = BatchFrame(batch, rows, narrow=True)
         at = self.outbox.post(frame, iteration) if shared and frame.nbytes > SMALL else None
         return at if at is not None else frame.written().numpy()
 
     def opened(self, parcels: Sequence[Parcel]) -> list[Batch]:
-        """The batches of parcels. Their tensors are views, of which each keeps the memory of its whole
-        parcel. Whole numbers may be int32 where their kind says int64. Raises OSError where shared memory
-        cannot be reached."""
+        """Return the batches of messages.
+
+        Their tensors are views, and each view keeps the memory of its full message. Integers may be int32
+        even if their kind is int64. Raises OSError if shared memory cannot be reached.
+        """
         frames = [
             self.inbox.read(parcel).numpy() if isinstance(parcel, SharedFrame) else parcel
             for parcel in parcels
@@ -91,7 +99,7 @@ class Post:
         return [_lasting(unpack(frame.data)) for frame in frames]
 
     def clear(self, iteration: int) -> None:
-        """This iteration and those before it are over: their memory is given back."""
+        """Free the memory of this and earlier iterations."""
         self.outbox.clear(iteration)
         self.inbox.clear()
 

@@ -28,31 +28,34 @@ P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
 
-SECONDS = 300.0  # how long a call may take where nothing else is said
+SECONDS = 300.0  # default deadline of a call
 
 
 class Watcher(Protocol):
-    """Knows whether workers are alive; the health monitor of a run."""
+    """Knows whether workers are alive; in a run, the health monitor."""
 
     @property
     def verdict(self) -> str | None:
-        """A text that says what ended the workers, once that is known; None before."""
+        """Why the workers ended, in words; None while that is not known."""
 
     def cause(self) -> str | None:
-        """The verdict after a look at every worker, since an error of one may follow from the death of
-        another."""
+        """Check every worker and return the verdict.
+
+        An error of one worker may be a consequence of another's death.
+        """
 
     def late(self, at: Iterable[WorkerId]) -> str:
-        """A text that says what these workers do, which should have answered."""
+        """Describe what these late workers do."""
 
 
 class Future(Generic[R]):
     """The answers of several workers to one call.
 
-    ``transport``: how they come. ``what``: the call, for messages. ``at``: the workers. ``refs``: references
-    of their answers, in this order. ``seconds``: the deadline. ``merge``: makes the result of the answers.
-    ``watcher``: knows of dead workers. ``limit``: a deadline that began earlier, of which this wait is a
-    part."""
+    ``transport``: transport of the answers. ``what``: the call, for messages. ``at``: the workers. ``refs``:
+    references of their answers, in this order. ``seconds``: the deadline. ``merge``: makes the result from
+    the answers. ``watcher``: knows dead workers. ``limit``: a deadline that started earlier and includes this
+    wait.
+    """
 
     def __init__(
         self,
@@ -75,8 +78,10 @@ class Future(Generic[R]):
 
     @staticmethod
     def of_all(futures: Sequence[Future[Any]], seconds: float) -> Future[tuple[Any, ...]]:
-        """The answers of several calls as one, by a deadline of its own. At least one future, none of a short
-        call."""
+        """Join the answers of several calls into one future with a deadline of its own.
+
+        Needs at least one future, and no future of a short call.
+        """
         ends = list(itertools.accumulate(len(future.refs) for future in futures))
 
         def merge(answers: list[Any]) -> tuple[Any, ...]:
@@ -91,17 +96,19 @@ class Future(Generic[R]):
         return Future(futures[0].transport, what, at, refs, seconds, merge, futures[0]._watcher)
 
     def done(self) -> bool:
-        """Whether all answers have come."""
+        """Whether all answers have arrived."""
         return is_answered(self.transport, self.refs)
 
     def result(self) -> R:
-        """Wait for all answers, or for the first error; asked again it is the same object. Raises RemoteError
-        with the rank, Late with the ranks that have not answered by the deadline, and Dead as soon as any
-        worker is known to be gone."""
+        """Wait for all answers, or for the first error. Later calls return the same object.
+
+        Raises RemoteError with the rank, Late with the ranks that have not answered by the deadline, and Dead
+        as soon as any worker is known to be dead.
+        """
         return self._merge(self._answers())
 
     def _answers(self) -> list[Any]:
-        """Wait until ``_look``, which each kind of future has for itself, finds all answers."""
+        """Wait until ``_look`` finds all answers. Each kind of future has its own ``_look``."""
         while True:
             if self._watcher is not None and self._watcher.verdict is not None:
                 raise Dead(self._watcher.verdict)
@@ -112,7 +119,7 @@ class Future(Generic[R]):
                 raise self._late()
 
     def _look(self, seconds: float) -> list[Any] | None:
-        """The answers if all come within so many seconds, else None. Raises the error of one that failed."""
+        """Return the answers if all arrive within ``seconds``, else None. Raises the error of a failed call."""
         try:
             return self.transport.values(self.refs, seconds)
         except CallFailed:
@@ -140,7 +147,10 @@ class Future(Generic[R]):
         )
 
     def _judged(self, failed: Sequence[tuple[WorkerId, BaseException]]) -> BaseException:
-        """The error to raise out of those of several ranks: a worker's death before what follows from it."""
+        """Choose the error to raise from errors of several ranks.
+
+        A worker's death comes before its consequences.
+        """
         problem = next((error for _, error in failed if isinstance(error, AS_THEY_ARE)), None)
         if problem is not None:
             return problem
@@ -149,7 +159,7 @@ class Future(Generic[R]):
 
 
 class SocketFuture(Future[R]):
-    """The answers to a short call over sockets; ``calls`` has a connection to each worker of ``at``."""
+    """The answers to a short call over sockets. ``calls`` has a connection to each worker of ``at``."""
 
     def __init__(
         self,
@@ -165,12 +175,12 @@ class SocketFuture(Future[R]):
         self._calls = calls
 
     def done(self) -> bool:
-        """Whether all answers have come."""
+        """Whether all answers have arrived."""
         self._calls.listen(0.0)
         return not self._calls.waiting
 
     def result(self) -> R:
-        """Wait for all answers and return the connections; raises as ``Future.result`` does."""
+        """Wait for all answers and give the connections back. Raises like ``Future.result``."""
         try:
             return super().result()
         finally:
@@ -187,8 +197,10 @@ class SocketFuture(Future[R]):
 
 
 def _once(merge: Callable[[list[Any]], R]) -> Callable[[list[Any]], R]:
-    """``merge``, whose result is kept: a frame in shared memory is read once, since its sender may then write
-    another in its place."""
+    """Return ``merge`` with a cached result.
+
+    A frame in shared memory can be read only once, because its sender may then overwrite it.
+    """
     results, merging = list[R](), threading.Lock()
 
     def merged(answers: list[Any]) -> R:
@@ -201,9 +213,9 @@ def _once(merge: Callable[[list[Any]], R]) -> Callable[[list[Any]], R]:
 
 
 def translated(cause: BaseException, at: WorkerId, what: str) -> RemoteError:
-    """The error of a worker as a RemoteError that names the rank and the call."""
+    """Return a worker's error as a RemoteError that names the rank and the call."""
     if isinstance(cause, Gone):
-        return Dead(f"{at} is gone while '{what}' ran there: {str(cause).splitlines()[0]}")
+        return Dead(f"{at} was lost while '{what}' ran there: {str(cause).splitlines()[0]}")
     failure = (
         cause.failure
         if isinstance(cause, RaisedElsewhere)
@@ -213,12 +225,15 @@ def translated(cause: BaseException, at: WorkerId, what: str) -> RemoteError:
 
 
 class Pool(Generic[W]):
-    """Objects of one class on ranks numbered from 0. ``call`` and ``map`` take a method of the class, or its
-    name. ``ranks``: each rank's ``Host``, as ``transport`` calls it."""
+    """Objects of one class on ranks numbered from 0.
+
+    ``call`` and ``map`` take a method of the class, or its name. ``ranks``: the ``Host`` of each rank, as
+    ``transport`` calls it.
+    """
 
     def __init__(self, name: str, ranks: Sequence[Any], transport: RankTransport) -> None:
         self.name, self.actors, self.transport = name, tuple(ranks), transport
-        self.era = 0  # grows when earlier calls become void
+        self.era = 0  # generation number; grows when earlier calls become void
         self.making: list[Any] = []  # references of the calls that make the objects
         self.watcher: Watcher | None = None
         self.sockets, self.post = Sockets(), Post()
@@ -233,23 +248,29 @@ class Pool(Generic[W]):
         return f"Pool({self.name}, {len(self)} ranks)"
 
     def at(self, rank: int) -> WorkerId:
-        """The id of the worker of a rank."""
+        """Return the id of the worker of a rank."""
         return self._places[rank]
 
     def send(self, rank: int, method: str, *args: Any, group: str = "cpu", answers: int = 1) -> Any:
-        """Start a method on one rank. Gives the reference of its result, or a list of references where it has
-        several ``answers``. References among ``args`` arrive as their values. ``group``: the threads of the
-        worker that run it."""
+        """Start a method on one rank; return the reference of its result.
+
+        With several ``answers`` it returns a list of references. References in ``args`` arrive as their
+        values. ``group``: the threads of the worker that run it.
+        """
         return self._starter(rank, "do", group, answers)(self.era, method, *args)
 
     def run(self, rank: int, frame: bytes, transfers: Sequence[Any], group: str) -> Any:
-        """Have one rank's object ``run`` a frame. Gives the reference of the answer. ``transfers``:
-        references, which arrive as their values."""
+        """Pass a frame to one rank's ``run``; return the reference of the answer.
+
+        ``transfers``: references, which arrive as their values.
+        """
         return self._starter(rank, "do_run", group)(self._with_era(frame), *transfers)
 
     def run_chunks(self, rank: int, frame: bytes, transfers: Sequence[Any], group: str) -> Any:
-        """Have one rank's object ``run_chunks`` a frame. Gives an iterator over references of its answers,
-        each as soon as it has come."""
+        """Pass a frame to one rank's ``run_chunks``; return an iterator over references of its answers.
+
+        Each reference is returned as soon as its answer is available.
+        """
         return self._starter(rank, "do_chunks", group, "streaming")(self._with_era(frame), *transfers)
 
     def _with_era(self, frame: bytes) -> bytes:
@@ -262,14 +283,18 @@ class Pool(Generic[W]):
         return self._starters[which]
 
     def enter(self, era: int) -> list[Any]:
-        """Have every rank begin an era once its models' calls have ended. Gives the references of their
-        answers."""
+        """Start a new generation on every rank after running model calls.
+
+        Return the references of the answers.
+        """
         self.era = era
         return [self._starter(rank, "enter", "model")(era) for rank in range(len(self))]
 
     def near(self, rank: int) -> bool:
-        """Whether a rank's worker shares memory with this process, and so with every other worker that does.
-        All are asked once."""
+        """Whether a rank's worker shares memory with this process, and so with all other such workers.
+
+        All workers are asked once.
+        """
         if self._near is None:
             self._near = self._asked_near()
         return self._near[rank]
@@ -290,9 +315,11 @@ class Pool(Generic[W]):
         self.sockets = Sockets(self.future("listen", list(enumerate(names)), SECONDS, list).result(), key)
 
     def short_call(self, what: str, frames: Mapping[int, bytes], seconds: float) -> Future[list[Any]] | None:
-        """Have some ranks ``run`` a frame each and answer over sockets. None where a frame is too large, or a
-        rank has no free connection.
-        ``what``: the call, for messages."""
+        """Pass a frame to ``run`` of some ranks and get the answers over sockets.
+
+        Returns None if a frame is too large, or if a rank has no free connection. ``what``: the call, for
+        messages.
+        """
         connections = self.sockets.take(frames) if max(map(len, frames.values())) < LARGEST else None
         if connections is None:
             return None
@@ -304,11 +331,14 @@ class Pool(Generic[W]):
         )
 
     def made(self, seconds: float) -> Future[list[None]]:
-        """The end of making the objects; its result raises the error of one that could not be made."""
+        """Return a future that ends when all objects are made.
+
+        Its result raises the error of a failed object.
+        """
         return self.future("the start", list(enumerate(self.making)), seconds, list)
 
     def take_over(self, other: Pool[W]) -> None:
-        """Take over the workers of another pool, which is not watched yet, in place of this pool's own."""
+        """Replace this pool's workers by the workers of another pool, which is not watched yet."""
         self.sockets.close()
         self.actors = other.actors
         self.making = other.making
@@ -325,8 +355,10 @@ class Pool(Generic[W]):
         merge: Callable[[list[Any]], R],
         limit: Deadline | None = None,
     ) -> Future[R]:
-        """The future of answers. ``refs``: (rank, reference) of each; the other parameters as those of
-        ``Future``."""
+        """Return the future of answers.
+
+        ``refs``: (rank, reference) of each. The other parameters are as in ``Future``.
+        """
         at, answers = [self.at(rank) for rank, _ in refs], [ref for _, ref in refs]
         return Future(self.transport, method, at, answers, seconds, merge, self.watcher, limit)
 
@@ -337,8 +369,10 @@ class Pool(Generic[W]):
         seconds: float = SECONDS,
         group: str = "cpu",
     ) -> Future[list[R]]:
-        """Call a method on every rank with the same arguments. Its result: one value for each rank, in rank
-        order."""
+        """Call a method on every rank with the same arguments.
+
+        The result has one value per rank, in rank order.
+        """
         name = _name(method)
         return self.future(
             name,
@@ -355,10 +389,10 @@ class Pool(Generic[W]):
         by_group: bool = False,
         seconds: float = SECONDS,
     ) -> Future[Batch]:
-        """Call a method from batch to batch, with every row on exactly one rank. Its result: the rows in
-        their original order.
+        """Call a method that maps a batch to a batch. Each row is on exactly one rank.
 
-        Raises ValueError with the rank where a rank gives another number of rows than it got.
+        The result has the rows in their original order. Raises ValueError, with the rank, if a rank returns
+        another number of rows than it got.
         """
         name = _name(method)
         return self.spread(
@@ -379,10 +413,11 @@ class Pool(Generic[W]):
         everyone: bool = False,
         seconds: float = SECONDS,
     ) -> Future[Batch]:
-        """Ask ranks with the rows of each, every row on exactly one. ``ask``: from rank, rows, and whether it
-        shares memory with this process, to the reference of the answer.
-        ``everyone``: ask ranks without rows too, since they compute together. Its result as that of
-        ``call_batch``."""
+        """Send each row of a batch to exactly one rank, and join the answers like ``call_batch``.
+
+        ``ask``: takes a rank, its rows, and whether it shares memory with this process; returns the reference
+        of the answer. ``everyone``: also ask ranks without rows, because the ranks compute together.
+        """
         units = units_of_rows(batch.axis.slots if by_group else None, len(batch))
         split = balanced(units, row_tokens(batch.data, len(batch)), len(self))
         used = [rank for rank in range(len(self)) if everyone or len(split[rank])] or [0]
@@ -398,7 +433,7 @@ class Pool(Generic[W]):
 
         def asked(rank: int) -> Any:
             near = self.near(rank)
-            # each works as soon as it has its rows
+            # each rank starts as soon as it has its rows
             return ask(rank, self.post.parcel(batch, split[rank], shared=near), near)
 
         return self.future(what, [(rank, asked(rank)) for rank in used], seconds, merge)
@@ -406,8 +441,12 @@ class Pool(Generic[W]):
     def map(
         self, method: Callable[[W, S], R] | str, items: Iterable[S], *, seconds: float = SECONDS
     ) -> Iterator[R]:
-        """Call a method for each item, on one rank after another. Gives the results in the order of the
-        items, each as soon as possible. At most two items of a rank are under way."""
+        """Call a method for each item, on alternating ranks.
+
+        Yields results in the order of the items, as early as possible.
+
+        At most two items per rank are in progress.
+        """
         name, waiting = _name(method), list[Future[R]]()
         for number, item in enumerate(items):
             rank = number % len(self)

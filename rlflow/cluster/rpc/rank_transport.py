@@ -1,8 +1,8 @@
-"""RankTransport: how a pool's calls reach its ranks and how their answers come back. There are two: Ray's
-actors (`rlflow.cluster.rpc.actor`), and threads of this process (`rlflow.cluster.rpc.thread_pool`).
+"""RankTransport: how calls of a pool reach its ranks, and how answers come back.
 
-A transport starts a method of a rank's ``Host`` and gives a reference, which stands for an answer that may
-still be computed. What a reference is depends on the transport.
+There are two transports: Ray's actors (`rlflow.cluster.rpc.actor`), and threads of this process
+(`rlflow.cluster.rpc.thread_pool`). A transport starts a method of a rank's ``Host`` and returns a reference.
+A reference stands for an answer that may still be computed; its type depends on the transport.
 """
 
 from __future__ import annotations
@@ -11,46 +11,54 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
-# group of calls → threads of each rank: models run one call at a time
+# group of calls → threads of each rank; models run one call at a time
 GROUPS = {"model": 1, "cpu": 2, "io": 4, "control": 2, "beat": 1}
-# how many answers a call has; streaming: one after another, as many as come
+# number of answers of a call; streaming: any number, one after another
 Answers = int | Literal["streaming"]
 
 
 class CallFailed(Exception):
-    """One of the answers that were waited for is an error; ``RankTransport.error`` has it."""
+    """One of the awaited answers is an error; ``RankTransport.error`` returns it."""
 
 
 class Gone(Exception):
-    """The rank that should answer is no longer there."""
+    """The rank that should answer has ended."""
 
 
 class RankTransport(Protocol):
     """Starts calls of ranks and waits for their answers."""
 
     def starter(self, rank: Any, method: str, group: str, answers: Answers) -> Callable[..., Any]:
-        """A function that starts a method of a rank with its arguments, in the threads of ``group``. It gives
-        the reference of the answer, a list of references for several answers, an iterator over references for
-        ``streaming``. References among the arguments arrive as their values."""
+        """Return a function that starts a method of a rank with its arguments, in the threads of ``group``.
+
+        The function returns the reference of the answer. For several answers it returns a list of references,
+        and for ``streaming`` an iterator over references. References in the arguments arrive as their values.
+        """
 
     def ready(self, refs: Sequence[Any], seconds: float, first: bool = False) -> list[Any]:
-        """Wait for at most ``seconds`` until all references have their answers, with ``first`` until one has.
-        Gives those that have. An iterator over references has its answer when its next one has come."""
+        """Wait up to ``seconds`` until all references have answers, or with ``first`` one of them.
+
+        Return those that do.
+
+        An iterator over references counts as answered when its next reference has its answer.
+        """
 
     def values(self, refs: Sequence[Any], seconds: float) -> list[Any] | None:
-        """The answers, or None where not all come within ``seconds``. Raises CallFailed as soon as one is an
-        error."""
+        """Return the answers, or None if not all arrive within ``seconds``.
+
+        Raises CallFailed as soon as an answer is an error.
+        """
 
     def error(self, ref: Any) -> BaseException | None:
-        """The error of an answer that has come, Gone where its rank is gone; None where it is a value."""
+        """Return the error of an answer that has arrived; Gone if its rank has ended, None for a value."""
 
     def keep(self, value: Any) -> Any:
-        """A reference of a value, to be an argument of several calls."""
+        """Return a reference of a value, to pass to several calls."""
 
     def future(self, ref: Any) -> Future[Any]:
-        """A future that ends with the answer of a reference."""
+        """Return a future that ends with the answer of a reference."""
 
 
 def is_answered(transport: RankTransport, refs: Sequence[Any]) -> bool:
-    """Whether all answers have come."""
+    """Whether all answers have arrived."""
     return len(transport.ready(refs, 0.0)) == len(refs) if refs else True

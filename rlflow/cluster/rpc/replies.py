@@ -14,7 +14,7 @@ BYTES, PICKLED, RAISED = b"g", b"p", b"r"
 
 
 def reply(call: Callable[[], Any]) -> bytes:
-    """The reply of a call: its answer, or the exception that it raised."""
+    """Run a call; return its reply with the answer or the exception."""
     try:
         return of_answer(call())
     except Exception as error:
@@ -22,12 +22,12 @@ def reply(call: Callable[[], Any]) -> bytes:
 
 
 def of_answer(answer: Any) -> bytes:
-    """The reply with an answer."""
+    """Return the reply with an answer."""
     return BYTES + answer if isinstance(answer, bytes) else PICKLED + pickled(answer)
 
 
 def of_error(error: Exception) -> bytes:
-    """The reply with an exception, or with its record."""
+    """Return the reply with an exception, or with its record if it cannot be sent."""
     return RAISED + pickled(portable(error))
 
 
@@ -37,11 +37,11 @@ def raised(reply: bytes) -> bool:
 
 
 def content(reply: bytes) -> Any:
-    """The answer or the exception of a reply."""
+    """Return the answer or the exception of a reply."""
     return reply[1:] if reply[:1] == BYTES else cloudpickle.loads(reply[1:])
 
 
 def pickled(value: Any) -> bytes:
-    """A value as bytes."""
+    """Return a value as bytes."""
     raw: bytes = cloudpickle.dumps(value)
     return raw

@@ -1,11 +1,11 @@
-"""Rows between processes of one machine: the sender writes a frame into memory that both share, and there the
-receiver has its rows: one copy.
+"""Rows in shared memory between processes of one machine.
 
-The memory is anonymous (memfd): it has no name in any folder, other users cannot open it, and it is gone with
-the last process that holds it, however that ends. A receiver opens it through the sender's ``/proc/PID/fd``,
-sees it as memory of its own (a page that it writes into is copied) and says when nothing in it is used any
-more. Segments are then used again, since the kernel needs ten times as long for fresh memory as a copy takes;
-a sender's together never have more than ``LIMIT`` bytes.
+The sender writes a frame into shared memory and the receiver uses its rows there, so rows are copied once.
+The memory is anonymous (memfd): it has no name in any folder, other users cannot open it, and it is freed
+when the last process that has it open ends. A receiver opens it through the sender's ``/proc/PID/fd``. It
+maps the memory privately: a page that it writes into is copied. It reports when it uses nothing in it any
+more. The sender then reuses the segment, because the kernel needs ten times as long for new memory as a copy
+takes. All segments of a sender have at most ``LIMIT`` bytes.
 """
 
 from __future__ import annotations
@@ -27,31 +27,30 @@ from rlflow.author.copy_on_write import FileMemory
 from rlflow.cluster.rpc.column_wire import BatchFrame
 
 LIMIT = 1 << 30  # most bytes of shared memory of one sender
-# bytes of a frame up to which it goes along with the call: as much as many of them may together
-# (`sockets.LARGEST`)
+# most bytes of a frame that is sent within the call; many such frames together stay below `sockets.LARGEST`
 SMALL = 16 << 10
-HEAD = 64  # bytes of a segment before the frame: its mark, and whether it is taken
-STATE = 8  # the byte that says whether a segment is taken
+HEAD = 64  # bytes of a segment before the frame: its identity, and whether it is in use
+STATE = 8  # the byte that tells whether a segment is in use
 STEPS = 4  # sizes of segments within each power of two
-WASTE = 2  # how many times as large as a frame a segment may be that is used again
-# segments that a receiver keeps open for the next frame, and in which rows of one sender stay: each takes
-# open files
+WASTE = 2  # a reused segment is at most this many times as large as its frame
+# segments that a receiver keeps open for the next frame, and segments in which rows of one sender may stay;
+# each needs open files
 OPEN = 64
 
 
 class SharedFrame(NamedTuple):
-    """Where a frame lies: plain numbers, which travel in place of its bytes."""
+    """The place of a frame: plain numbers that are sent instead of its bytes."""
 
-    pid: int  # of the sender
-    descriptor: int  # the sender's, of the segment
-    mark: int  # of the segment, against a descriptor that has come to mean another file
+    pid: int  # pid of the sender
+    descriptor: int  # the sender's descriptor of the segment
+    mark: int  # identity of the segment, in case the descriptor now belongs to another file
     room: int  # bytes of the segment
     size: int  # bytes of the frame
-    stays: bool = True  # whether rows may stay there; else whoever keeps them copies them
+    stays: bool = True  # whether rows may stay there; otherwise a process that keeps them copies them
 
 
 class _Segment:
-    """A piece of shared memory of this process."""
+    """A segment of shared memory of this process."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -60,33 +59,37 @@ class _Segment:
         self.over = False
         self.descriptor = -1
         self.descriptor = os.memfd_create("rlflow-rows")
-        # now: a write into memory that is not there would end the process
+        # allocate now: a write into memory that the machine does not have would kill the process
         os.posix_fallocate(self.descriptor, 0, room)
         self.memory = _mapped(self.descriptor, room)
         self.memory[:STATE].view(torch.int64).fill_(self.mark)
 
     @property
     def in_use(self) -> bool:
-        """Whether a receiver has still rows in it."""
+        """Whether a receiver still has rows in it."""
         return bool(self.memory[STATE])
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        """Give the memory back; receivers that have it open keep it until they close it."""
+        """Free the memory. Receivers that have it open keep it until they close it."""
         if self.descriptor >= 0:
             close(self.descriptor)
 
 
 class SharedOutbox:
-    """Frames of this process that others read. Calls of several threads use it. limit: the most bytes of all
-    segments."""
+    """Frames of this process for other processes. Several threads may use it.
+
+    limit: most bytes of all segments.
+    """
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._segments: list[_Segment] = []
         self._limit, self._lock = limit, threading.Lock()
 
     def post(self, frame: BatchFrame, iteration: int = 0) -> SharedFrame | None:
-        """Write a frame for one receiver. Gives None where the bound or the machine leaves no room.
-        iteration: the one that it is for."""
+        """Write a frame for one receiver, for ``iteration``.
+
+        Returns None if the limit or the machine has no room.
+        """
         segment = self._free(HEAD + frame.nbytes, iteration)
         if segment is None:
             return None
@@ -100,7 +103,7 @@ class SharedOutbox:
         )
 
     def _free(self, size: int, iteration: int) -> _Segment | None:
-        """A segment with room for so many bytes, which is then taken."""
+        """Return a segment with room for ``size`` bytes, now in use; None if there is none."""
         with self._lock:
             fitting = [
                 segment
@@ -115,7 +118,7 @@ class SharedOutbox:
             return segment
 
     def _made(self, room: int) -> _Segment | None:
-        """A new segment, in the place of free ones where the bound asks for that."""
+        """Return a new segment. Frees unused segments if the limit requires it."""
         free = sorted(
             (segment for segment in self._segments if not segment.in_use), key=lambda segment: segment.room
         )
@@ -131,7 +134,7 @@ class SharedOutbox:
         return segment
 
     def _roomy(self) -> bool:
-        """Whether room is left for frames that do not stay: half of the bound, and open files."""
+        """Whether there is still room for frames that do not stay: half of the limit, and open files."""
         rooms = [segment.room for segment in list(self._segments) if segment.in_use]
         return 2 * sum(rooms) <= self._limit and len(rooms) <= OPEN
 
@@ -141,9 +144,11 @@ class SharedOutbox:
         return sum(segment.room for segment in self._segments)
 
     def clear(self, iteration: int) -> None:
-        """This iteration and those before it are over. What is still taken of them at the next such call is
-        given up: its receiver failed, is gone, or keeps its rows for longer, and then has their memory
-        alone."""
+        """End this and earlier iterations.
+
+        A segment still in use at the next call is dropped: its receiver failed, ended, or keeps the rows, and
+        then owns the memory alone.
+        """
         with self._lock:
             self._segments = [segment for segment in self._segments if not (segment.in_use and segment.over)]
             for segment in self._segments:
@@ -151,24 +156,26 @@ class SharedOutbox:
 
 
 def rounded(size: int) -> int:
-    """The bytes of a segment for ``size``: at most a quarter more, so that frames of about one size use one
-    segment after another."""
+    """Return the bytes of a segment for ``size``.
+
+    They are at most a quarter more, so that frames of similar size can reuse a segment.
+    """
     step = max(1 << max(size.bit_length() - 1, 0), mmap.PAGESIZE * STEPS) // STEPS
     return -(-size // step) * step
 
 
 class _Forks:
-    """How many processes this one has forked, which see its memory too."""
+    """Counts the processes that this process has forked. They see its memory too."""
 
     count = 0
 
     @classmethod
     def note(cls) -> None:
-        """There is one more."""
+        """Count a fork."""
         cls.count += 1
 
 
-# before, and once it has happened: what is opened in between, by another thread, is the fork's too
+# before and after: files opened by another thread in between also belong to the fork
 os.register_at_fork(before=_Forks.note, after_in_parent=_Forks.note, after_in_child=_Forks.note)
 
 
@@ -179,10 +186,10 @@ class _Opened:
         self.descriptor, self.name = -1, f"/proc/{at.pid}/fd/{at.descriptor}"
         self.descriptor = os.open(self.name, os.O_RDWR | os.O_CLOEXEC)
         if os.fstat(self.descriptor).st_size != at.room:
-            raise OSError(f"shared memory of process {at.pid} is gone")
+            raise OSError(f"shared memory of process {at.pid} does not exist any more")
         self.head = mmap.mmap(self.descriptor, HEAD)
         if int.from_bytes(self.head[:STATE], sys.byteorder) != at.mark:
-            raise OSError(f"shared memory of process {at.pid} is gone")
+            raise OSError(f"shared memory of process {at.pid} does not exist any more")
 
     @property
     def present(self) -> bool:
@@ -193,34 +200,40 @@ class _Opened:
             return False
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        """Close it. What is mapped of it stays."""
+        """Close it. Mapped memory stays valid."""
         if self.descriptor >= 0:
             close(self.descriptor)
 
 
 class _Use:
-    """The use that this process makes of a segment. When it ends, the sender may write into the segment
-    again, unless a fork of this process may still read it."""
+    """The use of a segment by this process.
+
+    When it ends, the sender may write into the segment again, unless a fork of this process may still read
+    it.
+    """
 
     def __init__(self, segment: _Opened) -> None:
         self._segment, self._forks = segment, _Forks.count
 
     def __del__(self) -> None:
-        """Say that nothing in the segment is used any more."""
+        """Mark the segment as no longer used."""
         if self._forks == _Forks.count:
             self._segment.head[STATE] = 0
 
 
 class SharedInbox:
-    """Frames of other processes. Calls of several threads use it."""
+    """Frames of other processes. Several threads may use it."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[tuple[int, int], _Opened] = OrderedDict()
         self._lock = threading.Lock()
 
     def read(self, at: SharedFrame) -> Tensor:
-        """The bytes of a frame, uint8 [size], in the sender's memory, which is not written again as long as a
-        view of them is held. Each frame is read once. Raises OSError where it cannot be reached."""
+        """Return the bytes of a frame, uint8 [size], as a view of the sender's memory.
+
+        The sender does not overwrite them while a view exists. Each frame can be read once. Raises OSError if
+        the memory cannot be reached.
+        """
         segment = self._opened(at)
         return FileMemory(segment.descriptor, HEAD + at.size, _Use(segment)).tensor(lendable=at.stays)[HEAD:]
 
@@ -236,8 +249,7 @@ class SharedInbox:
             return self._open[key]
 
     def clear(self) -> None:
-        """Close what senders have given back, or have left behind: as long as it is open its memory is
-        taken."""
+        """Close segments that their senders have freed or left behind. Open segments keep their memory."""
         with self._lock:
             self._sweep()
 
@@ -247,5 +259,5 @@ class SharedInbox:
 
 
 def _mapped(descriptor: int, room: int) -> Tensor:
-    """The memory of a file, uint8 [room]; it stays as long as the tensor or a view of it."""
+    """Return the memory of a file, uint8 [room]. It stays valid as long as the tensor or a view of it exists."""
     return torch.from_numpy(np.frombuffer(mmap.mmap(descriptor, room), dtype=np.uint8))

@@ -1,8 +1,7 @@
-"""Short calls to workers on the driver's machine without Ray: a frame and its answer over a Unix socket,
-which takes a fraction of the time of an actor's call.
+"""Short calls to workers on the driver's machine without Ray: a frame and its answer over a Unix socket.
 
-Ray carries all other calls: long or large ones, those to other machines, and short ones to a worker that has
-no free connection.
+They take a fraction of the time of an actor's call. Ray carries all other calls: long or large ones, calls to
+other machines, and calls to a worker without a free connection.
 """
 
 from __future__ import annotations
@@ -22,15 +21,17 @@ from typing import Any
 from rlflow.cluster.rpc.rank_transport import Gone
 from rlflow.cluster.rpc.replies import content, raised, reply
 
-CONNECTIONS = 2  # to each worker: as many as it has threads for short calls
-# most bytes of a frame: the kernel takes so many at once, also for a process that is stopped
+CONNECTIONS = 2  # connections to each worker, as many as it has threads for short calls
+# most bytes of a frame: the kernel accepts that many at once, even if the receiving process is stopped
 LARGEST = 64 << 10
-ATTEMPTS = 100  # to connect, after which a worker stops listening
+ATTEMPTS = 100  # attempts to connect before a worker stops listening
 
 
 def listen(key: bytes, answer: Callable[[bytes], Any]) -> str:
-    """On a worker: answer frames over ``CONNECTIONS`` connections from a process that has the key, each in a
-    thread of its own. Gives the socket's name; empty on systems whose sockets need files."""
+    """Answer frames on a worker, over ``CONNECTIONS`` connections from a process that has the key.
+
+    Each connection has a thread. Returns the socket's name; empty on systems whose sockets need files.
+    """
     if sys.platform != "linux":
         return ""
     name = f"\0rlflow-{secrets.token_hex(16)}"
@@ -40,7 +41,7 @@ def listen(key: bytes, answer: Callable[[bytes], Any]) -> str:
 
 
 def _accept(listener: Listener, answer: Callable[[bytes], Any]) -> None:
-    """Accept all connections. A process without the key is turned away, at most ATTEMPTS times."""
+    """Accept all connections. A process without the key is refused, at most ATTEMPTS times."""
     connected = 0
     with listener:
         for _ in range(ATTEMPTS):
@@ -55,16 +56,19 @@ def _accept(listener: Listener, answer: Callable[[bytes], Any]) -> None:
 
 
 def _serve(connection: Any, answer: Callable[[bytes], Any]) -> None:
-    with connection, contextlib.suppress(EOFError, OSError):  # the other end is gone, or waits no longer
+    with connection, contextlib.suppress(EOFError, OSError):  # the other end has closed the connection
         while True:
             frame = connection.recv_bytes()
             connection.send_bytes(reply(partial(answer, frame)))
 
 
 class Sockets:
-    """The driver's connections to the workers of a pool, by rank. A connection carries one call at a time. A
-    thread opens them; a worker that does not answer, or is on another machine, has none. ``names``: sockets
-    by rank, as ``listen`` gives them. ``key``: the shared secret."""
+    """The driver's connections to the workers of a pool, by rank.
+
+    A connection carries one call at a time. A thread opens the connections. A worker that does not answer, or
+    that is on another machine, gets none. ``names``: socket names from ``listen``, by rank. ``key``: the
+    shared secret.
+    """
 
     def __init__(self, names: Sequence[str] = (), key: bytes = b"") -> None:
         self._free: list[deque[Connection]] = [deque() for _ in names]
@@ -82,13 +86,13 @@ class Sockets:
                     self.give(rank, Client(name, "AF_UNIX", authkey=key))
 
     def settled(self, seconds: float) -> bool:
-        """Whether opening connections has ended; waits for it for at most so many seconds."""
+        """Wait up to ``seconds`` until opening connections has ended; return whether it has."""
         if self._connecting.ident is not None:
             self._connecting.join(seconds)
         return not self._connecting.is_alive()
 
     def take(self, ranks: Iterable[int]) -> dict[int, Connection] | None:
-        """A free connection to each of the ranks; None where one of them has none."""
+        """Take a free connection to each of the ranks; None if one of the ranks has no free connection."""
         needed = tuple(ranks)
         with self._lock:
             if not all(rank < len(self._free) and self._free[rank] for rank in needed):
@@ -109,8 +113,10 @@ class Sockets:
 
 
 class PendingCalls:
-    """Calls under way over connections, and their replies. A connection goes back to ``sockets`` when its
-    reply has come."""
+    """Running calls over connections, and their replies.
+
+    A connection goes back to ``sockets`` when its reply has arrived.
+    """
 
     def __init__(self, sockets: Sockets, connections: Mapping[int, Connection]) -> None:
         self._sockets, self._open = sockets, dict(connections)
@@ -125,7 +131,7 @@ class PendingCalls:
             self._lost(rank)
 
     def listen(self, seconds: float) -> None:
-        """Take in replies until all have come, one is an exception, a worker is gone, or the time is over."""
+        """Receive replies until all have arrived, one is an exception, a connection is lost, or time is up."""
         limit = time.monotonic() + seconds
         while self._open and not self.broken and not any(map(raised, self.replies.values())):
             ready = wait(list(self._open.values()), max(limit - time.monotonic(), 0.0))
@@ -147,9 +153,9 @@ class PendingCalls:
         self.broken.append(rank)
 
     def error(self, rank: int) -> BaseException | None:
-        """The exception that a rank raised, or Gone where its connection is lost; else None."""
+        """Return the exception that a rank raised, or Gone if its connection is lost; else None."""
         if rank in self.broken:
-            return Gone("it closed the connection")
+            return Gone("the worker closed the connection")
         answer = self.replies.get(rank, b"")
         return content(answer) if raised(answer) else None
 
@@ -159,6 +165,6 @@ class PendingCalls:
         return list(self._open)
 
     def close(self) -> None:
-        """Give up waiting. Connections over which a reply may still come are closed."""
+        """Stop waiting. Connections that may still carry a reply are closed."""
         while self._open:
             self._open.popitem()[1].close()

@@ -1,4 +1,4 @@
-"""Calls with several answers: each worker answers again and again while its call goes on."""
+"""Calls with several answers: each worker answers repeatedly while its call runs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from rlflow.processes.deadline import LOOK
 
 
 class Streams(Future[list[Any]]):
-    """The answers of several ranks, answer by answer. ``streams``: rank → what ``Pool.run_chunks`` gave.
-    ``seconds``: the deadline of the whole call. ``note`` is called with all answers by rank."""
+    """The answers of several ranks, one answer of each at a time.
+
+    ``streams``: results of ``Pool.run_chunks`` by rank. ``seconds``: deadline of the full call. ``note`` is
+    called with all answers by rank.
+    """
 
     def __init__(
         self,
@@ -42,7 +45,7 @@ class Streams(Future[list[Any]]):
         self.pool, self._ranks, self._note = pool, tuple(streams), note
 
     def next(self) -> dict[int, Any]:
-        """Rank → its next answer, when all have come. Raises as ``Future.result`` does."""
+        """Return the next answer of each rank once all have arrived. Raises like ``Future.result``."""
         refs = list(zip(self._ranks, self._answers(), strict=True))
         answers = self.pool.future(self.what, refs, max(self._limit.left(), LOOK), list).result()
         by_rank = dict(zip(self._ranks, map(Answer.unpacked, answers), strict=True))
@@ -50,7 +53,7 @@ class Streams(Future[list[Any]]):
         return by_rank
 
     def _look(self, seconds: float) -> list[Any] | None:
-        """References of the next answers, when all have come."""
+        """Return references of the next answers once all have arrived."""
         answered = len(self.transport.ready(self.refs, seconds)) == len(self.refs)
         return [next(stream) for stream in self.refs] if answered else None
 
@@ -58,9 +61,11 @@ class Streams(Future[list[Any]]):
 def chunks_of(
     calls: Calls, answers: Streams, into: Chunks, rows: Sequence[Tensor], axis: Axis
 ) -> Iterator[Batch]:
-    """The batches that a pool samples: chunk by chunk, each made of the chunks of that number of all ranks,
-    and at last a batch of all rows, in the order that they would have without chunks. ``rows``: the rows of
-    ``axis`` that each rank samples."""
+    """Yield the batches that a pool samples: chunk by chunk, and last a batch of all rows.
+
+    A chunk joins the chunks of the same number from all ranks. The last batch has the rows in the same order
+    as without chunks. ``rows``: the rows of ``axis`` that each rank samples.
+    """
     for _ in range(into.count):
         yield _chunk(calls, answers, rows, axis)
     everything = calls.counted(answers.pool, answers.next(), rows)
@@ -68,7 +73,7 @@ def chunks_of(
 
 
 def _chunk(calls: Calls, answers: Streams, rows: Sequence[Tensor], axis: Axis) -> Batch:
-    """The next chunk: rows of one rank after those of another."""
+    """Return the next chunk: the rows of each rank, one rank after another."""
     by_rank = calls.counted(answers.pool, answers.next(), rows)
     none = torch.zeros(0, dtype=torch.int64)
     chunk_rows = [

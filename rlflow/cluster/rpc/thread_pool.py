@@ -1,7 +1,8 @@
-"""The transport of pools whose ranks are threads of this process: for a debugger, without Ray, and for tests.
+"""The transport of pools whose ranks are threads of this process.
 
-A rank has the same host as an actor of Ray, and the same threads for each group of calls. All arguments and
-answers go from thread to thread as bytes, each reader decodes them for itself, so no tensor is shared.
+It serves debuggers, runs without Ray, and tests. A rank has the same host as an actor of Ray, and the same
+threads for each group of calls. All arguments and answers pass between threads as bytes, and each reader
+decodes its own copy. So threads share no tensors.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from rlflow.cluster.rpc.rank_transport import GROUPS, Answers, CallFailed
 from rlflow.execution.lanes import Lanes
 from rlflow.processes.watchdog import beside
 
-# a reply, which each reader decodes for itself; never cancelled, and without an exception
+# a reply, which each reader decodes for itself; it is never cancelled and never has an exception
 Reference = Future[bytes]
-CLOSED_SECONDS = 5.0  # how long the threads of all ranks may take to end
+CLOSED_SECONDS = 5.0  # time limit for the threads of all ranks to end
 
 
 class ThreadHost(Host):
-    """A host in threads of the run's process, whose watchdog knows that they run a node."""
+    """A host in threads of the run's process. It tells the process's watchdog that a node is running."""
 
     @contextlib.contextmanager
     def _contained(self) -> Iterator[None]:
@@ -56,7 +57,7 @@ class ThreadRank:
 
 
 class AnswerStream(Iterator[Reference]):
-    """References of the answers of one call, which come one after another."""
+    """References of the answers of one call, which arrive one after another."""
 
     def __init__(self) -> None:
         self._coming: deque[Reference] = deque([Future()])
@@ -73,7 +74,7 @@ class AnswerStream(Iterator[Reference]):
             return self._coming.popleft()
 
     def put(self, reply: bytes) -> None:
-        """Take the next answer in."""
+        """Add the next answer."""
         with self._lock:
             answer = self._coming[-1]
             self._coming.append(Future())
@@ -84,39 +85,39 @@ class ThreadTransport:
     """Calls hosts in threads of this process."""
 
     def starter(self, rank: ThreadRank, method: str, group: str, answers: Answers) -> Callable[..., Any]:
-        """A function that starts a method of a rank."""
+        """Return a function that starts a method of a rank."""
         call = getattr(rank.host, method)
         if answers == "streaming":
             return partial(_streamed, rank, group, call)
         return partial(_started, rank, group, call, answers)
 
     def ready(self, refs: Sequence[Any], seconds: float, first: bool = False) -> list[Any]:
-        """The references whose answers have come, waited for."""
+        """Wait for answers; return the references that have them."""
         heads = [ref.head if isinstance(ref, AnswerStream) else ref for ref in refs]
         when = concurrent.futures.FIRST_COMPLETED if first else concurrent.futures.ALL_COMPLETED
         concurrent.futures.wait(heads, max(seconds, 0.0), when)
         return [ref for ref, head in zip(refs, heads, strict=True) if head.done()]
 
     def values(self, refs: Sequence[Reference], seconds: float) -> list[Any] | None:
-        """The answers, once all have come. Raises CallFailed."""
+        """Return the answers once all have arrived; None after ``seconds``. Raises CallFailed."""
         answered = self.ready(refs, seconds)
         if any(replies.raised(ref.result()) for ref in answered):
             raise CallFailed
         return [replies.content(ref.result()) for ref in refs] if len(answered) == len(refs) else None
 
     def error(self, ref: Reference) -> BaseException | None:
-        """The error of an answer that has come."""
+        """Return the error of an answer that has arrived; None if it is a value."""
         reply = ref.result()
         return replies.content(reply) if replies.raised(reply) else None
 
     def keep(self, value: Any) -> Reference:
-        """A reference of a value."""
+        """Return a reference of a value."""
         kept: Reference = Future()
         kept.set_result(replies.of_answer(value))
         return kept
 
     def future(self, ref: Reference) -> Future[Any]:
-        """A future that ends with the answer."""
+        """Return a future that ends with the answer."""
         decoded: Future[Any] = Future()
         ref.add_done_callback(partial(_decode, decoded))
         return decoded
@@ -142,7 +143,7 @@ def _started(rank: ThreadRank, group: str, call: Callable[..., Any], answers: in
 
 
 def _parts(reply: bytes, count: int) -> list[bytes]:
-    """The reply of each part of an answer; an error is that of every part."""
+    """Return the reply of each part of an answer; an error is the reply of every part."""
     return (
         [reply] * count
         if replies.raised(reply)
@@ -151,7 +152,7 @@ def _parts(reply: bytes, count: int) -> list[bytes]:
 
 
 def _streamed(rank: ThreadRank, group: str, call: Callable[..., Iterator[Any]], *args: Any) -> AnswerStream:
-    """Start a call that answers again and again."""
+    """Start a call that answers repeatedly."""
     sent, stream = _sent(args), AnswerStream()
 
     def job() -> None:
@@ -166,12 +167,12 @@ def _streamed(rank: ThreadRank, group: str, call: Callable[..., Iterator[Any]], 
 
 
 def _sent(args: Sequence[Any]) -> list[Reference | bytes]:
-    """Arguments on their way: references of earlier answers, and others as bytes."""
+    """Return arguments as they are sent: references of earlier answers, and other values as bytes."""
     return [arg if isinstance(arg, Future) else replies.of_answer(arg) for arg in args]
 
 
 def _arrived(sent: Sequence[Reference | bytes]) -> list[Any]:
-    """Arguments as the rank gets them; waits for references. Raises the error of one that failed."""
+    """Return arguments as the rank gets them; waits for references. Raises the error of a failed reference."""
     found = []
     for one in sent:
         reply = one if isinstance(one, bytes) else one.result()
@@ -182,13 +183,15 @@ def _arrived(sent: Sequence[Reference | bytes]) -> list[Any]:
 
 
 def thread_pool(name: str, ranks: int) -> Pool[Any]:
-    """A pool of so many ranks in threads of this process, without objects yet."""
+    """Return a pool with ``ranks`` ranks in threads of this process, without objects yet."""
     return Pool(name, [ThreadRank() for _ in range(ranks)], ThreadTransport())
 
 
 def make(pool: Pool[Any], kind: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> None:
-    """Begin to make ``kind(*arguments[rank])`` on each rank. ``Pool.made`` waits for the objects. The
-    arguments are handed over as they are."""
+    """Start to make ``kind(*arguments[rank])`` on each rank. ``Pool.made`` waits for the objects.
+
+    The arguments are passed without a copy.
+    """
     pool.making = [
         _made(member, partial(member.host.make, kind, *own))
         for member, own in zip(pool.actors, arguments, strict=True)
@@ -202,18 +205,22 @@ def _made(member: ThreadRank, call: Callable[[], None]) -> Reference:
 
 
 def close(*pools: Pool[Any], seconds: float = CLOSED_SECONDS) -> bool:
-    """End the threads of pools; whether all ended in time. A call that never returns keeps its thread, which
-    ends with the process."""
+    """End the threads of pools; return whether all ended in time.
+
+    A call that never returns keeps its thread, which ends with the process.
+    """
     lanes, limit = [member.lanes for pool in pools for member in pool.actors], time.monotonic() + seconds
     for each in lanes:
-        each.close(0.0)  # all at once
+        each.close(0.0)  # signal all threads before waiting for any
     ended = [each.close(max(limit - time.monotonic(), 0.0)) for each in lanes]
     return all(ended)
 
 
 def forget(*pools: Pool[Any]) -> None:
-    """Let go of the objects of ranks. A torch group ends with the last reference, and then ranks that wait
-    for its rank wait no longer."""
+    """Drop the objects of ranks.
+
+    A torch group ends with its last reference, and other ranks then stop waiting for its rank.
+    """
     for member in (member for pool in pools for member in pool.actors):
         member.host.instance = None
     gc.collect()

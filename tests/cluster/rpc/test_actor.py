@@ -93,7 +93,8 @@ def test_what_was_asked_in_another_era_is_refused_and_does_nothing(host, ask):
     host.enter(513)  # more than a byte of it counts
     for era in (0, 1, 512, 514):
         with pytest.raises(
-            (RuntimeError, RaisedElsewhere), match=rf"was asked in era {era}, and it is era 513"
+            (RuntimeError, RaisedElsewhere),
+            match=rf"was called in generation {era} of the pool, which is now in generation 513",
         ):
             ask(host, era)
     assert host.instance.count == 5

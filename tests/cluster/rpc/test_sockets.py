@@ -112,7 +112,7 @@ def test_who_hangs_up_is_dead():
     heard = asked(lines, {1: b"x"})
     theirs.close()
     with pytest.raises(
-        Dead, match=r"^rank 1 of pool 'all' is gone while 'it' ran there: it closed the connection$"
+        Dead, match=r"^rank 1 of pool 'all' was lost while 'it' ran there: the worker closed the connection$"
     ):
         heard.result()
     assert lines.take([1]) is None
