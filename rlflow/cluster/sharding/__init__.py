@@ -1,7 +1,6 @@
-"""Rows over ranks: which rank holds which rows of a column, which rows a call sends it, and which of these
-another rank has.
+"""Placement of rows on ranks: which rank stores which rows of a column, and which rows a call must send.
 
-Here: maps from rows to shards, splits and their balance, tensor-parallel groups, rows of optimizer steps, a
-worker's store of shards. Not here: bytes on their way (`rlflow.cluster.rpc`), parts of weights
-(`rlflow.training.weight_sync`).
+This package holds maps from rows to shards, splits and their balance, tensor-parallel groups, rows of
+optimizer steps, and a worker's store of shards. Transport is in `rlflow.cluster.rpc`, parts of weights in
+`rlflow.training.weight_sync`.
 """

@@ -1,9 +1,8 @@
-"""Which rank takes which load: multiprocessor scheduling of whole units, P||Cmax, so that the fullest rank is
-as light as can be.
+"""Balance of loads over ranks: multiprocessor scheduling of complete units (P||Cmax).
 
-Longest first (Graham 1969, at most 4/3 of the best), then exchanges between the fullest rank and another
-until none helps, then, where a lower bound does not show that to be near enough, a search by capacities with
-a budget.
+The goal is a small load of the fullest rank. First longest-first (Graham 1969, at most 4/3 of the best). Then
+exchanges between the fullest rank and another, until no exchange helps. If the result is not near a lower
+bound, a search by capacities with a budget follows.
 """
 
 from __future__ import annotations
@@ -13,16 +12,18 @@ from collections.abc import Sequence
 
 import torch
 
-NEAR = 1.05  # of the best: what is promised
-CLOSE = 1.01  # of the lower bound: where exchanging ends
+NEAR = 1.05  # the target: at most 1.05 times the best
+CLOSE = 1.01  # of the lower bound: exchanging stops there
 EXCHANGES = 200
-NODES = 4_000  # of the search, for each capacity that is tried
-SEARCHED = 128  # units at most: more are even without a search
+NODES = 4_000  # most nodes of the search for each capacity that is tried
+SEARCHED = 128  # most units to search; with more units, the result is even without a search
 
 
 def assigned(sizes: Sequence[int], ranks: int) -> list[int]:
-    """The rank of each unit, by their sizes (0 or more). Deterministic; ties go by the order of units and
-    ranks."""
+    """Return the rank of each unit, from the units' sizes (0 or more).
+
+    Deterministic; ties are resolved by the order of units and ranks.
+    """
     ranks_of = _longest_first(sizes, ranks)
     bound = lower_bound(sizes, ranks)
     if _largest(sizes, ranks_of, ranks) > CLOSE * bound:
@@ -33,9 +34,11 @@ def assigned(sizes: Sequence[int], ranks: int) -> list[int]:
 
 
 def lower_bound(sizes: Sequence[int], ranks: int) -> int:
-    """The least that the fullest rank can hold. It is at least the mean. And since of any k·ranks + 1 units
-    some k + 1 share a rank, it is at least the sum of the k + 1 smallest of the k·ranks + 1 largest units,
-    for each k; for k = 0 this is the largest unit."""
+    """Return a lower bound on the load of the fullest rank.
+
+    It is at least the mean. Of any k·ranks + 1 units, some k + 1 share a rank. So for each k, it is at least
+    the sum of the k + 1 smallest of the k·ranks + 1 largest units. For k = 0 this is the largest unit.
+    """
     ordered = sorted(sizes, reverse=True)
     shared = (sum(ordered[count - count // ranks : count + 1]) for count in range(0, len(ordered), ranks))
     return max(-(-sum(ordered) // ranks), *shared, 0)
@@ -53,7 +56,10 @@ def _sums(sizes: Sequence[int], ranks_of: Sequence[int], ranks: int) -> list[int
 
 
 def _longest_first(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Each unit to the lightest rank, the longest first; of equally light ranks the one with fewest units."""
+    """Assign each unit to the lightest rank, longest first.
+
+    Among equally light ranks, choose the one with fewest units.
+    """
     ranks_of = [0] * len(sizes)
     lightest = [(0, 0, rank) for rank in range(ranks)]
     for unit in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
@@ -64,9 +70,11 @@ def _longest_first(sizes: Sequence[int], ranks: int) -> list[int]:
 
 
 def _exchange(sizes: Sequence[int], ranks_of: list[int], ranks: int, bound: int) -> None:
-    """Move a unit from the fullest rank, or swap it with a smaller one of another, whichever leaves the two
-    most even."""
-    # an empty unit at each rank's end: swapping with it is moving
+    """Move units from the fullest rank, or swap them with smaller units of other ranks.
+
+    Each step takes the change that leaves the two ranks most even.
+    """
+    # an empty unit at the end of each rank, so that swapping with it is a move
     size = torch.tensor([*sizes, *[0] * ranks])
     rank = torch.tensor([*ranks_of, *range(ranks)])
     for _ in range(EXCHANGES):
@@ -90,8 +98,10 @@ def _exchange(sizes: Sequence[int], ranks_of: list[int], ranks: int, bound: int)
 
 
 def _searched(sizes: Sequence[int], ranks_of: list[int], ranks: int, bound: int) -> list[int]:
-    """Halve the gap between the bound and what is found until it is near enough. A capacity whose budget is
-    spent counts as too small."""
+    """Halve the gap between the bound and the best assignment until it is small enough.
+
+    A capacity whose budget is used up counts as too small.
+    """
     largest = _largest(sizes, ranks_of, ranks)
     while bound < largest and largest > NEAR * bound:
         capacity = (bound + largest) // 2
@@ -104,7 +114,7 @@ def _searched(sizes: Sequence[int], ranks_of: list[int], ranks: int, bound: int)
 
 
 class _Search:
-    """Depth first: each unit, the longest first, to each rank where it fits, the fullest first."""
+    """Depth-first search: tries each unit, longest first, on each rank where it fits, fullest first."""
 
     def __init__(self, sizes: Sequence[int], ranks: int, capacity: int) -> None:
         self.order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
@@ -115,7 +125,7 @@ class _Search:
         self.failed: set[tuple[int, ...]] = set()
 
     def run(self) -> list[int] | None:
-        """The rank of each unit, or None where there is none or the budget is spent."""
+        """Return the rank of each unit; None if there is no solution or the budget is used up."""
         if not self._place(0):
             return None
         ranks_of = [0] * len(self.order)
@@ -147,6 +157,6 @@ class _Search:
         return solution
 
     def _candidates(self, size: int) -> list[int]:
-        """One rank of each amount of room that is enough, the fullest first."""
+        """Return one candidate rank per distinct free capacity that is large enough, fullest first."""
         rooms = {room: rank for rank, room in reversed(list(enumerate(self.free))) if room >= size}
         return [rooms[room] for room in sorted(rooms)]

@@ -1,5 +1,7 @@
-"""Dispatch modes of an author's own: their functions see whole batches, so they run on rank 0 of the pool;
-the pieces run on all ranks."""
+"""Dispatch modes of an author: ``split`` and ``merge`` see full batches and run on rank 0.
+
+Pieces run on all ranks.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def by_own_mode(
     arguments: Mapping[str, Any],
     terms: CallOptions,
 ) -> tuple[Batch, PartialMetrics]:
-    """``split(batch, ranks)`` on rank 0, each piece on its rank, ``merge(outputs, batch)`` on rank 0."""
+    """Run ``split(batch, ranks)`` on rank 0, each piece on its rank, and ``merge(outputs, batch)`` on rank 0."""
     batch = calls.spread(batch, pool.name)
     everything = torch.arange(len(batch))
     keys = [calls.ledger.key() for _ in range(len(pool))]

@@ -1,5 +1,7 @@
-"""Rows out of several shards or frames put together, each entry of a long row copied once. A frame in shared
-memory that has just the rows wanted is not copied at all."""
+"""Join rows of several shards or frames, copying each entry of a long row once.
+
+A frame in shared memory that has exactly the wanted rows is not copied.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,14 @@ from rlflow.author.copy_on_write import file_memory
 from rlflow.cluster.rpc.column_wire import runs
 from rlflow.cluster.rpc.parcels import widened
 
-Part = tuple[Batch, Tensor | None]  # columns, and which of their rows; None: all, in their order
+Part = tuple[Batch, Tensor | None]  # columns, and row numbers; None: all rows in their order
 
 
 def gathered(parts: Sequence[Part], names: Sequence[str], order: Tensor | None = None) -> Batch:
-    """Columns over the rows of all parts, one part after another, then put into ``order``. Nothing of them
-    lies in memory of the parts, but in shared memory where that is all that is wanted."""
+    """Return columns over the rows of all parts, one part after another, then put into ``order``.
+
+    The result has its own memory. Only a single part that is wanted unchanged stays in shared memory.
+    """
     if len(parts) == 1 and parts[0][1] is None and order is None:
         return owned(parts[0][0].select(*names))
     long = [name for name in names if _long([batch.data[name] for batch, _ in parts])]
@@ -50,7 +54,7 @@ def _joined(parts: Sequence[Part], order: Tensor | None) -> Batch:
 
 
 def _column(pieces: Sequence[tuple[Data, Tensor | None]], order: Tensor | None) -> Data:
-    """A column of long rows."""
+    """Return a column of long rows."""
     first = pieces[0][0]
     lengths = [data.lengths if rows is None else data.lengths[rows] for data, rows in pieces]  # type: ignore[index]
     if order is None:
@@ -65,7 +69,7 @@ def _views(data: Data, rows: Tensor | None) -> Sequence[Tensor]:
 
 
 def _each(data: Data, rows: Tensor | None) -> Sequence[Tensor]:
-    """One view for each row."""
+    """Return one view for each row."""
     views = data.split()
     return views if rows is None else [views[row] for row in rows.tolist()]
 
@@ -76,8 +80,10 @@ def _copied(like: Data, views: Sequence[Tensor], lengths: Tensor) -> Data:
 
 
 def owned(batch: Batch) -> Batch:
-    """A batch that ``Post.opened`` gave, in memory that it keeps: memory that Ray hands over cannot be lent.
-    Columns in shared memory stay there."""
+    """Return a batch from ``Post.opened`` in memory of its own. Memory from Ray cannot be lent to calls.
+
+    Columns in shared memory stay there.
+    """
     return Batch(batch.axis, {name: _owned(data) for name, data in batch.data.items()})
 
 

@@ -1,5 +1,4 @@
-"""From a batch on workers and the rows that one rank needs of it to what that rank is told, and what others
-must send it."""
+"""Compute a rank's request: the inputs and transfers for the rows that it needs of a batch on workers."""
 
 from __future__ import annotations
 
@@ -25,26 +24,30 @@ class Transfer(NamedTuple):
 
 
 class StoredRows(NamedTuple):
-    """Rows that a worker stores because they come from others: of each shard that they come from, which rows
-    go to which places."""
+    """Rows from other workers that a worker stores.
+
+    For each source shard it has which rows go to which places.
+    """
 
     key: int
     rows: int
     names: frozenset[str]
-    # shard, places among the rows, places in the shard (None: all of it in order)
+    # shard, places among the rows, places in the shard (None: the full shard in order)
     pieces: tuple[tuple[Shard, Tensor, Tensor | None], ...]
 
 
 class RowRequest(NamedTuple):
-    """The inputs of a rank's call as its message names them, the transfers that come with the call, in the
-    order in which parts of the inputs name them, and the rows that the worker then keeps."""
+    """A rank's request: the inputs and transfers of its call, and the rows that the worker then stores.
+
+    Transfers come in the order in which parts of the inputs name them.
+    """
 
     inputs: Inputs
     transfers: tuple[Transfer, ...]
     copies: tuple[StoredRows, ...] = ()
 
     def note(self, at: WorkerId, iteration: int, release: Callable[[WorkerId, int], None]) -> None:
-        """Note where copies of shards are, once the worker has them."""
+        """Record the new copies of shards, once the worker has them."""
         for key, rows, names, pieces in self.copies:
             shard = Shard(at, key, rows, release)
             for source, wanted, index in pieces:
@@ -54,17 +57,19 @@ class RowRequest(NamedTuple):
 
 
 class AlignedColumns(NamedTuple):
-    """Columns that lie side by side, and so are moved together."""
+    """Columns with the same places of rows, which are moved together."""
 
     layout: ShardMap
     columns: tuple[tuple[str, str], ...]  # (name wanted, name in the shards)
-    names: tuple[str, ...]  # those in the shards, each once
+    names: tuple[str, ...]  # names in the shards, each once
     kinds: tuple[Kind, ...]
 
 
 class Routes:
-    """A batch whose columns lie on workers, but for its scalars: what holds for every rank that needs rows of
-    it, found once."""
+    """The parts of a request that are the same for every rank, computed once for a batch on workers.
+
+    Scalars of the batch stay in the request itself.
+    """
 
     def __init__(self, batch: Batch) -> None:
         self.axis = batch.axis
@@ -74,8 +79,12 @@ class Routes:
     def to(
         self, rows: Tensor, at: WorkerId, iteration: int = 0, keep: Callable[[], int] | None = None
     ) -> RowRequest:
-        """The rows ``rows`` for the worker ``at``. Copies that it has of this ``iteration`` do not come
-        again. ``keep``: gives a key under which it stores what comes; None: it stores nothing."""
+        """Return the request for ``rows`` on the worker ``at``.
+
+        Copies from this ``iteration`` are not sent again.
+
+        ``keep``: returns a key under which the worker stores incoming rows; None: it stores nothing.
+        """
         inputs = _Inputs(rows, at, iteration, keep)
         sources = [source for group in self.groups for source in inputs.sources(group)]
         keys = None if self._known(sources) else self.axis.keys[rows].numpy()
@@ -86,7 +95,7 @@ class Routes:
         )
 
     def _known(self, sources: Sequence[Source]) -> bool:
-        """Whether the first columns come from one shard that has just the rows, by the same keys."""
+        """Whether the first columns come from one shard that has exactly these rows with the same keys."""
         if not sources or self.groups[0].layout.axis is not self.axis or len(sources[0].parts) != 1:
             return False
         part = sources[0].parts[0]
@@ -94,8 +103,7 @@ class Routes:
 
 
 def _alike(batch: Batch) -> list[tuple[ShardMap, list[tuple[str, RemoteColumn]]]]:
-    """The columns of a batch on workers, grouped by the map of their shards, so that each map is searched
-    once."""
+    """Group a batch's columns on workers by the map of their shards, so that each map is searched once."""
     by_layout: list[tuple[ShardMap, list[tuple[str, RemoteColumn]]]] = []
     for name, data in batch.data.items():
         if isinstance(data, RemoteColumn):
@@ -117,7 +125,7 @@ def _described(layout: ShardMap, columns: Sequence[tuple[str, RemoteColumn]]) ->
 
 
 class _Inputs:
-    """The sources of one rank's request, and what has to come for them."""
+    """The sources of one rank's request, and the transfers that they need."""
 
     def __init__(self, rows: Tensor, at: WorkerId, iteration: int, keep: Callable[[], int] | None) -> None:
         self.rows, self.at, self.iteration, self.keep = rows, at, iteration, keep
@@ -125,8 +133,7 @@ class _Inputs:
         self.copies: list[StoredRows] = []
 
     def sources(self, group: AlignedColumns) -> list[Source]:
-        """Where columns come from that lie side by side: those of which there are copies from these, the
-        others from the shards."""
+        """Return the sources of aligned columns: copies on this worker if there are any, else the shards."""
         pieces = list(_pieces(group.layout, self.rows))
         shards = [group.layout.shards[number] for number, _, _ in pieces]
         copies: dict[tuple[int, ...], tuple[list[str], list[ShardCopy | None]]] = {}
@@ -141,7 +148,7 @@ class _Inputs:
         ]
 
     def _copy(self, shard: Shard, name: str, index: Tensor | None) -> ShardCopy | None:
-        """The copy that this worker has of some rows of a column."""
+        """Return this worker's copy of some rows of a column; None without one."""
         if shard.at == self.at:
             return None
         return next(
@@ -196,7 +203,7 @@ class _Inputs:
     def _keep(
         self, names: tuple[str, ...], coming: Sequence[tuple[Shard, Tensor, Tensor | None]]
     ) -> int | None:
-        """The key under which what comes is stored."""
+        """Return the key under which incoming rows are stored; None to store nothing."""
         if not coming or self.keep is None:
             return None
         self.copies.append(StoredRows(self.keep(), len(self.rows), frozenset(names), tuple(coming)))
@@ -207,9 +214,11 @@ Piece = tuple[int, Tensor, Tensor | None]
 
 
 def _pieces(layout: ShardMap, rows: Tensor) -> Iterator[Piece]:
-    """The shards that have some of ``rows``: the number of each shard, the places of its rows among ``rows``,
-    and their places in the shard (None: all of it in order). There is at most one piece per rank and earlier
-    split."""
+    """Yield the shards that have some of ``rows``, at most one piece per rank and earlier split.
+
+    A piece has the number of the shard, the places of its rows in ``rows``, and their places in the shard
+    (None: the full shard in order).
+    """
     alone = layout.whole(rows)
     if alone is not None:
         yield alone, torch.arange(len(rows)), None
@@ -221,7 +230,7 @@ def _pieces(layout: ShardMap, rows: Tensor) -> Iterator[Piece]:
 
 
 def _all_or(place: Tensor, rows: int) -> Tensor | None:
-    """Rows within a shard; None for all of them in their order."""
+    """Return rows of a shard; None for all rows in their order."""
     return None if len(place) == rows and torch.equal(place, torch.arange(rows)) else place
 
 
@@ -231,7 +240,7 @@ def _whole_or(place: Tensor, rows: int) -> Index | None:
 
 
 def _order(parts: Sequence[Tensor]) -> Index | None:
-    """How rows that come part by part are put into their order."""
+    """Return the index that puts rows from several parts into their order; None for fewer than two parts."""
     if len(parts) < 2:
         return None
     back: Index = torch.cat(list(parts)).argsort().numpy()

@@ -1,4 +1,4 @@
-"""What the driver of a cluster run knows of a column: which shards hold its rows. Never what is in them."""
+"""The driver's view of a column on workers: the shards that hold its rows, but never their values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import Kind, Level
 
-KNOWN = 32  # splits of which something is remembered
+KNOWN = 32  # splits with cached results
 NONE = torch.zeros(0, dtype=torch.int64)
 
 
@@ -37,9 +37,11 @@ class WorkerId:
 
 
 class Shard:
-    """Columns over some rows that one worker holds under a key. When nobody knows of the shard any more,
-    ``release`` is called.
-    ``copies``: what other workers have of it."""
+    """Columns over some rows that one worker stores under a key.
+
+    ``release`` is called when the driver has no reference to the shard any more. ``copies``: copies on other
+    workers.
+    """
 
     __slots__ = ("__weakref__", "_release", "at", "copies", "key", "rows")
 
@@ -52,18 +54,19 @@ class Shard:
 
 
 class ShardCopy(NamedTuple):
-    """Some rows of some columns of a shard that another worker holds since it has read them."""
+    """A copy of some rows of some columns of a shard, on another worker that has read them."""
 
     shard: Shard
     names: frozenset[str]
-    # int64 [rows of the shard that was copied], the place of each row in ``shard``, -1 of one that is not
-    # there
+    # int64 [rows of the copied shard]: the place of each row in ``shard``, -1 if it is missing
     where: Tensor
-    iteration: int  # with which workers forget it
+    iteration: int  # workers forget the copy with this iteration
 
     def rows(self, index: Tensor | None) -> Tensor | None:
-        """The places of these rows of the shard that was copied (None: of all); None where some are not
-        there."""
+        """Return the places in the copy of these rows of the copied shard (None: all rows).
+
+        None if some of the rows are missing.
+        """
         places = self.where if index is None else self.where[index]
         return None if bool((places < 0).any()) else places
 
@@ -75,24 +78,24 @@ class ShardMap:
     shards: tuple[Shard, ...]
     shard: Tensor  # int64 [rows]: the number of each row's shard
     place: Tensor  # int64 [rows]: the row within that shard
-    # rows of each shard in its order, where shards hold rows of this map alone: saves searches
+    # rows of each shard in its order, if shards hold only rows of this map; saves searches
     rows_by_shard: tuple[Tensor, ...] = ()
-    axis: Axis | None = None  # of the rows, as the holders of the shards know it
+    axis: Axis | None = None  # row axis, as the workers with the shards have it
 
     def __len__(self) -> int:
         return len(self.shard)
 
     @staticmethod
     def of(shards: Sequence[Shard], split: Sequence[Tensor], rows: int, axis: Axis | None = None) -> ShardMap:
-        """Shard i holds the rows ``split[i]``, in that order."""
+        """Return the map in which shard i holds the rows ``split[i]``, in that order."""
         return ShardMap(tuple(shards), *_places(tuple(split), rows), tuple(split), axis)
 
     def whole(self, rows: Tensor) -> int | None:
-        """The shard that holds just these rows in this order."""
+        """Return the number of the shard that holds exactly these rows in this order; None without one."""
         number = next(
             (number for number, shard_rows in enumerate(self.rows_by_shard) if shard_rows is rows), None
         )
-        if number is not None:  # as a rule, and much faster
+        if number is not None:  # the usual case, and much faster
             return number
         return next(
             (number for number, shard_rows in enumerate(self.rows_by_shard) if torch.equal(shard_rows, rows)),
@@ -100,11 +103,11 @@ class ShardMap:
         )
 
     def take(self, index: Tensor) -> ShardMap:
-        """The places of some of the rows."""
+        """Return the places of some of the rows."""
         return ShardMap(self.shards, self.shard[index], self.place[index])
 
     def split(self, pool: str, ranks: int) -> list[Tensor] | None:
-        """The rows on each rank of a pool; None where some lie elsewhere."""
+        """Return the rows on each rank of a pool; None if some rows are on other pools."""
         if any(shard.at.pool != pool for shard in self.shards):
             return None
         ranks_of = [shard.at.rank for shard in self.shards]
@@ -116,7 +119,7 @@ class ShardMap:
         return [(rank == number).nonzero()[:, 0] for number in range(ranks)]
 
     def same(self, other: ShardMap) -> bool:
-        """Whether both say the same of every row."""
+        """Whether both maps have the same place for every row."""
         equal = torch.equal
         return self is other or (
             self.shards == other.shards and equal(self.shard, other.shard) and equal(self.place, other.place)
@@ -124,7 +127,7 @@ class ShardMap:
 
     @staticmethod
     def concat(layouts: Sequence[ShardMap]) -> ShardMap:
-        """The places of the rows of several maps, one after another."""
+        """Return the places of the rows of several maps, one map after another."""
         shards = tuple(shard for layout in layouts for shard in layout.shards)
         starts = torch.tensor([0, *(len(layout.shards) for layout in layouts)]).cumsum(0).tolist()
         number = torch.cat([layout.shard + start for layout, start in zip(layouts, starts, strict=False)])
@@ -133,8 +136,10 @@ class ShardMap:
 
 @functools.lru_cache(maxsize=KNOWN)
 def _places(split: tuple[Tensor, ...], rows: int) -> tuple[Tensor, Tensor]:
-    """The number of each row's shard, and its place there. One stage after another has the same split,
-    recognised by the identity of its tensors."""
+    """Return the number of each row's shard, and the row's place there.
+
+    Consecutive stages have the same split, so results are cached by the identity of its tensors.
+    """
     shard, place = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int64)
     for number, rows_held in enumerate(split):
         shard[rows_held], place[rows_held] = number, torch.arange(len(rows_held))
@@ -148,9 +153,9 @@ def _ascending(split: tuple[Tensor, ...]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class RemoteColumn(Data):
-    """A column on workers, in the place of ``Data``. Its ``value`` is a ShardMap."""
+    """A column on workers, used like ``Data``. Its ``value`` is a ShardMap."""
 
-    name: str = ""  # under which its shards have it
+    name: str = ""  # name of the column in its shards
     size: int = 0  # bytes of the values on all workers
 
     @property
@@ -165,21 +170,23 @@ class RemoteColumn(Data):
         return self.size
 
     def padded(self, axis: Axis) -> NoReturn:
-        """Raise TypeError, since the values are on workers."""
+        """Raise TypeError, because the values are on workers."""
         raise TypeError(
-            f"the column '{self.name}' lies on workers: only stages see it, or what Engine.fetch brings"
+            f"the values of column '{self.name}' are on workers: read them in a stage, or get them with Engine.fetch"
         )
 
     def take(self, index: Tensor, axis: Axis) -> RemoteColumn:
-        """The column of some of the rows. No value moves."""
+        """Return the column of some of the rows, without moving values."""
         share = self.size * len(index) // max(len(self.layout), 1)
         lengths = self.lengths[index] if self.lengths is not None else None
         return replace(self, value=self.layout.take(index), lengths=lengths, size=share)
 
 
 def joined(batches: Sequence[Batch], axis: Axis | None = None) -> Batch:
-    """The rows of several batches of the same columns, one after another, without moving any. axis: of the
-    whole, where it is not that of rows of one kind."""
+    """Join the rows of several batches with the same columns, without moving values.
+
+    axis: row axis of the result; None builds it from the keys of the batches.
+    """
     first = batches[0]
     if axis is None:
         axis = Axis(torch.cat([batch.axis.keys for batch in batches]), grouped=first.axis.grouped)
@@ -196,7 +203,7 @@ def _joined(pieces: Sequence[Data]) -> Data:
 
 
 def empty(kind: Kind) -> Data:
-    """A column of no rows."""
+    """Return a column without rows."""
     if kind.level is Level.TEXT:
         return Data(kind, ())
     value = torch.zeros(0, dtype=getattr(torch, kind.dtype or "float32"))
@@ -206,8 +213,10 @@ def empty(kind: Kind) -> Data:
 
 
 def row_tokens(columns: Mapping[str, Data], rows: int) -> Tensor:
-    """The weight of each row when rows are balanced, int64 [rows]: its tokens and its prompt's, 1 where no
-    column says how long it is."""
+    """Return the weight of each row for balancing, int64 [rows]: its tokens plus its prompt's tokens.
+
+    Without these columns, the lengths of another ragged column are used; without any, each weight is 1.
+    """
     present = [columns[name] for name in ("tokens", "prompt_tokens") if name in columns]
     token_counts = [data.lengths for data in present if data.lengths is not None]
     if not token_counts:

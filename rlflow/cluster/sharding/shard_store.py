@@ -1,5 +1,4 @@
-"""What a worker holds: shards under keys, and the batch of a call put together from them and from what comes
-with it."""
+"""The shards of a worker by key, and the batch of a call, joined from shards and incoming rows."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from rlflow.cluster.sharding.shard_map import empty
 
 
 class ShardStore:
-    """Shards by key. Calls of several threads use it."""
+    """Shards by key. Several threads may use it."""
 
     def __init__(self) -> None:
         self.post = Post()
@@ -28,23 +27,23 @@ class ShardStore:
         self._lock = threading.Lock()
 
     def put(self, key: int, batch: Batch, iteration: int = 0) -> None:
-        """``iteration``: the one that the shard is there for."""
+        """Store a shard. ``iteration``: the iteration that needs it."""
         with self._lock:
             self._held[key], self._iterations[key] = batch, iteration
 
     def get(self, key: int) -> Batch:
-        """The shard under a key. Raises KeyError where there is none."""
+        """Return the shard of a key. Raises KeyError if there is none."""
         return self._held[key]
 
     def forget(self, keys: Iterable[int]) -> None:
-        """Drop the shards under these keys. Keys without a shard are ignored."""
+        """Drop the shards of these keys. Keys without a shard are ignored."""
         with self._lock:
             for key in keys:
                 self._held.pop(key, None)
                 self._iterations.pop(key, None)
 
     def clear(self, iteration: int) -> None:
-        """Forget what is there for this iteration and those before it."""
+        """Drop the shards of this iteration and earlier ones."""
         with self._lock:
             for key in [key for key, for_one in self._iterations.items() if for_one <= iteration]:
                 self._held.pop(key, None)
@@ -57,21 +56,25 @@ class ShardStore:
     def slice(
         self, key: int, names: Sequence[str], rows: Index | None, shared: bool = False, iteration: int = 0
     ) -> Parcel:
-        """Rows of columns for another worker; shared: whether it can read this process's shared memory.
-        iteration: the one that they are for."""
+        """Return rows of columns as a message for another worker, for ``iteration``.
+
+        shared: whether the receiver can read this process's shared memory.
+        """
         which = None if rows is None else torch.tensor(rows)
         return self.post.parcel(self._held[key].select(*names), which, shared=shared, iteration=iteration)
 
     def take(self, key: int, parcel: Parcel, iteration: int) -> Batch:
-        """Store a shard that comes from another process. Gives it."""
+        """Store a shard from another process, and return it."""
         [batch] = self.post.opened([parcel])
         shard = owned(batch)
         self.put(key, shard, iteration)
         return shard
 
     def batch(self, inputs: Inputs, transfers: Sequence[Parcel], iteration: int = 0) -> Batch:
-        """The batch of a call; ``transfers`` come in the order in which its parts name them. What the call
-        says to keep is stored for the ``iteration``."""
+        """Return the batch of a call. Rows that the call asks to keep are stored for the ``iteration``.
+
+        ``transfers`` must be in the order in which the inputs name them.
+        """
         axis = self._axis(inputs)
         columns: dict[str, Data] = {}
         coming = iter(self.post.opened(transfers))
@@ -88,7 +91,7 @@ class ShardStore:
 
     def _columns(self, source: Source, coming: Iterator[Batch], rows: int, iteration: int) -> dict[str, Data]:
         key, index = source.parts[0] if len(source.parts) == 1 else (None, None)
-        # all of a shard, as it is
+        # a full shard, unchanged
         if key is not None and index is None and len(stored := self._held[key]) == rows:
             return {wanted: _borrowed(stored.data[name]) for wanted, name in source.columns}
         if not source.parts:
@@ -113,7 +116,9 @@ class ShardStore:
 
 
 def _borrowed(data: Data) -> Data:
-    """The column for one call. Calls of several threads share no tensor of torch's own: a backend that asks
-    one for its address has its memory moved."""
+    """Return the column for one call, without sharing torch tensors between threads.
+
+    A backend that asks a tensor for its address can move the tensor's memory.
+    """
     own = isinstance(data.value, torch.Tensor) and file_memory(data.value) is None
     return replace(data, value=lent(data.value)) if own else data

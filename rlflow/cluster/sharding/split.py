@@ -1,7 +1,7 @@
-"""Which rank holds which rows, and who needs which rows from whom. Nothing here sees what is in the rows.
+"""Splits: which rank has which rows, computed without looking into the rows.
 
-A split is a list of one int64 tensor of row numbers for each rank, together every row of a batch once, in any
-order. Its units are what may not be torn: single rows, or whole groups.
+A split is a list with one int64 tensor of row numbers per rank. Together they contain every row of a batch
+once, in any order. A unit of a split is not divided: a single row, or a complete group.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from torch import Tensor
 
 from rlflow.cluster.sharding.balance import assigned
 
-SLACK = 0.10  # how far off balance a stage still keeps the split of its input
+SLACK = 0.10  # largest imbalance at which a stage keeps the split of its input
 
 
 def units_of_rows(groups: Tensor | None, rows: int) -> list[Tensor]:
-    """Single rows, or with ``groups`` (int64 [rows], equal and adjacent within a group) the rows of each
-    group."""
+    """Return single rows as units, or with ``groups`` the rows of each group.
+
+    ``groups``: int64 [rows], equal and adjacent within a group.
+    """
     if groups is None:
         return list(torch.split(torch.arange(rows), 1)) if rows else []
     if len(groups) != rows:
@@ -32,11 +34,11 @@ def units_of_rows(groups: Tensor | None, rows: int) -> list[Tensor]:
 
 
 def balanced(units: Sequence[Tensor], tokens: Tensor, ranks: int) -> list[Tensor]:
-    """Whole units to ranks, longest first, ties in the order of the units; each rank's rows ascend.
+    """Assign complete units to ranks, longest first; return each rank's rows in ascending order.
 
-    ``tokens``: int64 [rows], the load of each row. The fullest rank is at most 5 % over the best there is for
-    whole units (measured over generated cases of up to 97 units on 8 ranks; see ``assign``). Ranks may be
-    left without rows. Deterministic.
+    ``tokens``: int64 [rows], the load of each row. The fullest rank is at most 5 % above the best possible
+    for complete units (measured over generated cases of up to 97 units on 8 ranks; see ``balance.assigned``).
+    Ranks may stay without rows. Ties are resolved by the order of the units, so the result is deterministic.
     """
     if not units:
         return [torch.zeros(0, dtype=torch.int64) for _ in range(ranks)]
@@ -46,7 +48,7 @@ def balanced(units: Sequence[Tensor], tokens: Tensor, ranks: int) -> list[Tensor
 
 
 def _flat(units: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The rows of all units one after another, and the number of each one's unit."""
+    """Return the rows of all units one after another, and the number of each row's unit."""
     return torch.cat(list(units)), torch.arange(len(units)).repeat_interleave(
         torch.tensor([len(unit) for unit in units])
     )
@@ -59,13 +61,13 @@ def _by_rank(rows: Tensor, rank: Tensor, ranks: int) -> list[Tensor]:
 
 
 def loads(split: Sequence[Tensor], tokens: Tensor) -> list[int]:
-    """The tokens of each rank."""
-    each = tokens.numpy()  # several times as fast as torch for so few
+    """Return the tokens of each rank."""
+    each = tokens.numpy()  # several times as fast as torch for so few numbers
     return [int(each[rows.numpy()].sum()) for rows in split]
 
 
 def off_balance(split: Sequence[Tensor], tokens: Tensor) -> float:
-    """How much more the fullest rank has than the mean, as a share of it; 0.0 where there is nothing."""
+    """Return how far the fullest rank is above the mean, as a share of the mean; 0.0 without tokens."""
     each = loads(split, tokens)
     return (max(each) * len(each) - sum(each)) / sum(each) if any(each) else 0.0
 
@@ -73,8 +75,11 @@ def off_balance(split: Sequence[Tensor], tokens: Tensor) -> float:
 def keep_or_balance(
     split: list[Tensor], units: Sequence[Tensor], tokens: Tensor, slack: float = SLACK
 ) -> list[Tensor]:
-    """``split`` itself where it tears no unit and is within ``slack`` of balance, or where ``balanced`` is no
-    better; else that."""
+    """Return ``split`` if it is good enough, else the result of ``balanced``.
+
+    A split that divides a unit is never good enough. Otherwise it is if it is within ``slack`` of balance, or
+    if ``balanced`` is not better.
+    """
     whole = _holds_whole(split, units)
     if whole and off_balance(split, tokens) <= slack:
         return split
@@ -87,7 +92,7 @@ def keep_or_balance(
 
 
 def _holds_whole(split: Sequence[Tensor], units: Sequence[Tensor]) -> bool:
-    """Whether each unit's rows are side by side, in order, on one rank."""
+    """Whether the rows of each unit are adjacent, in order, on one rank."""
     if not units:
         return True
     rows, unit = _flat(units)
@@ -96,7 +101,7 @@ def _holds_whole(split: Sequence[Tensor], units: Sequence[Tensor]) -> bool:
     place[order] = torch.arange(len(order)) + torch.arange(len(split)).repeat_interleave(
         torch.tensor([len(part) for part in split])
     )
-    # a step from rank to rank is one too long, so that only neighbours on one rank are 1 apart
+    # places jump by one more between ranks, so only neighbours on one rank are 1 apart
     within = unit[1:] == unit[:-1]
     return bool((place[rows].diff()[within] == 1).all())
 
@@ -106,8 +111,7 @@ def _holds_whole(split: Sequence[Tensor], units: Sequence[Tensor]) -> bool:
 
 
 def check_counts(split: Sequence[Tensor], counts: Sequence[int]) -> None:
-    """Raises ValueError where a rank gave another number of rows than it was sent, or a rank gave nothing at
-    all."""
+    """Raise ValueError if a rank returned another number of rows than it got, or if a rank returned nothing."""
     if len(counts) != len(split):
         raise ValueError(f"found results of {len(counts)} ranks, expected {len(split)}")
     wrong = [
@@ -118,11 +122,13 @@ def check_counts(split: Sequence[Tensor], counts: Sequence[int]) -> None:
     if wrong:
         raise ValueError(
             "wrong row count: "
-            + "; ".join(f"rank {rank} gave {count} rows, expected {rows}" for rank, count, rows in wrong)
+            + "; ".join(f"rank {rank} returned {count} rows, expected {rows}" for rank, count, rows in wrong)
         )
 
 
 def merge_order(split: Sequence[Tensor]) -> Tensor:
-    """int64 [rows]: at which place of the ranks' results, one rank after another, each row lies.
-    ``joined[merge_order(split)]`` are the rows in their original order."""
+    """Return where each row is in the ranks' results, one rank after another, int64 [rows].
+
+    ``joined[merge_order(split)]`` are the rows in their original order.
+    """
     return torch.cat([*split, torch.zeros(0, dtype=torch.int64)]).argsort()

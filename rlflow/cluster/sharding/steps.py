@@ -1,5 +1,7 @@
-"""The optimizer steps of an update over ranks: which rows each rank takes in each, so that steps, their rows
-and their order do not depend on the number of ranks."""
+"""The optimizer steps of an update over ranks: which rows each rank uses in each step.
+
+Steps, their rows and their order do not depend on the number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,19 @@ from rlflow.training.loss_rows import WITH_GROUP, with_groups
 from rlflow.training.minibatches import units_of
 from rlflow.training.objective import Means
 
-# tokens, rows and, of several losses, those of each
+# tokens, rows and, with several losses, these numbers for each loss
 StepTotals = tuple[int, int] | tuple[int, int, tuple[tuple[int, int], ...]]
 
 
 @dataclass(frozen=True)
 class RankSteps:
-    """The rows that each rank takes in each step of one update."""
+    """The rows that each rank uses in each step of one update."""
 
-    rows: list[Tensor]  # of each rank, the rows of the batch that it needs, ascending
-    # of each rank, for each step the places among those rows, and the totals of the whole minibatch, as
-    # ``MinibatchTotals`` takes them
+    rows: list[Tensor]  # for each rank the rows of the batch that it needs, ascending
+    # for each rank and step the places among those rows, and the totals of the full minibatch for
+    # ``MinibatchTotals``
     steps: list[list[tuple[Index, StepTotals]]]
-    left_out: int  # rows that are not learned from
+    left_out: int  # rows that the update does not learn from
 
 
 def rank_steps(
@@ -40,9 +42,11 @@ def rank_steps(
     minibatch: int | None = None,
     mean: Means = "tokens",
 ) -> RankSteps:
-    """``facts``: int64 [rows, 4], 0 for a row that can be learned from, its tokens that count, all its
-    tokens, and its group; further columns, one for each of several losses, say whether the row is its. Each
-    minibatch is split over ranks by tokens."""
+    """Return the rows of each rank in each step. Each minibatch is split over ranks by tokens.
+
+    ``facts``: int64 [rows, 4 or more]: 0 if the update can learn from the row, its unmasked tokens, all its
+    tokens, its group, and for each of several losses whether the loss uses the row.
+    """
     groups = numbered(facts[:, 3])
     bad = (with_groups(facts[:, 0], groups, WITH_GROUP) if by_group else facts[:, 0]) != 0
     good = (~bad).nonzero()[:, 0]
@@ -64,7 +68,7 @@ def rank_steps(
 
 
 def _shared(units: object, tokens: Tensor, ranks: int) -> list[Tensor]:
-    """The rows of a minibatch on each rank, in the order of the minibatch."""
+    """Return the rows of a minibatch on each rank, in the order of the minibatch."""
     listed = list(units)  # type: ignore[call-overload]
     flat = torch.cat(listed)
     place = torch.empty(int(flat.max()) + 1, dtype=torch.int64)
@@ -75,7 +79,7 @@ def _shared(units: object, tokens: Tensor, ranks: int) -> list[Tensor]:
 
 
 def numbered(values: Tensor) -> Tensor:
-    """Groups counted from 0 along the rows."""
+    """Return group numbers from 0 in row order."""
     if not len(values):
         return values
     changes = torch.ones(len(values), dtype=torch.int64)

@@ -1,7 +1,7 @@
-"""Ranks that compute together: which of a pool are asked with which rows, and whose answers count.
+"""Tensor-parallel teams: which ranks of a pool are called with which rows, and whose answers count.
 
-A tensor-parallel team is one data-parallel rank: its first rank holds its rows and its results; the others
-are given copies of the rows and give results that nobody keeps.
+A team is one data-parallel rank. Its first rank stores its rows and results. The other ranks get copies of
+the rows, and their results are dropped.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ PLAIN = Parallel()
 
 
 def teams(split: Sequence[Tensor], parallel: Parallel) -> list[Tensor]:
-    """The rows of each team from those of each rank."""
+    """Return the rows of each team from the rows of each rank."""
     if parallel.tensor == 1:
         return list(split)
     return [torch.cat([split[rank] for rank in team]).sort().values for team in parallel.teams(len(split))]
 
 
 def first_ranks(rows: Sequence[Tensor], parallel: Parallel) -> list[Tensor]:
-    """The rows of each rank from those of each team."""
+    """Return the rows of each rank from the rows of each team."""
     if parallel.tensor == 1:
         return list(rows)
     rows_of = {
@@ -35,13 +35,15 @@ def first_ranks(rows: Sequence[Tensor], parallel: Parallel) -> list[Tensor]:
 
 
 def used(split: Sequence[Tensor]) -> list[int]:
-    """The ranks that have rows, rank 0 where there are none at all."""
+    """Return the ranks that have rows; rank 0 if no rank has any."""
     return [rank for rank, rows in enumerate(split) if len(rows)] or [0]
 
 
 def asked(split: Sequence[Tensor], parallel: Parallel) -> Mapping[int, Tensor]:
-    """The rows of each rank that takes part in a call, by its tensor-parallel group. Groups without rows take
-    part where the call is collective."""
+    """Return the rows of each rank that takes part in a call.
+
+    All ranks of a team get the team's rows. Teams without rows take part only if the call is collective.
+    """
     with_rows = set(used(split))
     groups = [ranks for ranks in parallel.teams(len(split)) if parallel.collective or ranks[0] in with_rows]
     rows_of = {rank: split[ranks[0]] for ranks in groups for rank in ranks}

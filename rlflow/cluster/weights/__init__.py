@@ -1,6 +1,6 @@
-"""Weights on pools: the driver's view of a model, and its weights on their way from trainers to generators.
+"""Weights on pools: the driver's view of a model, and weight transfers from trainers to generators.
 
-Here: transfers between pools by a plan, their two ends on the ranks, and transfers that stay on their ranks.
-Not here: the plan of a transfer and its transports (`rlflow.training.weight_sync`), when a transfer is due
-(`rlflow.execution.engine`).
+This package holds transfers between pools by a plan, their two ends on the ranks, and transfers that stay on
+their ranks. Plans and transports are in `rlflow.training.weight_sync`. When a transfer is due is decided in
+`rlflow.execution.engine`.
 """

@@ -1,7 +1,7 @@
-"""The two ends of a weight transfer between pools, on their ranks: senders pack weights, receivers take them.
+"""The ends of a weight transfer between pools, on their ranks: senders pack weights, receivers unpack them.
 
-The driver calls each end's steps (`rlflow.cluster.weights.transfer`). All ends make the same plan from the
-offers of all, in which senders have the first numbers.
+The driver calls the steps of each end (`rlflow.cluster.weights.transfer`). All ends make the same plan from
+the offers of all ends. Senders have the first numbers in it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from rlflow.training.weight_sync.shards import held
 from rlflow.training.weight_sync.transfer_plan import TransferPlan
 from rlflow.training.weight_sync.transport import Parcels, TransferError, Transport
 
-Shards = dict[str, TensorShard]  # tensor → the part of it on one rank
+Shards = dict[str, TensorShard]  # tensor → its part on one rank
 
 
 @dataclass(frozen=True)
 class Offer:
-    """The weights of a rank, and where it is."""
+    """The weights of a rank, and the rank's machine and device."""
 
-    shards: Shards  # what a sender has, or a receiver needs
+    shards: Shards  # parts that a sender has, or that a receiver needs
     machine: str
     device: str
 
@@ -43,26 +43,26 @@ class Offer:
 class Message:
     """A message from one rank to another."""
 
-    version: int  # of the weights
+    version: int  # version of the weights
     # the bytes, or their start and end in the sender's shared memory
     raw: NDArray[np.uint8] | tuple[int, int]
 
 
 def layouts(senders: Sequence[Shards], receivers: Sequence[Shards]) -> tuple[WeightLayout, WeightLayout]:
-    """(layout of the senders' weights, layout of the receivers' weights) over all ranks, senders first."""
+    """Return the layouts of the senders' and the receivers' weights over all ranks, senders first."""
     return join([*senders, *({} for _ in receivers)]), join([*({} for _ in senders), *receivers])
 
 
 @dataclass(frozen=True)
 class Offers:
-    """The offers of all ranks of both pools, from which the plan follows."""
+    """The offers of all ranks of both pools, which determine the plan."""
 
     senders: list[Offer]
     receivers: list[Offer]
     bucket: int = BUCKET  # bytes of a bucket
 
     def plan(self) -> TransferPlan:
-        """The plan of the transfer. All ranks make the same."""
+        """Return the plan of the transfer, the same on all ranks."""
         machines = [offer.machine for offer in (*self.senders, *self.receivers)]
         source, target = layouts(
             [offer.shards for offer in self.senders], [offer.shards for offer in self.receivers]
@@ -79,14 +79,19 @@ class Sender:
         self.resharder: Resharder | None = None
 
     def begin(self) -> Offer | None:
-        """The weights of this rank; None where no plan can move them, as with adapters, which are merged
-        first."""
+        """Return the weights of this rank.
+
+        None if a plan cannot move them: adapters, for example, are merged first.
+        """
         pieces = self.trainer.pieces() if isinstance(self.trainer, ShowsPieces) else None
         return None if pieces is None else Offer(held(pieces), machine(), self.device)
 
     def bind(self, rank: int, offers: Offers, run: str | None) -> SharedFile | None:
-        """Make the plan and buffers: in shared memory named after ``run``, whose file is given, or in this
-        process where ``run`` is None."""
+        """Make the plan and buffers.
+
+        With ``run``, buffers are in shared memory of that name, and its file is returned. With None they are
+        in this process.
+        """
         pieces = self.trainer.pieces()
         transport = Parcels() if run is None else Mailbox(run)
         self.resharder = Resharder(
@@ -96,13 +101,15 @@ class Sender:
         return transport.place if isinstance(transport, Mailbox) else None
 
     def hide(self) -> None:
-        """Unlink the shared memory, which all receivers have opened."""
+        """Unlink the shared memory, after all receivers have opened it."""
         if self.resharder is not None and isinstance(self.resharder.transport, Mailbox):
             self.resharder.transport.hide()
 
     def pack(self, index: int, version: int, lasting: bool) -> list[Any]:
-        """Pack bucket ``index``. Gives the version and then its messages. ``lasting``: whether messages
-        outlive the next bucket."""
+        """Pack bucket ``index``; return the version and then the bucket's messages.
+
+        ``lasting``: whether messages must stay valid after the next bucket.
+        """
         assert self.resharder is not None
         if index == 0:
             self._relocate()
@@ -113,7 +120,7 @@ class Sender:
         return [version, *(Message(version, message.numpy()) for message in packed)]
 
     def _relocate(self) -> None:
-        """Find the weights again, which other tensors may hold now."""
+        """Find the weights again, because other tensors may hold them now."""
         assert self.resharder is not None
         pieces = self.trainer.pieces()
         if (at := storages(pieces)) != self._at:
@@ -121,7 +128,7 @@ class Sender:
             self._at = at
 
     def terms(self) -> NDArray[np.int64]:
-        """This rank's part of the digests, int64 [boxes]."""
+        """Return this rank's part of the digests, int64 [boxes]."""
         assert self.resharder is not None
         return self.resharder.verifier.terms().numpy()
 
@@ -141,26 +148,29 @@ class Receiver:
         self.files: list[torch.Tensor | None] = []
 
     def begin(self) -> bool:
-        """Whether the generator shows the memory of its weights, as a plan needs."""
+        """Whether the generator gives access to the memory of its weights, which a plan needs."""
         return isinstance(self.generator, ShowsDestinations)
 
     def offer(self, senders: list[Offer]) -> Offer:
-        """The weights that this rank needs. They may be overwritten with test patterns: a whole transfer has
-        to follow before it samples."""
+        """Return the weights that this rank needs.
+
+        They may be overwritten with test patterns, so a full transfer must follow before the generator
+        samples.
+        """
         self.destinations = self.generator.destinations(
             layouts([offer.shards for offer in senders], [])[0].tensors
         )
         return Offer(held(self.destinations.pieces), machine(), self.device)
 
     def bind(self, rank: int, offers: Offers, places: list[SharedFile | None]) -> None:
-        """Make the plan and buffers. ``places``: the senders' shared memory; None for one that has none."""
+        """Make the plan and buffers. ``places``: the senders' shared memory; None for a sender without it."""
         self.resharder = Resharder(
             offers.plan(), rank, {}, self.destinations.pieces, cast(Transport, Parcels()), buffers=1
         )
         self.files = [None if place is None else place.opened() for place in places]
 
     def take(self, index: int, senders: list[int], *messages: Message) -> None:
-        """Take the messages of bucket ``index``, one from each of these senders."""
+        """Unpack the messages of bucket ``index``, one from each of these senders."""
         raw = {
             sender: self._bytes(sender, message.raw)
             for sender, message in zip(senders, messages, strict=True)
@@ -177,13 +187,17 @@ class Receiver:
         return memory[raw[0] : raw[1]]
 
     def finish(self, version: int, *terms: NDArray[np.int64]) -> dict[str, float]:
-        """End a transfer. ``terms``: the senders' parts of the digests, where these are compared. Gives
-        metrics: ``inbound``, bytes that came, and ``bound``, the fewest that any plan could move. Raises
-        TransferError where that is not what was planned or sent."""
+        """End a transfer.
+
+        Return metrics: ``inbound``, received bytes, and ``bound``, the fewest bytes any plan could move.
+
+        ``terms``: the senders' parts of the digests, if they are compared. Raises TransferError if the
+        weights are not what was planned or sent.
+        """
         received, versions, self.received, self.versions = self.received, self.versions, 0, {}
         if wrong := {sender: other for sender, other in versions.items() if other != version}:
             raise TransferError(
-                f"rank {self.resharder.rank} takes version {version}, but ranks sent others: {wrong}"
+                f"rank {self.resharder.rank} expects weights of version {version}, but ranks sent other versions: {wrong}"
             )
         self.resharder.finish(version, received)
         if terms:
@@ -204,5 +218,5 @@ End = Sender | Receiver
 
 
 def end_of(model: Model, device: str) -> End:
-    """The end of a transfer for the half of a model that is on this pool."""
+    """Return this pool's end of a transfer: a Sender if it has the trainer, else a Receiver."""
     return Sender(model, device) if model.trainer is not None else Receiver(model, device)

@@ -1,8 +1,8 @@
 """Weight transfer from a trainer to a generator on the same ranks: from memory to memory, by a plan.
 
-The plan is made at the first transfer, from the tensors that the ranks' engines really hold; all ranks take
-part in each transfer. Weights that no plan can move (adapters, which are merged first; engines that show no
-memory) go as whole tensors, one after another.
+The plan is made at the first transfer, from the tensors that the ranks' engines have. All ranks take part in
+each transfer. Weights that a plan cannot move are sent as full tensors, one after another: adapters, which
+are merged first, and weights of engines that give no access to their memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ How = Literal["auto", "segment", "alltoall", "gather"]
 
 
 def movable(model: Model, how: How) -> bool:
-    """Whether a plan can move the weights of this model. All ranks find the same."""
+    """Whether a plan can move the weights of this model. All ranks get the same result."""
     here = how != "gather" and dist.is_initialized() and isinstance(model.generator, ShowsDestinations)
     return here and isinstance(model.trainer, ShowsPieces) and model.trainer.pieces() is not None
 
@@ -38,8 +38,9 @@ def movable(model: Model, how: How) -> bool:
 class SameRankTransfer:
     """Moves the weights of one role over the ranks of torch's default group.
 
-    ``how``: the option --weights. ``run``: a name that all ranks share and no other run or role has.
-    ``verify_every``: digests of the weights are compared at every transfer of this number; 0: never."""
+    ``how``: the option --weights. ``run``: a name shared by all ranks, and used by no other run or role.
+    ``verify_every``: digests of the weights are compared at every n-th transfer; 0: never.
+    """
 
     def __init__(self, model: Model, how: How, run: str, device: str, verify_every: int) -> None:
         self.trainer: Any = model.trainer
@@ -77,11 +78,13 @@ class SameRankTransfer:
         return first_that_opens(bind_with, ways(self.how, self.device, one_machine))
 
     def __call__(self, version: int) -> dict[str, Any]:
-        """Move the trainer's weights of this version to the generator. Gives metrics: ``inbound``, bytes that
-        came from other ranks; ``bound``, the fewest bytes that any plan could move; ``extra``, most bytes
-        that the transfer takes on a rank beside the model; ``transport``, its name. Raises TransferError
-        where ranks do not hold what was planned."""
-        # on all ranks alike: other tensors hold the weights now
+        """Move the trainer's weights of this version to the generator; return metrics.
+
+        ``inbound``: bytes received from other ranks. ``bound``: the fewest bytes that any plan could move.
+        ``extra``: most bytes that the transfer needs on a rank in addition to the model. ``transport``: its
+        name. Raises TransferError if ranks do not hold what was planned.
+        """
+        # the same on all ranks: other tensors hold the weights now
         if storages(self.trainer.pieces()) != self._at:
             self.resharder.close()
             self._bind()
@@ -103,8 +106,10 @@ class SameRankTransfer:
 
 
 def ways(how: How, device: str, one_machine: bool) -> tuple[str, ...]:
-    """Names of the transports between the ranks of a pool, the first choice first. On one machine it is
-    shared memory: of the GPUs where the weights are there, else of the host."""
+    """Return the names of the transports between the ranks of a pool, first choice first.
+
+    On one machine this is shared memory: of the GPUs if the weights are on GPUs, else of the host.
+    """
     if how == "segment":
         return ("segment",) if device == "cpu" else ("handles",)
     if how == "alltoall" or not one_machine:
@@ -113,8 +118,10 @@ def ways(how: How, device: str, one_machine: bool) -> tuple[str, ...]:
 
 
 def first_that_opens(bind_with: Callable[[str], Resharder], ways: tuple[str, ...]) -> Resharder:
-    """Bind by the first of the transports that works. One may fail where processes cannot share the memory of
-    their GPUs, which all ranks find out together. Raises PlanError where none works."""
+    """Bind with the first transport that works. Raises PlanError if none works.
+
+    A transport can fail if processes cannot share the memory of their GPUs. All ranks detect this together.
+    """
     *choices, last = ways
     for way in choices:
         try:
@@ -126,18 +133,21 @@ def first_that_opens(bind_with: Callable[[str], Resharder], ways: tuple[str, ...
 
 
 def _joined(pieces: Mapping[str, TensorViews]) -> WeightLayout:
-    """The layout of the tensors over all ranks."""
+    """Return the layout of the tensors over all ranks."""
     by_rank: list[dict[str, TensorShard]] = exchange(held(pieces), HELD)
     return join(by_rank)
 
 
 def _nodes() -> list[int]:
-    """A number for the machine of each rank."""
+    """Return a number for the machine of each rank."""
     names = exchange(machine(), TEXT)
     return [names.index(name) for name in names]
 
 
 def storages(pieces: Mapping[str, TensorViews]) -> list[int]:
-    """The identity of each piece's storage. It stays when weights were put away and came back at another
-    address, which may happen on one rank and not on another."""
+    """Return the identity of each piece's storage.
+
+    It does not change when weights are offloaded and loaded at another address. Addresses may change on one
+    rank but not on another.
+    """
     return [piece.view.untyped_storage()._cdata for views in pieces.values() for piece in views.pieces]

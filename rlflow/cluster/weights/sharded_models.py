@@ -1,4 +1,4 @@
-"""The driver's handle of a model on pools: where its halves are, its version, and its weight transfer."""
+"""The driver's handle of a model on pools: its trainer and generator, versions, and weight transfers."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ from rlflow.cluster.rpc.wire_tensors import pack_tensors, unpack_tensors
 from rlflow.cluster.weights.transfer import TransferResult, WeightTransfer
 from rlflow.cluster.worker import Worker
 
-MOVE_SECONDS = 1800.0  # how long weights or state may take from pool to pool
+MOVE_SECONDS = 1800.0  # time limit to move weights or state between pools
 
 
 @dataclass(frozen=True)
 class Frozen:
-    """Weights of one version that were taken from the trainer."""
+    """Weights of one version, taken from the trainer."""
 
     version: int  # updates before them
-    weights: Any  # a TransferResult, or a reference of whole tensors
+    weights: Any  # a TransferResult, or a reference of full tensors
 
 
 @dataclass
 class RemoteTrainer:
-    """A role's trainer on the ranks of a pool. Rank 0 answers for all."""
+    """A role's trainer on the ranks of a pool. Rank 0 answers for all ranks."""
 
     role: str
     pool: Pool[Worker]
-    # whether each rank holds a part of the weights, so that all have to take part in an answer
+    # whether each rank holds a part of the weights, so that all ranks must take part in an answer
     collective: bool = False
 
     def begin(self, method: str, *args: Any, answers: int = 1) -> Any:
-        """Start a method of the workers for this role. Gives the reference of rank 0's answer, or references
-        where it has several ``answers``."""
+        """Start a method of the workers for this role; return the reference of rank 0's answer.
+
+        With several ``answers`` it returns a list of references.
+        """
         ranks = range(len(self.pool)) if self.collective else (0,)
         return [
             self.pool.send(rank, method, self.role, *args, group="model", answers=answers) for rank in ranks
@@ -48,16 +50,16 @@ class RemoteTrainer:
         ).result()
 
     def state(self) -> dict[str, Tensor]:
-        """A copy of the trainer's state, name → tensor."""
+        """Return a copy of the trainer's state, name → tensor."""
         return unpack_tensors(self._answer("state"))
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Put the trainer back to a state."""
+        """Restore the trainer to a state."""
         kept = self.pool.transport.keep(pack_tensors(state))
         self.pool.call(Worker.restore, self.role, kept, seconds=MOVE_SECONDS, group="model").result()
 
     def resize_passes(self, tokens: int) -> int:
-        """Have all ranks compute at most so many tokens in a pass from now on. Gives the number until now."""
+        """Set the most tokens that all ranks compute in a pass; return the earlier number."""
         return self.pool.call(
             Worker.resize_passes, self.role, tokens, seconds=MOVE_SECONDS, group="model"
         ).result()[0]
@@ -74,18 +76,22 @@ class RemoteModel:
     role: str
     trainer: RemoteTrainer | None = None
     generator: Pool[Worker] | None = None  # the pool of the generator
-    version: int = 0  # updates behind the trainer's weights
-    sampled_version: int = 0  # updates behind the generator's weights; -1 where they are not known
+    version: int = 0  # updates in the trainer's weights
+    sampled_version: int = 0  # updates in the generator's weights; -1 if unknown
     moved: dict[str, Any] = field(default_factory=dict)  # metrics of the last weight transfer
     transfer: WeightTransfer | None = None  # between two pools
-    received: int = 0  # bytes of weights that came to ranks of the generator by another way
+    received: int = 0  # bytes of weights that ranks of the generator received without ``transfer``
 
     def __post_init__(self) -> None:
-        self._receiving = threading.Lock()  # a generator takes one set of weights at a time
+        self._receiving = threading.Lock()  # a generator receives one set of weights at a time
 
     def frozen(self) -> Frozen | None:
-        """Take the trainer's weights as they are now; None where trainer and generator are on one pool, which
-        has the newest alone. The first call has to come while nothing is sampled."""
+        """Take the trainer's current weights.
+
+        None if trainer and generator are on one pool, which only has the newest.
+
+        Make the first call while nothing samples.
+        """
         if self.trainer is None or self._together:
             return None
         if self._planned(MOVE_SECONDS):
@@ -98,7 +104,7 @@ class RemoteModel:
         return self.trainer is None or self.generator is None or self.generator is self.trainer.pool
 
     def _planned(self, seconds: float) -> bool:
-        """Whether weights go to the other pool by a plan; makes the plan where there is none yet."""
+        """Whether weights are moved to the other pool by a plan. Makes the plan if there is none yet."""
         if self.transfer is None:
             return False
         if not self.transfer.bound and self.transfer.bind(seconds):
@@ -106,11 +112,11 @@ class RemoteModel:
         return self.transfer.route is not None
 
     def use(self, frozen: Frozen, seconds: float) -> None:
-        """Move these weights to the generator, within so many seconds."""
+        """Move these weights to the generator within ``seconds``."""
         with self._receiving:
             if self.generator is None or self.sampled_version == frozen.version:
                 return
-            self.sampled_version = -1  # not known until the transfer has ended
+            self.sampled_version = -1  # unknown until the transfer has ended
             if isinstance(frozen.weights, TransferResult):
                 assert self.transfer is not None
                 self.moved = self.transfer.deliver(frozen.version, frozen.weights, seconds)
@@ -122,7 +128,7 @@ class RemoteModel:
             self.sampled_version = frozen.version
 
     def synchronise(self, seconds: float = MOVE_SECONDS) -> None:
-        """Move the trainer's weights to the generator where they are newer."""
+        """Move the trainer's weights to the generator if they are newer."""
         if self.generator is None or self.trainer is None or self.sampled_version == self.version:
             return
         if self._together:
@@ -138,7 +144,7 @@ class RemoteModel:
             self.use(Frozen(self.version, self.trainer.begin("weights")), seconds)
 
     def arrived(self) -> int:
-        """The bytes of weights that came to ranks of the generator since the last call."""
+        """Return the bytes of weights that ranks of the generator received since the last call."""
         size, self.received = self.received, 0
         if self.transfer is not None:
             size, self.transfer.received = size + self.transfer.received, 0
@@ -152,8 +158,10 @@ class RemoteModel:
             self.sampled_version = self.version
 
     def restored(self, version: int) -> None:
-        """Note that the trainer was put back to weights of this version, and that workers may have been
-        replaced."""
+        """Note that the trainer was restored to weights of this version.
+
+        Workers may have been replaced, so the transfer plan is dropped.
+        """
         self.version, self.sampled_version = version, -1
         if self.transfer is not None:
             self.transfer.unbind()

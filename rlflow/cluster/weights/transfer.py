@@ -1,8 +1,8 @@
-"""Weight transfer from the ranks of one pool to those of another by a plan: the driver's part.
+"""Weight transfer between two pools by a plan: the driver's part.
 
-The driver tells ranks, bucket by bucket, what to pack and what to take, and never sees a weight: messages are
-results of one worker's call and arguments of another's, in Ray's object store, or are in shared memory where
-all ranks are on one machine. At most two buckets are under way at once.
+Bucket by bucket, the driver tells ranks which weights to pack and unpack, and never handles a weight itself.
+Messages are results of one worker's call and arguments of another's, in Ray's object store. If all ranks are
+on one machine, they are in shared memory. At most two buckets are in progress at once.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 class PackedBucket:
     """A bucket that is being packed."""
 
-    done: Mapping[int, Any]  # sender → reference that is ready once it has packed
+    done: Mapping[int, Any]  # sender → reference that is ready once the sender has packed
     messages: Mapping[tuple[int, int], Any]  # (sender, first receiver) → reference of the message
 
 
 @dataclass(frozen=True)
 class TransferResult:
-    """The packed buckets of a whole transfer."""
+    """The packed buckets of a full transfer."""
 
     buckets: tuple[PackedBucket, ...]
-    # references of the senders' parts of the digests; empty where these are not compared
+    # references of the senders' parts of the digests; empty if digests are not compared
     terms: tuple[Any, ...]
 
 
@@ -47,20 +47,19 @@ class Route:
     """A plan between two pools with its transport."""
 
     plan: TransferPlan
-    senders: int  # ranks that send; receivers have the numbers after them
+    senders: int  # number of sending ranks; receivers are numbered after them
     transport: Literal["segment", "store"]  # shared memory, or Ray's object store
 
     @cached_property
     def letters(self) -> list[dict[int, dict[int, list[int]]]]:
-        """The messages of each bucket: sender → first receiver of a message → all receivers of that
-        message."""
+        """The messages of each bucket: sender → first receiver of a message → all receivers of that message."""
         return [
             {sender: _letters(self.plan, index, sender) for sender in range(self.senders)}
             for index in range(len(self.plan.buckets))
         ]
 
     def addressed(self, index: int) -> dict[int, list[tuple[int, int]]]:
-        """Receiver → the messages of a bucket that it takes, as (sender, first receiver)."""
+        """Return for each receiver the messages of a bucket that it gets, as (sender, first receiver)."""
         by_receiver: dict[int, list[tuple[int, int]]] = {}
         for sender, letters in self.letters[index].items():
             for first, receivers in letters.items():
@@ -81,24 +80,26 @@ class WeightTransfer:
     """Transfers the weights of one role between two pools."""
 
     role: str
-    source: Pool[Worker]  # of the trainer
-    target: Pool[Worker]  # of the generator
+    source: Pool[Worker]  # pool of the trainer
+    target: Pool[Worker]  # pool of the generator
     how: How = "auto"  # the option --weights
-    verify_every: int = 0  # digests are compared at every transfer of this number; 0: never
-    bucket: int = BUCKET  # bytes
-    route: Route | None = None  # None where no plan can move the weights
+    verify_every: int = 0  # digests are compared at every n-th transfer; 0: never
+    bucket: int = BUCKET  # bytes of a bucket
+    route: Route | None = None  # None if a plan cannot move the weights
     bound: bool = False  # whether the ranks were asked for their weights
     packed: int = 0  # transfers so far
-    received: int = 0  # bytes that came to all receivers
+    received: int = 0  # bytes that all receivers got
     run: str = field(default_factory=lambda: f"between-{secrets.token_hex(4)}")  # name of the shared memory
 
     # -- the plan
     # --------------------------------------------------------------------------------------------------------
 
     def bind(self, seconds: float) -> bool:
-        """Ask all ranks which weights they hold and need, and make the plan. Gives whether there is one.
-        Afterwards the generator must not sample until a transfer has ended. Raises PlanError where the ranks
-        cannot use the transport that was asked for."""
+        """Ask all ranks which weights they hold and need, and make the plan; return whether there is one.
+
+        Afterwards the generator must not sample until a transfer has ended. Raises PlanError if the ranks
+        cannot use the requested transport.
+        """
         self.unbind()
         offers = self._all(self.source, "begin", seconds=seconds)
         if None not in offers and all(self._all(self.target, "begin", seconds=seconds)):
@@ -137,38 +138,40 @@ class WeightTransfer:
         return self.route
 
     def unbind(self) -> None:
-        """Forget the plan, since workers may have been replaced."""
+        """Forget the plan, because workers may have been replaced."""
         self.bound, self.route = False, None
 
     # -- transfers
     # --------------------------------------------------------------------------------------------------------
 
     def freeze(self, version: int) -> TransferResult:
-        """Begin to pack all weights of a transfer, before any later call of these workers, so that later
-        updates do not change them."""
+        """Start to pack all weights of a transfer.
+
+        The packing runs before any later call of these workers, so later updates do not change the weights.
+        """
         return TransferResult(
             tuple(self._pack(index, version, True) for index in range(len(self.bound_route.plan.buckets))),
             self._terms(),
         )
 
     def deliver(self, version: int, frozen: TransferResult, seconds: float) -> dict[str, Any]:
-        """Move weights that were packed by ``freeze`` to the generator. Gives metrics of the transfer."""
+        """Move weights that ``freeze`` packed to the generator; return metrics of the transfer."""
         metrics = self._move(version, lambda index: frozen.buckets[index], frozen.terms, seconds)
         return metrics | self._how("frozen")
 
     def move(self, version: int, seconds: float) -> dict[str, Any]:
-        """Move the trainer's newest weights to the generator. Gives metrics of the transfer."""
+        """Move the trainer's newest weights to the generator; return metrics of the transfer."""
         metrics = self._move(version, lambda index: self._pack(index, version, False), self._terms(), seconds)
         return metrics | self._how(self.bound_route.transport)
 
     def _how(self, transport: str) -> dict[str, Any]:
-        """Metrics: the most bytes that a transfer takes on any rank beside the model, and its transport."""
+        """Return metrics: most bytes that a transfer needs on a rank besides the model, and its transport."""
         return {"extra": float(self.bound_route.plan.stats.extra(transport)), "transport": transport}
 
     def _move(
         self, version: int, bucket: Callable[[int], PackedBucket], terms: Sequence[Any], seconds: float
     ) -> dict[str, Any]:
-        """Move all buckets; each is packed while the one before it is taken."""
+        """Move all buckets. Each bucket is packed while the previous one is unpacked."""
         limit, count = Deadline(seconds), len(self.bound_route.plan.buckets)
         futures: list[Future[Any]] = []
         packed = bucket(0) if count else None

@@ -174,7 +174,7 @@ def test_misuse_is_an_error_at_the_line_of_the_call_and_nothing_is_sent(misuse, 
 
 
 def test_what_a_method_gives_in_place_of_the_rows_is_said():
-    with pytest.raises(ValueError, match=r"rank \d gave \d rows, expected"):
+    with pytest.raises(ValueError, match=r"rank \d returned \d rows, expected"):
         actor(2).call_batch(Policy.shorter, numbered(5)).result()
     with pytest.raises(
         RemoteError, match="'listed' was called with rows and returned a list, expected a Batch"

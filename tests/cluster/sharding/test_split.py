@@ -233,7 +233,8 @@ def test_a_wrong_row_count_names_the_ranks_and_the_counts():
     split = [torch.tensor([0, 2]), torch.tensor([1]), torch.tensor([3, 4])]
     check_counts(split, [2, 1, 2])
     with pytest.raises(
-        ValueError, match="^wrong row count: rank 0 gave 3 rows, expected 2; rank 2 gave 0 rows, expected 2$"
+        ValueError,
+        match="^wrong row count: rank 0 returned 3 rows, expected 2; rank 2 returned 0 rows, expected 2$",
     ):
         check_counts(split, [3, 1, 0])
     with pytest.raises(ValueError, match="found results of 2 ranks, expected 3"):

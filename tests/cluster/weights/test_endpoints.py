@@ -86,7 +86,9 @@ def test_ranks_that_need_the_same_take_one_message_and_have_the_trainers_bits(en
 def test_what_was_not_sent_or_not_asked_for_is_noticed(ends):
     route, receiver = bound(ends, None), ends[1][0]
     moved(ends, route, 4, told=5)
-    with pytest.raises(TransferError, match=r"rank 1 takes version 4, but ranks sent others: {0: 5}"):
+    with pytest.raises(
+        TransferError, match=r"rank 1 expects weights of version 4, but ranks sent other versions: {0: 5}"
+    ):
         receiver.finish(4)
     moved(ends, route, 6)
     name, tensor = next((names[0], tensor) for names, tensor in receiver.generator.network.own())
