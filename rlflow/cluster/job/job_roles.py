@@ -238,7 +238,7 @@ def method_name(kind: type, role: str, method: object) -> str:
         f"role '{role}' has no such method",
         what,
         listed(f"{kind.__name__}.{each}" for each in own),
-        f"write {kind.__name__}.{close or (own[0] if own else 'METHOD')}, which is the function itself",
+        f"write {kind.__name__}.{close or (own[0] if own else 'METHOD')}, the function itself",
         nearest_name=close,
     )
 

@@ -1,5 +1,6 @@
-"""What starts a run elsewhere, as text: a SkyPilot job group, a KubeRay RayJob, a line for Ray's job server.
+"""Text that starts a run elsewhere: a SkyPilot job group, a KubeRay RayJob, or a Ray job command.
 
-Here: what a run needs of a cluster, and its form for each of the three, with services as tasks of their own
-and secrets as references. Not here: starting anything, or talking to a cluster; their own commands do that.
+This package collects what a run needs of a cluster, and writes it in each of the three forms. Services become
+separate tasks, and secrets become references. It starts nothing and contacts no cluster; use the tools' own
+commands for that.
 """

@@ -1,4 +1,4 @@
-"""YAML documents as people write them: texts of several lines as blocks, keys in their order."""
+"""YAML documents in a readable form: multi-line texts as blocks, keys in their order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 
 
 class Dumper(yaml.SafeDumper):  # type: ignore[misc]  # the package has no types
-    """Writes texts of several lines as blocks."""
+    """Writes multi-line texts as blocks."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> Any:
@@ -20,7 +20,7 @@ Dumper.add_representer(str, _text)
 
 
 def joined(comments: Iterable[str], documents: Sequence[Mapping[str, Any]]) -> str:
-    """The documents as one text, under comments."""
+    """Return the documents as one text, below the comments."""
     texts = (
         yaml.dump(document, Dumper=Dumper, sort_keys=False, width=140, allow_unicode=True)
         for document in documents

@@ -1,5 +1,7 @@
-"""Where a run that is started elsewhere keeps its folder: a bucket, a claim of a volume, or a path, which
-outlives the run's machines."""
+"""Storage for the folder of a run that is started elsewhere, so that it outlives the run's machines.
+
+It can be a bucket, a volume claim, or a path.
+"""
 
 from __future__ import annotations
 
@@ -10,30 +12,32 @@ from typing import Literal
 from rlflow.errors import PlanError
 
 FLAG = "--job.keep"
-MOUNT = "/rlflow-runs"  # where a bucket or a volume appears in the run's machines
+MOUNT = "/rlflow-runs"  # mount point of a bucket or a volume on the run's machines
 BUCKET = re.compile(r"(s3|gs|r2|cos|oci|nebius|cw|https)://[\w./:+-]+")
 CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 PATH = re.compile(r"/[^\0\n]+")
-# what each form can keep runs in
+# form → kinds of storage that it supports
 TAKEN = {"skypilot": ("bucket", "claim", "path"), "kuberay": ("claim", "path"), "ray": ("path",)}
 
 
 @dataclass(frozen=True)
 class Keep:
-    """What keeps the folder of a run."""
+    """The storage of a run's folder."""
 
     kind: Literal["bucket", "claim", "path"]
     name: str  # URL of the bucket, name of the claim, or the path
 
     @property
     def out(self) -> str:
-        """The folder that holds the run's, on its machines."""
+        """The parent of the run's folder on its machines."""
         return self.name if self.kind == "path" else MOUNT
 
 
 def keep_of(text: str, form: str) -> Keep:
-    """What a flag names. ``form``: of what is printed, a key of TAKEN. Raises PlanError for text that names
-    nothing, and for what that form cannot keep runs in."""
+    """Parse the value of --job.keep. ``form``: the printed form, a key of TAKEN.
+
+    Raises PlanError for text that names no storage, and for storage that the form does not support.
+    """
     kinds: tuple[tuple[Literal["bucket", "claim", "path"], re.Pattern[str]], ...] = (
         ("bucket", BUCKET),
         ("path", PATH),
@@ -43,7 +47,7 @@ def keep_of(text: str, form: str) -> Keep:
     if keep is None or keep.kind not in TAKEN[form]:
         raise PlanError.of(
             "job-keep",
-            f"{FLAG} names nothing in which --for {form} can keep a run",
+            f"{FLAG} does not name storage that --for {form} supports",
             found=text,
             expected={
                 "skypilot": "s3://BUCKET or another bucket's URL, the name of a volume, or an absolute path",
@@ -56,11 +60,13 @@ def keep_of(text: str, form: str) -> Keep:
 
 
 def warning(form: str, keep: Keep | None, out: str) -> list[str]:
-    """A line for whoever starts a run that nothing keeps; none for others. ``out``: of the run, as its flag
-    says it; an absolute path is believed to stay, but for a pod's."""
+    """Return a warning if nothing keeps the run's folder, else nothing.
+
+    ``out``: the run's --out. An absolute path is assumed to persist, except in a pod.
+    """
     if keep is not None or (out.startswith("/") and form != "kuberay"):
         return []
     return [
-        f"warning: nothing keeps this run: its checkpoints and models go with its machines. {FLAG} says "
-        "where they are to stay"
+        f"warning: nothing keeps this run: its checkpoints and models are lost with its machines. Set {FLAG} to "
+        "storage that outlives them"
     ]

@@ -1,6 +1,8 @@
-"""A RayJob of KubeRay: the run on a Ray cluster that is made for it and ends with it. Services are containers
-beside Ray's head, so that they end with it too; a Kubernetes Service gives each the name by which all pods
-reach it."""
+"""A RayJob of KubeRay: the run on a Ray cluster that is created for it and ends with it.
+
+Services are containers in the pod of Ray's head, so they end with it too. A Kubernetes Service gives each of
+them a name that all pods can reach.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,19 @@ from rlflow.errors import PlanError
 from rlflow.processes.declare import PORT, Service
 
 API = "ray.io/v1"
-FOLDER = "/etc/rlflow"  # in which the head finds the algorithm's file
-RETRIES = 3  # starts of a job that is kept after the first, where its head is lost: it goes on each time
+FOLDER = "/etc/rlflow"  # folder of the algorithm's file on the head
+RETRIES = 3  # restarts of a job with kept storage after its head was lost; each restart resumes the run
 
 
 def ray_job(target: LaunchTarget) -> str:
-    """The job as YAML, for ``kubectl create``. Raises PlanError without an image."""
+    """Return the job as YAML, for ``kubectl create``. Raises PlanError without an image."""
     if target.settings.image is None:
         raise PlanError.of(
             "job-image",
-            "a pod needs an image in which rlflow is installed",
+            "a pod needs an image with rlflow installed",
             found=f"no --{HEAD}.image",
-            expected="an image of a registry",
-            remedy=f"--{HEAD}.image REGISTRY/NAME:TAG",
+            expected="an image in a registry",
+            remedy=f"set --{HEAD}.image REGISTRY/NAME:TAG",
         )
     urls = {service.name: f"http://{target.name}-{task_of(service)}:{port}" for service, port in target.own}
     documents = [
@@ -38,21 +40,23 @@ def ray_job(target: LaunchTarget) -> str:
     ]
     keys = "".join(f' --from-literal={key_of(name)}="${name}"' for name in target.secrets)
     secret = [f"kubectl create secret generic {secret_of(target)}{keys}"] if keys else []
-    return joined([*secret, "kubectl create -f FILE, where FILE holds this", *target.warnings], documents)
+    return joined(
+        [*secret, "kubectl create -f FILE, where FILE contains this text", *target.warnings], documents
+    )
 
 
 def secret_of(target: LaunchTarget) -> str:
-    """The name of the Kubernetes secret that holds the run's secrets."""
+    """Return the name of the Kubernetes secret with the run's secrets."""
     return f"{target.name}-secrets"
 
 
 def key_of(variable: str) -> str:
-    """The key of a variable in the secret: KubeRay reads Ray's token under a name of its own."""
+    """Return the key of a variable in the secret. KubeRay reads Ray's token under a name of its own."""
     return "auth_token" if variable == TOKEN else variable
 
 
 def _file(target: LaunchTarget) -> list[dict[str, Any]]:
-    """The algorithm's file as a ConfigMap, where it is no shipped one."""
+    """Return the algorithm's file as a ConfigMap; nothing for a shipped algorithm."""
     path = Path(target.file.partition("::")[0])
     if not path.is_file():
         return []
@@ -117,7 +121,7 @@ def _pod(target: LaunchTarget, urls: dict[str, str], head: bool) -> dict[str, An
 
 
 def _kept(target: LaunchTarget) -> list[dict[str, Any]]:
-    """The volume that keeps the run's folder."""
+    """Return the volume that keeps the run's folder."""
     if target.keep is None:
         return []
     path = {"hostPath": {"path": target.keep.name, "type": "DirectoryOrCreate"}}
@@ -140,7 +144,7 @@ def _resources(cpus: int | None, gpus: int) -> dict[str, Any]:
 
 def _secrets(target: LaunchTarget) -> list[dict[str, Any]]:
     return [{"name": name, "valueFrom": {"secretKeyRef": {"name": secret_of(target), "key": key_of(name)}}}
-            for name in target.secrets if name != TOKEN]  # fmt: skip  # which KubeRay hands to Ray itself
+            for name in target.secrets if name != TOKEN]  # fmt: skip  # KubeRay passes the token to Ray itself
 
 
 def _addresses(target: LaunchTarget, urls: dict[str, str]) -> list[dict[str, Any]]:
@@ -164,13 +168,15 @@ def _container(target: LaunchTarget, service: Service, port: int, urls: dict[str
 
 
 def literal(text: str) -> str:
-    """A text that Kubernetes hands to a container as it is: of ``$(NAME)`` it would make the value of a
-    variable, a secret's too."""
+    """Escape a text so that Kubernetes passes it to a container unchanged.
+
+    Otherwise Kubernetes replaces ``$(NAME)`` by the value of a variable, which may be a secret.
+    """
     return text.replace("$(", "$$(")
 
 
 def _named(target: LaunchTarget, service: Service, port: int) -> dict[str, Any]:
-    """The name of a service, which leads to the pod of Ray's head."""
+    """Return the Kubernetes Service of a service, which leads to the pod of Ray's head."""
     return {
         "apiVersion": "v1",
         "kind": "Service",

@@ -1,5 +1,4 @@
-"""A line for Ray's job server: the run on a Ray that is there already, with the folder in which the line is
-typed."""
+"""A command for Ray's job server: the run on an existing Ray, with the current folder as working directory."""
 
 from __future__ import annotations
 
@@ -10,14 +9,16 @@ from rlflow.cluster.submit.target import SERVE_TOKEN, TOKEN, LaunchTarget
 
 
 def submission(target: LaunchTarget) -> str:
-    """The command, for a shell, which puts secrets in as it is typed. Services are started by the run itself,
-    on the head's machine."""
+    """Return the command for a shell. The shell inserts secrets when the command runs.
+
+    The run starts its services itself, on the head's machine.
+    """
     address = ["--address", shlex.quote(target.settings.address)] if target.settings.address else []
-    # the command
+    # Ray's job client reads Ray's token by itself, and the run's services listen only on their own machine,
+    # so these two tokens are only passed if the user names them
     secrets = [
         name for name in target.secrets if name in target.settings.secret or name not in (TOKEN, SERVE_TOKEN)
     ]
-    # reads Ray's token by itself, and services of the run listen on their machine alone
     words = [
         "ray job submit",
         *address,
@@ -41,8 +42,10 @@ def submission(target: LaunchTarget) -> str:
 
 
 def _environment(secrets: list[str]) -> list[str]:
-    """The secrets as the job's environment: their names stand here, and Python writes their values as
-    JSON."""
+    """Return the option that sets the job's environment with the secrets.
+
+    It contains only their names; a Python command writes their values as JSON.
+    """
     if not secrets:
         return []
     code = (
@@ -53,5 +56,5 @@ def _environment(secrets: list[str]) -> list[str]:
 
 
 def _joins(target: LaunchTarget) -> bool:
-    """Whether the command of the run says already that it joins the Ray, or needs none."""
+    """Whether the run's command already joins the Ray, or needs none."""
     return target.apart or "ray_address" in target.flags or not target.on_ray

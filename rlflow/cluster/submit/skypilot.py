@@ -1,7 +1,6 @@
-"""A SkyPilot job group: the run as primary task, Ray's other machines and each service as tasks of their own,
-which end after it.
+"""A SkyPilot job group: the run is the primary task; other machines and services are tasks that end after it.
 
-SkyPilot tells each task's name as a host: ``NAME-0.${SKYPILOT_JOBGROUP_NAME}``.
+SkyPilot makes each task reachable as the host ``NAME-0.${SKYPILOT_JOBGROUP_NAME}``.
 """
 
 from __future__ import annotations
@@ -18,12 +17,15 @@ from rlflow.errors import PlanError
 from rlflow.processes.declare import PORT, Service
 
 MAIN, WORKERS = "run", "workers"
-JOIN_SECONDS = 900  # that machines may take to join the run's Ray, from the start of their task on
+JOIN_SECONDS = 900  # time limit for machines to join the run's Ray, from the start of their task
 SETUP = "pip install 'rlflow-dag[{extras}]'"
 
 
 def job_group(target: LaunchTarget) -> str:
-    """The group as YAML, for ``sky jobs launch``. Raises PlanError for a service whose GPUs have no name."""
+    """Return the group as YAML, for ``sky jobs launch``.
+
+    Raises PlanError for a service whose GPUs have no name.
+    """
     _check_gpus(target)
     urls = {service.name: f"http://{task_of(service)}-0.{GROUP}:{port}" for service, port in target.own}
     delays = {task_of(service): f"{math.ceil(service.delay)}s" for service, _ in target.own}
@@ -37,12 +39,12 @@ def job_group(target: LaunchTarget) -> str:
     tasks += [_service(target, service, port, urls) for service, port in target.own]
     secrets = "".join(f" --secret {name}" for name in target.secrets)
     return joined(
-        [f"sky jobs launch{secrets} FILE, where FILE holds this", *target.warnings], [header, *tasks]
+        [f"sky jobs launch{secrets} FILE, where FILE contains this text", *target.warnings], [header, *tasks]
     )
 
 
 def task_of(service: Service) -> str:
-    """The name of a service's task, which is part of a host's name."""
+    """Return the name of a service's task, which is part of a host name."""
     return service.name.replace("_", "-").lower()
 
 
@@ -70,7 +72,7 @@ def _machine(target: LaunchTarget) -> dict[str, Any]:
 
 
 def _kept(target: LaunchTarget) -> dict[str, Any]:
-    """What a machine of the run mounts to keep its folder."""
+    """Return the mounts of the run's machines that keep its folder."""
     keep = target.keep
     if keep is None or keep.kind == "path":
         return {}
@@ -100,13 +102,10 @@ def _main(target: LaunchTarget, urls: dict[str, str]) -> dict[str, Any]:
 
 
 def _within(condition: str, failure: str) -> list[str]:
-    """Wait until a command succeeds, for at most JOIN_SECONDS."""
+    """Return shell lines that wait up to JOIN_SECONDS until a command succeeds."""
     return [
         f"until {condition}; do",
         f"  if [ $SECONDS -ge {JOIN_SECONDS} ]; then echo {shlex.quote(f'{failure} within {JOIN_SECONDS} s')} "
-        ""
-        ""
-        ""
         ">&2; exit 1; fi",
         "  sleep 5",
         "done",
@@ -114,7 +113,10 @@ def _within(condition: str, failure: str) -> list[str]:
 
 
 def _ray_waits(target: LaunchTarget) -> list[str]:
-    """Wait until all machines have joined, since a run that finds too few is refused."""
+    """Return shell lines that wait until all machines have joined.
+
+    A run that finds too few machines is refused.
+    """
     code = (
         f'import ray; ray.init(address="{RAY_HERE}"); print(len([n for n in ray.nodes() if '
         f'n["Alive"]]) >= {target.settings.nodes})'
@@ -141,10 +143,10 @@ def _check_gpus(target: LaunchTarget) -> None:
     if wanting and not target.accelerators[0]:
         raise PlanError.of(
             "job-accelerators",
-            f"nothing names the GPUs of service '{wanting[0].name}'",
+            f"the GPU type of service '{wanting[0].name}' is unknown",
             found=f"no --{HEAD}.accelerators",
-            expected="NAME:COUNT of each machine, of which services take the name",
-            remedy=f"--{HEAD}.accelerators H100:8",
+            expected="NAME:COUNT of each machine; services use the same NAME",
+            remedy=f"set --{HEAD}.accelerators H100:8",
         )
 
 
@@ -163,8 +165,10 @@ def _service(target: LaunchTarget, service: Service, port: int, urls: dict[str, 
 
 
 def command(service: Service, port: int, urls: dict[str, str]) -> str:
-    """The command of a service for a shell, on all addresses of its machine: other machines ask it, with its
-    token."""
+    """Return the command of a service for a shell.
+
+    It listens on all addresses of its machine, because other machines call it, with its token.
+    """
     words = service.command(port, urls)
     serving = words[:2] == ["rlflow", "serve"] and "--host" not in words
     return " ".join([*map(quoted, words), *(["--host", "0.0.0.0"] if serving else [])])

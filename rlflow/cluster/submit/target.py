@@ -1,5 +1,4 @@
-"""What is to be started on a cluster: the command of the run, the machines, the services beside it, and the
-names of secrets."""
+"""The parts of a launch on a cluster: the run's command, machines, services, and the names of secrets."""
 
 from __future__ import annotations
 
@@ -24,15 +23,16 @@ from rlflow.monitoring.secrets import masked, telling
 from rlflow.processes.declare import Service, in_place, split_services
 
 Kind = Literal["skypilot", "kuberay", "ray"]
-HEAD = "job"  # begins the flags of what is printed: --job.nodes
-FIRST_PORT = 8001  # of services, one after another
-RAY_PORT = 6379  # of Ray's head
-RAY_HERE = f"127.0.0.1:{RAY_PORT}"  # of Ray's head, on its own machine
-# a variable in the names of hosts of a job group, expanded by the shell of a task
+HEAD = "job"  # prefix of the launch flags, as in --job.nodes
+FIRST_PORT = 8001  # first port of services; others follow
+RAY_PORT = 6379  # port of Ray's head
+RAY_HERE = f"127.0.0.1:{RAY_PORT}"  # Ray's head, on its own machine
+# a variable in host names of a job group, which the shell of a task expands
 GROUP = "${SKYPILOT_JOBGROUP_NAME}"
-TOKEN = "RAY_AUTH_TOKEN"  # all machines of a Ray have the same
-SERVE_TOKEN = "RLFLOW_SERVE_TOKEN"  # of `rlflow serve` on other addresses than the machine's own
-# what a tracker reads in the environment
+TOKEN = "RAY_AUTH_TOKEN"  # all machines of a Ray have the same token
+# token of `rlflow serve` if it listens on other addresses than the machine's own
+SERVE_TOKEN = "RLFLOW_SERVE_TOKEN"
+# tracker → environment variables that it reads
 TRACKERS = {"wandb": ("WANDB_API_KEY",), "mlflow": ("MLFLOW_TRACKING_URI",)}
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -41,31 +41,31 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class JobSettings:
     """Settings of the machines. Every field is a flag, --job.FIELD."""
 
-    nodes: Annotated[int, Ge(1)] = 1  # machines of the run; more than one join one Ray
-    accelerators: str | None = None  # of each machine, as H100:8; without, processors alone
-    cpus: Annotated[int, Ge(1)] | None = None  # cores of each machine, at least
-    # container image, in which rlflow is installed; without one, SkyPilot installs it
+    nodes: Annotated[int, Ge(1)] = 1  # machines of the run; several machines join one Ray
+    accelerators: str | None = None  # accelerators of each machine, as H100:8; None: CPUs only
+    cpus: Annotated[int, Ge(1)] | None = None  # minimum cores of each machine
+    # container image with rlflow installed; None: SkyPilot installs it
     image: str | None = None
-    # of Ray's job server, http://HOST:8265, for --for ray; without, RAY_ADDRESS says it
+    # address of Ray's job server for --for ray, http://HOST:8265; None: RAY_ADDRESS
     address: str | None = None
-    # what keeps the run's folder: URL of a bucket, name of a volume's claim, or an absolute path
+    # storage of the run's folder: URL of a bucket, name of a volume's claim, or an absolute path
     keep: str | None = None
-    # names of variables of the environment that hold secrets; several: repeat the flag
+    # names of environment variables with secrets; repeat the flag for several
     secret: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class LaunchTarget:
-    """A run to be started elsewhere."""
+    """A run to start elsewhere."""
 
     name: str
-    file: str  # the algorithm's file as the user wrote it, or the name of a shipped one
-    flags: Mapping[str, Any]  # of the run, without those of services
+    file: str  # the algorithm's file as the user wrote it, or the name of a shipped algorithm
+    flags: Mapping[str, Any]  # flags of the run, without flags of services
     services: tuple[Service, ...]
     settings: JobSettings
-    secrets: tuple[str, ...]  # names of variables
-    keep: Keep | None  # what keeps the run's folder
-    warnings: tuple[str, ...]  # for whoever starts it
+    secrets: tuple[str, ...]  # names of environment variables
+    keep: Keep | None  # storage of the run's folder
+    warnings: tuple[str, ...]  # for the user who starts it
 
     @property
     def accelerators(self) -> tuple[str, int]:
@@ -75,7 +75,7 @@ class LaunchTarget:
 
     @property
     def apart(self) -> bool:
-        """Whether the run spans several machines, which a Ray joins."""
+        """Whether the run spans several machines, which one Ray joins."""
         return self.settings.nodes > 1
 
     @property
@@ -85,16 +85,18 @@ class LaunchTarget:
 
     @property
     def own(self) -> list[tuple[Service, int]]:
-        """The services that are started here, each with its port."""
+        """The services that are started with the run, each with its port."""
         return [
             (service, FIRST_PORT + number)
             for number, service in enumerate(each for each in self.services if not each.external)
         ]
 
     def command(self, urls: Mapping[str, str], file: str | None = None, started: bool = False) -> str:
-        """The command of the run, for a shell. ``urls``: service → URL, which the shell may expand; such
-        services are waited for and not started. ``file``: where the algorithm lies. ``started``: whether the
-        run starts its services itself."""
+        """Return the command of the run, for a shell.
+
+        ``urls``: service → URL, which the shell may expand. The run waits for such services and does not
+        start them. ``file``: path of the algorithm. ``started``: whether the run starts its services itself.
+        """
         known = {service.name: service.run for service in self.services if service.external} | dict(urls)
         values = {flag: value if started else in_place(value, known) for flag, value in self.flags.items()}
         words = ["rlflow", "run", shlex.quote(file or self.file)]
@@ -111,25 +113,27 @@ class LaunchTarget:
                 if flag not in values
                 for word in (f"--{flag}", shlex.quote(value))
             ]
-        address = "auto" if started else RAY_HERE  # a Ray that is there already finds itself
+        address = "auto" if started else RAY_HERE  # an existing Ray finds its own address
         return " ".join(
             [*words, *(["--ray-address", address] if self.apart and "ray_address" not in self.flags else [])]
         )
 
 
 def _words(flag: str, value: Any) -> list[str]:
-    """A flag and its value as words for a shell."""
+    """Return a flag and its value as words for a shell."""
     text = _text(value)
     if flag in SWITCHES:
         return [f"--{flag}"] if value is True else []
-    if text.startswith("--"):  # which would be the next flag
+    if text.startswith("--"):  # as a separate word it would be read as the next flag
         return [shlex.quote(f"--{flag}=") + quoted(text)]
     return [shlex.quote(f"--{flag}"), quoted(text)]
 
 
 def has_ray_pools(flags: Mapping[str, Any]) -> bool:
-    """Whether the flags of a run name pools of Ray workers: none, and pools of threads, are one process.
-    Raises PlanError."""
+    """Whether the flags of a run name pools of Ray workers. Raises PlanError.
+
+    A run without pools, or with pools of threads, is a single process.
+    """
     return bool(pools := pools_of(flags)) and not Pools(str(pools)).threads
 
 
@@ -160,22 +164,25 @@ def _text(value: Any) -> str:
 
 
 def quoted(text: str) -> str:
-    """A word for a shell that expands GROUP in it, and nothing else."""
+    """Quote a word for a shell so that only GROUP is expanded in it."""
     return f'"{GROUP}"'.join(shlex.quote(part) if part else "" for part in text.split(GROUP)) or "''"
 
 
 def target_of(file: str, values: Mapping[str, Any]) -> tuple[Kind, LaunchTarget]:
-    """The place and the run that the flags of `rlflow job` name. Raises PlanError for flags that name no
-    place or no machines, and for a secret among them, since what is printed gets around."""
+    """Return the form and the launch that the flags of `rlflow job` describe.
+
+    Raises PlanError for flags without a form or machines, and for a secret in a flag, because the printed
+    text may be shared.
+    """
     flags = dict(values)
     kind = flags.pop("for", None)
     if kind not in ("skypilot", "kuberay", "ray"):
         raise PlanError.of(
             "job-for",
-            "nothing says where the run is to start",
+            "--for is missing or unknown",
             found=str(kind or "no --for"),
             expected="skypilot, kuberay or ray",
-            remedy="--for skypilot",
+            remedy="for example --for skypilot",
         )
     own = {flag.partition(".")[2]: flags.pop(flag) for flag in list(flags) if flag.startswith(f"{HEAD}.")}
     settings = override(
@@ -194,10 +201,10 @@ def target_of(file: str, values: Mapping[str, Any]) -> tuple[Kind, LaunchTarget]
     if keep is not None and "out" in others:
         raise PlanError.of(
             "job-keep",
-            "two flags say where the run's folder is kept",
+            "two flags set the place of the run's folder",
             found=f"--out and {KEEP}",
             expected="one of them",
-            remedy="leave out --out",
+            remedy="remove --out",
         )
     warnings = tuple(warning(kind, keep, str(others.get("out", ""))))
     return kind, LaunchTarget(
@@ -210,8 +217,10 @@ def _several(value: Any) -> tuple[str, ...]:
 
 
 def _secrets(settings: JobSettings, services: Sequence[Service], flags: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the variables that hold secrets: those that are named, those of trackers, and the tokens of
-    Ray and of services."""
+    """Return the names of the variables with secrets.
+
+    These are the given names, the trackers' variables, and the tokens of Ray and of services.
+    """
     trackers = [name for tracker in _several(flags.get("track", ())) for name in TRACKERS.get(tracker, ())]
     serving = (
         [SERVE_TOKEN]
@@ -224,21 +233,21 @@ def _secrets(settings: JobSettings, services: Sequence[Service], flags: Mapping[
 
 
 def _check_text(values: Mapping[str, Any]) -> None:
-    """Raises PlanError for text that no command line can hold: with NUL, or that is not UTF-8."""
+    """Raise PlanError for text that a command line cannot contain: with NUL, or not UTF-8."""
     for flag, value in values.items():
         for text in (flag, *map(_text, value if isinstance(value, list | tuple) else [value])):
             if "\0" in text or text != text.encode(errors="replace").decode():
                 raise PlanError.of(
                     "job-text",
-                    f"--{printable(ascii(flag)[1:-1])} cannot be handed to a command",
+                    f"--{printable(ascii(flag)[1:-1])} cannot be part of a command",
                     found=ascii(text),
                     expected="text in UTF-8 without NUL",
-                    remedy="leave these characters out",
+                    remedy="remove these characters",
                 )
 
 
 def _check(settings: JobSettings, services: Sequence[Service], flags: Mapping[str, Any]) -> None:
-    """Raises PlanError for secrets in flags, and for machines that no flag of the run can use."""
+    """Raise PlanError for secrets in flags, and for machines that the run cannot use."""
     texts = {flag: str(value) for flag, value in flags.items()} | {
         f"service.{service.name}": service.run for service in services
     }
@@ -256,24 +265,24 @@ def _check(settings: JobSettings, services: Sequence[Service], flags: Mapping[st
         )
         raise PlanError.of(
             "job-secret",
-            "a secret does not belong into what is printed",
+            "a secret must not be part of the printed text",
             found=where,
-            expected="names of variables of the environment",
-            remedy=f"export NAME=…, and --{HEAD}.secret NAME",
+            expected="names of environment variables",
+            remedy=f"export NAME=…, and pass --{HEAD}.secret NAME",
         )
     if settings.nodes > 1 and not has_ray_pools(flags):
         raise PlanError.of(
             "job-nodes",
-            f"the run uses one machine of {settings.nodes}, since it has no pools of processes",
+            f"the run uses one machine of {settings.nodes}, because it has no pools of processes",
             found=f"--{HEAD}.nodes {settings.nodes}",
             expected=f"--pools, or --{HEAD}.nodes 1",
-            remedy="--pools train=8,rollout=8, or all=16",
+            remedy="set --pools train=8,rollout=8 or --pools all=16",
         )
     if not re.fullmatch(r"([A-Za-z][\w.-]*(:[1-9][0-9]*)?)?", settings.accelerators or ""):
         raise PlanError.of(
             "job-accelerators",
-            f"--{HEAD}.accelerators names no accelerators",
+            f"--{HEAD}.accelerators is not NAME:COUNT",
             found=str(settings.accelerators),
             expected="NAME:COUNT of each machine",
-            remedy=f"--{HEAD}.accelerators H100:8",
+            remedy=f"set --{HEAD}.accelerators H100:8",
         )

@@ -397,7 +397,7 @@ def test_hostile_values_of_all_flags_come_to_the_run_as_they_are_and_are_carried
 
 @pytest.mark.parametrize("text", ["a\0b", "\udc80"])
 def test_text_that_no_command_can_hold_is_refused(tmp_path, text):
-    with pytest.raises(PlanError, match=r"--hp.x cannot be handed to a command"):
+    with pytest.raises(PlanError, match=r"--hp.x cannot be part of a command"):
         print_job("grpo", ["--for", "ray", "--hp.x", text])
 
 
@@ -409,7 +409,7 @@ def test_text_that_no_command_can_hold_is_refused(tmp_path, text):
         (["--for", "ray", "--job.nodes", "2"], "the run uses one machine of 2"),
         (["--for", "ray", "--job.nodes", "2", "--pools", "all=2@threads"], "the run uses one machine of 2"),
         (["--for", "ray", "--job.node", "2"], "job.node"),
-        (["--for", "ray", "--job.accelerators", "8xH100"], "names no accelerators"),
+        (["--for", "ray", "--job.accelerators", "8xH100"], "is not NAME:COUNT"),
         (["--for", "ray", "--tracker.api_key", "0123456789abcdef"], "--tracker.api_key"),
         (["--for", "ray", "--service.s", "serve --token sk-0123456789abcdefghijklmn"], "--service.s"),
         (["--for", "ray", "--job.secret", "HF_TOKEN=hf_x"], "--job.secret with 13 characters"),
@@ -417,7 +417,7 @@ def test_text_that_no_command_can_hold_is_refused(tmp_path, text):
         (["--for", "kuberay", "--job.keep", "s3://bucket"], "the name of a PersistentVolumeClaim"),
         (["--for", "ray", "--job.keep", "claim"], "an absolute path"),
         (["--for", "skypilot", "--job.keep", "My Bucket"], "s3://BUCKET"),
-        (["--for", "ray", "--job.keep", "/shared", "--out", "/elsewhere"], "leave out --out"),
+        (["--for", "ray", "--job.keep", "/shared", "--out", "/elsewhere"], "remove --out"),
         (["--for", "skypilot", "--service.s", "serve", "--service.s.gpus", "1"], "no --job.accelerators"),
     ],
 )
