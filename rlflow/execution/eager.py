@@ -51,7 +51,7 @@ class Bare:
                     f"stage '{stage.name}' runs on the role '{stage.on}'",
                     call_place(),
                     stage.place,
-                    found="no flow around it",
+                    found="a call outside any flow",
                     expected="a call inside a flow that has the role",
                     remedy="call it inside a flow, or call its function with a trainer and tensors",
                 )
@@ -68,7 +68,7 @@ class Bare:
                 "repeat-outside",
                 "repeat needs the data cursor of a run",
                 call_place(),
-                found="no flow around it",
+                found="a call outside any flow",
                 expected="a call inside a flow",
                 remedy="call the flow with the objects of rlflow.roles(…)",
             )
@@ -81,7 +81,7 @@ class Bare:
                 "ask-outside",
                 "ask needs the tokenizers of a run",
                 call_place(),
-                found="no flow around it",
+                found="a call outside any flow",
                 expected="a call inside a flow",
                 remedy="call the flow with the objects of rlflow.roles(…)",
             )

@@ -102,7 +102,7 @@ class Job:
                 "job-runs",
                 f"job '{self.name}' is already running",
                 f"role '{name}'",
-                "roles declared before the block",
+                "roles declared before the `with` block",
                 "",
             )
         if not name.isidentifier() or name in self._roles:
@@ -133,7 +133,7 @@ class Job:
                 f"{kind.__name__} of role '{name}': {error}",
                 f"arguments {listed(arguments)}",
                 f"{kind.__name__}{inspect.signature(kind)}",
-                "arguments={'NAME': VALUE} of the class",
+                "pass arguments={'NAME': VALUE} that fit the class",
             ) from None
 
     def collocate(self, *groups: Group[Any]) -> None:
@@ -237,7 +237,7 @@ class Job:
                 "job-runs",
                 f"job '{self.name}' is not running",
                 f"a call of role '{role}'",
-                "a call in its block",
+                "a call in its `with` block",
                 f"with {nearest(self.name, ['job']) or 'job'}: …",
             )
         return self._started.pools[role]

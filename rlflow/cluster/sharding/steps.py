@@ -44,7 +44,7 @@ def rank_steps(
 ) -> RankSteps:
     """Return the rows of each rank in each step. Each minibatch is split over ranks by tokens.
 
-    ``facts``: int64 [rows, 4 or more]: 0 if the update can learn from the row, its unmasked tokens, all its
+    ``facts``: int64 [rows, 4 or more]: the cause that excludes the row (0: none), its unmasked tokens, all its
     tokens, its group, and for each of several losses whether the loss uses the row.
     """
     groups = numbered(facts[:, 3])
