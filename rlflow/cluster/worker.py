@@ -443,7 +443,7 @@ class Worker:
 
     def moved(self) -> dict[str, float]:
         """Return metrics of the parts of models offloaded and loaded since the last call."""
-        return self.engine.keeper.told()
+        return self.engine.keeper.moved()
 
     def reasons(self) -> dict[Cause, str]:
         """Return the first message for each cause of missing scores."""

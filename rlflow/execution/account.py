@@ -263,7 +263,7 @@ class Ledger:
         """
         total = Account()
         every = {**{i: rows.lengths for i, rows in self.placed.items()}, **self._lengths}
-        fates = {i: _Fates(lengths, self._reader(self.graph.nodes[i])) for i, lengths in every.items()}
+        fates = {i: _RowOutcomes(lengths, self._reader(self.graph.nodes[i])) for i, lengths in every.items()}
         returned = self._returned(fates)
         for node in self.graph.nodes:
             if (
@@ -274,7 +274,7 @@ class Ledger:
             ):
                 self._chosen(node, fates)
             elif node.op is Op.ASK and node.makes in self.axes:
-                self._asked(node, fates)
+                self._count_too_long(node, fates)
             elif node.id in self.updates:
                 self._updated(node, self.updates[node.id], fates)
         for i, lengths in self._lengths.items():
@@ -322,7 +322,7 @@ class Ledger:
         yield source_of(node), there & ~marked, elsewhere
         yield placer_of(node), there & marked, others | (there & ~marked)
 
-    def _returned(self, fates: Mapping[int, _Fates]) -> dict[int, Tensor]:
+    def _returned(self, fates: Mapping[int, _RowOutcomes]) -> dict[int, Tensor]:
         """Return for each source its rows that a `repeat` body returns with the sampled tokens, bool [rows]."""
         where = {i: torch.zeros(len(lengths), dtype=torch.bool) for i, lengths in self._lengths.items()}
         if self._in_body and self.graph.rows in self.axes:
@@ -365,7 +365,7 @@ class Ledger:
             source.name,
         )
 
-    def _asked(self, node: Node, fates: Mapping[int, _Fates]) -> None:
+    def _count_too_long(self, node: Node, fates: Mapping[int, _RowOutcomes]) -> None:
         """Count rows whose follow-up prompt was too long.
 
         Follow-up prompts for single tokens are not counted, because a row may have none of them.
@@ -383,12 +383,12 @@ class Ledger:
             lacking[index] = False
         return lacking
 
-    def _chosen(self, node: Node, fates: Mapping[int, _Fates]) -> None:
+    def _chosen(self, node: Node, fates: Mapping[int, _RowOutcomes]) -> None:
         count = node.options(ChooseOptions).count
         end = End(Fate.LEFT_OUT, node.name, "not chosen", f"count={count}" if count else "")
         self._end(self.origins(node.axis), self._not_in(node), fates, end, lambda source: CHOSEN_AWAY)
 
-    def _updated(self, node: Node, rows: UpdateRows, fates: Mapping[int, _Fates]) -> None:
+    def _updated(self, node: Node, rows: UpdateRows, fates: Mapping[int, _RowOutcomes]) -> None:
         origins = self._with_placed(node.axis, self._maker(node, "tokens"), fates)
         whole = torch.ones(len(origins.row), dtype=torch.bool)
 
@@ -429,7 +429,7 @@ class Ledger:
             cause = CAUSES.get(number) or f"{rows.columns[number - 1]} is not finite"
             self._end(origins, rows.broken == number, fates, End(Fate.LEFT_OUT, node.name, cause), waiting)
 
-    def _with_placed(self, axis: int, maker: int | None, fates: Mapping[int, _Fates]) -> RowOrigins:
+    def _with_placed(self, axis: int, maker: int | None, fates: Mapping[int, _RowOutcomes]) -> RowOrigins:
         """Return the origins of rows whose tokens ``maker`` returned.
 
         If a stage replaced the tokens of a row, this stage is the origin.
@@ -478,7 +478,7 @@ class Ledger:
         return OWN if own else RANKS[end.fate]
 
     def _end(
-        self, origins: RowOrigins, where: Tensor, fates: Mapping[int, _Fates], end: End, rank: Any
+        self, origins: RowOrigins, where: Tensor, fates: Mapping[int, _RowOutcomes], end: End, rank: Any
     ) -> None:
         for source, fate in fates.items():
             fate.set(origins.row[where & (origins.node == source)], end, rank(source))
@@ -508,7 +508,7 @@ class PlacedRows:
     lengths: Tensor  # int64 [rows]: tokens of each row
 
 
-class _Fates:
+class _RowOutcomes:
     """Outcome of each row of a source, as an index into ``ends``, with its rank.
 
     An outcome of a higher rank replaces one of a lower rank.

@@ -83,7 +83,7 @@ def apply_piece(
     ]
     named = zip(stage.gives.items(), texts, strict=True)
     data = {
-        name: taken(name, kind, value, batch, stage.dispatch == ALL) for (name, kind), (value, _) in named
+        name: as_column(name, kind, value, batch, stage.dispatch == ALL) for (name, kind), (value, _) in named
     }
     replaced = sum(count for _, count in texts)
     tallies: dict[Label, PartialMetric] = {
@@ -110,15 +110,15 @@ def split_metrics(result: Any, count: int) -> tuple[tuple[Any, ...], dict[str, A
     return (() if count == 0 and values == (None,) else values), metrics
 
 
-def taken(name: str, kind: Kind | None, value: Any, batch: Batch, every_rank: bool = False) -> Data:
+def as_column(name: str, kind: Kind | None, value: Any, batch: Batch, every_rank: bool = False) -> Data:
     """Convert a stage's value to a column. Raises ValueError if the shape, dtype or text does not fit."""
     if value is None:
         raise ValueError(f"column '{name}': found None, expected {kind or 'a tensor'}")
-    kind = kind or _seen(name, value, batch.axis, token_lengths(batch))
+    kind = kind or _inferred_kind(name, value, batch.axis, token_lengths(batch))
     lengths = token_lengths(batch, Level.PROMPT if kind.level is Level.PROMPT else Level.TOKEN)
     if kind.level is Level.TEXT:
         return _text(name, kind, value, len(batch))
-    tensor = _here(value)
+    tensor = _on_cpu(value)
     expected = _shape(kind.level, batch.axis, lengths)
     if tuple(tensor.shape) != expected:
         raise ValueError(
@@ -134,7 +134,7 @@ def taken(name: str, kind: Kind | None, value: Any, batch: Batch, every_rank: bo
     return Data.trimmed(kind, tensor, batch.axis, lengths)
 
 
-def _here(value: Any) -> Tensor:
+def _on_cpu(value: Any) -> Tensor:
     """Return the value as a tensor on the CPU, detached from autograd."""
     tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
     tensor = tensor.detach() if tensor.requires_grad else tensor
@@ -163,7 +163,7 @@ def _shape(level: Level, axis: Axis, lengths: Tensor | None) -> tuple[int, ...]:
     return (len(axis), int(lengths.max()) if len(lengths) else 0)
 
 
-def _seen(name: str, value: Any, axis: Axis, lengths: Tensor | None) -> Kind:
+def _inferred_kind(name: str, value: Any, axis: Axis, lengths: Tensor | None) -> Kind:
     """Derive the kind of an undeclared column from its first real value."""
     if isinstance(value, list | tuple) and all(isinstance(item, str) or is_messages(item) for item in value):
         return Kind(Level.TEXT)

@@ -34,7 +34,7 @@ from rlflow.training.protocols import Sampling
 from rlflow.training.threads import alone
 
 
-class Bare:
+class OutsideFlow:
     """The scope outside any flow: stages run at once, without random numbers, roles or state."""
 
     def number(self, name: str) -> None:
@@ -108,7 +108,7 @@ def prepared(
     batch = real(what, batch)
     if state:
         batch = Batch(batch.axis, batch.data | dict(state))
-    suits(what, stage.signature, batch, place, stage.place)
+    check_columns(what, stage.signature, batch, place, stage.place)
     return reads(stage.signature.column_names, batch), checked(
         what, stage.signature, settings, ("generator",)
     )
@@ -128,7 +128,7 @@ def real(what: str, batch: Any) -> Batch:
     return batch
 
 
-def suits(
+def check_columns(
     what: str, signature: Signature, batch: Batch, place: Place | None, definition: Place | None
 ) -> None:
     """Check that a batch has the columns of a signature, of the right kinds.
@@ -266,7 +266,7 @@ class Session:
         place, batch = call_place(), real("ask", batch)
         _, node = self.next_call("ask")
         kind = rules.until_kind(batch.columns.get(column)) if way == "until" else text
-        suits("ask", _reading(column, kind), batch, place, None)
+        check_columns("ask", _reading(column, kind), batch, place, None)
         inputs = {"until" if way == "until" else "text": batch.data[column]}
         inputs |= {
             name: batch.data[name]
@@ -294,7 +294,7 @@ class Session:
         """
         place, batch = call_place(), real("choose", batch)
         _, node = self.next_call("choose")
-        suits("choose", _reading(column, row if options.count else row("bool")), batch, place, None)
+        check_columns("choose", _reading(column, row if options.count else row("bool")), batch, place, None)
         rows, metrics = self.engine.choose(Batch(batch.axis, {"by": batch.data[column]}), options)
         self.log(node, metrics)
         if not len(rows) and not self.within:
@@ -414,7 +414,7 @@ class Role:
         # settings that the update itself takes are not passed to a loss
         rest = {name: value for name, value in rest.items() if name not in specified}
         batch = Batch(batch.axis, batch.data | self._engine.state_batch(batch).data)
-        suits(f"loss '{loss.name}'", loss.signature, batch, call_place(), loss.place)
+        check_columns(f"loss '{loss.name}'", loss.signature, batch, call_place(), loss.place)
         levels = {name: data.kind.level for name, data in batch.data.items()}
         FlowError.refuse(rules.torn_groups(loss, levels, node, call_place()))
         inputs = batch.select(*verbs.MODEL_READS, "mask") | reads(update_reads(loss), batch)
@@ -466,6 +466,6 @@ class Eager:
         engine.iteration += 1
         return result
 
-    def bare(self) -> Bare:
+    def bare(self) -> OutsideFlow:
         """Return the scope outside any flow."""
-        return Bare()
+        return OutsideFlow()

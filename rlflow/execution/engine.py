@@ -403,7 +403,7 @@ class Engine:
 
     def moved(self) -> dict[str, Any]:
         """Return metrics since the last call: weight transfers, and parts of models offloaded and loaded."""
-        return self.keeper.told()
+        return self.keeper.moved()
 
     def traffic(self) -> dict[str, int]:
         """Return the bytes sent between processes since the last call, by kind; empty in one process."""
@@ -586,7 +586,7 @@ class LocalEngine(Engine):
             rows = as_long(
                 model.generator.generate(prompts.select("prompt_tokens"), sampling, seeds), sampling
             )
-        rows = self._begun(role, prompts, rows, sampling.skip_special_tokens)
+        rows = self._with_beginnings(role, prompts, rows, sampling.skip_special_tokens)
         return whole(rows, len(prompts) * sampling.samples, self.sampled_columns(role))
 
     def _episodes(self, role: str, sampling: Sampling) -> episodes.Episodes:
@@ -627,14 +627,16 @@ class LocalEngine(Engine):
         seeds = row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
         pieces: list[Batch] = []
         for chunk in generator.generate_chunks(prompts.select("prompt_tokens"), sampling, seeds, into.count):
-            pieces.append(self._begun(role, prompts, as_long(chunk, sampling), sampling.skip_special_tokens))
+            pieces.append(
+                self._with_beginnings(role, prompts, as_long(chunk, sampling), sampling.skip_special_tokens)
+            )
             yield pieces[-1].select(*into.names)
         if len(pieces) != into.count:
             raise ValueError(f"found {len(pieces)} chunks of sampled rows, expected {into.count}")
         rows = self.in_order(pieces)
         yield whole(rows, len(prompts) * sampling.samples, (*verbs.GENERATE_GIVES, "group"))
 
-    def _begun(self, role: str, prompts: Batch, rows: Batch, bare: bool) -> Batch:
+    def _with_beginnings(self, role: str, prompts: Batch, rows: Batch, bare: bool) -> Batch:
         """Add to completions the beginnings that their prompts continued from."""
         if "prefix_length" not in prompts:
             return rows
@@ -758,7 +760,7 @@ def repeat_metrics(
 ) -> dict[Label, PartialMetric]:
     """Compute the metrics of a `repeat` from the account.
 
-    Groups beyond ``groups`` are carry-over (`surplus`).
+    Groups beyond ``groups`` are carry-over (`carry_over`).
 
     They are dropped or carried over to a later iteration.
     """

@@ -30,7 +30,7 @@ REST = ("prompt", "answer")  # columns that a ``reset`` with **kwargs gets, if t
 TRIES = 3  # attempts to shorten a message to the allowed number of tokens
 
 Generate = Callable[[Batch, Sampling, Sequence[int]], Batch]  # method of a generator
-Said = str | list[Message]
+EnvironmentText = str | list[Message]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Speech:
     """How environment messages are encoded and sampled tokens decoded, for the model of a role."""
 
     # token ids of texts after sampled ids
-    speak: Callable[[Sequence[Said], Sequence[Sequence[int]]], list[list[int]]]
+    speak: Callable[[Sequence[EnvironmentText], Sequence[Sequence[int]]], list[list[int]]]
     encode: Callable[[str], list[int]]  # token ids of a text by itself
     decode: Callable[[Sequence[Sequence[int]]], list[str]]
     # tool calls in sampled ids
@@ -66,7 +66,7 @@ class _Row:
     pieces: list[_Piece] = field(default_factory=list)
     # messages of each turn, as the samples file shows them
     turns: list[dict[str, Any]] = field(default_factory=list)
-    opening: Said = ""
+    opening: EnvironmentText = ""
     text: str = ""  # sampled text of the last turn
     finish: str = ""  # empty while the episode is running
     failure: Failure | None = None
@@ -149,7 +149,7 @@ class Episodes:
             elif opening := answer["says"]:
                 row.opening, row.changed = opening, _changes(answer)
                 speaking.append(row)
-        self._say(speaking, [row.opening for row in speaking], [[] for _ in speaking])
+        self._append_messages(speaking, [row.opening for row in speaking], [[] for _ in speaking])
         for row in speaking:
             if row.finish:  # no budget is left to sample after the opening, so drop the opening
                 row.finish, row.opening = "", ""
@@ -225,14 +225,16 @@ class Episodes:
                 rows[place].fail(failure)
         asked = [place for place in places if rows[place].failure is None]
         if self.pool.spec.tools:
-            answers = self._used([rows[place] for place in asked])
+            answers = self._run_tools([rows[place] for place in asked])
         else:
             answers = self.pool.step(
                 [rows[place].episode for place in asked], [rows[place].text for place in asked]
             )
-        self._heard([rows[place] for place in asked], answers, [stopped[place] for place in asked], turn)
+        self._continue_rows(
+            [rows[place] for place in asked], answers, [stopped[place] for place in asked], turn
+        )
 
-    def _used(self, rows: Sequence[_Row]) -> list[Answer]:
+    def _run_tools(self, rows: Sequence[_Row]) -> list[Answer]:
         """Run the tools that rows have called.
 
         An invalid call is answered with a description of the error, so that the model can call again. A turn
@@ -288,7 +290,7 @@ class Episodes:
             **_changes(answer or {}),
         }
 
-    def _heard(
+    def _continue_rows(
         self, rows: Sequence[_Row], answers: Sequence[Answer], stopped: Sequence[bool], turn: int
     ) -> None:
         """Decide which rows continue, and append the environment messages to these rows."""
@@ -305,7 +307,7 @@ class Episodes:
             }
             row.turns[-1] |= {name: value for name, value in told.items() if value}
             row.changed = {}
-            says: Said = answer["says"]
+            says: EnvironmentText = answer["says"]
             if answer["done"] or not ended or not says or turn + 1 == self.pool.spec.bounds.turns:
                 row.finish = (
                     "length" if not ended else "env" if answer["done"] else "turns" if says else "stop"
@@ -313,9 +315,11 @@ class Episodes:
                 continue
             speaking.append(row)
             texts.append(says)
-        self._say(speaking, texts, [row.pieces[-1].tokens.tolist() for row in speaking])
+        self._append_messages(speaking, texts, [row.pieces[-1].tokens.tolist() for row in speaking])
 
-    def _say(self, rows: Sequence[_Row], texts: Sequence[Said], sampled: Sequence[Sequence[int]]) -> None:
+    def _append_messages(
+        self, rows: Sequence[_Row], texts: Sequence[EnvironmentText], sampled: Sequence[Sequence[int]]
+    ) -> None:
         """Append environment messages to rows, masked out.
 
         If a message would leave no token to sample, the row ends without it.
@@ -332,10 +336,12 @@ class Episodes:
                 continue
             if row.turns:
                 row.turns[-1]["says"] = text
-            holes = torch.tensor(ids, dtype=torch.int64)
-            row.add(_Piece(holes, torch.zeros(len(ids)), torch.full((len(ids),), -1), -1, len(ids)))
+            masked = torch.tensor(ids, dtype=torch.int64)
+            row.add(_Piece(masked, torch.zeros(len(ids)), torch.full((len(ids),), -1), -1, len(ids)))
 
-    def _ids(self, texts: Sequence[Said], sampled: Sequence[Sequence[int]]) -> list[tuple[list[int], bool]]:
+    def _ids(
+        self, texts: Sequence[EnvironmentText], sampled: Sequence[Sequence[int]]
+    ) -> list[tuple[list[int], bool]]:
         """Return the token ids of each message, at most ``says`` of them, and whether the message was cut.
 
         Plain text is truncated. Of a list of messages the last message is shortened.

@@ -262,13 +262,13 @@ class _Run:
                 if self.executor.stopping and not self.writing and self._failure is None:
                     self._failure = Stopped()
                     self._scheduler.halt()
-                instructions = self._told(unit, error)
+                instructions = self._report(unit, error)
         finally:
             self.store.close()
         if self._failure is not None:
             raise self._failure
 
-    def _told(self, unit: int, error: BaseException | None) -> list[Instruction]:
+    def _report(self, unit: int, error: BaseException | None) -> list[Instruction]:
         if unit in self.plan.source_of:
             return self._scheduler.released(unit)
         return self._scheduler.failed(unit) if error else self._scheduler.done(unit)

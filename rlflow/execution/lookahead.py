@@ -39,7 +39,7 @@ Versions = Mapping[str, int]  # role → number of updates in its weights
 
 
 @dataclass(frozen=True)
-class SurplusGroups:
+class CarriedGroups:
     """Carry-over: complete groups that were sampled with the same weights."""
 
     rows: Batch
@@ -47,12 +47,12 @@ class SurplusGroups:
 
 
 @dataclass
-class Surplus:
+class CarryOver:
     """The carry-over of one `repeat`, in prompt order."""
 
-    pieces: list[SurplusGroups] = field(default_factory=list)
+    pieces: list[CarriedGroups] = field(default_factory=list)
 
-    def opening(self, oldest: Versions) -> tuple[list[SurplusGroups], list[SurplusGroups]]:
+    def opening(self, oldest: Versions) -> tuple[list[CarriedGroups], list[CarriedGroups]]:
         """Take out the carry-over: groups to open an iteration with, and groups that are too old.
 
         Groups are young enough if the weights that sampled them are not older than ``oldest``.
@@ -66,28 +66,28 @@ class Surplus:
         return young, [piece for piece in pieces if piece not in young]
 
 
-def groups_of(pieces: Iterable[SurplusGroups]) -> int:
+def groups_of(pieces: Iterable[CarriedGroups]) -> int:
     """Return the number of groups in all pieces."""
     return sum(piece.rows.axis.groups for piece in pieces)
 
 
 def counted(
-    engine: Engine, pieces: Iterable[SurplusGroups], names: RepeatNames
+    engine: Engine, pieces: Iterable[CarriedGroups], names: RepeatNames
 ) -> Iterator[tuple[str, Count]]:
     """Yield groups, rows and tokens of each piece, with the name under which an account counts them."""
     for piece in pieces:
         yield from engine.counts(piece.rows, names)
 
 
-def divided(pieces: Iterable[SurplusGroups], groups: int) -> tuple[list[SurplusGroups], list[SurplusGroups]]:
+def divided(pieces: Iterable[CarriedGroups], groups: int) -> tuple[list[CarriedGroups], list[CarriedGroups]]:
     """Split pieces into the first ``groups`` groups, or as many as there are, and the rest."""
-    first: list[SurplusGroups] = []
-    rest: list[SurplusGroups] = []
+    first: list[CarriedGroups] = []
+    rest: list[CarriedGroups] = []
     for piece in pieces:
         wanted = piece.rows.axis.slots < groups - groups_of(first)
         for part, where in ((first, wanted), (rest, ~wanted)):
             if where.any():
-                part.append(piece if where.all() else SurplusGroups(piece.rows.rows(where), piece.versions))
+                part.append(piece if where.all() else CarriedGroups(piece.rows.rows(where), piece.versions))
     return first, rest
 
 
@@ -139,8 +139,8 @@ class Ahead:
         self.nodes = [node for node in live if node.id in ahead]
         self.chain = part_of(self.plan, ahead) if any(map(self._from_rows, self.nodes)) else None
         self.roles = sorted({str(node.role) for node in sampling(self.plan)})
-        self.surplus = {node.id: Surplus() for node in live if node.op is Op.REPEAT}
-        self.depth = 1 if self.surplus else self.staleness
+        self.carry_over = {node.id: CarryOver() for node in live if node.op is Op.REPEAT}
+        self.depth = 1 if self.carry_over else self.staleness
         self.home = self.plan.home.get(self.nodes[0].id) if self.nodes else None
         read = {item.column.node for node in live if node.op is not Op.REPEAT for item in node.inputs}
         self.always_reads = any(node.id in read for node in live if node.op is Op.DATA)
@@ -260,11 +260,11 @@ class Ahead:
         Raises SkipIteration if there are none.
         """
         (versions, oldest), options, home = bounds, node.options(RepeatOptions), self.plan.home.get(node.id)
-        surplus, groups = self.surplus[node.id], options.groups
+        carry_over, groups = self.carry_over[node.id], options.groups
         names, account = RepeatNames(node.name, source_of(node), placer_of(node)), outcome.account
-        for source, count in counted(engine, surplus.pieces, names):
+        for source, count in counted(engine, carry_over.pieces, names):
             account.open(source, count)
-        opening, stale = surplus.opening(oldest)
+        opening, stale = carry_over.opening(oldest)
         for source, count in counted(engine, stale, names):
             account.end(source, End(Fate.STALE, node.name, setting=f"staleness={self.staleness}"), count)
 
@@ -277,10 +277,10 @@ class Ahead:
         batches, tried = engine.kept_groups(
             body, draws, groups, account, names, [piece.rows for piece in opening]
         )
-        fresh = [SurplusGroups(rows, versions) for rows in batches[len(opening) :]]
+        fresh = [CarriedGroups(rows, versions) for rows in batches[len(opening) :]]
         first, rest = divided([*opening, *fresh], groups)
         later = self.engine.at(engine.iteration + 1)
-        surplus.pieces = [SurplusGroups(later.held(piece.rows, home), piece.versions) for piece in rest]
+        carry_over.pieces = [CarriedGroups(later.held(piece.rows, home), piece.versions) for piece in rest]
         for source, count in counted(engine, rest, names):
             account.end(source, End(Fate.CARRIED, node.name, setting=f"groups={groups}"), count)
         own = {
@@ -290,7 +290,7 @@ class Ahead:
         metrics = {**repeat_metrics(account, names, tried, groups), **known(own)}
         outcome.log(node, metrics)
         if opening:  # pieces from different iterations may name a column differently, so store them again
-            first = [SurplusGroups(engine.held(piece.rows, home), piece.versions) for piece in first]
+            first = [CarriedGroups(engine.held(piece.rows, home), piece.versions) for piece in first]
         return engine.joined([piece.rows for piece in first])
 
     # -- checkpoints
@@ -313,7 +313,7 @@ class Ahead:
         }
         rows |= {
             f"surplus.{node}.{i}": piece.rows
-            for node, left in self.surplus.items()
+            for node, left in self.carry_over.items()
             for i, piece in enumerate(left.pieces)
         }
         stream = dict(self.stream.state())
@@ -328,7 +328,7 @@ class Ahead:
             "began": {str(number): dict(versions) for number, versions in self.began.items()},
             "surplus": {
                 str(node): [dict(piece.versions) for piece in left.pieces]
-                for node, left in self.surplus.items()
+                for node, left in self.carry_over.items()
             },
         }
         return state, {name: self.engine.packed(batch) for name, batch in rows.items()}
@@ -353,10 +353,10 @@ class Ahead:
             ready.set_result(self._again(int(number), entry, files))
             self.queue[int(number)] = ready
         later = self.engine.at(state["next"])
-        for node, left in self.surplus.items():
+        for node, left in self.carry_over.items():
             home, versions = self.plan.home.get(node), state["surplus"].get(str(node), ())
             left.pieces = [
-                SurplusGroups(later.unpacked(files[f"surplus.{node}.{i}"], None, home), each)
+                CarriedGroups(later.unpacked(files[f"surplus.{node}.{i}"], None, home), each)
                 for i, each in enumerate(versions)
             ]
         self.began = {int(number): versions for number, versions in state["began"].items()}

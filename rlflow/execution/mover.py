@@ -9,7 +9,7 @@ from rlflow.compiler.residency_schedule import MemorySchedule, MemoryStep, Model
 from rlflow.errors import PlanError
 
 
-class Half(Protocol):
+class ModelSide(Protocol):
     """A trainer or a generator."""
 
     def sleep(self, *parts: str) -> None:
@@ -31,7 +31,7 @@ class MemoryMover:
     def __init__(self, course: MemorySchedule | None = None) -> None:
         self.course = course if course is not None and course.moving else None
         self.there: set[ModelPart] = set()
-        self._halves: dict[tuple[str, str], Half] = {}
+        self._sides: dict[tuple[str, str], ModelSide] = {}
         self._at = 0
         self._moves = self._bytes = 0
 
@@ -40,7 +40,7 @@ class MemoryMover:
         """Return the offload manager of a run in one process, which has at most one schedule."""
         return MemoryMover(next(iter(courses), None))
 
-    def loaded(self, role: str, half: str, model: Half) -> None:
+    def loaded(self, role: str, half: str, model: ModelSide) -> None:
         """Register a loaded trainer or generator and offload its movable parts.
 
         Raises PlanError if there is no space to offload them.
@@ -51,7 +51,7 @@ class MemoryMover:
             if (part.role, part.half) == (role, half)
         ]
         if own:
-            self._halves[role, half] = model
+            self._sides[role, half] = model
             try:
                 model.sleep(*(part.what for part in own))
             except OSError as error:
@@ -75,7 +75,7 @@ class MemoryMover:
         self._move(course, self.there - target, away=True)
         self._move(course, target - self.there, away=False)
 
-    def told(self) -> dict[str, float]:
+    def moved(self) -> dict[str, float]:
         """Return the number of moves and their bytes since the last call, as metrics.
 
         Empty without a schedule.
@@ -125,7 +125,7 @@ class MemoryMover:
     def _move(self, course: MemorySchedule, parts: set[ModelPart], away: bool) -> None:
         for role, half in sorted({(part.role, part.half) for part in parts}):
             own = sorted(part for part in parts if (part.role, part.half) == (role, half))
-            one = self._halves[role, half]
+            one = self._sides[role, half]
             (one.sleep if away else one.wake)(*(part.what for part in own))
             self.there = self.there.difference(own) if away else self.there.union(own)
             self._moves += len(own)

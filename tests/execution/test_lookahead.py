@@ -181,7 +181,7 @@ class Run:
 
     def left(self):
         """Positions of the groups that nothing has trained on yet."""
-        pieces = next(iter(self.ahead.surplus.values())).pieces
+        pieces = next(iter(self.ahead.carry_over.values())).pieces
         return [position for piece in pieces for position in piece.rows.axis.keys[::2, 0].tolist()]
 
 

@@ -103,12 +103,12 @@ def test_an_iteration_takes_the_moves_that_were_planned(limit):
     for _ in range(2):
         for _, needs in CALLS:
             rank.call(needs)
-    rank.keeper.told()
+    rank.keeper.moved()
     rank.moved.clear()
     for _, needs in CALLS:
         rank.call(needs)
     assert sorted(rank.moved) == sorted((move.part, move.away) for move in rank.course.moves)
-    assert rank.keeper.told() == {
+    assert rank.keeper.moved() == {
         "residency/moves": len(rank.moved),
         "residency/bytes": sum(SIZES[part] for part, _ in rank.moved),
     }
@@ -128,7 +128,7 @@ def test_where_everything_fits_nothing_is_touched():
     keeper = MemoryMover(course(100))
     keeper.loaded("actor", "trainer", None)
     keeper.settle(learning("actor"))
-    assert (keeper.told(), keeper.there) == ({}, set())
+    assert (keeper.moved(), keeper.there) == ({}, set())
     MemoryMover().settle(learning("actor"))
 
 

@@ -55,7 +55,7 @@ def measured(monkeypatch):
         if self.course is not None:
             seen.append(
                 (
-                    sum(map(in_memory, self._halves.values())),
+                    sum(map(in_memory, self._sides.values())),
                     sum(self.course.sizes[part] for part in self.there),
                     self.course,
                 )
