@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from rlflow.author.flow import Flow
@@ -22,6 +23,9 @@ from rlflow.rewards.environments.environment_spec import Bounds
 if TYPE_CHECKING:
     from rlflow.monitoring.reporter import Reporter
     from rlflow.runs.context import RunResult
+
+COLUMNS = 100  # width of the lines on a packaged task
+NO_BREAK = "\N{NO-BREAK SPACE}"  # keeps a flag and its value on one line
 
 
 def run_file(file: str, arguments: Sequence[str], general_help: Callable[[], str]) -> int:
@@ -73,22 +77,24 @@ def _run(flow: Flow, values: dict[str, Any]) -> int:
 
 
 def packaged_note(flow: str, used: Mapping[str, Any], values: Mapping[str, Any]) -> str:
-    """A line on the packaged task of a flow: its data and model, and as flags the values that are used though
-    no flag gave them."""
+    """Return short lines on the packaged task of a flow: its data, its model, and as flags the values that it
+    sets. ``used``: all values of the run; ``values``: those that the user gave."""
     from rlflow.monitoring.recorded import as_text
     from rlflow.runs.packaged import packaged
 
     task, beneath = packaged(flow)
     flags = [
-        f"--{name} {as_text(value)}"
+        f"--{name} {as_text(value)}".replace(" ", NO_BREAK)
         for name, value in beneath.items()
         if name in used and name not in ("model", "data") and name not in values
     ]
-    data = ", ".join(used["data"])
-    return (
-        f"task: packaged '{task}': {data}, model {used['model']} (--model or --data for others); it "
-        f"sets {' '.join(flags)}"
-    )
+    lines = [
+        f"task: packaged '{task}', because neither --model nor --data is given",
+        f"  data: {', '.join(used['data'])}",
+        f"  model: {used['model']}",
+        *wrap(f"  sets: {' '.join(flags)}", COLUMNS, subsequent_indent="    ", break_on_hyphens=False),
+    ]
+    return "\n".join(lines).replace(NO_BREAK, " ")
 
 
 def report(result: RunResult, reporter: Reporter, as_json: bool) -> int:

@@ -83,8 +83,8 @@ def called(monkeypatch, capsys, tmp_path):
         (["--actor.forwrad_seconds", "1"], "forward_seconds"),
         (["--name", "../elsewhere"], "single folder name"),
         (["--staleness", "1"], "one pool"),
-        (["--pool", "all=2"], "--pool is given, but there are no pools"),
-        (["--ray-address", "127.0.0.1:1"], "no pools"),
+        (["--pool", "all=2"], "--pool is given without --pools"),
+        (["--ray-address", "127.0.0.1:1"], "without --pools"),
         (["--actor.trainer", "nul"], "no backend"),
         (["--seed"], "no value"),
         (["--config", "missing.toml"], "cannot be read"),
@@ -142,7 +142,7 @@ def test_data_without_the_responses_that_a_flow_learns_from_are_refused(tmp_path
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
     code, _, err = called("run", flow, "--backend", "null", "--data", "prompts.jsonl")
     assert code == 2
-    assert f"flow '{flow}' learns from records with" in err
+    assert f"flow '{flow}' needs records with" in err
     assert fields in err
 
 
@@ -242,8 +242,12 @@ def test_help_lists_every_setting_with_its_default_and_comment(called):
 def test_what_a_packaged_task_sets_in_place_of_the_algorithm_is_said_as_flags():
     given = {"hp.max_tokens": "4", "prompts": 3}
     note = packaged_note("ppo", resolve_config(load_flow("ppo"), None, given)[0].values, given)
-    assert note.startswith("task: packaged 'ppo': chain_sum, model ")
-    assert " it sets --reward task --held_out 512 --lr 0.0003 --" in note
+    first, data, model, *rest = note.splitlines()
+    assert first == "task: packaged 'ppo', because neither --model nor --data is given"
+    assert data == "  data: chain_sum"
+    assert model.startswith("  model: /")
+    assert rest[0].startswith("  sets: --reward task --held_out 512 --lr 0.0003 --")
+    assert all(len(line) <= 100 for line in rest)
     assert "--hp.minibatch 64" in note
     assert "--hp.max_tokens" not in note, "what the command line sets is its own"
     assert "--prompts" not in note
