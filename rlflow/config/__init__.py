@@ -1,7 +1,6 @@
-"""What a user says of a run: the run's own options, flags, TOML and keywords as one flat mapping, and names
-of backends' settings.
+"""A user's configuration of a run: flags, TOML files and keywords as one flat mapping of names to values.
 
-Here: sorting what is given into the flow's settings, the run's options and settings of roles, with the
-nearest name for what is unknown. Not here: the flow's settings (`rlflow.author.settings`), what a role
-becomes of it (`rlflow.config.roles`), texts of commands (`rlflow.cli`).
+The package sorts the values into settings of the flow, options of the run and settings of roles, and suggests
+the nearest name for an unknown one. The flow's settings are in `rlflow.author.settings`, the roles made from
+them in `rlflow.config.roles`, the texts of commands in `rlflow.cli`.
 """

@@ -1,4 +1,4 @@
-"""Names of backends and of their settings with the types of these, known without loading any of them."""
+"""Names of backends, and names and types of their settings, found without loading any backend."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SHIPPED = ("deepspeed", "fsdp", "local", "null", "vllm")
 
 
 def module_name(backend: str) -> str:
-    """The module of a backend: of a shipped one by its name, else the dotted module itself."""
+    """Return the module of a backend: from the name of a shipped one, otherwise the dotted module itself."""
     return backend if "." in backend else f"rlflow.backends.{backend}"
 
 
 def source_files(backend: str) -> list[Path]:
-    """The Python files of a backend. Raises PlanError for one that is not there."""
+    """Return the Python files of a backend. Raises PlanError if it does not exist."""
     try:
         spec = importlib.util.find_spec(module_name(backend))
     except ModuleNotFoundError:
@@ -37,27 +37,30 @@ def source_files(backend: str) -> list[Path]:
 
 
 def no_backend(name: str) -> PlanError:
-    """The error that there is no backend of this name."""
+    """Return the error for an unknown backend."""
     return PlanError.of(
         "backend",
         f"there is no backend '{name}'",
         found=name,
         expected=f"one of {listed(SHIPPED)}, or a dotted module",
         nearest=nearest(name, SHIPPED),
-        remedy="choose one of them; rlflow doctor says which can be used here",
+        remedy="choose one of them; rlflow doctor lists those that work here",
     )
 
 
 def setting_problems(role: RoleConfig, types: Mapping[str, Any], known: Known) -> list[Problem]:
-    """The settings of a role that neither of its halves has, and those whose values are not of their
-    ``types`` (by name, as a Settings class annotates them). `check` takes the types from the sources of
-    backends (``role_types``), a run from their classes. ``known``: what else of the flow an unknown name may
-    mean."""
+    """Return the settings of a role that neither its trainer nor its generator has, and those with invalid
+    values.
+
+    ``types``: name → annotation of its Settings class. `check` reads them from source files (``role_types``),
+    a run from the classes. ``known``: other names of the flow, for suggestions.
+    """
     return [*unknown_settings(role, types, known), *unfit_values(role, types)]
 
 
 def unknown_settings(role: RoleConfig, names: Iterable[str], known: Known) -> list[Problem]:
-    """The settings of a role that are not among ``names``, those of its two halves."""
+    """Return a problem for each setting of a role that is not in ``names``, the settings of its trainer and
+    generator."""
     settings = {*names, *ROLE_KEYWORDS}
     return [
         unknown_flag(name, settings, known)
@@ -69,8 +72,8 @@ def unknown_settings(role: RoleConfig, names: Iterable[str], known: Known) -> li
 
 
 def unfit_values(role: RoleConfig, types: Mapping[str, Any]) -> Iterator[Problem]:
-    """The settings of a role whose values are not of their types. A setting without a type may have any
-    value."""
+    """Yield the settings of a role whose values do not have the right type. A setting without a type accepts
+    any value."""
     for name, value in role.values.items():
         try:
             parse(types.get(name, Any), value)
@@ -86,9 +89,11 @@ def unfit_values(role: RoleConfig, types: Mapping[str, Any]) -> Iterator[Problem
 
 @functools.cache
 def setting_types(backend: str) -> Mapping[str, Any]:
-    """The fields of the classes named …Settings in a backend's source, and of those of other backends that
-    they extend, with their types:
-    Any where the source alone does not tell. Raises PlanError for a backend that is not there."""
+    """Return the settings of a backend with their types, from its source: the fields of its classes named
+    …Settings, and those of other backends' classes that they extend.
+
+    The type is Any if the source alone does not determine it. Raises PlanError if the backend does not exist.
+    """
     types: dict[str, Any] = {}
     for file in source_files(backend):
         tree = ast.parse(file.read_text())
@@ -105,7 +110,8 @@ def setting_types(backend: str) -> Mapping[str, Any]:
 
 
 def role_types(backends: Mapping[str, str]) -> dict[str, Any]:
-    """The settings of a role by the backends of its halves, each also with its half before it."""
+    """Return the settings of a role from its backends, each also with its side as a prefix
+    (``trainer.NAME``)."""
     own = {
         name: type_
         for half, backend in backends.items()
@@ -116,9 +122,9 @@ def role_types(backends: Mapping[str, str]) -> dict[str, Any]:
 
 
 def untouched(backends: Mapping[str, str]) -> dict[str, Any]:
-    """The settings that the null backend accepts beside its own and ignores, with their types: those of all
-    shipped backends, so that the command of a real run can be tried without its models. Of a setting that
-    several have, the type is that of the local one."""
+    """Return the settings of all shipped backends that the null backend accepts and ignores, with their
+    types. They let the command of a real run be tried without its models. If several backends have a setting,
+    the type of the local one counts."""
     if NULL not in backends.values():
         return {}
     types = {
@@ -133,7 +139,7 @@ def untouched(backends: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _extended(kind: ast.ClassDef, tree: ast.Module) -> set[str]:
-    """The backends from whose modules the bases of a class come."""
+    """The backends whose classes a class extends."""
     bases = {name.id for base in kind.bases for name in ast.walk(base) if isinstance(name, ast.Name)}
     froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     modules = {

@@ -1,5 +1,5 @@
-"""Flags and configuration files as one flat mapping of dotted names to values, and where each name
-belongs."""
+"""Flags and configuration files as one flat mapping of dotted names to values, sorted by what each name
+belongs to."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from rlflow.processes.declare import HEAD, Service, in_place, nowhere, split_ser
 REPEATED = ("data", "eval", "job.secret", "reward", "reward_env", "reward_write", "track")
 NULL = "null"  # the backend without models
 SET = re.compile(r"(\w[\w.-]*)=(.+)", re.DOTALL)  # a held-out set, as --eval names it
-ALIASES = {"data.source": "data", "env.class": "env"}  # a TOML table [data] cannot also be a value
+ALIASES = {"data.source": "data", "env.class": "env"}  # because a TOML table [data] cannot also be a value
 ROLE_KEYWORDS = ("model", "trainer", "generator", "reward", "pool", "trainer.pool", "generator.pool")
 
 
 def parse_flags(arguments: Iterable[str]) -> dict[str, Any]:
-    """``--name value`` and ``--name=value`` → name → text; switches → True; repeated flags → a tuple. Raises
-    PlanError."""
+    """Parse ``--name value`` and ``--name=value`` to name → text. Switches are True, repeated flags a tuple.
+    Raises PlanError."""
     flags: dict[str, Any] = {}
     words = list(arguments)
     while words:
@@ -57,7 +57,7 @@ def parse_flags(arguments: Iterable[str]) -> dict[str, Any]:
 
 
 def read_flags(arguments: Iterable[str]) -> dict[str, Any]:
-    """The flags of a command, and what the configuration file of ``--config`` says beside them. Raises
+    """Return the flags of a command together with its ``--config`` file; flags override the file. Raises
     PlanError."""
     flags = parse_flags(arguments)
     file = flags.pop("config", None)
@@ -77,13 +77,13 @@ def _put(flags: dict[str, Any], name: str, value: str) -> None:
 
 
 def evaluation_names(written: Iterable[str]) -> tuple[str, ...]:
-    """The names of the sets of ``--eval``, as far as they are named."""
+    """Return the names of the sets of ``--eval`` that have one."""
     return tuple(parts[1] for text in written if (parts := SET.fullmatch(str(text))))
 
 
 def sort_rewards(values: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-    """The rewards of ``--reward`` that training has, and those that judge a set of ``--eval`` alone:
-    REWARD@NAME, with a weight or without. ``values``: of all flags."""
+    """Split the rewards of ``--reward`` into those for training, and those that only score a set of
+    ``--eval``: REWARD@NAME, with or without a weight. ``values``: of all flags."""
     written = {name: values.get(name) or () for name in ("reward", "eval")}
     rewards, sets = ((value,) if isinstance(value, str) else tuple(value) for value in written.values())
     of_a_set = re.compile(f".*@({'|'.join(map(re.escape, evaluation_names(sets)))})(:[^:@/]*)?", re.DOTALL)
@@ -94,7 +94,8 @@ def sort_rewards(values: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[str,
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A configuration file as the same mapping: table [actor] with lr is ``actor.lr``. Raises PlanError."""
+    """Read a configuration file as a flat mapping: lr in the table [actor] is ``actor.lr``. Raises
+    PlanError."""
     try:
         return flat(tomllib.loads(path.read_text("utf-8")))
     except OSError as error:
@@ -107,7 +108,7 @@ def read_toml(path: Path) -> dict[str, Any]:
             found=str(error.strerror),
             expected="a TOML file",
             nearest=close,
-            remedy="name a file that is there",
+            remedy="give the path of an existing file",
         ) from error
     except (ValueError, RecursionError) as error:
         raise PlanError.of(
@@ -115,12 +116,12 @@ def read_toml(path: Path) -> dict[str, Any]:
             f"the configuration file '{path}' is not TOML",
             found=str(error),
             expected="TOML",
-            remedy="correct that line",
+            remedy="correct the line",
         ) from error
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested mapping as a flat one of dotted names. Settings that may be repeated become tuples."""
+    """Return a nested mapping as a flat one of dotted names. Settings that can be repeated become tuples."""
     values: dict[str, Any] = {}
     for key, value in table.items():
         name = ALIASES.get(dotted := f"{prefix}{key}".replace("-", "_"), dotted)
@@ -137,10 +138,10 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RoleConfig:
-    """The settings of one role, as flags, files and keywords name them: texts are not parsed yet."""
+    """The settings of one role as flags, files and keywords name them. Texts are not parsed yet."""
 
     name: str
-    # by name, such as lr or generator.pool; one of the role's own goes before one for all roles
+    # by name, such as lr or generator.pool; role-specific settings override shared ones
     values: Mapping[str, Any]
     shared: frozenset[str]  # names that were written without a role, for all roles
     trainer: str  # name of the trainer's backend
@@ -148,17 +149,17 @@ class RoleConfig:
 
     @property
     def backends(self) -> dict[str, str]:
-        """The name of the backend of each half."""
+        """The name of the backend of the trainer and of the generator."""
         return {"trainer": self.trainer, "generator": self.generator}
 
     def flag(self, name: str) -> str:
-        """The flag by which a setting was written, without its dashes."""
+        """Return the flag of a setting as it was written, without its dashes."""
         return name if name in self.shared else f"{self.name}.{name}"
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that a run is configured with, sorted by what it belongs to."""
+    """The complete configuration of a run, sorted by what each value belongs to."""
 
     options: Options  # of the run itself
     # settings of the flow that are not at their defaults (--hp.NAME)
@@ -167,54 +168,54 @@ class RunConfig:
     # role → settings written for it alone (--ROLE.NAME)
     roles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     every_role: Mapping[str, Any] = field(default_factory=dict)  # settings written for all roles (--NAME)
-    # all of the above by flag, as it came: what a run records
+    # all of the above by flag, unparsed; a run records them
     values: Mapping[str, Any] = field(default_factory=dict)
     own: tuple[str, ...] = ()  # names of all settings of the flow
-    # call, as actor.generate#2 → settings in place of the flow's
+    # call, such as actor.generate#2 → settings that replace those of the flow
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    # rewards that judge a set of --eval alone, which are none of those of the options
+    # rewards that only score a set of --eval; they are not in options.reward
     judges: tuple[str, ...] = ()
-    # role, or "" for whichever samples → the environment's settings by name, and its class under ""
+    # role, or "" for any role that samples → the environment's settings by name, and its class under ""
     environments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    # that the run has, whose URLs stand in everything above but ``values``
+    # services of the run; their URLs are filled into everything above except ``values``
     services: tuple[Service, ...] = ()
-    # service → where it listens; nothing where nothing is to be started
+    # service → address at which it listens; empty if no service is to be started
     places: Mapping[str, Address] = field(default_factory=dict)
 
     def role(self, name: str) -> RoleConfig:
-        """The settings of one role; a setting of its own goes before one for all roles."""
+        """Return the settings of one role; role-specific settings override shared ones."""
         own = self.roles.get(name, {})
         values = {**self.every_role, **own}
         trainer, generator = (str(values.get(half) or self.options.backend) for half in HALVES)
         return RoleConfig(name, values, frozenset(self.every_role.keys()), trainer, generator)
 
     def with_option(self, name: str, value: Any) -> RunConfig:
-        """The same with another value of one option."""
+        """Return a copy with another value of one option."""
         return replace(
             self, options=replace(self.options, **{name: value}), values={**self.values, name: value}
         )
 
     @property
     def tokenizer_folder(self) -> str | None:
-        """The folder whose tokenizer encodes the data: of --model, else of the first role with a model of its
-        own."""
+        """The folder whose tokenizer encodes the data: that of --model, otherwise of the first role with its
+        own model."""
         return self.options.model or next(
             (role["model"] for role in self.roles.values() if "model" in role), None
         )
 
     @property
     def service_variables(self) -> dict[str, str]:
-        """The variables of the environment in which rewards and environments find the URLs of services."""
+        """The environment variables with the URLs of services, for rewards and environments."""
         return {each.variable: self.urls[each.name] for each in self.services}
 
     @property
     def urls(self) -> dict[str, str]:
-        """The URL of each service, by its name; none where nothing is to be started."""
+        """The URL of each service by its name; empty if no service is to be started."""
         return {name: place.url for name, place in self.places.items()}
 
     @property
     def judged_by_nothing(self) -> bool:
-        """Whether scores are made up: the null backend's own, where no reward is named."""
+        """True if the null backend makes up the scores, because no reward is named."""
         return self.options.backend == NULL and not self.options.reward
 
 
@@ -225,11 +226,14 @@ def sort_values(
     urls: Callable[[Sequence[Service]], Mapping[str, str]] = nowhere,
     sampling: Callable[[], Sequence[str]] = no_sampling,
 ) -> RunConfig:
-    """Sort a flat mapping of names by what they belong to. ``settings``: the flow's own, at their defaults;
-    ``urls``: gives the URLs of services by name; ``sampling``: the roles that sample, for hints. Settings of
-    environments get the URLs in their own processes (``from_environment``) and those of the flow when its
-    stages are called, since the graph has both as they are written. Raises PlanError for names that belong to
-    nothing; names of backends' settings are judged where their backends are known (``setting_problems``)."""
+    """Sort a flat mapping of names by what they belong to.
+
+    ``settings``: the flow's own, with defaults. ``urls``: returns the URLs of services by name. ``sampling``:
+    returns the roles that sample, for suggestions. The graph contains settings of the flow and of
+    environments as they are written, so these get their URLs later: in the environments' processes
+    (``from_environment``), or when stages are called. Raises PlanError for names that belong to nothing.
+    Names of backends' settings are checked once the backends are known (``setting_problems``).
+    """
     written = values
     _check_texts(values)
     roles = list(roles)
@@ -291,8 +295,8 @@ def sort_values(
 
 
 def pools_of(values: Mapping[str, Any]) -> Any:
-    """The pools as ``--pools`` names them, also where a table of a configuration file does; None where there
-    are none."""
+    """Return the pools in the form of ``--pools``, also if a table of a configuration file lists them; None
+    without pools."""
     table = [
         f"{name.removeprefix('pools.')}={ranks}"
         for name, ranks in values.items()
@@ -302,8 +306,8 @@ def pools_of(values: Mapping[str, Any]) -> Any:
 
 
 def _check_texts(values: Mapping[str, Any]) -> None:
-    """Raises PlanError for a text with a NUL, which no name of a file and no variable of the environment can
-    have."""
+    """Raise PlanError for a text with a NUL character, which file names and environment variables cannot
+    contain."""
     for name, value in values.items():
         if any(
             isinstance(each, str) and "\0" in each
@@ -313,20 +317,20 @@ def _check_texts(values: Mapping[str, Any]) -> None:
                 "setting-range",
                 f"the setting '{name}' does not fit",
                 found=repr(value),
-                expected="a text without NUL",
+                expected="a text without the NUL character",
                 remedy=f"change --{name}",
             )
 
 
 def _of_graph(name: str, roles: Iterable[str]) -> bool:
-    """Whether the flow's graph has the value of a flag in it, which must not differ from one start of a run
-    to the next."""
+    """True if the value of a flag is part of the flow's graph, which must be the same in each start of a
+    run."""
     return name.startswith("hp.") or _of_environment(name, roles) is not None
 
 
 def _of_environment(name: str, roles: Iterable[str]) -> tuple[str, str] | None:
-    """(role, setting) of a flag of an environment: env, env.NAME, ROLE.env and ROLE.env.NAME; None for any
-    other flag."""
+    """(role, setting) of an environment's flag: env, env.NAME, ROLE.env and ROLE.env.NAME; None for other
+    flags."""
     head, _, rest = name.partition(".")
     if head == "env":
         return "", rest
@@ -336,14 +340,13 @@ def _of_environment(name: str, roles: Iterable[str]) -> tuple[str, str] | None:
 
 
 def _of_a_call(name: str, roles: Iterable[str]) -> bool:
-    """Whether a name is that of a setting of a role's `generate`."""
+    """True if a name is a setting of a role's `generate`."""
     head, _, rest = name.partition(".")
     return head in roles and addresses_call(rest)
 
 
 def pool_flag_problems(roles: Iterable[str], config: RunConfig) -> list[Problem]:
-    """Flags that only mean something beside --pools, where that is missing: the run would not be what they
-    say."""
+    """Return the flags that need --pools, if that flag is missing; the run would ignore them."""
     if config.options.pools:
         return []
     names = ("pool", "trainer.pool", "generator.pool")
@@ -356,9 +359,9 @@ def pool_flag_problems(roles: Iterable[str], config: RunConfig) -> list[Problem]
     return [
         Problem(
             "no-pools",
-            f"{flags[0]} is given, but there are no pools",
+            f"{flags[0]} is given without --pools",
             found=listed(flags),
-            expected="--pools beside it; without it a run is in one process",
+            expected="--pools too; without it a run uses one process",
             remedy="--pools all=2, or leave it out",
         )
     ]

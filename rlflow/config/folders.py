@@ -1,4 +1,4 @@
-"""Model folders that flags name, looked at before anything heavy is imported."""
+"""Check the model folders in flags, before anything slow is imported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlflow.errors import PlanError, nearest
 
 
 def model_folder(text: str, flags: str = "--model") -> Path:
-    """The folder of a model. ``flags``: the flags that could name another. Raises PlanError for one without a
+    """Return the folder of a model. ``flags``: the flags that can name another. Raises PlanError without a
     config.json."""
     folder = Path(text)
     if (folder / "config.json").is_file():
@@ -21,18 +21,18 @@ def model_folder(text: str, flags: str = "--model") -> Path:
     source = folder if len(folder.parts) == 2 else "OWNER/NAME"
     raise PlanError.of(
         "model-folder",
-        f"'{folder}' is no Hugging Face model folder",
-        found="no config.json there",
+        f"'{folder}' is not a Hugging Face model folder",
+        found="no config.json in it",
         expected="a folder with config.json and weights",
         nearest=nearest(str(folder), siblings),
-        remedy=f"name another folder with {flags}; nothing is downloaded: hf download {source} "
+        remedy=f"give another folder with {flags}; rlflow does not download models: hf download {source} "
         "--local-dir FOLDER",
     )
 
 
 def check_model_folders(values: Mapping[str, Any]) -> None:
-    """Raise PlanError for the first ``--model`` or ``--ROLE.model`` that is no model folder. A wrong one is
-    told in a fraction of a second; PyTorch alone takes seconds to import."""
+    """Raise PlanError for the first ``--model`` or ``--ROLE.model`` that is not a model folder. This takes a
+    fraction of a second, while importing PyTorch takes seconds."""
     for name, value in values.items():
         if (
             (name == "model" or name.endswith(".model"))

@@ -1,4 +1,4 @@
-"""How much memory the models of a run take on its ranks, as far as model folders and backends tell."""
+"""The memory that a run's models need on its ranks, as far as model folders and backends determine it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rlflow.errors import PlanError
 
 
 def footprint(role: BoundRole, dtype: str, placement: Placement | None = None) -> ModelFootprint:
-    """The memory that a role's model takes on its pools. Nothing is known where its trainer does not say what
-    its ranks divide (``divided``). Raises PlanError where the headers of its folder cannot be read."""
+    """Return the memory that a role's model needs on its pools. It is unknown if the trainer does not declare
+    what its ranks divide (``divided``). Raises PlanError if the headers of its folder cannot be read."""
     trainer, generator, name = role.trainer, role.generator, role.name
     if role.folder is None or trainer.can.divided is None:
         return ModelFootprint(None)
@@ -41,8 +41,8 @@ def footprint(role: BoundRole, dtype: str, placement: Placement | None = None) -
 
 
 def facts(folder: Path) -> ModelFacts:
-    """The configuration and the shapes of the weights in a model folder. They are read once, and again only
-    where a file of the folder has another size or time. Raises PlanError where its headers cannot be read."""
+    """Return the configuration and the shapes of the weights of a model folder. They are read again only if
+    the size or time of a file changes. Raises PlanError if the headers cannot be read."""
     try:
         return _facts(
             folder,
@@ -62,16 +62,15 @@ def facts(folder: Path) -> ModelFacts:
 
 @lru_cache(maxsize=16)
 def _facts(folder: Path, files: tuple[tuple[str, int, int], ...]) -> ModelFacts:
-    """``files``: name, bytes and time of each file when the folder was read, so that a changed folder is read
-    again."""
+    """``files``: name, bytes and time of each file, so that a changed folder misses the cache."""
     return ModelFacts.of(folder)
 
 
 def reward_models(
     graph: Graph, roles: Roles, placement: Placement, rewards: RewardNames, dtype: str
 ) -> Iterator[tuple[str, str, ModelFootprint]]:
-    """(pool, name, memory) of reward models of their own folder: every rank of the pools that score with them
-    loads them."""
+    """Yield (pool, name, memory) of reward models with their own folder. Every rank of the pools that score
+    with them loads them."""
     for role, pools in reward_pools(graph, placement).items():
         for spec in rewards.of_role(role) if role not in roles else ():
             if spec.kind == "model":

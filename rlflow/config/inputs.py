@@ -1,5 +1,4 @@
-"""What the pass ``residency`` needs to know of a run: how much each rank holds, and which parts of that can
-be elsewhere."""
+"""The inputs of the pass ``residency``: how much memory each rank needs, and which parts can be offloaded."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from rlflow.config.roles.bound import BoundHalf, Roles, has_canary
 from rlflow.config.roles.rewards import RewardNames
 from rlflow.training.protocols import Capabilities
 
-PARTS = {"adapters": "weights", "cache, at most": "cache"}  # what is called otherwise where it is listed
+PARTS = {"adapters": "weights", "cache, at most": "cache"}  # name in a listing → name of the part
 
 
 def within_memory(
@@ -27,9 +26,12 @@ def within_memory(
     options: Options,
     evaluated: str | None,
 ) -> Plan:
-    """Add to a plan which parts of models lie in memory when, so that each rank stays within ``--memory``;
-    without that flag the plan stays as it is. ``placement``: the plan's, or that of one process;
-    ``evaluated``: the role that samples held-out prompts. Raises PlanError where it cannot be done."""
+    """Add to a plan which parts of models are in memory when, so that each rank stays within ``--memory``.
+    Without that flag the plan is unchanged.
+
+    ``placement``: the plan's, or one for a single process. ``evaluated``: the role that samples held-out
+    prompts. Raises PlanError if it is impossible.
+    """
     if options.memory is None:
         return plan
     committed = plan.graph.changed_roles if options.copies_every == 1 else ()
@@ -68,7 +70,8 @@ def _half(role: str, half: BoundHalf, pool: str, parts: Mapping[str, int | None]
 
 
 def _mobility(can: Capabilities, part: str) -> Literal["moves", "passes", "stays"]:
-    """Whether a part can be put away, is in memory just while it is used, or always stays."""
+    """A part "moves" if it can be offloaded, "passes" if it is in memory only while in use, otherwise it
+    "stays"."""
     if part in can.movable:
         return "moves"
     return "passes" if part in can.passing else "stays"

@@ -1,4 +1,4 @@
-"""Flags that are nothing in a run, and the flag that was probably meant."""
+"""Unknown flags, and the flags that were probably meant."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ OF_THE_RUN = (*(each.name for each in fields(Options)), *SWITCHES, "config")
 
 
 def no_sampling() -> Sequence[str]:
-    """The roles that sample, where nothing is known of a flow."""
+    """Return no roles: the default for an unknown flow."""
     return ()
 
 
 @dataclass(frozen=True)
 class Known:
-    """What a flow has that a flag may name."""
+    """The parts of a flow that a flag can name."""
 
-    own: tuple[str, ...] = ()  # its settings, without hp.
+    own: tuple[str, ...] = ()  # its settings, without the prefix hp.
     roles: tuple[str, ...] = ()
-    # gives the roles that sample
+    # returns the roles that sample
     sampling: Callable[[], Sequence[str]] = field(default=no_sampling, compare=False)
 
 
 def unknown_flag(name: str, settings: Iterable[str], known: Known) -> Problem:
-    """A flag without a role that is neither the run's nor a setting of any backend of its roles
-    (``settings``)."""
+    """Return the problem of a flag without a role that neither the run nor a backend of its roles has.
+    ``settings``: of these backends."""
     return Problem(
         "unknown-flag",
         f"there is no flag {dashed(name)}",
@@ -43,7 +43,8 @@ def unknown_flag(name: str, settings: Iterable[str], known: Known) -> Problem:
 
 
 def unknown_setting(role: str, name: str, settings: Iterable[str], known: Known) -> Problem:
-    """A flag of a role, --ROLE.NAME, that none of its two backends has as a setting (``settings``)."""
+    """Return the problem of a flag --ROLE.NAME that neither backend of the role has. ``settings``: of these
+    backends."""
     settings = sorted(settings)
     half, dot, rest = name.rpartition(".")
     fitting = [each.removeprefix(half + dot) for each in settings if each.startswith(half + dot)]
@@ -57,7 +58,7 @@ def unknown_setting(role: str, name: str, settings: Iterable[str], known: Known)
 
 
 def unknown_own(name: str, known: Known) -> Problem:
-    """A flag --hp.NAME that is no setting of the flow."""
+    """Return the problem of a flag --hp.NAME that the flow does not have."""
     return Problem(
         "unknown-setting",
         f"there is no setting 'hp.{name}'",
@@ -68,14 +69,14 @@ def unknown_own(name: str, known: Known) -> Problem:
 
 
 def belongs_nowhere(name: str, heads: Sequence[str], known: Known) -> Problem:
-    """A flag with a dot and nothing of the flow before it; ``heads`` are what may be there. A key of another
-    project ends in its word."""
+    """Return the problem of a dotted flag whose first part is unknown. ``heads``: the possible first parts.
+    If the last part is a word of another project, its flag is suggested."""
     head, _, rest = name.partition(".")
     near = nearest(head, heads)
     flag = f"--{near}.{rest}" if near else meant(rest.rpartition(".")[2], (), known)
     return Problem(
         "unknown-flag",
-        f"--{name} belongs to nothing in this flow",
+        f"--{name} names nothing in this flow",
         found=head,
         expected=f"one of {listed(heads)} before the dot",
         **_remedy(flag),
@@ -83,16 +84,19 @@ def belongs_nowhere(name: str, heads: Sequence[str], known: Known) -> Problem:
 
 
 def _remedy(flag: str | None) -> dict[str, Any]:
-    """What a problem says of the flag that is probably meant."""
-    first = f"write {flag}, if that is meant; " if flag else ""
+    """The fields of a problem that suggest the flag that was probably meant."""
+    first = f"write {flag} if you mean it; " if flag else ""
     return {"nearest": flag, "remedy": f"{first}--help lists all flags of this flow"}
 
 
 def meant(name: str, settings: Iterable[str], known: Known, role: str = "") -> str | None:
-    """The flag that was probably meant, or several that belong together; None without one. It is the one that
-    is spelled most alike, and of several the first among settings of the flow, of `generate`, of the run, of
-    roles, and words of other projects. Where that is a word for which this flow has nothing, no flag is
-    meant. ``settings``: those of backends; ``role``: the one that the flag was written for, or its half."""
+    """Return the flag that was probably meant, or several that belong together; None without one.
+
+    It is the most similar name. Among equally similar names, the first of these counts: settings of the flow,
+    of `generate`, of the run, of roles, words of other projects. A word without an equivalent in this flow
+    suggests no flag. ``settings``: of backends; ``role``: the role, or its trainer or generator, that the
+    flag was written for.
+    """
     seek = _Search(set(settings), known, role)
     near = [
         (apart, each)
@@ -110,14 +114,13 @@ class _Search:
     role: str
 
     def names(self) -> Iterator[str]:
-        """All names that may have been misspelt, in the order in which they come where several are as
-        near."""
+        """All names that may have been misspelt. Among equally similar ones, the first counts."""
         yield from (f"hp.{name}" for name in self.known.own)
         yield from (f"generate.{name}" for name in TYPES)
         yield from (*OF_THE_RUN, *sorted(name for name in self.settings if "." not in name), *SETTINGS)
 
     def word(self, name: str) -> str | None:
-        """The flag that another project's word stands for in this flow."""
+        """The flag of this flow for a word of another project."""
         for flags in SETTINGS.get(name, ()):
             each = [self.flag(flag) for flag in flags.split(" + ")]
             if all(each):
@@ -125,8 +128,7 @@ class _Search:
         return None
 
     def flag(self, name: str) -> str | None:
-        """How a name of ``names`` or of the words is written as a flag; None where the flow has no such
-        thing."""
+        """A name as a flag; None if the flow does not have it."""
         head, _, rest = name.rpartition(".")
         if head == "hp":
             return f"--{name}" if rest in self.known.own else None
@@ -145,5 +147,5 @@ class _Search:
 
 
 def dashed(name: str) -> str:
-    """A name as a flag: ``save_every`` as --save-every; one with a dot keeps its underscores."""
+    """Return a name as a flag: ``save_every`` as --save-every. A dotted name keeps its underscores."""
     return f"--{name}" if "." in name else "--" + name.replace("_", "-")

@@ -1,5 +1,5 @@
-"""How roles sample, where the run says it in place of the flow: --ROLE.generate.NAME, and
---ROLE.generate#2.NAME for the second call."""
+"""Sampling settings that the run sets instead of the flow: --ROLE.generate.NAME, and --ROLE.generate#2.NAME
+for the second call."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ TYPES: dict[str, Any] = {
     "lengths": tuple,
     "skip_special_tokens": bool,
 }
-# settings that are a tuple, and the type of what is in it
+# settings that are tuples, with the type of their items
 SEVERAL: dict[str, type] = {"stop": str, "stop_token_ids": int}
 CALL = re.compile(r"generate(#[1-9]\d*)?")
 
 
 def addresses_call(setting: str) -> bool:
-    """Whether a role's setting, such as ``generate.stop`` or ``generate#2.top_p``, speaks of a call of
-    `generate`."""
+    """True if a role's setting belongs to a call of `generate`, such as ``generate.stop`` or
+    ``generate#2.top_p``."""
     return CALL.fullmatch(setting.partition(".")[0]) is not None
 
 
 def repeatable(flag: str) -> bool:
-    """Whether a flag may be given several times: the stop strings of a call, and its stop tokens."""
+    """True if a flag can be given several times: stop strings and stop tokens of a call."""
     _, _, setting = flag.partition(".")
     return setting.rpartition(".")[2] in SEVERAL and addresses_call(setting)
 
 
 def sampling_of(values: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
-    """Sort ``ROLE.generate.NAME`` → value into ``ROLE.generate`` → NAME → value as `generate` takes it. Gives
-    the problems too."""
+    """Sort ``ROLE.generate.NAME`` → value into ``ROLE.generate`` → NAME → value, with values as `generate`
+    takes them. Also returns the problems."""
     settings: dict[str, dict[str, Any]] = {}
     problems = []
     for flag, value in values.items():
@@ -59,7 +59,7 @@ def sampling_of(values: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], l
 
 
 def _value(name: str, value: Any) -> Any:
-    """The value in its type; None where it has another."""
+    """The value in its type; None if it does not have that type."""
     if name == "lengths":
         return _lengths(value)
     try:
@@ -74,7 +74,7 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _lengths(value: Any) -> Any:
-    """A list of lengths, or the one that a JSON file has as ``lengths``; None where there is none."""
+    """A list of lengths, or the ``lengths`` of a JSON file; None if there are none."""
     if isinstance(value, list | tuple):
         return tuple(value)
     try:
@@ -85,7 +85,7 @@ def _lengths(value: Any) -> Any:
 
 
 def _unfit(flag: str, name: str, value: Any) -> Problem:
-    """The problem of a value that a setting does not take."""
+    """The problem of an invalid value."""
     expected = (
         GENERATE[name].expected
         if name != "lengths"
@@ -110,11 +110,11 @@ def _unknown(flag: str, name: str) -> Problem:
     remedy = (
         f"write --{flag.removesuffix(name)}{close}"
         if close
-        else "samples and max_tokens shape the rows: they are the flow's settings"
+        else "set samples and max_tokens in the flow, because they shape its rows"
     )
     return Problem(
         "unknown-setting",
-        f"--{flag} is nothing that a run sets of `generate`",
+        f"--{flag} is not a setting of `generate` that a run can change",
         found=name,
         expected=f"one of {listed(TYPES)}",
         nearest=close,

@@ -1,5 +1,4 @@
-"""Variables of the chat template, as ``--data.template_kwargs`` and ``--data.template_kwargs.NAME`` give
-them."""
+"""Variables of the chat template, given by ``--data.template_kwargs`` or ``--data.template_kwargs.NAME``."""
 
 from __future__ import annotations
 
@@ -9,12 +8,12 @@ from typing import Any
 
 from rlflow.errors import PlanError
 
-TEMPLATE = "template_kwargs"  # as a JSON object, or each variable by its name behind a dot
+TEMPLATE = "template_kwargs"  # a JSON object; or a single variable, with .NAME
 
 
 def template_kwargs(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables of the chat template among the values of ``--data.NAME``. Raises PlanError for what is no
-    JSON object."""
+    """Return the variables of the chat template among the values of ``--data.NAME``. Raises PlanError for a
+    value that is not a JSON object."""
     whole = values.get(TEMPLATE) or {}
     if isinstance(whole, str):
         try:
@@ -24,7 +23,7 @@ def template_kwargs(values: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(whole, Mapping):
         raise PlanError.of(
             "flag",
-            f"--data.{TEMPLATE} is a JSON object",
+            f"--data.{TEMPLATE} must be a JSON object",
             found=str(values[TEMPLATE]),
             expected='{"NAME": VALUE, …}',
             remedy=f"--data.{TEMPLATE} '{{\"enable_thinking\": false}}'",
@@ -40,7 +39,7 @@ def template_kwargs(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def number(value: Any) -> Any:
-    """A value from text: an int, a float, true or false, or the text."""
+    """Return a value parsed from text: an int, a float, true or false, otherwise the text."""
     if not isinstance(value, str):
         return value
     if value.lower() in ("true", "false"):

@@ -62,7 +62,7 @@ def test_stop_tokens_are_given_one_by_one_or_as_a_list_of_a_file():
         (("--actor.generate.top_p", "0"), "top_p: a number above 0 and at most 1"),
         (("--actor.generate.top_k", "1.5"), "top_k: an integer of at least 0"),
         (("--actor.generate.temprature", "1"), "write --actor.generate.temperature"),
-        (("--actor.generate.samples", "1"), "they are the flow's settings"),
+        (("--actor.generate.samples", "1"), "set samples and max_tokens in the flow"),
         (("--actor.generate.stop", ""), "stop: a tuple of strings"),
         (("--actor.generate.stop_token_ids", "</s>"), "stop_token_ids: a tuple of token ids"),
         (("--actor.generate.stop_token_ids", "-1"), "stop_token_ids: a tuple of token ids"),

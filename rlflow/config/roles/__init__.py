@@ -1,7 +1,7 @@
-"""What a configuration and a graph make of each role: bound once, and the same for a check, a plan, a run and
-a worker.
+"""Turn a configuration and a graph into the roles of a run. Each role is bound once, in the same way for a
+check, a plan, a run and a worker.
 
-Here: roles bound to folders, backends, settings and capabilities; models made of them; rewards by role; the
-run's data. Not here: reading flags (`rlflow.config`), starting anything (`rlflow.runs`), sampling or training
-(`rlflow.backends`).
+The package binds roles to folders, backends, settings and capabilities, makes their models, binds rewards to
+roles, and opens the run's data. Flags are read in `rlflow.config`; runs are started in `rlflow.runs`;
+sampling and training are in `rlflow.backends`.
 """

@@ -1,4 +1,4 @@
-"""How rows that are asked become prompts: by the tokenizer and the chat template of the role that samples
+"""Turn follow-up prompts into token ids, with the tokenizer and the chat template of the role that samples
 from them."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlflow.errors import PlanError, listed
 from rlflow.execution.engine import Asked, Asking
 from rlflow.rewards.environments.environment_spec import EnvironmentSpec
 
-# what decides token ids
+# files that determine token ids
 TOKENIZER = (
     "tokenizer.json",
     "tokenizer.model",
@@ -42,9 +42,12 @@ def asking(
     config: RunConfig,
     environments: Mapping[str, EnvironmentSpec] = MappingProxyType({}),
 ) -> Asking:
-    """Prompts are worded as those of the data are, but for a template around them; roles are told of the
-    tools of their environments. Raises PlanError where roles of different tokenizers sample from the same
-    asked rows."""
+    """Return the functions that encode follow-up prompts, environment messages and tool calls.
+
+    Follow-up prompts use the wording of the data's prompts, but no template around them. The prompts of a
+    role list the tools of its environment. Raises PlanError if roles with different tokenizers sample from
+    the same follow-up prompts.
+    """
     environment = by_role(environments, graph)
     tools = {role: spec for role, spec in environment.items() if spec.tools}
     folders = {name: role.folder for name, role in roles.items()}
@@ -99,31 +102,31 @@ def asking(
         return [list(of(names)[0].calls(row)) for row in rows]
 
     for role in tools:
-        of((role,))  # a template that cannot carry tools is told before any model is loaded
+        of((role,))  # raises for a template without tools, before any model is loaded
     longest = config.data.get("max_prompt")
     return Asking(encode, follow, speak, decode, calls, math.inf if longest is None else int(longest))
 
 
 def _refuse_messages(tokenizer: Encoder, names: tuple[str, ...], texts: Sequence[Asked]) -> None:
-    """Raises PlanError for messages where the tokenizer has no chat template."""
+    """Raise PlanError for messages if the tokenizer does not have a chat template."""
     messages = next((text for text in texts if not isinstance(text, str)), None)
     if messages is not None and isinstance(tokenizer, TokenizerEncoder) and not tokenizer.chats:
         raise PlanError.of(
             "asked-chat",
-            f"what is asked are messages, and the tokenizer of {tokenizer.folder} has no chat template",
+            f"follow-up prompts are messages, but the tokenizer of {tokenizer.folder} has no chat template",
             found=repr(messages)[:80],
             expected=f"a chat template for {listed(names)}",
-            remedy="name an instruct model, whose tokenizer has one, or have the stage give text",
+            remedy="use an instruct model, whose tokenizer has one, or let the stage return text",
         )
 
 
 def _alike(names: Sequence[str], folders: Mapping[str, Path | None]) -> None:
-    """Raises PlanError where the tokenizers of roles are not the same files."""
+    """Raise PlanError if the tokenizers of these roles are not the same files."""
     known = {name: _digest(folder) for name in names if (folder := folders.get(name)) is not None}
     if len(set(known.values())) > 1:
         raise PlanError.of(
             "asked-tokenizers",
-            "roles of different tokenizers sample from the same asked rows",
+            "roles with different tokenizers sample from the same follow-up prompts",
             found=listed(f"{name}: {folders[name]}" for name in known),
             expected="one tokenizer",
             remedy="ask once for each role: ask(batch, column) before each generate",

@@ -1,5 +1,5 @@
-"""Roles bound to backends: the model folder of each, the classes of its halves, their settings and what they
-can do. All of it is resolved here, once for a run, a plan or a worker."""
+"""Bind roles to backends: the model folder of each role, the classes of its trainer and generator, their
+settings and capabilities. This is done once for a run, a plan or a worker."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ class BoundHalf:
 
     half: str  # trainer or generator
     backend: str
-    kind: Any  # its class; None where the backend has none
-    settings: Any  # of that class; None where there is none
+    kind: Any  # its class; None if the backend does not have one
+    settings: Any  # of that class; None without a class
     can: Capabilities
 
     def offers(self, ability: type) -> bool:
-        """Whether its class has the methods of an optional protocol of ``rlflow/training/protocols.py``."""
+        """True if its class implements an optional protocol of ``rlflow/training/protocols.py``."""
         return self.kind is not None and issubclass(self.kind, ability)
 
 
 @dataclass(frozen=True)
 class BoundRole:
-    """A role that is a model, resolved."""
+    """A model role with its folder, backends and settings."""
 
-    use: RoleUse  # what the flow does with it
+    use: RoleUse  # how the flow uses it
     config: RoleConfig  # its settings as they were written
-    folder: Path | None  # of the model; None where its backends need none
+    folder: Path | None  # of the model; None if its backends do not need one
     needs: Halves
-    variables: Mapping[str, Any]  # that the model's chat template gets beside messages
+    variables: Mapping[str, Any]  # of the model's chat template, in addition to messages
     trainer: BoundHalf
     generator: BoundHalf
 
@@ -70,7 +70,7 @@ class BoundRole:
         return self.trainer, self.generator
 
     def half(self, name: str) -> BoundHalf:
-        """The half of this name, trainer or generator."""
+        """Return the side with this name, trainer or generator."""
         return self.trainer if name == "trainer" else self.generator
 
 
@@ -78,28 +78,29 @@ Roles = Mapping[str, BoundRole]
 
 
 def model_uses(graph: Graph) -> list[RoleUse]:
-    """The roles that are models: all that are used, but for rewards that nobody trains."""
+    """Return the roles that are models: all used roles except rewards that are not trained."""
     used = {node.role for node in used_nodes(graph)}
     return [use for use in graph.roles if use.name in used and (use.trained or not use.rewards)]
 
 
 def needed_halves(graph: Graph, use: RoleUse) -> Halves:
-    """The halves that a flow uses of a role: a trainer for forwards and updates, a generator for sampling."""
+    """Return the sides of a role that a flow uses: a trainer for forward passes and updates, a generator for
+    sampling."""
     ops = {node.op for node in used_nodes(graph) if node.role == use.name}
     return Halves(bool(ops - {Op.GENERATE}), Op.GENERATE in ops)
 
 
 def bind_roles(graph: Graph, config: RunConfig) -> dict[str, BoundRole]:
-    """Bind the roles of a graph that are models. Raises PlanError with every name, value, folder and package
-    that does not fit, before any data or model is loaded."""
+    """Bind the model roles of a graph. Raises PlanError with every invalid name, value, folder and package,
+    before any data or model is loaded."""
     roles = bind({use: needed_halves(graph, use) for use in model_uses(graph)}, config)
     PlanError.refuse(temperature_problems(graph, roles))
     return roles
 
 
 def temperature_problems(graph: Graph, roles: Roles) -> Iterator[Problem]:
-    """Temperatures at which the generator of a role does not sample. One that a stage computes is judged by
-    the generator itself."""
+    """Yield a problem for each temperature at which a role's generator cannot sample. If a stage computes the
+    temperature, the generator checks it itself."""
     for node in used_nodes(graph):
         temperature = node.settings.temperature if isinstance(node.settings, GenerateOptions) else None
         role = roles.get(node.role or "")
@@ -110,7 +111,7 @@ def temperature_problems(graph: Graph, roles: Roles) -> Iterator[Problem]:
             engine, usual = role.generator.backend, min(max(lowest, 1.0), highest)
             yield Problem(
                 "temperature",
-                f"'{node.name}' samples at a temperature that {engine} does not know",
+                f"'{node.name}' samples at a temperature that {engine} does not support",
                 node.place,
                 found=f"temperature {temperature:g}",
                 expected=f"0, or from {lowest:g} to {highest:g}",
@@ -119,7 +120,7 @@ def temperature_problems(graph: Graph, roles: Roles) -> Iterator[Problem]:
 
 
 def bind(uses: Mapping[RoleUse, Halves], config: RunConfig) -> dict[str, BoundRole]:
-    """Bind roles of which it is known which halves they need. Raises PlanError, as ``bind_roles`` does."""
+    """Bind roles whose sides are already known. Raises PlanError, as ``bind_roles`` does."""
     roles: dict[str, BoundRole] = {}
     problems: list[Problem] = []
     sampling = [use.name for use in uses if use.generates]
@@ -153,7 +154,7 @@ def _bind(
         for half, need in zip(HALVES, needs, strict=True)
         if need and not kinds[half]
     ]
-    # settings of a half that is not there are unknown, too, which would say no more
+    # if a side is missing, its settings are unknown too; reporting them would add nothing
     problems = absent or setting_problems(config, untouched(config.backends) | class_types(kinds), known)
     problems += [
         problem
@@ -175,14 +176,14 @@ def _bind_half(half: str, kind: Any, config: RoleConfig, device: str) -> BoundHa
 
 
 def half_class(name: str, half: str) -> Any:
-    """The Trainer or Generator of a backend, by the name of the half; None where the backend has none. Raises
-    PlanError."""
+    """Return the Trainer or Generator of a backend, by the name of the side; None if it does not have one.
+    Raises PlanError."""
     return getattr(backend(name), half.capitalize(), None)
 
 
 def settings(kind: Any, half: str, config: RoleConfig) -> Any:
-    """The settings of a half: ``trainer.NAME`` and ``generator.NAME`` go before ``NAME``; those of the other
-    half are left to it. Raises PlanError for values that do not fit."""
+    """Return the settings of one side. ``trainer.NAME`` and ``generator.NAME`` override ``NAME``; settings of
+    the other side are skipped. Raises PlanError for invalid values."""
     prefix = f"{half}."
     of_half = {
         name.removeprefix(prefix): value for name, value in config.values.items() if name.startswith(prefix)
@@ -196,8 +197,7 @@ def settings(kind: Any, half: str, config: RoleConfig) -> Any:
 
 
 def class_types(kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """The types of the settings that the classes of a role's halves have, by name, each also with its half
-    before it."""
+    """Return the types of the settings of a role's classes, by name, each also with its side as a prefix."""
     return {
         name: field.type
         for half, kind in kinds.items()
@@ -208,31 +208,31 @@ def class_types(kinds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def capabilities(kind: Any, chosen: Any, device: str) -> Capabilities:
-    """What a backend's class can do with these settings. One without ``capabilities`` can do no more than its
-    protocol asks. Raises PlanError if it returns something else."""
+    """Return what a backend's class can do with these settings. Without a method ``capabilities``, it can do
+    only what its protocol requires. Raises PlanError if the method returns something else."""
     try:
         can: object = kind.capabilities(chosen, device) if isinstance(kind, Declares) else Capabilities()
-    except TypeError as error:  # such as of a method that is no class method
+    except TypeError as error:  # for example, the method is not a class method
         can = error
     if isinstance(can, Capabilities):
         return can
     raise PlanError.of(
         "backend-capabilities",
-        f"{kind.__module__}.{kind.__qualname__} does not say what it can do",
-        found=f"capabilities(settings, device) gave {can!r}",
+        f"{kind.__module__}.{kind.__qualname__} does not declare its capabilities",
+        found=f"capabilities(settings, device) returned {can!r}",
         expected="a rlflow.training.protocols.Capabilities",
         remedy="return Capabilities(...) from a class method of this name",
     )
 
 
 def usual(name: str, half: str) -> Capabilities:
-    """What a half of a backend can do on a CPU with its default settings."""
+    """Return what one side of a backend can do on a CPU with its default settings."""
     kind = half_class(name, half)
     return Capabilities() if kind is None else capabilities(kind, kind.Settings(), "cpu")
 
 
 def no_half(name: str, half: str, role: str) -> Problem:
-    """The problem that a backend lacks a half that a role needs."""
+    """Return the problem that a backend does not have a side that a role needs."""
     return Problem(
         "backend-half",
         f"the backend '{name}' has no {half.capitalize()}, which role '{role}' needs",
@@ -243,13 +243,13 @@ def no_half(name: str, half: str, role: str) -> Problem:
 
 
 def folders(roles: Iterable[BoundRole]) -> Iterator[Path]:
-    """The model folders of roles, each once."""
+    """Yield the model folders of roles, each once."""
     yield from dict.fromkeys(role.folder for role in roles if role.folder is not None)
 
 
 def _folder(config: RoleConfig, model: str | None) -> Path | None:
-    """The absolute folder that a role's model starts from, its own or that of ``--model``; None where its
-    backend needs none. Raises PlanError for one that is missing or holds no model."""
+    """The absolute folder of a role's model, its own or that of ``--model``; None if its backends do not need
+    one. Raises PlanError if it is missing or contains no model."""
     text = config.values.get("model") or model
     if text is None:
         if set(config.backends.values()) == {"null"}:
@@ -265,16 +265,16 @@ def _folder(config: RoleConfig, model: str | None) -> Path | None:
 
 
 def has_canary(role: BoundRole, options: Options) -> bool:
-    """Whether the role's trainer and generator, of different backends, are meant to have the same weights."""
+    """True if the weight check compares the role's trainer and generator: they have different backends, and
+    should have the same weights."""
     wanted = role.use.trained and role.use.generates and bool(options.canary) and not options.staleness
     return wanted and role.trainer.backend != role.generator.backend and role.generator.offers(ScoresTokens)
 
 
 def shares_weights(role: BoundRole, options: Options) -> bool:
-    """Whether the role's generator samples with the very tensors of its trainer: in one process, where no row
-    is sampled with weights that are older, where both compute with the same numbers, and where nothing is
-    moved out of memory."""
+    """True if the role's generator samples with the same tensors as its trainer. This needs one process, no
+    staleness, the same dtype on both sides, and no offloading."""
     beside = all(role.needs) and not options.pools and not options.staleness and options.memory is None
-    same = options.dtype != "bfloat16" or not role.use.trained  # what learns, learns in float32
+    same = options.dtype != "bfloat16" or not role.use.trained  # trained weights are float32
     can = role.trainer.can.live and role.generator.can.shares
     return beside and same and can and not (role.use.trained and role.trainer.can.adapters)

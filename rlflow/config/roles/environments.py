@@ -1,5 +1,4 @@
-"""Environments bound to roles: which environment answers which role's turns, and the processes in which they
-run."""
+"""Bind environments to roles, and run each in its own processes."""
 
 from __future__ import annotations
 
@@ -18,12 +17,12 @@ from rlflow.rewards.environments.environment_pool import EnvironmentPool
 from rlflow.rewards.environments.environment_spec import EnvironmentSpec, parse_environment
 from rlflow.rewards.worker_pool import Hear
 
-Specs = Mapping[str, EnvironmentSpec]  # by role; by an empty name that of whichever role samples
+Specs = Mapping[str, EnvironmentSpec]  # by role; under an empty name, for any role that samples
 
 
 def environments_of(named: Mapping[str, Mapping[str, Any]]) -> dict[str, EnvironmentSpec]:
-    """Read the environments that ``--env`` and ``--ROLE.env`` name. named: as ``RunConfig.environments``.
-    Raises PlanError for one that is not there, and for settings of none."""
+    """Read the environments of ``--env`` and ``--ROLE.env``. ``named``: as ``RunConfig.environments``. Raises
+    PlanError for an environment that does not exist, and for settings without an environment."""
     specs = {}
     for role, values in named.items():
         flag = f"{role}.env" if role else "env"
@@ -32,7 +31,7 @@ def environments_of(named: Mapping[str, Mapping[str, Any]]) -> dict[str, Environ
         if written is None:
             raise PlanError.of(
                 "env-unknown",
-                f"--{flag}.{next(iter(settings))} is a setting of an environment, and there is none",
+                f"--{flag}.{next(iter(settings))} is a setting of an environment, but none is given",
                 found=f"no --{flag}",
                 expected=f"--{flag} FILE.py:Class",
                 remedy=f"--{flag} FILE.py:Class, or leave it out",
@@ -42,13 +41,13 @@ def environments_of(named: Mapping[str, Mapping[str, Any]]) -> dict[str, Environ
 
 
 def default_rewards(named: tuple[str, ...], specs: Specs) -> tuple[str, ...]:
-    """The rewards that are named; where none are, what the environment gives, if it gives any, else the
-    data's own scorer."""
+    """Return the rewards that are named. Without any, return the environment's own score if it gives one,
+    otherwise the data's own scorer."""
     return named or (("env",) if any(spec.source.scores for spec in specs.values()) else ("task",))
 
 
 def wanted_fields(wanted: Wanted, specs: Specs) -> Wanted:
-    """The fields of the data that rewards ask for, and those that environments do."""
+    """Return the fields of the data that rewards or environments ask for."""
     names = {name: True for spec in specs.values() for name in spec.source.required}
     optional = {name: False for spec in specs.values() for name in spec.source.optional}
     rest = any(spec.source.rest for spec in specs.values())
@@ -56,7 +55,7 @@ def wanted_fields(wanted: Wanted, specs: Specs) -> Wanted:
 
 
 def sampling_roles(graph: Graph) -> list[str]:
-    """The roles that sample, in the order in which they do first."""
+    """Return the roles that sample, in the order of their first sampling."""
     return list(
         dict.fromkeys(node.role for node in used_nodes(graph) if node.op is Op.GENERATE and node.role)
     )
@@ -70,8 +69,7 @@ def by_role(specs: Specs, graph: Graph) -> dict[str, EnvironmentSpec]:
 
 
 class Environments:
-    """The environments of a run's roles, each with processes of its own, which start with their first
-    episodes."""
+    """The environments of a run's roles. Each has its own processes, which start with the first episodes."""
 
     def __init__(self, specs: Specs, graph: Graph, options: Options) -> None:
         allowed = Confinement(
@@ -83,36 +81,35 @@ class Environments:
         }
 
     def reasons(self) -> dict[Cause, str]:
-        """The first message of each cause for which episodes failed."""
+        """Return the first message of each cause of failed episodes."""
         return {
             Cause(cause): message for pool in self.pools.values() for cause, message in pool.failures.items()
         }
 
     def heard_by(self, hear: Hear) -> None:
-        """Hand on what processes of environments print from now on, from several threads."""
+        """Forward what environments print from now on to ``hear``, from several threads."""
         for pool in self.pools.values():
             pool.hear = hear
 
     def pids(self) -> list[int]:
-        """Process ids of all processes that run now."""
+        """Return the process ids of all running processes."""
         return [pid for pool in self.pools.values() for pid in pool.pids()]
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         for pool in self.pools.values():
             pool.close()
 
 
 def single_rank(specs: Specs, graph: Graph, tensor: Mapping[str, int]) -> None:
-    """Raises PlanError where several ranks sample the same rows: each would have an environment of its own,
-    which could answer otherwise.
-    tensor: role → ranks of its generator that compute together."""
+    """Raise PlanError if several ranks sample the same rows: each rank would have its own environment, with
+    different answers. ``tensor``: role → ranks of its generator that compute together."""
     for role, spec in by_role(specs, graph).items():
         if tensor.get(role, 1) > 1:
             raise PlanError.of(
                 "env-ranks",
-                f"the generator of '{role}' shares its rows among {tensor[role]} ranks, and has an "
-                "environment",
+                f"the generator of '{role}' samples each row on {tensor[role]} ranks, but its environment "
+                "needs a single rank",
                 place=spec.place,
                 found=f"tensor_parallel = {tensor[role]}",
                 expected="1",

@@ -1,5 +1,5 @@
-"""The further held-out sets of a run, ``--eval NAME=FILE``: whole files, folders or tasks, opened as data
-are."""
+"""The further held-out sets of a run, ``--eval NAME=FILE``: complete files, folders or tasks, opened in the
+same way as data."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rlflow.data.json_fields import Wanted
 from rlflow.data.source import open_data, unchanged
 from rlflow.errors import PlanError
 
-FIGURES = ("sampled", "greedy", "score")  # names of metrics beside those of the sets
+FIGURES = ("sampled", "greedy", "score")  # names of metrics that a set cannot have
 
 
 def set_paths(options: Options, roles: Collection[str] = ()) -> dict[str, str]:
-    """Name → file, folder or task of each set. Raises PlanError for a set without a name of its own, or with
-    a weight. ``roles``: names of the flow's roles, by which metrics may be called too."""
+    """Return name → file, folder or task of each set. Raises PlanError for a set without a unique name, or
+    with a weight. ``roles``: the flow's roles, whose names metrics may use."""
     reserved = [*(source.name for source in parse_sources(options.data)), *FIGURES, *roles]
     paths: dict[str, str] = {}
     for written in options.eval:
@@ -43,7 +43,7 @@ def set_paths(options: Options, roles: Collection[str] = ()) -> dict[str, str]:
                 "eval-name",
                 f"the name '{name}' of a held-out set is taken",
                 found=f"--eval {written}",
-                expected="a name that no other set, no source of data and no role has",
+                expected="a name that is not used for another set, a source of data or a role",
                 remedy=f"--eval {name}_test={parts[2]}",
             )
         if source.weight is not None:
@@ -51,7 +51,7 @@ def set_paths(options: Options, roles: Collection[str] = ()) -> dict[str, str]:
                 "eval-weight",
                 f"the held-out set '{name}' has a weight",
                 found=f"--eval {written}",
-                expected="a whole file, without a weight",
+                expected="a complete file, without a weight",
                 remedy=f"--eval {name}={source.path}",
             )
         paths[name] = parts[2]
@@ -66,9 +66,12 @@ def open_sets(
     roles: Collection[str] = (),
     telling: Callable[[Encoder], Encoder] = unchanged,
 ) -> dict[str, Dataset]:
-    """The sets by name. ``values``: of ``--data.NAME``; ``tokenizer``: the folder whose tokenizer encodes
-    them; ``wanted``: set → fields that what judges it may ask for; ``telling``: as of ``open_data``. Raises
-    PlanError for one that cannot be read, or that has no records."""
+    """Open the sets, by name.
+
+    ``values``: of ``--data.NAME``. ``tokenizer``: the folder whose tokenizer encodes them. ``wanted``: set →
+    fields that its reward may ask for. ``telling``: as for ``open_data``. Raises PlanError for a set that
+    cannot be read or has no records.
+    """
     paths = set_paths(options, roles)
     names = [*(source.name for source in parse_sources(options.data)), *paths]
     sets: dict[str, Dataset] = {}
@@ -91,8 +94,8 @@ def open_sets(
 
 
 def _of_files(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that are written for one set, and of those for all what any file may have: parameters of a
-    task are the task's."""
+    """The settings for single sets, and the settings for all sources that any file can have. Parameters of a
+    reasoning-gym task are excluded."""
     return {
         key: value for key, value in values.items() if "." in key or key in (*SHARED, *FIELDS, "max_prompt")
     }

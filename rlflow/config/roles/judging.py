@@ -1,5 +1,5 @@
-"""Judges of answers to held-out prompts: one reward, which gives the answer within a response beside its
-score where it can."""
+"""Judges of answers to held-out prompts. A judge is one reward; if it can, it also extracts the answer from a
+response."""
 
 from __future__ import annotations
 
@@ -19,34 +19,33 @@ from rlflow.rewards.reward import Reward, submit_all
 from rlflow.rewards.reward_spec import RewardSpec
 from rlflow.rewards.scorers import BUILT_IN
 
-SAMPLED = ("completion", "finish")  # row columns that a sampled answer has beside those of its prompt
+SAMPLED = ("completion", "finish")  # columns of a sampled answer, in addition to those of its prompt
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The scores of answers and what was read out of them, row by row."""
+    """The scores of answers and the extracted answers, row by row."""
 
-    scores: Tensor  # float [rows]; NaN where the score is missing
-    extracted: tuple[str | None, ...]  # the answer within each response; None where the judge read none
+    scores: Tensor  # float [rows]; NaN for a missing score
+    extracted: tuple[str | None, ...]  # the answer in each response; None if the judge found none
 
 
 @dataclass(frozen=True)
 class HeldOutJudge:
-    """Judges answers in processes of the driver: what was said last under an environment."""
+    """Scores answers in processes of the driver. In an environment, it scores the last message of the
+    model."""
 
     dtype: torch.dtype
-    # by source of data, or one with an empty name; none where the environment itself says whether an episode
-    # was right
+    # by source of data, or one with an empty name; empty if the environment itself scores its episodes
     rewards: Mapping[str, Reward]
 
     @staticmethod
     def of(dtype: torch.dtype, rewards: Mapping[str, Reward]) -> HeldOutJudge:
-        """A judge whose built-in scorers give answers too."""
+        """Return a judge whose built-in scorers also extract answers."""
         return HeldOutJudge(dtype, {source: _extracting(reward) for source, reward in rewards.items()})
 
     def __call__(self, batch: Batch) -> Judgement:
-        """Judge rows with the columns of their prompts and of their completions. An episode that failed has
-        no score."""
+        """Score rows with the columns of their prompts and completions. A failed episode gets no score."""
         if "said" not in batch:
             return self._judged(batch)
         if not self.rewards:
@@ -63,7 +62,7 @@ class HeldOutJudge:
             source: [row for row, name in enumerate(sources) if name == source]
             for source in dict.fromkeys(sources)
         }
-        # all at once
+        # submit all sources first, so that they run at the same time
         asked = {
             source: submit_all([self.rewards[source]], batch.rows(index)) for source, index in rows.items()
         }
@@ -79,7 +78,7 @@ class HeldOutJudge:
 
 
 def _extracting(reward: Reward) -> Reward:
-    """The reward, which gives the answer within a response too where its scorer comes with rlflow."""
+    """The reward, which also extracts answers if its scorer is built in."""
     scorer = reward.scorer
     if scorer.kind not in BUILT_IN:
         return reward
@@ -89,26 +88,26 @@ def _extracting(reward: Reward) -> Reward:
 
 
 def check_judge(reward: Reward, name: str, data: Judged) -> None:
-    """Raises PlanError where the judge of the held-out set ``name`` reads what its rows do not have."""
+    """Raise PlanError if the judge of the held-out set ``name`` reads a column that the set does not have."""
     there = [*data.columns, *SAMPLED]
     for column in reward.reads:
         if column not in there and field_column(column) not in there:
             raise PlanError.of(
                 "eval-column",
-                f"the reward '{reward.name}' reads '{column}', which the held-out set '{name}' has not",
+                f"the reward '{reward.name}' reads '{column}', which the held-out set '{name}' does not have",
                 found=listed(data.columns),
                 expected=f"a field '{column}' in '{name}'",
                 nearest=nearest(column, there),
-                remedy=f"map it: --data.{name}.{column} FIELD, or name another judge: --reward REWARD@{name}",
+                remedy=f"map it: --data.{name}.{column} FIELD, or choose another judge: --reward REWARD@{name}",
             )
 
 
 def no_judge(name: str, rewards: tuple[RewardSpec, ...]) -> PlanError:
-    """The error that nothing says whether an answer to a prompt of the held-out set ``name`` is right."""
+    """Return the error that no reward can score the answers to the held-out set ``name``."""
     return PlanError.of(
         "eval-reward",
-        f"nothing judges the held-out set '{name}'",
-        found=f"no answer in its records, and the rewards {listed(reward.name for reward in rewards)}",
+        f"no reward can score the held-out set '{name}'",
+        found=f"no right answers in its records, and the rewards {listed(reward.name for reward in rewards)}",
         expected="a field with the right answer, or a reward that is a function or a server",
         remedy=f"--data.{name}.answer FIELD, or --reward REWARD@{name}",
     )

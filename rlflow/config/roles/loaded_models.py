@@ -1,4 +1,4 @@
-"""The models of a run, made of bound roles in this process."""
+"""Make the models of a run from bound roles, in this process."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rlflow.execution.engine import Model
 from rlflow.training.protocols import Head, ModelSpec, SharesWeights, Trainer
 
 Placed = Callable[[BoundRole], Halves]
-# what is done with a role's half, trainer or generator, as soon as it is there
+# called with role, side and model as soon as a trainer or generator is loaded
 LoadedModels = Callable[[str, str, Any], None]
 
 
 def needed(role: BoundRole) -> Halves:
-    """The halves of a role that a run in one process makes: all that it needs."""
+    """Return the sides of a role that a run in one process makes: all that it needs."""
     return role.needs
 
 
 def nothing(role: str, half: str, model: Any) -> None:
-    """Do nothing with a model that was loaded."""
+    """Do nothing with a loaded model."""
 
 
 def make_models(
@@ -36,8 +36,8 @@ def make_models(
     loaded: LoadedModels = nothing,
     group: Any = None,
 ) -> dict[str, Model]:
-    """Make a Model for each role, of the halves that ``placed`` names, one after another. ``updates``:
-    optimizer steps of each role over the run; ``group``: as in ``ModelSpec``."""
+    """Make a Model for each role, one after another, with the sides that ``placed`` returns. ``updates``:
+    optimizer steps of each role over the run. ``group``: as in ``ModelSpec``."""
     keep_whole_products(device, options.dtype)
     models = {}
     for role in roles:
@@ -69,16 +69,16 @@ def make_models(
 
 
 def ends(role: BoundRole) -> tuple[int, ...]:
-    """The tokens at which a role's rows end; () where it samples none, and where its backend needs no
+    """Return the tokens at which a role's rows end; () if it does not sample, or if its backend needs no
     model."""
     samples = role.needs.generator and role.generator.backend != "null"
     return ends_of(role.folder, role.variables).ids if samples and role.folder is not None else ()
 
 
 def trainer_alone(role: BoundRole, options: Options, updates: int) -> Trainer:
-    """A trainer of the role's weights in this process alone, whichever ranks train them: by the backend
-    `local`, on the CPU, with those of the role's settings that it has. Its numbers are what several ranks
-    have to agree with. ``updates``: as of ``make_models``."""
+    """Make a trainer of the role's weights in this process, whichever ranks train them. It uses the backend
+    `local` on the CPU, with the role's settings that this backend has. The results of several ranks must
+    agree with it. ``updates``: as for ``make_models``."""
     kind, use = backend("local").Trainer, role.use
     settings = {
         name: value for name, value in vars(role.trainer.settings).items() if name in fields(kind.Settings)

@@ -1,4 +1,4 @@
-"""The data of a run: what is named with --data and --data.NAME, divided into training and held-out
+"""Open the data of a run, named by --data and --data.NAME, and split them into training and held-out
 records."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlflow.errors import PlanError, listed, nearest
 
 TEXT_OPTIONS = ("system", "template", "split")
 COUNTS: dict[str, Any] = {"max_prompt": Annotated[int, Ge(1)], "seed": Annotated[int, Ge(0)]}
-SHARED = ("system", "template", "chat", TEMPLATE)  # settings that are one for all sources
+SHARED = ("system", "template", "chat", TEMPLATE)  # settings that are the same for all sources
 
 
 def open_dataset(
@@ -33,15 +33,18 @@ def open_dataset(
     wanted: Callable[[str], Wanted] = lambda source: NOTHING,
     telling: Callable[[Encoder], Encoder] = unchanged,
 ) -> Dataset:
-    """The data that are named, several sources as one; with the null backend and none named, made-up records.
-    ``wanted``: source → fields that its rewards may ask for; ``telling``: as of ``open_data``. Raises
-    PlanError."""
+    """Open the data of a run; several sources become one data set. The null backend without data gets
+    synthetic records.
+
+    ``wanted``: source → fields that its rewards may ask for. ``telling``: as for ``open_data``. Raises
+    PlanError.
+    """
     if not config.options.data:
         if config.options.backend == "null":
             return made_up(flow)
         raise PlanError.of(
             "no-data",
-            "there are no data",
+            "the run has no data",
             found="no --data",
             expected="a file, a folder or a reasoning-gym task",
             remedy="--data FILE",
@@ -65,14 +68,14 @@ def open_dataset(
         holds_responses(flow, parts[source.name], source.path)
     if len(parts) == 1:
         return parts[sources[0].name]
-    # all have one, or none has
+    # either all sources have a weight or none has
     return mixed(parts, {source.name: source.weight for source in sources if source.weight is not None})
 
 
 def own_settings(values: Mapping[str, Any], source: str, sources: Sequence[str]) -> dict[str, Any]:
-    """The settings of one source: those of ``--data.SOURCE.NAME`` go before those of ``--data.NAME``, which
-    are for all sources. Raises PlanError for a source that is not there, and for settings that all sources
-    share."""
+    """Return the settings of one source: ``--data.SOURCE.NAME`` overrides ``--data.NAME``, which applies to
+    all sources. Raises PlanError for an unknown source, and for settings that must be the same for all
+    sources."""
     common: dict[str, Any] = {}
     own: dict[str, Any] = {}
     for name, value in values.items():
@@ -95,7 +98,7 @@ def own_settings(values: Mapping[str, Any], source: str, sources: Sequence[str])
                 f"'{rest}' is the same for all sources",
                 found=f"--data.{name}",
                 expected=f"--data.{rest}",
-                remedy=f"--data.{rest} {value}, which says it for all sources",
+                remedy=f"--data.{rest} {value}, which sets it for all sources",
             )
         elif head == source:
             own[rest] = value
@@ -105,9 +108,11 @@ def own_settings(values: Mapping[str, Any], source: str, sources: Sequence[str])
 def data_settings(
     values: Mapping[str, Any], declared: Iterable[str], wanted: Wanted = NOTHING
 ) -> dict[str, Any]:
-    """Keywords of ``open_data`` for what is given as ``--data.NAME``. declared: columns that a flow reads of
-    the data beside the standard ones. wanted: fields that rewards may ask for. Names that are none of these
-    are parameters of a task."""
+    """Return keywords of ``open_data`` for the values of ``--data.NAME``.
+
+    ``declared``: columns that a flow reads from the data in addition to the standard ones. ``wanted``: fields
+    that rewards may ask for. All other names are parameters of a reasoning-gym task.
+    """
     fields: dict[str, str | None] = {}
     options: dict[str, Any] = {}
     task: dict[str, Any] = {}
@@ -129,23 +134,22 @@ def data_settings(
 
 
 def holds_responses(flow: Flow, data: Dataset, source: str) -> None:
-    """Raises PlanError where the flow learns from responses of the data, and they have none or are of the
-    other shape."""
+    """Raise PlanError if the flow learns from responses of the data, and the data do not have them in that
+    form."""
     wanted = {"completion": ("completion",), "chosen": ("chosen", "rejected")}
     for name, needed in wanted.items():
         if name in flow.data and name not in data.columns:
             raise PlanError.of(
                 "data-field",
-                f"flow '{flow.name}' learns from records with {' and '.join(needed)}, which {source} has not",
+                f"flow '{flow.name}' needs records with {' and '.join(needed)}, which {source} does not have",
                 found=f"fields read: {listed(data.fields.values())}",
                 expected=f"the fields prompt, {', '.join(needed)}",
-                remedy=f"other data, or map them: {' '.join(f'--data.{field} FIELD' for field in needed)}",
+                remedy=f"use other data, or map them: {' '.join(f'--data.{field} FIELD' for field in needed)}",
             )
 
 
 def counted(name: str, value: Any) -> int:
-    """The value of a setting of the data that is a whole number. Raises PlanError for one out of its
-    range."""
+    """Return the value of an integer setting of the data. Raises PlanError if it is out of range."""
     try:
         return int(parse(COUNTS[name], value))
     except ValueError as error:
@@ -159,11 +163,11 @@ def counted(name: str, value: Any) -> int:
 
 
 def true_or_false(value: Any) -> bool:
-    """The value of ``--data.chat`` as a bool. Raises PlanError for anything but true and false."""
+    """Return the value of ``--data.chat`` as a bool. Raises PlanError for anything except true and false."""
     if str(value).lower() not in ("true", "false"):
         raise PlanError.of(
             "flag",
-            "--data.chat is true or false",
+            "--data.chat must be true or false",
             found=str(value),
             expected="true or false",
             remedy="--data.chat true",
@@ -172,7 +176,7 @@ def true_or_false(value: Any) -> bool:
 
 
 def made_up(flow: Flow) -> Dataset:
-    """Records for the null backend, of the shape that the flow declares."""
+    """Return synthetic records for the null backend, in the shape that the flow declares."""
     responses = ("good", "bad") if "chosen" in flow.data else ("good",) if "completion" in flow.data else ()
     filler = {
         name: "x" if kind.level is Level.TEXT else 0 for name, kind in flow.data.items() if name not in FIELDS
@@ -187,7 +191,7 @@ def made_up(flow: Flow) -> Dataset:
 
 
 def split_records(data: Dataset, held_out: int) -> tuple[Dataset, Dataset]:
-    """Training and held-out data; small data keep most of themselves for training."""
+    """Split data into training and held-out data. Of small data sets, at most a fifth is held out."""
     if data.parts:
         return data.split(fifths(data, held_out) if held_out else 0)
     return data.split(min(held_out, len({record.question for record in data.records}) // 5))

@@ -1,4 +1,4 @@
-"""How long a row may be for the models of a run."""
+"""Limits on the length of a row, from the models of a run."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rlflow.rewards.reward_spec import parse_reward
 from rlflow.training import pretrained
 from rlflow.training.pretrained import Boundary
 
-NAMES = ("max_position_embeddings", "n_positions", "max_seq_len")  # of the longest row in configurations
-# rotary embeddings that reach by a factor further than the longest row says
+NAMES = ("max_position_embeddings", "n_positions", "max_seq_len")  # keys of the longest row in configurations
+# rotary embeddings that extend the longest row by a factor
 STRETCHED = ("linear", "dynamic", "yarn")
 
 
 def room(graph: Graph, roles: Roles, rewards: Iterable[str], responses: bool) -> Room:
-    """How many tokens of a row the models of a run have room for: of data with responses the whole row, else
-    a prompt and what is sampled after it. ``rewards``: as ``--reward`` names them. Raises PlanError where
-    what is sampled leaves no room for a prompt."""
+    """Return how many tokens a row may have in the models of a run: for data with responses the complete row,
+    otherwise a prompt that leaves room for the sampled tokens. ``rewards``: as in ``--reward``. Raises
+    PlanError if the sampled tokens leave no room for a prompt."""
     shortest = min(_limits(roles, rewards), default=None)
     if shortest is None:
         return Room()
@@ -66,8 +66,8 @@ def _no_room(graph: Graph, node: Node, of: str, positions: int) -> PlanError:
 
 
 def _limits(roles: Roles, rewards: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """The longest row of each model that has one, and whose it is: of roles, their engines, and reward models
-    of their own folder."""
+    """The longest row of each model that limits it, with the model's name: models of roles, their engines,
+    and reward models with their own folder."""
     for name, role in roles.items():
         if role.folder is not None and {half.backend for half in role.halves} != {"null"}:
             limits = {
@@ -81,7 +81,7 @@ def _limits(roles: Roles, rewards: Iterable[str]) -> Iterator[tuple[int, str]]:
 
 
 def boundaries(folder: Path | None) -> list[Boundary]:
-    """The lengths from which on the model of a folder has other rotary frequencies; none for most models."""
+    """Return the row lengths at which a model's rotary frequencies change; empty for most models."""
     try:
         return (
             list(pretrained.length_boundaries(pretrained.read_config(folder)).values())
@@ -89,12 +89,13 @@ def boundaries(folder: Path | None) -> list[Boundary]:
             else []
         )
     except (OSError, ValueError, KeyError, PlanError):
-        return []  # said where the model is loaded
+        return []  # loading the model reports the error
 
 
 def longest_row(graph: Graph, datasets: Iterable[Dataset], max_prompt: int | None) -> int:
-    """Tokens of the longest row, prompt included, that a run can make of its records; 0 where only the run
-    shows it, since a stage writes prompts of its own. ``max_prompt``: the limit of those."""
+    """Return the tokens of the longest row that a run can make from its records, including the prompt.
+    Returns 0 if a stage writes follow-up prompts of unlimited length. ``max_prompt``: the limit of these
+    prompts."""
     nodes = list(used_nodes(graph))
     asks = any(node.op is Op.ASK for node in nodes)
     if asks and max_prompt is None:
@@ -102,14 +103,14 @@ def longest_row(graph: Graph, datasets: Iterable[Dataset], max_prompt: int | Non
     known = [data.longest() for data in datasets]
     prompt = max((max_prompt or 0) if asks else 0, *(own for own, _ in known))
     row = max(row for _, row in known)
-    # of an evaluation of such a flow
+    # without sampling, an evaluation may sample as many tokens as the longest response has
     sampled = max((_tokens(node) for node in nodes if node.op is Op.GENERATE), default=row - prompt + 1)
     return max(row, prompt + sampled)
 
 
 def positions_of(folder: Path) -> int | None:
-    """The longest row that a model was made for, None where its configuration names none."""
-    # a damaged one is told where the model is loaded
+    """Return the longest row that a model was made for; None if its configuration does not name one."""
+    # loading the model reports a damaged file
     config = pretrained.read_object(folder / pretrained.CONFIG)
     text = own if isinstance(own := config.get("text_config"), dict) and own else config
     longest = next((text[name] for name in NAMES if isinstance(text.get(name), int) and text[name] > 0), None)
@@ -117,8 +118,8 @@ def positions_of(folder: Path) -> int | None:
 
 
 def _stretched(config: Mapping[str, Any], longest: int) -> int:
-    """How far rotary embeddings reach that were scaled after training: a configuration may still name the
-    length before."""
+    """The longest row with rotary embeddings that were scaled after training. The configuration may still
+    name the length before scaling."""
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) not in STRETCHED:
         return longest

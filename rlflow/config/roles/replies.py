@@ -1,5 +1,4 @@
-"""What the model folders of a flow say of replies and of turns after them, judged by their files before
-anything is loaded."""
+"""Check, from the files of model folders alone, how replies end and how further turns can follow them."""
 
 from __future__ import annotations
 
@@ -30,12 +29,14 @@ def reply_problems(
     chat: bool = True,
     variables: Variables = NONE,
 ) -> Iterator[Problem]:
-    """Problems of folders whose files contradict each other about what ends a reply, of templates in which no
-    turn can follow one, and of tokenizers that cannot write what an environment or an `ask` may say.
-    ``default``: the folder whose tokenizer encodes the data; ``own``: those of roles that have another;
-    ``specs``: environments; ``chat``:
-    whether text goes through a chat template, where there is one; ``variables``: those that a template gets
-    beside messages."""
+    """Yield problems of model folders: files that disagree about the tokens that end a reply, templates in
+    which no turn can follow a reply, and tokenizers that cannot encode the text of an environment or an
+    `ask`.
+
+    ``default``: the folder whose tokenizer encodes the data. ``own``: folders of roles with another one.
+    ``specs``: environments. ``chat``: whether text is formatted by a chat template, if there is one.
+    ``variables``: of the template, in addition to messages.
+    """
     folders = [default, *(own.get(role) for role in sampling_roles(graph))]
     for each in dict.fromkeys(Path(folder).absolute() for folder in folders if folder is not None):
         yield from ends_of(each, variables).problems
@@ -51,8 +52,8 @@ def reply_problems(
 
 
 def stop_problems(program: Program, default: str | Path | None, own: Folders) -> Iterator[Problem]:
-    """Problems of ``stop_token_ids`` that are outside of the vocabulary which the config of the model names.
-    ``default``, ``own``: as of ``reply_problems``."""
+    """Yield problems of ``stop_token_ids`` outside the vocabulary size in the model's config. ``default``,
+    ``own``: as for ``reply_problems``."""
     for node in used_nodes(program.graph):
         ids = node.settings.stop_token_ids if isinstance(node.settings, GenerateOptions) else ()
         folder = own.get(node.role or "") or default
@@ -62,7 +63,7 @@ def stop_problems(program: Program, default: str | Path | None, own: Folders) ->
             flag = f"--{node.role}.generate.stop_token_ids"
             yield Problem(
                 "stop-token",
-                f"'{node.name}' is to end at tokens that the model in {folder} does not have",
+                f"'{node.name}' has stop tokens that the model in {folder} does not have",
                 node.place,
                 found=f"{flag} {', '.join(unknown)}",
                 expected=f"ids from 0 to {size - 1}",
@@ -71,8 +72,7 @@ def stop_problems(program: Program, default: str | Path | None, own: Folders) ->
 
 
 def _variable_problems(default: str | Path | None, variables: Variables) -> Iterator[Problem]:
-    """What is wrong with the variables of the chat template of the folder whose tokenizer encodes the
-    data."""
+    """Problems of the variables of the chat template, in the folder whose tokenizer encodes the data."""
     template = template_of(Path(default).absolute()) if default is not None and variables else None
     try:
         check_variables(variables, template)
@@ -81,12 +81,12 @@ def _variable_problems(default: str | Path | None, variables: Variables) -> Iter
 
 
 def _asked_roles(node: Node) -> tuple[str, ...]:
-    """The roles that answer what an `ask` makes; none for any other node."""
+    """The roles that answer the prompts of an `ask`; empty for other nodes."""
     return node.settings.roles if isinstance(node.settings, AskOptions) else ()
 
 
 def _goes_on(node: Node) -> str:
-    """The role whose chat an `ask` goes on with, after what it sampled; empty for any other node."""
+    """The role whose chat an `ask` continues after its reply; empty for other nodes."""
     return (
         next(iter(_asked_roles(node)), "")
         if {"text", "tokens"} <= {each.parameter for each in node.inputs}
@@ -97,9 +97,8 @@ def _goes_on(node: Node) -> str:
 def _control_problems(
     graph: Graph, default: str | Path | None, own: Folders, environments: Mapping[str, EnvironmentSpec]
 ) -> Iterator[Problem]:
-    """Warnings of tokenizers by which the text of a control token can be nothing else, where texts come from
-    outside of the data.
-    ``environments``: by role."""
+    """Warnings for tokenizers that always encode the text of a control token as that token, if texts come
+    from outside the data. ``environments``: by role."""
     places = {role: node.place for node in used_nodes(graph) for role in _asked_roles(node)}
     places |= {
         role: spec.place for role, spec in environments.items() if spec.bounds.control_tokens == "text"
@@ -114,12 +113,12 @@ def _control_problems(
             yield Problem(
                 "control-tokens",
                 f"the tokenizer of {folder} has no ordinary tokens for the text of control tokens: a run "
-                "ends as soon as an environment, a tool or `ask` brings such a text",
+                "ends as soon as an environment, a tool or `ask` returns such a text",
                 place,
                 found=listed(held, 4),
                 expected="a tokenizer with ordinary tokens for each character",
-                remedy="another model; nothing, if nobody says such a text; for an environment whose "
-                "texts may be control tokens, --env.control_tokens allow",
+                remedy="use another model; if an environment may write control tokens, --env.control_tokens "
+                "allow; if such a text never occurs, nothing is needed",
                 severity="warning",
             )
 
@@ -127,18 +126,18 @@ def _control_problems(
 def _turn_problems(
     template: ChatTemplate, spec: EnvironmentSpec | None, ask: Node | None
 ) -> Iterator[Problem]:
-    """What is wrong with turns that an environment says or an `ask` puts after a reply. If no message can
-    follow a reply in the template, that is only a warning for an environment: it can still say text."""
+    """Problems of turns that an environment or an `ask` adds after a reply. If the template allows no message
+    after a reply, an environment gets only a warning, because it can still write plain text."""
     question = {"role": "user", "content": QUESTION}
     place = ask.place if ask is not None else spec.place if spec is not None else None
     try:
         template.after_reply([question], [[question]])
     except PlanError as error:
         if spec is not None and spec.tools:
-            return  # which judges of tools say
+            return  # the check of tools reports it
         mended = (
-            "let the environment say text, which goes on as it is, or name a model whose template "
-            "leaves earlier turns as they are"
+            "let the environment write plain text, which is appended unchanged, or use a model whose "
+            "template keeps earlier turns unchanged"
         )
         text = {} if ask is not None else {"severity": "warning", "remedy": mended}
         yield from (replace(problem, place=place, **text) for problem in error.problems)  # type: ignore[arg-type]
@@ -146,8 +145,8 @@ def _turn_problems(
     if dropped := template.dropped():
         yield Problem(
             "turns-kept",
-            f"the chat template of {template.folder} drops {dropped} once later turns come; rows keep it "
-            "as it was sampled",
+            f"the chat template of {template.folder} drops {dropped} when later turns follow; rows keep it "
+            "as sampled",
             place,
             severity="note",
         )

@@ -1,5 +1,4 @@
-"""Rewards bound to reward roles: what judges a run's rows, in processes of its own or by a model's
-forward."""
+"""Bind rewards to reward roles. A reward scores rows in its own processes or by a model's forward pass."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ from rlflow.training.protocols import ModelSpec, Trainer
 
 @dataclass
 class ModelReward:
-    """A reward model of its own folder: frozen, score head."""
+    """A frozen reward model with its own folder and a score head."""
 
     spec: RewardSpec
     trainer: Trainer | None = None
@@ -65,7 +64,7 @@ class ModelReward:
         )
 
     def __call__(self, batch: Batch) -> Tensor:
-        """The score that the model gives each row."""
+        """Return the model's score of each row."""
         assert self.trainer is not None
         return torch.as_tensor(self.trainer.forward(batch, ("scores",))["scores"])
 
@@ -77,16 +76,16 @@ class EpisodeReward:
     spec: RewardSpec
 
     def load(self, device: str, options: Options) -> None:
-        """Do nothing, since an environment's score needs no model."""
+        """Do nothing: an environment's score needs no model."""
 
     def __call__(self, batch: Batch) -> Tensor:
-        """The score that each row's environment gave it."""
+        """Return each row's score from its environment."""
         return torch.as_tensor(batch["episode_score"])
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Rows that reward functions are judging."""
+    """Rows that reward functions are scoring."""
 
     batch: Batch
     calls: list[tuple[Reward, Any]]
@@ -94,7 +93,8 @@ class Asked:
 
 @dataclass
 class Weighted:
-    """The weighted sum of rewards on one role, in ``dtype``; missing in one is missing in the sum."""
+    """The weighted sum of rewards on one role, in ``dtype``. A score that is missing in one reward is missing
+    in the sum."""
 
     dtype: torch.dtype
     functions: list[Reward]
@@ -102,15 +102,15 @@ class Weighted:
     reasons: dict[Cause, str] = field(default_factory=dict)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
-        """The sum for each row, with metrics."""
+        """Return the sum for each row, and metrics."""
         return self.answer(self.ask(batch))
 
     def ask(self, batch: Batch) -> Asked:
-        """Hand rows to the processes of reward functions."""
+        """Submit rows to the processes of reward functions."""
         return Asked(batch, submit_all(self.functions, batch))
 
     def answer(self, asked: Asked) -> tuple[Tensor, PartialMetrics]:
-        """The sum for the rows, when all functions have judged them."""
+        """Wait until all functions have scored the rows. Returns the sums and metrics."""
         batch = asked.batch
         total = torch.zeros(len(batch), dtype=torch.float64)
         metrics: dict[Label, PartialMetric] = {}
@@ -134,7 +134,7 @@ class Weighted:
         return sums, metrics
 
     def _of_part(self, reward: str, scores: Scores, several: bool) -> dict[Label, PartialMetric]:
-        """The metrics of one reward. ``several``: whether its mean is another than that of the sum."""
+        """The metrics of one reward. ``several``: whether its mean differs from that of the sum."""
         self.reasons.update({Cause(cause, reward): message for cause, message in scores.first.items()})
         metrics: dict[Label, PartialMetric] = {
             Figure(Of.MISSING, cause, part=reward): PartialMetric.sum(count)
@@ -157,7 +157,7 @@ class BySource:
     sums: Mapping[str, Weighted]  # by the source's name
 
     def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
-        """The score of each row by the rewards of its source, with metrics."""
+        """Return the score of each row by the rewards of its source, and metrics."""
         total = torch.full((len(batch),), torch.nan, dtype=self.dtype)
         names = batch[SOURCE]
         rows = {
@@ -174,39 +174,39 @@ class BySource:
 
     @property
     def reasons(self) -> dict[Cause, str]:
-        """The first message of each cause for which scores were missing."""
+        """The first message of each cause of missing scores."""
         return {cause: message for each in self.sums.values() for cause, message in each.reasons.items()}
 
 
 @dataclass
 class ModelScore:
-    """A reward role that the run itself trains: its model's scores."""
+    """A reward role that the run itself trains: the scores of its model."""
 
     engine: Engine
     role: str
 
     def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
-        """The score that the role's model gives each row, with no metrics."""
+        """Return the score of each row by the role's model, without metrics."""
         return torch.as_tensor(self.engine.forward(self.role, ("scores",), batch)["scores"]), {}
 
 
 @dataclass(frozen=True)
 class RewardNames:
-    """The rewards that judge each role, as flags name them."""
+    """The rewards that score each role's rows, as flags name them."""
 
-    named: tuple[RewardSpec, ...] = ()  # of --reward, in its order; the data's own scorer where none is named
+    named: tuple[RewardSpec, ...] = ()  # of --reward, in its order; by default the data's own scorer
     own: Mapping[str, RewardSpec] = field(default_factory=dict)  # role → its own (--ROLE.reward)
     sources: tuple[str, ...] = ()  # names of the sources of data
-    # held-out set of --eval → the reward that is named for it alone
+    # held-out set of --eval → the reward for this set only
     judges: Mapping[str, RewardSpec] = field(default_factory=dict)
-    made_up: bool = False  # whether scores are the null backend's own, and nothing judges
-    # role of ``*rewards`` → its place among ``named``
+    made_up: bool = False  # the null backend makes up scores, and no reward is used
+    # role of ``*rewards`` → its position in ``named``
     places: Mapping[str, int] = field(default_factory=dict)
 
     @staticmethod
     def of(config: RunConfig, flow: Flow) -> RewardNames:
-        """The rewards of a flow's roles. Raises PlanError for a reward or source that is not there, and a
-        source that nothing judges."""
+        """Return the rewards of a flow's roles. Raises PlanError for a reward or source that does not exist,
+        and for a source without a reward."""
         sources = tuple(source.name for source in parse_sources(config.options.data))
         judges = _judges(config.judges)
         if config.judged_by_nothing:
@@ -225,63 +225,61 @@ class RewardNames:
         return names
 
     def of_role(self, role: str) -> tuple[RewardSpec, ...]:
-        """The rewards of a role: its own, of those for all of ``*rewards`` the one in its place, or all of
-        them."""
+        """Return the rewards of a role: its own reward, or for ``*rewards`` the one in its position,
+        otherwise all of them."""
         if role in self.own:
             return (self.own[role],)
         return (self.named[self.places[role]],) if role in self.places else self.named
 
     def wanted(self, source: str) -> Wanted:
-        """The fields that functions among the rewards of a source may ask for."""
+        """Return the fields that reward functions of a source may ask for."""
         return wanted(spec for spec in (*self.named, *self.own.values()) if spec.source in ("", source))
 
     def wanted_of_set(self, name: str) -> Wanted:
-        """The fields that what judges a held-out set may ask for: must, where a reward is named for the
-        set."""
+        """Return the fields that the reward of a held-out set may ask for. They are required if a reward is
+        named for the set."""
         if name in self.judges:
             return wanted([self.judges[name]])
         maybe = wanted(spec for spec in self.named if not spec.source)
         return dataclasses.replace(maybe, names=dict.fromkeys(maybe.names, False))
 
     def forms(self) -> Iterator[str]:
-        """A line for each reward function that has the form of another project."""
+        """Yield a line for each reward function with the signature of another project."""
         for spec in dict.fromkeys([*self.named, *self.own.values(), *self.judges.values()]):
             form = reads(spec.path, spec.function).form if spec.kind == "function" else None
             if form:
-                yield f"reward {spec.name} is called as {form.project} calls it: {spec.function}({', '.join(form.parameters)})"
+                yield f"reward {spec.name} is called in the way of {form.project}: {spec.function}({', '.join(form.parameters)})"
 
     def functions_only(self, role: str) -> bool:
-        """Whether no model is among the rewards that may judge for a role."""
+        """True if the rewards of a role include no model."""
         return all(spec.judges_text for spec in ([self.own[role]] if role in self.own else self.named))
 
 
 def unweighted(role: str, specs: Iterable[RewardSpec], own: bool) -> tuple[RewardSpec, ...]:
-    """The rewards of a role without the weights that its flow applies. ``own``: whether --ROLE.reward names
-    them, whose weight no flow
-    sees: then a PlanError is raised for one."""
+    """Return the rewards of a role without weights, for a flow that applies them itself. ``own``: the rewards
+    come from --ROLE.reward, whose weight a flow cannot see; such a weight raises PlanError."""
     if own and (weight := next((spec.weight for spec in specs if spec.weight != 1), None)) is not None:
         raise PlanError.of(
             "reward-weight",
-            f"the flow weighs its rewards itself, and sees no weight of --{role}.reward",
+            f"the flow weighs its rewards itself, and cannot see the weight of --{role}.reward",
             found=str(weight),
-            expected="a weight at --reward, of the reward in that place",
-            remedy="--reward REWARD:WEIGHT for each of them",
+            expected="the weight at the --reward in the same position",
+            remedy="--reward REWARD:WEIGHT for each reward",
         )
     return tuple(dataclasses.replace(spec, weight=1.0) for spec in specs)
 
 
 def _judges(written: Iterable[str]) -> dict[str, RewardSpec]:
-    """Held-out set → the reward that is named for it. Raises PlanError for a second one, and for a reward
-    model."""
+    """Held-out set → its reward. Raises PlanError for a second reward of a set, and for a reward model."""
     judges: dict[str, RewardSpec] = {}
     for spec in map(parse_reward, written):
         if not spec.judges_text or spec.source in judges:
             second = f", and {judges[spec.source].name} too" if spec.source in judges else ""
             raise PlanError.of(
                 "eval-reward",
-                f"the held-out set '{spec.source}' has no one judge of right and wrong",
+                f"the held-out set '{spec.source}' needs exactly one correctness reward",
                 found=f"{'the reward model ' * (spec.kind == 'model')}{spec.name}{second}",
-                expected="one reward that is task, math, a function or a server",
+                expected="one reward: task, math, a function or a server",
                 remedy=f"--reward math@{spec.source}, or --reward FILE.py:function@{spec.source}",
             )
         judges[spec.source] = dataclasses.replace(spec, weight=1.0)
@@ -289,10 +287,11 @@ def _judges(written: Iterable[str]) -> dict[str, RewardSpec]:
 
 
 class Rewards:
-    """The rewards of a run. Functions share a pool of processes, which ``close`` ends."""
+    """The rewards of a run. Functions share a pool of processes, which ``close`` stops."""
 
     def __init__(self, names: RewardNames, data: Judged, options: Options, tokenizer: str | None) -> None:
-        """``tokenizer``: the folder whose tokenizer encodes the data, which reward models must share."""
+        """``tokenizer``: the folder whose tokenizer encodes the data; reward models must have the same
+        tokenizer."""
         self.names, self._data, self._options, self._tokenizer = names, data, options, tokenizer
         allowed = Confinement(
             options.reward_env, options.reward_write, options.reward_network, options.reward_memory
@@ -305,7 +304,7 @@ class Rewards:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The columns that reward roles read at these settings."""
+        """The columns that reward roles read with these settings."""
         if self._null:
             return ()
         functions = [spec for spec in self.names.named if spec.judges_text]
@@ -331,16 +330,17 @@ class Rewards:
 
     @property
     def _sources(self) -> Mapping[str, Judged]:
-        """The sources of data; one alone by an empty name."""
+        """The sources of data; a single source has an empty name."""
         return self._data.sources or {"": self._data}
 
     def _judged(self, data: Judged) -> bool:
-        """Whether the default, the data's own scorer, can judge; a flow without rewards needs none."""
+        """True if rewards are named, or the data have their own scorer. A flow without rewards needs
+        neither."""
         return bool(self._options.reward) or data.scorer is not None
 
     def _bind(self, specs: Iterable[RewardSpec], source: str) -> list[Reward]:
-        """The rewards that judge rows of a source. Raises PlanError for one that reads what only other
-        sources have."""
+        """The rewards that score rows of a source. Raises PlanError for a reward that reads columns which
+        only other sources have."""
         own = [spec for spec in specs if not source or spec.source in ("", source)]
         bound = bind(
             own, self._pool, self._sources[source], self._options.reward_timeout, self._options.unsafe_scorers
@@ -352,7 +352,7 @@ class Rewards:
     def _by_source(
         self, specs: Iterable[RewardSpec], models: Iterable[ModelReward | EpisodeReward] = ()
     ) -> Weighted | BySource:
-        """The sum of rewards, for each source of its own."""
+        """The sum of rewards, separately for each source."""
         specs, models = list(specs), list(models)
         sums = {
             source: Weighted(
@@ -365,9 +365,9 @@ class Rewards:
         return BySource(self._dtype, sums) if self._data.sources else sums[""]
 
     def scorer(self, role: str, weighed: Collection[str] = ()) -> Scorer:
-        """The scorer of a reward role's rows: all rewards, its own (--ROLE.reward), or of ``*rewards`` the
-        one in its place. ``weighed``:
-        roles whose weight the flow itself applies, so that their scores come without it."""
+        """Return the scorer of a reward role's rows: all rewards, its own reward (--ROLE.reward), or for
+        ``*rewards`` the one in its position. ``weighed``: roles whose weight the flow applies itself; their
+        scores are unweighted."""
         if self._null:
             return self._null
         specs = self.names.of_role(role)
@@ -387,14 +387,16 @@ class Rewards:
         return self._bound[-1]
 
     def reasons(self) -> dict[Cause, str]:
-        """The first message of each cause for which scores were missing."""
+        """Return the first message of each cause of missing scores."""
         return {cause: message for scorer in self._bound for cause, message in scorer.reasons.items()}
 
     def judge(self) -> HeldOutJudge | None:
-        """The judge of answers to prompts that are held out of the data: the reward ``math`` or ``task``
-        where it is named, else the data's own scorer, else the first reward that is a function or a server.
-        One for style does not tell right from wrong. Of several sources each has a judge of its own; None
-        where one has none."""
+        """Return the judge of answers to prompts held out of the data; None if a source has none.
+
+        It is the reward ``math`` or ``task`` if named, otherwise the data's own scorer, otherwise the first
+        reward that is a function or a server: a reward for style does not check correctness. Each of several
+        sources has its own judge.
+        """
         chosen = [self._judge(source, data) for source, data in self._sources.items()]
         if any(spec is not None and spec.kind == "env" for spec in chosen):
             return HeldOutJudge(self._dtype, {})
@@ -410,9 +412,9 @@ class Rewards:
         )
 
     def judge_of_set(self, name: str, data: Judged) -> HeldOutJudge:
-        """The judge of a held-out set of ``--eval``: the reward that is named for it, else as ``judge``, by
-        rewards that name no source. Raises PlanError if there is no such reward, or if it reads a column that
-        the set does not have."""
+        """Return the judge of a held-out set of ``--eval``: the reward named for it, otherwise chosen as in
+        ``judge`` among rewards without a source. Raises PlanError if there is no such reward, or if it reads
+        a column that the set does not have."""
         unsourced = tuple(spec for spec in self.names.named if not spec.source)
         spec = self.names.judges.get(name) or _chosen(unsourced, data)
         if spec is None:
@@ -428,24 +430,22 @@ class Rewards:
         return _chosen([spec for spec in self.names.named if not source or spec.source in ("", source)], data)
 
     def load_models(self, device: str, options: Options, roles: Collection[str] | None = None) -> None:
-        """Load the reward models of some roles, or of all. ``options``: of the run, its longest row among
-        them."""
+        """Load the reward models of some roles, or of all. ``options``: of the run, with its longest row."""
         for role, models in self._models.items():
             for model in models if roles is None or role in roles else ():
                 model.load(device, options)
 
     def heard_by(self, hear: Hear) -> None:
-        """Hand on what processes of rewards print from now on, from several threads."""
+        """Forward what rewards print from now on to ``hear``, from several threads."""
         self._pool.hear = hear
 
     def close(self) -> None:
-        """End the processes of reward functions."""
+        """Stop the processes of reward functions."""
         self._pool.close()
 
 
 def _chosen(specs: Iterable[RewardSpec], data: Judged) -> RewardSpec | None:
-    """The one of some rewards that tells right answers from wrong ones; the data's own scorer where none is
-    named for that."""
+    """The reward that checks correctness; by default the data's own scorer."""
     specs = list(specs)
     named = [spec for spec in specs if spec.kind == "math" or (spec.kind == "task" and data.scorer)]
     named += [spec for spec in specs if spec.kind == "env"]

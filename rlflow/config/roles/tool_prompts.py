@@ -1,4 +1,4 @@
-"""Models are told of the tools of their environment in the prompts of the data, by the chat template."""
+"""List the tools of an environment in the prompts of the data, by the chat template."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ if TYPE_CHECKING:
 
 
 def with_tools_of(specs: Specs) -> EnvironmentSpec | None:
-    """The environment of whose tools models are told in the prompts of the data; None where none has
-    tools."""
+    """Return the environment whose tools the prompts of the data list; None if no environment has tools."""
     return next((spec for spec in specs.values() if spec.tools), None)
 
 
 def schemas(spec: EnvironmentSpec) -> list[Mapping[str, Any]]:
-    """The JSON schemas of an environment's tools."""
+    """Return the JSON schemas of an environment's tools."""
     return [tool.schema for tool in spec.tools]
 
 
 def with_tools(data: Dataset, spec: EnvironmentSpec | None) -> Encoder:
-    """The encoder of a data set, which tells models of an environment's tools. Raises PlanError for prompts
-    that go through no chat template, and for a template that cannot carry tools."""
+    """Return the encoder of a data set with an environment's tools in its prompts. Raises PlanError for
+    prompts without a chat template, and for a template that cannot list tools."""
     if spec is None:
         return data.encoder
     telling = told_of_tools(data.encoder, spec)
@@ -40,18 +39,18 @@ def with_tools(data: Dataset, spec: EnvironmentSpec | None) -> Encoder:
     if plain and not data.wording.chat and isinstance(data.encoder, TokenizerEncoder):
         raise PlanError.of(
             "env-tools",
-            "tools are told of by the chat template, through which no prompt goes",
+            "tools are listed by the chat template, but prompts do not use it",
             place=spec.place,
             found="--data.chat false",
-            expected="prompts that go through it",
+            expected="prompts that use the chat template",
             remedy="--data.chat true",
         )
     return telling
 
 
 def told_of_tools(encoder: Encoder, spec: EnvironmentSpec | None) -> Encoder:
-    """An encoder that tells models of an environment's tools, if there is one. Raises PlanError for a
-    template that cannot carry them."""
+    """Return an encoder that lists an environment's tools in prompts, if there is an environment. Raises
+    PlanError for a template that cannot list them."""
     if spec is None:
         return encoder
     try:
@@ -67,10 +66,12 @@ def template_problems(
     specs: Specs,
     variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[Problem]:
-    """Problems of the model folders of roles whose environments have tools, by the folders' files: no
-    tokenizer is loaded. A run finds them as it opens its data. ``default``: the folder whose tokenizer
-    encodes the data; ``own``: those of roles that name one;
-    ``variables``: those of the chat template."""
+    """Yield problems of model folders of roles whose environments have tools, from the folders' files; no
+    tokenizer is loaded.
+
+    A run finds the same problems when it opens its data. ``default``: the folder whose tokenizer encodes the
+    data. ``own``: folders of roles with another one. ``variables``: of the chat template.
+    """
     for role, spec in by_role(specs, graph).items():
         for folder in dict.fromkeys(filter(None, (default, own.get(role)))) if spec.tools else ():
             try:
@@ -82,5 +83,5 @@ def template_problems(
 
 
 def _at(spec: EnvironmentSpec, error: PlanError) -> Iterator[Problem]:
-    """The problems of an error, at the class whose tools they are about."""
+    """The problems of an error, with the class of the tools as their place."""
     yield from (replace(problem, place=problem.place or spec.place) for problem in error.problems)

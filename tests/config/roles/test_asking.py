@@ -209,7 +209,7 @@ def test_messages_for_a_model_without_a_template_are_refused_with_a_remedy():
         with pytest.raises(PlanError) as caught:
             call(encoder(MODEL, MODEL))
         assert "has no chat template" in str(caught.value)
-        assert "have the stage give text" in str(caught.value)
+        assert "let the stage return text" in str(caught.value)
 
 
 def test_what_an_environment_says_becomes_control_tokens_where_that_is_allowed_alone(chatting):

@@ -103,7 +103,7 @@ def test_a_judge_that_reads_what_the_set_has_not_is_an_error_with_the_flag(groun
 def test_a_set_has_one_judge(ground):
     for rewards in (("math@other", "task@other"), (f"{ground}@other",)):
         (ground / "config.json").write_text("{}")
-        with pytest.raises(PlanError, match="no one judge of right and wrong"):
+        with pytest.raises(PlanError, match="needs exactly one correctness reward"):
             RewardNames.of(config(ground, reward=rewards), grpo)
 
 

@@ -133,7 +133,7 @@ def test_the_folders_of_all_roles_with_tools_are_judged(folder, tmp_path):
         MODEL
     ]
     assert problems(able, {"ref": MODEL}) == []
-    assert "no config.json there" in problems(str(tmp_path / "nowhere"))[0]
+    assert "no config.json in it" in problems(str(tmp_path / "nowhere"))[0]
     assert problems(MODEL, chosen={"": parse_environment(f"{FILE}:Unused", {})}) == []
     assert problems(None) == []
 
@@ -141,7 +141,7 @@ def test_the_folders_of_all_roles_with_tools_are_judged(folder, tmp_path):
 def test_prompts_must_go_through_the_template(folder):
     with pytest.raises(
         PlanError,
-        match=r"tools are told of by the chat template, through which no prompt goes(?s:.*)--data.chat true",
+        match=r"tools are listed by the chat template, but prompts do not use it(?s:.*)--data.chat true",
     ):
         with_tools(Dataset("d", [Record("2 + 3", "5")], TokenizerEncoder(folder())), calculator())
     (folder() / "chat_template.jinja").unlink()
