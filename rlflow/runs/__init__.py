@@ -1,5 +1,6 @@
-"""A run: its directory, its loop over iterations, what it writes and says, how it ends, and how it goes on.
+"""A run: its folder, its loop over iterations, its records and messages, its end, and how it is resumed.
 
-Here: preparing, the loop, evaluation, recovery, resuming, what a run depends on. Not here: carrying out nodes
-(`rlflow.execution`), the format of checkpoints (`rlflow.checkpoints`), displays (`rlflow.monitoring`).
+This package prepares and evaluates runs, recovers them, resumes them and records their dependencies. Nodes
+are executed in `rlflow.execution`, the checkpoint format is in `rlflow.checkpoints`, displays are in
+`rlflow.monitoring`.
 """

@@ -1,4 +1,4 @@
-"""From Python: what keywords and flags configure, and ``rlflow.roles``."""
+"""The Python API: turn keywords or flags into a configuration, and ``rlflow.roles``."""
 
 from __future__ import annotations
 
@@ -30,8 +30,11 @@ from rlflow.runs.run_services import settings_with_urls
 def resolve_config(
     flow: Flow, hp: Any, values: Mapping[str, Any], packaged_beneath: bool = True
 ) -> tuple[RunConfig, Any]:
-    """Sort keywords or flags, with the packaged task beneath them, into the configuration of a run and the
-    flow's settings. From here on no text of rlflow's repeats their secrets. Raises PlanError."""
+    """Return the run's configuration and the flow's settings from keywords or flags.
+
+    The values of the packaged task fill in missing ones, unless ``packaged_beneath`` is false. Secrets among
+    the values are registered, so that rlflow masks them in all later output. Raises PlanError.
+    """
     if isinstance(hp, Mapping):
         values, hp = {**{f"hp.{name}": value for name, value in hp.items()}, **values}, None
     remember(values)
@@ -39,7 +42,7 @@ def resolve_config(
     names = [name for names in role_names(flow, rewards).values() for name in names]
     if packaged_beneath:
         task = beneath(flow.name, values)
-        if hp is not None:  # settings that are passed as an object are meant as they are
+        if hp is not None:  # a settings object is complete: the packaged task does not change it
             task = {name: value for name, value in task.items() if not name.startswith("hp.")}
         values = {**suitable_values(flow, names, task), **values}
     values = {
@@ -71,8 +74,8 @@ def resolve_config(
 
 
 def named_reward(reward: Any) -> Any:
-    """A reward as a flag would name it: a function by its file and name. Raises PlanError for one that no
-    file defines."""
+    """Return a reward in the form of a flag: ``FILE:NAME`` for a function. Raises PlanError if no file
+    defines the function."""
     if not callable(reward):
         return reward
     spec = from_function(reward)
@@ -80,8 +83,8 @@ def named_reward(reward: Any) -> Any:
 
 
 def suitable_values(flow: Flow, roles: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The packaged values that this flow can take: a default task knows settings and roles that it may not
-    have."""
+    """Return the packaged values that this flow can take. The default task also has settings and roles that a
+    flow may not have."""
     hp = flow.parameters.hp
     known = {f"hp.{name}" for name in vars(hp)} if hp is not None else set()
     heads = {"data", "env", *roles}
@@ -93,29 +96,29 @@ def suitable_values(flow: Flow, roles: list[str], values: Mapping[str, Any]) -> 
 
 
 class Roles(dict[str, Any]):
-    """Role objects by name, for ``flow(batch, **roles)``; ``take(n)`` takes the next prompts, ``close()`` or
-    the end of ``with`` ends what was started."""
+    """Role objects by name, for ``flow(batch, **roles)``. ``take(n)`` returns the next prompts. ``close()``,
+    or the end of a ``with`` block, stops everything that was started."""
 
     def __init__(self, context: RunContext, roles: Mapping[str, Any], hp: Any) -> None:
         super().__init__({**roles, **({"hp": hp} if hp is not None else {})})
         self.prepared = context
 
     def take(self, count: int | None = None) -> Batch:
-        """The next prompts of the data: as many as an iteration of a run takes, or ``count``."""
+        """Return the next ``count`` prompts of the data; by default as many as one iteration takes."""
         return self.prepared.prompts.take(count or self.prepared.options.prompts)
 
     @property
     def state(self) -> dict[str, float]:
-        """The scalars that live across iterations, by name."""
+        """The scalars that are kept across iterations, by name."""
         return self.prepared.engine.state
 
     @property
     def plan(self) -> Plan:
-        """The plan of an iteration, which notebooks show as a picture."""
+        """The plan of one iteration. Notebooks show it as a picture."""
         return self.prepared.plan
 
     def close(self) -> None:
-        """End everything that was started for the roles."""
+        """Stop everything that was started for the roles."""
         self.prepared.close()
 
     def __enter__(self) -> Self:
@@ -126,10 +129,10 @@ class Roles(dict[str, Any]):
 
 
 def roles(flow: Flow | str, hp: Any = None, **keywords: Any) -> Roles:
-    """The objects of a run for eager calls, with its seed and data cursor: ``flow(roles.take(), **roles)`` is
-    one iteration.
+    """Return the role objects of a run for eager calls, with its seed and its position in the data:
+    ``flow(roles.take(), **roles)`` is one iteration.
 
-    A flow with ``*rewards`` takes them by position: ``flow(roles.take(), actor, *rewards)``.
+    If the flow has ``*rewards``, pass them by position: ``flow(roles.take(), actor, *rewards)``.
     """
     flow = load_flow(flow) if isinstance(flow, str) else flow
     config, hp = resolve_config(flow, hp, flat(keywords))

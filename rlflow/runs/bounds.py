@@ -1,5 +1,5 @@
-"""What bounded a run: per node its time and share, what the critical path was made of, how busy lanes were,
-and how far all that is from what no schedule can beat."""
+"""Where the time of a run went: time and share of each node, the critical path, how busy queues were, and the
+lower bound that no schedule can beat."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from rlflow.compiler.spans import Span, chain, critical_path, divided, flat, longest_path
 
-PATH = "the longest path"  # what bounds where no lane has more work
+PATH = "the longest path"  # the bound if no queue has more work
 
 
 @dataclass
@@ -17,8 +17,8 @@ class NodeTime:
     """Totals of one node over a run, in seconds."""
 
     node: str
-    seconds: float = 0.0  # its own time, without that of nodes that ran in it
-    # its part of the iterations' time, where of several nodes at once each has an even part
+    seconds: float = 0.0  # its own time, without the nodes that ran inside it
+    # its part of the iterations' time; nodes that run at the same time share it equally
     part: float = 0.0
     critical: float = 0.0  # its time on critical paths
     calls: int = 0
@@ -26,47 +26,47 @@ class NodeTime:
 
 @dataclass
 class Path:
-    """The iterations whose critical path went along the same nodes."""
+    """The iterations whose critical path has the same nodes."""
 
     nodes: dict[str, float]  # node → seconds on the path, in the order of the path
     iterations: int = 0
-    seconds: float = 0.0  # of all these iterations
+    seconds: float = 0.0  # total of these iterations
 
 
 @dataclass(frozen=True)
 class TimeBounds:
-    """An iteration of a run as the mean of all of them, in seconds."""
+    """The mean iteration of a run, in seconds."""
 
     iterations: int
     seconds: float
     path: float  # the longest path through the nodes
-    work: Mapping[str, float]  # lane → seconds of its nodes over its room
-    # node → seconds on the critical path of most iterations, in its order
+    work: Mapping[str, float]  # queue → seconds of its nodes divided by its slots
+    # node → seconds on the most frequent critical path, in the order of the path
     critical: Mapping[str, float] = field(default_factory=dict)
     alike: int = 0  # iterations that had this path
-    outside: float = 0.0  # the rest of their time: between nodes, before them and after
+    outside: float = 0.0  # the rest of their time: before, between and after nodes
 
     @property
     def bound(self) -> float:
-        """Seconds that no schedule of these nodes can beat: those of the longest path, or the work of the
-        busiest lane."""
+        """Seconds that no schedule of these nodes can beat: the longest path, or the work of the busiest
+        queue."""
         return max(self.path, *self.work.values(), 0.0)
 
     @property
     def by(self) -> str:
-        """The name of that lane, or PATH."""
+        """The name of the queue that sets the bound, or PATH."""
         lane = max(self.work, key=lambda lane: self.work[lane], default="")
         return lane if lane and self.work[lane] > self.path else PATH
 
     @property
     def busy(self) -> dict[str, float]:
-        """Lane → share of its room that was taken."""
+        """Queue → share of its slots that was in use."""
         return {lane: work / self.seconds if self.seconds else 0.0 for lane, work in self.work.items()}
 
 
 class RunTotals:
-    """Adds up iterations. ``room``: how many nodes each lane runs at once; ``staleness``: how many more
-    iterations are under way beside the one that trains; ``within``: by node the one that it runs in
+    """Adds up iterations. ``room``: how many nodes each queue runs at once. ``staleness``: how many more
+    iterations are in progress next to the one that trains. ``within``: node → the node that it runs inside
     (``Plan.within``)."""
 
     def __init__(
@@ -83,8 +83,8 @@ class RunTotals:
         self._path = 0.0
 
     def add(self, spans: Sequence[Span], start: float, seconds: float) -> None:
-        """An iteration that began at ``start`` and took ``seconds``. What ran before, ahead of it, kept
-        nothing waiting."""
+        """Add an iteration that began at ``start`` and took ``seconds``. Nodes that ran ahead of training,
+        before ``start``, delayed nothing."""
         self.iterations += 1
         self.seconds += seconds
         for span in spans:
@@ -103,9 +103,8 @@ class RunTotals:
         return self.shares.setdefault(node, NodeTime(node))
 
     def _decided(self, path: Sequence[Span], start: float, seconds: float) -> None:
-        """Count an iteration among those of the same critical path. Of a node that others ran in, what is
-        left at its end follows them:
-        the rest of its time counts there."""
+        """Count an iteration under its critical path. If a node contains others, only its last piece is a
+        step of the path; all of its time counts there."""
         on_path: dict[str, float] = {}
         for span in path:
             on_path[span.node] = on_path.get(span.node, 0.0) + span.end - max(span.start, start)
@@ -129,7 +128,7 @@ class RunTotals:
 
     @property
     def bounds(self) -> TimeBounds:
-        """The means over all iterations, and the critical path that most of them had."""
+        """The means over all iterations, and the most frequent critical path."""
         each = 1 / max(self.iterations, 1)
         most = max(self._paths.values(), key=lambda path: (path.iterations, path.seconds), default=Path({}))
         critical = {node: seconds / most.iterations for node, seconds in most.nodes.items()}
@@ -145,7 +144,7 @@ class RunTotals:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values under stable keys; docs/runs.md says what each is."""
+        """Return plain values under stable keys; docs/runs.md describes each."""
         bounds = self.bounds
         return asdict(bounds) | {
             "critical": [{"node": node, "seconds": seconds} for node, seconds in bounds.critical.items()],

@@ -1,5 +1,4 @@
-"""What a run is made of, and what it comes to: plain records that the loop, the session and checkpoints
-share."""
+"""The parts of a run and its result: plain records that the loop, the session and checkpoints share."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ from rlflow.training.protocols import Trainer
 
 @dataclass(frozen=True)
 class EngineInputs:
-    """What an engine gets from its run in addition to a plan, options and models."""
+    """The inputs that an engine gets from its run, in addition to a plan, options and models."""
 
     prompts: Prompts  # the cursor over the data
     asking: Asking
@@ -40,16 +39,16 @@ class EngineInputs:
 
 @dataclass(frozen=True)
 class Runtime:
-    """The engine, threads and pools that carry a plan out."""
+    """The engine, queues and pools that execute a plan."""
 
     plan: Plan
     engine: Engine
     lanes: Lanes
-    # gives the first message of each cause for which scores are missing
+    # returns the first message of each cause of missing scores
     reasons: Callable[[], Mapping[Cause, str]]
-    close: Callable[[], object]  # ends what was started for it
+    close: Callable[[], object]  # stops what was started for it
     ahead: Ahead | None = None  # samples later iterations, with --staleness above 0
-    workers: Workers | None = None  # of pools, as far as recovery is concerned
+    workers: Workers | None = None  # of pools, as recovery uses them
 
 
 @dataclass(kw_only=True)
@@ -61,32 +60,32 @@ class RunContext:
     executor: Executor
     prompts: Prompts  # the cursor over the data
     options: Options
-    evaluation: Evaluation | FlowEvaluation | None  # None where no held-out prompts can be judged
-    settings: Mapping[str, Any]  # what settings.json says
+    evaluation: Evaluation | FlowEvaluation | None  # None if no held-out prompts can be scored
+    settings: Mapping[str, Any]  # the content of settings.json
     # role that the run may change → the small files of its model folder
     files: Mapping[str, Mapping[str, bytes]]
-    inputs: Dependencies | None  # what numbers depend on beside settings and plan; None where nobody asked
-    # gives the first message of each cause for which scores are missing
+    inputs: Dependencies | None  # dependencies besides settings and plan; None if no judge was given
+    # returns the first message of each cause of missing scores
     reasons: Callable[[], Mapping[Cause, str]]
-    stop: Callable[[], None]  # ends everything that was started, but for the watchdog
+    stop: Callable[[], None]  # stops everything that was started, except the watchdog
     watchdog: Watchdog
     ahead: Ahead | None = None  # samples later iterations, with --staleness above 0
-    workers: Workers | None = None  # of pools, as far as recovery is concerned
+    workers: Workers | None = None  # of pools, as recovery uses them
     canary: Canary | None = None  # compares trainer and generator on fixed tokens
-    heard_by: Callable[[Callable[[bytes], object]], object] = lambda hear: None  # hands on what rewards print
-    # processes beside the run
+    heard_by: Callable[[Callable[[bytes], object]], object] = lambda hear: None  # forwards what rewards print
+    # processes next to the run
     services: Services = field(default_factory=lambda: Services((), {}, {}, Path(), ""))
-    # role that several ranks train → makes one here
+    # role that several ranks train → makes its trainer in this process
     alone: Mapping[str, Callable[[], Trainer]] = field(default_factory=dict)
-    unclaimed: str = ""  # why no accuracy is measured on held-out prompts that there are
-    resizing: frozenset[str] = frozenset()  # roles whose trainers can be told how many tokens a pass may have
+    unclaimed: str = ""  # why no accuracy is measured although held-out prompts exist
+    resizing: frozenset[str] = frozenset()  # roles whose trainers can change the number of tokens per pass
 
     def computing(self) -> AbstractContextManager[None]:
-        """A time in which models compute with all threads, and all else with one."""
+        """A context in which models compute with all threads, and everything else with one."""
         return all_for(self.executor.lanes, "model")
 
     def close(self) -> None:
-        """End everything that was started."""
+        """Stop everything that was started."""
         try:
             self.stop()
         finally:
@@ -96,12 +95,12 @@ class RunContext:
 
 @dataclass(frozen=True)
 class RunStart:
-    """The beginning of a run: its first iteration, or the iteration of a checkpoint."""
+    """The starting point of a run: its first iteration, or the iteration of a checkpoint."""
 
     iteration: int = 0
-    before: Accuracy | None = None  # accuracy of the first weights, known where the run was begun earlier
-    answers: list[dict[str, str]] = field(default_factory=list)  # what the first weights answered, likewise
-    # accuracy of the weights with which it begins, known where they were evaluated
+    before: Accuracy | None = None  # accuracy of the first weights, known if the run began earlier
+    answers: list[dict[str, str]] = field(default_factory=list)  # answers of the first weights, likewise
+    # accuracy of the weights at this point, known if they were evaluated
     here: Accuracy | None = None
 
 
@@ -112,16 +111,16 @@ class RunResult:
     folder: Path
     iterations: int
     seconds: float
-    before: Accuracy | None  # accuracy of the first weights; None where there was nothing to evaluate
-    after: Accuracy | None  # accuracy of the last weights; None where there was nothing to evaluate
+    before: Accuracy | None  # accuracy of the first weights; None if there was nothing to evaluate
+    after: Accuracy | None  # accuracy of the last weights; None if there was nothing to evaluate
     totals: RunTotals
-    # held-out prompts with what was answered before and after
+    # held-out prompts with the answers before and after training
     answers: list[dict[str, str]] = field(default_factory=list)
     last: dict[str, float] = field(default_factory=dict)  # metrics of the last iteration
-    skipped: int = 0  # iterations in which nothing was kept to train on
-    unclaimed: str = ""  # why no accuracy was measured on held-out prompts that there are
-    unsaved: str = ""  # what of its state could not be saved, and where it is instead; empty where all is
-    shown: str = ""  # the folder, as people who are where the run was started would write it
+    skipped: int = 0  # iterations without rows to train on
+    unclaimed: str = ""  # why no accuracy was measured although held-out prompts exist
+    unsaved: str = ""  # the state that could not be saved, and where it is instead; empty if all was saved
+    shown: str = ""  # the folder, relative to where the run was started if it is below that folder
 
     def _repr_html_(self) -> str:
         """Numbers and the learning curve, as notebooks show them."""
@@ -140,7 +139,7 @@ class RunResult:
         return run_html(self.folder, rows)
 
     def as_json(self) -> dict[str, Any]:
-        """The last line of ``--json``."""
+        """Return the content of the last line of ``--json``."""
         return {
             "accuracy_before": self.before and self.before.sampled,
             "accuracy_after": self.after and self.after.sampled,
@@ -158,7 +157,7 @@ class RunResult:
 class LoopTotals:
     """The counts of a loop."""
 
-    totals: RunTotals  # where time went
+    totals: RunTotals  # times of the nodes
     last: dict[str, float]  # metrics of the last iteration
-    skipped: int  # iterations in which nothing was kept to train on
-    bad: int  # iterations in a row in which an update could take no step
+    skipped: int  # iterations without rows to train on
+    bad: int  # iterations in a row in which an update could not take a step

@@ -1,8 +1,5 @@
-"""What a run depends on, gathered before its models are loaded: model folders, rewards, modules, data,
-packages and the machine.
-
-Here too: the comparison with what the run depended on when it was started.
-"""
+"""Find what a run depends on, before its models are loaded: model folders, rewards, modules, data, packages
+and the machine. On resume, compare it with the dependencies at the start of the run."""
 
 from __future__ import annotations
 
@@ -48,11 +45,11 @@ BY_KEY = (
     "special_tokens_map.json",
     "adapter_config.json",
 )
-NO_MATTER = {"transformers_version", "_name_or_path"}  # keys of a config that say who wrote it
-DATA = "data"  # whose tokenizer is read, and nothing else, where no model is in that folder
-LONG = 2000  # letters of a group of values that are told apart
-LARGE = 1 << 30  # bytes of a file of which the size alone is looked at
-SHORT = 200  # letters of a value that is kept as it is; of a longer one the digest
+NO_MATTER = {"transformers_version", "_name_or_path"}  # keys of a config that only name its writer
+DATA = "data"  # name for a folder of which only the tokenizer is read
+LONG = 2000  # characters up to which a group of values is compared value by value
+LARGE = 1 << 30  # bytes; of a larger file only the size is compared
+SHORT = 200  # characters up to which a value is stored; a longer one is stored as its digest
 
 
 @dataclass(frozen=True)
@@ -60,8 +57,8 @@ class Sources:
     """The files, models and data that a run is made from."""
 
     file: Path  # of the flow
-    roles: Roles  # that are models
-    # by a name that does not change where the same files are named by other paths
+    roles: Roles  # those that are models
+    # by a name that stays the same if the files have moved
     rewards: Mapping[str, RewardSpec]
     training: Dataset
     held_out: Dataset
@@ -71,8 +68,8 @@ class Sources:
 
 
 def named_rewards(roles: Iterable[str], rewards: RewardNames) -> dict[str, RewardSpec]:
-    """The rewards of a run, each once, by a name that does not change where the same files are named by other
-    paths. ``roles``: those that are rewards."""
+    """Return the rewards of a run, each once, by a name that stays the same if the files have moved.
+    ``roles``: those that are rewards."""
     specs = [
         *rewards.named,
         *(rewards.own[role] for role in roles if role in rewards.own),
@@ -87,14 +84,14 @@ def named_rewards(roles: Iterable[str], rewards: RewardNames) -> dict[str, Rewar
 
 @dataclass(frozen=True)
 class Dependencies:
-    """Everything that a run depends on, as it is now."""
+    """Everything that a run depends on, as found now."""
 
-    identity: Identity  # weights may not be read yet
+    identity: Identity  # digests of weights may still be missing
     paths: Mapping[str, Path]  # part of the identity → file of weights
 
 
 def find_dependencies(sources: Sources, options: Options) -> Dependencies:
-    """Find everything that a run depends on. Raises PlanError for a model folder that cannot be read."""
+    """Find everything that a run depends on. Raises PlanError if a model folder cannot be read."""
     parts: dict[str, str] = {}
     paths: dict[str, Path] = {}
     weights: dict[str, WeightFile] = {}
@@ -124,7 +121,7 @@ def find_dependencies(sources: Sources, options: Options) -> Dependencies:
 
 
 def unreadable(folder: Path | None, error: OSError) -> PlanError:
-    """The error that a model folder cannot be read."""
+    """Return the error for a model folder that cannot be read."""
     return PlanError.of(
         "model-folder",
         f"the model folder '{folder}' cannot be read",
@@ -135,7 +132,7 @@ def unreadable(folder: Path | None, error: OSError) -> PlanError:
 
 
 def folders(sources: Sources) -> dict[Path, str]:
-    """Model folders that are read, each with those who read it."""
+    """Return the model folders that are read, each with the names of its readers."""
     readers: dict[Path, list[str]] = {}
     for name, role in sources.roles.items():
         if role.folder is not None:
@@ -150,7 +147,7 @@ def folders(sources: Sources) -> dict[Path, str]:
 
 
 def _small(folder: Path) -> Iterator[tuple[str, str]]:
-    """(file, or file and key, value) of the files that say what a model and its tokenizer are."""
+    """(file, or file and key, value) of the files that describe a model and its tokenizer."""
     for path in [*small_files(folder, (*CONFIG, *TOKENIZER)), *index_files(folder)]:
         data = path.read_bytes()
         values = as_object(data) if path.name in BY_KEY else None
@@ -162,7 +159,7 @@ def _small(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _leaves(name: str, value: object) -> Iterator[tuple[str, str]]:
-    """A value of a config, or what is in it by dotted names where that is not much."""
+    """Yield a value of a config; if it is a small dict, yield its values by dotted names."""
     text = json.dumps(value, sort_keys=True)
     if isinstance(value, dict) and value and len(text) <= LONG:
         for key in sorted(value):
@@ -176,8 +173,8 @@ def _digest(data: bytes) -> str:
 
 
 def _code(sources: Sources, modules: Imports) -> Iterator[tuple[str, str]]:
-    """Python files that the graph does not know of: rewards, what they and the flow's file import from their
-    own folders, and backends that are not rlflow's."""
+    """Python files outside the graph: rewards, environments, what they and the flow's file import from their
+    own folders, and backends that rlflow does not ship."""
     if not sources.file.is_relative_to(algorithms_folder().resolve()):
         yield from _imported(f"flow {sources.file.name}", sources.file, "", modules)
     for name, spec in sources.rewards.items():
@@ -190,7 +187,7 @@ def _code(sources: Sources, modules: Imports) -> Iterator[tuple[str, str]]:
         yield f"environment {environment.name}", f"sha256 {meaning(file)}"
         for name in environment.paths:
             yield f"environment {environment.name}: {name}", _held(Path(environment.settings[name]))
-        if not environment.module:  # those that ship are of rlflow's version
+        if not environment.module:  # rlflow's version already covers the shipped ones
             yield from _imported(f"environment {environment.name}", file, "", modules)
         elif environment.library:
             modules.outside.add(environment.library)
@@ -203,8 +200,8 @@ def _code(sources: Sources, modules: Imports) -> Iterator[tuple[str, str]]:
 
 
 def _held(path: Path) -> str:
-    """The digest of a file that a setting names, of a very large one its size; of a folder only that it is
-    one."""
+    """The digest of a file that a setting names; of a very large file its size; for a folder only that it is
+    a folder."""
     if not path.is_file():
         return "a folder" if path.is_dir() else "nothing"
     if path.stat().st_size > LARGE:
@@ -214,7 +211,7 @@ def _held(path: Path) -> str:
 
 
 def _files_of(backend: str) -> list[Path]:
-    """The files of a backend; none where it is a module that no file defines."""
+    """The files of a backend; empty for a module without a file."""
     try:
         return [path for path in source_files(backend) if path.is_file()]
     except ValueError:
@@ -229,7 +226,7 @@ def _imported(name: str, file: Path, module: str, modules: Imports) -> Iterator[
 
 
 def versions(sources: Sources, options: Options, modules: Imports) -> dict[str, str]:
-    """Versions of packages, and what the machine computes with."""
+    """Return the versions of packages, and the device and threads that compute."""
     packages = [
         *ALWAYS,
         *(name for spec in sources.rewards.values() for name in OF_SCORERS.get(spec.kind, ())),
@@ -273,7 +270,7 @@ def _version(package: str) -> str | None:
 
 
 def module_version(name: str) -> str | None:
-    """The version of the package that a module is of."""
+    """Return the version of the package that a module belongs to; None if unknown."""
     if version := _version(name):
         return version
     packages = _packages().get(name, [])
@@ -282,15 +279,16 @@ def module_version(name: str) -> str | None:
 
 @cache
 def _packages() -> Mapping[str, list[str]]:
-    """Module → the packages that have it. Looking through all that is installed takes a fifth of a second, so
-    a process does it once."""
+    """Module → the packages that provide it. Scanning all installed packages takes a fifth of a second, so a
+    process does it once."""
     return importlib.metadata.packages_distributions()
 
 
 def same_inputs(folder: Path, name: str, reporter: Reporter, dependencies: Dependencies) -> Dependencies:
-    """Compare what a run depends on with what it was started with; the dependencies with the digests that are
-    known of them. Raises PlanError with everything that has changed; of versions and the like a change is
-    reported."""
+    """Compare a run's dependencies with those at its start. Returns them with the digests that are known.
+
+    Raises PlanError with everything that has changed. A changed version is only reported.
+    """
     before = recorded_identity(folder, reporter)
     if before is None:
         return dependencies
@@ -300,15 +298,15 @@ def same_inputs(folder: Path, name: str, reporter: Reporter, dependencies: Depen
             "resume-inputs",
             f"what the run '{name}' depends on has changed",
             found="\n            ".join(map(str, changes)),
-            expected="what it was started with",
-            remedy="put it back; or start a new run from the checkpoint, with what is there: rlflow "
+            expected="the inputs that the run was started with",
+            remedy="restore them, or start a new run from the checkpoint with the changed inputs: rlflow "
             f"resume {name} --fork",
         )
     return dependencies
 
 
 def other_inputs(folder: Path, reporter: Reporter, graph: Graph, dependencies: Dependencies) -> Dependencies:
-    """Compare what a fork depends on with what its run was started with. Changes are taken, and reported."""
+    """Compare a fork's dependencies with those at the start of its run. Changes are accepted and reported."""
     before = recorded_identity(folder, reporter)
     if before is None:
         return dependencies
@@ -321,10 +319,10 @@ def other_inputs(folder: Path, reporter: Reporter, graph: Graph, dependencies: D
 def compare_inputs(
     before: Identity, dependencies: Dependencies, reporter: Reporter
 ) -> tuple[Dependencies, list[Change]]:
-    """The dependencies with the digests that are known of them, and what has changed since ``before``. Raises
-    PlanError for weights that cannot be read."""
+    """Return the dependencies with the digests that are known, and what has changed since ``before``. Raises
+    PlanError if weights cannot be read."""
     for change in differences(before.told, dependencies.identity.told):
-        reporter.note(f"since the run was started: {change}; numbers may differ from here on")
+        reporter.note(f"changed since the run was started: {change}; numbers may differ from here on")
     try:
         weights, changes = compare_weights(
             before.weights, dependencies.identity.weights, dependencies.paths, reporter.note
@@ -336,14 +334,14 @@ def compare_inputs(
 
 
 def recorded_identity(folder: Path, reporter: Reporter) -> Identity | None:
-    """The identity that a run recorded; None, which is reported, where it left none that can be read."""
+    """Return the identity that a run recorded. Reports a missing or unreadable one, and returns None."""
     try:
-        recorded, why = identity.read(folder), f"it has no {identity.FILE}"
+        recorded, why = identity.read(folder), f"the run has no {identity.FILE}"
     except ValueError as error:
         recorded, why = None, str(error)
     if recorded is None:
         reporter.note(
-            "whether model folders, rewards and packages are those that the run was started with cannot "
-            f"be told: {why}"
+            "cannot check whether model folders, rewards and packages are the same as at the start of the "
+            f"run: {why}"
         )
     return recorded

@@ -1,7 +1,5 @@
-"""A run's folder: its name, and the files in it that say what the run is.
-
-Here too: where the folder is while a run writes in it, and what reward functions print.
-"""
+"""A run's folder: its name, the files that describe the run, and a check that the folder is still in its
+place. Also writes what reward functions print."""
 
 from __future__ import annotations
 
@@ -29,13 +27,16 @@ from rlflow.monitoring.secrets import MaskedLines, masked, redacted
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 SETTINGS, GRAPH = "settings.json", "graph.msgpack"
-ABANDONED = 3600.0  # seconds after which a folder that a dead process was making is removed by another run
+ABANDONED = 3600.0  # seconds after which another run removes a half-made folder of a dead process
 
 
 def create(out: Path, name: str | None, flow: str, texts: Mapping[str, bytes] = MappingProxyType({})) -> Path:
-    """A new folder in ``out``: ``name``, or the flow's name and the next free number, as an absolute path. It
-    is there with all of ``texts`` or not at all. Raises PlanError for a name that is taken or would lie
-    elsewhere."""
+    """Create a new folder in ``out`` and return its absolute path. It is named ``name``, or the flow's name
+    with the next free number.
+
+    The folder appears with all of ``texts`` or not at all. Raises PlanError for a name that is taken or is
+    not a single folder name.
+    """
     check_free(out, name)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -44,15 +45,15 @@ def create(out: Path, name: str | None, flow: str, texts: Mapping[str, bytes] = 
     except OSError as error:
         raise PlanError.of(
             "run-folder",
-            f"no run can be written to '{out}'",
+            f"cannot write a run to '{out}'",
             found=str(error.strerror),
-            expected="a folder that can be written",
+            expected="a writable folder",
             remedy="choose another --out",
         ) from error
 
 
 def _place(out: Path, names: Iterable[str], texts: Mapping[str, bytes]) -> Path:
-    """The first of the names that is free. Raises OSError, and PlanError where none is."""
+    """Create the folder under the first free name. Raises OSError, and PlanError if no name is free."""
     folder = durable.aside(out / "run")
     os.mkdir(folder)
     try:
@@ -69,7 +70,8 @@ def _place(out: Path, names: Iterable[str], texts: Mapping[str, bytes]) -> Path:
 
 
 def _taken(folder: Path, name: Path) -> bool:
-    """Whether the folder got this name, which no other process may get meanwhile. Raises OSError."""
+    """Move the folder to this name; no other process can get the name too. Returns whether it worked. Raises
+    OSError."""
     try:
         durable.move(folder, name)
     except OSError as error:
@@ -84,15 +86,15 @@ def _numbered(flow: str) -> Iterator[str]:
 
 
 def check_free(out: Path, name: str | None) -> None:
-    """Before anything is loaded. Raises PlanError for a name that is taken or would lie elsewhere, and for an
-    ``out`` that is a file."""
+    """Check a run's name and its parent folder before anything is loaded. Raises PlanError for a name that is
+    taken or invalid, and for an ``out`` that is a file."""
     check_name(name)
     if os.path.lexists(out) and not out.is_dir():
         raise PlanError.of(
             "run-folder",
-            f"no run can be written to '{out}'",
+            f"cannot write a run to '{out}'",
             found="a file",
-            expected="a folder, or a new one's name",
+            expected="a folder, or the name of a new one",
             remedy="choose another --out",
         )
     if name is not None and os.path.lexists(out / name):
@@ -100,7 +102,7 @@ def check_free(out: Path, name: str | None) -> None:
 
 
 def check_name(name: str | None) -> None:
-    """Raises PlanError for a name that no run can have."""
+    """Raise PlanError if a run cannot have this name."""
     if name is not None and not NAME.fullmatch(name):
         raise PlanError.of(
             "run-name",
@@ -112,15 +114,15 @@ def check_name(name: str | None) -> None:
 
 
 def check_place(options: Options) -> None:
-    """Before anything is loaded. Raises PlanError where no run can get the name of the options, or go on
-    under it."""
+    """Check the options' run folder before anything is loaded. Raises PlanError if a run can neither get that
+    name nor be resumed under it."""
     out, name = Path(options.out), options.name
     if options.resume is not None and name is None:
         raise PlanError.of(
             "resume-name",
-            "--resume auto goes on with the run of a name",
+            "--resume auto needs the name of the run to resume",
             found="no --name",
-            expected="the name that the run has whenever this command is given",
+            expected="the same --name each time this command is given",
             remedy="--name NAME",
         )
     if options.resume is None or not os.path.lexists(out / str(name)):
@@ -130,17 +132,17 @@ def check_place(options: Options) -> None:
 def _exists(folder: Path) -> PlanError:
     return PlanError.of(
         "run-exists",
-        f"the run '{folder}' exists",
+        f"the run '{folder}' already exists",
         found="a folder or file of that name",
         expected="a new name",
-        remedy=f"choose another --name, or leave it out; rlflow resume {folder} goes on with a run that "
-        "was stopped",
+        remedy=f"choose another --name, or leave it out; rlflow resume {folder} continues a run that was "
+        "stopped",
     )
 
 
 def texts(settings: Mapping[str, Any], graph: Graph) -> dict[str, bytes]:
-    """The files that say what a run is, by name: settings as JSON; the graph as text, as JSON and to compare
-    on resume. No secrets are in any of them."""
+    """Return the files that describe a run, by name: settings as JSON; the graph as text, as JSON, and as
+    msgpack to compare on resume. Secrets are masked."""
     graph = without_secrets(graph)
     return {
         SETTINGS: f"{json.dumps(settings, indent=1, default=str)}\n".encode(),
@@ -151,8 +153,8 @@ def texts(settings: Mapping[str, Any], graph: Graph) -> dict[str, bytes]:
 
 
 def without_secrets(graph: Graph) -> Graph:
-    """The graph with the secrets among its settings and in its files' names masked. Done to one where it is
-    done already, it changes nothing."""
+    """Return the graph with masked secrets in its settings and file names. Masking twice changes nothing
+    more."""
     nodes = (
         replace(
             node,
@@ -183,7 +185,7 @@ def _masked(settings: Pairs) -> Pairs:
 
 
 class Lost(Exception):
-    """The folder is not where it was. moved: where it is now, None where it was deleted."""
+    """The run's folder is no longer in its place. moved: its new path; None if it was deleted."""
 
     def __init__(self, folder: Path, moved: Path | None) -> None:
         self.folder, self.moved = folder, moved
@@ -193,16 +195,15 @@ class Lost(Exception):
 
 
 class Home:
-    """An absolute path, and the folder that was there when this was made."""
+    """An absolute path, and the folder that it named when this object was made."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder.absolute()
-        self.shown = shown(self.path)  # for people, who are where the run was started
+        self.shown = shown(self.path)  # for messages, relative to where the run was started
         self._handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def look(self) -> None:
-        """Raises Lost where the folder is another one or none now. A disk that does not answer is no
-        reason."""
+        """Raise Lost if the folder was moved or deleted; ignore I/O errors."""
         try:
             there = os.stat(self.path)
         except (FileNotFoundError, NotADirectoryError):
@@ -213,7 +214,7 @@ class Home:
             raise Lost(self.path, self._moved())
 
     def _moved(self) -> Path | None:
-        """The path of the folder by the kernel, if the kernel knows it and the folder exists."""
+        """The new path of the folder, if the kernel knows it and the folder still exists."""
         try:
             path = Path(os.readlink(f"/proc/self/fd/{self._handle}"))
             return path if os.path.samestat(os.stat(path), os.fstat(self._handle)) else None
@@ -221,12 +222,12 @@ class Home:
             return None
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Close the handle of the folder."""
         os.close(self._handle)
 
 
 def shown(folder: Path) -> str:
-    """A path as it is best written here: from the working directory where it lies in that."""
+    """Return a path for messages: relative if it is below the working directory, otherwise absolute."""
     try:
         return os.path.relpath(folder) if folder.is_relative_to(os.getcwd()) else str(folder)
     except FileNotFoundError:  # the working directory is gone
@@ -238,8 +239,8 @@ LIMIT = 1 << 20  # bytes of the file
 
 
 class Printed:
-    """Takes what processes print, in pieces and from several threads, and writes whole lines without secrets
-    and control characters."""
+    """Writes what processes print, in complete lines without secrets and control characters. Text may arrive
+    in pieces and from several threads."""
 
     def __init__(self, folder: Path, failed: Callable[[OSError], None]) -> None:
         self._path, self._failed = folder / FILE, failed
@@ -250,7 +251,7 @@ class Printed:
         self.hear = self._lines.hear
 
     def close(self) -> None:
-        """Write lines that are not ended yet, and close the file."""
+        """Write unfinished lines, and close the file."""
         self._lines.close()
         if self._log is not None:
             self._log.close()
@@ -258,11 +259,11 @@ class Printed:
     def _add(self, line: bytes) -> None:
         if self._room <= 0:
             return
-        if self._log is None:  # a run whose rewards are silent has no such file
+        if self._log is None:  # opened late: a run whose rewards print nothing has no such file
             self._log = Log(self._path, self._failed)
             self._room = LIMIT - (self._path.stat().st_size if self._path.exists() else 0)
         text = printable(self._masked(line.decode(errors="replace")))[:LINE] + "\n"
         self._room -= len(text.encode())
         self._log.add(
-            text if self._room > 0 else f"what rewards print beyond {LIMIT >> 20} MiB is left out\n"
+            text if self._room > 0 else f"the file is limited to {LIMIT >> 20} MiB: later lines are dropped\n"
         )

@@ -1,5 +1,4 @@
-"""A run whose folder does not take its state: it is saved in another one, since without it what was learnt
-would be lost."""
+"""Save a run in another folder if its own cannot store its state, so that the training is not lost."""
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ from rlflow.runs.loop import Loop
 
 
 def texts(context: RunContext) -> dict[str, bytes]:
-    """The files that say what the run is."""
+    """Return the files that describe the run."""
     known = {identity.FILE: context.inputs.identity.encode()} if context.inputs else {}
     return known | directory.texts(context.settings, context.plan.graph)
 
 
 def save_lost(loop: Loop, lost: Lost) -> PlanError:
-    """Save a run whose folder is gone: where that is now, or in a new folder in its place. What became of it,
-    as the error of the run."""
+    """Save a run whose folder is gone: in the moved folder, or in a new one at the same place. Returns the
+    error that ends the run, with the place of the saved state."""
     context = loop.context
     try:
         folder = lost.moved or _anew(context, lost.folder.parent, lost.folder.name)
@@ -36,28 +35,30 @@ def save_lost(loop: Loop, lost: Lost) -> PlanError:
             loop.writer = writer
             loop.save(loop.done, context.prompts.state())
         where = (
-            f"it is saved as {writer.saved}"
+            f"the state is saved as {writer.saved}"
             if writer.saved
-            else f"it could not be saved there: {writer.failures[-1]}"
+            else f"the state could not be saved there: {writer.failures[-1]}"
         )
         remedy = f"rlflow resume {folder}" if writer.saved else "start the run again"
         _note_state(context, folder, loop.done, str(lost))
     except (OSError, PlanError) as error:
-        where, remedy = f"it could not be saved anew: {error}", "start the run again"
+        where, remedy = f"the state could not be saved elsewhere: {error}", "start the run again"
     return PlanError.of(
         "run-folder-lost",
         str(lost),
         found=where,
-        expected="a folder that stays until the run ends",
+        expected="a folder that stays in place until the run ends",
         remedy=remedy,
     )
 
 
 def save_beside(loop: Loop, folder: Path, why: str) -> Path | None:
-    """Save the newest whole iteration of a run whose folder does not take it in the first place that does:
-    beside the folder, or in the system's folder for temporary files or the user's own, which may be of
-    another disk. The new run folder; None if no place takes it, or the models are between two iterations no
-    more. ``why``: why the run's own does not take it."""
+    """Save the newest complete iteration elsewhere if the run's folder cannot store it.
+
+    It tries the parent folder, then the system's temporary folder and the user's home, which may be on
+    another disk. Returns the new run folder. Returns None if all of them fail, or if the models are in the
+    middle of an iteration. ``why``: why the run's own folder failed.
+    """
     for parent in _places(folder):
         with contextlib.suppress(OSError, PlanError):
             place = _anew(loop.context, parent, f"{folder.name}-saved")
@@ -73,15 +74,15 @@ def save_beside(loop: Loop, folder: Path, why: str) -> Path | None:
 
 def _places(folder: Path) -> Iterator[Path]:
     places = [folder.parent]
-    with contextlib.suppress(OSError):  # there is no folder for temporary files
+    with contextlib.suppress(OSError):  # no temporary folder
         places.append(Path(tempfile.gettempdir()))
-    with contextlib.suppress(RuntimeError):  # there is no home
+    with contextlib.suppress(RuntimeError):  # no home folder
         places.append(Path.home())
     yield from dict.fromkeys(place for place in places if os.access(place, os.W_OK))
 
 
 def _anew(context: RunContext, parent: Path, name: str) -> Path:
-    """A folder of this name, or of a free one where something else has that. Raises PlanError."""
+    """Create a folder of this name, or of a free name if this one is taken. Raises PlanError."""
     flow, files = context.plan.graph.name, texts(context)
     try:
         return directory.create(parent, name, flow, files)
@@ -90,6 +91,6 @@ def _anew(context: RunContext, parent: Path, name: str) -> Path:
 
 
 def _note_state(context: RunContext, folder: Path, iteration: int, error: str) -> None:
-    """Write into a folder that a run stands there and has not ended well. Raises OSError."""
+    """Write a status that marks the folder's run as failed. Raises OSError."""
     begun = status.begun(context.plan.graph.name, context.options.iterations)
     status.write(folder, replace(begun, state="failed", iteration=iteration, error=error))

@@ -1,5 +1,5 @@
-"""Evaluation on held-out prompts: the same prompts and the same chance each time, so that two numbers differ
-by the weights alone."""
+"""Evaluation on held-out prompts, with the same prompts and the same random seeds each time, so that two
+results differ only by the weights."""
 
 from __future__ import annotations
 
@@ -24,40 +24,42 @@ from rlflow.runs.outcomes import Answers, repeated_figures
 from rlflow.training.protocols import Sampling
 
 CHUNK = 1024  # answers that are sampled at once
-PART = 256  # prompts that a flow's own evaluation gets at once: it may sample many rows of each
+PART = 256  # prompts that a flow's own evaluation gets at once: it may sample many rows for each
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Share of held-out answers that score 1.0: sampled at temperature 1, and greedy; or of the rows that a
-    flow's own evaluation returns, with the mean of their scores. None where no prompts are held out of the
-    data."""
+    """Share of held-out answers that score 1.0, sampled at temperature 1 and greedy.
+
+    For a flow with its own evaluation: the share of the rows that it returns, and their mean score. None if
+    no prompts are held out of the data.
+    """
 
     sampled: float | None
     greedy: float | None = None
-    # where several roles are evaluated, all shares of each
+    # role → its shares, if several roles are evaluated
     roles: dict[str, dict[str, float]] = field(default_factory=dict)
-    # where data have several sources, shares as sampled/NAME and greedy/NAME
+    # shares as sampled/NAME and greedy/NAME, if data have several sources
     sources: dict[str, float] = field(default_factory=dict)
-    # of a flow's own evaluation, without those that are missing; None where all are
+    # mean score of a flow's own evaluation, without missing scores; None if all are missing
     score: float | None = None
-    # mean@n, pass@k and maj@k, where several answers are sampled
+    # mean@n, pass@k and maj@k, if several answers are sampled
     repeated: dict[str, float] = field(default_factory=dict)
     sets: dict[str, dict[str, float]] = field(default_factory=dict)  # set of --eval → its figures
-    # where roles are named, set → role → its figures
+    # set → role → its figures, if figures name the role
     set_roles: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class HeldOutSet:
-    """Prompts that nothing is trained on, and what judges answers to them."""
+    """Prompts that the run does not train on, and the judge that scores answers to them."""
 
     prompts: Batch
     judge: HeldOutJudge
-    name: str = ""  # of --eval; empty for those held out of the data
+    name: str = ""  # of --eval; empty for the prompts held out of the data
 
 
-KeepAnswers = Callable[[Mapping[str, Any]], object]  # takes what is kept of the answers to one prompt
+KeepAnswers = Callable[[Mapping[str, Any]], object]  # called with the record of the answers to one prompt
 
 
 def forget(answers: Mapping[str, Any]) -> None:
@@ -72,23 +74,23 @@ class Evaluation:
     engine: Engine
     role: str
     sets: tuple[HeldOutSet, ...]
-    sampling: Sampling  # of one answer or of several to each prompt
-    others: tuple[Evaluation, ...] = ()  # those of further roles
-    named: bool = False  # whether figures and answers say which role they are of
+    sampling: Sampling  # of one or several answers to each prompt
+    others: tuple[Evaluation, ...] = ()  # the evaluations of further roles
+    named: bool = False  # whether figures and answers name their role
 
     @property
     def held_out(self) -> int:
-        """How many prompts are held out of the data."""
+        """The number of prompts that are held out of the data."""
         return sum(len(each.prompts) for each in self.sets if not each.name)
 
     def only(self, names: Collection[str]) -> Evaluation:
-        """The evaluation on the sets of these names alone."""
+        """Return the evaluation limited to the sets with these names."""
         others = tuple(each.only(names) for each in self.others)
         return replace(self, sets=tuple(each for each in self.sets if each.name in names), others=others)
 
     def __call__(self, keep: KeepAnswers = forget) -> Accuracy:
-        """The accuracy of the role, and by name where there are several. ``keep`` is handed the answers to
-        each prompt."""
+        """Measure the accuracy of the role, and of each further role by name. ``keep`` is called with the
+        answers to each prompt."""
         return self.lanes.do("model", partial(self._accuracy, keep))
 
     def _accuracy(self, keep: KeepAnswers) -> Accuracy:
@@ -115,8 +117,8 @@ class Evaluation:
         )
 
     def answers(self, count: int) -> list[dict[str, str]]:
-        """The first ``count`` prompts, the right answers where the data have them, and what the model
-        samples."""
+        """Return the first ``count`` prompts with the model's sampled answers, and with the right answers if
+        the data have them."""
         return self.lanes.do("model", partial(self._answers, count))
 
     def _answers(self, count: int) -> list[dict[str, str]]:
@@ -132,8 +134,8 @@ class Evaluation:
         ]
 
     def _figures(self, held_out: HeldOutSet, keep: KeepAnswers) -> dict[str, float]:
-        """The share of right answers of a set, sampled and greedy, and by source as ``NAME/SOURCE``; with
-        several answers to each prompt what these say together too."""
+        """The share of right answers of a set, sampled and greedy, and by source as ``NAME/SOURCE``. With
+        several answers to each prompt, also mean@n, pass@k and maj@k."""
         prompts, samples = held_out.prompts, self.sampling.samples
         sampled: list[Answers] = []
         greedy: list[bool] = []
@@ -168,7 +170,7 @@ class Evaluation:
     def _judged(
         self, judge: HeldOutJudge, prompts: Batch, temperature: float, samples: int
     ) -> list[DrawnAnswers]:
-        """The answers to each prompt."""
+        """The scored answers to each prompt."""
         rows = self._sampled(prompts, temperature, samples)
         answered = (*prompts.columns, *SAMPLED, *(name for name in OF_EPISODES if name in rows))
         rows = self.engine.gather(rows.select(*answered, "tokens"))
@@ -193,7 +195,7 @@ class Evaluation:
         ]
 
     def _sampled(self, prompts: Batch, temperature: float, samples: int) -> Batch:
-        """The prompts' rows with completions, adjacent for each prompt, from seeds that are the same at every
+        """The prompts' rows with completions, adjacent for each prompt. The seeds are the same at every
         evaluation."""
         sampling = replace(self.sampling, temperature=temperature, samples=samples)
         rows = self.engine.sample(
@@ -207,15 +209,15 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class DrawnAnswers:
-    """The answers to one prompt as they were sampled and judged."""
+    """The sampled and scored answers to one prompt."""
 
     judged: Answers
     completions: Sequence[str]
-    finish: Sequence[str]  # why each ended
-    tokens: Sequence[int]  # how many each has
+    finish: Sequence[str]  # why each answer ended
+    tokens: Sequence[int]  # length of each answer
 
     def as_json(self) -> list[dict[str, Any]]:
-        """An object for each answer, of plain values."""
+        """Return an object of plain values for each answer."""
         rows = zip(
             self.completions, self.judged.scores, self.judged.extracted, self.finish, self.tokens, strict=True
         )
@@ -232,8 +234,8 @@ class DrawnAnswers:
 
 
 def records(prompts: Batch) -> Iterator[dict[str, Any]]:
-    """An object for each prompt: its text, its right answer, its source, and the number of its record, as far
-    as the data have them."""
+    """Yield an object for each prompt: its source, the number of its record, its text and its right answer,
+    as far as the data have them."""
     names = {"source": SOURCE, "record": "prompt_id", "prompt": "prompt", "answer": "answer"}
     columns = {
         name: values if isinstance(values := prompts[column], list) else values.tolist()
@@ -244,13 +246,13 @@ def records(prompts: Batch) -> Iterator[dict[str, Any]]:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean of one value or more."""
+    """Return the mean of one or more values."""
     return sum(values) / len(values)
 
 
 def by_source(name: str, sources: Sequence[str], right: Sequence[float]) -> dict[str, float]:
-    """The share of right answers of each source, as ``name/SOURCE``. ``sources``: of the answers; none where
-    the data have one source."""
+    """Return the share of right answers of each source, as ``name/SOURCE``. ``sources``: one per answer;
+    empty if the data have one source."""
     hits: dict[str, list[float]] = {}
     for source, hit in zip(sources, right, strict=bool(sources)):
         hits.setdefault(source, []).append(hit)
@@ -267,11 +269,11 @@ class FlowEvaluation:
 
     @property
     def held_out(self) -> int:
-        """How many prompts are held out of the data."""
+        """The number of prompts that are held out of the data."""
         return len(self.prompts)
 
     def __call__(self, keep: KeepAnswers = forget) -> Accuracy:
-        """The share of the rows it returns that score 1.0, 0 where it returns none, and the mean of their
+        """Return the share of the returned rows that score 1.0, or 0 without rows, and the mean of their
         scores."""
         scores: list[float] = []
         sources: list[str] = []
@@ -291,8 +293,8 @@ class FlowEvaluation:
         )
 
     def answers(self, count: int) -> list[dict[str, str]]:
-        """The first ``count`` prompts, the right answers where the data have them, and the first completion
-        that the evaluation returns for each; empty for a prompt of which it returns none."""
+        """Return the first ``count`` prompts with the first completion that the evaluation returns for each,
+        or an empty one. Right answers are included if the data have them."""
         prompts = self.prompts.rows(range(min(count, len(self.prompts))))
         rows = self._rows(prompts, ("completion",), first=True)
         completions = (
@@ -309,8 +311,8 @@ class FlowEvaluation:
         ]
 
     def _rows(self, prompts: Batch, names: tuple[str, ...], first: bool = False) -> Batch:
-        """Columns of the rows that the evaluation returns, as far as it has them. ``first``: of the first row
-        of each prompt alone."""
+        """Columns of the rows that the evaluation returns, as far as they exist. ``first``: only the first
+        row of each prompt."""
         executor = self.executor.evaluating()
         try:
             rows = executor.run_body(self.plan, prompts, Outcome(), {})
@@ -326,9 +328,8 @@ class FlowEvaluation:
 
 
 def shown(accuracy: Accuracy) -> dict[Figure, float]:
-    """An accuracy as metrics: that of the first role, or of the flow's own evaluation, by source of data
-    where there are several, where roles are named that of each by name, and the figures of each further
-    set."""
+    """Return an accuracy as metrics: of the first role or of the flow's own evaluation, by source if the data
+    have several, by role if roles are named, and the figures of each further set."""
     plain = {
         "sampled": accuracy.sampled,
         "greedy": accuracy.greedy,
@@ -352,14 +353,14 @@ def shown(accuracy: Accuracy) -> dict[Figure, float]:
 
 
 def of_source(name: str, role: str = "") -> Figure:
-    """The figure of a share as ``by_source`` names it: no figure of an evaluation has a slash in its name,
-    which parts it from a source."""
+    """Return the metric for a share that ``by_source`` has named. Metric names have no slash, so the part
+    after the first slash is the source."""
     figure, _, source = name.partition("/")
     return Figure(Of.EVALUATION, figure, role=role, part=source)
 
 
 def unvoted(accuracy: Accuracy) -> Iterator[str]:
-    """Lines about held-out prompts that have pass@k of several answers and no maj@k."""
+    """Yield a line for each set of prompts that has pass@k but no maj@k."""
     every = {
         "the prompts held out of the data": accuracy.repeated,
         **{f"the set '{name}'": each for name, each in accuracy.sets.items()},
@@ -369,6 +370,6 @@ def unvoted(accuracy: Accuracy) -> Iterator[str]:
             name.startswith("maj@") for name in figures
         ):
             yield (
-                f"no maj@k for {what}: the reward that judges it gives no answers to count votes of "
-                f"('{PRED}' in what it returns)"
+                f"no maj@k for {what}: its reward returns no extracted answers to vote with (the key "
+                f"'{PRED}' in its result)"
             )

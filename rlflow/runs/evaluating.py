@@ -1,8 +1,5 @@
-"""`rlflow eval`: the evaluation of a run at one of its checkpoints, as the run itself makes it, or of a model
-folder.
-
-Here too: the flow with which a model folder answers prompts.
-"""
+"""`rlflow eval`: evaluate a run at one of its checkpoints, in the same way as the run itself, or evaluate a
+model folder."""
 
 from __future__ import annotations
 
@@ -39,9 +36,9 @@ from rlflow.runs.trust import check_trusted
 
 @dataclass(frozen=True)
 class Answering:
-    """How answers are sampled, beside what ``--actor.generate.NAME`` says."""
+    """How answers are sampled, in addition to ``--actor.generate.NAME``."""
 
-    # of an answer; at most half of the model's positions, unless it is named
+    # length of an answer; by default at most half of the model's positions
     max_tokens: Annotated[int, Ge(1)] = 512
 
 
@@ -54,12 +51,12 @@ ANSWER = Flow(answer, trains=False)
 
 
 ANSWERS, FIGURES = "answers.jsonl", "evaluation.json"  # in the folder of an evaluation
-NO_SETTINGS = ("name", "track", "out")  # flags of a run that an evaluation does not take from it
+NO_SETTINGS = ("name", "track", "out")  # flags that an evaluation does not take from its run
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The figures of a model, and the folder in which its answers are."""
+    """The figures of a model, and the folder with its answers."""
 
     model: Path  # the model's folder, or the checkpoint
     iteration: int | None  # of the checkpoint; None for a model folder
@@ -67,7 +64,7 @@ class Evaluated:
     folder: Path
 
     def as_json(self) -> dict[str, Any]:
-        """The content of evaluation.json, but for the settings."""
+        """Return the content of evaluation.json without the settings."""
         figures = plainly(shown(self.accuracy))
         return {
             "model": str(self.model),
@@ -78,16 +75,18 @@ class Evaluated:
 
 
 def evaluate_folder(folder: Path, values: Mapping[str, Any], out: Path, reporter: Reporter) -> Evaluated:
-    """Evaluate a Hugging Face folder on the sets of ``--eval``. ``values``: by flag, as of a run, but that a
-    reward judges each set that has none of its own; ``out``: the folder that gets a folder with the answers.
-    Raises PlanError."""
+    """Evaluate a Hugging Face folder on the sets of ``--eval``.
+
+    ``values``: by flag, as for a run, except that a reward scores every set without its own reward. ``out``:
+    parent of the new folder with the answers. Raises PlanError.
+    """
     model_folder(str(folder), "rlflow eval")
     if not values.get("eval"):
         raise PlanError.of(
             "eval-nothing",
-            "there is nothing to evaluate the model on",
+            "no prompts to evaluate the model on",
             found="no --eval",
-            expected="a file with prompts",
+            expected="--eval with a file of prompts",
             remedy=f"rlflow eval {folder} --eval NAME=FILE",
         )
     tokens = (
@@ -109,9 +108,11 @@ def evaluate_run(
     checkpoint: int | None = None,
     trust: bool = False,
 ) -> Evaluated:
-    """Evaluate a run at its newest good checkpoint, or at that after ``checkpoint`` iterations: on what the
-    run itself evaluates on, or on the sets of ``--eval`` alone where ``values`` has some. trust: execute
-    files that the run names although nothing vouches for them. Raises PlanError."""
+    """Evaluate a run at its newest good checkpoint, or at the one after ``checkpoint`` iterations.
+
+    It evaluates on the sets of ``--eval`` if ``values`` has some, otherwise on the run's own prompts.
+    ``trust``: as for ``resume``. Raises PlanError.
+    """
     folder = folder.absolute()
     saved = read_settings(folder)
     loaded = newest(folder, reporter) if checkpoint is None else checkpoint_of(folder, checkpoint)
@@ -136,8 +137,8 @@ def evaluate_run(
 
 
 def without_sets(saved: Mapping[str, Any], names_of_sets: Collection[str]) -> dict[str, Any]:
-    """The values of a run but for those of its sets that are not among ``names_of_sets``: their fields, and
-    what judges them."""
+    """Return the values of a run without those of its sets that are not in ``names_of_sets``: their fields,
+    and the rewards that score them."""
     dropped = [name for name in evaluation_names(saved.get("eval") or ()) if name not in names_of_sets]
     values = {
         name: value
@@ -151,8 +152,8 @@ def without_sets(saved: Mapping[str, Any], names_of_sets: Collection[str]) -> di
 
 
 def with_rewards(saved: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, whose rewards judge sets alone: those of the run are as they were, and one that names no
-    set judges each set that has none of its own. ``saved``: values of the run."""
+    """Return the values with rewards that score only sets. A reward without a set scores each set that has no
+    reward of its own; the rewards of the run stay. ``saved``: values of the run."""
     if not values.get("reward"):
         return dict(values)
     sets = evaluation_names(values.get("eval") or saved.get("eval") or ())
@@ -166,13 +167,13 @@ def with_rewards(saved: Mapping[str, Any], values: Mapping[str, Any]) -> dict[st
 
 
 def _judges(reward: Any, name: str) -> bool:
-    """Whether a reward judges the set alone."""
+    """True if the reward scores only this set."""
     return bool(sort_rewards({"reward": (reward,), "eval": (f"{name}=-",)})[1])
 
 
 def checkpoint_of(folder: Path, iteration: int) -> Loaded:
-    """The checkpoint of a run after so many iterations. Raises PlanError where there is none that is
-    whole."""
+    """Return the checkpoint of a run after ``iteration`` iterations. Raises PlanError if it does not exist or
+    is damaged."""
     there = {
         path: number
         for path in steps(of_run(folder))
@@ -185,7 +186,7 @@ def checkpoint_of(folder: Path, iteration: int) -> Loaded:
             "no-checkpoint",
             f"the run has no checkpoint after {iteration} iterations",
             found=f"checkpoints after {listed(map(str, known))}" if known else "no checkpoint",
-            expected="one that was kept (--keep)",
+            expected="a checkpoint that was kept (--keep)",
             remedy=f"--checkpoint {known[-1]}" if known else "--save-every",
         )
     try:
@@ -195,21 +196,21 @@ def checkpoint_of(folder: Path, iteration: int) -> Loaded:
             "checkpoint-damaged",
             f"the checkpoint '{path}' is damaged",
             found=str(damage),
-            expected="a whole one",
-            remedy="leave --checkpoint out, which takes the newest good one",
+            expected="an undamaged checkpoint",
+            remedy="leave --checkpoint out to use the newest good checkpoint",
         ) from damage
 
 
 def _measured(
     context: RunContext, model: Path, iteration: int | None, out: Path, name: str, reporter: Reporter
 ) -> Evaluated:
-    """Evaluate, write what was answered, and end what was started."""
+    """Evaluate, write the answers, and stop what was started."""
     try:
         if context.evaluation is None:
             raise PlanError.of(
                 "eval-nothing",
-                "there is nothing to evaluate on",
-                found="no held-out prompts that something judges",
+                "no prompts to evaluate on",
+                found="no held-out prompts that a reward scores",
                 expected="--eval, and a backend with models",
                 remedy="--eval NAME=FILE",
             )

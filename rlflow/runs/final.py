@@ -1,5 +1,5 @@
-"""What a run leaves behind: a plain Hugging Face folder of each trained role, all of them at once, and the answers
-of its evaluations, a line of JSON for each prompt, there whole or not at all."""
+"""The results of a run: a plain Hugging Face folder for each trained role, and the answers of its evaluations
+as JSON lines. A folder or file appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ FOLDER = "final"
 
 
 def finished(folder: Path, iterations: int, roles: Mapping[str, RoleModel]) -> bool:
-    """Whether a run said that so many iterations were all, which it does when its models are there."""
+    """True if a run has recorded that it finished after ``iterations`` iterations, and its final models
+    exist."""
     try:
         record = status.read(folder)
     except ValueError:
@@ -36,8 +37,8 @@ def finished(folder: Path, iterations: int, roles: Mapping[str, RoleModel]) -> b
 
 
 def write_models(context: RunContext, folder: Path) -> None:
-    """``final/ROLE`` for each trained role: written aside, put on the disk, renamed, so that what is there is
-    whole. Raises PlanError."""
+    """Write ``final/ROLE`` for each trained role. The folder is written under a temporary name, flushed to
+    disk and renamed, so it is always complete. Raises PlanError."""
     roles = trained(context)
     if not roles:
         return
@@ -56,23 +57,24 @@ def write_models(context: RunContext, folder: Path) -> None:
             "final-model",
             "the trained models cannot be written",
             found=str(getattr(error, "strerror", None) or error),
-            expected=f"room in {folder}",
-            remedy="make room",
+            expected=f"free space in {folder}",
+            remedy="free space",
         ) from error
 
 
 def _write(context: RunContext, role: str, model: RoleModel, folder: Path) -> None:
-    """Write one model: what its trainer writes, and the tokenizer as it was when the run began. Raises
+    """Write one model: the files of its trainer, and the tokenizer from the start of the run. Raises
     OSError."""
     assert model.trainer is not None
     context.engine.keeper.settle(computing(role))
     model.trainer.save(folder)
     if not folder.is_dir():
         raise OSError(
-            None, f"the process that trains '{role}' has another disk: it wrote nothing into this folder"
+            None,
+            f"the process that trains '{role}' does not share this disk: it wrote nothing to this folder",
         )
     for name, data in context.files.get(role, {}).items() if (folder / CONFIG[0]).is_file() else ():
-        if name != CONFIG[0]:  # the trainer wrote its own
+        if name != CONFIG[0]:  # the trainer wrote this file
             path = folder / name
             path.unlink(missing_ok=True)
             durable.write(path, [data])
@@ -82,15 +84,17 @@ ANSWERS = "evaluations"  # of a run, with a file for each evaluation
 
 
 def name_of(iteration: int) -> str:
-    """The file of the evaluation after so many iterations."""
+    """Return the name of the file of the evaluation after ``iteration`` iterations."""
     return f"{ANSWERS}/after-{iteration:06}.jsonl"
 
 
 @contextlib.contextmanager
 def answer_file(path: Path, failed: Callable[[OSError], object]) -> Iterator[KeepAnswers]:
-    """While inside, take the answers to one prompt after another. The file is there when all of them are on
-    the disk, and none where there are none. A disk that refuses them ends nothing: ``failed`` is told,
-    once."""
+    """Return a context in which the answers to one prompt after another are written to ``path``.
+
+    The file appears when all answers are on disk; without answers it does not appear. A write error does not
+    end the run: ``failed`` is called with it, once.
+    """
     file = _Lines(path)
 
     def attempt(action: Callable[[], object]) -> None:
@@ -109,7 +113,7 @@ def answer_file(path: Path, failed: Callable[[OSError], object]) -> Iterator[Kee
 
 
 class _Lines:
-    """A file that is written aside of its name."""
+    """A file that is written under a temporary name."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -118,7 +122,7 @@ class _Lines:
         self._file: int | None = None
 
     def add(self, answers: Mapping[str, Any]) -> None:
-        """A line. Raises OSError."""
+        """Add a line. Raises OSError."""
         if self._file is None:
             durable.make_folder(self.path.parent)
             self._file = os.open(self._aside, durable.NEW, 0o666)
@@ -127,13 +131,13 @@ class _Lines:
         )
 
     def finish(self) -> None:
-        """Put all lines on the disk, under the file's name. Raises OSError."""
+        """Flush all lines to disk and give the file its name. Raises OSError."""
         if self._file is not None:
             os.fsync(self._file)
             durable.move(self._aside, self.path)
 
     def discard(self) -> None:
-        """Close the file, and remove what is not whole."""
+        """Close the file, and remove it if it is incomplete."""
         if self._file is not None:
             os.close(self._file)
             with contextlib.suppress(OSError):

@@ -1,9 +1,5 @@
-"""When a run must not go on as if nothing were wrong: rewards that are missing, numbers that are not
-finite.
-
-Here too: records of the data that no model can be given, and canaries: fixed tokens that trainer and
-generator both score.
-"""
+"""Checks that stop a run or warn: missing rewards, numbers that are not finite, sampler and trainer that
+disagree. Also screens data for records that a model cannot take."""
 
 from __future__ import annotations
 
@@ -35,17 +31,17 @@ from rlflow.training.metrics import MERGE_ROUNDING
 
 
 class Guard:
-    """Stops a run. ``reasons`` gives the first message of each cause of missing rewards."""
+    """Stops a run. ``reasons`` returns the first message of each cause of missing rewards."""
 
     def __init__(self, options: Options, reasons: Callable[[], Mapping[Cause, str]]) -> None:
         self.options, self.reasons = options, reasons
-        self.bad = 0  # iterations in a row in which an update could take no step
-        self._merged: set[str] = set()  # updates whose adapters were warned of
-        self._known: set[Cause] = set()  # causes of missing rewards that were said
+        self.bad = 0  # iterations in a row in which an update could not take a step
+        self._merged: set[str] = set()  # updates with a warning about merged adapters
+        self._known: set[Cause] = set()  # causes of missing rewards that were reported
 
     def check(self, iteration: int, figures: Mapping[Figure, float], summary: IterationSummary) -> None:
-        """Raises StageError where too many rewards are missing, or nothing finite was left to learn from for
-        too long."""
+        """Raise StageError if too many rewards are missing, or if updates had nothing finite to learn from
+        for too many iterations in a row."""
         self._missing(iteration, figures, summary)
         stuck = [
             figure.node
@@ -59,32 +55,31 @@ class Guard:
                 stuck[0],
                 iteration,
                 len(rows),
-                f"no finite step for {self.bad} iterations in a row (--max-bad). Rows that "
-                f"are not finite, as position.sample: {listed(rows) if rows else _of_gradient(*summary.largest)}",
+                f"no finite optimizer step for {self.bad} iterations in a row (--max-bad). Rows with numbers "
+                f"that are not finite, as position.sample: {listed(rows) if rows else _of_gradient(*summary.largest)}",
             )
 
     def missing_warnings(self, figures: Mapping[Figure, float]) -> Iterator[str]:
-        """A warning for each cause of missing rewards that no iteration before had, with its first
-        message."""
+        """Yield a warning with the first message of each new cause of missing rewards."""
         counts: Counter[Cause] = Counter()
         for figure, count in figures.items():
             counts[Cause(figure.name, figure.part)] += int(count) if figure.of is Of.MISSING else 0
         causes = [cause for cause, count in counts.items() if count and cause not in self._known]
-        if not causes or _rate(figures) > self.options.max_missing:  # the error says them
+        if not causes or _rate(figures) > self.options.max_missing:  # then the error names them
             return
         messages = self.reasons()
         for cause in causes:
             self._known.add(cause)
             message = " ".join(messages.get(cause, "").split())[:LONGEST]
-            traceback = "; rewards.txt has the whole traceback" if cause.name == RAISED else ""
+            traceback = "; rewards.txt has the full traceback" if cause.name == RAISED else ""
             yield (
-                f"{counts[cause]} rewards are missing, and their rows are left out: {cause}: {message} "
-                f"(from now on counted alone, as reward/missing_* of the metrics{traceback})"
+                f"{counts[cause]} rewards are missing, and their rows are skipped: {cause}: {message} (later "
+                f"ones are only counted, in the metrics reward/missing_*{traceback})"
             )
 
     def merge_warnings(self, figures: Mapping[Figure, float]) -> Iterator[str]:
-        """A warning for each update whose adapters lose more than half of what they have learned where they
-        are merged, once."""
+        """Yield a warning, once per update, if merging its adapters loses more than half of what they have
+        learned."""
         for figure, share in figures.items():
             if (
                 figure.of is Of.UPDATE
@@ -94,11 +89,10 @@ class Guard:
             ):
                 self._merged.add(figure.node)
                 yield (
-                    f"{figure.node}: merged into weights of fewer bits, what the adapters have learned is "
-                    f"off by {share:.0%} of its size, and rows are sampled with that. The share falls as "
-                    "they learn more; --dtype float32, or a larger --lr, is more exact. final/ has the "
-                    "merged weights in float32, and the adapters beside them (from now on the metric alone "
-                    "tells)"
+                    f"{figure.node}: rows are sampled with adapters merged into weights of fewer bits, which "
+                    f"changes what the adapters have learned by {share:.0%} of its size. The share falls as "
+                    "they learn more; --dtype float32 or a larger --lr is more exact. final/ has the merged "
+                    "weights in float32, and the adapters (this is reported once; the metric continues)"
                 )
 
     def _missing(self, iteration: int, figures: Mapping[Figure, float], summary: IterationSummary) -> None:
@@ -108,7 +102,7 @@ class Guard:
         reasons = self.reasons()
         causes = "; ".join(f"{cause}: {message}" for cause, message in reasons.items())
         traceback = (
-            ". The whole traceback is in rewards.txt of the run's folder"
+            ". The full traceback is in rewards.txt in the run's folder"
             if any(cause.name == RAISED for cause in reasons)
             else ""
         )
@@ -122,24 +116,23 @@ class Guard:
 
 
 def _of_gradient(column: str, largest: float) -> str:
-    """Why no step is finite although every row is. ``largest``: the number furthest from 0 in a column,
-    without its sign."""
+    """A reason why no step is finite although every row is. ``largest``: the largest absolute number in a
+    column."""
     if largest <= OVERFLOWS:
-        return "none: the gradient is not"
+        return "none; the gradient is not finite"
     return (
-        f"none: the gradient is too large for float32, since '{column}' has numbers of {largest:.3g}, which "
-        "losses square. Scale them down where they are made, such as in the reward"
+        f"none; the gradient is too large for float32, because '{column}' has numbers of {largest:.3g}, "
+        "which losses square. Scale them down at their source, for example in the reward"
     )
 
 
 def loss_warnings(figures: Mapping[Figure, float]) -> Iterator[str]:
-    """Warnings of losses that are not finite while the steps on their gradients are."""
+    """Yield a warning for each loss that is not finite although its gradient is."""
     for figure, value in figures.items():
         if figure.of is Of.UPDATE and figure.name == "loss" and not math.isfinite(value):
             yield (
-                f"{figure.node}: the loss is {value}, although its gradient is finite, with which the "
-                "steps were taken; a term without "
-                "a gradient is too large for float32 or NaN, and the metric is null"
+                f"{figure.node}: the loss is {value}, so its metric is null. Its gradient is finite, and the "
+                "optimizer steps were taken; a term without a gradient is NaN or too large for float32"
             )
 
 
@@ -156,16 +149,18 @@ def _rate(figures: Mapping[Figure, float]) -> float:
 
 
 HALF = 0.5  # of what adapters have learned
-OVERFLOWS = 1e18  # the square of what is larger is more than float32 holds
-# the cause of rows without a reward since the user's function raised, which prints the traceback
+OVERFLOWS = 1e18  # the squares of larger numbers overflow float32
+# the cause of missing rewards if the user's function raised; it prints the traceback
 RAISED = "raised"
 LONGEST = 300  # characters of a reward's message in a warning
 
 
 def mismatch_warnings(options: Options, figures: Mapping[Figure, float], role: str = "") -> Iterator[str]:
-    """Warnings of a sampler that gives tokens other log-probs than the trainer, for each role that has
-    figures of its own. ``role``: of figures without one, where several roles sample. Samples with a staleness
-    are of other weights, and the null backend's numbers of none."""
+    """Yield a warning for each role whose sampler gives tokens other log-probs than its trainer.
+
+    ``role``: the role of figures without one, if several roles sample. With a staleness there is no warning,
+    because samples come from older weights; the null backend's numbers come from no weights.
+    """
     if options.staleness or options.backend == "null":
         return
     for figure, factor in figures.items():
@@ -173,45 +168,44 @@ def mismatch_warnings(options: Options, figures: Mapping[Figure, float], role: s
             of = f" of {figure.role or role}" if figure.role or role else ""
             most = figures[figure._replace(name="policy/mismatch_max")]
             yield (
-                f"trainer and sampler{of} differ by a factor of {factor:.3g} on a token, in the mean "
-                "(--max-mismatch "
-                f"{options.max_mismatch:g}): log-probs by {most:.3g} at most. Their weights, dtypes "
-                "or kernels are not the same; importance weights (truncated_weights) make up for little of it"
+                f"trainer and sampler{of} differ: token probabilities by a mean factor of {factor:.3g} "
+                f"(--max-mismatch {options.max_mismatch:g}), log-probs by at most {most:.3g}. Their weights, "
+                "dtypes or kernels are not the same; importance weights (truncated_weights) only partly "
+                "correct this"
             )
 
 
 def short_repeat_warnings(plan: Plan, figures: Mapping[Figure, float]) -> Iterator[str]:
-    """Warnings of repeats that kept fewer groups than they were to."""
+    """Yield a warning for each repeat that kept fewer groups than configured."""
     for node in (plan.graph.nodes[i] for i in plan.bodies):
         groups, count = node.options(RepeatOptions).groups, figures.get(Figure(Of.NODE, "kept", node.name))
         if count is not None and count < groups:
             tries = figures[Figure(Of.NODE, "tries", node.name)]
             yield (
-                f"{node.name}: {count:g} of {groups} groups were kept in {tries:g} tries; these are "
-                "trained on"
+                f"{node.name}: only {count:g} of {groups} groups were kept in {tries:g} tries; the iteration "
+                "trains on these"
             )
 
 
 ROWS = 4
-CANARY_TOKENS = 64  # tokens of a canary
-# times by which the mean factor may be further from 1 than in float32: tokens of a prompt may be unlikely,
+CANARY_TOKENS = 64  # tokens of a row in a weight check
+# how many times further from 1 the mean factor may be than in float32. Unlikely tokens round the most, and a
+# prompt may have them: Gemma 3 270M has factors of 1.03 to 1.08 between two engines of equal precision.
 ROUNDING = {"bfloat16": 3.0}
-# and those round by the most. Gemma 3 270M has factors of 1.03 to 1.08 between two engines that are both as
-# close to float32.
 
 
 @dataclass(frozen=True)
 class Canary:
-    """Scores fixed tokens with the trainer and the generator of roles."""
+    """The weight check: scores fixed tokens with the trainer and the generator of roles."""
 
     engine: Engine
     roles: tuple[str, ...]
     rows: Batch  # the tokens that are scored, and prompts before them
-    every: int  # iterations from one time to the next
+    every: int  # iterations between two checks
 
     def __call__(self, iteration: int) -> dict[Figure, float]:
-        """Metrics of each role: the largest and the mean difference of a token's log-prob, and the mean
-        factor between its probabilities."""
+        """Return metrics of each role: the largest and the mean difference of a token's log-prob, and the
+        mean factor between its probabilities. Empty if no check is due."""
         if self.every == 0 or iteration % self.every:
             return {}
         metrics: dict[Figure, float] = {}
@@ -232,7 +226,7 @@ class Canary:
 
 
 def canary(roles: Roles, engine: Engine, data: Dataset, options: Options) -> Canary | None:
-    """None where there are no roles to compare, or where no prompt has two tokens."""
+    """Return the weight check of a run; None without roles to compare, or if no prompt has two tokens."""
     names = tuple(name for name, role in roles.items() if has_canary(role, options))
     if not names:
         return None
@@ -241,7 +235,7 @@ def canary(roles: Roles, engine: Engine, data: Dataset, options: Options) -> Can
 
 
 def canary_rows(prompts: Batch) -> Batch:
-    """Each prompt cut in two: tokens that are read, and tokens that are scored."""
+    """Return each prompt cut in two: the first tokens are the prompt, the others are scored."""
     tokens = [row[:CANARY_TOKENS] for row in prompts.data["prompt_tokens"].lists() if len(row) > 1]
     return Batch.of(
         prompt_tokens=[row[: len(row) // 2] for row in tokens],
@@ -250,8 +244,8 @@ def canary_rows(prompts: Batch) -> Batch:
 
 
 def canary_warnings(metrics: Mapping[Figure, float], most: float, dtype: str = "float32") -> Iterator[str]:
-    """Warnings of canaries that differ by more than a factor of ``most``, or by what rounding makes of it in
-    a shorter dtype."""
+    """Yield a warning for each role whose weight check differs by more than a factor of ``most``. Shorter
+    dtypes are allowed more, for their rounding."""
     allowed = 1 + (most - 1) * ROUNDING.get(dtype, 1.0)
     limit = f"--max-mismatch {most:g}" + (
         f", with the rounding of {dtype} {allowed:g}" if allowed > most else ""
@@ -259,14 +253,14 @@ def canary_warnings(metrics: Mapping[Figure, float], most: float, dtype: str = "
     for figure, factor in metrics.items():
         if figure.name == "factor" and factor > allowed:
             yield (
-                f"the sampler of role '{figure.role}' scores fixed tokens otherwise than its trainer, by a "
-                f"factor of {factor:.3g} in the mean ({limit}), log-probs by "
-                f"{metrics[figure._replace(name='max')]:.3g} at most: their dtypes or kernels differ, or a "
-                "weight did not arrive"
+                f"weight check: sampler and trainer of role '{figure.role}' score fixed tokens differently, "
+                f"by a mean factor of {factor:.3g} ({limit}), log-probs by at most "
+                f"{metrics[figure._replace(name='max')]:.3g}: their dtypes or kernels differ, or a weight "
+                "did not arrive"
             )
 
 
-SECONDS = 10.0  # for checking records to train on; the rest are checked when they are drawn
+SECONDS = 10.0  # for checking training records; the rest are checked when they are drawn
 
 
 def screen_records(
@@ -277,9 +271,13 @@ def screen_records(
     note: Callable[[str], None],
     begun: bool = False,
 ) -> tuple[Prompts, Dataset]:
-    """The cursor over the records to train on, and those held out, all of which can be used. Raises PlanError
-    for records that cannot be, unless they are to be left out (--bad-records skip) or the run has ``begun``;
-    then they are told to ``note``. Pairs whose responses are the same are told, and refused where all are."""
+    """Return the cursor over the training records and the held-out records, without records that cannot be
+    used.
+
+    Raises PlanError for unusable records. With --bad-records skip, or if the run has ``begun``, they are
+    skipped and reported to ``note`` instead. Pairs with two equal responses are reported, and refused if all
+    pairs are such.
+    """
     limited = replace(data, room=room(graph, roles, options.reward, data.shape != "prompts"))
     training, held_out = split_records(limited, options.held_out)
     prompts, began = prompts_of(training, options.seed), time.monotonic()
@@ -290,11 +288,11 @@ def screen_records(
     if faults and (len(faults) == total or not begun and options.bad_records == "stop"):
         raise refused(data.name, in_order(faults), total, limited.room)
     if faults:
-        note(f"{len(faults)} of {total} records of {data.name} are left out: {spoken(in_order(faults))}")
+        note(f"skipped {len(faults)} of {total} records of {data.name}: {spoken(in_order(faults))}")
     if judged < len(training):
         note(
-            f"{judged} of {len(training)} records to train on were checked in {time.monotonic() - began:.0f} "
-            "s; the others are checked when they are drawn, and left out where they cannot be used"
+            f"checked {judged} of {len(training)} training records in {time.monotonic() - began:.0f} s; the "
+            "others are checked when they are drawn, and skipped if they cannot be used"
         )
     equal = equal_pairs(data, SECONDS)
     if not begun:
@@ -306,5 +304,5 @@ def screen_records(
 
 
 def in_order(faults: Sequence[Fault]) -> list[Fault]:
-    """Faults as their records stand in the data."""
+    """Return faults in the order of their records in the data."""
     return sorted(faults, key=lambda fault: (fault.place.path, fault.place.line) if fault.place else ("", 0))

@@ -1,4 +1,4 @@
-"""Which role of a run is evaluated on held-out prompts, and with what."""
+"""Decide which roles of a run are evaluated on held-out prompts, and with which records and judges."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from rlflow.runs.guards import in_order
 from rlflow.runs.planning import evaluation_role, evaluation_roles, policies
 from rlflow.training.protocols import Sampling
 
-# how a role samples that holds in evaluation
+# sampling options of a role that also apply in evaluation
 PASSED = ("top_p", "top_k", "stop", "stop_token_ids", "min_tokens", "skip_special_tokens")
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The records of a run that nothing is trained on."""
+    """The records of a run that it does not train on."""
 
     data: Dataset  # held out of the training data
     sets: Mapping[str, Dataset] = field(default_factory=dict)  # of --eval, by name
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest response, 0 where there are none: what a flow that never samples may sample
-        to be evaluated."""
+        """Tokens of the longest response, 0 without responses. A flow that never samples may sample this many
+        tokens in its evaluation."""
         for data in (self.data, *self.sets.values()):
             tokens = (
                 data.batch(range(len(data))).data.get("tokens")
@@ -56,8 +56,8 @@ class HeldOut:
         return 0
 
     def judged(self, rewards: Rewards) -> tuple[HeldOutSet, ...]:
-        """The sets that something can judge, as rows. Raises PlanError for a set of ``--eval`` that nothing
-        can."""
+        """Return the sets that a reward can score, as rows. Raises PlanError for a set of ``--eval`` without
+        such a reward."""
         judge = rewards.judge() if len(self.data) else None
         own = (HeldOutSet(questions(replace(self.data, numbered=True)), judge),) if judge is not None else ()
         return (
@@ -70,9 +70,9 @@ class HeldOut:
 
 
 def questions(data: Dataset) -> Batch:
-    """The records as prompts, each once, without responses."""
+    """Return the records as prompts, each once, without responses."""
     prompts = data.batch(range(len(data)))
-    if prompts.axis.grouped:  # pairs: a prompt stands in two rows
+    if prompts.axis.grouped:  # pairs: a prompt appears in two rows
         prompts = prompts.rows(prompts.axis.heads)
     return prompts.select(*(name for name in prompts.columns if name not in RESPONSES))
 
@@ -85,22 +85,24 @@ def usable_sets(
     note: Callable[[str], None],
     begun: bool,
 ) -> dict[str, Dataset]:
-    """The sets of ``--eval`` that are measured, without the records that no model can be given. ``note`` gets
-    these records, and a warning for each set with prompts that hold control tokens. ``opened``: gives the
-    sets by name, told the names of roles. Raises PlanError for a flow that evaluates by itself, and for
-    records that cannot be used unless these are to be left out, or the run has ``begun``."""
+    """Return the sets of ``--eval`` that are measured, without records that a model cannot take.
+
+    ``note`` gets the skipped records, and a warning for each set whose prompts contain control tokens.
+    ``opened``: opens the sets, by name, given the names of roles. Raises PlanError for a flow with its own
+    evaluation, and for unusable records unless they are to be skipped or the run has ``begun``.
+    """
     if options.eval and graph.evaluation is not None:
         raise PlanError.of(
             "eval-own",
-            "the flow has an evaluation of its own, which takes prompts held out of the data alone",
+            "the flow has its own evaluation, which only uses prompts held out of the data",
             found=f"--eval {options.eval[0]}",
-            expected="no --eval, as the flow alone says what counts as an answer",
-            remedy="leave --eval out here, and measure what the trained model itself answers afterwards: "
+            expected="no --eval, because the flow defines what counts as an answer",
+            remedy="leave --eval out, and measure the trained model after the run: "
             f"rlflow eval RUN/final/ROLE --eval {options.eval[0]}",
         )
     if not options.eval or options.backend == NULL:
         if options.eval:
-            note("the sets of --eval are opened by no run on the null backend, which has no model to measure")
+            note("the null backend has no model to measure: the sets of --eval are not opened")
         return {}
     sets: dict[str, Dataset] = {}
     for name, data in opened([use.name for use in graph.roles]).items():
@@ -110,7 +112,7 @@ def usable_sets(
         if faults and (len(left_out) == len(data) or not begun and options.bad_records == "stop"):
             raise refused(data.name, faults, len(data) + len(data.faults), limited.room)
         if faults:
-            note(f"{len(faults)} records of the held-out set '{name}' are left out: {spoken(faults)}")
+            note(f"skipped {len(faults)} records of the held-out set '{name}': {spoken(faults)}")
         sets[name] = replace(
             limited, records=[record for place, record in enumerate(data.records) if place not in left_out]
         )
@@ -120,7 +122,7 @@ def usable_sets(
 
 
 def evaluated_role(graph: Graph, roles: Roles, sets: Sequence[HeldOutSet], options: Options) -> str | None:
-    """The first role that is evaluated, where there are held-out prompts that something can judge."""
+    """Return the first role that is evaluated; None without held-out prompts that a reward can score."""
     return evaluation_role(graph, roles, options) if sets else None
 
 
@@ -134,15 +136,15 @@ def evaluations(
     sets: tuple[HeldOutSet, ...],
     options: Options,
 ) -> Evaluation:
-    """Measure the accuracy of the role ``first``, and of each other role that samples from the prompts of the
-    data. Figures name the role where the flow trains several."""
+    """Return the evaluation of the role ``first`` and of each other role that samples from the prompts of the
+    data. Figures name the role if the flow trains several."""
     names = [first, *(name for name in evaluation_roles(plan.graph, roles, options) if name != first)]
     own, *others = (evaluation(plan, roles[name], engine, lanes, held_out, sets, options) for name in names)
     return replace(own, others=tuple(others), named=len(policies(roles)) > 1)
 
 
 def flow_evaluation(executor: Executor, plan: Plan, held_out: Dataset) -> FlowEvaluation | None:
-    """The flow's own evaluation; None where it has none, or no prompts are held out."""
+    """Return the flow's own evaluation; None if it has none, or if no prompts are held out."""
     if plan.evaluation is None or not len(held_out):
         return None
     return FlowEvaluation(executor, plan.evaluation, questions(held_out))
@@ -157,7 +159,7 @@ def evaluation(
     sets: tuple[HeldOutSet, ...],
     options: Options,
 ) -> Evaluation:
-    """Measure the accuracy of a role's answers to held-out prompts."""
+    """Return the evaluation of one role's answers to held-out prompts."""
     model = engine.models[role.name]
     if isinstance(model, Model) and model.generator is None:
         model.generator = _generator_for_evaluation(role, options, engine.keeper.loaded)

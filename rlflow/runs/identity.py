@@ -1,7 +1,7 @@
-"""A run's identity: the model files, data, code, packages and machine that its numbers depend on, besides its
-settings and its graph. Each part has a name. `rlflow resume` reports by these names what has changed.
+"""A run's identity: the model files, data, code, packages and machine that its numbers depend on, in addition
+to its settings and its graph. Each part has a name, so that `rlflow resume` can report what changed.
 
-Here too: digests of weights, which a thread takes while the run begins.
+Digests of weights are computed in a thread while the run starts.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ FILE = "identity.json"
 GONE = "nothing"
 UNREAD = "not read before the run was stopped"
 UNSTEADY = "changed while it was read"
-SHOWN = 60  # letters of a value that are shown
+SHOWN = 60  # characters of a value that messages show
 
 
 class WeightFile(BaseModel):
-    """A file of weights. While length, times and inode are the same nobody has written to it, so that it need
-    not be read again."""
+    """A file of weights. While its length, times and inode stay the same, the file is unchanged and need not
+    be read again."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     bytes: int
     modified: int  # nanoseconds since the epoch, of the last change of its content
     changed: int  # nanoseconds since the epoch, of the last change of its inode
     inode: int
-    # whether it was changed so shortly before that a later change may have the same time
+    # True if it was changed so recently that a later change may get the same time
     recent: bool = False
-    # of its bytes; None where it has not been read yet
+    # digest of its bytes; None if it has not been read yet
     sha256: Annotated[str, Field(pattern=rf"^([0-9a-f]{{64}}|{UNSTEADY})$")] | None = None
 
     def same_file(self, other: WeightFile) -> bool:
-        """Whether nobody wrote to it in between, as far as that can be told without reading."""
+        """True if the file was not written in between, as far as this can be known without reading it."""
         return (self.bytes, self.modified, self.changed, self.inode) == (
             other.bytes,
             other.modified,
@@ -55,30 +55,30 @@ class WeightFile(BaseModel):
         )
 
     def with_digest(self, digits: str | None) -> WeightFile:
-        """The file with the digest of its bytes."""
+        """Return a copy with the digest of the file's bytes."""
         return self.model_copy(update={"sha256": digits})
 
 
 class Identity(BaseModel):
-    """The inputs that the numbers of a run depend on, each part under a name of its own."""
+    """The inputs that the numbers of a run depend on, each part under its own name."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     format: Literal["rlflow-identity"] = "rlflow-identity"
     version: Literal[1] = 1
-    kept: dict[str, str] = Field(default_factory=dict)  # parts that must be the same when the run goes on
-    # parts of which a change is reported, such as versions of packages
+    kept: dict[str, str] = Field(default_factory=dict)  # parts that must be the same on resume
+    # parts that may change, with a report, such as versions of packages
     told: dict[str, str] = Field(default_factory=dict)
-    # files of weights, which are compared by their digests
+    # files of weights, compared by their digests
     weights: dict[str, WeightFile] = Field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """The content of identity.json."""
+        """Return the content of identity.json."""
         return f"{json.dumps(self.model_dump(), indent=1)}\n".encode()
 
 
 @dataclass(frozen=True)
 class Change:
-    """A part that is another now. Prints as a line."""
+    """A part that has changed. Prints as a line."""
 
     name: str
     before: str
@@ -89,7 +89,7 @@ class Change:
 
 
 def shortened(value: str) -> str:
-    """A value for a line; of a digest its first letters."""
+    """Return a value shortened for a line; of a digest, its first digits."""
     kind, _, digits = value.partition(" ")
     if kind == "sha256":
         return f"sha256 {digits[:12]}"
@@ -97,7 +97,7 @@ def shortened(value: str) -> str:
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[Change]:
-    """Parts that changed, went or came."""
+    """Return the parts that changed, disappeared or are new."""
     names = list(dict.fromkeys((*before, *now)))
     return [
         Change(name, before.get(name, GONE), now.get(name, GONE))
@@ -107,8 +107,8 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[Chang
 
 
 def read(folder: Path) -> Identity | None:
-    """The identity that a run left; None where it left none. Raises ValueError for one that is damaged or of
-    another version."""
+    """Return the identity that a run recorded; None if there is none. Raises ValueError if it is damaged or
+    of another version."""
     try:
         return Identity.model_validate_json(durable.read(folder / FILE))
     except FileNotFoundError:
@@ -119,14 +119,15 @@ def read(folder: Path) -> Identity | None:
 
 
 PIECE = 1 << 20  # bytes that are read at a time
-RECENT = 2 * 10**9  # nanoseconds: within them a filesystem may give two changes one time
-NICE = 10  # how far reading beside a run gives way to it
-LARGE = 1 << 30  # bytes of which it is said that they are read
-AT_ONCE = 4  # files that are read while a run waits for them
+RECENT = 2 * 10**9  # nanoseconds within which a filesystem may give two changes the same time
+NICE = 10  # nice value of the thread that reads weights during a run
+LARGE = 1 << 30  # bytes; reading more than this is reported
+AT_ONCE = 4  # files that are read at once while a run waits for them
 
 
 def weight_file(path: Path, clock: Callable[[], int] = time.time_ns) -> WeightFile:
-    """The file as it lies there, unread. ``clock``: gives nanoseconds of the time of day. Raises OSError."""
+    """Return the file's size, times and inode, without reading its content. ``clock``: returns the time of
+    day in nanoseconds. Raises OSError."""
     status = os.stat(path)
     return WeightFile(
         bytes=status.st_size,
@@ -138,7 +139,7 @@ def weight_file(path: Path, clock: Callable[[], int] = time.time_ns) -> WeightFi
 
 
 def digest(path: Path, going_on: Callable[[], bool] = lambda: True) -> str | None:
-    """The sha256 of a file's bytes; None where it is no longer wanted. Raises OSError."""
+    """Return the sha256 of a file's bytes; None if ``going_on`` becomes false. Raises OSError."""
     total, piece = hashlib.sha256(), memoryview(bytearray(PIECE))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(piece):
@@ -154,8 +155,8 @@ def compare_weights(
     paths: Mapping[str, Path],
     say: Callable[[str], None],
 ) -> tuple[dict[str, WeightFile], list[Change]]:
-    """The weights as they are now, with the digests that are known, and what changed. Files that nobody
-    touched are not read; others are, and where that may take long it is said. Raises OSError."""
+    """Return the current weights with the digests that are known, and what changed. Only touched files are
+    read; if that may take long, ``say`` reports it. Raises OSError."""
     changes = [
         Change(name, _told(before.get(name)), _told(now.get(name))) for name in before.keys() ^ now.keys()
     ]
@@ -186,12 +187,12 @@ def _told(weights: WeightFile | None) -> str:
 def _read(
     paths: Mapping[str, Path], stats: Mapping[str, WeightFile], say: Callable[[str], None]
 ) -> dict[str, str | None]:
-    """Digests of files that are waited for."""
+    """Digests of files that the caller waits for."""
     total, stop, began = sum(stats[name].bytes for name in paths), threading.Event(), time.monotonic()
     if total > LARGE:
         say(
-            f"reading {total / LARGE:.1f} GiB of weights, to compare them with those that the run began "
-            "with: their files are others"
+            f"reading {total / LARGE:.1f} GiB of weights to compare them with those at the start of the "
+            "run, because their files were touched"
         )
     with ThreadPoolExecutor(AT_ONCE) as pool:
         try:
@@ -205,15 +206,16 @@ def _read(
         finally:
             stop.set()
     if total > LARGE:
-        say(f"read them in {time.monotonic() - began:.0f} s")
+        say(f"read the weights in {time.monotonic() - began:.0f} s")
     return digests
 
 
 class DigestReader:
-    """Takes the digests that an identity still lacks, in a thread that gives way to all others, and hands on
-    the identity that has them.
+    """Computes the missing digests of an identity in a thread of low priority, and passes the completed
+    identity on.
 
-    ``put`` gets it, in that thread, once; ``say`` is told of files that changed since they were looked at.
+    ``put`` is called once with it, in that thread. ``say`` reports files that changed since they were first
+    looked at.
     """
 
     def __init__(
@@ -228,22 +230,22 @@ class DigestReader:
         self._thread = threading.Thread(target=self._work, name="digests of weights", daemon=True)
 
     def start(self) -> DigestReader:
-        """Begin to read; this reader."""
+        """Start to read. Returns this reader."""
         self._thread.start()
         return self
 
     def close(self) -> None:
-        """End it, read or not: what is not read by now is read when the run goes on."""
+        """Stop reading. Digests that are missing then are computed on resume."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def wait(self, seconds: float) -> None:
-        """Wait until all is read, at most so many seconds."""
+        """Wait until everything is read, at most ``seconds``."""
         self._thread.join(seconds)
 
     def _work(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # a thread has a priority of its own on Linux
+        with contextlib.suppress(OSError, AttributeError):  # only Linux has a priority per thread
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         files = dict(self._identity.weights)
         for name, weights in files.items():
@@ -256,7 +258,7 @@ class DigestReader:
             self._put(self._identity.model_copy(update={"weights": files}))
 
     def _digest(self, name: str, weights: WeightFile) -> str | None:
-        """None where the run ends first."""
+        """The digest of a file, UNSTEADY if it changed, None if the run ends first."""
         path = self._paths[name]
         try:
             digits = digest(path, lambda: not self._stop.is_set())
@@ -266,5 +268,5 @@ class DigestReader:
         if digits is None:
             return None
         if not steady:
-            self._say(f"{path} changed while the run was loading it: it cannot be resumed, only forked")
+            self._say(f"{path} changed while the run was loading it: the run cannot be resumed, only forked")
         return digits if steady else UNSTEADY

@@ -1,6 +1,6 @@
 """The loop over iterations: take prompts, run the plan, record, evaluate, save, report.
 
-Here too: what is saved of a run that an error ends.
+It also decides what can be saved of a run that an error ends.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from rlflow.runs.state import KeptState, MemoryCopy, copied
 
 @dataclass(frozen=True)
 class Between:
-    """A run before an iteration, as long as its models have the weights of then."""
+    """The state of a run before an iteration, while its models still have the weights of that time."""
 
     iteration: int
     cursor: Mapping[str, Any]  # of the prompts
-    scalars: Mapping[str, float]  # that live across iterations
-    versions: Mapping[str, int]  # role → updates behind its weights
+    scalars: Mapping[str, float]  # kept across iterations
+    versions: Mapping[str, int]  # role → number of updates that its weights have had
 
     @staticmethod
     def of(engine: Engine, iteration: int, cursor: Mapping[str, Any]) -> Between:
-        """What a run is before an iteration that comes now."""
+        """Capture the state before the iteration that comes next."""
         return Between(
             iteration,
             cursor,
@@ -54,21 +54,21 @@ class Between:
         )
 
     def put_back(self, engine: Engine) -> None:
-        """Put back what is not weights: flows set scalars, and updates that took no step have raised
-        versions."""
+        """Restore everything except weights: flows set scalars, and updates without a step raise versions."""
         engine.state = dict(self.scalars)
         for role, version in self.versions.items():
             engine.models[role].version = version
 
 
 def took_steps(figures: Mapping[Figure, float]) -> bool:
-    """Whether an iteration's updates changed weights. An update that says nothing of its steps may have."""
+    """True if an iteration's updates changed weights, or may have: an update that reports no steps counts as
+    one that did."""
     steps = [value for figure, value in figures.items() if figure.of is Of.UPDATE and figure.name == "steps"]
     return not steps or any(steps)
 
 
-UNSAVED = 3  # checkpoints in a row that cannot be saved, after which a run ends
-REPORTED = 20  # records left out that are reported with their places
+UNSAVED = 3  # the run ends after this many checkpoints in a row could not be saved
+REPORTED = 20  # skipped records that are reported one by one
 
 
 T = TypeVar("T")
@@ -76,10 +76,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LoopState:
-    """A loop's own state before an iteration, for recovery."""
+    """The loop's own state before an iteration, for recovery."""
 
     cursor: Mapping[str, Any]  # of the prompts
-    scalars: dict[str, float]  # that live across iterations
+    scalars: dict[str, float]  # kept across iterations
     totals: LoopTotals
 
 
@@ -87,7 +87,7 @@ TakeSnapshot = Callable[[RunStart, Mapping[str, Any], KeptState | None], Snapsho
 
 
 class Loop:
-    """One run, from its start to its end or to the request to stop."""
+    """One run, from its start to its end or to a stop request."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Loop:
         take: TakeSnapshot,
         look: Callable[[], object] = lambda: None,
     ) -> None:
-        """``look`` is called between iterations and raises where the run's folder is no longer there."""
+        """``look`` is called between iterations and raises if the run's folder is gone."""
         self.context = context
         self.records = records
         self.writer = writer
@@ -115,9 +115,9 @@ class Loop:
         self.done = 0  # iterations, at the last look at the folder
         # the newest state between two iterations that the models still have
         self.between: Between | None = None
-        self.lost = ""  # why the newest whole iteration of a run that an error ends cannot be saved
-        self.taken = 0  # the iteration of the newest checkpoint that was taken, or with which the run began
-        # what a run in one process was before an iteration, where --commit-every asks for it
+        self.lost = ""  # why the newest complete iteration cannot be saved after an error
+        self.taken = 0  # the iteration of the newest checkpoint, or the one with which the run began
+        # with --commit-every, the in-memory checkpoint of a run in one process
         self.copy: MemoryCopy | None = None
         self.recovery = Recovery(
             context.workers,
@@ -148,8 +148,12 @@ class Loop:
         )
 
     def to_the_end(self, first: int) -> tuple[Accuracy | None, list[dict[str, str]]]:
-        """Run from an iteration on, the first or the one that a worker's death threw the run back to. The
-        accuracy of the last weights, and held-out prompts with what the first and the last weights answer."""
+        """Run from iteration ``first`` to the end: the first iteration, or the one that recovery restarted
+        from.
+
+        Returns the accuracy of the last weights, and held-out prompts with the answers of the first and the
+        last weights.
+        """
         start = self.start
         self.start = replace(
             start, before=start.before or self.evaluate(first), answers=start.answers or self.answers()
@@ -163,7 +167,7 @@ class Loop:
         last = self.answers()
         self.done = self.options.iterations
         self.look()
-        if first < self.options.iterations:  # else that is where the run was resumed
+        if first < self.options.iterations:  # otherwise the run was resumed from this checkpoint
             self.save(self.options.iterations, self.context.prompts.state())
         pairs = zip(self.start.answers, last, strict=True)
         compared = [one | {"before": one["completion"], "after": other["completion"]} for one, other in pairs]
@@ -171,7 +175,7 @@ class Loop:
         return after, compared
 
     def capture(self) -> LoopState:
-        """A copy of the loop's own state."""
+        """Return a copy of the loop's own state."""
         totals = LoopTotals(deepcopy(self.totals), self.last, self.skipped, self.guard.bad)
         return LoopState(self.context.prompts.state(), dict(self.context.engine.state), totals)
 
@@ -180,7 +184,7 @@ class Loop:
         self.context.prompts.load(state.cursor)
 
     def replay(self, iteration: int, state: LoopState) -> None:
-        """Forget an iteration and those after it; ``state`` is from before."""
+        """Forget an iteration and all later ones. ``state`` is from before that iteration."""
         self.context.engine.state = dict(state.scalars)
         counts = state.totals
         self.totals, self.last, self.skipped, self.guard.bad = (
@@ -195,7 +199,7 @@ class Loop:
         self.records.back_to(iteration)
 
     def step(self, iteration: int) -> None:
-        """One iteration, the evaluation that is due after it, and the checkpoint that is due after both."""
+        """Run one iteration, then the evaluation and the checkpoint that are due after it."""
         cursor, self.context.engine.iteration = self.context.prompts.state(), iteration
         self.between = Between.of(self.context.engine, iteration, cursor)
         self._end_where_lost(iteration, cursor)
@@ -218,22 +222,22 @@ class Loop:
             self.save(done, self.context.prompts.state())
 
     def _copy(self, iteration: int, cursor: Mapping[str, Any]) -> None:
-        """Copy what a run in one process is before an iteration, if it is time to."""
+        """Copy the state of a run in one process before an iteration, if a copy is due."""
         every = self.options.copies_every
         if self.context.workers is None and every and iteration % every == 0:
             self.copy = self.compute(partial(copied, self.context, iteration, cursor))
 
     def _end_where_lost(self, iteration: int, cursor: Mapping[str, Any]) -> None:
-        """End a run whose workers still answer, but whose pools could not be started anew: it is saved first.
-        Raises RemoteError."""
+        """Save and end a run whose workers still answer but whose pools cannot be restarted. Raises
+        RemoteError."""
         lost = self.context.workers.lost() if self.context.workers else None
         if lost is not None:
             self.save(iteration, cursor)
             raise RemoteError(lost)
 
     def _end_where_unsaved(self, iteration: int) -> None:
-        """End a run of which nothing could be saved for too long: the more it goes on, the more would be
-        lost. Raises PlanError."""
+        """End a run that could not save several checkpoints in a row, before more work is lost. Raises
+        PlanError."""
         if self.writer.in_a_row >= UNSAVED:
             why = (
                 f"the run ends before iteration {iteration}: {UNSAVED} checkpoints in a row could not "
@@ -243,12 +247,12 @@ class Loop:
                 "run-unsaved",
                 why,
                 found=self.writer.missed,
-                expected=f"a disk that takes them below {self.records.folder}",
-                remedy="make room there, or lower --keep",
+                expected=f"space for checkpoints in {self.records.folder}",
+                remedy="free space there, or lower --keep",
             )
 
     def outcome(self, iteration: int) -> Outcome:
-        """Run the plan on the next prompts, or on rows that were sampled ahead."""
+        """Run the plan on the next prompts, or on rows that were sampled ahead of training."""
         context = self.context
         if context.ahead is None:
             cursor = context.prompts.state()
@@ -265,7 +269,8 @@ class Loop:
         return outcome
 
     def iterate(self, iteration: int) -> None:
-        """Run the plan once, record it and report it. Raises StageError where a run must not go on."""
+        """Run the plan once, record the iteration and report it. Raises StageError if the run must not
+        continue."""
         canaries = self.compute(partial(self.context.canary, iteration)) if self.context.canary else {}
         start = time.monotonic()
         try:
@@ -273,7 +278,7 @@ class Loop:
         except SkipIteration as skip:
             self.skipped += 1
             self.records.account(iteration, skip.account if isinstance(skip.account, Account) else None)
-            self.reporter.note(f"iteration {iteration} is skipped: {skip}")
+            self.reporter.note(f"skipped iteration {iteration}: {skip}")
             return
         except BaseException:
             self.between = None if self.context.executor.wrote else self.between
@@ -316,37 +321,40 @@ class Loop:
         ]
         try:
             self.guard.check(iteration, figures, outcome.summary)
-            # none that failed is done
+            # only after the check: a failed iteration is not reported as done
             self.reporter.iteration(iteration, figures, samples, stage_seconds(outcome, self.context.plan))
         finally:
             for warning in warnings:
                 self.reporter.note(f"iteration {iteration}: {warning}")
 
     def passed_over(self) -> Iterator[str]:
-        """Warnings of records that were drawn and cannot be used, each once; after many they are counted
-        only."""
+        """Yield a warning for each drawn record that cannot be used. After many warnings, records are only
+        counted."""
         for fault in self.context.prompts.untold():
             self.reported += 1
             if self.reported <= REPORTED:
                 yield str(fault)
             if self.reported == REPORTED:
-                yield "further records that are left out are counted only, as data/left_out_* of the metrics"
+                yield "further skipped records are only counted, in the metrics data/left_out_*"
 
     def save(self, iteration: int, cursor: Mapping[str, Any]) -> None:
-        """Take a snapshot before an iteration and have it written in another thread. ``cursor``: of the
-        prompts, before the iteration's."""
+        """Take a snapshot before an iteration; another thread writes it. ``cursor``: position in the prompts
+        before the iteration's own."""
         self._save(iteration, cursor, None)
 
     def _save(self, iteration: int, cursor: Mapping[str, Any], kept: KeptState | None) -> None:
-        """``kept``: the state before the iteration, if it is not that of the models."""
+        """``kept``: the state before the iteration, if the models no longer have it."""
         start = replace(self.start, iteration=iteration, here=self.evaluated.get(iteration))
         self.writer.submit(self.compute(partial(self.take, start, cursor, kept)))
         self.taken = iteration
 
     def rescue(self, again: bool = False) -> None:
-        """Save the newest whole iteration of a run that an error ends, unless it is saved: as the models are,
-        or as the copies have it from which pools recover. ``lost`` says why it cannot be: the error that ends
-        the run counts. ``again``: though it was taken before."""
+        """Save the newest complete iteration of a run that an error ends, unless it is saved already.
+
+        The state comes from the models or from the in-memory checkpoint. If it cannot be saved, ``lost`` says
+        why and nothing is raised, because the error that ends the run matters more. ``again``: save it even
+        if a checkpoint of it was taken before.
+        """
         taken = -1 if again else self.taken
         try:
             copy, between = self._newest_copy(), self.between
@@ -357,16 +365,15 @@ class Loop:
                 self._save(copy.iteration, copy.cursor, copy.kept)
             elif between is None and self.context.engine.iteration > taken:
                 self.lost = (
-                    f"iteration {self.context.engine.iteration} was changing weights as it failed, and they "
-                    "are not those of a whole iteration (--save-every 1 saves each one, --commit-every 1 "
-                    "keeps a copy of it in memory)"
+                    f"iteration {self.context.engine.iteration} failed while it changed weights, so the "
+                    "weights belong to no complete iteration (--save-every 1 saves each iteration, "
+                    "--commit-every 1 keeps a copy of each in memory)"
                 )
         except Exception as error:
-            self.lost = f"the last whole iteration cannot be saved: {type(error).__name__}: {error}"
+            self.lost = f"the last complete iteration cannot be saved: {type(error).__name__}: {error}"
 
     def _newest_copy(self) -> MemoryCopy | None:
-        """The newest copy of what the run was before an iteration: the one with which pools recover, or that
-        of this process."""
+        """Return the newest in-memory checkpoint, of the pools or of this process."""
         point = self.recovery.newest()
         if point is None or self.context.workers is None:
             return self.copy
@@ -375,11 +382,11 @@ class Loop:
         return MemoryCopy(point.iteration, point.driver.cursor, kept)
 
     def compute(self, call: Callable[[], T]) -> T:
-        """Make a call that works with models in the thread that works with them; what it gives."""
+        """Make a call in the thread that works with models, and return its result."""
         return self.context.executor.lanes.do("model", call)
 
     def evaluate(self, iteration: int) -> Accuracy | None:
-        """The accuracy after so many iterations; not measured again where it is known."""
+        """Return the accuracy after ``iteration`` iterations. It is measured once for each number."""
         if self.context.evaluation is None:
             return None
         if iteration not in self.evaluated:
@@ -402,7 +409,7 @@ class Loop:
 
 
 def stage_seconds(outcome: Outcome, plan: Plan) -> dict[str, float]:
-    """Seconds of each node, by name; those of a `repeat` without its body's."""
+    """Return the seconds of each node, by name. A `repeat` counts without its body."""
     seconds: dict[str, float] = {}
     for span in flat(outcome.spans, plan.within):
         seconds[span.node] = seconds.get(span.node, 0.0) + span.end - span.start
@@ -410,7 +417,7 @@ def stage_seconds(outcome: Outcome, plan: Plan) -> dict[str, float]:
 
 
 def speed(outcome: Outcome, graph: Graph) -> dict[Figure, float]:
-    """Tokens sampled per second of sampling, of all nodes that sample."""
+    """Return sampled tokens per second of sampling, over all nodes that sample."""
     nodes = {node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE}
     seconds = sum(span.end - span.start for span in outcome.spans if span.node in nodes)
     tokens = sum(count.tokens for source, count in outcome.account.sampled.items() if source in nodes)

@@ -1,19 +1,18 @@
-"""The funnel of rows: how many of those sampled are left to learn from, step by step, as metrics of an
-iteration.
+"""The funnel of rows: how many sampled rows are left to learn from, step by step, as metrics of an iteration.
 
-    funnel/rows_sampled      by nodes that sample and whose rows are not read only, with what earlier iterations had left
-    funnel/rows_kept         of them, after a `repeat` or a `choose`, where these left any out
+    funnel/rows_sampled      rows sampled for training, including carry-over of earlier iterations
+    funnel/rows_kept         sampled rows that a `repeat` or `choose` kept, if any were dropped
     funnel/rows_scored       rows with a score
-    funnel/rows_mixed        of the scored those in groups whose scores differ, where there are groups
-    funnel/rows_untruncated  of these those that ended before max_tokens
-    funnel/rows_used         rows that an update was made of
+    funnel/rows_mixed        scored rows in groups whose scores differ, if there are groups
+    funnel/rows_untruncated  rows of the step above that ended before max_tokens
+    funnel/rows_used         rows that an update used
 
-Sampled, kept and used are the account's; the three between are attributes of rows, measured with the health
-of the iteration. A flow that samples nothing has used rows alone. Where several trained roles sample, each
-has a funnel of its own. How many tokens of an update have a gradient is counted where the loss is computed
-(`rlflow/training/learning.py`).
+Sampled, kept and used come from the row accounting; the other three are measured with the health of the
+iteration. A flow that does not sample has only used rows. If several trained roles sample, each has its own
+funnel. `rlflow/training/learning.py` counts the tokens of an update that have a gradient.
 
-Here too: the account of rows in words and as metrics, and pass@k of several answers to a prompt.
+The module also turns the row accounting into text and metrics, and computes pass@k of several answers to a
+prompt.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ from rlflow.compiler.graph.model import Graph, Node, Op
 from rlflow.compiler.trace.compile import all_nodes
 from rlflow.execution.account import Account, Count, End, Fate, sampler_of
 
-# steps of rows that are measured with the health of the iteration
+# steps of the funnel that are measured with the health of the iteration
 MEASURED = ("scored", "mixed", "untruncated")
-# causes for which rows are left out before anything else is asked of them
+# causes for which rows are dropped before they are scored
 BEFORE = ("not chosen", "not kept")
 
 
 def step(name: str, role: str = "") -> Figure:
-    """A step of the funnel, of one role if several trained roles sample."""
+    """Return a step of the funnel, of one role if several trained roles sample."""
     return Figure(Of.ROWS, f"funnel/rows_{name}", role=role)
 
 
 def funnel_metrics(
     account: Account, graph: Graph, health: Mapping[Figure, float], roles: Collection[str] = ()
 ) -> dict[Figure, float]:
-    """The funnel of rows of an iteration, from its account and its health metrics. ``roles``: those with a
-    funnel of their own, if several trained roles sample."""
+    """Return the funnel of an iteration from its row accounting and its health metrics. ``roles``: those with
+    their own funnel, if several trained roles sample."""
     nodes = {node.name: node for node in all_nodes(graph.nodes)}
     funnel: dict[Figure, float] = {}
     for role in roles or ("",):
@@ -62,7 +61,7 @@ def funnel_metrics(
 
 
 def without_funnel(health: Mapping[Figure, float]) -> dict[Figure, float]:
-    """Health metrics apart from those of the funnel."""
+    """Return the health metrics without those of the funnel."""
     steps = {step(name).name for name in MEASURED}
     return {
         figure: value
@@ -72,8 +71,8 @@ def without_funnel(health: Mapping[Figure, float]) -> dict[Figure, float]:
 
 
 def _of_account(account: Account, nodes: Mapping[str, Node], role: str) -> dict[str, float]:
-    """Steps that the account knows: how many rows a role, or any, sampled to be learned from, kept and
-    used."""
+    """The steps that the row accounting knows: how many rows a role, or any role, sampled for training, kept
+    and used."""
     sources = [
         source
         for source in {*account.sampled, *account.opened}
@@ -102,14 +101,14 @@ def _of_account(account: Account, nodes: Mapping[str, Node], role: str) -> dict[
 
 
 def _samples(node: Node, role: str) -> bool:
-    """Whether a node samples, with the model of the role if one is named."""
+    """True if a node samples; with a role, if it samples with that role's model."""
     samplers = sampler_of(node)
     return node.op in (Op.GENERATE, Op.REPEAT) and (role in samplers if role else bool(samplers))
 
 
 def _learned(account: Account, source: str) -> bool:
-    """Whether rows of a node are there for more than to be read: not those of the baseline of another
-    sampling."""
+    """True if rows of a node are used for more than reading; the rows of a baseline, for example, are only
+    read."""
     return any(end.fate is not Fate.READ for (name, end), _ in account.ends.items() if name == source)
 
 
@@ -121,47 +120,46 @@ FILE = "fates.jsonl"
 
 
 def run_account(folder: Path) -> Account:
-    """The account of all iterations of a run, from its folder; an empty one where there is none."""
+    """Return the row accounting of all iterations of a run, from its folder; empty without a file."""
     total = Account()
     for values in objects(Growing(folder / FILE).lines()):
-        with contextlib.suppress(ValueError):  # an object that is no account
+        with contextlib.suppress(ValueError):  # skip an object that is not a row accounting
             total.add(Account.from_json(values))
     return total
 
 
 def fate_metrics(account: Account) -> dict[Figure, float]:
-    """The rows of an iteration by fate, each where any row has it. Prompts without tokens count in none."""
+    """Return the number of rows of an iteration for each outcome that occurs. Prompts without tokens are not
+    counted."""
     rows = {fate: sum(count.rows for _, end, count in _sampled(account) if end.fate is fate) for fate in Fate}
     return {Figure(Of.FATE, fate): float(count) for fate, count in rows.items() if count}
 
 
 def fates_text(account: Account) -> str:
-    """Lines that say of each sampling node how many rows and tokens it gave, and how they ended."""
+    """Return lines with the rows and tokens of each sampling node, and their outcomes."""
     ends = _sampled(account)
     lines = []
     for source in dict.fromkeys(source for source, _, _ in ends):
         count = account.placed.get(source, account.sampled.get(source, Count()))
-        lines.append(
-            f"{source}: {_amount(count)}{' in the place of sampled ones' * (source in account.placed)}"
-        )
+        lines.append(f"{source}: {_amount(count)}{' that replace sampled rows' * (source in account.placed)}")
         lines += [f"  {end_text(end)}: {_amount(part)}" for name, end, part in ends if name == source]
     return "\n".join(lines)
 
 
 def _amount(count: Count) -> str:
-    """Rows with their tokens, or tokens of rows that are counted elsewhere."""
+    """Rows with their tokens; only tokens if the rows are counted elsewhere."""
     return f"{count.rows} rows of {count.tokens} tokens" if count.rows else f"{count.tokens} tokens"
 
 
 def end_text(end: End) -> str:
-    """A fate in words, with its node, the cause and the setting that decided it."""
+    """Return an outcome as text, with its node, its cause and the setting that decided it."""
     where = f" {'by' if end.fate is Fate.TRAINED else 'at'} {end.node}" if end.node else ""
     setting = f" ({end.setting})" if end.setting else ""
     return f"{end.fate}{where}{setting}{f': {end.cause}' if end.cause else ''}"
 
 
 def _sampled(account: Account) -> list[tuple[str, End, Count]]:
-    """The ends of rows that have tokens, by node."""
+    """The outcomes of rows that have tokens, by node."""
     return [
         (source, end, count)
         for (source, end), count in sorted(account.ends.items())
@@ -171,21 +169,24 @@ def _sampled(account: Account) -> list[tuple[str, End, Count]]:
 
 @dataclass(frozen=True)
 class Answers:
-    """The sampled answers to one prompt, in the order in which they were drawn."""
+    """The sampled answers to one prompt, in the order of sampling."""
 
     scores: Sequence[float]  # NaN where the score is missing
-    extracted: Sequence[str | None]  # what is voted with; None for an answer that has no vote
+    extracted: Sequence[str | None]  # the answer that each votes for; None without a vote
 
     @property
     def right(self) -> list[bool]:
-        """Whether each passes: whether its score is 1.0."""
+        """For each answer, whether its score is 1.0."""
         return [score == 1.0 for score in self.scores]
 
 
 def repeated_figures(prompts: Sequence[Answers]) -> dict[str, float]:
-    """mean@n, pass@k for powers of two up to n, and maj@k for those from 2 on, of prompts with n answers
-    each. mean@n is the mean of the scores, without missing ones; it is left out where all are missing, and
-    maj@k where no answer has a vote."""
+    """Return mean@n, pass@k for powers of two up to n, and maj@k for those from 2 on, of prompts with n
+    answers each.
+
+    mean@n is the mean of the scores without missing ones. It is omitted if all are missing, and maj@k is
+    omitted if no answer has a vote.
+    """
     count = len(prompts[0].scores)
     scores = [score for answers in prompts for score in answers.scores if not math.isnan(score)]
     figures = {f"mean@{count}": sum(scores) / len(scores)} if scores else {}
@@ -205,20 +206,26 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def powers_of_two(most: int) -> list[int]:
-    """1, 2, 4 and so on, up to ``most``."""
+    """Return 1, 2, 4 and so on, up to ``most``."""
     return [2**exponent for exponent in range(most.bit_length())]
 
 
 def pass_at(samples: int, right: int, k: int) -> float:
-    """The chance that one of k answers is right, drawn without replacement from ``samples`` of which
-    ``right`` are: the unbiased estimate of Chen et al., "Evaluating Large Language Models Trained on Code",
-    2021, equation 1."""
+    """Return the probability that at least one of k answers is right, if k are drawn without replacement from
+    ``samples`` answers with ``right`` right ones.
+
+    This is the unbiased estimate of Chen et al., "Evaluating Large Language Models Trained on Code", 2021,
+    equation 1.
+    """
     return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
 def majority_at(answers: Answers, k: int) -> float:
-    """The share of lots of k answers whose most frequent one is right. Lots are taken in the order of the
-    draws and share no answer, so that the estimate is unbiased; answers that fill no lot are left out."""
+    """Return the share of lots of k answers whose most frequent answer is right.
+
+    Lots are taken in the order of sampling and do not overlap, so the estimate is unbiased. Answers that do
+    not fill a lot are not used.
+    """
     right = answers.right
     lots = [range(start, start + k) for start in range(0, len(right) - k + 1, k)]
     return _mean(
@@ -230,8 +237,8 @@ def majority_at(answers: Answers, k: int) -> float:
 
 
 def majority(extracted: Sequence[str | None], right: Sequence[bool]) -> float:
-    """The chance that a vote is right. Equal answers vote together; of several with most votes each wins as
-    often; 0 where none votes. An answer that was judged both ways counts by its voters."""
+    """Return the probability that a vote is right. Equal answers vote together; a tie is decided at random; 0
+    without votes. If equal answers were scored differently, the share of right ones counts."""
     voters: dict[str, list[bool]] = defaultdict(list)
     for answer, hit in zip(extracted, right, strict=True):
         if answer is not None:

@@ -1,4 +1,5 @@
-"""Packaged tasks: what a run uses when no model and no data are named. One TOML per algorithm, and a default for the others."""
+"""Packaged tasks: the data, model and settings of a run without --model and --data. An algorithm has its own
+TOML file, or uses the default."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ from rlflow.config.flags import read_toml
 
 
 def uses_packaged(values: Mapping[str, Any]) -> bool:
-    """Whether a run takes the packaged task: where neither a model nor data are named. ``values``: by flag."""
+    """True if a run uses the packaged task: neither a model nor data are given. ``values``: by flag."""
     return values.get("model") is None and not values.get("data") and values.get("backend") != "null"
 
 
 def beneath(flow: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the packaged task of a flow, where it is taken, as far as they go with those that are given: an environment that is
-    given has rewards and settings of its own."""
+    """Return the values of the packaged task of a flow, or nothing if the run does not use it. If an
+    environment is given, the task's rewards and environment settings are dropped."""
     if not uses_packaged(values):
         return {}
     task = packaged(flow)[1]
@@ -29,12 +30,13 @@ def beneath(flow: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def environment_beneath(flow: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The environment, and its settings, of the packaged task of a flow, where it is taken: they shape the flow's graph."""
+    """Return the environment and its settings from the packaged task, if the run uses it. They shape the
+    flow's graph."""
     return {name: value for name, value in beneath(flow, values).items() if name.partition(".")[0] == "env"}
 
 
 def packaged(flow: str) -> tuple[str, dict[str, Any]]:
-    """The task for a flow: its file's name and its values, with folders and files made absolute."""
+    """Return the name of the task file for a flow and its values. Folders and files are absolute paths."""
     folder = Path(next(iter(rlflow.data.tasks.__path__)))
     path = folder / f"{flow}.toml"
     path = path if path.is_file() else folder / "default.toml"

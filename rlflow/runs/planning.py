@@ -1,11 +1,10 @@
-"""Planning of a run: where its roles run, and what an iteration does. `plan`, `run` and `resume` go through
-here, once each.
+"""Plan a run: where its roles run, and what an iteration does. `plan`, `run` and `resume` each use it once.
 
-Nothing is started, no model is loaded and no data are opened. A run takes two steps, since whether held-out
-records can be judged is known only when the data are open: ``place_roles`` before, ``make_plan`` after.
+It starts nothing, loads no model and opens no data. A run needs two steps: ``place_roles`` before its data
+are open, ``make_plan`` after, because only the data decide whether held-out records can be scored.
 
-Here too: how trainers and generators are spread over the ranks of their pools, and which parts of a run can
-be streamed.
+The module also spreads trainers and generators over the ranks of their pools, and decides which parts of a
+run can be streamed.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ from rlflow.training.protocols import GivesChunks
 
 
 def with_parallelism(placement: Placement | None, graph: Graph, roles: Roles) -> Placement | None:
-    """Add to a placement how each half is distributed over its pool; None for one process. Raises PlanError
-    where it does not fit."""
+    """Add to a placement how each trainer and generator is distributed over its pool. Returns None for one
+    process. Raises PlanError if it does not fit."""
     pools = placement.pools if placement is not None else {}
     halves: dict[tuple[str, str], Parallel] = {}
     problems: list[Problem] = []
@@ -82,7 +81,7 @@ def _unfit(
         )
         yield Problem(
             "tensor-parallel",
-            f"the {half} of role '{role}' wants whole teams of {how.tensor} ranks",
+            f"the {half} of role '{role}' needs complete groups of {how.tensor} ranks",
             found=where,
             expected=f"a multiple of {how.tensor}",
             remedy=f"--pools {pool or 'all'}={-(-ranks // how.tensor) * how.tensor}, "
@@ -91,7 +90,7 @@ def _unfit(
 
 
 def _lone_stages(graph: Graph, halves: Mapping[tuple[str, str], Parallel]) -> Iterator[Problem]:
-    """Stages that compute with a model on rank 0 alone, of which it has a part."""
+    """Stages that compute with a model on rank 0 alone, although rank 0 has only a part of its weights."""
     for node in used_nodes(graph):
         if (
             node.op is Op.STAGE
@@ -101,18 +100,19 @@ def _lone_stages(graph: Graph, halves: Mapping[tuple[str, str], Parallel]) -> It
         ):
             yield Problem(
                 "lone-stage",
-                f"{node.name} computes with '{node.role}' on rank 0 alone, which holds a part of its weights",
+                f"{node.name} computes with '{node.role}' on rank 0 alone, which has only a part of its "
+                "weights",
                 node.place,
                 found="dispatch=RANK0",
-                expected="DP_COMPUTE or ALL, in which all ranks take part",
-                remedy="let the stage be ALL or DP_COMPUTE, or use a trainer that holds all weights on "
-                "each rank",
+                expected="dispatch=DP_COMPUTE or dispatch=ALL, so that all ranks take part",
+                remedy="write dispatch=ALL or DP_COMPUTE, or use a trainer that holds all weights on each "
+                "rank",
             )
 
 
 def _lone_changes(graph: Graph, placement: Placement | None) -> Iterator[Problem]:
-    """Stages that may change the weights of a role on one of several ranks, or on each by other rows: the
-    ranks would then train and sample with weights that are not the same."""
+    """Stages that may change the weights of a role on one of several ranks, or on each rank from different
+    rows. The ranks would then have different weights."""
     for node in used_nodes(graph):
         pool = (
             placement.trainers.get(node.role or "")
@@ -127,18 +127,18 @@ def _lone_changes(graph: Graph, placement: Placement | None) -> Iterator[Problem
         ):
             yield Problem(
                 "lone-change",
-                f"{node.name} may change the weights of '{node.role}', and not alike on the "
+                f"{node.name} may change the weights of '{node.role}' differently on the "
                 f"{placement.pools[pool]} ranks of pool '{pool}'",
                 node.place,
                 found=f"dispatch={node.dispatch}, pure=False",
-                expected="dispatch=ALL, with which each rank does the same",
+                expected="dispatch=ALL, so that each rank does the same",
                 remedy=f"write dispatch=ALL, or --pools {pool}=1",
             )
 
 
 def streaming(graph: Graph, roles: Roles, rewards: RewardNames, options: Options) -> Streaming:
-    """How rows may be streamed with ``--stream``. ``roles``: those that are models. A reward function scores
-    row by row; a reward model does where its backend is exact by row."""
+    """Return how rows may be streamed with ``--stream``. ``roles``: those that are models. A reward function
+    scores row by row; a reward model does so only if its backend computes each row exactly on its own."""
     if options.stream < 2:
         return Streaming()
     samplers = {name for name, role in roles.items() if role.generator.offers(GivesChunks)}
@@ -162,23 +162,23 @@ class PlacedRoles:
     options: Options
     placement: Placement | None  # None: all in one process
     evaluated: str | None = None  # the role that samples held-out prompts, if any does
-    # why there is no pool for the generator of that role, which the flow itself does not need
+    # why that role's generator got no pool; set only if the flow itself does not need this generator
     undecided: PlanError | None = None
 
     @cached_property
     def needs(self) -> dict[str, Halves]:
-        """Role → the halves that it needs; the role that is evaluated samples, even where the flow never
-        does."""
+        """Role → the sides that it needs. The evaluated role needs a generator, even if the flow never
+        samples."""
         return needed(self.roles, self.evaluated)
 
     @property
     def where(self) -> Placement:
-        """The placement, or that of one process."""
+        """The placement; for a run in one process, a placement with that process."""
         return self.placement or here(self.needs)
 
 
 def needed(roles: Roles, evaluated: str | None) -> dict[str, Halves]:
-    """Role → the halves that it needs. ``evaluated``: the role that samples held-out prompts."""
+    """Role → the sides that it needs. ``evaluated``: the role that samples held-out prompts."""
     return {
         name: Halves(role.needs.trainer, role.needs.generator or name == evaluated)
         for name, role in roles.items()
@@ -186,16 +186,19 @@ def needed(roles: Roles, evaluated: str | None) -> dict[str, Halves]:
 
 
 def evaluation_role(graph: Graph, roles: Roles, options: Options) -> str | None:
-    """The first role that is evaluated where held-out records can be judged."""
+    """Return the first role that is evaluated if held-out records can be scored."""
     return next(iter(evaluation_roles(graph, roles, options)), None)
 
 
 def evaluation_roles(graph: Graph, roles: Roles, options: Options) -> tuple[str, ...]:
-    """The roles that are evaluated where held-out records can be judged: language models that are trained and
-    sample from prompts of the data; where none of those samples from them, the first of those. Of several
-    that sample in training, only those count whose rows from these prompts a reward scores: another one does
-    not answer the data's questions. In a flow that trains nothing, where ``--eval`` asks for it, all that
-    sample from them. None where the flow evaluates by itself."""
+    """Return the roles that are evaluated if held-out records can be scored.
+
+    They are the trained language models that sample from prompts of the data; if none of the trained ones
+    does, the first trained one. If several roles sample in training, only those count whose rows from these
+    prompts a reward scores, since the others do not answer the data's questions. In a flow that trains
+    nothing, ``--eval`` evaluates all roles that sample from these prompts. Empty if the flow has its own
+    evaluation.
+    """
     names, answering = policies(roles), answering_roles(graph)
     if len(playing := [name for name in names if roles[name].use.generates]) > 1:
         names = [name for name in playing if name in scored_roles(graph)]
@@ -210,25 +213,27 @@ def evaluation_roles(graph: Graph, roles: Roles, options: Options) -> tuple[str,
 
 
 def unclaimed(graph: Graph, roles: Roles, options: Options) -> str:
-    """A line that says why no accuracy is measured on held-out prompts that there are: none of several roles
-    that sample answers the data's questions. Empty where one is measured, or none is asked for."""
+    """Return a line that says why held-out accuracy is not measured although held-out prompts exist: several
+    roles sample, and none of them answers the data's questions. Empty if an accuracy is measured or not
+    wanted."""
     playing = [name for name in policies(roles) if roles[name].use.generates]
     asked = (options.held_out or options.eval) and options.backend != NULL and graph.evaluation is None
     if not asked or len(playing) < 2 or evaluation_roles(graph, roles, options):
         return ""
     return (
-        f"no held-out accuracy is measured: {listed(playing)} sample, and no reward scores what any of them "
-        "answers to the data's questions. @flow(evaluate=…) says what counts as an answer"
+        f"held-out accuracy is not measured: {listed(playing)} sample, and no reward scores their answers "
+        "to the data's questions. Define with @flow(evaluate=…) which rows are answers"
     )
 
 
 def policies(roles: Roles) -> list[str]:
-    """The language models that are trained."""
+    """The trained language models."""
     return [name for name, role in roles.items() if role.use.trained and role.use.head == "logprobs"]
 
 
 def answering_roles(graph: Graph) -> set[str]:
-    """The roles that sample from the prompts of the data, or from chosen ones, in a `repeat` too."""
+    """Return the roles that sample from the prompts of the data, or from a selection of them, also inside a
+    `repeat`."""
     roles: set[str] = set()
     for node in graph.nodes:
         if node.body is not None:
@@ -239,8 +244,8 @@ def answering_roles(graph: Graph) -> set[str]:
 
 
 def scored_roles(graph: Graph) -> set[str]:
-    """The roles whose rows from the prompts of the data, or from chosen ones, a reward scores, in a `repeat`
-    too."""
+    """Return the roles whose rows a reward scores, if these rows were sampled from the prompts of the data or
+    from a selection of them, also inside a `repeat`."""
     sampled: dict[int, set[str]] = {}
     scored: set[str] = set()
     for node in graph.nodes:
@@ -257,9 +262,9 @@ def scored_roles(graph: Graph) -> set[str]:
 def place_roles(
     program: Program, roles: Roles, config: RunConfig, problems: Iterable[Problem] = ()
 ) -> PlacedRoles:
-    """Place the halves of roles on the pools of ``--pools``, once for a run. Raises PlanError with
-    ``problems`` and every other reason for which a run cannot be: rows, rewards, pools, groups of ranks, a
-    staleness."""
+    """Place trainers and generators on the pools of ``--pools``, once for a run. Raises PlanError with
+    ``problems`` and every other reason to refuse the run: rows, rewards, pools, groups of ranks, staleness.
+    """
     options, rewards = config.options, RewardNames.of(config, program.flow)
     stale = [problem for problem in stale_problems(program, options.staleness) if problem.severity == "error"]
     problems = [
@@ -279,9 +284,9 @@ def place_roles(
 def problems_before_backends(
     graph: Graph, options: Options, values: Callable[[str], Mapping[str, Any]]
 ) -> Iterator[Problem]:
-    """The reasons for which ``place_roles`` refuses a configuration that are known before a backend is
-    loaded: too many rows, pools, and a staleness that they cannot have. ``values``: name of a role → values
-    of its flags."""
+    """Yield the reasons for which ``place_roles`` refuses a configuration, as far as they are known before a
+    backend is loaded: too many rows, pools, and a staleness that the pools do not allow. ``values``: name of
+    a role → values of its flags."""
     yield from too_many_rows(Sizes.of(graph, Assumed(options.prompts)))
     placement = None
     if options.pools:
@@ -300,8 +305,8 @@ def problems_before_backends(
 
 
 def _placed(program: Program, roles: Roles, rewards: RewardNames, options: Options) -> PlacedRoles:
-    """Place the halves of roles. The generator of the role that may be evaluated is placed too where there is
-    room; the data decide whether it is evaluated."""
+    """Place trainers and generators. If there is room, the generator of the role that may be evaluated is
+    placed too; the data decide later whether it is evaluated."""
     evaluated = evaluation_role(program.graph, roles, options)
     try:
         return PlacedRoles(
@@ -338,7 +343,7 @@ def _placement(
 
 
 def share_problems(pools: Pools, options: Options) -> Iterator[Problem]:
-    """Parts of devices of which a run uses none."""
+    """Yield a problem if --pools shares a kind of device that the run does not use."""
     device = "gpu" if device_in(options.device) == "cuda" else "cpu"
     if pools.kind and device != pools.kind:
         yield Problem(
@@ -351,8 +356,8 @@ def share_problems(pools: Pools, options: Options) -> Iterator[Problem]:
 
 
 def thread_problems(placement: Placement, roles: Roles, options: Options) -> Iterator[Problem]:
-    """What ranks that are threads of the run's own process cannot do: run an engine of which a process has
-    one, or use Ray."""
+    """Yield a problem for each thing that ranks as threads of one process cannot do: use a backend that needs
+    its own process, move weights between processes, or use Ray."""
     if not placement.threads:
         return
     remedy = f"--pools {str(options.pools).replace(f'@{THREADS}', '')}, whose ranks are processes"
@@ -370,7 +375,7 @@ def thread_problems(placement: Placement, roles: Roles, options: Options) -> Ite
     if options.weights not in ("auto", "gather"):
         yield Problem(
             "pool-threads",
-            f"--weights {options.weights} moves weights between processes, and the ranks are threads of one",
+            f"--weights {options.weights} moves weights between processes, but the ranks are threads of one",
             found=f"--pools {options.pools}",
             expected="--weights auto or gather",
             remedy=remedy,
@@ -378,17 +383,17 @@ def thread_problems(placement: Placement, roles: Roles, options: Options) -> Ite
     if options.ray_address is not None:
         yield Problem(
             "pool-threads",
-            "--ray-address joins a Ray, and the ranks are threads of this process",
+            "--ray-address joins a Ray cluster, but the ranks are threads of this process",
             found=f"--pools {options.pools} --ray-address {options.ray_address}",
-            expected="one of the two",
+            expected="only one of the two flags",
             remedy=remedy,
         )
 
 
 def settle_evaluation(placed: PlacedRoles, program: Program, evaluated: str | None) -> PlacedRoles:
-    """The placement when the data are known. ``evaluated``: the role that is evaluated indeed. A generator
-    that only an evaluation would have needed goes without one. Raises PlanError where the role needs a pool
-    that nothing decides."""
+    """Return the placement once the data are known. ``evaluated``: the role that is really evaluated. A
+    generator that only an evaluation would need is dropped if there is none. Raises PlanError if the role
+    needs a pool that no flag decides."""
     if evaluated is not None:
         if placed.undecided is not None:
             raise placed.undecided
@@ -402,8 +407,8 @@ def settle_evaluation(placed: PlacedRoles, program: Program, evaluated: str | No
 
 
 def make_plan(program: Program, placed: PlacedRoles) -> Plan:
-    """Run all passes over the program, once for a run. Raises PlanError for chunks that nothing waits for,
-    and for memory that does not suffice."""
+    """Run all compiler passes over the program, once for a run. Raises PlanError for chunks that no node
+    waits for, and if memory does not suffice."""
     options, chunks = placed.options, streaming(program.graph, placed.roles, placed.rewards, placed.options)
     packing = [name for name, role in placed.roles.items() if role.trainer.can.packs]
     passed = share(plan(program, placed.placement, chunks), packing)
@@ -412,13 +417,13 @@ def make_plan(program: Program, placed: PlacedRoles) -> Plan:
 
 
 def pool_warnings(plan: Plan, sizes: Sizes) -> Iterator[Problem]:
-    """Pools and ranks that a plan leaves idle."""
+    """Yield a warning for each pool and rank that a plan leaves idle."""
     if plan.placement is not None:
         yield from unused_pools(plan.placement)
         yield from idle_ranks(plan, sizes)
 
 
 def crowd_warnings(placed: PlacedRoles) -> Iterator[Problem]:
-    """More ranks than this machine has cores, where they run on it."""
+    """Yield a warning if more ranks run on this machine than it has cores."""
     if placed.placement is not None and placed.options.ray_address is None:
         yield from crowded(placed.placement, os.cpu_count() or 1)

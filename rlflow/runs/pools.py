@@ -1,4 +1,4 @@
-"""A run on pools: what the driver makes, and pools in threads of its own process. Pools on Ray:
+"""A run on pools: the driver's part, and pools whose ranks are threads of its process. Pools on Ray are in
 `rlflow.runs.ray_pools`."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rlflow.execution.lookahead import Ahead
 from rlflow.extras import VERSION
 from rlflow.runs.context import EngineInputs, Runtime
 
-GRACE = 5.0  # seconds after a deadline in which the engine names the ranks that have not answered
+GRACE = 5.0  # extra seconds after a deadline, so that the engine can name the ranks that did not answer
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class WorkerSetups:
     program: Program
     config: RunConfig
     data: Judged
-    options: TraceOptions  # as the program was traced
+    options: TraceOptions  # with which the program was traced
     updates: Mapping[str, int]  # role → optimizer steps over the run
 
     def of_pools(
@@ -56,7 +56,8 @@ class WorkerSetups:
         rendezvous_points: Mapping[str, str],
         residency: Iterable[MemorySchedule] = (),
     ) -> dict[str, list[Setup]]:
-        """The setup of each rank of each pool. ``rendezvous_points``: pool → where its ranks meet."""
+        """Return the setup of each rank of each pool. ``rendezvous_points``: pool → file or address at which
+        its ranks meet."""
         program, schedules = self.program, {schedule.pool: schedule for schedule in residency}
         source, shape = (
             FlowSource.of(program.flow),
@@ -95,8 +96,8 @@ class WorkerSetups:
 def worker_setups(
     program: Program, config: RunConfig, data: Judged, options: TraceOptions, updates: Mapping[str, int]
 ) -> WorkerSetups:
-    """Gather what workers need to know of a run, with the device that ``auto`` is here: workers may see other
-    ones."""
+    """Collect what workers need to know of a run. ``auto`` is replaced by the driver's device, because
+    workers may see other devices."""
     device: Any = device_in(config.options.device)
     return WorkerSetups(
         program, replace(config, options=replace(config.options, device=device)), data, options, updates
@@ -104,13 +105,13 @@ def worker_setups(
 
 
 def threads_of_rank(options: Options, placement: Placement) -> int:
-    """Torch's threads of each rank."""
+    """Return the number of PyTorch threads of each rank."""
     return options.threads or max((os.cpu_count() or 1) // sum(placement.pools.values()), 1)
 
 
 def in_threads(plan: Plan, options: Options, setups: WorkerSetups, inputs: EngineInputs) -> Runtime:
-    """Load the models of pools whose ranks are threads of this process. Raises PlanError; what was started by
-    then is ended."""
+    """Load the models of pools whose ranks are threads of this process. Raises PlanError after stopping what
+    was started."""
     placement = plan.placement
     assert placement is not None
     with ExitStack() as started:
@@ -130,8 +131,8 @@ def runtime(
     pools: Mapping[str, Pool[Worker]],
     started: ExitStack,
 ) -> Runtime:
-    """Make what a run needs of pools that are up. ``started``: what ends them, which goes over to the
-    runtime."""
+    """Make the runtime of a run from pools that are up. ``started``: stops what was started; the runtime
+    takes it over."""
     engine = engine_of(plan, options, inputs, pools)
     lanes = Lanes(room_of(plan.placement))
     started.callback(lanes.close)
@@ -147,7 +148,7 @@ def runtime(
 
 
 def roles_of(placement: Placement) -> dict[str, str]:
-    """Pool → the roles on it, in words."""
+    """Return a text for each pool with the roles on it."""
     names: dict[str, list[str]] = {pool: [] for pool in placement.pools}
     for role, pool in [*placement.trainers.items(), *placement.generators.items()]:
         names[pool] += [role] if role not in names[pool] else []
@@ -157,7 +158,7 @@ def roles_of(placement: Placement) -> dict[str, str]:
 def engine_of(
     plan: Plan, options: Options, inputs: EngineInputs, pools: Mapping[str, Pool[Worker]]
 ) -> ClusterEngine:
-    """The engine that carries a plan out on pools that are up."""
+    """Return the engine that executes a plan on pools that are up."""
     program, graph, placement = plan.program, plan.graph, plan.placement
     assert placement is not None
     models = {
@@ -203,8 +204,8 @@ def engine_of(
 def transfer(
     role: str, options: Options, placement: Placement, pools: Mapping[str, Pool[Worker]]
 ) -> WeightTransfer | None:
-    """The transfer that brings the weights of a role to another pool by a plan; None where they go otherwise,
-    or nowhere."""
+    """Return the planned transfer of a role's weights to another pool. None if the weights need none, or use
+    another way."""
     source, target = placement.trainers.get(role), placement.generators.get(role)
     if source is None or target is None or source == target or options.weights == "gather":
         return None
@@ -212,7 +213,7 @@ def transfer(
 
 
 def reasons(pools: Mapping[str, Pool[Worker]]) -> dict[Cause, str]:
-    """The first message of each cause for which scores are missing, from all ranks."""
+    """Return the first message of each cause of missing scores, from all ranks."""
     messages: dict[Cause, str] = {}
     for pool in pools.values():
         for each in pool.call(Worker.reasons, seconds=60.0, group="control").result():

@@ -1,5 +1,5 @@
-"""Preparing a run: from a flow and a configuration to data, rewards, models and a plan. Whatever does not fit
-is said before any model is loaded."""
+"""Prepare a run: from a flow and a configuration to data, rewards, models and a plan. Reports every
+configuration error before loading a model."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ Judge = Callable[[Graph, Dependencies], Dependencies]
 
 
 def accept(graph: Graph, dependencies: Dependencies) -> Dependencies:
-    """The judge of a new run, which has nothing to compare with."""
+    """Return the dependencies of a new run unchanged: it has nothing to compare them with."""
     return dependencies
 
 
@@ -104,17 +104,19 @@ def prepare(
     data: Dataset | None = None,
     folder: Path | None = None,
 ) -> RunContext:
-    """Make everything that a run needs. ``note`` is told what takes long. ``judge`` is shown the graph and
-    what the run depends on before any model is loaded, and may add digests that it knows; None where nothing
-    will go on with the run. ``begun``: whether the run has begun before, so that no record stops it.
-    ``data``: in place of those that are named. ``folder``: as of ``services_of``. Raises FlowError and
-    PlanError, and what ``judge`` raises."""
+    """Make everything that a run needs.
+
+    ``note``: progress callback. ``judge``: called with the graph and the dependencies before any model is
+    loaded; it may add digests that it knows; None if nothing will resume the run. ``begun``: true if the run
+    started earlier, so bad records no longer stop it. ``data``: used instead of the configured data.
+    ``folder``: as for ``services_of``. Raises FlowError and PlanError, and the errors of ``judge``.
+    """
     if in_worker():
         raise PlanError.of(
             "run-in-worker",
-            "a reward's file starts a run when it is imported",
+            "importing a reward's file starts a run",
             found="a run inside a reward process",
-            expected="a file that only defines",
+            expected="a file that only defines functions and classes",
             remedy='put the run under: if __name__ == "__main__":',
         )
     options = config.options
@@ -124,7 +126,7 @@ def prepare(
     report = check(flow, hp, first_options(options, config.sampling, specs), with_variants=False)
     if report.program is None or not report.ok:
         raise FlowError(*report.errors)
-    if options.ray_address is None:  # a cluster may have GPUs where its driver has none
+    if options.ray_address is None:  # a cluster may have GPUs although its driver has none
         device_of(options.device)
     placed = place_roles(report.program, bind_roles(report.program.graph, config), config)
     for warning in crowd_warnings(placed):
@@ -186,13 +188,12 @@ def prepare(
 
 
 def unrepeatable(specs: Specs) -> Iterator[str]:
-    """A line for each environment whose episodes cannot be played again, which a run that goes on may
-    miss."""
+    """Yield a line for each environment that cannot replay episodes: a resumed run may sample differently."""
     for spec in specs.values():
         if not spec.source.repeatable:
             yield (
-                f"{spec.name} says that an episode cannot be played again (repeatable = False): what the "
-                "run samples from here on may be other than it would have been"
+                f"{spec.name} declares that it cannot replay an episode (repeatable = False): from here on "
+                "the run may sample different rows than without the interruption"
             )
 
 
@@ -204,8 +205,9 @@ def rotated_rows(
     datasets: Iterable[Dataset],
     note: Callable[[str], None],
 ) -> int:
-    """Tokens of the longest row that can come, where a model of the run rotates positions by it; 0 where none
-    does, or it is not known. Raises PlanError where --longest-row is shorter than the data's."""
+    """Return the length in tokens of the longest possible row if a model's rotary frequencies depend on it.
+    Returns 0 if none do, or if the length is unknown. Raises PlanError if --longest-row is shorter than the
+    data's longest row."""
     folders_of = {name: role.folder for name, role in placed.roles.items()}
     folders_of |= {
         spec.name: Path(spec.path) for spec in map(parse_reward, options.reward) if spec.kind == "model"
@@ -223,21 +225,21 @@ def rotated_rows(
     if given and known > min(reaches, default=known):
         raise PlanError.of(
             "longest-row",
-            "rows can be longer than --longest-row says, and longer ones have other rotary frequencies",
+            "rows can be longer than --longest-row, and longer rows use different rotary frequencies",
             found=f"--longest-row {given}",
-            expected=f"at least {known}, the longest prompt with max_tokens behind it",
+            expected=f"at least {known}: the longest prompt plus max_tokens",
             remedy=f"--longest-row {known}, or shorter rows",
         )
     longest = given or known
-    of = f"rows of at most {longest} tokens" if longest else "the longest rows that its config knows"
+    of = f"rows of at most {longest} tokens" if longest else "the longest rows that its config allows"
     why = (
         ""
         if longest
-        else "; how long asked prompts can get is not known before: --data.max_prompt or --longest-row TOKENS"
+        else "; the length of follow-up prompts is unknown: give --data.max_prompt or --longest-row TOKENS"
     )
     note(
-        f"rotary frequencies of {listed(models)} depend on the longest row: all passes and samples of "
-        f"the run have those for {of}{why}"
+        f"rotary frequencies of {listed(models)} depend on the longest row: the run computes all passes "
+        f"and samples with those for {of}{why}"
     )
     return longest
 
@@ -245,8 +247,8 @@ def rotated_rows(
 def replies(
     program: Program, placed: PlacedRoles, tokenizer: str | None, data: Dataset, specs: Specs
 ) -> list[Problem]:
-    """Warnings and notes on what the models' folders say of replies. Raises PlanError for a template that
-    cannot do what the flow asks, and for ends of replies that a model does not have."""
+    """Return warnings and notes about chat templates and stop tokens in the models' folders. Raises PlanError
+    for a template that lacks what the flow needs, and for stop tokens that a model does not have."""
     folders = {name: role.folder for name, role in placed.roles.items()}
     problems = [
         *reply_problems(
@@ -261,7 +263,7 @@ def replies(
 def compile_with_data(
     flow: Flow, hp: Any, options: TraceOptions, note: Callable[[str], None] = QUIET.note
 ) -> Program:
-    """Trace the flow with the columns that the data really have; its warnings go to ``note``. Raises
+    """Trace the flow with the columns that the data actually have. Warnings are passed to ``note``. Raises
     FlowError."""
     traced = trace(flow, hp, options)
     program = traced.sound()
@@ -270,7 +272,7 @@ def compile_with_data(
 
 
 def amounts(training: Dataset, prompts: int) -> Iterator[str]:
-    """Lines about the share of each of several sources, and about data that have fewer records than an
+    """Yield lines about the share of each source of data, and about data with fewer records than one
     iteration takes prompts."""
     total = sum(training.weights.values())
     records = (
@@ -282,7 +284,7 @@ def amounts(training: Dataset, prompts: int) -> Iterator[str]:
         quota = float(training.weights[name] / total * prompts) if training.parts else prompts
         if training.parts:
             by = (
-                " (--data NAME=FILE:WEIGHT for another share)"
+                " (--data NAME=FILE:WEIGHT sets another share)"
                 if training.weights[name] == len(training.parts[name])
                 else ""
             )
@@ -293,19 +295,19 @@ def amounts(training: Dataset, prompts: int) -> Iterator[str]:
         if 0 < there < quota:
             yield (
                 f"{name} has {there} record{'s' * (there != 1)} to train on, and an iteration takes "
-                f"{quota:.4g}: each stands in it {quota / there:.3g} times (--prompts)"
+                f"{quota:.4g}: each record appears about {quota / there:.3g} times per iteration (--prompts)"
             )
 
 
 def note_warnings(problems: Iterable[Problem], note: Callable[[str], None]) -> None:
-    """Give the warnings among the problems to ``note``."""
+    """Pass the warnings among the problems to ``note``."""
     for problem in problems:
         if problem.severity == "warning":
             note(str(problem))
 
 
 def first_options(options: Options, sampling: Mapping[str, Mapping[str, Any]], specs: Specs) -> TraceOptions:
-    """The part of a run that shapes its graph, before its data are open. As ``trace_options``."""
+    """The options that shape the graph of a run before its data are opened. See ``trace_options``."""
     reads = (
         ("episode_score",)
         if default_rewards(options.reward, specs) == ("env",)
@@ -329,8 +331,8 @@ def trace_options(
     rewards: bound.Rewards,
     specs: Specs = MappingProxyType({}),
 ) -> TraceOptions:
-    """The part of a run whose data are open that shapes its graph. ``sampling``: as ``RunConfig.sampling``;
-    ``specs``: environments."""
+    """The options that shape the graph of a run once its data are open. ``sampling``: as
+    ``RunConfig.sampling``; ``specs``: environments."""
     return TraceOptions(
         max(len(options.reward), 1),
         rewards.reads,
@@ -390,13 +392,13 @@ def _assemble(
     single_rank(
         traced_with.environments, graph, {name: role.generator.can.tensor for name, role in roles.items()}
     )
-    services.start()  # they get ready while models are loaded
+    services.start()  # they start up while models are loaded
     updates = {
         name: expected_steps(graph, role.use, options.prompts, options.iterations)
         for name, role in roles.items()
     }
     if options.pools:
-        from rlflow.runs.pools import worker_setups  # a run in one process loads nothing of it
+        from rlflow.runs.pools import worker_setups  # a run in one process does not load it
 
         runtime = _loader(plan, placed, watchdog, note)(
             worker_setups(program, config, training, traced_with, updates), inputs
@@ -410,7 +412,7 @@ def _assemble(
         runtime.engine.heard_by(hear)
 
     def stop() -> None:
-        rewards.close()  # first: a lane may be waiting for a score
+        rewards.close()  # first: a queue may be waiting for a score
         environments.close()
         runtime.close()
 
@@ -461,7 +463,7 @@ def _alone(
 def _evaluation(
     plan: Plan, placed: PlacedRoles, executor: Executor, held_out: HeldOut, sets: tuple[HeldOutSet, ...]
 ) -> Evaluation | FlowEvaluation | None:
-    """None where there are no held-out prompts, or nothing can judge them."""
+    """The evaluation of the run; None without held-out prompts, or if no reward scores them."""
     if plan.evaluation is not None:
         return flow_evaluation(executor, plan, held_out.data)
     if placed.evaluated is None or not sets:
@@ -479,7 +481,7 @@ def depends_on(
     held_out: HeldOut,
     specs: Specs = MappingProxyType({}),
 ) -> Dependencies:
-    """Everything that the run's numbers depend on beside its settings and its graph."""
+    """Find everything that the run's numbers depend on, in addition to its settings and its graph."""
     rewards = named_rewards([use.name for use in program.graph.roles if use.rewards], placed.rewards)
     sources = Sources(
         Path(program.flow.place.path),
@@ -495,10 +497,12 @@ def depends_on(
 
 
 def kept_files(folder: Path | None, replies: bool, variables: Variables = NONE) -> dict[str, bytes]:
-    """The small files of the model folder of a role that the run may change, which checkpoints and final
-    models get: from here on nothing needs the folder. ``replies``: whether the model says something, so that
-    its generation config names all that ends it; ``variables``:
-    those of its chat template. Raises PlanError."""
+    """Return the small files of a role's model folder. Checkpoints and final models get them, so the folder
+    is not needed later.
+
+    ``replies``: the model generates text, so its generation config must name all tokens that end a reply.
+    ``variables``: of its chat template. Raises PlanError.
+    """
     if folder is None:
         return {}
     try:
@@ -511,8 +515,7 @@ def kept_files(folder: Path | None, replies: bool, variables: Variables = NONE) 
 def _loader(
     plan: Plan, placed: PlacedRoles, watchdog: Watchdog, note: Callable[[str], None]
 ) -> Callable[[Any, EngineInputs], Runtime]:
-    """Loads the models of pools, given what their workers and the engine need to know: in threads of this
-    process, or on Ray."""
+    """Return the function that loads the models of pools, in threads of this process or on Ray."""
     if placed.where.threads:
         from rlflow.runs.pools import in_threads
 
@@ -532,7 +535,7 @@ def _in_process(
     scorers: dict[str, Scorer] = {name: rewards.scorer(name, plan.program.weighed) for name in judges}
     device = device_of(options.device)
     mover = MemoryMover.of(plan.residency)
-    lanes = Lanes()  # a thread that ends, and its team with it, makes the models
+    lanes = Lanes()  # models are made in a thread that ends afterwards, together with its OpenMP threads
     models = lanes.do(
         "control", partial(make_models, roles.values(), options, device, updates, loaded=mover.loaded)
     )
@@ -556,8 +559,8 @@ def _in_process(
 
 
 def expected_steps(graph: Graph, use: RoleUse, prompts: int, iterations: int) -> int:
-    """Optimizer steps of a role over the run, for schedules that end. A `repeat` that keeps fewer rows takes
-    fewer."""
+    """Return the number of optimizer steps of a role over the run, for learning-rate schedules that end. A
+    `repeat` that keeps fewer rows takes fewer steps."""
     steps, expected = 0, expected_rows(graph, prompts, repeats="prompts")
     for node in graph.nodes:
         if isinstance(update := node.settings, UpdateOptions) and node.role == use.name:
@@ -567,7 +570,7 @@ def expected_steps(graph: Graph, use: RoleUse, prompts: int, iterations: int) ->
 
 
 def working_folder() -> str | None:
-    """The folder from which relative paths among the settings lead; None where it is gone."""
+    """The folder that relative paths in the settings start from; None if it was deleted."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -575,8 +578,8 @@ def working_folder() -> str | None:
 
 
 def recorded_settings(program: Program, config: RunConfig) -> Mapping[str, Any]:
-    """The content of settings.json: everything needed to go on with the run, or to run the same again. A
-    secret that is a default of the flow's own file is left to that file."""
+    """Return the content of settings.json: everything needed to resume the run or to run the same again. A
+    secret that is a default in the flow's own file is not copied."""
     default = vars(program.flow.parameters.hp) if program.flow.parameters.hp is not None else {}
     hp = {
         name: value for name, value in program.graph.hp if not (telling(name) and value == default.get(name))

@@ -1,7 +1,7 @@
-"""`rlflow plan`: what a run of a flow would be. Starts nothing, loads no model, opens no data, needs no
+"""`rlflow plan`: describe the run of a flow. Starts nothing, loads no model, opens no data and does not need
 Ray.
 
-Here too: one text under two plans, and the first thing in which they differ.
+The module also runs one flow under two plans, and finds the first difference.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from rlflow.runs.run import run
 
 
 def preview(flow: Flow, hp: Any, config: RunConfig, options: TraceOptions) -> Explanation:
-    """Explain what a run of the flow would do. ``options``: what of the flags shapes the graph. Raises
-    FlowError and PlanError for what a run would refuse, and for flags that mean nothing."""
+    """Explain what a run of the flow would do. ``options``: the part of the flags that shapes the graph.
+    Raises FlowError and PlanError for everything that a run would refuse, and for flags without an effect."""
     report = check(flow, hp, options, with_variants=False)
     if report.program is None or not report.ok:
         raise FlowError(*report.errors)
@@ -81,12 +81,13 @@ def preview(flow: Flow, hp: Any, config: RunConfig, options: TraceOptions) -> Ex
 
 
 def evaluation_warnings(placed: PlacedRoles) -> Iterator[Problem]:
-    """A warning where a run may refuse to evaluate: whether anything is evaluated, data and rewards tell."""
+    """Yield a warning if a run may refuse to evaluate. Only data and rewards decide whether anything is
+    evaluated."""
     if placed.undecided is not None and placed.placement is not None:
         role, pool = placed.evaluated, next(iter(placed.placement.pools))
         yield Problem(
             "evaluation-undecided",
-            f"if held-out prompts can be judged, '{role}' samples to be evaluated",
+            f"if a reward can score the held-out prompts, '{role}' needs a pool to sample its answers",
             found=f"no --{role}.generator.pool",
             expected="a pool for the evaluation",
             severity="warning",
@@ -95,7 +96,7 @@ def evaluation_warnings(placed: PlacedRoles) -> Iterator[Problem]:
 
 
 def room_warnings(graph: Graph, roles: Roles, rewards: Iterable[str]) -> list[Problem]:
-    """Warnings where what is sampled leaves no room for a prompt: a run refuses it, once it has data."""
+    """Return warnings if sampled tokens leave no room for a prompt. A run refuses this once it has data."""
     try:
         room(graph, roles, rewards, False)
     except PlanError as error:
@@ -104,9 +105,12 @@ def room_warnings(graph: Graph, roles: Roles, rewards: Iterable[str]) -> list[Pr
 
 
 def transports(options: Options) -> tuple[str, str]:
-    """How weights go to generators on the trainer's pool and on another, as far as it can be told before
-    anything is started: on one machine by shared memory, on its GPUs by shared handles and, to another pool,
-    through the store."""
+    """Return how weights are moved to generators on the trainer's pool and on another pool, as far as this is
+    known before the start.
+
+    On one machine it is shared memory. On its GPUs it is shared handles within a pool, and the store between
+    pools.
+    """
     gpus = device_in(options.device) == "cuda"
     way = (
         options.weights
@@ -123,7 +127,7 @@ def transports(options: Options) -> tuple[str, str]:
 
 
 def _owned(role: BoundRole) -> dict[str, set[str]]:
-    """The settings that each half's backend has and the other half's has not."""
+    """For each side, the settings that only its backend has."""
     names = [set(fields(half.kind.Settings)) if half.kind is not None else set[str]() for half in role.halves]
     return {half: own - other for half, own, other in zip(HALVES, names, reversed(names), strict=True)}
 
@@ -132,21 +136,21 @@ def _prompt_tokens(data: Mapping[str, Any]) -> dict[str, int]:
     return {"prompt_tokens": int(data["max_prompt"])} if "max_prompt" in data else {}
 
 
-# of weights over their size: transformers normalises and rotates in float32 in a float64 model too
+# relative difference of weights: transformers normalises and rotates in float32 in a float64 model too
 ROUNDING = 1e-7
-TIMES = (Of.RUN, Of.CANARY)  # what metrics of time and transport are of
+TIMES = (Of.RUN, Of.CANARY)  # metrics of time and transport, which may differ
 
 
 def compared(flow: Flow, one: Mapping[str, Any], other: Mapping[str, Any], folder: Path) -> Claim:
-    """Run both for K + 2 iterations in float64, K the larger staleness; equal, or the first difference and
-    its cause."""
+    """Run both plans for K + 2 iterations in float64, where K is the larger staleness. Returns the claim that
+    they are equal, or their first difference and its cause."""
     if short := without_float64(flow, one, other):
         return Claim(
             "plans",
             flow.name,
             "unproved",
-            f"{listed(short)} computes in numbers shorter than float64, whose rounding hides what "
-            "plans differ in",
+            f"{listed(short)} does not compute in float64, and its rounding would hide differences "
+            "between the plans",
         )
     stale = [int(values.get("staleness", 0)) for values in (one, other)]
     fixed = {
@@ -162,7 +166,7 @@ def compared(flow: Flow, one: Mapping[str, Any], other: Mapping[str, Any], folde
     ]
     first = _first_difference(*(result.folder for result in results))
     apart = weights_apart(*results)
-    number = f"weights apart by {apart:.3g} of their size after {fixed['iterations']} iterations"
+    number = f"weights differ by {apart:.3g} of their size after {fixed['iterations']} iterations"
     if first is None and apart == 0:
         return judged(
             "plans",
@@ -176,7 +180,7 @@ def compared(flow: Flow, one: Mapping[str, Any], other: Mapping[str, Any], folde
             "plans",
             flow.name,
             "unproved",
-            f"the plans have other staleness, from which {first or 'weights'} differ",
+            f"the plans differ in their staleness, and therefore in {first or 'weights'}",
             number,
         )
     if apart <= ROUNDING and not (first or "").startswith(("completion", "scores")):
@@ -184,21 +188,21 @@ def compared(flow: Flow, one: Mapping[str, Any], other: Mapping[str, Any], folde
             "plans",
             flow.name,
             True,
-            (f"both plans agree up to the order of sums: {first or 'weights'} differ by rounding", ""),
+            (f"both plans agree except for the rounding of sums, in {first or 'weights'}", ""),
             number,
         )
     return judged(
         "plans",
         flow.name,
         False,
-        ("", f"the plans differ, first in {first or 'weights'}, by more than rounding"),
+        ("", f"the plans differ by more than rounding, first in {first or 'weights'}"),
         number,
     )
 
 
 def without_float64(flow: Flow, *plans: Mapping[str, Any]) -> list[str]:
-    """The backends of two plans that do not compute in float64, such as ``generator vllm``. Raises PlanError
-    for flags that do not fit."""
+    """Return the backends of two plans that do not compute in float64, such as ``generator vllm``. Raises
+    PlanError for invalid flags."""
     configs = [resolve_config(flow, None, values)[0] for values in plans]
     used = (
         (half, name)
@@ -210,7 +214,8 @@ def without_float64(flow: Flow, *plans: Mapping[str, Any]) -> list[str]:
 
 
 def _first_difference(one: Path, other: Path) -> str | None:
-    """The first column or metric in which two runs differ, and in which iteration; None where they do not."""
+    """The first column or metric that differs between two runs, with its iteration; None if they are
+    equal."""
     table = keys.read(one)
     for file, names in (("samples.jsonl", ("prompt", "completion", "scores")), ("metrics.jsonl", ())):
         lines = [objects(Growing(folder / file).lines()) for folder in (one, other)]
@@ -224,7 +229,7 @@ def _first_difference(one: Path, other: Path) -> str | None:
 
 
 def weights_apart(one: RunResult, other: RunResult) -> float:
-    """How far the last weights of two runs are apart, over the size of the first."""
+    """Return the distance between the last weights of two runs, relative to the size of the first."""
     apart = size = 0.0
     for path in sorted((one.folder / "final").rglob("*.safetensors")):
         left, right = (

@@ -1,5 +1,5 @@
-"""The proof that a run makes of itself before its first iteration: the quick part of `rlflow prove`, which
-changes no weights."""
+"""The proof of a run before its first iteration: the quick part of `rlflow prove`, which does not change
+weights."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from rlflow.runs.proof.claims import Claim
 from rlflow.runs.proof.flow_claims import FlowClaims
 from rlflow.runs.proof.rehearsal import Rehearsals, zero_or_one
 
-ROWS = 16  # at least, of a rehearsal
+ROWS = 16  # at least, of a dry run
 LONGEST = 16  # tokens of a row
 QUICK_SETS, QUICK_LONGEST = 3, 8
-# after which no further claims are tried than those that may end a run: 2 % of a packaged run
+# time limit; after it, only claims that may end a run are checked. It is 2 % of a packaged run
 QUICK_SECONDS = 0.8
 IN_REHEARSAL = (
-    "in the rehearsal before iteration 1, with a few short rows and synthetic scores; --prove off leaves it "
-    "out, where the rows of the run itself are others"
+    "this happened in the dry run before iteration 1, with a few short rows and synthetic scores; if the "
+    "rows of the run itself are different, turn the dry run off: --prove off"
 )
 REMEDY = (
-    "correct the flow; or go on all the same with --prove warn, where what a reward gives is a cost that "
-    "the flow subtracts, or with --prove off"
+    "correct the flow; if the reward is a cost that the flow subtracts, continue with --prove warn or "
+    "--prove off"
 )
-SHORT = 10  # iterations of a run that is over before a proof is worth its time
+SHORT = 10  # iterations; in a shorter run a proof is not worth its time
 
 
 def rehearsals(context: RunContext, longest: int = LONGEST) -> Rehearsals:
-    """Where a run is rehearsed: its own engine and plan, and prompts from the beginning of its data by a
-    cursor of their own."""
+    """Return the dry runs of a run: with its own engine and plan, and prompts from the beginning of its data.
+    The run's own position in the data does not change."""
     prompts = Prompts(context.prompts.data, context.options.seed)
     rows = max(expected_rows(context.plan.graph, 1, "prompts").values())
     count = min(max(-(-ROWS // rows), 4), context.options.prompts, len(context.prompts.data))
@@ -47,8 +47,8 @@ def rehearsals(context: RunContext, longest: int = LONGEST) -> Rehearsals:
 
 
 def wanted(context: RunContext) -> bool:
-    """Whether a run proves itself before it begins: not where it is over too soon, has no models, or acts in
-    an environment, which others may see."""
+    """True if a run checks itself before it begins. By default, a run does so unless it is short, uses pools
+    or an environment, or has a backend without models. A dry run might have effects in an environment."""
     options, engine = context.options, context.engine
     asked = options.prove in ("quick", "strict", "warn")
     modelled = all(hasattr(model.trainer or model.generator, "settings") for model in engine.models.values())
@@ -57,9 +57,11 @@ def wanted(context: RunContext) -> bool:
 
 
 def quick(context: RunContext) -> list[Claim]:
-    """The claims about the run's flow that need no update: those for which there is time, or all of them
-    where a run depends on them. Raises what a rehearsal raises, unless it is the synthetic scores that a
-    stage does not take."""
+    """Check the claims about the run's flow that need no update. With --prove strict all of them are checked,
+    otherwise as many as the time limit allows.
+
+    Raises the errors of a dry run, except if a stage rejects only the synthetic scores.
+    """
     began, stage = time.monotonic(), rehearsals(context, QUICK_LONGEST)
     try:
         return _claims(context, stage, began)
@@ -67,7 +69,7 @@ def quick(context: RunContext) -> list[Claim]:
         error.message += f"\n  {IN_REHEARSAL}"
         raise
     finally:
-        context.engine.moved()  # the run's records leave out what the rehearsal moved and ran
+        context.engine.moved()  # reset counters, so that the run's records exclude the dry run
         context.engine.ran()
         context.engine.traffic()
 
@@ -79,23 +81,23 @@ def _claims(context: RunContext, stage: Rehearsals, began: float) -> list[Claim]
     except StageError as error:
         if not hurried:
             raise
-        stage.rehearse(zero_or_one)  # raises again, unless it was about scores between 0 and 1
-        return [unfinished(context, f"a stage takes no scores between 0 and 1: {_first_line(error)}")]
+        stage.rehearse(zero_or_one)  # raises again, unless the stage only rejects scores between 0 and 1
+        return [unfinished(context, f"a stage rejects scores between 0 and 1: {_first_line(error)}")]
     try:
         for group in flow.groups():
             claims += group
             if hurried and time.monotonic() - began > QUICK_SECONDS:
                 claims.append(
                     unfinished(
-                        context, "what is left takes too long at the start of a run; rlflow prove tries it"
+                        context, "the time limit at the start of a run was reached; rlflow prove checks all"
                     )
                 )
                 break
-    # of a loss, or of a stage with scores that are far from 0 and 1, which the run may never have
+    # a loss or a stage may raise for scores far from 0 and 1, which the run itself may never have
     except Exception as error:
         if isinstance(error, Stopped) or not hurried:
             raise
-        claims.append(unfinished(context, f"the claims ended: {_first_line(error)}"))
+        claims.append(unfinished(context, f"the checks stopped with an error: {_first_line(error)}"))
     return claims
 
 
@@ -104,22 +106,25 @@ def _first_line(error: Exception) -> str:
 
 
 def unfinished(context: RunContext, why: str) -> Claim:
-    """The claim in the place of those that were not tried."""
+    """Return the claim that replaces those that were not checked."""
     return Claim("rehearsed", context.plan.graph.name, "unproved", why)
 
 
 def refusal(claims: list[Claim], prove: str) -> PlanError | None:
-    """The error that ends a run before its first iteration: with --prove strict where a claim is falsified,
-    else where good rows are made less likely; None where the run may begin."""
+    """Return the error that stops a run before its first iteration; None if the run may begin.
+
+    With --prove strict, any falsified claim stops it. Otherwise only a claim with ``ends_run`` does: the
+    update makes rows with higher scores less likely. With --prove warn, nothing does.
+    """
     wrong = [
         claim
         for claim in claims
         if claim.verdict == "falsified" and prove != "warn" and (claim.ends_run or prove == "strict")
     ]
     expected = (
-        "no falsified claim, as --prove strict asks"
+        "no falsified claim (--prove strict)"
         if prove == "strict"
-        else "what is paid more is made more likely"
+        else "the update makes rows with higher scores more likely"
     )
     return (
         PlanError(

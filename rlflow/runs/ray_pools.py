@@ -1,4 +1,4 @@
-"""A run on pools of Ray workers: what is started."""
+"""Start a run on pools of Ray workers."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def on_ray(
     watchdog: Watchdog,
     note: Callable[[str], None],
 ) -> Runtime:
-    """Start the pools of ``--pools`` on Ray and load the models there, which takes some seconds, or minutes:
-    ``note`` is told of it. Raises PlanError; whatever was started by then is ended."""
+    """Start the pools of ``--pools`` on Ray and load the models there. This takes seconds or minutes;
+    ``note`` reports progress. Raises PlanError after stopping what was started."""
     options, began = placed.options, time.monotonic()
     with ExitStack() as started:
         folder = launch.run_folder(watchdog.name, options.ray_address)
@@ -63,19 +63,20 @@ def on_ray(
         who = ", ".join(
             f"{len(ranks[pool])} on '{pool}' ({names or 'no model'})" for pool, names in fleet.roles.items()
         )
-        note(f"pools: Ray is there after {time.monotonic() - began:.1f} s; workers start and load: {who}")
+        note(f"pools: Ray is ready after {time.monotonic() - began:.1f} s; workers start and load: {who}")
         fleet.start()
         return runtime(plan, options, inputs, fleet, fleet.pools, started)
 
 
 def _on(placed: PlacedRoles) -> Placement:
-    assert placed.placement is not None  # there are pools
+    assert placed.placement is not None  # the run uses pools
     return placed.placement
 
 
 def _forking(placed: PlacedRoles, folder: Path, threads: int) -> str | None:
-    """Begin to import what workers on this machine will import, while Ray starts. Gives the command that
-    starts them; None for accelerators, which a fork of a process that has looked for them cannot use."""
+    """Start a process that imports the workers' modules while Ray starts, and return the command that starts
+    workers from it. None for accelerators: a forked process cannot use them if its parent has looked for
+    them."""
     if device_in(placed.options.device) != "cpu":
         return None
     private.share(folder)
@@ -99,12 +100,11 @@ def _room(
     watchdog: Watchdog,
     note: Callable[[str], None],
 ) -> tuple[launch.Groups, Controllers]:
-    """Reserve the ranks of each pool on a Ray that is started or joined. ``changed``: the roles that commits
-    copy."""
+    """Start or join a Ray, and reserve the ranks of each pool. ``changed``: the roles that commits copy."""
     options = placed.options
     address = options.ray_address
     note(
-        f"pools: {options.pools}: {f'joining the Ray at {address}' if address else 'starting a Ray of its own'}"
+        f"pools: {options.pools}: {f'joining the Ray at {address}' if address else 'starting a Ray for this run'}"
     )
     memory = room_for_commits(placed.roles, changed, options)
     with watchdog.marking():
@@ -124,7 +124,8 @@ def _room(
 
 
 def room_for_commits(roles: Roles, changed: Collection[str], options: Options) -> int:
-    """Bytes that two commits take at most, the last one and the next, as far as models are known."""
+    """Return the bytes that two commits need, the last and the next one, for the models whose size is
+    known."""
     if not options.copies_every:
         return 0
     return 2 * sum(

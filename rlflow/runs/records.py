@@ -1,8 +1,5 @@
-"""What a run writes while it goes: metrics, samples and a timeline as logs, and small files that are replaced
-whole.
-
-Here too: the timeline as Chrome trace events.
-"""
+"""The files that a run writes while it runs: metrics, samples and a timeline as logs, and small files that
+are replaced as a unit. The timeline has the format of Chrome trace events."""
 
 from __future__ import annotations
 
@@ -27,13 +24,13 @@ from rlflow.runs.evaluate import KeepAnswers
 from rlflow.runs.final import answer_file, name_of
 
 Event = dict[str, Any]
-LANES = {"": "models", "cpu": "stages", "io": "rewards"}  # of a pool, in the order in which they are shown
-RANKS = 16  # of a pool that have a row
-ROWS = 100  # numbers of a lane's or rank's rows: it has several where nodes of it ran at once
+LANES = {"": "models", "cpu": "stages", "io": "rewards"}  # queues of a pool, in the order of display
+RANKS = 16  # ranks of a pool that are shown
+ROWS = 100  # row numbers of a queue or rank: it has several rows if its nodes run at the same time
 
 
 class Timeline:
-    """``pools``: their names; what is in none of them is this process's."""
+    """Turns spans into trace events. ``pools``: their names; a queue of no pool belongs to this process."""
 
     def __init__(self, pools: Iterable[str] = ()) -> None:
         self._processes = {name: number for number, name in enumerate(("", *pools), 1)}
@@ -45,7 +42,8 @@ class Timeline:
     def events(
         self, iteration: int, spans: Sequence[Span], ranks: Sequence[RankSpan] = ()
     ) -> Iterator[Event]:
-        """One per node, and one per rank for its part of it; before the first of a row its name."""
+        """Yield an event per node, and per rank for its part of the node. The name of a row comes before its
+        first event."""
         if self._origin is None:
             self._origin = min(
                 (*(span.start for span in spans), *(part.start for part in ranks)), default=0.0
@@ -72,7 +70,7 @@ class Timeline:
             )
 
     def _of_lane(self, lane: str) -> tuple[str, int, str]:
-        """Pool, number and name of a lane."""
+        """Pool, number and name of a queue."""
         pool, _, kind = lane.partition(".")
         if pool in self._processes and kind in LANES:
             return pool, [*LANES].index(kind), LANES[kind]
@@ -101,7 +99,7 @@ class Timeline:
         }
 
     def _row(self, first: int, span: Span | RankSpan) -> int:
-        """The first row of a lane in which nothing else ran then."""
+        """The first row of a queue that is free at the start of the span."""
         ends = self._ends.setdefault(first, [])
         place = next((place for place, end in enumerate(ends) if end <= span.start + TICK), len(ends))
         ends[place : place + 1] = [span.end]
@@ -128,14 +126,16 @@ class Timeline:
 
 
 TRAFFIC = "traffic.jsonl"
-# so that every later line opens with a comma
+# written first, so that every later line can start with a comma
 FIRST_EVENT = {"name": "process_labels", "ph": "M", "pid": 1, "args": {"labels": "rlflow"}}
 
 
 class Records:
-    """The files of a run that are for people and tools: none of them is needed to go on. A disk that is full
-    ends no run: that is said once, and lines that do not fit are written with later ones, as far as memory
-    holds them."""
+    """The files of a run for people and tools. None of them is needed to resume.
+
+    A full disk does not end the run: it is reported once, and lines that do not fit are kept in memory and
+    written later, as far as memory allows.
+    """
 
     def __init__(
         self,
@@ -146,9 +146,9 @@ class Records:
         *,
         evaluated: bool = True,
     ) -> None:
-        """``start``: the iteration that comes first; what an earlier process wrote of it and later ones goes.
-        evaluated: whether the evaluation after ``start`` iterations, where there is one, is behind it too.
-        ``pools``: of the run."""
+        """``start``: the first iteration; lines that an earlier process wrote for it and later ones are
+        dropped. ``evaluated``: the evaluation after ``start`` iterations, if it exists, is kept. ``pools``:
+        of the run."""
         self.folder, self._say, self._said = folder, say, False
         self.named = keys.FigureNames(keys.read(folder))
         self._metrics = self._log("metrics.jsonl", start, evaluated)
@@ -160,21 +160,21 @@ class Records:
         self.rewards = Printed(folder, self._failing(FILE))
         self._events = 0
         self._rows = Timeline(pools)
-        self._written: dict[str, bytes] = {}  # small files, as they were last written
-        self._lacking: dict[str, bytes] = {}  # those for which there was no room
+        self._written: dict[str, bytes] = {}  # small files with their last written content
+        self._lacking: dict[str, bytes] = {}  # small files that could not be written yet
 
     def _log(self, name: str, start: int, evaluated: bool) -> Log:
         return Log(self.folder / name, self._failing(name), before(start, evaluated, self.named.table))
 
     def back_to(self, iteration: int) -> None:
-        """Forget what was written of an iteration and of later ones: it is done again."""
+        """Drop what was written for an iteration and later ones, because they are repeated."""
         for log in (self._metrics, self._samples, self._fates, self._traffic):
             log.keep_only(before(iteration, table=self.named.table))
         self._timeline.keep_only(lambda line: of_event(line) < iteration)
 
     def metrics(self, iteration: int, figures: Figures) -> dict[str, float]:
-        """A line of metrics, which it gives by their names in the file; what is not finite is written as
-        null."""
+        """Write a line of metrics, and return them by their names in the file. Numbers that are not finite
+        are written as null."""
         known = len(self.named.table)
         values = {self.named.of(figure): value for figure, value in figures.items()}
         if len(self.named.table) > known:
@@ -184,24 +184,25 @@ class Records:
         return values
 
     def samples(self, iteration: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Lines of sampled rows, their columns in one order whatever the process."""
+        """Write lines of sampled rows. Columns are sorted, so that their order is the same in every
+        process."""
         self._samples.add(
             "".join(json.dumps({"iteration": iteration, **dict(sorted(row.items()))}) + "\n" for row in rows)
         )
 
     def account(self, iteration: int, account: Account | None) -> None:
-        """fates.jsonl: what an iteration sampled, and what became of it."""
+        """Write the row accounting of an iteration to fates.jsonl."""
         if account is not None:
             self._fates.add(json.dumps({"iteration": iteration, **account.as_json()}) + "\n")
 
     def traffic(self, iteration: int, sizes: Mapping[str, int]) -> None:
-        """traffic.jsonl: the bytes that went from process to process in an iteration or an evaluation, where
-        there are pools."""
+        """Write the bytes that moved between processes in an iteration or an evaluation to traffic.jsonl, if
+        the run has pools."""
         if sizes:
             self._traffic.add(json.dumps({"iteration": iteration, **sizes}) + "\n")
 
     def timeline(self, iteration: int, outcome: Outcome) -> None:
-        """Chrome trace events, one a line: Perfetto and chrome://tracing open the file."""
+        """Write Chrome trace events, one a line. Perfetto and chrome://tracing open the file."""
         lines = [] if self._events else [f"[{json.dumps(FIRST_EVENT)}\n"]
         lines += [
             f",{json.dumps(event)}\n" for event in self._rows.events(iteration, outcome.spans, outcome.ranks)
@@ -211,29 +212,29 @@ class Records:
 
     @contextlib.contextmanager
     def evaluation(self, iteration: int) -> Iterator[KeepAnswers]:
-        """While inside, take the answers of the evaluation after so many iterations, which get a file of
-        their own."""
+        """Return a context that takes the answers of the evaluation after ``iteration`` iterations, and
+        writes them to their own file."""
         name = name_of(iteration)
         with answer_file(self.folder / name, self._failing(name)) as keep:
             yield keep
 
     def answers(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """answers.jsonl: held-out prompts with what the model answered before and after."""
+        """Write held-out prompts with the model's answers before and after training to answers.jsonl."""
         self.whole("answers.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
 
     def bounds(self, words: str, values: Mapping[str, Any]) -> None:
-        """bounds.txt and bounds.json: what bounded the run, to read and for tools."""
+        """Write what bounded the run's time: bounds.txt to read, bounds.json for tools."""
         for name, text in (("bounds.txt", words), ("bounds.json", json.dumps(values, indent=1))):
             self.whole(name, f"{text}\n".encode())
 
     def weights(self, moved: Mapping[str, Any]) -> None:
-        """weights.json: the most bytes that a rank receives when weights go by a plan from a trainer to its
-        generator, and has to, and what that takes."""
+        """Write weights.json: for planned transfers from a trainer to its generator, the most bytes that a
+        rank receives, the most that it needs, and the time."""
         # the next iteration writes it again
         self.whole("weights.json", f"{json.dumps(moved, indent=1)}\n".encode(), flush=False)
 
     def whole(self, name: str, data: bytes, anew: bool = False, flush: bool = True) -> None:
-        """A file that says all at once, where it does not say that already, or ``anew``. What finds no room
+        """Write a small file in one piece if its content changed, or if ``anew``. If it cannot be written, it
         is tried again before each checkpoint."""
         if self._written.get(name) == data and not anew:
             return
@@ -246,7 +247,7 @@ class Records:
             self._complain(name, error)
 
     def flush(self) -> None:
-        """Put all lines on the disk, as a checkpoint is about to say that they are there. From any thread."""
+        """Flush all lines to disk before a checkpoint refers to them. Can be called from any thread."""
         for name, data in list(self._lacking.items()):
             self.whole(name, data)
         for log in (self._metrics, self._samples, self._fates, self._traffic, self._timeline):
@@ -265,12 +266,12 @@ class Records:
     def _complain(self, name: str, error: OSError) -> None:
         if not self._said:
             self._said = True
-            self._say(f"{name} cannot be written, the run goes on: {error.strerror}")
+            self._say(f"{name} cannot be written: {error.strerror}; the run continues")
 
 
 def before(start: int, evaluated: bool = True, table: Mapping[str, Figure] = MappingProxyType({})) -> Keep:
-    """Whether a line is from before an iteration. One that cannot be read is of none, and stays. ``table``:
-    what its names are of."""
+    """Return a filter that keeps lines from before an iteration. Unparseable lines are kept. ``table``:
+    metric names → what they measure."""
 
     def keep(line: bytes) -> bool:
         values = as_object(line) or {}
@@ -289,7 +290,7 @@ def nothing(line: bytes) -> bool:
 
 
 def of_event(line: bytes) -> int:
-    """The iteration of a line of the timeline; -1 where it is of none."""
+    """Return the iteration of a line of the timeline; -1 if it has none."""
     args = (as_object(line.strip(b"[,\n")) or {}).get("args")
     number = args.get("iteration") if isinstance(args, dict) else None
     return number if isinstance(number, int) else -1

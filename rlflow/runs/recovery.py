@@ -1,7 +1,7 @@
-"""Recovery of a run on pools: state is copied out of the workers as the run goes, and a pool whose worker
-died is started anew from there.
+"""Recovery of a run on pools. State is copied out of the workers while the run continues. If a worker dies,
+its pool is restarted from the newest copy.
 
-At most ``--commit-every`` finished iterations are done again, and the one that was under way.
+At most ``--commit-every`` finished iterations are repeated, in addition to the one in progress.
 """
 
 from __future__ import annotations
@@ -14,70 +14,70 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from rlflow.errors import PlanError, RemoteError, StageError
 
-DEATHS = 3  # without a new iteration finished in between that end a run
-COPIED_SECONDS = 600.0  # how long state may take to be out of the workers
+DEATHS = 3  # the run ends after this many deaths without a newly finished iteration in between
+COPIED_SECONDS = 600.0  # time limit for copying state out of the workers
 
 R = TypeVar("R")
 S = TypeVar("S")
 
 
 class Commit(Protocol):
-    """A copy of the workers' state, outside of the workers."""
+    """An in-memory checkpoint: a copy of the workers' state outside the workers."""
 
     @property
     def versions(self) -> Mapping[str, int]:
-        """Role → updates behind its weights."""
+        """Role → number of updates that its weights have had."""
 
     @property
     def queue(self) -> tuple[Mapping[str, Any], Mapping[str, bytes]] | None:
-        """The rows that were sampled ahead; None if none were."""
+        """The rows that were sampled ahead of training; None if there are none."""
 
     @property
     def complete(self) -> bool:
-        """Whether all of it is there."""
+        """True if all parts of the copy have arrived."""
 
     def settled(self, seconds: float) -> bool:
-        """Wait until it is complete, at most so many seconds; whether it is."""
+        """Wait up to ``seconds`` until the copy is complete. Returns whether it is."""
 
     def then(self, action: Callable[[], object]) -> None:
-        """Do something as each part of it is there, maybe in another thread."""
+        """Call ``action`` when each part of the copy arrives, maybe in another thread."""
 
 
 class Workers(Protocol):
-    """The pools of a run, as far as recovery is concerned."""
+    """The pools of a run, as recovery uses them."""
 
     def commit(self, iteration: int) -> Any:
-        """Begin to copy the state before an iteration."""
+        """Start to copy the state before an iteration."""
 
     def death(self, error: BaseException) -> Any:
-        """The death that is behind an error, in words; None where nobody died, or where what is left cannot
-        be ended."""
+        """Return a description of the death behind an error. None if nobody died, or if the remaining
+        processes cannot be stopped."""
 
     def lost(self) -> str | None:
-        """A loss for which no pool can be started anew, in words; None where there is none."""
+        """Return a description of a loss after which no pool can be restarted; None without one."""
 
     def restart(self, death: Any) -> list[str]:
-        """Start what died anew; the names of the pools that were started."""
+        """Restart what died. Returns the names of the restarted pools."""
 
     def restore(self, commit: Any) -> None:
         """Put all pools back to a commit."""
 
     def copied(self, commit: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """(role, state of its trainer) of a complete commit."""
+        """Yield (role, state of its trainer) of a complete commit."""
 
 
 @dataclass(frozen=True)
 class DriverState(Generic[S]):
-    """The run's own state, which is outside of the workers, and how it is put back."""
+    """The run's own state outside the workers, and how to restore it."""
 
     capture: Callable[[], S]  # a copy of the state as it is now
-    rewind: Callable[[S], object]  # put back what workers are restored beside: the stream of prompts
-    replay: Callable[[int, S], object]  # forget an iteration and those after it, which are done again
+    rewind: Callable[[S], object]  # put back the stream of prompts, before workers are restored
+    replay: Callable[[int, S], object]  # forget an iteration and all later ones; they are repeated
 
 
 @dataclass(frozen=True)
 class RecoveryPoint(Generic[S]):
-    """A run before an iteration."""
+    """The state of a run before an iteration."""
 
     iteration: int
     commit: Commit  # the workers' state
@@ -85,25 +85,25 @@ class RecoveryPoint(Generic[S]):
 
 
 class Recovery(Generic[S]):
-    """Keeps the newest point to which a run can go back, and the one that is being copied."""
+    """Keeps the newest point that a run can return to, and the point that is being copied."""
 
     def __init__(
         self, workers: Workers | None, every: int, driver: DriverState[S], note: Callable[[str], None]
     ) -> None:
-        """``workers``: None where there are no pools. ``every``: iterations between commits; 0: nothing is
-        recovered. ``note`` is told of each recovery."""
+        """``workers``: None without pools. ``every``: iterations between commits; 0 turns recovery off.
+        ``note``: called with a line for each recovery."""
         self.workers = workers if every else None
         self.every, self.driver, self.note = every, driver, note
         self.last: RecoveryPoint[S] | None = None
         self.next: RecoveryPoint[S] | None = None
         self._turn = threading.Lock()
-        self.furthest = -1  # iteration that began
-        self.current = 0  # the iteration that is under way
+        self.furthest = -1  # the latest iteration that began
+        self.current = 0  # the iteration in progress
         self.deaths = 0  # since the furthest iteration began
 
     def run(self, course: Callable[[int], R], first: int) -> R:
-        """Call ``course`` with the first iteration, and again with one to go on from after each death; what
-        it gives. Raises what it raises where that is no death, or cannot be recovered from."""
+        """Call ``course`` with the first iteration, and restart it from a commit after each worker death.
+        Returns its result. Raises its errors if they are not a death, or if recovery is impossible."""
         self.commit(first)
         while True:
             try:
@@ -112,8 +112,8 @@ class Recovery(Generic[S]):
                 first = self._go_back(error)
 
     def commit(self, iteration: int) -> None:
-        """Copy what the iteration begins with, if it is time to. The former commit goes when this one is
-        complete."""
+        """Copy the state before the iteration, if a copy is due. The former commit is dropped when this one
+        is complete."""
         self.current = iteration
         if self.workers is None:
             return
@@ -129,20 +129,20 @@ class Recovery(Generic[S]):
         commit.then(self._take_next)
 
     def _take_next(self) -> None:
-        """Put the next point in the place of the last one, once it is complete."""
+        """Replace the last point by the next one, once that is complete."""
         with self._turn:
             if self.next is not None and self.next.commit.complete:
                 self.last, self.next = self.next, None
 
     def newest(self) -> RecoveryPoint[S] | None:
-        """The newest point, for a run that goes on no more; None where there is none."""
+        """Return the newest point, for a run that ends; None without one."""
         if self.workers is None:
             return None
         self._settle()
         return self.last
 
     def _settle(self) -> None:
-        """Wait for the next point; it is forgotten where it does not come to be complete."""
+        """Wait for the next point. It is dropped if it does not become complete."""
         with self._turn:
             point = self.next
         if point is not None:
@@ -151,13 +151,14 @@ class Recovery(Generic[S]):
             self.next = None
 
     def _go_back(self, error: StageError | RemoteError) -> int:
-        """Recover; the iteration to go on with. Raises the error with the reason where that cannot be."""
+        """Recover. Returns the iteration to restart from, or raises the error with the reason why recovery is
+        impossible."""
         failure: Exception = error
         while self.workers is not None and (death := self.workers.death(failure)) is not None:
             self.deaths += 1
             if self.deaths >= DEATHS:
                 raise with_reason(
-                    error, f"given up: {DEATHS} deaths without an iteration finished in between"
+                    error, f"the run gives up: {DEATHS} deaths without a finished iteration in between"
                 )
             try:
                 return self._restore(self.workers, death, error)
@@ -166,7 +167,7 @@ class Recovery(Generic[S]):
         raise error if failure is error else with_reason(error, f"not recovered: {failure}")
 
     def _restore(self, workers: Workers, death: Any, error: StageError | RemoteError) -> int:
-        """Start anew what died, and put everything back to the last point; its iteration."""
+        """Restart what died, put everything back to the last point, and return its iteration."""
         began = time.monotonic()
         pools = workers.restart(death)
         self._settle()
@@ -183,7 +184,7 @@ class Recovery(Generic[S]):
 def recovery_note(
     death: Any, error: StageError | RemoteError, pools: list[str], back: int, under_way: int, seconds: float
 ) -> str:
-    """A line for people: who died, when, and where the run goes on."""
+    """Return a line that says who died, when, and from where the run continues."""
     noticed = (
         f"stage '{error.stage}' of iteration {error.iteration}"
         if isinstance(error, StageError)
@@ -192,13 +193,13 @@ def recovery_note(
     anew = f"pool{'s' * (len(pools) > 1)} {', '.join(map(repr, pools))}"
     again = f"iteration {back} is" if back >= under_way else f"iterations {back} to {under_way} are"
     return (
-        f"{death}; noticed in {noticed}. Recovered in {seconds:.1f} s: {anew} started anew, all state as "
-        f"before iteration {back}; {again} repeated"
+        f"{death}; noticed in {noticed}. Recovered in {seconds:.1f} s: restarted {anew}, restored all "
+        f"state from before iteration {back}; {again} repeated"
     )
 
 
 def with_reason(error: StageError | RemoteError, reason: str) -> StageError | RemoteError:
-    """The error that ends the run, and why it does."""
+    """Return the error that ends the run, with the reason added."""
     if isinstance(error, RemoteError):
         return RemoteError(f"{error}\n  {reason}", error.failure)
     error.message += f"\n  {reason}"

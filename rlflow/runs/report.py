@@ -1,4 +1,4 @@
-"""What a run says at its end."""
+"""The summary that a run prints at its end."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rlflow.runs.context import RunResult
 from rlflow.runs.evaluate import shown
 from rlflow.runs.outcomes import fates_text, run_account
 
-SHOWN = 0.01  # of an iteration: what takes less is left out of the words
+SHOWN = 0.01  # share of an iteration; smaller parts are not mentioned
 WIDTHS = {"prompt": 40, "answer": 14, "before": 14, "after": 14}
 
 
 def summary(result: RunResult) -> str:
-    """Learning before → after, and per node the time, its share and how much of it was on the critical
-    path."""
+    """Return the summary of a run: accuracy before and after, and for each node its time, its share, and its
+    part of the critical path."""
     parts = []
     if result.before and result.after:
         parts += [_rendered(_learning(result)), _rendered(_answers(result))]
@@ -37,13 +37,13 @@ def summary(result: RunResult) -> str:
         parts.append(fates)
     if result.skipped:
         parts.append(
-            f"{result.skipped} of {result.iterations} iterations were skipped: nothing was kept to train on"
+            f"{result.skipped} of {result.iterations} iterations were skipped: no rows were kept to train on"
         )
     if line := pointer(result.folder, result.shown):
         parts.append(line)
     many = "s" * (result.iterations != 1)
     parts.append(
-        f"{result.iterations} iteration{many} in {result.seconds:.1f} s; everything is in {result.shown or result.folder}"
+        f"{result.iterations} iteration{many} in {result.seconds:.1f} s; run folder: {result.shown or result.folder}"
     )
     if result.unsaved:
         parts.append(f"warning: {result.unsaved}")
@@ -72,16 +72,16 @@ def _answers(result: RunResult) -> Table:
 
 
 def _cut(text: str, width: int) -> str:
-    """The end of a text, on one line: questions tell themselves apart there."""
+    """The end of a text, on one line. The end is shown because questions often start with the same words."""
     line = " ".join(text.split())
     return line if len(line) <= width else "…" + line[1 - width :]
 
 
 def bounds_text(totals: RunTotals) -> str:
-    """A table of the nodes of a run, and in words what bounded it."""
+    """Return a table of the nodes of a run, and lines that say what bounded its time."""
     bounds = totals.bounds
     if not bounds.iterations:
-        return "no iteration was run to its end"
+        return "no iteration was completed"
     by = bounds.by if bounds.by == PATH else f"the work of {bounds.by}"
     alike = (
         f" (of {bounds.alike} iteration{'s' if bounds.alike > 1 else ''})"
@@ -94,7 +94,7 @@ def bounds_text(totals: RunTotals) -> str:
     return "\n".join(
         [
             _rendered(_stages(totals)),
-            f"an iteration took {bounds.seconds:.3f} s; no schedule of its nodes takes less than "
+            f"an iteration took {bounds.seconds:.3f} s; any schedule of its nodes takes at least "
             f"{bounds.bound:.3f} s: {by}",
             f"critical path{alike}: {_chain(bounds)}; {bounds.outside:.3f} s outside nodes",
             f"busy: {shares}",
@@ -103,7 +103,7 @@ def bounds_text(totals: RunTotals) -> str:
 
 
 def _chain(bounds: TimeBounds) -> str:
-    """The nodes of the critical path in words; … stands for those that took next to nothing."""
+    """The nodes of the critical path as text; … replaces nodes that took almost no time."""
     words = [
         f"{node} {seconds:.3f} s" if seconds >= SHOWN * bounds.seconds else "…"
         for node, seconds in bounds.critical.items()

@@ -1,4 +1,4 @@
-"""Going on with a run from its newest good checkpoint, or from there with other settings as a new run."""
+"""Resume a run from its newest good checkpoint, or fork it there as a new run with other settings."""
 
 from __future__ import annotations
 
@@ -64,16 +64,19 @@ MAY_CHANGE = (
     "memory",
     "resume",
 )
-PATHS = ("model", "data", "eval", "reward", "env")  # settings that may be paths, of the run and of a role
+PATHS = ("model", "data", "eval", "reward", "env")  # settings of the run or of a role that may be paths
 
 
 def resume(
     folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bool = False, begin: bool = False
 ) -> RunResult:
-    """Go on where the run stood, or finish what is left where all iterations are behind it. trust: execute
-    files that the run names although nothing vouches for them. begin: a run that has no checkpoint yet begins
-    with its first iteration. Raises PlanError where there are such without, where the algorithm, the data, a
-    model folder, a reward or other settings changed, RunHeld where it runs."""
+    """Resume a run, or finish the remaining work if all its iterations are done.
+
+    ``trust``: execute files that the run names even if ``check_trusted`` cannot vouch for them. ``begin``: if
+    the run has no checkpoint yet, begin with its first iteration. Raises PlanError for such files without
+    ``trust``, and if the algorithm, the data, a model folder, a reward or another setting changed. Raises
+    RunHeld if another process runs it.
+    """
     name, folder = shown(folder.absolute()), folder.absolute()
     saved = read_settings(folder)
     refused = [
@@ -88,8 +91,8 @@ def resume(
             "resume-setting",
             f"a resumed run keeps its settings, but --{refused[0]} is given",
             found=listed(refused),
-            expected=f"changes to {listed(MAY_CHANGE, 32)} and of services to all but their commands",
-            remedy="rlflow resume RUN --fork … starts a new run with others",
+            expected=f"changes to {listed(MAY_CHANGE, 32)}, and to services except for their commands",
+            remedy="rlflow resume RUN --fork … starts a new run with other settings",
         )
     check_trusted(folder, saved, unchanged_settings(saved, changes), trust, reporter)
     with Lock(folder):
@@ -105,10 +108,10 @@ def resume(
 
 
 def _first_or_next(folder: Path, name: str, context: RunContext, reporter: Reporter, begin: bool) -> RunStart:
-    """The point from which a run continues. ``begin``: as of ``resume``. Raises PlanError where nothing of it
-    is left, or no checkpoint can be used."""
+    """Return the point to continue from. ``begin``: as for ``resume``. Raises PlanError if no work is left,
+    or if every checkpoint is unusable."""
     if begin and not any((folder / CHECKPOINTS).glob("step-*")):
-        reporter.note(f"{name} has no checkpoint yet: it begins with its first iteration")
+        reporter.note(f"{name} has no checkpoint yet: the run starts with its first iteration")
         return BEGUN
     start = restore_checkpoint(newest(folder, reporter), context, reporter)
     _something_left(folder, name, start, context, reporter)
@@ -116,8 +119,8 @@ def _first_or_next(folder: Path, name: str, context: RunContext, reporter: Repor
 
 
 def fork(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bool = False) -> RunResult:
-    """A new run from the checkpoint of another, with other settings or a changed algorithm. trust: as of
-    ``resume``."""
+    """Start a new run from the checkpoint of another, with other settings or a changed algorithm. ``trust``:
+    as for ``resume``."""
     name, folder = shown(folder.absolute()), folder.absolute()
     saved = read_settings(folder)
     check_trusted(folder, saved, unchanged_settings(saved, changes), trust, reporter)
@@ -138,24 +141,24 @@ def fork(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bo
         return continue_run(context, new, reporter, start)
 
 
-# options that decide what is measured, at their defaults
+# options that decide what an evaluation measures, with their defaults
 EVALUATION: dict[str, Any] = {"held_out": 512, "eval": [], "eval_samples": 1}
 
 
 def _same_evaluation(saved: Mapping[str, Any], options: Options) -> bool:
-    """Whether a fork evaluates as its run did, so that it need not measure again what that has measured."""
+    """True if a fork evaluates like its run, so that the run's last evaluation is still valid."""
     before, now = saved.get("options"), json.loads(json.dumps(dataclasses.asdict(options), default=str))
     return isinstance(before, dict) and all(
         before.get(name, default) == now[name] for name, default in EVALUATION.items()
     )
 
 
-# what settings.json must say so that a run can go on
+# keys that settings.json needs to resume a run, with their types
 WHAT = {"file": str, "flow": str, "values": dict, "hp": dict}
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """settings.json of a run. Raises PlanError where there is none, or not all of it."""
+    """Return settings.json of a run. Raises PlanError if it is missing or incomplete."""
     try:
         settings = json.loads(durable.read(folder / directory.SETTINGS))
     except (OSError, ValueError, RecursionError) as error:
@@ -166,11 +169,11 @@ def read_settings(folder: Path) -> dict[str, Any]:
         )
         raise PlanError.of(
             "no-run",
-            f"'{folder}' is no run directory",
+            f"'{folder}' is not a run folder",
             found=f"settings.json: {error}",
             expected="a folder that `rlflow run` made",
             nearest=nearest(str(folder), runs),
-            remedy="`rlflow runs` lists them",
+            remedy="`rlflow runs` lists all runs",
         ) from error
     lacking = [
         name
@@ -180,28 +183,29 @@ def read_settings(folder: Path) -> dict[str, Any]:
     if lacking:
         raise PlanError.of(
             "run-settings",
-            f"settings.json of '{folder}' is not what a run wrote",
+            f"settings.json of '{folder}' is incomplete",
             found=f"no {listed(lacking)}",
             expected=f"a JSON object with {listed(WHAT)}",
-            remedy=f"put a copy of it back; the model alone can be had: rlflow export {folder} FOLDER",
+            remedy=f"restore the file from a copy, or get only the model: rlflow export {folder} FOLDER",
         )
     return dict(settings)
 
 
 def recorded_values(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that a run was configured with, by flag, with the settings of its flow."""
+    """Return the values that a run was configured with, by flag, with the settings of its flow."""
     return {**saved["values"], **{f"hp.{name}": value for name, value in saved["hp"].items()}}
 
 
 def unchanged_settings(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that stay as they are recorded, their paths as they lead from here."""
+    """Return the recorded settings that ``changes`` does not replace. Their relative paths are made valid in
+    this folder."""
     changed = {short(name) for name in changes}
     recorded = {name: value for name, value in recorded_values(saved).items() if short(name) not in changed}
     return anchor_paths(recorded, saved.get("started_in"))
 
 
 def masked_values(saved: Mapping[str, Any]) -> list[str]:
-    """Flags whose values settings.json has not, since they are secrets."""
+    """Return the flags whose values are not in settings.json because they are secrets."""
     return [name for name, value in recorded_values(saved).items() if MASK in str(value)]
 
 
@@ -212,16 +216,16 @@ def prepare_again(
     judge: Judge | None = None,
     beside: Path | None = None,
 ) -> RunContext:
-    """Prepare a run as it was, with changes. ``beside``: as ``folder`` of ``prepare``. Raises FlowError and
-    PlanError."""
+    """Prepare a recorded run again, with changes. ``beside``: the ``folder`` of ``prepare``. Raises FlowError
+    and PlanError."""
     flow = load_flow(f"{saved['file']}::{saved['flow']}")
     missing = [name for name in masked_values(saved) if name not in changes]
     if missing:
         raise PlanError.of(
             "resume-secret",
-            f"the run does not keep --{missing[0]}, which is a secret",
+            f"the run did not record --{missing[0]}, because it is a secret",
             found=listed(missing),
-            expected="secrets to be given again",
+            expected="every secret to be given again",
             remedy=f"rlflow resume RUN --{missing[0]} …",
         )
     recorded = anchor_paths(recorded_values(saved), saved.get("started_in"))
@@ -231,7 +235,7 @@ def prepare_again(
     bound = [config.role(name) for name in (*config.roles, "")]
     if lost := [flag for flag in _of_former_backends(bound, config.every_role, changes) if flag in recorded]:
         reporter.note(
-            f"left behind, since the backends have no such setting: {listed(f'--{flag} {recorded[flag]}' for flag in lost)}"
+            f"dropped, because the new backends have no such setting: {listed(f'--{flag} {recorded[flag]}' for flag in lost)}"
         )
         recorded = {name: value for name, value in recorded.items() if name not in lost}
         config, hp = resolve_config(flow, None, {**recorded, **changes}, packaged_beneath=False)
@@ -241,10 +245,12 @@ def prepare_again(
 def _of_former_backends(
     roles: Sequence[RoleConfig], shared: Iterable[str], changes: Mapping[str, Any]
 ) -> list[str]:
-    """Where a change is of a backend: the flags, none of them a change, whose settings the backends of their
-    roles do not have. ``shared``:
-    names of settings for all roles; the last of ``roles`` stands for those with nothing of their own, on
-    their usual backends."""
+    """If a change selects a backend: the flags, not among the changes, whose settings the new backends do not
+    have.
+
+    ``shared``: names of settings for all roles. The last of ``roles`` represents all roles without settings
+    of their own, on their default backends.
+    """
     if not any(flag.rpartition(".")[2] in ("backend", *HALVES) for flag in changes):
         return []
     unknown = [
@@ -261,8 +267,8 @@ def _of_former_backends(
 
 
 def anchor_paths(recorded: Mapping[str, Any], start: object) -> dict[str, Any]:
-    """The settings, of which relative paths that lead nowhere from here lead from where the run was
-    started."""
+    """Return the settings with relative paths that do not exist here changed to start from the folder where
+    the run was started."""
     if not isinstance(start, str):
         return dict(recorded)
     recorded = {
@@ -273,7 +279,7 @@ def anchor_paths(recorded: Mapping[str, Any], start: object) -> dict[str, Any]:
         name
         for name in recorded
         if not name.startswith(("hp.", "data."))
-        # an environment's settings may be paths
+        # settings of an environment may be paths too
         and (name.rpartition(".")[2] in PATHS or "env" in name.split(".")[:-1])
     }
     anchored = {name: _anchored_data if name in ("data", "eval") else _anchored for name in paths}
@@ -304,7 +310,7 @@ def _anchored(value: Any, start: str) -> Any:
 
 
 def _of_pools(flag: str) -> bool:
-    """Whether a flag says something only beside --pools."""
+    """True if a flag has an effect only with --pools."""
     return (
         flag in ("pools", "ray_address", "interface")
         or flag.startswith("pools.")
@@ -320,8 +326,8 @@ def same_run(
     graph: Graph,
     dependencies: Dependencies,
 ) -> Dependencies:
-    """Compare a run with what it was started with; its dependencies with the digests that are known of them.
-    Raises PlanError where the algorithm or any dependency has changed."""
+    """Compare a run with its recorded start. Returns its dependencies with the digests that are known. Raises
+    PlanError if the algorithm or a dependency has changed."""
     same_algorithm(folder, name, saved, graph, reporter)
     return same_inputs(folder, name, reporter, dependencies)
 
@@ -329,7 +335,7 @@ def same_run(
 def same_algorithm(
     folder: Path, name: str, saved: Mapping[str, Any], graph: Graph, reporter: Reporter
 ) -> None:
-    """Raises PlanError with the differences where the graph is not that of the run. Deadlines may differ."""
+    """Raise PlanError with the differences if the graph is not that of the run. Deadlines may differ."""
     try:
         before = timeless(wire.unpack(durable.read(folder / directory.GRAPH)))
     except (OSError, PlanError) as error:
@@ -345,18 +351,18 @@ def same_algorithm(
 
 
 def _same_identity(name: str, before: object, now: str) -> None:
-    """Refuse a graph whose digest is not that of the settings file. The settings have the digest alone, so
-    the difference cannot be shown."""
+    """Refuse a graph whose digest differs from the one in settings.json. The differences cannot be shown,
+    because only the digest is known."""
     if before != now:
         raise _changed(
-            name, f"the graph {now}, and not {before}; what differs cannot be told without {directory.GRAPH}"
+            name, f"graph {now} instead of {before}; without {directory.GRAPH} the difference is unknown"
         )
 
 
 def _changed(name: str, differences: str) -> PlanError:
     return PlanError.of(
         "resume-changed",
-        "the algorithm is not the one that this run was started with",
+        "the algorithm has changed since this run was started",
         found=differences,
         expected="the same graph and the same function bodies",
         remedy=f"undo the change, or start a new run from the checkpoint: rlflow resume {name} --fork",
@@ -364,7 +370,7 @@ def _changed(name: str, differences: str) -> PlanError:
 
 
 def timeless(graph: Graph) -> Graph:
-    """The graph without deadlines, which may change."""
+    """Return the graph without deadlines, which may change."""
     return dataclasses.replace(graph, nodes=tuple(_timeless(node) for node in graph.nodes))
 
 
@@ -373,17 +379,17 @@ def _timeless(node: Node) -> Node:
 
 
 def newest(folder: Path, reporter: Reporter) -> Loaded:
-    """The newest good checkpoint; what was damaged is said, and what is no part of it."""
+    """Return the newest good checkpoint. Reports damaged checkpoints and foreign files."""
     loaded = load_latest(folder)
     for path, reason in loaded.rejected:
-        reporter.note(f"{path.name} is damaged and not used: {reason}")
+        reporter.note(f"skipped {path.name}, which is damaged: {reason}")
     if loaded.ignored:
-        reporter.note(f"{loaded.path.name}: ignored, since they are no part of it: {listed(loaded.ignored)}")
+        reporter.note(f"{loaded.path.name}: ignored files that are not part of it: {listed(loaded.ignored)}")
     return loaded
 
 
 def restore_checkpoint(loaded: Loaded, context: RunContext, reporter: Reporter) -> RunStart:
-    """Put the context run where a checkpoint was taken."""
+    """Put a prepared run into the state of a checkpoint."""
     start = context.executor.lanes.do("control", partial(state.restore, context, loaded.snapshot))
     reporter.note(f"resuming from {loaded.path.name}")
     return start
@@ -392,21 +398,21 @@ def restore_checkpoint(loaded: Loaded, context: RunContext, reporter: Reporter) 
 def _something_left(
     folder: Path, name: str, start: RunStart, context: RunContext, reporter: Reporter
 ) -> None:
-    """Raises PlanError for a run that has come to its end. One that was stopped between its last iteration
-    and its final models has not."""
+    """Raise PlanError if the run has finished. A run that was stopped between its last iteration and its
+    final models has not."""
     iterations = context.options.iterations
     if start.iteration != iterations or final.finished(folder, iterations, state.trained(context)):
         return _iterations_left(name, start, iterations)
-    reporter.note("all iterations are done; what is left is done now")
+    reporter.note("all iterations are done; the run now finishes its last evaluation and final models")
 
 
 def _iterations_left(name: str, start: RunStart, iterations: int) -> None:
     if start.iteration >= iterations:
         raise PlanError.of(
             "resume-done",
-            f"the run '{name}' has done its iterations",
-            found=f"{start.iteration} done, {iterations} asked for",
+            f"the run '{name}' has finished all its iterations",
+            found=f"{start.iteration} done, {iterations} configured",
             expected=f"--iterations above {start.iteration}",
-            remedy="--iterations N with a larger N goes on (schedules of learning rates then reach to "
-            f"N); its model is in final/, or rlflow export {name} FOLDER",
+            remedy="continue with a larger --iterations N (learning-rate schedules then extend to N); the "
+            f"model is in final/, or use rlflow export {name} FOLDER",
         )

@@ -1,5 +1,5 @@
-"""``rlflow.run``: starts a run, or with ``--resume auto`` goes on with the one of its name, for schedulers
-that start a job again."""
+"""``rlflow.run`` starts a run. With ``--resume auto`` it resumes the run of that name if it exists, so that a
+job scheduler can repeat the same command."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any
     """Run a flow: ``rlflow.run(ppo, PPO(clip=0.1), model=…, data=…, reward=…, iterations=100, actor={"lr":
     1e-5})``.
 
-    Keywords are those of `rlflow run`; a role's settings go as a dict under its name, and the flow's own may
-    be a dict too. A reward may be a function of a file. Raises FlowError, PlanError, StageError, and
-    Interrupted after ctrl-C.
+    It takes the flags of `rlflow run` as keywords. A role's settings are a dict under its name; the flow's
+    own settings may be a dict too. A reward may be a function that a file defines. Raises FlowError,
+    PlanError, StageError, and Interrupted after ctrl-C.
     """
     flow = load_flow(flow) if isinstance(flow, str) else flow
     config, hp = resolve_config(flow, hp, flat(keywords))
@@ -52,10 +52,12 @@ def start_or_resume(
     reporter: Reporter,
     start: Callable[[], RunResult],
 ) -> RunResult:
-    """Call ``start``; with ``--resume auto`` and a run of that name there, go on with that one instead, from
-    its first iteration where it has no checkpoint yet. Raises what these do: RunHeld where another process
-    runs it, PlanError with the code resume-done where it has come to its end. ``values``: those of the flags
-    that were given, by name."""
+    """Call ``start``. With ``--resume auto``, resume the run of that name if it exists, from its first
+    iteration if it has no checkpoint yet.
+
+    ``values``: the given flags, by name. Raises the errors of ``start`` and ``resume``: RunHeld if another
+    process runs it, PlanError with code resume-done if it has finished.
+    """
     if options.resume is None or options.name is None:
         return start()
     folder = Path(options.out) / options.name
@@ -65,18 +67,18 @@ def start_or_resume(
         except PlanError as error:
             if error.problems[0].code != "run-exists":
                 raise
-            reporter.note(f"the run '{folder}' was begun by another process meanwhile")
+            reporter.note(f"another process has just started the run '{folder}'; it is resumed here")
     return resume(folder, _changed(folder, flow, hp, values), reporter, begin=True)
 
 
 def _changed(folder: Path, flow: Flow, hp: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags that differ from those of the run in the folder. Raises PlanError where the run is of another
-    algorithm, or was given a flag that is missing now and cannot be done without."""
+    """Return the flags that differ from those of the run in the folder. Raises PlanError if that run is of
+    another algorithm, or if a flag is missing that the run cannot continue without."""
     saved = read_settings(folder)
     if saved["flow"] != flow.name:
         raise PlanError.of(
             "resume-other",
-            f"the run '{folder}' is of another algorithm",
+            f"the run '{folder}' uses another algorithm",
             found=f"'{saved['flow']}'",
             expected=f"'{flow.name}'",
             remedy="choose another --name",
@@ -91,16 +93,16 @@ def _changed(folder: Path, flow: Flow, hp: Any, values: Mapping[str, Any]) -> di
     if missing:
         raise PlanError.of(
             "resume-setting",
-            f"the run '{folder}' was started with --{missing[0]}",
+            f"the run '{folder}' was started with --{missing[0]}, which is missing now",
             found=f"no {listed(missing)}",
-            expected="the command with which it was started",
-            remedy="give it again, or choose another --name",
+            expected="the flags that the run was started with",
+            remedy="add the flag again, or choose another --name",
         )
     return {name: given[name] for name in [*differ, *masked_values(saved)] if name in given}
 
 
 def _settings(hp: Any, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """The flow's settings by flag, as far as the run has recorded them."""
+    """The flow's settings as flags, limited to those that the run recorded."""
     return {
         f"hp.{name}": value
         for name, value in (vars(hp) if hp is not None else {}).items()
@@ -109,12 +111,12 @@ def _settings(hp: Any, recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """A value as a flag, a configuration file and settings.json alike have it."""
+    """A value in one form, whether it came from a flag, a configuration file or settings.json."""
     if isinstance(value, list | tuple):
         return json.dumps([_text(each) for each in value])
     return value if isinstance(value, str) else json.dumps(value, default=str, sort_keys=True)
 
 
 def is_done(error: PlanError) -> bool:
-    """Whether the error says that a run has come to its end already."""
+    """True if the error reports that the run has already finished."""
     return error.problems[0].code == "resume-done"

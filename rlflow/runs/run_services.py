@@ -1,5 +1,4 @@
-"""The services of a run: made from its configuration, with GPUs, a folder for what they print, and their URLs
-where settings of the flow name them."""
+"""The services of a run: their GPUs, the folder for their output, and their URLs in the flow's settings."""
 
 from __future__ import annotations
 
@@ -24,18 +23,21 @@ from rlflow.services.running import Gpus, Services
 
 
 def reserved_gpus(declared: Sequence[Service], options: Options) -> Gpus:
-    """The GPUs of a run's services. The others are left for the run, which must not have looked at any
-    before. Raises PlanError where there are not enough, or a Ray that is joined gives them out itself."""
+    """Return the GPUs of a run's services, and leave the others to the run. It must be called before the run
+    initialises a GPU.
+
+    Raises PlanError if the GPUs do not suffice, or if the run joins a Ray, which assigns GPUs itself.
+    """
     wanting = [each.name for each in declared if each.gpus]
     if not wanting:
         return {}
     if options.ray_address is not None:
         raise PlanError.of(
             "service-gpus",
-            f"service '{wanting[0]}' wants a GPU of this machine, which the Ray that is joined gives out",
-            found=f"--service.{wanting[0]}.gpus beside --ray-address",
-            expected="one that decides on a GPU",
-            remedy=f"start it elsewhere, and name its URL: --service.{wanting[0]} http://HOST:PORT",
+            f"service '{wanting[0]}' needs a GPU of this machine, but the joined Ray assigns the GPUs",
+            found=f"--service.{wanting[0]}.gpus together with --ray-address",
+            expected="GPUs assigned either by Ray or by --service.NAME.gpus, not both",
+            remedy=f"start the service elsewhere, and give its URL: --service.{wanting[0]} http://HOST:PORT",
         )
     shares, left = share(declared, visible(torch.cuda.device_count()))
     if not left and options.device == "cuda":
@@ -44,7 +46,7 @@ def reserved_gpus(declared: Sequence[Service], options: Options) -> Gpus:
             "services take all GPUs, and none is left for the run",
             expected="a GPU for the run",
             found=f"{len(shares)} services",
-            remedy="fewer GPUs for services, or --device cpu",
+            remedy="give services fewer GPUs, or use --device cpu",
         )
     os.environ[VISIBLE] = ",".join(left)
     return shares
@@ -59,13 +61,16 @@ def services_of(
     watchdog: Watchdog,
     note: Callable[[str], None],
 ) -> Services:
-    """The services of a run, not started yet. ``joined``: whether it joins a Ray that runs. ``folder``: on
-    the file system of the run's own, where what they print goes until that is there; None for a folder that
-    is removed in the end."""
+    """Return the services of a run, not started yet.
+
+    ``joined``: the run joins a running Ray. ``folder``: a path on the file system of the run's folder; the
+    output of services goes next to it until the run's folder exists. None: a temporary folder, removed at the
+    end.
+    """
     if joined and any(not each.external for each in declared):
         note(
-            "services of this run listen on this machine's loopback: workers on other machines cannot "
-            "reach them; name a URL instead"
+            "services of this run listen on this machine's loopback address: workers on other machines "
+            "cannot reach them; give a URL instead"
         )
     aside = (
         durable.aside(folder / "services")
@@ -78,9 +83,9 @@ def services_of(
 
 
 def with_urls(program: Program, urls: Mapping[str, str]) -> Program:
-    """The program, whose stages and losses are called with the URL of a service (``urls``: by name) in place
-    of ``{NAME}``. Its graph keeps the names, since it is the same each time that the run goes on, at
-    whichever ports its services listen."""
+    """Return the program whose stages and losses get the URL of a service instead of ``{NAME}``. ``urls``: by
+    name of the service. The graph keeps the names, so it stays the same when the run is resumed with other
+    ports."""
     settings = {
         node: {name: in_place(value, urls) for name, value in values.items()}
         for node, values in program.settings.items()
@@ -89,7 +94,7 @@ def with_urls(program: Program, urls: Mapping[str, str]) -> Program:
 
 
 def settings_with_urls(hp: Any, urls: Mapping[str, str]) -> Any:
-    """A flow's settings for calls without a graph, with URLs in the same way."""
+    """Return a flow's settings with URLs instead of ``{NAME}``, for calls without a graph."""
     changed = (
         {name: in_place(value, urls) for name, value in vars(hp).items()} if urls and hp is not None else {}
     )

@@ -1,4 +1,4 @@
-"""A run's life: its directory and lock, its writers and reporters, and how it ends."""
+"""The life of a run: its folder and lock, its writers and reporters, and how it ends."""
 
 from __future__ import annotations
 
@@ -30,24 +30,27 @@ from rlflow.runs.records import Records
 from rlflow.runs.report import bounds_text
 
 BEGUN = RunStart()
-# what the run has proved of itself: for people, and for `rlflow explain`
+# the claims that the run checked about itself: for people, and for `rlflow explain`
 PROOF, PROOF_JSON = "proof.txt", "proof.json"
 NO_CHECKPOINT = "no checkpoint was written by this process"
-TRACEBACK = "traceback.txt"  # of what ended the run, where code raised it
+TRACEBACK = "traceback.txt"  # of the exception that ended the run
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was stopped on request. Its message says where it stands and how to go on."""
+    """The run was stopped on request. The message names the saved checkpoint and the command that resumes the
+    run."""
 
 
 def start_run(context: RunContext, reporter: Reporter) -> RunResult:
-    """Start a new run in a folder of its own. Everything that it starts is ended, whatever happens."""
+    """Start a new run in its own folder. Everything that it starts is stopped at the end, also after an
+    error."""
     with Lock(new_folder(context)) as lock:
         return continue_run(context, lock.folder, reporter, BEGUN)
 
 
 def new_folder(context: RunContext) -> Path:
-    """Make a folder that says what the run is. Raises PlanError; then nothing that was context is left."""
+    """Create the run's folder with the files that describe the run. Raises PlanError; the context is closed
+    then."""
     try:
         return directory.create(
             Path(context.options.out), context.options.name, context.plan.graph.name, texts(context)
@@ -58,14 +61,14 @@ def new_folder(context: RunContext) -> Path:
 
 
 def continue_run(context: RunContext, folder: Path, reporter: Reporter, start: RunStart) -> RunResult:
-    """Run from ``start`` in a folder whose lock is held, or finish what is left where all iterations are
-    behind it. Raises Interrupted, StageError, PlanError."""
+    """Run from ``start`` in a folder whose lock is held. If all iterations are done, finish the remaining
+    work. Raises Interrupted, StageError, PlanError."""
 
     def ask() -> None:
         if not signals.over:
             context.executor.stopping = True
             reporter.note(
-                "stopping: what runs now ends first, then the run is saved (ctrl-C again stops now)"
+                "stopping: the run finishes its current work and saves (press ctrl-C again to stop now)"
             )
 
     signals = StopSignals(ask, context.watchdog.signals)
@@ -127,7 +130,7 @@ def _continue(
             context.heard_by(records.rewards.hear)
             if start is BEGUN and proving.wanted(context):
                 prove(context, records, reporter)
-            # anew, since a proof that took too long has left another thread in the lane of models
+            # entered again: a proof that took too long leaves a different thread in the model queue
             with context.computing():
                 result = loop.run(start)
             writer.wait(600.0)
@@ -156,7 +159,7 @@ def _continue(
         if failure is raised:
             raise
         raise failure from raised
-    except BaseException as raised:  # such as SystemExit of a backend's
+    except BaseException as raised:  # such as a SystemExit that a backend raises
         loop.rescue()
         failure = _failure(
             RemoteError(ending(raised)),
@@ -172,25 +175,27 @@ def _continue(
             reader.close()
             writer.close()
             _close(context, records, loop, home)
-        finally:  # a ctrl-C may come here too, and the terminal must be left in order
+        finally:  # a ctrl-C may arrive here too, and the terminal must be restored
             reporter.close(ended, error)  # type: ignore[arg-type]
 
 
 def _close(context: RunContext, records: Records, loop: Loop, home: Home) -> None:
-    """Write down what bounded the run, and end what belongs to it."""
-    # else an earlier process knew more
+    """Write the time bounds of the run, and close everything that belongs to it."""
+    # without iterations, keep the bounds that an earlier process wrote
     if loop.totals.iterations or not (home.path / "bounds.json").exists():
         records.bounds(bounds_text(loop.totals), loop.totals.as_json())
     records.close()
     home.close()
     context.stop()
-    records.rewards.close()  # the last of it is heard as their processes end
+    records.rewards.close()  # last, because reward processes still print while they end
 
 
 def prove(context: RunContext, records: Records, reporter: Reporter) -> None:
-    """Have the run prove itself, and say in a line what came of it; what is falsified is a warning. All is
-    kept in the folder. Raises PlanError where the run must not begin, and StageError where a stage raised in
-    the rehearsal."""
+    """Check the quick claims about the run, write them to its folder, and print a summary line. Each
+    falsified claim is a warning.
+
+    Raises PlanError if the run must not start, and StageError if a stage raised in the dry run.
+    """
     began = time.monotonic()
     with context.computing():
         claims = proving.quick(context)
@@ -202,16 +207,17 @@ def prove(context: RunContext, records: Records, reporter: Reporter) -> None:
         if claim.verdict == "falsified" and refused is None:
             alarm(reporter, f"warning: {claim}")
     reporter.note(
-        f"proof before iteration 1: {summary(claims)}, in {seconds:.2f} s ({PROOF}; `rlflow prove` tries "
-        "more)"
+        f"proof before iteration 1: {summary(claims)}, in {seconds:.2f} s (see {PROOF}; `rlflow prove` "
+        "checks more)"
     )
     if refused is not None:
         raise refused
 
 
 def _failure(raised: Exception, iteration: int, then: str, note: Callable[[str], object]) -> Exception:
-    """The error that a run ends with, which says ``then``, or of one that cannot, ``note`` does. An error of
-    workers between stages, as in an evaluation or a save, is one of the run itself."""
+    """Return the error that ends the run, with the text ``then`` added. If the error cannot carry it,
+    ``note`` prints it. A worker error between stages, for example in an evaluation or a save, becomes an
+    error of the run itself."""
     failure = (
         StageError("", iteration, 0, str(raised), lines=raised.lines)
         if isinstance(raised, RemoteError)
@@ -228,72 +234,73 @@ def _failure(raised: Exception, iteration: int, then: str, note: Callable[[str],
 
 
 def write_traceback(raised: Exception, records: Records, home: Home) -> str:
-    """Write the whole traceback of an exception that came from code, the user's or ours, into the run's
-    folder; where it is, in words."""
+    """Write the full traceback of an exception from code, the user's or rlflow's, to the run's folder.
+    Returns a line with its path, or an empty string if the error explains itself."""
     if (
         isinstance(raised, FlowError | PlanError)
         or isinstance(raised, StageError)
         and raised.__cause__ is None
     ):
-        return ""  # its own words say all
+        return ""  # its message is complete
     records.whole(TRACEBACK, printable(masked(whole(raised))).encode())
-    return f"the whole traceback: {Path(home.shown) / TRACEBACK}"
+    return f"full traceback: {Path(home.shown) / TRACEBACK}"
 
 
 def _how_to_go_on(writer: Writer, home: Home, start: RunStart, loop: Loop, at_once: bool = False) -> str:
-    """A text that says how to go on with a run that has ended too early, and what of it is lost; empty where
-    nothing is saved and nothing lost. ``at_once``: nothing more can be saved."""
+    """Return a text with the command that resumes a run that ended early, and with the state that is lost. It
+    is empty if nothing is saved and nothing is lost. ``at_once``: nothing more can be saved."""
     writer.wait(600.0)
     unsaved, place = _unsaved(writer, home, loop) if writer.missed and not at_once else (loop.lost, None)
     parts = [unsaved] if unsaved else []
     if place is not None:
-        parts.append(f"go on with: rlflow resume {shown(place)}")
+        parts.append(f"to continue: rlflow resume {shown(place)}")
     elif writer.saved is not None:
-        parts.append(f"saved as {writer.saved.name}; go on with: rlflow resume {home.shown}")
+        parts.append(f"saved as {writer.saved.name}; to continue: rlflow resume {home.shown}")
     elif start is not BEGUN:
-        parts.append(f"nothing new was saved; go on with: rlflow resume {home.shown}")
+        parts.append(f"nothing new was saved; to continue: rlflow resume {home.shown}")
     elif unsaved:
         parts.append("no checkpoint is left: start the run again")
     return "; ".join(parts)
 
 
 def _unsaved(writer: Writer, home: Home, loop: Loop) -> tuple[str, Path | None]:
-    """What the run's folder did not take, in words, after an attempt to save it elsewhere; and the folder of
-    a run that did take it."""
+    """Try to save the newest state elsewhere. Returns a text that says why the run's folder could not store
+    it, and the new run folder, if any."""
     place = save_beside(loop, home.path, writer.missed)
     where = (
         f"it is saved in {shown(place)}"
         if place is not None
-        else "no other place takes it, so that it is lost"
+        else "no other folder could store it, so it is lost"
     )
     return f"the newest state could not be saved: {writer.missed}; {where}", place
 
 
 def clear_leftovers(folder: Path, reporter: Reporter) -> None:
-    """Remove what a process that was killed here left half written."""
+    """Remove files that a killed process left half written in this folder."""
     try:
         for where in (folder, folder / final.ANSWERS):
             durable.clear(where)
     except OSError as error:
         reporter.note(
-            f"what an earlier process left half written stays: {error.strerror} ('{error.filename}')"
+            f"a half-written file of an earlier process could not be removed: {error.strerror} "
+            f"('{error.filename}')"
         )
 
 
 def look(home: Home, context: RunContext, records: Records, reporter: Reporter) -> None:
-    """Between iterations. Raises Lost where the folder is gone; what says what the run is, is written again
-    where somebody deleted it."""
+    """Check the run's folder between iterations. Raises Lost if the folder is gone; if the files that
+    describe the run were deleted, they are written again."""
     home.look()
     if not (home.path / directory.SETTINGS).exists():
         reporter.note(
-            f"{directory.SETTINGS} is gone from {home.shown}, and maybe other files: what the run is "
-            "gets written again"
+            f"{directory.SETTINGS} was deleted from {home.shown}, and maybe other files: the run writes "
+            "its description again"
         )
         describe(context, records)
 
 
 def describe(context: RunContext, records: Records) -> None:
-    """Have the folder say what the run is now, where it says something else: a resumed run may have more
+    """Update the files that describe the run if their content differs: a resumed run may have more
     iterations."""
     for name, data in texts(context).items():
         try:
@@ -305,6 +312,6 @@ def describe(context: RunContext, records: Records) -> None:
 
 
 def identify(context: RunContext, inputs: Dependencies, records: Records, known: identity.Identity) -> None:
-    """Take the identity that has the digests of all weights."""
+    """Store the identity once all digests of weights are known."""
     context.inputs = replace(inputs, identity=known)
     records.whole(identity.FILE, known.encode())

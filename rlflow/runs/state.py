@@ -1,4 +1,4 @@
-"""The state of a run between two iterations: what a checkpoint holds and a resumed run starts from."""
+"""The state of a run between two iterations: the content of a checkpoint, from which a run is resumed."""
 
 from __future__ import annotations
 
@@ -19,39 +19,42 @@ from rlflow.execution.engine import RoleModel
 from rlflow.runs.context import RunContext, RunStart
 from rlflow.runs.evaluate import Accuracy
 
-QUEUE = "queue"  # files of rows that were sampled ahead
+QUEUE = "queue"  # files of rows that were sampled ahead of training
 
 
 def trained(context: RunContext) -> dict[str, RoleModel]:
-    """The models that updates train, by role."""
+    """Return the models that updates train, by role."""
     return {use.name: context.engine.models[use.name] for use in context.plan.graph.roles if use.trained}
 
 
 def changed(context: RunContext) -> dict[str, RoleModel]:
-    """The models whose weights the run may change, by role: trained ones, and those that a stage with side
-    effects is given."""
+    """Return the models whose weights the run may change, by role: trained ones, and those that a stage with
+    side effects gets."""
     return {role: context.engine.models[role] for role in context.plan.graph.changed_roles}
 
 
 @dataclass(frozen=True)
 class KeptState:
-    """The state of models before an iteration that later ones have changed, as copies outside of the models
-    have it."""
+    """The state of models before an iteration, copied outside the models because later iterations have
+    changed them."""
 
     # (role, state of its trainer) of each role that the run may change
     states: Iterable[tuple[str, Mapping[str, Any]]]
-    versions: Mapping[str, int]  # role → updates behind its weights
+    versions: Mapping[str, int]  # role → number of updates that its weights have had
     flow_state: Mapping[str, float]
-    # rows that were sampled ahead, as ``Ahead.saved`` gives them
+    # rows that were sampled ahead of training, as ``Ahead.saved`` returns them
     queue: tuple[Mapping[str, Any], Mapping[str, bytes]] | None
 
 
 def snapshot(
     context: RunContext, at: RunStart, cursor: Mapping[str, Any], kept: KeptState | None = None
 ) -> Snapshot:
-    """All that the iterations from ``at`` on depend on, copied to host memory. ``cursor`` is where their data
-    begin, if none of them is sampled yet. ``kept``: the state at that time, if it is not that of the models
-    now. Raises StageError for weights that are not finite."""
+    """Return a copy in host memory of everything that the iterations from ``at`` on depend on.
+
+    ``cursor``: position in the data of the first iteration that is not sampled yet, unless rows were sampled
+    ahead. ``kept``: the state at that time, if the models no longer have it. Raises StageError for weights
+    that are not finite.
+    """
     kept = kept or _state_now(context, at.iteration)
     tensors: dict[str, Any] = {}
     files: dict[str, bytes] = {}
@@ -77,8 +80,8 @@ def snapshot(
 
 
 def _check_finite(context: RunContext, role: str, weights: Mapping[str, Tensor]) -> None:
-    """Raises StageError where weights that are to be saved have NaN or infinities. An update looks at what it
-    learned itself; what a stage with side effects has made of its role shows here."""
+    """Raise StageError if weights to be saved have NaN or infinities. Updates check their own results; this
+    check finds the errors of stages with side effects."""
     bad = [
         name
         for name, weight in weights.items()
@@ -94,15 +97,15 @@ def _check_finite(context: RunContext, role: str, weights: Mapping[str, Tensor])
         "",
         context.engine.iteration,
         0,
-        f"{len(bad)} of {len(weights)} weights of '{role}' have NaN or infinities, such as {listed(bad, 3)}, "
-        f"and nothing of them is saved. {listed(repr(node.name) for node in nodes)} may change them",
+        f"{len(bad)} of {len(weights)} weights of '{role}' have NaN or infinities, such as {listed(bad, 3)}; "
+        f"they are not saved. These nodes may change them: {listed(repr(node.name) for node in nodes)}",
         blamed.place,
     )
 
 
 @dataclass(frozen=True)
 class MemoryCopy:
-    """What a run was before an iteration, as a copy in memory."""
+    """An in-memory checkpoint: a copy of a run's state before an iteration."""
 
     iteration: int
     cursor: Mapping[str, Any]  # of the prompts
@@ -110,21 +113,21 @@ class MemoryCopy:
 
 
 def copied(context: RunContext, iteration: int, cursor: Mapping[str, Any]) -> MemoryCopy:
-    """Copy what the models are now, before an iteration that comes next."""
+    """Copy the current state of the models, before the iteration that comes next."""
     kept = _state_now(context, iteration)
     states = [(role, host_copy(state)) for role, state in kept.states]
     return MemoryCopy(iteration, cursor, replace(kept, states=states, flow_state=dict(kept.flow_state)))
 
 
 def _state_now(context: RunContext, iteration: int) -> KeptState:
-    """The state before an iteration that comes next."""
+    """The state before the iteration that comes next."""
     versions = {role: model.version for role, model in context.engine.models.items()}
     queue = context.ahead.saved(iteration) if context.ahead else None
     return KeptState(_trainer_states(context), versions, context.engine.state, queue)
 
 
 def _trainer_states(context: RunContext) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(role, state of its trainer), one at a time: a state is as large as the model."""
+    """(role, state of its trainer), one at a time because a state is as large as the model."""
     for role, model in changed(context).items():
         assert model.trainer is not None
         context.engine.keeper.settle(copying(role))
@@ -132,9 +135,11 @@ def _trainer_states(context: RunContext) -> Iterator[tuple[str, Mapping[str, Any
 
 
 def restore_models(context: RunContext, saved: Snapshot) -> None:
-    """Give the models of a run that was just prepared the weights and optimizers of a snapshot. Raises
-    PlanError where a role is missing, or has weights of another model. A fork may give a stage with side
-    effects a role that the forked run never changed: that role starts from its folder."""
+    """Load the weights and optimizers of a snapshot into the models of a prepared run.
+
+    Raises PlanError if a role is missing, or has weights of another model. In a fork, a stage with side
+    effects may get a role that the former run never changed; that role keeps the weights of its folder.
+    """
     same_flow = saved.state.get("graph") == identity(context.plan.graph)
     for role, model in changed(context).items():
         if not same_flow and role not in trained(context) and role not in roles_of(saved.tensors):
@@ -144,7 +149,7 @@ def restore_models(context: RunContext, saved: Snapshot) -> None:
         weights = trainer_state(saved.tensors, role)
         try:
             model.trainer.restore(weights)
-        except (KeyError, ValueError) as error:  # of names or shapes that the model has not
+        except (KeyError, ValueError) as error:  # names or shapes that the model does not have
             raise _misfit(role, error) from error
     for role, version in saved.state["versions"].items():
         if role in context.engine.models:
@@ -154,21 +159,21 @@ def restore_models(context: RunContext, saved: Snapshot) -> None:
 
 
 def _misfit(role: str, error: Exception) -> PlanError:
-    """The error where a role's model cannot take the weights of a checkpoint."""
+    """The error if a role's model cannot load the weights of a checkpoint."""
     reason = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
     return PlanError.of(
         "checkpoint-model",
-        f"the weights of '{role}' in the checkpoint are not those of the model that would go on from them",
+        f"the weights of '{role}' in the checkpoint do not fit the model that would load them",
         found=reason,
         expected="a checkpoint of the same model",
-        remedy="fork with the --model and --backend of the run that wrote it, of which the null backend "
-        "has no weights at all; or begin from a model: rlflow run FLOW --model FOLDER",
+        remedy="fork with the --model and --backend of the run that wrote the checkpoint (the null backend "
+        "writes no weights), or start from a model: rlflow run FLOW --model FOLDER",
     )
 
 
 def restore(context: RunContext, saved: Snapshot) -> RunStart:
-    """Put a run that was just prepared where the snapshot was taken. Raises PlanError where the data are
-    others, or a role is missing."""
+    """Put a prepared run into the state of a snapshot. Raises PlanError if the data differ, or a role is
+    missing."""
     restore_models(context, saved)
     context.engine.state = dict(saved.state["flow_state"])
     context.prompts.load(saved.state["prompts"])

@@ -1,7 +1,7 @@
-"""Which files that a run's settings name may be executed by `rlflow resume` without asking: the run's folder may
-belong to someone else.
+"""Decide which files named in a run's settings `rlflow resume` may execute without asking, because the run's
+folder may belong to someone else.
 
-Here too: which files a Python file imports, its own and those of packages.
+Also finds the files that a Python file imports, its own and those of packages.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Imports:
     """The files and modules that a file imports."""
 
     files: set[Path] = field(default_factory=set)  # in its own folder
-    # top-level modules that lie elsewhere and are not Python's own
+    # top-level modules from elsewhere, without those of Python's standard library
     outside: set[str] = field(default_factory=set)
 
 
 def imports(file: Path, module: str = "") -> Imports:
-    """The imports of a file and of everything that it imports from its own folder; of a ``module`` of a
-    package, from that package."""
+    """Return the imports of a file and of everything that it imports from its own folder. With a ``module``
+    of a package, the package takes the place of the folder."""
     closure, waiting = Imports(), [file]
     root, own = root_of(file, module), module.partition(".")[0]
     known = {file}
@@ -49,7 +49,7 @@ def imports(file: Path, module: str = "") -> Imports:
         path = waiting.pop()
         for name, level in _named(path):
             top = name.partition(".")[0]
-            ours = level or (top == own if own else top != "rlflow")  # whose version is known
+            ours = level or (top == own if own else top != "rlflow")  # rlflow is covered by its version
             inside = list(_inside(name, _base(path, root, level))) if ours else []
             if not inside and not level:
                 closure.outside.add(name.partition(".")[0])
@@ -62,18 +62,18 @@ def imports(file: Path, module: str = "") -> Imports:
 
 
 def root_of(file: Path, module: str = "") -> Path:
-    """The folder that is importable for a file: its own, or where its package begins."""
+    """Return the import root of a file: its own folder, or the folder that contains its package."""
     return file.parents[module.count(".") + (file.name == "__init__.py") if module else 0]
 
 
 def _base(path: Path, root: Path, level: int) -> Path:
-    """The folder in which a name is looked for: dots before it go up from the file's own package."""
+    """The folder in which a name is looked up: leading dots go up from the file's own package."""
     return path.parents[level - 1] if level else root
 
 
 def _named(path: Path) -> Iterator[tuple[str, int]]:
-    """(dotted name, dots before it) of each import of a file, also in its functions; of ``from a import b``
-    both a and a.b."""
+    """(dotted name, number of leading dots) of each import of a file, also inside functions. ``from a import
+    b`` yields a and a.b."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
@@ -87,8 +87,8 @@ def _named(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def _inside(name: str, folder: Path) -> Iterator[Path]:
-    """The files of a dotted name below a folder: its packages' ``__init__`` and the module. The last part may
-    be no module."""
+    """The files of a dotted name below a folder: the ``__init__`` of its packages, and the module. The last
+    part may be an attribute instead of a module."""
     for part in name.split("."):
         if (folder / f"{part}.py").is_file():
             yield folder / f"{part}.py"
@@ -99,22 +99,22 @@ def _inside(name: str, folder: Path) -> Iterator[Path]:
 
 
 def meaning(file: Path) -> str:
-    """A digest of what a Python file says, whatever its comments and its layout. Raises OSError."""
+    """Return a digest of a Python file that ignores comments and layout. Raises OSError."""
     data = file.read_bytes()
-    with contextlib.suppress(SyntaxError, ValueError, RecursionError):  # such a file is taken as it is
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError):  # then its bytes are digested
         data = ast.unparse(ast.parse(data)).encode(errors="backslashreplace")
     return hashlib.sha256(data).hexdigest()
 
 
-FILE_DIGEST = "file_sha256"  # of settings.json: what the flow's file said when the run was started
-REWARDS, ENVIRONMENTS = ("reward",), ("env",)  # settings, of the run or of a role, that may name Python files
+FILE_DIGEST = "file_sha256"  # key of settings.json: digest of the flow's file at the start of the run
+REWARDS, ENVIRONMENTS = ("reward",), ("env",)  # settings of the run or of a role that may name Python files
 SERVE = ["rlflow", "serve"]
 BACKENDS = ("backend", "trainer", "generator")  # likewise
 
 
 @dataclass(frozen=True)
 class Doubt:
-    """A file or a service's command that would be executed, and why nothing vouches for it. Prints as a
+    """A file or a service's command that would be executed, and the reason not to trust it. Prints as a
     line."""
 
     what: Path | str
@@ -127,26 +127,26 @@ class Doubt:
 def check_trusted(
     folder: Path, saved: Mapping[str, Any], values: Mapping[str, Any], trust: bool, reporter: Reporter
 ) -> None:
-    """Before anything is executed. saved: settings.json; values: those settings of it that nothing replaces,
-    their paths as they lead from here. Raises PlanError with all files in doubt, unless ``trust``: then they
-    are said."""
+    """Check all files that a resumed run would execute, before anything is executed.
+
+    ``saved``: settings.json. ``values``: the recorded settings that stay in use, with their paths valid in
+    this folder. Raises PlanError with all files in doubt; with ``trust`` they are reported instead.
+    """
     doubts = list(doubted(folder, saved, values))
     if doubts and not trust:
         raise PlanError.of(
             "resume-trust",
-            f"to go on with the run '{folder.name}' is to execute files that it names, and nothing says "
-            "that they are yours",
+            f"resuming the run '{folder.name}' executes files that it names, and they may not be yours",
             found="\n            ".join(map(str, doubts)),
-            expected="packaged algorithms; or files that you own, as does the run, and nobody else can "
-            "write to",
-            remedy="read these files; if they may run as you: the same with --trust",
+            expected="packaged algorithms; or a run and files that you own and only you can write to",
+            remedy="read these files; if they may run as you, repeat the command with --trust",
         )
     for doubt in doubts:
-        reporter.note(f"executed, since --trust is given: {doubt}")
+        reporter.note(f"executed because of --trust: {doubt}")
 
 
 def doubted(folder: Path, saved: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Doubt]:
-    """The files that nothing vouches for."""
+    """Yield the files and commands that cannot be trusted, with the reason."""
     recorded = _digests(folder, saved)
     for file in dict.fromkeys(named_files(saved, values)):
         if why := _doubt(file, folder.resolve(), saved.get("started_in"), recorded):
@@ -154,13 +154,13 @@ def doubted(folder: Path, saved: Mapping[str, Any], values: Mapping[str, Any]) -
     for command in commands(values):
         yield Doubt(
             command,
-            "a service's command, which only you can vouch for: read it, or give the same command again",
+            "a service's command, which rlflow cannot check: read it, or give the same command again",
         )
 
 
 def commands(values: Mapping[str, Any]) -> Iterator[str]:
-    """The commands of services among the settings, but for those of `rlflow serve`, which executes what
-    ``named_files`` gives alone."""
+    """Yield the commands of services among the settings. `rlflow serve` is excluded, because ``named_files``
+    lists everything that it executes."""
     for name, value in values.items():
         head, _, rest = name.partition(".")
         commands = (
@@ -174,8 +174,8 @@ def commands(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def named_files(saved: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Path]:
-    """Python files that the settings name, but for packaged ones and those of modules that Python finds by
-    itself. Raises PlanError for a flow or a reward that is not there."""
+    """Yield the Python files that the settings name. Packaged files and modules that Python finds without
+    this run are excluded. Raises PlanError if a flow or a reward does not exist."""
     flow = target(f"{saved['file']}::{saved['flow']}").path.resolve()
     if flow.parent != algorithms_folder().resolve():
         yield flow
@@ -196,7 +196,7 @@ def named_files(saved: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator
 
 
 def _module_files(name: str, folder: Path) -> Iterator[Path]:
-    """The files from which a module would be imported; none where it is found without this run. A package is
+    """The files from which a module would be imported; none if Python finds it without this run. A package is
     named by its ``__init__``."""
     here = ("", os.getcwd(), str(folder))
     top = name.partition(".")[0]
@@ -227,9 +227,9 @@ def _digests(folder: Path, saved: Mapping[str, Any]) -> set[str]:
 
 
 def _doubt(file: Path, run: Path, start: object, recorded: Iterable[str]) -> str:
-    """A reason not to trust a file; empty where it may run."""
+    """A reason not to trust a file; empty if it may be executed."""
     if file.is_relative_to(run):
-        return "it lies in the run's own folder, into which a run puts no code"
+        return "it is in the run's own folder, where a run never writes code"
     try:
         for path in (run, run / "settings.json", file):
             if why := _others(path):
@@ -246,27 +246,26 @@ def _doubt(file: Path, run: Path, start: object, recorded: Iterable[str]) -> str
     ):
         return ""
     return (
-        "it is not the file that the run was started with, nor below the folder where that was, nor "
-        "below this one"
+        "it is not the file that the run was started with, and it is neither below the folder where the "
+        "run was started nor below this folder"
     )
 
 
 def _others(path: Path) -> str:
-    """Whether users other than this one and root own a file or write to it."""
+    """A reason if users other than this one and root own a file or can write to it."""
     status = path.stat()
     if status.st_uid not in (0, os.geteuid()):
         return f"it belongs to user {status.st_uid}"
     writers = stat.S_IWOTH | (stat.S_IWGRP if status.st_gid != os.getegid() else 0)
     return (
-        f"others can write to it (rights {stat.S_IMODE(status.st_mode):o})"
+        f"other users can write to it (mode {stat.S_IMODE(status.st_mode):o})"
         if status.st_mode & writers
         else ""
     )
 
 
 def digest_of(file: Path) -> str | None:
-    """The digest of the flow's file that settings.json keeps; None where there is no file, as in a
-    notebook."""
+    """Return the digest of the flow's file for settings.json; None without a file, as in a notebook."""
     try:
         return f"sha256 {meaning(file)}"
     except OSError:

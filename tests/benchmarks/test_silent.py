@@ -39,7 +39,7 @@ def test_rlflow_names_the_fault_and_nothing_of_the_sound_function():
     printed = silent("--only", "rlflow")
     wrong = [line for line in printed.splitlines() if line.startswith("falsified")]
     assert len(wrong) == 1
-    assert "it gets the score of another" in wrong[0]
+    assert "the scores are returned in the wrong order" in wrong[0]
     assert "exit codes: 2 with the fault, 0 without it" in printed
 
 

@@ -22,8 +22,8 @@ from rlflow.processes.watchdog import kin, private
 MARK = "RLFLOW_TEST_MARK"  # a variable of the environment, which all that is started inherits
 STARTED_SECONDS, LEFT_SECONDS = 120.0, 100.0
 POOLS = "train=2,rollout=1"
-COMING = re.compile(r"""pools: train=2,rollout=1: starting a Ray of its own
-pools: Ray is there after \d+\.\d s; workers start and load: 2 on 'train' \(actor\), 1 on 'rollout' \(actor\)
+COMING = re.compile(r"""pools: train=2,rollout=1: starting a Ray for this run
+pools: Ray is ready after \d+\.\d s; workers start and load: 2 on 'train' \(actor\), 1 on 'rollout' \(actor\)
 (.|\n)*run: """)
 REWARD = "def length(completion):\n    return float(len(completion))\n"
 

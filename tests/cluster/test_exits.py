@@ -126,7 +126,7 @@ def test_without_a_process_of_its_ray_a_run_ends_in_words(tmp_path, name):
         # without a raylet from a copy of the workers' state, which may not have been whole yet
         behind = iterations(tmp_path) - newest
         assert behind in ((0,) if name == "gcs_server" else (0, 1))
-        assert re.search(rf"saved as step-0*{newest}(-\d+)?; go on with: rlflow resume .*mine\n$", text)
+        assert re.search(rf"saved as step-0*{newest}(-\d+)?; to continue: rlflow resume .*mine\n$", text)
         assert json.loads((tmp_path / "mine" / "status.json").read_text())["state"] == "failed"
         assert "Traceback" not in text
         assert "state-dump" not in text  # pages of Ray's own log
@@ -138,7 +138,7 @@ def test_without_a_process_of_its_ray_a_run_ends_in_words(tmp_path, name):
 
 @pytest.mark.parametrize(
     ("when", "number"),
-    [("starting a Ray of its own", signal.SIGTERM), ("workers start and load", signal.SIGTERM)],
+    [("starting a Ray for this run", signal.SIGTERM), ("workers start and load", signal.SIGTERM)],
 )
 def test_a_run_that_is_stopped_while_workers_load_says_so_and_no_more(tmp_path, when, number):
     process, mark, said = started(tmp_path)

@@ -201,7 +201,7 @@ def test_a_run_whose_workers_died_ends_as_if_they_had_not(
         assert re.search(
             r"^rank [01] of pool '(\w+)' \(pid \d+ on .*, node \w+, actor[^)]*\) has died; at its "
             r"last heartbeat it ran .*; "
-            rf"noticed in .*iteration \d\. Recovered in .* s: pool '\1' started anew, .* {repeated} "
+            rf"noticed in .*iteration \d\. Recovered in .* s: restarted pool '\1', .* {repeated} "
             r".*repeated$",
             note,
         )
@@ -215,7 +215,7 @@ def test_a_run_whose_workers_died_ends_as_if_they_had_not(
 def test_a_worker_that_dies_again_and_again_is_given_up_and_the_run_can_be_resumed(tmp_path, ray_address):
     small = {"pools": "all=1", "backend": "null", "save_every": 1, "ray_address": ray_address}
     run = Ended(tmp_path / "died", {"stage of judge": list(range(2, 100))}, small)
-    assert f"given up: {DEATHS} deaths without an iteration finished in between" in run.failure
+    assert f"the run gives up: {DEATHS} deaths without a finished iteration in between" in run.failure
     assert re.search(r"stage '(judge|critic\.update)' failed in iteration 1", run.failure)  # both run then
     assert len(run.notes) == DEATHS - 1
     assert_nothing_left(run)

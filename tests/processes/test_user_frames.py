@@ -159,7 +159,7 @@ def test_a_failed_run_names_the_line_and_keeps_the_whole_traceback(tmp_path, bod
         )
     text = str(caught.value)
     assert line.format(path=path) in text
-    assert text.endswith(f"the whole traceback: {tmp_path}/runs/broken-1/traceback.txt")
+    assert text.endswith(f"full traceback: {tmp_path}/runs/broken-1/traceback.txt")
     kept = (tmp_path / "runs" / "broken-1" / "traceback.txt").read_text()
     assert line.split(": ")[-1] in kept
     assert 'File "' + str(path) + '"' in kept

@@ -331,7 +331,7 @@ def test_nothing_finite_for_too_long_stops_the_run_and_names_the_samples(task):
 
 def test_a_gradient_that_is_never_finite_stops_the_run_and_blames_no_sample(task):
     with pytest.raises(
-        StageError, match=r"stage 'actor.update' failed in iteration 2 .*none: the gradient is not"
+        StageError, match=r"stage 'actor.update' failed in iteration 2 .*none; the gradient is not"
     ):
         bad_run(task, "stopped", iterations=9, **{"hp.place": "gradient"})
 

@@ -226,7 +226,7 @@ def test_a_lane_keeps_a_node_waiting_only_where_it_is_full():
 
 
 def test_of_no_iteration_nothing_is_said():
-    assert bounds_text(RunTotals()) == "no iteration was run to its end"
+    assert bounds_text(RunTotals()) == "no iteration was completed"
     assert RunTotals({"model": 1}).as_json()["bound"] == 0.0
 
 

@@ -36,5 +36,5 @@ def test_a_taken_name_is_refused_and_left_alone(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(PlanError, match="no run can be written|exists"):
+    with pytest.raises(PlanError, match="cannot write a run|exists"):
         directory.create(tmp_path / "file" / "runs", None, "ppo")

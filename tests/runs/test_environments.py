@@ -171,7 +171,7 @@ def test_a_changed_environment_is_refused_when_a_run_goes_on(again, tmp_path):
     own.write_text(FILE.read_text())
     result = rlflow.run("grpo", **again | {"env": f"{own}:Again", "iterations": 1, "held_out": 0})
     own.write_text(FILE.read_text().replace('f" {self.word}. "', '"never"'))
-    with pytest.raises(PlanError, match="the algorithm is not the one that this run was started with"):
+    with pytest.raises(PlanError, match="the algorithm has changed since this run was started"):
         resume(result.folder, {"iterations": 2}, make_reporter(True))
 
 

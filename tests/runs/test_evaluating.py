@@ -205,7 +205,7 @@ def test_what_a_run_was_measured_on_is_part_of_its_identity(ground, tmp_path):
     [
         (["eval", "gone"], "there is no run 'gone'", "rlflow runs"),
         (["eval", "RUN", "--checkpoint", "9"], "no checkpoint after 9", "--checkpoint 3"),
-        (["eval", "MODEL"], "nothing to evaluate the model on", "--eval NAME=FILE"),
+        (["eval", "MODEL"], "no prompts to evaluate the model on", "--eval NAME=FILE"),
         (["eval", "MODEL", "--eval", "x=WHERE/gone.jsonl"], "no such data: .*gone.jsonl", ""),
         (["eval", "MODEL", "--eval", "WHERE/small.jsonl"], "has no name", "--eval small="),
         (["eval", "MODEL", "--eval", "x=WHERE/small.jsonl"], "prompt", "--data.prompt FIELD"),
@@ -218,7 +218,7 @@ def test_what_a_run_was_measured_on_is_part_of_its_identity(ground, tmp_path):
         ),
         (
             ["eval", "MODEL", "--eval", "x=WHERE/sums.jsonl", "--backend", "null"],
-            "nothing to evaluate on",
+            "no prompts to evaluate on",
             "--eval",
         ),
     ],

@@ -78,7 +78,7 @@ def test_only_scores_say_how_many_rewards_are_missing():
     ("summary", "says"),
     [
         (IterationSummary(broken=["3.0"]), "position.sample: 3.0"),
-        (IterationSummary(largest=("scores", 9.0)), "none: the gradient is not"),
+        (IterationSummary(largest=("scores", 9.0)), "none; the gradient is not"),
         (
             IterationSummary(largest=("scores", 1e38)),
             "gradient is too large for float32, since 'scores' has numbers of 1e",

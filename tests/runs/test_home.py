@@ -106,7 +106,7 @@ def test_a_folder_that_is_deleted_while_the_run_writes_in_it_ends_it_soon_and_sa
     folder = tmp_path / "runs/run"
     err = refused(lambda: at("actor.update", 1, lambda: shutil.rmtree(folder)), tmp_path)
     assert f"the run's folder {folder} was deleted while it ran" in err
-    assert "it is saved as" in err
+    assert "the state is saved as" in err
     assert load_latest(folder).snapshot.iteration == 2
     resume.resume(folder, {}, Quiet())
     found = content(folder)

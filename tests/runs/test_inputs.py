@@ -232,7 +232,7 @@ def renamed_copy(folder):
 )
 def test_what_does_not_matter_is_no_change(change, place, begun):
     change(place)
-    assert [note for note in go_on(begun) if "changed" in note or "cannot be told" in note] == []
+    assert [note for note in go_on(begun) if "changed" in note or "cannot check" in note] == []
 
 
 def test_variables_of_the_chat_template_are_part_of_a_run_each_by_its_name(place):
@@ -274,7 +274,7 @@ def test_a_run_whose_identity_is_not_known_goes_on_and_says_so(left, begun):
         (begun / identity.FILE).unlink()
     else:
         (begun / identity.FILE).write_bytes(left)
-    assert any("cannot be told" in note for note in go_on(begun))
+    assert any("cannot check" in note for note in go_on(begun))
     assert identity.read(begun).weights
 
 
@@ -377,7 +377,7 @@ def test_what_nobody_asked_for_is_not_recorded_as_nothing(tmp_path):
     )
     folder = start_run(prepare(flow, hp, config, judge=None), Quiet()).folder
     assert identity.read(folder) is None
-    assert any("cannot be told" in note for note in go_on(folder))
+    assert any("cannot check" in note for note in go_on(folder))
 
 
 def test_the_story_of_a_run_says_what_it_depends_on(place, begun, capsys):

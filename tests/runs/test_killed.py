@@ -176,7 +176,7 @@ def test_a_run_killed_before_its_final_models_is_finished_by_resume(straight, tm
     check_end(folder, straight[0])
     # nothing is saved twice
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == before
-    with pytest.raises(PlanError, match="has done its iterations"):
+    with pytest.raises(PlanError, match="has finished all its iterations"):
         resume.resume(folder, {}, make_reporter(quiet=True))
 
 

@@ -99,7 +99,7 @@ def run(tmp_path, workers):
 
 def test_a_run_whose_pools_could_not_be_started_anew_ends_before_the_next_iteration_and_is_saved(tmp_path):
     with pytest.raises(
-        StageError, match=r"(?s)gcs_server \(pid 7\) has died.*saved as step-0*2; go on with: rlflow resume"
+        StageError, match=r"(?s)gcs_server \(pid 7\) has died.*saved as step-0*2; to continue: rlflow resume"
     ):
         run(tmp_path, Workers(lost_at=3))
     assert load_latest(tmp_path / "run").snapshot.iteration == 2
@@ -238,7 +238,7 @@ def saved_steps(folder):
 
 def test_a_run_that_a_stage_ends_before_weights_change_saves_what_it_has_done(tmp_path):
     with pytest.raises(
-        StageError, match=r"(?s)the judge is away.*saved as step-0*3; go on with: rlflow resume"
+        StageError, match=r"(?s)the judge is away.*saved as step-0*3; to continue: rlflow resume"
     ):
         start_run(context(tmp_path, failing_before), Quiet())
     assert saved_steps(tmp_path / "run") == (3, 3)
@@ -256,21 +256,21 @@ def test_a_run_that_fails_as_weights_change_says_that_they_are_lost(tmp_path):
 
 @pytest.mark.parametrize(("every", "whole"), [(1, 3), (2, 2)])
 def test_in_one_process_it_is_saved_from_a_copy_if_one_is_asked_for(tmp_path, every, whole):
-    with pytest.raises(StageError, match=rf"(?s)no memory is left.*saved as step-0*{whole}; go on with"):
+    with pytest.raises(StageError, match=rf"(?s)no memory is left.*saved as step-0*{whole}; to continue"):
         start_run(context(tmp_path, failing_within, commit_every=every), Quiet())
     assert saved_steps(tmp_path / "run") == (whole, whole)
 
 
 def test_on_pools_it_is_saved_from_the_copies_from_which_they_recover(tmp_path):
     failing = context(tmp_path, failing_within, commit_every=1)
-    with pytest.raises(StageError, match=r"(?s)no memory is left.*saved as step-0*3; go on with"):
+    with pytest.raises(StageError, match=r"(?s)no memory is left.*saved as step-0*3; to continue"):
         start_run(replace(failing, workers=Recovering(failing.engine)), Quiet())
     assert saved_steps(tmp_path / "run") == (3, 3)
 
 
 @pytest.mark.slow
 def test_the_copies_of_real_workers_are_read_without_them(tmp_path):
-    with pytest.raises(StageError, match=r"(?s)no memory is left.*saved as step-0*3; go on with"):
+    with pytest.raises(StageError, match=r"(?s)no memory is left.*saved as step-0*3; to continue"):
         start_run(context(tmp_path, failing_within, commit_every=1, pools="all=2@threads"), Quiet())
     assert saved_steps(tmp_path / "run") == (3, 3)
 
@@ -318,7 +318,7 @@ def test_a_state_that_the_runs_folder_does_not_take_is_saved_beside_it_and_the_e
 @pytest.mark.slow
 def test_a_run_that_cannot_save_three_times_in_a_row_ends_and_says_where_it_is_saved(tmp_path):
     told = Blocking(tmp_path / "run")
-    says = r"(?s)3 checkpoints in a row could not be saved.*remedy:.*go on with: rlflow resume \S*run-saved"
+    says = r"(?s)3 checkpoints in a row could not be saved.*remedy:.*to continue: rlflow resume \S*run-saved"
     with pytest.raises(PlanError, match=says) as error:
         start_run(context(tmp_path, save_every=1, iterations=20), told)
     assert told.ended == ("failed", str(error.value))

@@ -61,7 +61,7 @@ def test_the_file_ends_at_its_limit_also_where_a_run_is_resumed(tmp_path, monkey
         heard.hear(b"x" * 10_000)  # a line without end
         heard.close()
     assert (tmp_path / FILE).stat().st_size < 300
-    assert lines(tmp_path)[9].startswith("what rewards print beyond")
+    assert lines(tmp_path)[9].startswith("the file is limited to")
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ def test_a_reward_that_raises_is_told_with_the_lines_that_led_there_and_its_trac
         )
     assert (
         f"judge/raised: {tmp_path}/helping.py:2: KeyError: 'score'; called by {tmp_path}/judge.py:5, in "
-        "judge: return deep('score'). The whole traceback is in rewards.txt of the run's folder"
+        "judge: return deep('score'). The full traceback is in rewards.txt in the run's folder"
     ) in str(caught.value)
     kept = lines(tmp_path / "runs" / "grpo-1")
     assert kept.count("Traceback (most recent call last):") == 1

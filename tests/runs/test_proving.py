@@ -36,7 +36,7 @@ def test_a_run_is_equal_bit_for_bit_with_and_without_its_proof(task):
         )
     assert chance["quick"] == chance["off"]
     assert "reward-direction" not in (text := (runs["quick"] / "proof.txt").read_text())
-    assert "made likelier" in text
+    assert "become more likely" in text
     assert "falsified" not in text
     assert not (runs["off"] / "proof.txt").exists()
     one, other = (
@@ -227,7 +227,7 @@ def test_a_turned_sign_ends_a_run_before_its_first_iteration_unless_it_is_told_t
         "save_every": 0,
     }
     for prove in ("strict", "quick"):
-        with pytest.raises(PlanError, match="made less likely(.|\n)*--prove warn") as refused:
+        with pytest.raises(PlanError, match="become less likely(.|\n)*--prove warn") as refused:
             rlflow.run(str(path), **{**small, "prove": prove, "name": prove})
         assert [problem.code for problem in refused.value.problems] == ["reward-direction"]
         assert "falsified" in (tmp_path / "runs" / prove / "proof.txt").read_text()
@@ -237,7 +237,7 @@ def test_a_turned_sign_ends_a_run_before_its_first_iteration_unless_it_is_told_t
     assert "warning: falsified" in capsys.readouterr().err
     assert len((done.folder / "metrics.jsonl").read_text().splitlines()) == 1
     first = next(line for line in explanation(done.folder) if line.startswith("alarm: "))
-    assert "made less likely (correlation -" in first
+    assert "become less likely (correlation -" in first
     assert f"{path.name}:" in first.partition("correct ")[2]
 
 
@@ -331,7 +331,7 @@ def test_what_only_a_rehearsal_cannot_do_stops_no_run(task, tmp_path):
             "actor.generate.lengths": str(tmp_path / "lengths.json"),
         },
     )
-    assert "made likelier" in (forced.folder / "proof.txt").read_text()
+    assert "become more likely" in (forced.folder / "proof.txt").read_text()
     (tmp_path / "picky.py").write_text(PICKY)
     picky = rlflow.run(str(tmp_path / "picky.py"), **{**small, "reward": f"{tmp_path}/picky.py:judge"})
     assert (

@@ -94,7 +94,7 @@ def test_deaths_in_one_iteration_end_the_run():
     recovery, backs = recovered()
     with pytest.raises(
         RemoteError,
-        match=re.escape(f"dead\n  given up: {DEATHS} deaths without an iteration finished in between"),
+        match=re.escape(f"dead\n  the run gives up: {DEATHS} deaths without a finished iteration in between"),
     ):
         recovery.run(course(recovery, {2: DEATHS}), 0)
     assert backs == [2] * (DEATHS - 1)

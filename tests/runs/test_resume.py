@@ -201,7 +201,7 @@ def test_other_settings_are_refused_by_resume_and_taken_by_fork(straight, copied
     first = copied(straight("grpo", iterations=2))
     with pytest.raises(PlanError, match="keeps its settings"):
         resume.resume(first, {"hp.clip": "0.1"}, Quiet())
-    with pytest.raises(PlanError, match="has done its iterations"):
+    with pytest.raises(PlanError, match="has finished all its iterations"):
         resume.resume(first, {}, Quiet())
     assert (
         resume.fork(first, {"iterations": 3, "hp.clip": "0.1", "name": "other"}, Quiet()).folder.name

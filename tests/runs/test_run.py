@@ -50,7 +50,7 @@ def test_the_same_command_starts_goes_on_and_leaves_alone(tmp_path, begun, capsy
         for word in (f"--{name}", str(value))
     ]
     assert run_file("grpo", words, str) == 0  # as flags, whose values are text
-    assert "has done its iterations" in capsys.readouterr().out
+    assert "has finished all its iterations" in capsys.readouterr().out
     assert again(tmp_path, iterations=3).folder == begun
     assert iterations(begun) == [0, 1, 2]
 

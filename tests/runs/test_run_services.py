@@ -37,9 +37,9 @@ def test_a_run_has_its_reward_from_a_service_and_goes_on_with_another_port(tmp_p
     assert [(each["name"], each["state"], each["log"]) for each in first] == [
         ("judge", "ended", "services/judge.log")
     ]
-    with pytest.raises(PlanError, match="a service's command, which only you can vouch for"):
+    with pytest.raises(PlanError, match="a service's command, which rlflow cannot check"):
         resume.resume(result.folder, {"iterations": 3}, Quiet())
-    with pytest.raises(PlanError, match="changes to .* of services to all but their commands"):
+    with pytest.raises(PlanError, match="changes to .* to services except for their commands"):
         resume.resume(result.folder, {"iterations": 3, "service.judge": "other"}, Quiet())
     resume.resume(
         result.folder, {"iterations": 3, "service.judge": LITTLE, "service.judge.wait": 30}, Quiet()

@@ -98,8 +98,8 @@ def test_they_are_left_out_where_that_is_asked_for(poisoned):
         drawn = prepared.prompts.take(44)
     finally:
         prepared.close()
-    assert [note for note in heard.notes if "left out" in note] == [
-        f"2 of 24 records of {poisoned['data']} are left out: 1 without a prompt ({poisoned['data']}:10); "
+    assert [note for note in heard.notes if "skipped" in note] == [
+        f"skipped 2 of 24 records of {poisoned['data']}: 1 without a prompt ({poisoned['data']}:10); "
         f"1 too long, the longest of 402 tokens ({poisoned['data']}:17)"
     ]
     assert sorted(drawn["prompt"]) == sorted(2 * [f"{a} + 1 =" for a in range(24) if a not in (9, 16)])
@@ -119,9 +119,9 @@ def test_one_that_is_drawn_later_is_left_out_counted_and_told_once(without_model
     counted = [line.get("data/left_out_empty", 0.0) for line in lines(result.folder)]
     assert sum(counted) == 2.0  # 48 rows are two epochs of 23 good records, and two more
     assert set(counted) == {0.0, 1.0}
-    assert [note for note in notes(result.folder) if "left out" in note] == [
-        "0 of 24 records to train on were checked in 0 s; the others are checked when they are drawn, and "
-        "left out where they cannot be used",
+    assert [note for note in notes(result.folder) if "skipped" in note or "left out" in note] == [
+        "checked 0 of 24 training records in 0 s; the others are checked when they are drawn, and skipped if "
+        "they cannot be used",
         f"iteration {counted.index(1.0)}: {without_models['data']}:10 is left out: its prompt is empty",
     ]
 
@@ -138,7 +138,7 @@ def test_cut_and_resumed_with_bad_records_within_a_run_ends_the_same(without_mod
     for cut, folder in cuts.items():
         heard = Heard()
         resume.resume(folder, {"iterations": 6}, heard)
-        assert "1 of 24 records" in next(note for note in heard.notes if "left out" in note), cut
+        assert "1 of 24 records" in next(note for note in heard.notes if "skipped" in note), cut
         assert [timeless(line) for line in lines(folder)] == [timeless(line) for line in lines(straight)], cut
         assert (
             load_latest(folder).snapshot.state["prompts"] == load_latest(straight).snapshot.state["prompts"]
@@ -154,7 +154,7 @@ def timeless(line):
 def test_nothing_is_said_of_data_without_fault(task):
     del task["model"], task["lr"]
     result = rlflow.run("grpo", **task, backend="null", **{"hp.max_tokens": 4})
-    assert not any("left out" in note or "checked" in note for note in notes(result.folder))
+    assert not any("skipped" in note or "checked" in note for note in notes(result.folder))
     assert not any(name.startswith("data/") for line in lines(result.folder) for name in line)
 
 

@@ -156,10 +156,10 @@ def test_the_run_says_the_share_of_each_source(ground):
     )
     prepare(flow, hp, config, notes.append).close()
     assert notes == [
-        "source sums: 68.2% of the prompts, from 30 records (--data NAME=FILE:WEIGHT for another share)",
-        "sums has 30 records to train on, and an iteration takes 60: each stands in it 2 times (--prompts)",
-        "source other: 31.8% of the prompts, from 14 records (--data NAME=FILE:WEIGHT for another share)",
-        "other has 14 records to train on, and an iteration takes 28: each stands in it 2 times (--prompts)",
+        "source sums: 68.2% of the prompts, from 30 records (--data NAME=FILE:WEIGHT sets another share)",
+        "sums has 30 records to train on, and an iteration takes 60: each record appears about 2 times per iteration (--prompts)",
+        "source other: 31.8% of the prompts, from 14 records (--data NAME=FILE:WEIGHT sets another share)",
+        "other has 14 records to train on, and an iteration takes 28: each record appears about 2 times per iteration (--prompts)",
     ]
 
 

@@ -145,10 +145,10 @@ def test_code_in_the_runs_own_folder_is_refused_also_by_a_link(ground):
     evil = ground.run / "evil.py"
     shutil.copy(ground.flow, evil)
     ground.save(file=str(evil))
-    assert ground.refused().count("evil.py: it lies in the run's own folder") == 1
+    assert ground.refused().count("evil.py: it is in the run's own folder") == 1
     (ground.project / "link.py").symlink_to(evil)
     ground.save(file=str(ground.project / "link.py"))
-    assert "it lies in the run's own folder" in ground.refused()
+    assert "it is in the run's own folder" in ground.refused()
 
 
 def test_a_run_that_was_copied_elsewhere_names_files_that_are_not_below_the_users_folder(ground, tmp_path):
@@ -217,7 +217,7 @@ def test_with_trust_the_files_are_said_and_executed(ground, capsys):
     ground.refused()
     resume.resume(ground.run, {"iterations": 2}, make_reporter(quiet=False), trust=True)
     assert (
-        f"executed, since --trust is given: {ground.flow}: others can write to it (rights 666)"
+        f"executed because of --trust: {ground.flow}: other users can write to it (mode 666)"
         in capsys.readouterr().out
     )
     assert ground.marker.exists()

@@ -69,8 +69,8 @@ def test_what_check_warns_of_is_said_by_a_run(file):
 @pytest.mark.parametrize(
     ("records", "prompts", "says"),
     [
-        (1, 4, "has 1 record to train on, and an iteration takes 4: each stands in it 4 times"),
-        (3, 4, "each stands in it 1.33 times"),
+        (1, 4, "has 1 record to train on, and an iteration takes 4: each record appears about 4 times"),
+        (3, 4, "each record appears about 1.33 times"),
         (4, 4, None),
     ],
 )
@@ -78,7 +78,7 @@ def test_data_with_fewer_records_than_an_iteration_takes_are_said(tmp_path, reco
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{i}", "answer": f"{i}"}) + "\n" for i in range(records)))
     notes = noted("grpo", data=str(data), prompts=prompts, held_out=0)
-    assert [note for note in notes if "stands in it" in note] == [
+    assert [note for note in notes if "appears about" in note] == [
         note for note in notes if says and says in note
     ]
     assert len(notes) == (says is not None)

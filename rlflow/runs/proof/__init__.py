@@ -1,6 +1,6 @@
-"""Proving that a run learns from what it is paid for, on a few rows of its own, before its first iteration.
+"""Prove that a run learns from its rewards, on a few of its own rows, before its first iteration.
 
-Here: rehearsals of an iteration with other scores, the gradients of its losses, and the claims that are
-judged by them and on real weights. Not here: the walk over the graph that needs no rows
-(`rlflow.compiler.check.reached`), and when a run does it (`rlflow.runs.proving`).
+The package has dry runs of an iteration with synthetic scores, the gradients of its losses, and the claims
+that are checked with them and on real weights. Checks of the graph that need no rows are in
+`rlflow.compiler.check.reached`; `rlflow.runs.proving` decides when a run is checked.
 """

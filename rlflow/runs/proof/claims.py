@@ -1,4 +1,5 @@
-"""What is claimed of a run, and what came of it: each claim with its number and the line that it is about."""
+"""Claims about a run and their verdicts. Each claim has a measured number and the line of code that it is
+about."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ Verdict = Literal["proved", "falsified", "unproved"]
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence that holds of a sound run, with the verdict on it."""
+    """A sentence that is true of a correct run, with the verdict on it."""
 
     name: str  # stable, such as reward-direction
-    subject: str  # the node or the role that it is about
+    subject: str  # the node or role that it is about
     verdict: Verdict
     sentence: str
-    number: str = ""  # the measurement behind the verdict, in words
+    number: str = ""  # the measurement behind the verdict, as text
     place: Place | None = None
-    ends_run: bool = False  # whether a run is not to begin where it is falsified, unless it is told to
+    ends_run: bool = False  # if it is falsified, the run does not begin (unless --prove warn or off)
 
     def __str__(self) -> str:
         where = f"{self.place}: " if self.place and self.verdict == "falsified" else ""
@@ -32,7 +33,8 @@ class Claim:
 def judged(
     name: str, subject: str, holds: bool, sentences: tuple[str, str], number: str, place: Place | None = None
 ) -> Claim:
-    """A claim that holds or is falsified, with the sentence for either."""
+    """Return a claim that is proved if ``holds``, otherwise falsified. ``sentences``: one for either
+    verdict."""
     return Claim(
         name,
         subject,
@@ -44,14 +46,14 @@ def judged(
 
 
 def encoded(claims: list[Claim]) -> bytes:
-    """The claims as JSON: ``{"claims": [{"name": …, "subject": …, "verdict": …, "sentence": …, "number": …,
-    "place": "path:line"}]}``."""
+    """Return the claims as JSON: ``{"claims": [{"name": …, "subject": …, "verdict": …, "sentence": …,
+    "number": …, "place": "path:line"}]}``."""
     plain = [{**vars(claim), "place": str(claim.place) if claim.place else None} for claim in claims]
     return (json.dumps({"claims": plain}, indent=1) + "\n").encode()
 
 
 def summary(claims: list[Claim]) -> str:
-    """How many claims ended how, in a line."""
+    """Return a line with the number of claims per verdict."""
     counts = {
         verdict: sum(claim.verdict == verdict for claim in claims)
         for verdict in ("proved", "falsified", "unproved")

@@ -1,6 +1,6 @@
-"""Claims about the flow's own text, judged by rehearsals: the scores reach the gradient, in the right
-direction and at the right rows, and what a loss reads has a say in it. They need forwards of the models, and
-change no weights."""
+"""Claims about a flow, checked in dry runs: scores reach the gradient, in the right direction and at the
+right rows, and every input of a loss has an effect. They need forward passes of the models and change no
+weights."""
 
 from __future__ import annotations
 
@@ -29,23 +29,24 @@ from rlflow.runs.proof.rehearsal import (
 )
 from rlflow.training.objective import New
 
-SETS = 6  # of scores
-# of made scores, which are from 0 to 1: others are tried where those change nothing, as below a threshold
+SETS = 6  # sets of synthetic scores
+# applied to the synthetic scores, which are from 0 to 1. The later factors are tried if the scores have no
+# effect, for example below a threshold
 FACTORS = (1.0, 100.0, -100.0)
-FOLLOWS = 0.1  # the least correlation between changes of the scores and changes of the push
-# a correlation below it is no accident of the few rows of a rehearsal: what is paid more is made less likely
+FOLLOWS = 0.1  # minimum correlation between changes of the scores and changes of the gradient direction
+# a lower correlation is not an accident of the few rows of a dry run: higher scores make rows less likely
 AGAINST = -0.3
-ROUNDING = 1e-4  # of a gradient in float32, over its size
-FAR = 0.01  # of a push, over its size, from which steps of an optimizer have to differ
-LARGE_STEP = 1.0  # nats by which log-probs are moved, to look at a loss away from the policy that sampled
+ROUNDING = 1e-4  # relative rounding error of a gradient in float32
+FAR = 0.01  # relative difference of gradients above which optimizer steps must differ
+LARGE_STEP = 1.0  # nats by which log-probs are moved, to try a loss away from the sampling policy
 
 
 @dataclass
 class FlowClaims:
-    """Judges a flow by rehearsals."""
+    """Checks the claims about a flow in dry runs."""
 
     stage: Rehearsals
-    sets: int = SETS  # of scores that are tried
+    sets: int = SETS  # sets of scores to try
 
     @property
     def graph(self) -> Graph:
@@ -55,27 +56,27 @@ class FlowClaims:
     def __post_init__(self) -> None:
         self._news: dict[tuple[str, tuple[Row, ...]], New] = {}
         self._base = self.stage.rehearse(uneven(0))
-        # rehearsals with other scores that push otherwise
+        # dry runs with different scores that give a different gradient
         self.rescored: list[tuple[RehearsalRecord, dict[str, Push]]] = []
 
     @property
     def base(self) -> RehearsalRecord:
-        """The first rehearsal."""
+        """The first dry run."""
         return self._base
 
     @cached_property
     def players(self) -> set[str]:
-        """Trained roles that sample; where none does, all trained roles."""
+        """The trained roles that sample; if none samples, all trained roles."""
         trained = {use.name for use in self.graph.roles if use.trained}
         return {use.name for use in self.graph.roles if use.trained and use.generates} or trained
 
     def place(self, node: str) -> Place | None:
-        """The line of a call."""
+        """Return the line of a call."""
         call = self.graph.by_name.get(node)
         return call.place if call else None
 
     def new(self, update: RecordedUpdate) -> New:
-        """The model's quantities for the rows of an update, computed by the run's own trainer."""
+        """Return the model's outputs for the rows of an update, computed by the run's own trainer."""
         key = (update.role, tuple(keys(update.batch)))
         if key not in self._news:
             want = tuple(update.loss.new)
@@ -89,18 +90,19 @@ class FlowClaims:
         return self._news[key]
 
     def pushes(self, record: RehearsalRecord) -> dict[str, Push]:
-        """The push of each update of a rehearsal, by node; without those that have no row."""
+        """Return the gradient direction of each update of a dry run, by node. Updates without rows are
+        omitted."""
         updates = (learned_rows(update) for update in record.updates)
         return {update.node: pushed(update, self.new(update)) for update in updates if len(update.batch)}
 
     def claims(self) -> Iterator[Claim]:
-        """All claims, most important first."""
+        """Yield all claims, most important first."""
         for group in self.groups():
             yield from group
 
     def groups(self) -> Iterator[list[Claim]]:
-        """The claims in groups: first whether rows are pushed towards all rewards, on which it depends
-        whether a run begins, then each that needs further rehearsals."""
+        """Yield the claims in groups. The first group decides whether a run may begin: rows follow all
+        rewards. Each later group needs more dry runs."""
         begins = list(self.unrehearsed())
         own = self.pushes(self.base)
         rewarded = (
@@ -115,21 +117,21 @@ class FlowClaims:
             yield list(self.of_update(*self.telling(update, own)))
 
     def unrehearsed(self) -> Iterator[Claim]:
-        """What of the iteration the rehearsal did not reach."""
+        """The parts of an iteration that the dry run did not reach."""
         if (impure := self.stage.impure) is not None:
             yield Claim(
                 "rehearsed",
                 self.graph.name,
                 "unproved",
                 f"stage '{impure.name}' has side effects",
-                f"{impure.place}; the rehearsal ends before it",
+                f"{impure.place}; the dry run stops before it",
             )
         elif not self.base.updates:
             yield Claim(
                 "rehearsed",
                 self.graph.name,
                 "unproved",
-                "the rehearsal had no rows to learn from",
+                "the dry run had no rows to train on",
                 self.base.skipped,
             )
 
@@ -137,15 +139,18 @@ class FlowClaims:
     # --------------------------------------------------------------------------------------------------------
 
     def rewarded(self, node: str, own: dict[str, Push]) -> tuple[list[Claim], list[Iterator[Claim]]]:
-        """Claims about one call of a reward: other scores push otherwise, and towards what is paid more; and
-        claims that are not judged yet, about its own rows."""
+        """Check one call of a reward: different scores give a different gradient, towards higher scores.
+
+        Returns these claims, and further ones that are not checked yet, about whether the score of a row
+        affects this row.
+        """
         if sum(len(rows.scores) for rows in self.base.scored if rows.node == node) < 2:
             return [
                 Claim(
                     "reward-reaches",
                     node,
                     "unproved",
-                    "the rehearsal had fewer than two rows for it to score",
+                    "the dry run gave this reward fewer than two rows to score",
                 )
             ], []
         most = 0.0
@@ -159,7 +164,7 @@ class FlowClaims:
                 self.rescored += runs
                 break
         number = (
-            f"{self.sets} sets of scores{_times(factor)}, gradients apart by up to {most:.3g} of their size"
+            f"{self.sets} sets of scores{_times(factor)}; gradients differ by up to {most:.3g} of their size"
         )
         if most <= ROUNDING and self.stage.impure is not None:
             return [
@@ -167,12 +172,12 @@ class FlowClaims:
                     "reward-reaches",
                     node,
                     "unproved",
-                    "other scores make the same updates before that stage",
+                    "different scores give the same updates before that stage",
                     number,
                 )
             ], []
         if most <= ROUNDING and (reason := self.waived()):
-            why = f"other scores make the same update, and a loss says why: {reason}"
+            why = f"different scores give the same update, and the loss declares why: {reason}"
             return [Claim("reward-reaches", node, "unproved", why, number)], []
         claims, further = (
             [
@@ -180,7 +185,7 @@ class FlowClaims:
                     "reward-reaches",
                     node,
                     most > ROUNDING,
-                    ("other scores make another update", "other scores make the same update"),
+                    ("different scores give a different update", "different scores give the same update"),
                     number,
                     self.place(node),
                 )
@@ -197,13 +202,13 @@ class FlowClaims:
         return claims, further
 
     def pushed_by(self, scoring: Scoring, factor: float) -> tuple[RehearsalRecord, dict[str, Push]]:
-        """A rehearsal with scores times a factor, and its pushes."""
+        """Run a dry run with scores times a factor. Returns its record and its gradient directions."""
         record = self.stage.rehearse(stretched(scoring, factor))
         return record, self.pushes(record)
 
     def apart(self, runs: list[dict[str, Push]]) -> dict[str, float]:
-        """How far the pushes of each update of a role that samples are apart between the first rehearsal and
-        the others, at most."""
+        """Return, for each update of a role that samples, the largest difference of gradient directions
+        between the first dry run and the others."""
         own, others = runs[0], runs[1:]
         learning = {name: push for name, push in own.items() if self.graph.by_name[name].role in self.players}
         far = {
@@ -213,13 +218,13 @@ class FlowClaims:
         return far | {name: float("inf") for name in learning if any(name not in other for other in others)}
 
     def waived(self) -> str:
-        """The reason that a loss gives for needing no reward; empty where none does."""
+        """The reason that a loss declares for not needing a reward; empty without one."""
         losses = (term.loss for one in self.base.updates for term in one.terms)
         return next((loss.unrewarded for loss in losses if loss.unrewarded), "")
 
     def direction(self, node: str, name: str, runs: list[tuple[RehearsalRecord, Push]]) -> Claim | None:
-        """Whether what is paid more is made likelier; None where the update learns from other rows than those
-        that were scored."""
+        """Check that higher scores make rows more likely. None if the update learns from other rows than the
+        scored ones."""
         update = next(update for update in self.base.updates if update.node == name)
         scored = [row for row in self.base.scored if row.node == node]
         if not _about(update, scored):
@@ -230,7 +235,7 @@ class FlowClaims:
                 "reward-direction",
                 name,
                 "unproved",
-                f"too few of the rows that '{node}' scored are different ones",
+                f"'{node}' scored too few different rows",
             )
         size = max(float(push.of_rows.abs().sum()) for _, push in runs)
         if max(sum(map(abs, push.values())) for _, push in changes) <= ROUNDING * size:
@@ -238,8 +243,8 @@ class FlowClaims:
                 "reward-direction",
                 name,
                 "unproved",
-                "only rounding is left of the push, since rows with equal tokens are pushed up and down "
-                "alike",
+                "the gradient is only rounding, because rows with equal tokens are pushed up and down "
+                "equally",
                 f"of {size:.3g}",
             )
         follows = _correlation(changes)
@@ -249,10 +254,10 @@ class FlowClaims:
             name,
             follows > FOLLOWS,
             (
-                f"rows that '{node}' pays more are made likelier",
-                f"rows that '{node}' pays more are made less likely"
+                f"rows with a higher score of '{node}' become more likely",
+                f"rows with a higher score of '{node}' become less likely"
                 if turned
-                else f"the push on a row does not follow what '{node}' pays for it",
+                else f"the gradient of a row does not follow its score of '{node}'",
             ),
             f"correlation {follows:.3f} over {len(changes)} other sets of scores",
             self.place(name),
@@ -262,8 +267,8 @@ class FlowClaims:
     def locality(
         self, node: str, name: str, base: tuple[RehearsalRecord, Push], factor: float
     ) -> Iterator[Claim]:
-        """Change the scores of one group, or of two rows where there are no groups: the push has to change
-        most there."""
+        """Change the scores of one group, or of two rows without groups: the gradient must change most
+        there."""
         axes = [rows.batch.axis for rows in base[0].scored if rows.node == node]
         own = {place for axis in axes for place in axis.keys[_first(axis), 0].tolist()}
         if own == {place for axis in axes for place in axis.keys[:, 0].tolist()}:
@@ -282,7 +287,7 @@ class FlowClaims:
                 "reward-place",
                 name,
                 "unproved",
-                f"turning a few of the scores of '{node}' around changes no push",
+                f"reversing the order of a few scores of '{node}' does not change the gradient",
             )
             return
         yield judged(
@@ -290,10 +295,10 @@ class FlowClaims:
             name,
             inside > outside * (1 + ROUNDING),
             (
-                "other scores for some rows change the push on those rows most",
-                "other scores for some rows change the push on other rows more than on those",
+                "new scores for some rows change the gradient of these rows most",
+                "new scores for some rows change the gradient of other rows more",
             ),
-            f"by {inside:.3g} there, by {outside:.3g} elsewhere",
+            f"by {inside:.3g} for these rows, by {outside:.3g} for others",
             self.place(name),
         )
 
@@ -301,8 +306,8 @@ class FlowClaims:
     # --------------------------------------------------------------------------------------------------------
 
     def telling(self, update: RecordedUpdate, own: dict[str, Push]) -> tuple[RecordedUpdate, Push | None]:
-        """The update with its push, as rehearsed with the first made scores that give it a gradient; as
-        rehearsed first where none do."""
+        """Return the update and its gradient direction from the first dry run whose synthetic scores give a
+        gradient; if none does, from the first dry run."""
         push = own.get(update.node)
         if push is None or bool(push.main.any()) or not self.base.scored:
             return update, push
@@ -313,8 +318,8 @@ class FlowClaims:
         return update, push
 
     def furthest(self, node: str, push: Push | None) -> RecordedUpdate | None:
-        """The update with other scores whose push is furthest from ``push``; None where none is far, of which
-        `reward-reaches` speaks."""
+        """Return the update with different scores whose gradient differs most from ``push``. None if none
+        differs much; the claim `reward-reaches` covers this case."""
         apart = [
             (push.apart(pushes[node]), record)
             for record, pushes in self.rescored
@@ -326,9 +331,9 @@ class FlowClaims:
         return next(learned_rows(one) for one in record.updates if one.node == node)
 
     def of_update(self, update: RecordedUpdate, push: Push | None) -> Iterator[Claim]:
-        """Claims about one update, whatever its rows were paid."""
+        """Check one update, whatever the scores of its rows."""
         if push is None:
-            yield Claim("rehearsed", update.node, "unproved", "no row of the rehearsal could be learned from")
+            yield Claim("rehearsed", update.node, "unproved", "the dry run produced no trainable rows")
             return
         tried = [
             float(push.main.abs().max()),
@@ -347,7 +352,7 @@ class FlowClaims:
         yield from self.beyond(update, push)
 
     def far(self, update: RecordedUpdate) -> list[New]:
-        """The model's quantities one large step away, up and down, unequally."""
+        """Return the model's outputs one large, uneven step away, once up and once down."""
         new = self.new(update)
         return [
             New(**{name: None if x is None else _step(name, x, sign) for name, x in vars(new).items()})
@@ -355,8 +360,7 @@ class FlowClaims:
         ]
 
     def columns(self, update: RecordedUpdate) -> Iterator[Claim]:
-        """Whether each column that a loss reads has a say: in its gradient, or at least in its value or
-        metrics."""
+        """Check that each column that a loss reads changes its gradient, or at least its value or metrics."""
         news, batch = [self.new(update), *self.far(update)], update.batch
         silent, shown = [], []
         for term in update.terms:
@@ -378,8 +382,8 @@ class FlowClaims:
             update.node,
             not silent,
             (
-                f"each column of the loss has influence: {listed(dict.fromkeys(shown))}",
-                f"loss '{update.loss.name}' reads {listed(dict.fromkeys(silent))}, without influence on "
+                f"every column that the loss reads has an effect: {listed(dict.fromkeys(shown))}",
+                f"loss '{update.loss.name}' reads {listed(dict.fromkeys(silent))}, without an effect on its "
                 "gradient or metrics",
             ),
             f"{len(news)} policies, 3 sizes, both signs",
@@ -387,8 +391,8 @@ class FlowClaims:
         )
 
     def signs(self, update: RecordedUpdate, push: Push) -> Iterator[Claim]:
-        """Directions that need no reward: values nearer to returns, the chosen over the rejected, given
-        responses likelier."""
+        """Check directions that need no reward: values move towards returns, chosen responses rise over
+        rejected ones, given responses become more likely."""
         batch, mask = update.batch, update.batch["mask"]
         if "values" in push.by and "returns" in batch:
             error = torch.where(mask, batch["returns"] - self.new(update).values, 0.0).double().flatten()
@@ -399,7 +403,10 @@ class FlowClaims:
                 "values-direction",
                 update.node,
                 toward > FOLLOWS,
-                ("values are pushed towards the returns", "values are not pushed towards the returns"),
+                (
+                    "the gradient moves values towards the returns",
+                    "the gradient does not move values towards the returns",
+                ),
                 f"correlation {toward:.3f}",
                 update.loss.place,
             )
@@ -412,10 +419,10 @@ class FlowClaims:
                 update.node,
                 over > 0,
                 (
-                    "chosen responses are made likelier than rejected ones",
-                    "chosen responses are not made likelier than rejected ones",
+                    "the gradient raises chosen responses more than rejected ones",
+                    "the gradient does not raise chosen responses more than rejected ones",
                 ),
-                f"push apart by {over:.3g}",
+                f"difference {over:.3g}",
                 update.loss.place,
             )
         elif not self.base.scored and update.loss.new[0] == "logprobs" and self.given(update):
@@ -425,15 +432,15 @@ class FlowClaims:
                 update.node,
                 total > 0,
                 (
-                    "the responses of the data are made likelier",
-                    "the responses of the data are not made likelier",
+                    "the gradient makes the responses in the data more likely",
+                    "the gradient does not make the responses in the data more likely",
                 ),
-                f"push {total:.3g}",
+                f"sum {total:.3g}",
                 update.loss.place,
             )
 
     def given(self, update: RecordedUpdate) -> bool:
-        """Whether the rows of an update are the data's own."""
+        """True if the rows of an update come directly from the data."""
         node = self.graph.by_name[update.node]
         return any(
             item.parameter == "tokens" and self.graph.nodes[item.column.node].op is Op.DATA
@@ -441,7 +448,7 @@ class FlowClaims:
         )
 
     def beyond(self, update: RecordedUpdate, push: Push) -> Iterator[Claim]:
-        """Padding changes nothing, nor does what token columns have at holes of the mask."""
+        """Check that padding, and values at masked-out tokens, do not change the gradient."""
         with padding(float("nan")):
             filled = pushed(update, self.new(update))
         same = push.apart(filled)
@@ -449,13 +456,13 @@ class FlowClaims:
             "padding",
             update.node,
             same <= ROUNDING,
-            ("what stands in the padding changes nothing", "what stands in the padding changes the gradient"),
-            f"gradients apart by {same:.3g}",
+            ("values in the padding do not change the gradient", "values in the padding change the gradient"),
+            f"gradients differ by {same:.3g}",
             update.loss.place,
         )
         mask = _with_holes(update.batch["mask"])
         if torch.equal(mask, update.batch["mask"]):
-            yield Claim("holes", update.node, "unproved", "no row is long enough for a hole in its mask")
+            yield Claim("holes", update.node, "unproved", "no row is long enough to mask out a token in it")
             return
         columns = {
             name: torch.where(mask, value, value + 7.0)
@@ -475,31 +482,31 @@ class FlowClaims:
             update.node,
             apart <= ROUNDING,
             (
-                "what columns have at holes of the mask changes nothing",
-                "what columns have at holes of the mask changes the gradient",
+                "values at masked-out tokens do not change the gradient",
+                "values at masked-out tokens change the gradient",
             ),
-            f"gradients apart by {apart:.3g}",
+            f"gradients differ by {apart:.3g}",
             update.loss.place,
         )
 
 
 def _times(factor: float) -> str:
-    """Say up to which number made scores went; empty where that is 1."""
+    """The range of the synthetic scores as text; empty if it is 0 to 1."""
     return "" if factor == 1 else f" from 0 to {factor:g}"
 
 
 def _about(update: RecordedUpdate, scored: list[ScoredRows]) -> bool:
-    """Whether an update learns from the rows that were scored themselves, and not from others of the same
+    """True if an update learns from the scored rows themselves, and not only from other rows of the same
     prompts."""
     axis = update.batch.axis
     if any(step.step != "taken" for step in axis.line):
         return any(axis.took_from(rows.batch.axis) for rows in scored)
-    known = {row for rows in scored for row in keys(rows.batch)}  # no axis says where joined rows are from
+    known = {row for rows in scored for row in keys(rows.batch)}  # joined rows have no axis of origin
     return not known.isdisjoint(keys(update.batch))
 
 
 def _by_row(scored: list[ScoredRows]) -> dict[Row, float]:
-    """The scores of rows that are known by their tokens; of equal rows their sum."""
+    """The scores of rows, identified by their tokens; scores of equal rows are added."""
     sums: dict[Row, float] = {}
     for rows in scored:
         for row, score in zip(keys(rows.batch), rows.scores.tolist(), strict=True):
@@ -520,8 +527,8 @@ Change = tuple[dict[Row, float], dict[Row, float]]
 def _change(
     node: str, one: tuple[RehearsalRecord, Push], other: tuple[RehearsalRecord, Push]
 ) -> Change | None:
-    """Differences: by how much scores and pushes differ between two rehearsals, by row; None where no trained
-    row was scored in both."""
+    """By how much scores and gradient directions differ between two dry runs, by row. None if no trained row
+    was scored in both."""
     before, after = (
         _by_row([row for row in record.scored if row.node == node]) for record, _ in (one, other)
     )
@@ -536,25 +543,26 @@ def _change(
 
 
 def _correlation(changes: list[Change]) -> float:
-    """The correlation of changes of scores with changes of pushes, over all rows and sets."""
+    """The correlation between changes of scores and changes of gradient directions, over all rows and
+    sets."""
     scores = torch.tensor([value for score, _ in changes for value in score.values()], dtype=torch.float64)
     pushes = torch.tensor([push[row] for score, push in changes for row in score], dtype=torch.float64)
     return float(torch.nn.functional.cosine_similarity(scores, pushes, 0))
 
 
 def _push_by_place(push: Push) -> dict[tuple[int, ...], float]:
-    """The push on each row, by its path, which begins with its position in the data."""
+    """The gradient direction of each row, by its path, which begins with its position in the data."""
     return dict(zip(map(tuple, push.rows.axis.keys.tolist()), push.of_rows.tolist(), strict=True))
 
 
 def _first(axis: Axis) -> Tensor:
-    """bool [rows]: the rows of the first group, or the first two rows where groups have one row."""
+    """bool [rows]: the rows of the first group, or the first two rows if each group has one row."""
     grouped = axis.grouped and axis.groups < len(axis)
     return axis.slots == 0 if grouped else torch.arange(len(axis)) < 2
 
 
 def _first_turned(node: str) -> Scoring:
-    """The first scores again, but for a few rows, whose scores are turned around."""
+    """The scores of the first dry run, with the scores of the first group's rows in reverse order."""
     same = uneven(0)
 
     def scores(name: str, axis: Axis) -> Tensor:
@@ -568,7 +576,7 @@ def _first_turned(node: str) -> Scoring:
 
 
 def _differ(update: RecordedUpdate, new: New, also: Mapping[str, Tensor]) -> bool:
-    """Whether other columns make another gradient, or other values."""
+    """True if other columns change the gradient or the value of the loss."""
     one, other = pushed(update, new), pushed(update, new, also)
     if any(not torch.equal(push, other.by[name]) for name, push in one.by.items()):
         return True
@@ -581,7 +589,7 @@ def _step(name: str, x: Tensor, sign: int) -> Tensor:
 
 
 def _with_holes(mask: Tensor) -> Tensor:
-    """The mask with a hole at the second of every row's tokens that has three."""
+    """The mask without the second token of every row that has at least three."""
     holes = mask.clone()
     long = mask.sum(1) >= 3
     second = (mask.long().cumsum(1) == 2) & mask & long[:, None]

@@ -1,5 +1,5 @@
-"""Gradients of the losses of an update by the quantities that the model computes: how strongly it is pushed
-to make each row's tokens likelier. The model's own quantities are used, and no weights."""
+"""Gradients of an update's losses by the model's outputs: how strongly the update makes each row's tokens
+more likely. They need the model's outputs, but not its weights."""
 
 from __future__ import annotations
 
@@ -22,28 +22,31 @@ Row = tuple[tuple[int, ...], tuple[int, ...]]  # token ids of the prompt and of 
 
 @dataclass(frozen=True)
 class Push:
-    """The push of one update: minus the gradient of its objective by each quantity of the model, over the
-    rows that it learns from."""
+    """The gradient direction of one update: minus the gradient of its objective by each output of the model,
+    over the rows that it learns from."""
 
-    rows: Batch  # that are learned from, with their columns
-    by: Mapping[str, Tensor]  # quantity → [rows, T] or [rows]
+    rows: Batch  # the trainable rows, with their columns
+    by: Mapping[str, Tensor]  # output of the model → [rows, T] or [rows]
 
     @property
     def main(self) -> Tensor:
-        """The push on the log-probs, values or scores, whichever the loss is of."""
+        """The gradient direction by the output that the loss uses first: log-probs, values or scores."""
         return next(iter(self.by.values()))
 
     @property
     def of_rows(self) -> Tensor:
-        """float64 [rows]: the push on a row, by token."""
+        """float64 [rows]: the mean gradient direction per token of a row."""
         counts = mask_counts(self.rows).clamp(min=1)
         push = self.main.double()
         return push.sum(1) / counts if push.dim() == 2 else push
 
     def felt(self, new: New) -> tuple[float, float]:
-        """Two shares of the push, from 0 to 1: what is left after pushes on rows with equal tokens are added
-        up, and what is left after each token's push is also multiplied by 1 - p, since a token of which the
-        model is certain moves no weight. ``new``: the model's quantities. Without any push both are 1."""
+        """Return two shares of the gradient, from 0 to 1, that remain after cancellation.
+
+        The first remains after the gradients of rows with equal tokens are added up. For the second, each
+        token's gradient is also multiplied by 1 - p, because a token of which the model is certain moves no
+        weight. ``new``: the model's outputs. Without a gradient both are 1.
+        """
         rows, numbers = keys(self.rows), dict[Row, int]()
         index = torch.tensor([numbers.setdefault(row, len(numbers)) for row in rows], dtype=torch.int64)
         total, left, followed = 0.0, 0.0, 0.0
@@ -62,7 +65,8 @@ class Push:
         return (left / total, followed / total) if total else (1.0, 1.0)
 
     def apart(self, other: Push) -> float:
-        """How far the two are apart, over the size of the first; infinite where they push other rows."""
+        """Return the distance to another gradient direction, relative to the size of this one; infinite if
+        the rows differ."""
         if (
             len(self.rows) != len(other.rows)
             or self.main.shape != other.main.shape
@@ -78,20 +82,20 @@ class Push:
 
 
 def keys(batch: Batch) -> list[Row]:
-    """Identify each row by its tokens."""
+    """Return the tokens of each row, which identify it."""
     prompts, tokens = (map(tuple, batch.data[name].lists()) for name in ("prompt_tokens", "tokens"))
     return list(zip(prompts, tokens, strict=True))
 
 
 def learned_rows(update: RecordedUpdate) -> RecordedUpdate:
-    """The update with the rows that it would learn from, and its settings as numbers."""
+    """Return the update with only its trainable rows, and its settings as numbers."""
     settings, batch = with_numbers(update.settings, update.batch, update.loss.signature)
     return replace(update, batch=learnable(batch, update.loss).batch, settings=settings)
 
 
 def objective(update: RecordedUpdate, new: New, also: Mapping[str, Tensor] | None = None) -> Tensor:
-    """The number that an update minimises in one step over all of its rows, 0-d float64, as the trainer
-    averages it. ``also``: columns in place of the rows' own."""
+    """Return the number that an update minimises in one step over all its rows, averaged as in the trainer:
+    0-d float64. ``also``: columns that replace the rows' own."""
     batch = update.batch
     counts, mask = mask_counts(batch), (also or {}).get("mask", batch["mask"])
     if also and "mask" in also:
@@ -126,7 +130,7 @@ def _columns(batch: Batch, loss: object, index: Tensor, also: Mapping[str, Tenso
 
 
 def pushed(update: RecordedUpdate, new: New, also: Mapping[str, Tensor] | None = None) -> Push:
-    """The push of an update where the model computes ``new``."""
+    """Return the gradient direction of an update for the model's outputs ``new``."""
     leaves = New(
         **{name: x if x is None else x.detach().clone().requires_grad_() for name, x in vars(new).items()}
     )

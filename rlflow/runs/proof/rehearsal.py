@@ -1,7 +1,9 @@
-"""A rehearsal: one iteration of the run's own plan on a few prompts, with scores that are made in place of
-the reward's, in which no weights change. Each update is recorded with the rows and columns that it would have
-learned from. A rehearsal ends before the first stage with side effects, which is for the run itself to
-call."""
+"""A dry run: one iteration of the run's own plan on a few prompts, with synthetic scores instead of rewards
+and without changing weights.
+
+Each update is recorded with the rows and columns that it would have learned from. A dry run stops before the
+first stage with side effects, which only the run itself may call.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,14 @@ from rlflow.execution.tally import PartialMetrics
 from rlflow.processes.watchdog.board import Board
 from rlflow.training.protocols import Sampling
 
-# of made scores, so that means of groups differ; half of the sets reach 1 in each
+# shapes of the synthetic scores, so that the means of groups differ; in half of the sets each group reaches 1
 POWERS, SCALES = (1 / 3, 1.0, 3.0), (1.0, 0.6)
 Scoring = Callable[[str, Axis], Tensor]  # node of a reward, rows → scores [rows]
 
 
 @dataclass(frozen=True)
 class RecordedUpdate:
-    """An update that was not made: its node's name, role, rows with the columns that it reads, loss, the
+    """An update that was recorded instead of made: node, role, rows with the columns that it reads, loss, the
     loss's settings, number of the call, and options."""
 
     node: str
@@ -57,7 +59,7 @@ class RecordedUpdate:
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """Rows that a reward was asked about, and the scores that were given in its place."""
+    """Rows of a reward call, and the synthetic scores that they got."""
 
     node: str
     batch: Batch
@@ -66,8 +68,8 @@ class ScoredRows:
 
 @dataclass(frozen=True)
 class JudgedRows:
-    """The scores of the run's own reward for some rows, each [rows]: asked for once, again, and with the rows
-    in another order; each row's score stands at its place in the first order."""
+    """Scores of the run's own reward for some rows, each [rows]: from one call, from a second equal call, and
+    from a call with the rows shuffled. All are in the order of the first call."""
 
     node: str
     once: Tensor
@@ -77,41 +79,41 @@ class JudgedRows:
 
 @dataclass
 class RehearsalRecord:
-    """The record of a rehearsal."""
+    """The record of a dry run."""
 
     updates: list[RecordedUpdate] = field(default_factory=list)
     scored: list[ScoredRows] = field(default_factory=list)
-    judged: list[JudgedRows] = field(default_factory=list)  # empty unless rewards were asked
-    skipped: str = ""  # why its iteration had nothing to train on; empty where it had
+    judged: list[JudgedRows] = field(default_factory=list)  # empty unless rewards were called
+    skipped: str = ""  # why the iteration was skipped; empty if it had rows to train on
 
 
 class Rehearsing(Engine):
-    """Overrides of an engine in a rehearsal. Mixed into the class of the run's own engine."""
+    """Overrides of an engine for a dry run. Mixed into the class of the run's own engine."""
 
     scoring: Scoring | None  # None: the run's own rewards give the scores
     record: RehearsalRecord
     longest: int
     fill: float
-    # by node that is no trained role's forward: by how much its even rows are raised
+    # node of a role that is not trained → amount that is added to every other row
     shift: Mapping[str, float]
     sampled: dict[tuple[int, int], tuple[Batch, Batch]]
-    asks: bool  # whether the run's own rewards are asked too
+    asks: bool  # also call the run's own rewards
 
     def generate(
         self, role: str, prompts: Batch, sampling: Sampling, call: int, terms: CallOptions = HERE
     ) -> Batch:
-        """Sample at most ``longest`` tokens, and the same rows again for the same prompts."""
+        """Sample at most ``longest`` tokens. The same prompts get the same rows again."""
         key = (call, id(prompts.axis))
         if key not in self.sampled:
             most = min(sampling.max_tokens, self.longest)
             least = sampling.min_tokens if sampling.min_tokens <= most else 0
-            # a recorded list has rows as long as it says
+            # without recorded lengths, which would make rows longer
             short = replace(sampling, max_tokens=most, min_tokens=least, lengths=())
             self.sampled[key] = prompts, super().generate(role, prompts, short, call, terms)
         return self.sampled[key][1]
 
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: CallOptions = HERE) -> Batch:
-        """The run's own forward, raised on every other row where that is asked for, and never kept for an
+        """Run the real forward pass, raise every other row if asked for, and never keep the result for an
         update."""
         rows = super().forward(role, want, batch, replace(terms, ahead=False))
         if terms.node not in self.shift:
@@ -122,7 +124,7 @@ class Rehearsing(Engine):
         return self.spread(Batch(rows.axis, columns), self.near(batch, terms))
 
     def reward(self, role: str, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
-        """Made scores."""
+        """Return synthetic scores."""
         if self.asks:
             self.record.judged.append(self.judged(role, self.gather(batch), terms))
         if self.scoring is None:
@@ -134,7 +136,7 @@ class Rehearsing(Engine):
         return self.spread(rows, self.near(batch, terms)), {}
 
     def judged(self, role: str, batch: Batch, terms: CallOptions) -> JudgedRows:
-        """Ask the run's own reward about the rows three times."""
+        """Call the run's own reward on the rows three times."""
         order = torch.randperm(
             len(batch), generator=torch.Generator().manual_seed(derived(0, "proof", terms.node))
         )
@@ -147,7 +149,7 @@ class Rehearsing(Engine):
     def stage(
         self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
-        """The run's own stages, whose padding may be filled with what no result may depend on."""
+        """Run the real stage, with a padding value on which no result may depend."""
         with padding(self.fill):
             return super().stage(stage, batch, settings, call, terms)
 
@@ -161,7 +163,7 @@ class Rehearsing(Engine):
         call: int,
         terms: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
-        """Record the update in place of making it."""
+        """Record the update instead of making it."""
         self.record.updates.append(
             RecordedUpdate(terms.node, role, self.gather(batch), loss, settings, call, options)
         )
@@ -171,7 +173,7 @@ class Rehearsing(Engine):
 
 
 def raised(data: Data, by: float) -> Data:
-    """A token column with the entries of every other row raised, at the places that speak of tokens."""
+    """Return a token column with ``by`` added to every other row. Other columns are returned unchanged."""
     if data.lengths is None:
         return data
     even = (torch.arange(len(data.lengths)) % 2 == 0).to(data.value).repeat_interleave(data.lengths)
@@ -180,16 +182,16 @@ def raised(data: Data, by: float) -> Data:
 
 @dataclass
 class Rehearsals:
-    """Where rehearsals are held: the run's engine, threads and plan, and a few of its prompts. ``impure``:
-    the stage with side effects before which they end; ``plan`` is then of what comes before it."""
+    """Runs dry runs, with the run's engine, queues and plan and a few of its prompts. ``impure``: the stage
+    with side effects at which they stop; ``plan`` then ends before it."""
 
     engine: Engine
     lanes: Lanes
     plan: Plan
     prompts: Batch
-    fresh: Callable[[int], Batch]  # gives further prompts
+    fresh: Callable[[int], Batch]  # returns further prompts
     longest: int = 16
-    # where nodes under way are noted, by which processes that a stage starts end with the run
+    # heartbeat page that lists the running nodes; it lets processes that a stage starts end with the run
     board: Board = field(default_factory=Board)
 
     def __post_init__(self) -> None:
@@ -199,7 +201,7 @@ class Rehearsals:
         self.impure = first.impure_stage if first else None
         if first is not None:
             self.plan = self.plan.before(first.id)
-        self._sound = type(self.engine) is LocalEngine  # rows on workers are gone after each iteration
+        self._sound = type(self.engine) is LocalEngine  # workers free their rows after each iteration
 
     def rehearse(
         self,
@@ -208,8 +210,8 @@ class Rehearsals:
         shift: Mapping[str, float] | None = None,
         asks: bool = False,
     ) -> RehearsalRecord:
-        """One iteration with these scores, or with those of the run's own rewards. ``asks``: whether these
-        are asked about its rows in any case."""
+        """Run one iteration with these scores, or with those of the run's own rewards if None. ``asks``: also
+        call the run's own rewards on its rows."""
         engine: Any = copy.copy(self.engine)
         engine.__class__ = type("Rehearsing" + type(engine).__name__, (Rehearsing, type(engine)), {})
         engine.record, engine.scoring, engine.longest, engine.fill = (
@@ -233,7 +235,7 @@ class Rehearsals:
         return engine.record  # type: ignore[no-any-return]
 
     def _prompts(self) -> Callable[[int], Batch]:
-        """Equal further prompts in each rehearsal, for a `repeat`."""
+        """Further prompts for a `repeat`, the same ones in each dry run."""
         place = iter(range(1 << 30))
 
         def take(count: int) -> Batch:
@@ -247,19 +249,21 @@ class Rehearsals:
 
 
 def stretched(scoring: Scoring, factor: float) -> Scoring:
-    """Scores that are ``factor`` times those of ``scoring``."""
+    """Return the scores of ``scoring`` times ``factor``."""
     return lambda node, axis: scoring(node, axis) * factor
 
 
 def zero_or_one(node: str, axis: Axis) -> Tensor:
-    """Scores of 0 and 1 in turn, as most rewards of answers give."""
+    """Return alternating scores of 0 and 1, the values that most rewards of answers give."""
     return torch.arange(len(axis)).remainder(2).float()
 
 
 def uneven(seed: int, only: str | None = None, base: int = 0) -> Scoring:
-    """Seeded scores from 0 to 1, no two equal within a group, or over all rows where there are no groups, in
-    an order of their own and with another mean in each. ``only``: the node whose scores have this seed, while
-    those of others have the seed ``base``."""
+    """Return seeded scores from 0 to 1. Within a group no two are equal, and each group has its own order and
+    mean. Without groups, all rows are one group.
+
+    ``only``: the node whose scores use this seed; scores of other nodes use the seed ``base``.
+    """
 
     def scores(node: str, axis: Axis) -> Tensor:
         own = seed if only in (None, node) else base

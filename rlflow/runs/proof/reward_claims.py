@@ -1,5 +1,5 @@
-"""A claim about the run's own rewards, the only one for which they are asked: that a row's score is its
-own."""
+"""The claim that the score of a row depends on this row alone. It is the only claim that calls the run's own
+rewards."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rlflow.errors import Place
 from rlflow.runs.proof.claims import Claim, judged
 from rlflow.runs.proof.rehearsal import JudgedRows, Rehearsals, Scoring
 
-CLOSE = 1e-3  # of two scores of one row, over the spread of all scores: models that judge padded rows round
+CLOSE = 1e-3  # tolerance of a score, relative to the spread of all scores: reward models round padded rows
 
 
 def reward_claims(
     stage: Rehearsals, reasons: Callable[[], Mapping[Cause, str]], scoring: Scoring | None
 ) -> Iterator[Claim]:
-    """A claim for each call of a reward in a rehearsal with these scores. Rewards are asked three times.
-    ``reasons``: gives the first message of each cause for which scores are missing."""
+    """Yield a claim for each call of a reward in a dry run with these scores. Each reward is called three
+    times. ``reasons``: returns the first message of each cause of missing scores."""
     for rows in stage.rehearse(scoring, asks=True).judged:
         call = stage.plan.graph.by_name.get(rows.node)
         yield of_rows(rows, call.place if call else None, reasons())
@@ -28,14 +28,14 @@ def reward_claims(
 def of_rows(
     rows: JudgedRows, place: Place | None = None, reasons: Mapping[Cause, str] | None = None
 ) -> Claim:
-    """Whether rows are paid the same beside others: a function that scores several rows in one call may give
-    them back in another order."""
+    """Return the claim that scores do not change when the rows are shuffled. A function that scores several
+    rows in one call may return them in the wrong order."""
     count, known = len(rows.once), rows.once[~rows.once.isnan()]
     causes = "".join(f"; {cause}: {' '.join(message.split())}" for cause, message in (reasons or {}).items())
     missing = f"; {count - len(known)} have no score{causes}" if len(known) < count else ""
     if count and not len(known):
         return Claim(
-            "reward-rows", rows.node, "falsified", "it gives no row a score", f"{count} rows{causes}", place
+            "reward-rows", rows.node, "falsified", "it scores no row", f"{count} rows{causes}", place
         )
     spread = float(known.max() - known.min()) if len(known) else 0.0
     if others := differing(rows.once, rows.again, CLOSE * spread):
@@ -43,7 +43,7 @@ def of_rows(
             "reward-rows",
             rows.node,
             "unproved",
-            "it judges the same rows otherwise when it is asked again",
+            "it gives the same rows different scores in a second call",
             f"{others} of {count} rows{missing}",
         )
     if not spread:
@@ -51,7 +51,7 @@ def of_rows(
             "reward-rows",
             rows.node,
             "unproved",
-            "it pays all rows of the rehearsal the same",
+            "it gives all rows of the dry run the same score",
             f"{count} rows{missing}",
         )
     others = differing(rows.once, rows.shuffled, CLOSE * spread)
@@ -60,16 +60,15 @@ def of_rows(
         rows.node,
         not others,
         (
-            "what a row is paid does not depend on the rows that are judged beside it",
-            "what a row is paid depends on the rows that are judged beside it, or it gets the score of "
-            "another",
+            "the score of a row does not change with the other rows in the call",
+            "the score of a row changes with the other rows in the call, or the scores are returned in the "
+            "wrong order",
         ),
-        f"{others} of {count} rows have another score where the same rows are judged in another "
-        f"order{missing}",
+        f"{others} of {count} rows get a different score if the same rows are shuffled{missing}",
         place,
     )
 
 
 def differing(one: Tensor, other: Tensor, close: float) -> int:
-    """How many scores differ by more than ``close``; two that are missing are equal."""
+    """Return how many scores differ by more than ``close``. Two missing scores are equal."""
     return int((~((one - other).abs() <= close) & ~(one.isnan() & other.isnan())).sum())

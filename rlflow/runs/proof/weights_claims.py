@@ -1,5 +1,6 @@
-"""Claims about the run's own trainers and samplers, judged on their real weights: an update moves them as its
-gradient says, all of them, and what samples follows. Whatever is changed is put back, bit for bit."""
+"""Claims about the run's own trainers and samplers, checked on their real weights: an update moves all
+weights along its gradient, and the sampler gets the new weights. Afterwards all weights are restored, bit for
+bit."""
 
 from __future__ import annotations
 
@@ -23,25 +24,25 @@ from rlflow.training.objective import New
 from rlflow.training.protocols import Sampling, Trainer
 
 State = dict[str, Tensor]
-SMALL = 0.02  # deviation of what stands in the place of weights that begin at zero
+SMALL = 0.02  # standard deviation of the numbers that replace weights that are all zero
 CLOSE = 2e-3  # nats between two computations of a log-prob in float32
-CLOSE_SHORT = 0.25  # in a shorter dtype
-# the share of a push below which the gradient of the weights, a sum in float32, has fewer than four digits
-# besides rounding
+CLOSE_SHORT = 0.25  # the same in a shorter dtype
+# share of a gradient that must remain after cancellation: below it, the weights' gradient, a sum in float32,
+# has fewer than four digits above rounding
 FELT = 1e-3
 MICRO = 24  # tokens of a small micro-batch
-LARGE = 1e9  # weights of a model that is too large to be trained in this process too
+LARGE = 1e9  # number of weights above which a model is too large for a second copy in this process
 
 
 @dataclass
 class WeightsClaims:
-    """Judges trainers and samplers of a run."""
+    """Checks the trainers and samplers of a run."""
 
     flow: FlowClaims
-    short: bool = False  # whether models compute in a dtype shorter than float32
-    # role that several ranks train → makes its trainer here
+    short: bool = False  # models compute in a dtype shorter than float32
+    # role that several ranks train → makes its trainer in this process
     alone: Mapping[str, Callable[[], Trainer]] = field(default_factory=dict)
-    resizing: frozenset[str] = frozenset()  # roles whose trainers can be told how many tokens a pass may have
+    resizing: frozenset[str] = frozenset()  # roles whose trainers can change the number of tokens per pass
 
     def __post_init__(self) -> None:
         graph = self.flow.graph
@@ -54,7 +55,7 @@ class WeightsClaims:
         return self.flow.stage.engine
 
     def trainer(self, role: str) -> Any:
-        """The trainer of a role that is trained, whose state can be put back."""
+        """Return the trainer of a trained role, whose state can be restored."""
         trainer = self.engine.models[role].trainer
         assert trainer is not None
         return trainer
@@ -64,7 +65,7 @@ class WeightsClaims:
         return self.flow.stage.lanes.do("model", call)
 
     def claims(self) -> Iterator[Claim]:
-        """All claims; the models are put back after each."""
+        """Yield all claims. The models are restored after each update or role."""
         own = self.flow.pushes(self.flow.base)
         for update, rehearsed_push in [
             self.flow.telling(learned_rows(update), own) for update in self.flow.base.updates
@@ -74,7 +75,7 @@ class WeightsClaims:
                     "weights",
                     update.node,
                     "unproved",
-                    f"the backend of '{update.role}' has no weights, or there are no rows",
+                    f"the backend of '{update.role}' has no weights, or the update has no rows",
                 )
                 continue
             with self.put_back():
@@ -85,7 +86,7 @@ class WeightsClaims:
                     yield from self.sampler(use.name)
 
     def has_weights(self, role: str) -> bool:
-        """Whether a role has weights that can be changed and put back."""
+        """True if a role has weights that can be changed and restored."""
         trainer = self.engine.models[role].trainer
         return (
             trainer is not None
@@ -95,8 +96,8 @@ class WeightsClaims:
 
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
-        """Put weights, optimizers and counters of all trained roles back to what they are now; samplers get
-        their weights again."""
+        """Return a context that restores weights, optimizers and counters of all trained roles when it ends.
+        Samplers get their weights again."""
         saved = {
             role: self.do(lambda role=role: copied(self.trainer(role).state()))
             for role in self.roles
@@ -119,9 +120,8 @@ class WeightsClaims:
     # --------------------------------------------------------------------------------------------------------
 
     def of_update(self, update: RecordedUpdate, other: RecordedUpdate | None) -> Iterator[Claim]:
-        """An update moves the weights as its gradient says; every parameter has one; how rows are cut into
-        passes changes nothing.
-        ``other``: the update with other scores."""
+        """Check one update: it moves the weights along its gradient, every parameter has a gradient, and the
+        split of rows into passes has no effect. ``other``: the update with different scores."""
         start = self.perturbed(update.role)
         here = self.now(update)
         push = pushed(update, here)
@@ -140,8 +140,8 @@ class WeightsClaims:
             yield self.again(other, start, after)
 
     def perturbed(self, role: str) -> State:
-        """Restore the role's state with small numbers in place of tensors that are all zero, behind which
-        gradients hide."""
+        """Restore the role's state with small random numbers instead of tensors that are all zero, because
+        zeros hide gradients. Returns this state."""
         state = self.do(lambda: copied(self.trainer(role).state()))
         chance = torch.Generator().manual_seed(0)
         for name, tensor in state.items():
@@ -155,14 +155,14 @@ class WeightsClaims:
         return dict(state)
 
     def now(self, update: RecordedUpdate) -> New:
-        """The model's quantities with the weights that it has now."""
+        """Return the model's outputs with its current weights."""
         want, names = tuple(update.loss.new), ("prompt_tokens", "tokens", "temperature")
         rows = update.batch.select(*(name for name in names if name in update.batch))
         result = self.do(lambda: self.engine.gather(self.engine.forward(update.role, want, rows)))
         return New(**{name: result[name] for name in want})
 
     def updated(self, update: RecordedUpdate, start: State, rows: Batch | None = None) -> State:
-        """The state after one step on all rows, from ``start``; ``after=`` and epochs are set aside."""
+        """Return the state after one step on all rows from ``start``. ``after=`` and epochs are ignored."""
         options = replace(update.options, epochs=1, minibatch=None, after=0)
         self.do(lambda: self.trainer(update.role).restore(copied(start)))
         self.do(
@@ -173,7 +173,7 @@ class WeightsClaims:
         return self.do(lambda: copied(self.trainer(update.role).state()))  # type: ignore[no-any-return]
 
     def moves(self, update: RecordedUpdate, push: Push, here: New, moved: float) -> Iterator[Claim]:
-        """Whether weights moved, and whether the model then computes what the gradient pushed towards."""
+        """Check that weights move, and that the model's outputs then move along the gradient."""
         place = self.flow.place(update.node)
         yield judged(
             "weights-move",
@@ -189,7 +189,10 @@ class WeightsClaims:
         change = torch.where(update.batch["mask"], change, 0.0) if change.dim() == 2 else change
         if not bool(wanted.any()) or moved == 0:
             yield Claim(
-                "weights-direction", update.node, "unproved", "there is no push to follow on these rows"
+                "weights-direction",
+                update.node,
+                "unproved",
+                "the gradient is zero on these rows, or no weight moved",
             )
             return
         along = float(torch.nn.functional.cosine_similarity(wanted, change.flatten(), 0))
@@ -198,15 +201,15 @@ class WeightsClaims:
             update.node,
             along > 0,
             (
-                "the model moves where the gradient pushes it",
-                "the model does not move where the gradient of the loss pushes it",
+                "the update moves the model along the gradient of the loss",
+                "the update does not move the model along the gradient of the loss",
             ),
             f"correlation {along:.3f}",
             place,
         )
 
     def parameters(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
-        """Find parameters without gradient: none at all, or one that is zero. Read from the optimizer's first
+        """Find parameters without a gradient, or with a zero gradient. Read from the optimizer's first
         moments."""
         known = {
             name.removeprefix("exp_avg/"): bool(tensor.any())
@@ -215,26 +218,26 @@ class WeightsClaims:
         }
         names = [name.partition("/")[2] for name in after if name.startswith(("parameters/", "adapters/"))]
         if not known:
-            yield Claim("parameters", update.node, "unproved", "the trainer's state shows no first moments")
+            yield Claim("parameters", update.node, "unproved", "the trainer's state has no first moments")
             return
         trained = list(known) if any(name.startswith("adapters/") for name in after) else names
         none, zero = [n for n in trained if n not in known], [n for n, there in known.items() if not there]
         parts = [
             f"{len(group)} {what}: {listed(modules(group), 4)}"
-            for group, what in ((none, "without any"), (zero, "zero"))
+            for group, what in ((none, "without a gradient"), (zero, "with a zero gradient"))
             if group
         ]
         yield judged(
             "parameters",
             update.node,
             not none and not zero,
-            ("every parameter that is trained has a gradient", "some parameters have no gradient"),
+            ("every trained parameter has a gradient", "some parameters have no gradient"),
             "; ".join(parts) or f"{len(known)} parameters",
             self.flow.place(update.node),
         )
 
     def frozen_logprobs(self, update: RecordedUpdate) -> dict[str, Tensor]:
-        """Log-probs of the rows by the models that are not trained."""
+        """Return log-probs of the rows by the models that are not trained."""
         names = [
             use.name
             for use in self.flow.graph.roles
@@ -250,7 +253,7 @@ class WeightsClaims:
         }
 
     def others(self, update: RecordedUpdate, before: Mapping[str, Tensor]) -> Iterator[Claim]:
-        """Models that are not trained stay as they are when others are."""
+        """Check that training one model does not change models that are not trained."""
         after = self.frozen_logprobs(update) if before else {}
         for role, logprobs in before.items():
             apart = float((after[role] - logprobs).abs().max())
@@ -259,22 +262,22 @@ class WeightsClaims:
                 role,
                 torch.equal(after[role], logprobs),
                 (
-                    f"it stays as it is when '{update.role}' is trained",
-                    f"it changes when '{update.role}' is trained",
+                    f"training '{update.role}' does not change it",
+                    f"training '{update.role}' changes it",
                 ),
-                f"log-probs apart by {apart:.3g}",
+                f"log-probs differ by {apart:.3g}",
                 self.flow.place(update.node),
             )
 
     def cuts(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
-        """A trainer gives equal gradients in small micro-batches, where it can be told their size."""
+        """Check that small micro-batches give the same gradient, if the trainer can change their size."""
         trainer = self.trainer(update.role)
         if update.role not in self.resizing:
             yield Claim(
                 "micro-batches",
                 update.node,
                 "unproved",
-                "the trainer cannot be told how many tokens a pass may have",
+                "the trainer cannot change the number of tokens per pass",
             )
             return
         before = self.do(lambda: trainer.resize_passes(MICRO))
@@ -289,22 +292,22 @@ class WeightsClaims:
             apart < 1e-3,
             (
                 "the gradient does not depend on micro-batches",
-                "the gradient depends on how rows are cut into micro-batches",
+                "the gradient depends on how rows are split into micro-batches",
             ),
-            f"apart by {apart:.3g} of its size",
+            f"difference {apart:.3g} of its size",
             self.flow.place(update.node),
         )
 
     def order(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
-        """A trainer gives equal gradients for the groups of rows in reverse order, in which other ranks
-        compute them."""
+        """Check that groups of rows in reverse order give the same gradient. Other ranks compute the rows
+        then."""
         slots = update.batch.axis.slots
         if not any(name.startswith("exp_avg/") for name in after) or int(slots.max()) == 0:
             yield Claim(
                 "row-order",
                 update.node,
                 "unproved",
-                "the trainer's state shows no first moments, or there is one group of rows",
+                "the trainer's state has no first moments, or the rows are a single group",
             )
             return
         turned = self.updated(update, start, update.batch.rows(torch.argsort(-slots, stable=True)))
@@ -314,16 +317,16 @@ class WeightsClaims:
             update.node,
             apart < 1e-3,
             (
-                "the gradient does not depend on the order of rows, nor on which rank has them",
-                "the gradient depends on the order of rows, or on which rank has them",
+                "the gradient does not depend on the order of rows or on their rank",
+                "the gradient depends on the order of rows, or on their rank",
             ),
-            f"apart by {apart:.3g} of its size",
+            f"difference {apart:.3g} of its size",
             self.flow.place(update.node),
         )
 
     def ranks(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
-        """Several ranks have the gradient of one process that has all rows. The process is this one, with a
-        trainer on its CPU."""
+        """Check that several ranks compute the same gradient as one process with all rows: this process, with
+        a trainer on its CPU."""
         if update.role not in self.alone:
             return
         size = sum(tensor.numel() for _, tensor in _weights(start))
@@ -332,7 +335,7 @@ class WeightsClaims:
                 "ranks",
                 update.node,
                 "unproved",
-                "the trainer's state shows no first moments, or is too large for one process",
+                "the trainer's state has no first moments, or is too large for one process",
             )
             return
         one = self.alone[update.role]()
@@ -344,23 +347,23 @@ class WeightsClaims:
             update.node,
             apart < (0.05 if self.short else 1e-3),
             (
-                "all ranks together have the gradient of one process",
-                "all ranks together have another gradient than one process that has all rows",
+                "all ranks together compute the same gradient as one process with all rows",
+                "all ranks together compute a different gradient than one process with all rows",
             ),
-            f"apart by {apart:.3g} of its size",
+            f"difference {apart:.3g} of its size",
             self.flow.place(update.node),
         )
 
     def again(self, other: RecordedUpdate, start: State, after: State) -> Claim:
-        """Other scores move the real weights otherwise."""
+        """Check that different scores move the real weights differently."""
         state = self.updated(other, start)
         apart, size = distance(after, state), distance(start, after)
         return judged(
             "weights-scores",
             other.node,
             apart > 1e-3 * size,
-            ("other scores move the weights otherwise", "other scores move the weights alike"),
-            f"apart by {apart / size if size else 0:.3g} of the step",
+            ("different scores move the weights differently", "different scores move the weights equally"),
+            f"difference {apart / size if size else 0:.3g} of the step",
             self.flow.place(other.node),
         )
 
@@ -368,8 +371,8 @@ class WeightsClaims:
     # --------------------------------------------------------------------------------------------------------
 
     def sampler(self, role: str) -> Iterator[Claim]:
-        """A known large change of the trainer's weights reaches what samples, by the run's own transfer; and
-        its temperature is applied."""
+        """Check that a large change of the trainer's weights reaches the sampler by the run's own transfer,
+        and that the sampler applies the temperature."""
         node = next(
             (node for node in self.flow.graph.nodes if node.role == role and node.op is Op.GENERATE), None
         )
@@ -382,10 +385,10 @@ class WeightsClaims:
                 role,
                 apart < self.close,
                 (
-                    f"the sampler's log-probs are the trainer's, at temperature {temperature:g}",
-                    f"the sampler's log-probs are not the trainer's, at temperature {temperature:g}",
+                    f"sampler and trainer give the same log-probs at temperature {temperature:g}",
+                    f"sampler and trainer give different log-probs at temperature {temperature:g}",
                 ),
-                f"apart by up to {apart:.3g}",
+                f"difference up to {apart:.3g}",
                 node.place if node else None,
             )
         before = self.logprobs(role, rows)
@@ -401,12 +404,13 @@ class WeightsClaims:
                 "a large change of weights reaches the sampler",
                 "a large change of weights does not reach the sampler",
             ),
-            f"log-probs changed by {changed:.3g} in the mean, sampler and trainer apart by {apart:.3g}",
+            f"log-probs changed by {changed:.3g} on average; sampler and trainer differ by {apart:.3g}",
             node.place if node else None,
         )
 
     def compared(self, role: str, temperature: float) -> tuple[Batch, float]:
-        """Rows sampled now, and the largest difference of their sampled log-probs from the trainer's."""
+        """Return newly sampled rows, and the largest difference between their sampled log-probs and the
+        trainer's."""
         sampling = Sampling(samples=2, max_tokens=self.flow.stage.longest, temperature=temperature)
         prompts = self.flow.stage.prompts
         rows = self.do(lambda: self.engine.gather(self.engine.sample(role, prompts, sampling, 17)))
@@ -420,33 +424,33 @@ class WeightsClaims:
         return rows, float(apart.max()) if len(apart) else 0.0
 
     def logprobs(self, role: str, rows: Batch) -> Tensor:
-        """Log-probs of rows by the trainer, [rows, T]."""
+        """Return log-probs of rows by the trainer, [rows, T]."""
         own = rows.select("prompt_tokens", "tokens", "temperature")
         return self.do(lambda: self.engine.gather(self.engine.forward(role, ("logprobs",), own)))["logprobs"]  # type: ignore[no-any-return]
 
 
 def only_rounding(node: str, push: Push, new: New) -> Claim | None:
-    """The claim in the place of those about the weights where their gradient is only rounding; None where it
-    is more."""
+    """Return the claim that replaces those about the weights if their gradient is only rounding; None
+    otherwise."""
     left, followed = push.felt(new)
     if followed > FELT:
         return None
     why = (
-        "rows with equal tokens are pushed up and down alike"
+        "rows with equal tokens are pushed up and down equally"
         if left <= FELT
-        else "the model is certain of each of their tokens"
+        else "the model is certain of every token"
     )
     return Claim(
         "weights",
         node,
         "unproved",
-        f"the gradient is only rounding, since {why}",
-        f"{followed:.1g} of the push on the rows is left",
+        f"the gradient is only rounding, because {why}",
+        f"{followed:.1g} of it is left after cancellation",
     )
 
 
 def copied(state: Mapping[str, Tensor]) -> State:
-    """A copy of a state in host memory."""
+    """Return a copy of a state in host memory."""
     return {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
 
 
@@ -457,15 +461,15 @@ def _weights(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 
 def distance(one: State, other: State) -> float:
-    """How far the weights of two states are apart, over the size of the first."""
+    """Return the distance between the weights of two states, relative to the size of the first."""
     apart = sum(float((tensor - other[name].double()).square().sum()) for name, tensor in _weights(one))
     size = sum(float(tensor.square().sum()) for _, tensor in _weights(one))
     return float((apart / size) ** 0.5) if size else 0.0
 
 
 def moments_apart(one: State, other: State) -> float:
-    """How far the first moments of two states are apart, over the size of the first: after one step they are
-    the gradient's."""
+    """Return the distance between the first moments of two states, relative to the size of the first. After
+    one step they are proportional to the gradient."""
     names = [name for name in one if name.startswith("exp_avg/")]
     apart = sum(float((one[name].double() - other[name].double()).square().sum()) for name in names)
     size = sum(float(one[name].double().square().sum()) for name in names)
@@ -473,8 +477,8 @@ def moments_apart(one: State, other: State) -> float:
 
 
 def shaken(state: State) -> State:
-    """The state with weights that are far from what they were: each matrix is moved by a fifth of its own
-    deviation."""
+    """Return the state with very different weights: each matrix is moved by noise of a fifth of its own
+    standard deviation."""
     chance, result = torch.Generator().manual_seed(5), copied(state)
     for name, tensor in result.items():
         if name.startswith(("parameters/", "adapters/")) and tensor.is_floating_point() and tensor.dim() >= 2:
@@ -484,5 +488,5 @@ def shaken(state: State) -> State:
 
 
 def modules(names: list[str]) -> list[str]:
-    """The modules that parameters belong to, each once."""
+    """Return the modules of the given parameters, each once."""
     return list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))

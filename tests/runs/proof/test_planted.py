@@ -114,9 +114,9 @@ def test_ranks_that_do_not_learn_together_are_named():
     )
     assert ended.returncode == 2, ended.stderr
     wrong = [line for line in ended.stdout.splitlines() if line.startswith("falsified")]
-    for role, others in (("actor", ["cut into micro-batches"]), ("critic", [])):
+    for role, others in (("actor", ["split into micro-batches"]), ("critic", [])):
         own = [line for line in wrong if f"{role}.update: " in line]
-        told = [*others, "which rank has them", "than one process that has all rows"]
+        told = [*others, "order of rows, or on their rank", "than one process with all rows"]
         assert len(own) == len(told)
         assert all(words in line for words, line in zip(told, own, strict=True))
     assert len(wrong) == 5

@@ -36,7 +36,7 @@ def test_a_reward_that_gives_no_row_a_score_is_named_with_the_reason():
         JudgedRows("reward", none, none, none), reasons={"judge/raised": "RuntimeError: no such judge"}
     )
     assert claim.verdict == "falsified"
-    assert "gives no row a score (3 rows; judge/raised: RuntimeError: no such judge)" in str(claim)
+    assert "it scores no row (3 rows; judge/raised: RuntimeError: no such judge)" in str(claim)
 
 
 def test_missing_scores_are_counted_beside_what_is_known():
@@ -46,7 +46,7 @@ def test_missing_scores_are_counted_beside_what_is_known():
         "judge/raised: no judge"
     )
     assert of_rows(JudgedRows("reward", SCORES[:3], SCORES[:3], SCORES[:3])).number.endswith(
-        "in another order"
+        "if the same rows are shuffled"
     )
 
 
@@ -60,7 +60,7 @@ def test_scores_differ_by_more_than_what_is_close(other, count):
 
 def test_equal_scores_that_are_not_0_show_nothing():
     claim = of_rows(JudgedRows("reward", torch.ones(3), torch.ones(3), torch.zeros(3)))
-    assert claim.sentence == "it pays all rows of the rehearsal the same"
+    assert claim.sentence == "it gives all rows of the dry run the same score"
 
 
 def test_each_call_of_a_reward_has_its_claim_with_its_line(grpo):

@@ -61,8 +61,8 @@ def test_a_copy_shares_no_memory():
     ("pushes", "logprob", "reason"),
     [
         ([1.0, 1.0], -1.0, None),
-        ([1.0, -1.0], -1.0, "rows with equal tokens are pushed up and down alike"),
-        ([1.0, 1.0], -1e-6, "the model is certain of each of their tokens"),
+        ([1.0, -1.0], -1.0, "rows with equal tokens are pushed up and down equally"),
+        ([1.0, 1.0], -1e-6, "the model is certain of every token"),
     ],
 )
 def test_of_a_gradient_that_is_only_rounding_nothing_is_said_but_why(pushes, logprob, reason):
@@ -73,7 +73,7 @@ def test_of_a_gradient_that_is_only_rounding_nothing_is_said_but_why(pushes, log
         New(logprobs=torch.full((2, 1), logprob)),
     )
     assert (claim and claim.verdict, claim and claim.sentence) == (
-        (None, None) if reason is None else ("unproved", f"the gradient is only rounding, since {reason}")
+        (None, None) if reason is None else ("unproved", f"the gradient is only rounding, because {reason}")
     )
 
 
