@@ -49,8 +49,8 @@ def no_backend(name: str) -> PlanError:
 
 
 def setting_problems(role: RoleConfig, types: Mapping[str, Any], known: Known) -> list[Problem]:
-    """Return the settings of a role that neither its trainer nor its generator has, and those with invalid
-    values.
+    """Return the unknown settings of a role, and those with invalid values. A setting is known if its trainer
+    or its generator has it.
 
     ``types``: name → annotation of its Settings class. `check` reads them from source files (``role_types``),
     a run from the classes. ``known``: other names of the flow, for suggestions.
@@ -90,7 +90,7 @@ def unfit_values(role: RoleConfig, types: Mapping[str, Any]) -> Iterator[Problem
 @functools.cache
 def setting_types(backend: str) -> Mapping[str, Any]:
     """Return the settings of a backend with their types, from its source: the fields of its classes named
-    …Settings, and those of other backends' classes that they extend.
+    …Settings, and of the backends' classes that these extend.
 
     The type is Any if the source alone does not determine it. Raises PlanError if the backend does not exist.
     """

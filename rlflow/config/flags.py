@@ -1,5 +1,5 @@
-"""Flags and configuration files as one flat mapping of dotted names to values, sorted by what each name
-belongs to."""
+"""Flags and configuration files as one flat mapping of dotted names to values, sorted into options, data
+settings, flow settings and role settings."""
 
 from __future__ import annotations
 
@@ -121,7 +121,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a nested mapping as a flat one of dotted names. Settings that can be repeated become tuples."""
+    """Return a nested mapping as a flat one with dotted names. Settings that can be repeated become
+    tuples."""
     values: dict[str, Any] = {}
     for key, value in table.items():
         name = ALIASES.get(dotted := f"{prefix}{key}".replace("-", "_"), dotted)
@@ -159,7 +160,8 @@ class RoleConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The complete configuration of a run, sorted by what each value belongs to."""
+    """The complete configuration of a run, sorted into options, data settings, flow settings and role
+    settings."""
 
     options: Options  # of the run itself
     # settings of the flow that are not at their defaults (--hp.NAME)
@@ -171,7 +173,7 @@ class RunConfig:
     # all of the above by flag, unparsed; a run records them
     values: Mapping[str, Any] = field(default_factory=dict)
     own: tuple[str, ...] = ()  # names of all settings of the flow
-    # call, such as actor.generate#2 → settings that replace those of the flow
+    # call, such as actor.generate#2 → settings that override the flow
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # rewards that only score a set of --eval; they are not in options.reward
     judges: tuple[str, ...] = ()
@@ -179,7 +181,7 @@ class RunConfig:
     environments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # services of the run; their URLs are filled into everything above except ``values``
     services: tuple[Service, ...] = ()
-    # service → address at which it listens; empty if no service is to be started
+    # service → its address; empty if services are not started
     places: Mapping[str, Address] = field(default_factory=dict)
 
     def role(self, name: str) -> RoleConfig:
@@ -197,8 +199,8 @@ class RunConfig:
 
     @property
     def tokenizer_folder(self) -> str | None:
-        """The folder whose tokenizer encodes the data: that of --model, otherwise of the first role with its
-        own model."""
+        """The folder whose tokenizer encodes the data: --model, otherwise the folder of the first role with
+        its own model."""
         return self.options.model or next(
             (role["model"] for role in self.roles.values() if "model" in role), None
         )
@@ -210,7 +212,7 @@ class RunConfig:
 
     @property
     def urls(self) -> dict[str, str]:
-        """The URL of each service by its name; empty if no service is to be started."""
+        """The URL of each service by its name; empty if services are not started."""
         return {name: place.url for name, place in self.places.items()}
 
     @property
@@ -226,13 +228,15 @@ def sort_values(
     urls: Callable[[Sequence[Service]], Mapping[str, str]] = nowhere,
     sampling: Callable[[], Sequence[str]] = no_sampling,
 ) -> RunConfig:
-    """Sort a flat mapping of names by what they belong to.
+    """Sort a flat mapping of values into options, data settings, flow settings and role settings.
 
     ``settings``: the flow's own, with defaults. ``urls``: returns the URLs of services by name. ``sampling``:
-    returns the roles that sample, for suggestions. The graph contains settings of the flow and of
-    environments as they are written, so these get their URLs later: in the environments' processes
-    (``from_environment``), or when stages are called. Raises PlanError for names that belong to nothing.
-    Names of backends' settings are checked once the backends are known (``setting_problems``).
+    returns the roles that sample, for suggestions.
+
+    URLs of services are filled in, except in settings that the graph contains: those of the flow and of
+    environments. These get their URLs in the environments' processes (``from_environment``), or when stages
+    are called. Raises PlanError for unknown names. Names of backends' settings are checked once the backends
+    are known (``setting_problems``).
     """
     written = values
     _check_texts(values)

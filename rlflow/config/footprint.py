@@ -62,7 +62,8 @@ def facts(folder: Path) -> ModelFacts:
 
 @lru_cache(maxsize=16)
 def _facts(folder: Path, files: tuple[tuple[str, int, int], ...]) -> ModelFacts:
-    """``files``: name, bytes and time of each file, so that a changed folder misses the cache."""
+    """``files``: name, bytes and time of each file. They are part of the cache's key: a changed folder is
+    read again."""
     return ModelFacts.of(folder)
 
 

@@ -42,7 +42,7 @@ class Options:
     reward_workers: Annotated[int, Ge(1)] | None = None
     # an environment variable that users' rewards and environments can read; repeatable
     reward_env: tuple[str, ...] = ()
-    # a folder in which users' rewards and environments may change files, / for all; repeatable
+    # a folder where users' rewards and environments may change files, / for all; repeatable
     reward_write: tuple[str, ...] = ()
     # whether users' rewards and environments may use the network and local sockets
     reward_network: bool = False
@@ -54,9 +54,9 @@ class Options:
     max_mismatch: Annotated[float, Gt(1)] = 1.05
     # weight check: compare a trainer and generator of different backends every N iterations; 0: never
     canary: Annotated[int, Ge(0)] = 1
-    # before the run, check that it learns from its rewards; warn: start the run whatever the result
+    # before the run, check that it learns from its rewards; warn: start it even if a check fails
     prove: Literal["auto", "quick", "strict", "warn", "off"] = "auto"
-    # stop after N iterations in a row in which an update could not take a finite step; 0: never
+    # stop after N iterations in a row in which some update takes no finite optimizer step; 0: never
     max_bad: Annotated[int, Ge(0)] = 3
     # serve the run's metrics to Prometheus on this port of the loopback address
     metrics_port: Annotated[int, Ge(1), Le(65535)] | None = None

@@ -33,7 +33,7 @@ def resolve_config(
     """Return the run's configuration and the flow's settings from keywords or flags.
 
     The values of the packaged task fill in missing ones, unless ``packaged_beneath`` is false. Secrets among
-    the values are registered, so that rlflow masks them in all later output. Raises PlanError.
+    the values are registered, and rlflow masks them in all later output. Raises PlanError.
     """
     if isinstance(hp, Mapping):
         values, hp = {**{f"hp.{name}": value for name, value in hp.items()}, **values}, None

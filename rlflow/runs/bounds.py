@@ -1,5 +1,5 @@
-"""Where the time of a run went: time and share of each node, the critical path, how busy queues were, and the
-lower bound that no schedule can beat."""
+"""Where the time of a run went: time and share of each node, the critical path, the load of queues, and a
+lower bound for any schedule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from rlflow.compiler.spans import Span, chain, critical_path, divided, flat, longest_path
 
-PATH = "the longest path"  # the bound if no queue has more work
+PATH = "the longest path"  # the bound, unless a queue has more work
 
 
 @dataclass
@@ -65,8 +65,8 @@ class TimeBounds:
 
 
 class RunTotals:
-    """Adds up iterations. ``room``: how many nodes each queue runs at once. ``staleness``: how many more
-    iterations are in progress next to the one that trains. ``within``: node → the node that it runs inside
+    """Adds up iterations. ``room``: how many nodes each queue runs at once. ``staleness``: how many
+    iterations are in progress in addition to the current one. ``within``: node → the node that it runs inside
     (``Plan.within``)."""
 
     def __init__(

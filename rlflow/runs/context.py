@@ -46,7 +46,7 @@ class Runtime:
     lanes: Lanes
     # returns the first message of each cause of missing scores
     reasons: Callable[[], Mapping[Cause, str]]
-    close: Callable[[], object]  # stops what was started for it
+    close: Callable[[], object]  # stops everything that was started for it
     ahead: Ahead | None = None  # samples later iterations, with --staleness above 0
     workers: Workers | None = None  # of pools, as recovery uses them
 
@@ -77,11 +77,11 @@ class RunContext:
     services: Services = field(default_factory=lambda: Services((), {}, {}, Path(), ""))
     # role that several ranks train → makes its trainer in this process
     alone: Mapping[str, Callable[[], Trainer]] = field(default_factory=dict)
-    unclaimed: str = ""  # why no accuracy is measured although held-out prompts exist
+    unclaimed: str = ""  # why accuracy is not measured although held-out prompts exist
     resizing: frozenset[str] = frozenset()  # roles whose trainers can change the number of tokens per pass
 
     def computing(self) -> AbstractContextManager[None]:
-        """A context in which models compute with all threads, and everything else with one."""
+        """A context that gives models all threads, and everything else one thread."""
         return all_for(self.executor.lanes, "model")
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ class RunResult:
     last: dict[str, float] = field(default_factory=dict)  # metrics of the last iteration
     skipped: int = 0  # iterations without rows to train on
     unclaimed: str = ""  # why no accuracy was measured although held-out prompts exist
-    unsaved: str = ""  # the state that could not be saved, and where it is instead; empty if all was saved
+    unsaved: str = ""  # the state that could not be saved, and its place instead; empty if all was saved
     shown: str = ""  # the folder, relative to where the run was started if it is below that folder
 
     def _repr_html_(self) -> str:
@@ -160,4 +160,4 @@ class LoopTotals:
     totals: RunTotals  # times of the nodes
     last: dict[str, float]  # metrics of the last iteration
     skipped: int  # iterations without rows to train on
-    bad: int  # iterations in a row in which an update could not take a step
+    bad: int  # iterations in a row in which some update took no step

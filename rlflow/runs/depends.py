@@ -1,5 +1,5 @@
-"""Find what a run depends on, before its models are loaded: model folders, rewards, modules, data, packages
-and the machine. On resume, compare it with the dependencies at the start of the run."""
+"""Find the dependencies of a run before its models are loaded: model folders, rewards, modules, data,
+packages and the machine. On resume, compare them with those at the start of the run."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ BY_KEY = (
     "adapter_config.json",
 )
 NO_MATTER = {"transformers_version", "_name_or_path"}  # keys of a config that only name its writer
-DATA = "data"  # name for a folder of which only the tokenizer is read
-LONG = 2000  # characters up to which a group of values is compared value by value
-LARGE = 1 << 30  # bytes; of a larger file only the size is compared
-SHORT = 200  # characters up to which a value is stored; a longer one is stored as its digest
+DATA = "data"  # name for a folder that is only read for its tokenizer
+LONG = 2000  # characters; a longer group of values is compared as one value
+LARGE = 1 << 30  # bytes; a larger file is compared by its size only
+SHORT = 200  # characters; a longer value is stored as its digest
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,8 @@ def _digest(data: bytes) -> str:
 
 
 def _code(sources: Sources, modules: Imports) -> Iterator[tuple[str, str]]:
-    """Python files outside the graph: rewards, environments, what they and the flow's file import from their
-    own folders, and backends that rlflow does not ship."""
+    """Python files outside the graph: rewards, environments and backends that rlflow does not ship, and the
+    imports of rewards, environments and the flow from their own folders."""
     if not sources.file.is_relative_to(algorithms_folder().resolve()):
         yield from _imported(f"flow {sources.file.name}", sources.file, "", modules)
     for name, spec in sources.rewards.items():
@@ -319,7 +319,7 @@ def other_inputs(folder: Path, reporter: Reporter, graph: Graph, dependencies: D
 def compare_inputs(
     before: Identity, dependencies: Dependencies, reporter: Reporter
 ) -> tuple[Dependencies, list[Change]]:
-    """Return the dependencies with the digests that are known, and what has changed since ``before``. Raises
+    """Return the dependencies with the digests that are known, and the changes since ``before``. Raises
     PlanError if weights cannot be read."""
     for change in differences(before.told, dependencies.identity.told):
         reporter.note(f"changed since the run was started: {change}; numbers may differ from here on")

@@ -1,4 +1,4 @@
-"""Save a run in another folder if its own cannot store its state, so that the training is not lost."""
+"""Save a run in another folder if its own cannot store its state. Otherwise the training would be lost."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Evaluation on held-out prompts, with the same prompts and the same random seeds each time, so that two
-results differ only by the weights."""
+"""Evaluation on held-out prompts. Prompts and random seeds are the same each time, so two results differ only
+by the weights."""
 
 from __future__ import annotations
 
@@ -353,8 +353,8 @@ def shown(accuracy: Accuracy) -> dict[Figure, float]:
 
 
 def of_source(name: str, role: str = "") -> Figure:
-    """Return the metric for a share that ``by_source`` has named. Metric names have no slash, so the part
-    after the first slash is the source."""
+    """Return the metric for a share that ``by_source`` has named. The part after the first slash is the
+    source, because metric names contain no slash."""
     figure, _, source = name.partition("/")
     return Figure(Of.EVALUATION, figure, role=role, part=source)
 

@@ -1,5 +1,5 @@
-"""`rlflow eval`: evaluate a run at one of its checkpoints, in the same way as the run itself, or evaluate a
-model folder."""
+"""`rlflow eval`: evaluate a run at one of its checkpoints, as the run does itself, or evaluate a model
+folder."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ def evaluate_run(
 
 
 def without_sets(saved: Mapping[str, Any], names_of_sets: Collection[str]) -> dict[str, Any]:
-    """Return the values of a run without those of its sets that are not in ``names_of_sets``: their fields,
-    and the rewards that score them."""
+    """Return the values of a run without its sets that are missing in ``names_of_sets``: without their
+    fields, and without the rewards that score them."""
     dropped = [name for name in evaluation_names(saved.get("eval") or ()) if name not in names_of_sets]
     values = {
         name: value
@@ -152,8 +152,8 @@ def without_sets(saved: Mapping[str, Any], names_of_sets: Collection[str]) -> di
 
 
 def with_rewards(saved: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with rewards that score only sets. A reward without a set scores each set that has no
-    reward of its own; the rewards of the run stay. ``saved``: values of the run."""
+    """Return the values with rewards that score only sets. A reward without a set scores each set that lacks
+    its own reward; the rewards of the run stay. ``saved``: values of the run."""
     if not values.get("reward"):
         return dict(values)
     sets = evaluation_names(values.get("eval") or saved.get("eval") or ())
@@ -204,7 +204,7 @@ def checkpoint_of(folder: Path, iteration: int) -> Loaded:
 def _measured(
     context: RunContext, model: Path, iteration: int | None, out: Path, name: str, reporter: Reporter
 ) -> Evaluated:
-    """Evaluate, write the answers, and stop what was started."""
+    """Evaluate, write the answers, and stop everything that was started."""
     try:
         if context.evaluation is None:
             raise PlanError.of(

@@ -35,7 +35,7 @@ class Guard:
 
     def __init__(self, options: Options, reasons: Callable[[], Mapping[Cause, str]]) -> None:
         self.options, self.reasons = options, reasons
-        self.bad = 0  # iterations in a row in which an update could not take a step
+        self.bad = 0  # iterations in a row in which some update took no step
         self._merged: set[str] = set()  # updates with a warning about merged adapters
         self._known: set[Cause] = set()  # causes of missing rewards that were reported
 
@@ -78,8 +78,8 @@ class Guard:
             )
 
     def merge_warnings(self, figures: Mapping[Figure, float]) -> Iterator[str]:
-        """Yield a warning, once per update, if merging its adapters loses more than half of what they have
-        learned."""
+        """Yield a warning, once per update, if merging loses more than half of an adapter's learned
+        change."""
         for figure, share in figures.items():
             if (
                 figure.of is Of.UPDATE
@@ -89,9 +89,9 @@ class Guard:
             ):
                 self._merged.add(figure.node)
                 yield (
-                    f"{figure.node}: rows are sampled with adapters merged into weights of fewer bits, which "
-                    f"changes what the adapters have learned by {share:.0%} of its size. The share falls as "
-                    "they learn more; --dtype float32 or a larger --lr is more exact. final/ has the merged "
+                    f"{figure.node}: rows are sampled with adapters merged into weights of fewer bits. The "
+                    f"rounding is {share:.0%} of the change that the adapters have learned; the share falls as "
+                    "they learn more. --dtype float32 or a larger --lr is more exact. final/ has the merged "
                     "weights in float32, and the adapters (this is reported once; the metric continues)"
                 )
 
@@ -116,8 +116,8 @@ class Guard:
 
 
 def _of_gradient(column: str, largest: float) -> str:
-    """A reason why no step is finite although every row is. ``largest``: the largest absolute number in a
-    column."""
+    """The reason why no step is finite although all rows are finite. ``largest``: the largest absolute number
+    in a column."""
     if largest <= OVERFLOWS:
         return "none; the gradient is not finite"
     return (
@@ -148,7 +148,7 @@ def _rate(figures: Mapping[Figure, float]) -> float:
     )
 
 
-HALF = 0.5  # of what adapters have learned
+HALF = 0.5  # of the change that adapters have learned
 OVERFLOWS = 1e18  # the squares of larger numbers overflow float32
 # the cause of missing rewards if the user's function raised; it prints the traceback
 RAISED = "raised"
@@ -205,7 +205,7 @@ class Canary:
 
     def __call__(self, iteration: int) -> dict[Figure, float]:
         """Return metrics of each role: the largest and the mean difference of a token's log-prob, and the
-        mean factor between its probabilities. Empty if no check is due."""
+        mean factor between its probabilities. Empty unless a check is due."""
         if self.every == 0 or iteration % self.every:
             return {}
         metrics: dict[Figure, float] = {}
@@ -226,7 +226,8 @@ class Canary:
 
 
 def canary(roles: Roles, engine: Engine, data: Dataset, options: Options) -> Canary | None:
-    """Return the weight check of a run; None without roles to compare, or if no prompt has two tokens."""
+    """Return the weight check of a run; None without roles to compare, or if all prompts are shorter than two
+    tokens."""
     names = tuple(name for name, role in roles.items() if has_canary(role, options))
     if not names:
         return None

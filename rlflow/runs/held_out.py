@@ -144,7 +144,7 @@ def evaluations(
 
 
 def flow_evaluation(executor: Executor, plan: Plan, held_out: Dataset) -> FlowEvaluation | None:
-    """Return the flow's own evaluation; None if it has none, or if no prompts are held out."""
+    """Return the flow's own evaluation; None without one, and without held-out prompts."""
     if plan.evaluation is None or not len(held_out):
         return None
     return FlowEvaluation(executor, plan.evaluation, questions(held_out))

@@ -1,5 +1,5 @@
 """A run's identity: the model files, data, code, packages and machine that its numbers depend on, in addition
-to its settings and its graph. Each part has a name, so that `rlflow resume` can report what changed.
+to its settings and its graph. Each part has a name, which `rlflow resume` prints if the part changed.
 
 Digests of weights are computed in a thread while the run starts.
 """

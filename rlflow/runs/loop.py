@@ -61,8 +61,8 @@ class Between:
 
 
 def took_steps(figures: Mapping[Figure, float]) -> bool:
-    """True if an iteration's updates changed weights, or may have: an update that reports no steps counts as
-    one that did."""
+    """True if an iteration's updates changed weights. An update that does not report its steps is assumed to
+    have changed them."""
     steps = [value for figure, value in figures.items() if figure.of is Of.UPDATE and figure.name == "steps"]
     return not steps or any(steps)
 
@@ -116,7 +116,7 @@ class Loop:
         # the newest state between two iterations that the models still have
         self.between: Between | None = None
         self.lost = ""  # why the newest complete iteration cannot be saved after an error
-        self.taken = 0  # the iteration of the newest checkpoint, or the one with which the run began
+        self.taken = 0  # the iteration of the newest checkpoint, otherwise the iteration at the start
         # with --commit-every, the in-memory checkpoint of a run in one process
         self.copy: MemoryCopy | None = None
         self.recovery = Recovery(
@@ -148,8 +148,8 @@ class Loop:
         )
 
     def to_the_end(self, first: int) -> tuple[Accuracy | None, list[dict[str, str]]]:
-        """Run from iteration ``first`` to the end: the first iteration, or the one that recovery restarted
-        from.
+        """Run from iteration ``first`` to the end: the first iteration, or the iteration that recovery
+        restarted from.
 
         Returns the accuracy of the last weights, and held-out prompts with the answers of the first and the
         last weights.

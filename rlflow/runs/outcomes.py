@@ -44,8 +44,8 @@ def step(name: str, role: str = "") -> Figure:
 def funnel_metrics(
     account: Account, graph: Graph, health: Mapping[Figure, float], roles: Collection[str] = ()
 ) -> dict[Figure, float]:
-    """Return the funnel of an iteration from its row accounting and its health metrics. ``roles``: those with
-    their own funnel, if several trained roles sample."""
+    """Return the funnel of an iteration from its row accounting and its health metrics. ``roles``: the roles
+    with their own funnel, if several trained roles sample."""
     nodes = {node.name: node for node in all_nodes(graph.nodes)}
     funnel: dict[Figure, float] = {}
     for role in roles or ("",):
@@ -61,7 +61,7 @@ def funnel_metrics(
 
 
 def without_funnel(health: Mapping[Figure, float]) -> dict[Figure, float]:
-    """Return the health metrics without those of the funnel."""
+    """Return the health metrics that are not part of the funnel."""
     steps = {step(name).name for name in MEASURED}
     return {
         figure: value
@@ -184,8 +184,8 @@ def repeated_figures(prompts: Sequence[Answers]) -> dict[str, float]:
     """Return mean@n, pass@k for powers of two up to n, and maj@k for those from 2 on, of prompts with n
     answers each.
 
-    mean@n is the mean of the scores without missing ones. It is omitted if all are missing, and maj@k is
-    omitted if no answer has a vote.
+    mean@n is the mean of the scores without missing ones. It is omitted if all are missing. maj@k is omitted
+    if all answers are without a vote.
     """
     count = len(prompts[0].scores)
     scores = [score for answers in prompts for score in answers.scores if not math.isnan(score)]
@@ -211,8 +211,8 @@ def powers_of_two(most: int) -> list[int]:
 
 
 def pass_at(samples: int, right: int, k: int) -> float:
-    """Return the probability that at least one of k answers is right, if k are drawn without replacement from
-    ``samples`` answers with ``right`` right ones.
+    """Return the probability that at least one of k answers is right. They are drawn without replacement from
+    ``samples`` answers, ``right`` of them right.
 
     This is the unbiased estimate of Chen et al., "Evaluating Large Language Models Trained on Code", 2021,
     equation 1.

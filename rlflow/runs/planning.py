@@ -1,4 +1,5 @@
-"""Plan a run: where its roles run, and what an iteration does. `plan`, `run` and `resume` each use it once.
+"""Plan a run: the place of its roles, and the steps of an iteration. `plan`, `run` and `resume` each use it
+once.
 
 It starts nothing, loads no model and opens no data. A run needs two steps: ``place_roles`` before its data
 are open, ``make_plan`` after, because only the data decide whether held-out records can be scored.
@@ -104,7 +105,7 @@ def _lone_stages(graph: Graph, halves: Mapping[tuple[str, str], Parallel]) -> It
                 "weights",
                 node.place,
                 found="dispatch=RANK0",
-                expected="dispatch=DP_COMPUTE or dispatch=ALL, so that all ranks take part",
+                expected="dispatch=DP_COMPUTE or dispatch=ALL, in which all ranks take part",
                 remedy="write dispatch=ALL or DP_COMPUTE, or use a trainer that holds all weights on each "
                 "rank",
             )
@@ -131,7 +132,7 @@ def _lone_changes(graph: Graph, placement: Placement | None) -> Iterator[Problem
                 f"{placement.pools[pool]} ranks of pool '{pool}'",
                 node.place,
                 found=f"dispatch={node.dispatch}, pure=False",
-                expected="dispatch=ALL, so that each rank does the same",
+                expected="dispatch=ALL: each rank does the same",
                 remedy=f"write dispatch=ALL, or --pools {pool}=1",
             )
 
@@ -284,9 +285,9 @@ def place_roles(
 def problems_before_backends(
     graph: Graph, options: Options, values: Callable[[str], Mapping[str, Any]]
 ) -> Iterator[Problem]:
-    """Yield the reasons for which ``place_roles`` refuses a configuration, as far as they are known before a
-    backend is loaded: too many rows, pools, and a staleness that the pools do not allow. ``values``: name of
-    a role → values of its flags."""
+    """Yield the problems of a configuration that ``place_roles`` can find before a backend is loaded: too
+    many rows, pools, and a staleness that the pools do not allow. ``values``: name of a role → values of its
+    flags."""
     yield from too_many_rows(Sizes.of(graph, Assumed(options.prompts)))
     placement = None
     if options.pools:

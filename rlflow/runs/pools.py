@@ -46,7 +46,7 @@ class WorkerSetups:
     program: Program
     config: RunConfig
     data: Judged
-    options: TraceOptions  # with which the program was traced
+    options: TraceOptions  # of the program's trace
     updates: Mapping[str, int]  # role → optimizer steps over the run
 
     def of_pools(
@@ -56,7 +56,7 @@ class WorkerSetups:
         rendezvous_points: Mapping[str, str],
         residency: Iterable[MemorySchedule] = (),
     ) -> dict[str, list[Setup]]:
-        """Return the setup of each rank of each pool. ``rendezvous_points``: pool → file or address at which
+        """Return the setup of each rank of each pool. ``rendezvous_points``: pool → the file or address where
         its ranks meet."""
         program, schedules = self.program, {schedule.pool: schedule for schedule in residency}
         source, shape = (
@@ -110,8 +110,8 @@ def threads_of_rank(options: Options, placement: Placement) -> int:
 
 
 def in_threads(plan: Plan, options: Options, setups: WorkerSetups, inputs: EngineInputs) -> Runtime:
-    """Load the models of pools whose ranks are threads of this process. Raises PlanError after stopping what
-    was started."""
+    """Load the models of pools whose ranks are threads of this process. If it raises PlanError, everything
+    that it started is stopped."""
     placement = plan.placement
     assert placement is not None
     with ExitStack() as started:
@@ -131,8 +131,8 @@ def runtime(
     pools: Mapping[str, Pool[Worker]],
     started: ExitStack,
 ) -> Runtime:
-    """Make the runtime of a run from pools that are up. ``started``: stops what was started; the runtime
-    takes it over."""
+    """Make the runtime of a run from pools that are up. ``started``: stops everything that was started; the
+    runtime takes it over."""
     engine = engine_of(plan, options, inputs, pools)
     lanes = Lanes(room_of(plan.placement))
     started.callback(lanes.close)
@@ -142,7 +142,7 @@ def runtime(
             plan, engine, lanes, inputs.prompts, options.staleness, options.iterations, options.prompts
         )
         started.callback(ahead.close)
-    started.callback(fleet.unwatch)  # first: lanes may be waiting for workers
+    started.callback(fleet.unwatch)  # runs first at the end: queues may be waiting for workers
     workers = Workers(fleet, engine, plan.graph.changed_roles, ahead)
     return Runtime(plan, engine, lanes, lambda: reasons(pools), started.pop_all().close, ahead, workers)
 

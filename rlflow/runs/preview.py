@@ -39,8 +39,9 @@ from rlflow.runs.run import run
 
 
 def preview(flow: Flow, hp: Any, config: RunConfig, options: TraceOptions) -> Explanation:
-    """Explain what a run of the flow would do. ``options``: the part of the flags that shapes the graph.
-    Raises FlowError and PlanError for everything that a run would refuse, and for flags without an effect."""
+    """Explain the run that a flow and its configuration would give. ``options``: the part of the flags that
+    shapes the graph. Raises FlowError and PlanError for everything that a run would refuse, and for flags
+    without an effect."""
     report = check(flow, hp, options, with_variants=False)
     if report.program is None or not report.ok:
         raise FlowError(*report.errors)

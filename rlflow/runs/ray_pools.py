@@ -34,7 +34,7 @@ def on_ray(
     note: Callable[[str], None],
 ) -> Runtime:
     """Start the pools of ``--pools`` on Ray and load the models there. This takes seconds or minutes;
-    ``note`` reports progress. Raises PlanError after stopping what was started."""
+    ``note`` reports progress. If it raises PlanError, everything that it started is stopped."""
     options, began = placed.options, time.monotonic()
     with ExitStack() as started:
         folder = launch.run_folder(watchdog.name, options.ray_address)

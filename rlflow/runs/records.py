@@ -126,7 +126,7 @@ class Timeline:
 
 
 TRAFFIC = "traffic.jsonl"
-# written first, so that every later line can start with a comma
+# written first; then every later line can start with a comma
 FIRST_EVENT = {"name": "process_labels", "ph": "M", "pid": 1, "args": {"labels": "rlflow"}}
 
 
@@ -167,7 +167,7 @@ class Records:
         return Log(self.folder / name, self._failing(name), before(start, evaluated, self.named.table))
 
     def back_to(self, iteration: int) -> None:
-        """Drop what was written for an iteration and later ones, because they are repeated."""
+        """Drop the lines of an iteration and of later ones, because these iterations are repeated."""
         for log in (self._metrics, self._samples, self._fates, self._traffic):
             log.keep_only(before(iteration, table=self.named.table))
         self._timeline.keep_only(lambda line: of_event(line) < iteration)
@@ -184,8 +184,7 @@ class Records:
         return values
 
     def samples(self, iteration: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write lines of sampled rows. Columns are sorted, so that their order is the same in every
-        process."""
+        """Write lines of sampled rows. Columns are sorted, because their order differs between processes."""
         self._samples.add(
             "".join(json.dumps({"iteration": iteration, **dict(sorted(row.items()))}) + "\n" for row in rows)
         )
@@ -254,7 +253,7 @@ class Records:
             log.flush()
 
     def close(self) -> None:
-        """Write what is left and close all files."""
+        """Write the remaining lines and close all files."""
         if self._events:
             self._timeline.add("]\n")
         for log in (self._metrics, self._samples, self._fates, self._traffic, self._timeline):
@@ -271,7 +270,7 @@ class Records:
 
 def before(start: int, evaluated: bool = True, table: Mapping[str, Figure] = MappingProxyType({})) -> Keep:
     """Return a filter that keeps lines from before an iteration. Unparseable lines are kept. ``table``:
-    metric names → what they measure."""
+    metric name → its figure."""
 
     def keep(line: bytes) -> bool:
         values = as_object(line) or {}
@@ -290,7 +289,7 @@ def nothing(line: bytes) -> bool:
 
 
 def of_event(line: bytes) -> int:
-    """Return the iteration of a line of the timeline; -1 if it has none."""
+    """Return the iteration of a line of the timeline; -1 without an iteration."""
     args = (as_object(line.strip(b"[,\n")) or {}).get("args")
     number = args.get("iteration") if isinstance(args, dict) else None
     return number if isinstance(number, int) else -1

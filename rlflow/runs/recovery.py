@@ -54,7 +54,7 @@ class Workers(Protocol):
         processes cannot be stopped."""
 
     def lost(self) -> str | None:
-        """Return a description of a loss after which no pool can be restarted; None without one."""
+        """Return a description of a loss that rules out restarting a pool; None without one."""
 
     def restart(self, death: Any) -> list[str]:
         """Restart what died. Returns the names of the restarted pools."""
@@ -70,7 +70,7 @@ class Workers(Protocol):
 class DriverState(Generic[S]):
     """The run's own state outside the workers, and how to restore it."""
 
-    capture: Callable[[], S]  # a copy of the state as it is now
+    capture: Callable[[], S]  # returns a copy of the current state
     rewind: Callable[[S], object]  # put back the stream of prompts, before workers are restored
     replay: Callable[[int, S], object]  # forget an iteration and all later ones; they are repeated
 

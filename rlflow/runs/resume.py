@@ -398,12 +398,14 @@ def restore_checkpoint(loaded: Loaded, context: RunContext, reporter: Reporter) 
 def _something_left(
     folder: Path, name: str, start: RunStart, context: RunContext, reporter: Reporter
 ) -> None:
-    """Raise PlanError if the run has finished. A run that was stopped between its last iteration and its
-    final models has not."""
+    """Raise PlanError if the run has finished. A run without its final models has not, even if it was stopped
+    after its last iteration."""
     iterations = context.options.iterations
     if start.iteration != iterations or final.finished(folder, iterations, state.trained(context)):
         return _iterations_left(name, start, iterations)
-    reporter.note("all iterations are done; the run now finishes its last evaluation and final models")
+    reporter.note(
+        "all iterations are done; the run now makes its last evaluation and writes its final models"
+    )
 
 
 def _iterations_left(name: str, start: RunStart, iterations: int) -> None:

@@ -1,5 +1,5 @@
-"""``rlflow.run`` starts a run. With ``--resume auto`` it resumes the run of that name if it exists, so that a
-job scheduler can repeat the same command."""
+"""``rlflow.run`` starts a run. With ``--resume auto`` it resumes the run of that name if it exists, which
+lets a job scheduler repeat one command."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def start_or_resume(
 
 
 def _changed(folder: Path, flow: Flow, hp: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags that differ from those of the run in the folder. Raises PlanError if that run is of
+    """Return the flags with other values than in the run of the folder. Raises PlanError if that run uses
     another algorithm, or if a flag is missing that the run cannot continue without."""
     saved = read_settings(folder)
     if saved["flow"] != flow.name:

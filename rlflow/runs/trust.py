@@ -35,7 +35,7 @@ class Imports:
     """The files and modules that a file imports."""
 
     files: set[Path] = field(default_factory=set)  # in its own folder
-    # top-level modules from elsewhere, without those of Python's standard library
+    # top-level modules from elsewhere, except Python's standard library
     outside: set[str] = field(default_factory=set)
 
 
@@ -67,7 +67,7 @@ def root_of(file: Path, module: str = "") -> Path:
 
 
 def _base(path: Path, root: Path, level: int) -> Path:
-    """The folder in which a name is looked up: leading dots go up from the file's own package."""
+    """The folder for looking up a name: leading dots go up from the file's own package."""
     return path.parents[level - 1] if level else root
 
 
@@ -109,7 +109,7 @@ def meaning(file: Path) -> str:
 FILE_DIGEST = "file_sha256"  # key of settings.json: digest of the flow's file at the start of the run
 REWARDS, ENVIRONMENTS = ("reward",), ("env",)  # settings of the run or of a role that may name Python files
 SERVE = ["rlflow", "serve"]
-BACKENDS = ("backend", "trainer", "generator")  # likewise
+BACKENDS = ("backend", "trainer", "generator")  # settings that may name Python modules
 
 
 @dataclass(frozen=True)
@@ -196,8 +196,8 @@ def named_files(saved: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator
 
 
 def _module_files(name: str, folder: Path) -> Iterator[Path]:
-    """The files from which a module would be imported; none if Python finds it without this run. A package is
-    named by its ``__init__``."""
+    """The files that Python would import a module from; none if Python finds it without this run. A package
+    is named by its ``__init__``."""
     here = ("", os.getcwd(), str(folder))
     top = name.partition(".")[0]
     for places, own in (

@@ -23,8 +23,8 @@ def backend(name: str) -> Any:
 
 
 def keep_whole_products(device: str, dtype: str) -> None:
-    """Turn TF32 off for float32 on a GPU, whatever the environment or a library has set: TF32 would keep only
-    ten bits of each factor."""
+    """Turn TF32 off for float32 on a GPU, because it keeps only ten bits of each factor. This overrides the
+    environment and libraries."""
     if device == "cuda" and dtype == "float32":
         torch.set_float32_matmul_precision("highest")
 

@@ -52,7 +52,7 @@ class BoundRole:
     """A model role with its folder, backends and settings."""
 
     use: RoleUse  # how the flow uses it
-    config: RoleConfig  # its settings as they were written
+    config: RoleConfig  # its settings, unparsed
     folder: Path | None  # of the model; None if its backends do not need one
     needs: Halves
     variables: Mapping[str, Any]  # of the model's chat template, in addition to messages
@@ -99,7 +99,7 @@ def bind_roles(graph: Graph, config: RunConfig) -> dict[str, BoundRole]:
 
 
 def temperature_problems(graph: Graph, roles: Roles) -> Iterator[Problem]:
-    """Yield a problem for each temperature at which a role's generator cannot sample. If a stage computes the
+    """Yield a problem for each temperature that a role's generator does not support. If a stage computes the
     temperature, the generator checks it itself."""
     for node in used_nodes(graph):
         temperature = node.settings.temperature if isinstance(node.settings, GenerateOptions) else None
@@ -208,8 +208,8 @@ def class_types(kinds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def capabilities(kind: Any, chosen: Any, device: str) -> Capabilities:
-    """Return what a backend's class can do with these settings. Without a method ``capabilities``, it can do
-    only what its protocol requires. Raises PlanError if the method returns something else."""
+    """Return the capabilities of a backend's class with these settings. Without a method ``capabilities``, it
+    can do only what its protocol requires. Raises PlanError if the method returns something else."""
     try:
         can: object = kind.capabilities(chosen, device) if isinstance(kind, Declares) else Capabilities()
     except TypeError as error:  # for example, the method is not a class method
@@ -226,7 +226,7 @@ def capabilities(kind: Any, chosen: Any, device: str) -> Capabilities:
 
 
 def usual(name: str, half: str) -> Capabilities:
-    """Return what one side of a backend can do on a CPU with its default settings."""
+    """Return the capabilities of one side of a backend on a CPU with its default settings."""
     kind = half_class(name, half)
     return Capabilities() if kind is None else capabilities(kind, kind.Settings(), "cpu")
 
@@ -248,7 +248,7 @@ def folders(roles: Iterable[BoundRole]) -> Iterator[Path]:
 
 
 def _folder(config: RoleConfig, model: str | None) -> Path | None:
-    """The absolute folder of a role's model, its own or that of ``--model``; None if its backends do not need
+    """The absolute folder of a role's model: its own, otherwise ``--model``; None if its backends do not need
     one. Raises PlanError if it is missing or contains no model."""
     text = config.values.get("model") or model
     if text is None:

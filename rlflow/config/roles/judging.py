@@ -19,7 +19,7 @@ from rlflow.rewards.reward import Reward, submit_all
 from rlflow.rewards.reward_spec import RewardSpec
 from rlflow.rewards.scorers import BUILT_IN
 
-SAMPLED = ("completion", "finish")  # columns of a sampled answer, in addition to those of its prompt
+SAMPLED = ("completion", "finish")  # columns of a sampled answer, in addition to its prompt's columns
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class HeldOutJudge:
     model."""
 
     dtype: torch.dtype
-    # by source of data, or one with an empty name; empty if the environment itself scores its episodes
+    # by source of data, a single source under ""; empty if the environment itself scores its episodes
     rewards: Mapping[str, Reward]
 
     @staticmethod
@@ -62,7 +62,7 @@ class HeldOutJudge:
             source: [row for row, name in enumerate(sources) if name == source]
             for source in dict.fromkeys(sources)
         }
-        # submit all sources first, so that they run at the same time
+        # submit all sources first: they then run at the same time
         asked = {
             source: submit_all([self.rewards[source]], batch.rows(index)) for source, index in rows.items()
         }

@@ -69,16 +69,16 @@ def make_models(
 
 
 def ends(role: BoundRole) -> tuple[int, ...]:
-    """Return the tokens at which a role's rows end; () if it does not sample, or if its backend needs no
+    """Return the tokens that end a role's rows; () if it does not sample, or if its backend needs no
     model."""
     samples = role.needs.generator and role.generator.backend != "null"
     return ends_of(role.folder, role.variables).ids if samples and role.folder is not None else ()
 
 
 def trainer_alone(role: BoundRole, options: Options, updates: int) -> Trainer:
-    """Make a trainer of the role's weights in this process, whichever ranks train them. It uses the backend
-    `local` on the CPU, with the role's settings that this backend has. The results of several ranks must
-    agree with it. ``updates``: as for ``make_models``."""
+    """Make a trainer of the role's weights in this process, even if other ranks train them. It uses the
+    backend `local` on the CPU, with the role's settings that this backend has. The results of several ranks
+    must agree with it. ``updates``: as for ``make_models``."""
     kind, use = backend("local").Trainer, role.use
     settings = {
         name: value for name, value in vars(role.trainer.settings).items() if name in fields(kind.Settings)

@@ -81,7 +81,7 @@ def _limits(roles: Roles, rewards: Iterable[str]) -> Iterator[tuple[int, str]]:
 
 
 def boundaries(folder: Path | None) -> list[Boundary]:
-    """Return the row lengths at which a model's rotary frequencies change; empty for most models."""
+    """Return the row lengths that change a model's rotary frequencies; empty for most models."""
     try:
         return (
             list(pretrained.length_boundaries(pretrained.read_config(folder)).values())

@@ -29,11 +29,11 @@ def reply_problems(
     chat: bool = True,
     variables: Variables = NONE,
 ) -> Iterator[Problem]:
-    """Yield problems of model folders: files that disagree about the tokens that end a reply, templates in
-    which no turn can follow a reply, and tokenizers that cannot encode the text of an environment or an
+    """Yield problems of model folders: files that disagree about the tokens at the end of a reply, templates
+    that cannot continue after a reply, and tokenizers that cannot encode the text of an environment or an
     `ask`.
 
-    ``default``: the folder whose tokenizer encodes the data. ``own``: folders of roles with another one.
+    ``default``: the folder whose tokenizer encodes the data. ``own``: role → its folder, if it names one.
     ``specs``: environments. ``chat``: whether text is formatted by a chat template, if there is one.
     ``variables``: of the template, in addition to messages.
     """

@@ -134,7 +134,8 @@ class Weighted:
         return sums, metrics
 
     def _of_part(self, reward: str, scores: Scores, several: bool) -> dict[Label, PartialMetric]:
-        """The metrics of one reward. ``several``: whether its mean differs from that of the sum."""
+        """The metrics of one reward. ``several``: its mean differs from the mean of the sum, because there
+        are other rewards."""
         self.reasons.update({Cause(cause, reward): message for cause, message in scores.first.items()})
         metrics: dict[Label, PartialMetric] = {
             Figure(Of.MISSING, cause, part=reward): PartialMetric.sum(count)
@@ -199,7 +200,7 @@ class RewardNames:
     sources: tuple[str, ...] = ()  # names of the sources of data
     # held-out set of --eval → the reward for this set only
     judges: Mapping[str, RewardSpec] = field(default_factory=dict)
-    made_up: bool = False  # the null backend makes up scores, and no reward is used
+    made_up: bool = False  # the null backend makes up scores, without any reward
     # role of ``*rewards`` → its position in ``named``
     places: Mapping[str, int] = field(default_factory=dict)
 
@@ -391,7 +392,7 @@ class Rewards:
         return {cause: message for scorer in self._bound for cause, message in scorer.reasons.items()}
 
     def judge(self) -> HeldOutJudge | None:
-        """Return the judge of answers to prompts held out of the data; None if a source has none.
+        """Return the judge of answers to prompts held out of the data; None if a source does not have one.
 
         It is the reward ``math`` or ``task`` if named, otherwise the data's own scorer, otherwise the first
         reward that is a function or a server: a reward for style does not check correctness. Each of several

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def with_tools_of(specs: Specs) -> EnvironmentSpec | None:
-    """Return the environment whose tools the prompts of the data list; None if no environment has tools."""
+    """Return the environment whose tools the prompts of the data list; None without tools."""
     return next((spec for spec in specs.values() if spec.tools), None)
 
 
@@ -66,11 +66,11 @@ def template_problems(
     specs: Specs,
     variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[Problem]:
-    """Yield problems of model folders of roles whose environments have tools, from the folders' files; no
-    tokenizer is loaded.
+    """Yield problems of the model folders of roles whose environments have tools. Only files are read;
+    tokenizers are not loaded.
 
-    A run finds the same problems when it opens its data. ``default``: the folder whose tokenizer encodes the
-    data. ``own``: folders of roles with another one. ``variables``: of the chat template.
+    A run finds the same problems later, with its data. ``default``: the folder whose tokenizer encodes the
+    data. ``own``: role → its folder, if it names one. ``variables``: of the chat template.
     """
     for role, spec in by_role(specs, graph).items():
         for folder in dict.fromkeys(filter(None, (default, own.get(role)))) if spec.tools else ():

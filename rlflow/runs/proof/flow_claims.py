@@ -30,7 +30,7 @@ from rlflow.runs.proof.rehearsal import (
 from rlflow.training.objective import New
 
 SETS = 6  # sets of synthetic scores
-# applied to the synthetic scores, which are from 0 to 1. The later factors are tried if the scores have no
+# applied to the synthetic scores, which are from 0 to 1. The later factors are tried if the first has no
 # effect, for example below a threshold
 FACTORS = (1.0, 100.0, -100.0)
 FOLLOWS = 0.1  # minimum correlation between changes of the scores and changes of the gradient direction
@@ -38,7 +38,7 @@ FOLLOWS = 0.1  # minimum correlation between changes of the scores and changes o
 AGAINST = -0.3
 ROUNDING = 1e-4  # relative rounding error of a gradient in float32
 FAR = 0.01  # relative difference of gradients above which optimizer steps must differ
-LARGE_STEP = 1.0  # nats by which log-probs are moved, to try a loss away from the sampling policy
+LARGE_STEP = 1.0  # nats; log-probs are moved by it, to try a loss away from the sampling policy
 
 
 @dataclass
@@ -141,8 +141,8 @@ class FlowClaims:
     def rewarded(self, node: str, own: dict[str, Push]) -> tuple[list[Claim], list[Iterator[Claim]]]:
         """Check one call of a reward: different scores give a different gradient, towards higher scores.
 
-        Returns these claims, and further ones that are not checked yet, about whether the score of a row
-        affects this row.
+        Returns these claims, and iterators over further claims that need more dry runs: new scores of some
+        rows change the gradient of these rows most.
         """
         if sum(len(rows.scores) for rows in self.base.scored if rows.node == node) < 2:
             return [
@@ -331,7 +331,7 @@ class FlowClaims:
         return next(learned_rows(one) for one in record.updates if one.node == node)
 
     def of_update(self, update: RecordedUpdate, push: Push | None) -> Iterator[Claim]:
-        """Check one update, whatever the scores of its rows."""
+        """Check one update. These claims do not depend on the scores of its rows."""
         if push is None:
             yield Claim("rehearsed", update.node, "unproved", "the dry run produced no trainable rows")
             return
@@ -501,7 +501,7 @@ def _about(update: RecordedUpdate, scored: list[ScoredRows]) -> bool:
     axis = update.batch.axis
     if any(step.step != "taken" for step in axis.line):
         return any(axis.took_from(rows.batch.axis) for rows in scored)
-    known = {row for rows in scored for row in keys(rows.batch)}  # joined rows have no axis of origin
+    known = {row for rows in scored for row in keys(rows.batch)}  # joined rows do not know their origin
     return not known.isdisjoint(keys(update.batch))
 
 

@@ -44,7 +44,7 @@ class Push:
         """Return two shares of the gradient, from 0 to 1, that remain after cancellation.
 
         The first remains after the gradients of rows with equal tokens are added up. For the second, each
-        token's gradient is also multiplied by 1 - p, because a token of which the model is certain moves no
+        token's gradient is also multiplied by 1 - p: if the model is certain of a token, this token moves no
         weight. ``new``: the model's outputs. Without a gradient both are 1.
         """
         rows, numbers = keys(self.rows), dict[Row, int]()

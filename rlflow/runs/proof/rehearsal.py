@@ -33,7 +33,7 @@ from rlflow.execution.tally import PartialMetrics
 from rlflow.processes.watchdog.board import Board
 from rlflow.training.protocols import Sampling
 
-# shapes of the synthetic scores, so that the means of groups differ; in half of the sets each group reaches 1
+# shapes of the synthetic scores. Groups get different means; in half of the sets each group reaches 1
 POWERS, SCALES = (1 / 3, 1.0, 3.0), (1.0, 0.6)
 Scoring = Callable[[str, Axis], Tensor]  # node of a reward, rows → scores [rows]
 
@@ -149,7 +149,7 @@ class Rehearsing(Engine):
     def stage(
         self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
-        """Run the real stage, with a padding value on which no result may depend."""
+        """Run the real stage. The padding value is set to ``fill``, which must not change any result."""
         with padding(self.fill):
             return super().stage(stage, batch, settings, call, terms)
 
@@ -183,7 +183,7 @@ def raised(data: Data, by: float) -> Data:
 @dataclass
 class Rehearsals:
     """Runs dry runs, with the run's engine, queues and plan and a few of its prompts. ``impure``: the stage
-    with side effects at which they stop; ``plan`` then ends before it."""
+    with side effects that stops them; ``plan`` then ends before it."""
 
     engine: Engine
     lanes: Lanes
@@ -210,7 +210,7 @@ class Rehearsals:
         shift: Mapping[str, float] | None = None,
         asks: bool = False,
     ) -> RehearsalRecord:
-        """Run one iteration with these scores, or with those of the run's own rewards if None. ``asks``: also
+        """Run one iteration with these scores; with None, the run's own rewards give them. ``asks``: also
         call the run's own rewards on its rows."""
         engine: Any = copy.copy(self.engine)
         engine.__class__ = type("Rehearsing" + type(engine).__name__, (Rehearsing, type(engine)), {})
@@ -259,8 +259,8 @@ def zero_or_one(node: str, axis: Axis) -> Tensor:
 
 
 def uneven(seed: int, only: str | None = None, base: int = 0) -> Scoring:
-    """Return seeded scores from 0 to 1. Within a group no two are equal, and each group has its own order and
-    mean. Without groups, all rows are one group.
+    """Return seeded scores from 0 to 1. Scores within a group are all different, and each group has its own
+    order and mean. Without groups, all rows are one group.
 
     ``only``: the node whose scores use this seed; scores of other nodes use the seed ``base``.
     """

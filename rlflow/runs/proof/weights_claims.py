@@ -96,7 +96,7 @@ class WeightsClaims:
 
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
-        """Return a context that restores weights, optimizers and counters of all trained roles when it ends.
+        """Return a context that at its end restores weights, optimizers and counters of all trained roles.
         Samplers get their weights again."""
         saved = {
             role: self.do(lambda role=role: copied(self.trainer(role).state()))
@@ -120,8 +120,8 @@ class WeightsClaims:
     # --------------------------------------------------------------------------------------------------------
 
     def of_update(self, update: RecordedUpdate, other: RecordedUpdate | None) -> Iterator[Claim]:
-        """Check one update: it moves the weights along its gradient, every parameter has a gradient, and the
-        split of rows into passes has no effect. ``other``: the update with different scores."""
+        """Check one update: it moves the weights along its gradient, every parameter has a gradient, and
+        splitting rows into passes has no effect. ``other``: the update with different scores."""
         start = self.perturbed(update.role)
         here = self.now(update)
         push = pushed(update, here)
