@@ -29,7 +29,7 @@ from rlflow.processes.watchdog.signals import ending_at_once
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-CELLS = "cells.json"  # key → name of the cells of a comparison
+CELLS = "cells.json"  # key → name of each cell of a comparison
 
 
 def bench(
@@ -40,8 +40,8 @@ def bench(
     markdown_file: str | None,
     against: str | None = None,
 ) -> int:
-    """Run a suite, or what is left of it, and print its table and verdicts. 1 where a cell or a gate failed
-    or sums do not close. Raises FlowError and PlanError."""
+    """Run a suite, or the unfinished part of it, and print its table and verdicts. Returns 1 if a cell or a
+    gate failed or the row accounting does not add up. Raises FlowError and PlanError."""
     seconds = duration(budget) if budget is not None else None
     suite = read_suite(find_suite(name))
     other = None if against is None else compared(Path(against))
@@ -51,7 +51,7 @@ def bench(
     except OSError as error:
         raise PlanError.of(
             "bench-folder",
-            f"nothing can be written to '{folder}'",
+            f"the folder '{folder}' cannot be created",
             found=str(error.strerror),
             expected="a folder",
             remedy="choose another --out",
@@ -73,9 +73,7 @@ def bench(
     sentences, gates = verdicts(suite, list(measured.items())), judge_gates(suite, folder, values)
     notes = [gate.text for gate in gates.gates]
     notes += [] if other is None else [*beside(rows, Path(against or ""), other)]
-    notes += (
-        [] if whole else [f"the budget of {budget} is used up: the same command goes on where this one ended"]
-    )
+    notes += [] if whole else [f"the budget of {budget} is used up: the same command continues from here"]
     learned = Learned(seed_rows(measured.items(), suite.goal), curve_rows(measured.items(), suite.goal))
     if markdown_file is not None:
         durable.replace(Path(markdown_file), markdown(suite, rows, sentences, notes, learned).encode())
@@ -87,58 +85,58 @@ def bench(
 
 
 def stoppable(runner: Runner) -> bool:
-    """Run all that is left. Raises KeyboardInterrupt that says how to go on for one that is stopped, by
-    ctrl-C or another signal."""
+    """Run all remaining measurements; True if none is left. Raises KeyboardInterrupt, with a message on how
+    to continue, after ctrl-C or another stop signal."""
     try:
         with ending_at_once():
             return runner.run()
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(
-            f"stopped; what was measured is in {runner.folder}, and the same command goes on"
+            f"stopped; the measurements so far are in {runner.folder}, and the same command continues"
         ) from stop
 
 
 def compared(folder: Path) -> dict[str, str]:
-    """Name → key of the cells of a comparison. Raises PlanError where there is none."""
+    """Name → key of the cells of a comparison. Raises PlanError if the folder has none."""
     try:
         return {name: key for key, name in loads(durable.read(folder / CELLS)).items()}
     except (OSError, ValueError) as error:
         raise PlanError.of(
             "bench-against",
-            f"'{folder}' holds no comparison",
+            f"'{folder}' does not contain a comparison",
             found=str(error),
             expected="a folder that `rlflow bench` wrote",
-            remedy="name what --out said, or bench/SUITE",
+            remedy="name the folder given as --out, or bench/SUITE",
         ) from error
 
 
 def beside(rows: Sequence[Row], folder: Path, names: dict[str, str]) -> Iterator[str]:
-    """Lines that put each cell beside the one of its name in another comparison, of which ``names`` are the
-    keys."""
+    """Lines that compare each cell with the cell of the same name in another comparison. ``names``: name →
+    key of the other comparison's cells."""
     known = read(folder)
     for one in rows:
         earlier = row(
             one.name, names.get(one.name, ""), known.get(names.get(one.name, ""), Measured()), Goal()
         )
         if one.seconds is None or earlier.seconds is None:
-            yield f"{one.name}: no seconds of an iteration to compare in {folder}"
+            yield f"{one.name}: {folder} has no seconds per iteration to compare with"
         else:
             ratio = one.seconds / earlier.seconds
             yield (
-                f"{one.name}: {one.seconds:.3f} s an iteration beside {earlier.seconds:.3f} in {folder}, "
-                f"{ratio:.2f} times; they did not take turns, so that this decides nothing"
+                f"{one.name}: {one.seconds:.3f} s an iteration, {earlier.seconds:.3f} in {folder}, ratio "
+                f"{ratio:.2f}; the measurements did not alternate, so this is not a verdict"
             )
 
 
 def trust_folders(folders: Sequence[str]) -> int:
-    """Add comparisons to the history beside their folders. Raises PlanError."""
+    """Add comparisons to the history, which is stored next to their folders. Raises PlanError."""
     if not folders:
         raise PlanError.of(
             "bench-trust",
-            "no comparison is named",
+            "the folder of a comparison is missing",
             found="rlflow bench trust",
             expected="rlflow bench trust FOLDER …",
-            remedy="name what --out said, or bench/SUITE",
+            remedy="name the folder given as --out, or bench/SUITE",
         )
     for folder in folders:
         output([plain(trust(Path(folder)))])
@@ -146,12 +144,12 @@ def trust_folders(folders: Sequence[str]) -> int:
 
 
 def record_lengths(files: Sequence[str], out: str | None) -> int:
-    """Write the lengths of the sampled answers of an evaluation to a file that --ROLE.generate.lengths takes.
-    Raises PlanError."""
+    """Write the lengths of the sampled answers of an evaluation to a file for --ROLE.generate.lengths. Raises
+    PlanError."""
     if len(files) != 1 or out is None:
         raise PlanError.of(
             "bench-record",
-            "no answers or no file is named",
+            "the file of answers or the file to write is missing",
             found=" ".join(["rlflow bench record", *files]),
             expected="rlflow bench record ANSWERS.jsonl -o LENGTHS.json",
             remedy="name a file of evaluations/, and -o FILE",
@@ -159,18 +157,12 @@ def record_lengths(files: Sequence[str], out: str | None) -> int:
     lengths = recorded_lengths(Path(files[0]))
     durable.replace(Path(out), (dumps({"source": files[0], "lengths": lengths}) + "\n").encode())
     mean = sum(lengths) / len(lengths)
-    output(
-        [
-            plain(
-                f"{out}: {len(lengths)} lengths from {min(lengths)} to {max(lengths)}, {mean:.1f} in the mean"
-            )
-        ]
-    )
+    output([plain(f"{out}: {len(lengths)} lengths from {min(lengths)} to {max(lengths)}, mean {mean:.1f}")])
     return 0
 
 
 def made(suite: Suite, folder: Path) -> Path:
-    """The folder of the files that a suite makes for itself, made once. Raises PlanError where its maker
+    """The folder of the files that a suite generates, once. Raises PlanError if its generator script
     fails."""
     place = (folder / "made").absolute()
     if suite.maker is None or place.is_dir():
@@ -181,21 +173,21 @@ def made(suite: Suite, folder: Path) -> Path:
     if done.returncode:
         raise PlanError.of(
             "suite",
-            f"{suite.maker} failed, which makes the files of the suite '{suite.name}'",
+            f"{suite.maker}, which generates the files of the suite '{suite.name}', failed",
             found=done.stderr.strip() or f"exit code {done.returncode}",
             expected="exit code 0",
-            remedy=f"python {suite.maker} FOLDER shows it alone",
+            remedy=f"run it alone: python {suite.maker} FOLDER",
         )
     durable.take_place(aside, place)
     return place
 
 
 def duration(text: str) -> float:
-    """Seconds of a text such as 90s, 25m or 1h30m. Raises PlanError."""
+    """Seconds in a text such as 90s, 25m or 1h30m. Raises PlanError."""
     if not text or not re.fullmatch(r"(\d+(\.\d+)?[smh])+", text):
         raise PlanError.of(
             "budget",
-            "--budget is no duration",
+            "--budget is not a duration",
             found=text,
             expected="a number and its unit, such as 90s, 25m or 1h30m",
             remedy="--budget 25m",

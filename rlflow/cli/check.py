@@ -38,8 +38,8 @@ from rlflow.runs.packaged import environment_beneath, packaged, uses_packaged
 
 
 def check_file(file: str, arguments: Sequence[str]) -> int:
-    """Print every finding; 2 where there is an error. Raises FlowError and PlanError for files and flags that
-    do not load."""
+    """Print every finding; 2 if one is an error, else 0. Raises FlowError and PlanError if the file or the
+    flags cannot be loaded."""
     report = check_flow(file, arguments)
     for problem in report.problems:
         print(problem)
@@ -55,8 +55,8 @@ def check_file(file: str, arguments: Sequence[str]) -> int:
 
 
 def check_flow(file: str, arguments: Sequence[str]) -> Report:
-    """Judge a file's flow with the flags of a run. Raises FlowError and PlanError for files and flags that do
-    not load."""
+    """Check a file's flow with the flags of a run. Raises FlowError and PlanError if the file or the flags
+    cannot be loaded."""
     flow = load_flow(file)
     config = read_config(flow, read_flags(arguments))
     hp = settings(flow, config.hp)
@@ -78,7 +78,7 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
     if report.program is None or not report.ok:
         return report
 
-    # loads torch, which a flow that is refused needs not
+    # loads torch, which is not needed for a flow that was refused above
     from rlflow.runs.planning import problems_before_backends
 
     found = problems_before_backends(
@@ -88,7 +88,7 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
 
 
 def roles_of(flow: Flow, rewards: Sequence[str]) -> list[str]:
-    """The names of a flow's roles, of which ``*rewards`` has as many as there are rewards."""
+    """The names of a flow's roles; ``*rewards`` becomes one role for each reward."""
     return [name for names in role_names(flow, max(len(rewards), 1)).values() for name in names]
 
 
@@ -106,7 +106,7 @@ def read_config(flow: Flow, values: Mapping[str, Any]) -> RunConfig:
 
 
 def settings(flow: Flow, values: Mapping[str, Any]) -> Any:
-    """The flow's settings with these values in place of its defaults. Raises PlanError."""
+    """The flow's settings with these values instead of its defaults. Raises PlanError."""
     hp = flow.parameters.hp
     if hp is None and values:
         raise PlanError.of(
@@ -123,8 +123,8 @@ def settings(flow: Flow, values: Mapping[str, Any]) -> Any:
 
 
 def trace_options(config: RunConfig) -> TraceOptions:
-    """Facts of the rewards of ``--reward`` and of ``--ROLE.generate.…`` that shape the graph. Nothing is
-    imported. Raises PlanError for a reward that does not exist."""
+    """The facts about ``--reward`` and ``--ROLE.generate.…`` that shape the graph. Imports nothing. Raises
+    PlanError for a reward that does not exist."""
     environments = environments_of(config.environments)
     rewards = default_rewards(config.options.reward, environments)
     specs = [parse_reward(reward) for reward in (rewards if rewards == ("env",) else config.options.reward)]
@@ -144,9 +144,9 @@ def trace_options(config: RunConfig) -> TraceOptions:
 
 
 def record_fields(sources: Sequence[SourceSpec], mapped: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names under which rewards may ask for fields of the data: those of the first record of each file
-    that is named, and those that ``--data.NAME`` and ``--data.SOURCE.NAME`` map. Nothing for other data.
-    Raises PlanError for a file that is not there."""
+    """The names of data fields that rewards may read. These are the fields of the first record of each file,
+    and the fields that ``--data.NAME`` and ``--data.SOURCE.NAME`` map. Empty for data that are not files.
+    Raises PlanError for a missing file."""
     paths = [path for source in sources if (path := Path(os.path.expanduser(source.path))).suffix]
     if not paths:
         return ()
@@ -168,7 +168,7 @@ def record_fields(sources: Sequence[SourceSpec], mapped: Mapping[str, Any]) -> t
 
 
 def reward_reads(reward: RewardSpec) -> tuple[str, ...]:
-    """The columns that a reward reads: of a function its required parameters, from its source."""
+    """The columns that a reward reads; for a function its required parameters, found in its source."""
     if reward.kind == "function":
         return reads(reward.path, reward.function).required
     if reward.kind == "remote":
@@ -179,8 +179,8 @@ def reward_reads(reward: RewardSpec) -> tuple[str, ...]:
 
 
 def check_names(config: RunConfig, flow: Flow, roles: Sequence[str]) -> None:
-    """Judge the settings of roles by the sources of their backends, and whether the packages of these are
-    there: `check` loads no backend. Raises PlanError."""
+    """Check the settings of roles against the sources of their backends, and that the backends' packages are
+    installed. Loads no backend. Raises PlanError."""
     problems: list[Problem] = []
     known = Known(config.own, tuple(roles), partial(sampling_roles, flow))
     for role in map(config.role, roles):

@@ -21,21 +21,21 @@ from rlflow.monitoring.recorded import Recorded, recorded
 from rlflow.monitoring.tables import output
 
 GRAPH = "graph.msgpack"
-LINES = 12  # most lines of a graph's difference that are printed
-WIDTH = 100  # columns of charts where nothing says how wide the terminal is
+LINES = 12  # most printed lines of the difference of two graphs
+WIDTH = 100  # columns of charts if the width of the terminal is unknown
 
 
 def compare_runs(names: Sequence[str], metrics: Sequence[str], as_json: bool) -> int:
-    """Print how runs differ, in settings and in what came of them. Raises PlanError for what is no run, for a
-    single run, and for a metric that none of them has."""
+    """Print how runs differ in settings and results. Raises PlanError for a folder without a run, for a
+    single run, and for a metric that no run has."""
     folders = list(dict.fromkeys(find_run(name).resolve() for name in names))
     if len(folders) < 2:
         raise PlanError.of(
             "one-run",
-            "a comparison takes two runs or more",
+            "a comparison needs at least two runs",
             found=", ".join(names) or "none",
             expected="two runs",
-            remedy="rlflow compare RUN RUN; rlflow show RUN prints the story of one",
+            remedy="rlflow compare RUN RUN; rlflow show RUN prints a single run",
         )
     runs = [recorded(folder) for folder in folders]
     comparison = compared(runs, metrics, graph_differences(runs))
@@ -47,13 +47,13 @@ def compare_runs(names: Sequence[str], metrics: Sequence[str], as_json: bool) ->
 
 
 def columns() -> int:
-    """How wide charts are drawn: as the terminal, or WIDTH where the output goes elsewhere."""
+    """The width of charts: the width of the terminal, or WIDTH if the output goes elsewhere."""
     return Console().width if sys.stdout.isatty() else shutil.get_terminal_size((WIDTH, 0)).columns
 
 
 def graph_differences(runs: Sequence[Recorded]) -> Mapping[str, list[str]]:
-    """Run → lines that say how its graph differs from the first run's, settings left out, for each run whose
-    graph does."""
+    """Run → lines on how its graph differs from the first run's, without settings. Has only runs whose graph
+    differs."""
     first, *others = runs
     differences = {}
     for run in others:
@@ -66,11 +66,11 @@ def graph_differences(runs: Sequence[Recorded]) -> Mapping[str, list[str]]:
 
 
 def _lines(first: Path, other: Path) -> list[str]:
-    """The lines of a difference, without those of settings."""
+    """The lines of a difference, without differences of settings."""
     try:
         differences = diff(_graph(first), _graph(other))
     except (OSError, PlanError) as error:
-        return [f"not known: {str(error).splitlines()[0]}"]
+        return [f"unknown: {str(error).splitlines()[0]}"]
     return [
         str(each)
         for each in differences

@@ -1,4 +1,4 @@
-"""`rlflow data`: what a model will really read of a data set."""
+"""`rlflow data`: what a model reads of a data set."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rlflow.data.source import open_data
 from rlflow.errors import PlanError, nearest
 from rlflow.monitoring.tables import output, plain
 
-IDS = 32  # ids that are shown from the beginning of a text, and as many from its end
+IDS = 32  # token ids that are shown from the beginning of a text, and as many from its end
 
 
 def show_data(file: str, arguments: Sequence[str]) -> int:
-    """Print what the records of a file, folder or task become. ``arguments``: further sources as --data, and
-    flags. Raises PlanError."""
+    """Print how the records of a file, folder or task become prompts. ``arguments``: further sources as
+    --data, and flags. Raises PlanError."""
     flags = parse_flags(arguments)
     sources = parse_sources((file, *flags.pop("data", ())))
     as_json, model, rows = (
@@ -70,11 +70,11 @@ def _opened(source: SourceSpec, folder: str | None, settings: Mapping[str, Any])
 
 
 def lines(preview: Preview) -> Iterator[str]:
-    """The page, line by line."""
-    yield f"{preview.name}: {preview.records} records that can be used, {preview.shape}"
+    """The lines that `rlflow data` prints for one source."""
+    yield f"{preview.name}: {preview.records} usable records, {preview.shape}"
     yield from (f"  {name:<12} read from the field '{field}'" for name, field in preview.fields.items())
     if preview.unread:
-        yield f"  not read: {', '.join(preview.unread)} (--data.NAME FIELD maps a field)"
+        yield f"  unused fields: {', '.join(preview.unread)} (--data.NAME FIELD maps a field)"
     yield (
         f"  prompts are put {preview.wording}"
         if preview.wording.startswith("as ")
@@ -88,9 +88,9 @@ def lines(preview: Preview) -> Iterator[str]:
             if cause.places
             else ""
         )
-        yield f"  left out: {cause.count} {cause.cause}{places}"
+        yield f"  skipped: {cause.count} {cause.cause}{places}"
     if not preview.left_out:
-        yield "  nothing is left out"
+        yield "  no record is skipped"
     if preview.equal_pairs:
         yield f"  {preview.equal_pairs}"
     for warning in preview.warnings:
@@ -101,7 +101,7 @@ def lines(preview: Preview) -> Iterator[str]:
 
 
 def _lengths(of: LengthSummary) -> str:
-    return f"{of.shortest} to {of.longest} tokens, median {of.median}, 95 of 100 at most {of.longest_of_95}"
+    return f"{of.shortest} to {of.longest} tokens, median {of.median}, 95th percentile {of.longest_of_95}"
 
 
 def _row(number: int, row: PreviewRow) -> Iterator[str]:
@@ -135,7 +135,7 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise PlanError.of(
             "flag",
-            "--rows is a number of records to show",
+            "--rows is not a number of records",
             found=text,
             expected="0 or more",
             remedy="--rows 3",
@@ -149,8 +149,8 @@ def _unknown(name: str) -> PlanError:
         "unknown-flag",
         f"`rlflow data` has no flag {written}",
         found=written,
-        expected="--model FOLDER, --rows COUNT, --json, --data FILE for a further source, or --data.NAME "
-        "VALUE as `rlflow run` takes it",
+        expected="--model FOLDER, --rows COUNT, --json, --data FILE for another source, or --data.NAME "
+        "VALUE as in `rlflow run`",
         nearest=nearest(
             written, ["--model", "--rows", "--json", "--data.prompt", "--data.answer", "--data.chat"]
         ),

@@ -1,4 +1,4 @@
-"""`rlflow eval`: the figures of a model folder, or of a run at a checkpoint, on held-out prompts."""
+"""`rlflow eval`: the accuracy of a model folder, or of a run at a checkpoint, on held-out prompts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def evaluate(what: str, arguments: Sequence[str], checkpoint: int | None, out: s
     try:
         evaluated = _evaluated(Path(what), flags, checkpoint, Path(out), trust, reporter)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("stopped; no answers are kept") from None
+        raise KeyboardInterrupt("stopped; no answers were saved") from None
     if as_json:
         print(json.dumps(evaluated.as_json()))
     else:
@@ -54,10 +54,10 @@ def _evaluated(
         if checkpoint is not None:
             raise PlanError.of(
                 "eval-checkpoint",
-                f"'{what}' is a model folder, which has no checkpoints",
+                f"'{what}' is a model folder and has no checkpoints",
                 found=f"--checkpoint {checkpoint}",
                 expected="the folder of a run",
-                remedy="leave --checkpoint out, or name the run",
+                remedy="omit --checkpoint, or name the run",
             )
         from rlflow.runs.evaluating import evaluate_folder  # loads backends, which takes seconds
 
@@ -77,7 +77,7 @@ def _after(iteration: int | None) -> str:
 
 
 def table(evaluated: Evaluated) -> Table:
-    """A line for each figure."""
+    """A table with a line for each measured value."""
     from rlflow.runs.evaluate import shown
 
     lines = Table("held-out accuracy", "", box=None, padding=(0, 2, 0, 0))

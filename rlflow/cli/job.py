@@ -15,12 +15,13 @@ FORMS = {"skypilot": job_group, "kuberay": ray_job, "ray": submission}
 
 
 def print_job(file: str, arguments: Sequence[str]) -> int:
-    """Print what starts a run of the file elsewhere. Raises PlanError for what cannot be started there."""
+    """Print the job file or command that starts a run of the file on a cluster. Raises PlanError if the run
+    cannot be started there."""
     kind, target = target_of(file, read_flags(arguments))
     for line in target.warnings:
         print(line, file=sys.stderr)
     sys.stdout.flush()
-    # past the guard, which takes names of secrets for secrets
+    # bypasses the guard of `rlflow.monitoring.secrets`, which would mask names of secrets
     sys.stdout.buffer.write(FORMS[kind](target).encode())
     sys.stdout.buffer.flush()
     return 0

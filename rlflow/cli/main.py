@@ -1,4 +1,5 @@
-"""`rlflow` and its commands. Errors exit with the contract's codes and never with a traceback of ours."""
+"""`rlflow` and its commands. An error becomes an exit code and a message; rlflow's own errors show no
+traceback."""
 
 from __future__ import annotations
 
@@ -51,8 +52,8 @@ def top(
 
 @app.command(context_settings=WITH_FLAGS)
 def check(context: typer.Context, file: File) -> None:
-    """Judge an algorithm's data flow, at its settings and with each changed alone. Takes the flags of
-    `run`."""
+    """Check an algorithm's data flow with its settings, and again with each setting changed alone. Takes the
+    flags of `run`."""
     from rlflow.cli.check import check_file
 
     raise typer.Exit(check_file(file, context.args))
@@ -60,9 +61,9 @@ def check(context: typer.Context, file: File) -> None:
 
 @app.command(context_settings=WITH_FLAGS)
 def prove(context: typer.Context, file: File) -> None:
-    """Show on a few rows of a run, before it begins, that it would learn from what it is paid for. Takes the
-    flags of `run`, which `rlflow run FILE --help` lists; exit 2 where something is falsified. With --as
-    "FLAGS" --as "FLAGS", run the file under each of two plans and say in what they differ first."""
+    """Test on a few rows, before a run, whether it would learn from its rewards. Takes the flags of `run`,
+    which `rlflow run FILE --help` lists. Exits with 2 if a claim is falsified. With --as "FLAGS" --as
+    "FLAGS", run the file under both plans and print where they first differ."""
     from rlflow.cli.prove import prove_file
 
     raise typer.Exit(prove_file(file, context.args))
@@ -74,8 +75,7 @@ def graph(
     file: File,
     format: Annotated[str, typer.Option("--format", help="text, mermaid, dot, svg or json")] = "text",
 ) -> None:
-    """Print the graph of one iteration. Takes the flags of `run`, of which --hp.NAME and --reward shape
-    it."""
+    """Print the graph of one iteration. Takes the flags of `run`; --hp.NAME and --reward change the graph."""
     from rlflow.cli.plan import print_graph
 
     raise typer.Exit(print_graph(file, format, context.args))
@@ -83,8 +83,8 @@ def graph(
 
 @app.command(context_settings=WITH_FLAGS)
 def plan(context: typer.Context, file: File) -> None:
-    """Print what a run would do: who runs where and when, what moves, what lies in memory. Takes the flags of
-    `run`; starts nothing."""
+    """Print what a run would do: the place and time of each node, the data that moves, the memory that is
+    used. Takes the flags of `run`; starts nothing."""
     from rlflow.cli.plan import plan_file
 
     raise typer.Exit(plan_file(file, context.args))
@@ -92,9 +92,9 @@ def plan(context: typer.Context, file: File) -> None:
 
 @app.command(context_settings=WITH_FLAGS)
 def job(context: typer.Context, file: File) -> None:
-    """Print what starts this run on a cluster: --for skypilot, kuberay or ray. Takes the flags of `run`, and
-    --job.nodes,
-    --job.accelerators, --job.cpus, --job.image, --job.keep PLACE, --job.secret NAME of a variable. Starts nothing."""
+    """Print the job file or command that starts this run on a cluster: --for skypilot, kuberay or ray. Takes
+    the flags of `run`, and --job.nodes, --job.accelerators, --job.cpus, --job.image, --job.keep PLACE,
+    --job.secret NAME of a variable. Starts nothing."""
     from rlflow.cli.job import print_job
 
     raise typer.Exit(print_job(file, context.args))
@@ -107,9 +107,8 @@ def data(
         str, typer.Argument(help="a .jsonl or .parquet file, a dataset folder, or a task", show_default=False)
     ],
 ) -> None:
-    """Print what a model reads of the data: fields, lengths, what is left out, rows with their ids. Takes
-    --model FOLDER, --rows COUNT,
-    --json, and --data.NAME as `run` does."""
+    """Print what a model reads of the data: fields, lengths, skipped records, rows with their token ids.
+    Takes --model FOLDER, --rows COUNT, --json, and --data.NAME as `run` does."""
     from rlflow.cli.data import show_data
 
     raise typer.Exit(show_data(file, context.args))
@@ -117,7 +116,7 @@ def data(
 
 @app.command()
 def diff(first: File, second: File) -> None:
-    """Print what differs between two algorithms; exit 1 where something does."""
+    """Print the differences between two algorithms; exit with 1 if there are any."""
     from rlflow.cli.plan import print_diff
 
     raise typer.Exit(print_diff(first, second))
@@ -127,11 +126,14 @@ def diff(first: File, second: File) -> None:
 def import_(
     project: Annotated[str, typer.Argument(help="verl or openrlhf", show_default=False)],
     file: Annotated[
-        str, typer.Argument(help="a script that starts its trainer, or of verl a .yaml", show_default=False)
+        str,
+        typer.Argument(
+            help="a script that starts the project's trainer; for verl also a .yaml", show_default=False
+        ),
     ],
     out: Annotated[str, typer.Option("--out", "-o", help="the configuration file to write")] = "run.toml",
 ) -> None:
-    """Write a configuration file from a script of another project, and say what became of each of its
+    """Write a configuration file from a script of another project, and report the result for each of its
     settings."""
     from rlflow.cli.new import import_settings
 
@@ -148,7 +150,7 @@ def new(
         typer.Option("--from", help="a shipped algorithm to copy under the new name", show_default=False),
     ] = None,
 ) -> None:
-    """Write a commented algorithm to start from, or with --from a copy of a shipped one."""
+    """Write a commented algorithm as a starting point, or with --from a copy of a shipped algorithm."""
     from rlflow.cli.new import write_new
 
     raise typer.Exit(write_new(Path(name), source))
@@ -170,13 +172,13 @@ def resume(
     context: typer.Context,
     run: Run,
     fork: Annotated[
-        bool, typer.Option("--fork", help="start a new run from the checkpoint, with other settings")
+        bool, typer.Option("--fork", help="start a new run from the checkpoint, with changed settings")
     ] = False,
     trust: Annotated[
         bool, typer.Option("--trust", help="execute files that the run names and that may not be yours")
     ] = False,
 ) -> None:
-    """Go on with a stopped run from its newest good checkpoint. Takes --iterations, intervals and trackers;
+    """Continue a stopped run from its newest intact checkpoint. Takes --iterations, intervals and trackers;
     with --fork any flag."""
     from rlflow.cli.resume import resume_run
 
@@ -193,18 +195,21 @@ def evaluate(
         ),
     ],
     checkpoint: Annotated[
-        int | None, typer.Option("--checkpoint", help="of a run, by its iterations", show_default=False)
+        int | None,
+        typer.Option(
+            "--checkpoint", help="for a run: the checkpoint after so many iterations", show_default=False
+        ),
     ] = None,
     out: Annotated[
-        str, typer.Option("--out", help="the folder that gets a folder with the answers")
+        str, typer.Option("--out", help="the folder in which to create a folder with the answers")
     ] = "evaluations",
     trust: Annotated[
         bool, typer.Option("--trust", help="execute files that the run names and that may not be yours")
     ] = False,
 ) -> None:
-    """Measure a model on held-out prompts: a run on its own and on sets of --eval, with the numbers that the
-    run has. Takes --eval NAME=FILE, --eval-samples, --reward, --json, --max-tokens for a model folder, and
-    flags of `run`."""
+    """Measure a model on held-out prompts. Measures a run on its own held-out prompts and --eval sets, with
+    the same method as the run itself. Takes --eval NAME=FILE, --eval-samples, --reward, --json, --max-tokens
+    for a model folder, and flags of `run`."""
     from rlflow.cli.eval import evaluate as evaluate_model
 
     raise typer.Exit(evaluate_model(what, context.args, checkpoint, out, trust))
@@ -214,9 +219,11 @@ def evaluate(
 def export(
     run: Run,
     out: Annotated[str, typer.Argument(help="the folder to write", show_default=False)],
-    role: Annotated[str | None, typer.Option("--role", help="which model, where the run has several")] = None,
+    role: Annotated[
+        str | None, typer.Option("--role", help="the model to export, if the run trains several")
+    ] = None,
 ) -> None:
-    """Write a plain Hugging Face folder from a run's newest good checkpoint."""
+    """Write a plain Hugging Face folder from a run's newest intact checkpoint."""
     from rlflow.cli.resume import export_model
 
     raise typer.Exit(export_model(run, out, role))
@@ -230,12 +237,14 @@ def runs(
     ] = "updated",
     where: Annotated[
         list[str] | None,
-        typer.Option("--where", help="a condition, such as hp.samples=8; several must all hold"),
+        typer.Option(
+            "--where", help="a condition, such as hp.samples=8; if given several times, all must hold"
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the runs as a line of JSON")] = False,
 ) -> None:
-    """List runs with their state, their last numbers and the settings in which they differ, the highest of
-    --sort last."""
+    """List runs with their state, last numbers and differing settings, sorted by --sort with the highest
+    last."""
     from rlflow.cli.watch import list_runs
 
     raise typer.Exit(list_runs(folder, sort, where or [], as_json))
@@ -247,11 +256,12 @@ def compare(
         list[str], typer.Argument(help="folders of runs, or their names in runs/", show_default=False)
     ],
     metric: Annotated[
-        list[str] | None, typer.Option("--metric", help="a metric to draw too; may be given several times")
+        list[str] | None, typer.Option("--metric", help="another metric to draw; may be given several times")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print everything as a line of JSON")] = False,
 ) -> None:
-    """Print in which settings runs differ, their curves over one another, and what can be said of them."""
+    """Print the settings in which runs differ, their curves in one chart, and which conclusions the runs
+    allow."""
     from rlflow.cli.compare import compare_runs
 
     raise typer.Exit(compare_runs(runs, metric or [], as_json))
@@ -259,7 +269,7 @@ def compare(
 
 @app.command()
 def show(run: Run) -> None:
-    """Print a run's story: settings, learning, curves, last numbers, notes and files."""
+    """Print a summary of a run: settings, learning, curves, last numbers, notes and files."""
     from rlflow.cli.watch import show_run
 
     raise typer.Exit(show_run(run))
@@ -273,8 +283,8 @@ def explain(
         typer.Option("--json", help="print a line of JSON: findings with evidence and thresholds, and times"),
     ] = False,
 ) -> None:
-    """Say why a run learns slowly or not at all, with the evidence and the setting that would change it; then
-    what bounded its time."""
+    """Print why a run learns slowly or not at all, with the evidence and the setting to change; then what
+    limited its speed."""
     from rlflow.cli.watch import explain_run
 
     raise typer.Exit(explain_run(run, as_json))
@@ -282,9 +292,10 @@ def explain(
 
 @app.command()
 def watch(
-    run: Run, once: Annotated[bool, typer.Option("--once", help="print one picture and end")] = False
+    run: Run, once: Annotated[bool, typer.Option("--once", help="print the current state and exit")] = False
 ) -> None:
-    """Follow a run from another terminal until it ends; exit 1 where it does not end well."""
+    """Follow a run from another terminal until it ends; exit with 1 if it does not end in the state
+    "done"."""
     from rlflow.cli.watch import watch_run
 
     raise typer.Exit(watch_run(run, once))
@@ -295,34 +306,39 @@ def bench(
     suite: Annotated[
         str,
         typer.Argument(
-            help="a TOML file, or the name of a shipped suite; trust, for the history of gates; record",
+            help="a TOML file, the name of a shipped suite, or one of the words trust and record",
             show_default=False,
         ),
     ],
     folders: Annotated[
         list[str] | None,
         typer.Argument(
-            help="after trust: folders of comparisons; after record: a file of answers", show_default=False
+            help="after trust: folders of comparisons to add to the history of gates; after record: a file of answers",
+            show_default=False,
         ),
     ] = None,
     out: Annotated[
         str | None,
-        typer.Option("--out", "-o", help="the folder of what is measured; bench/SUITE; of record the file"),
+        typer.Option(
+            "--out",
+            "-o",
+            help="the folder for the measurements, by default bench/SUITE; for record, the file to write",
+        ),
     ] = None,
     budget: Annotated[
-        str | None, typer.Option("--budget", help="no turn begins after this time, such as 25m")
+        str | None, typer.Option("--budget", help="start no further measurement after this time, such as 25m")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="print one line of JSON")] = False,
     markdown: Annotated[
-        str | None, typer.Option("--markdown", help="write the table and the verdicts to a file, too")
+        str | None, typer.Option("--markdown", help="also write the table and the verdicts to this file")
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option("--against", help="show the cells beside those of another comparison's folder"),
+        typer.Option("--against", help="also show the cells of another comparison's folder"),
     ] = None,
 ) -> None:
-    """Compare runs, engines, schedules or other systems: cells that take turns, and verdicts with intervals.
-    A killed one goes on."""
+    """Compare runs, engines, schedules or other systems. Their measurements alternate, and verdicts have
+    confidence intervals. A comparison that was killed continues when it is started again."""
     from rlflow.cli.bench import bench as run_bench
     from rlflow.cli.bench import record_lengths, trust_folders
 
@@ -337,21 +353,21 @@ def bench(
 
 @app.command()
 def doctor() -> None:
-    """Say what is installed, what of it can be used, and what listens."""
+    """Print what is installed, whether it can be used, and which processes listen on the network."""
     from rlflow.cli.watch import print_doctor
 
     raise typer.Exit(print_doctor())
 
 
-RUNS = ("run", "resume")  # commands that may take long, and run other people's code
+RUNS = ("run", "resume")  # commands that may take long and that execute users' code
 
 
 def main() -> None:
-    """The entry point. 0 done · 1 a stage failed · 2 the user's file, settings or placement · 3 run held ·
-    130 interrupted."""
+    """The entry point. Exit codes: 0 done · 1 a stage failed · 2 an error in the user's file, settings or
+    placement · 3 another process holds the run · 130 interrupted."""
     share_cores()
     terminal.open_all()
-    words = taken()  # before there are two processes that show them
+    words = taken()  # masks secrets; before the launcher forks a second process with the same command line
     runs = words[:1] in ([name] for name in RUNS)
     if runs and (code := launcher.apart()) is not None:
         leave(code)
@@ -362,13 +378,13 @@ def main() -> None:
 
 
 def exit_code(words: list[str]) -> int:
-    """Run a command and say on standard error what went wrong; its exit code."""
+    """Run a command and return its exit code; print an error to standard error."""
     try:
         code = called(words)
     except BrokenPipeError:  # `rlflow plan … | head`
         code = unread()
     except KeyboardInterrupt as stop:
-        code = _told(stop, 130)  # one that has begun says what is saved
+        code = _told(stop, 130)  # a run that has started gives a message about what is saved
     except RunHeld as error:
         code = _told(error, 3)
     except (FlowError, PlanError) as error:
@@ -383,8 +399,8 @@ def exit_code(words: list[str]) -> int:
 
 
 def called(words: list[str]) -> int:
-    """The command that was asked for, printed without secrets. Past typer's own `main`, which keeps to itself
-    what a stopped run says of going on."""
+    """Run the command and return its exit code; mask secrets in all printed text. This does not use typer's
+    own `main`, which would drop the message of a stopped run."""
     command = typer.main.get_command(app)
     guard(sys.stdout, sys.stderr)
     try:
@@ -396,26 +412,26 @@ def called(words: list[str]) -> int:
 
 
 def unread() -> int:
-    """Nobody reads what is printed, so the rest goes nowhere."""
+    """Discard all further output, because nobody reads standard output any more. Returns 1."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
 
 
 def share_cores() -> None:
-    """Let OpenMP threads that wait for each other's next operation sleep after some hundred microseconds,
-    before torch asks: with libgomp's milliseconds a run stands still where other processes want the same
-    cores, its own rewards among them."""
+    """Let waiting OpenMP threads sleep after some hundred microseconds; call this before torch is imported.
+    By default libgomp spins for milliseconds. The run then nearly stops if other processes, such as its own
+    rewards, need the same cores."""
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def leave(code: int) -> None:
-    """Exit. After a failure a stage may still be running in a thread that nothing can stop, and Python would
-    wait or abort."""
+    """Exit the process. After a failure a stage may still run in a thread that cannot be stopped, and Python
+    would wait for it or abort."""
     sys.stdout.flush()
     sys.stderr.flush()
     if code in (0, 2) and not launcher.leaves_at_once():
-        if "triton" not in sys.modules:  # which reports all that is left as leaks
-            # else the interpreter looks once more for garbage in all modules, which takes a third of a second
+        if "triton" not in sys.modules:  # triton would report all remaining objects as leaks
+            # otherwise the interpreter collects garbage in all modules once more, which takes a third of a second
             gc.freeze()
         sys.exit(code)
     os._exit(code)
@@ -427,19 +443,19 @@ def _told(error: BaseException, code: int) -> int:
 
 
 def _system(error: OSError) -> PlanError:
-    """The problem that the system refused a file: a full disk, a limit, a folder that is gone."""
+    """An error that the operating system reported for a file: a full disk, a limit, a missing folder."""
     what = error.strerror or str(error)
     return PlanError.of(
         "system",
-        f"the system refused a file: {what}",
+        f"the operating system refused access to a file: {what}",
         found=str(error.filename or "a file without a name"),
-        expected="room, and the rights to read and write it",
+        expected="free space, and permission to read and write the file",
     )
 
 
 def _usage(error: Exception) -> int:
-    """click's own complaints about the command line; anything else is a defect of ours and shows its
-    traceback."""
+    """Print click's error about the command line and return 2. Raises any other error again, with its
+    traceback, because it is a defect of rlflow."""
     show = getattr(error, "show", None)
     if show is None:
         raise error

@@ -1,7 +1,5 @@
-"""`rlflow new`: a file to start an algorithm from.
-
-Here too: `rlflow import`, which writes a configuration file.
-"""
+"""`rlflow new`, which writes a file to start an algorithm from, and `rlflow import`, which writes a
+configuration file."""
 
 from __future__ import annotations
 
@@ -63,15 +61,15 @@ def {name}(prompts, actor, reward, hp=Settings()):
 
 
 def write_new(target: Path, source: str | None = None) -> int:
-    """Write the file: the template, or a copy of the shipped algorithm ``source``. Raises PlanError where it
-    exists, cannot be written, its name is no Python name, or no such algorithm ships."""
+    """Write the file: the template, or a copy of the shipped algorithm ``source``. Raises PlanError if the
+    file exists or cannot be written, its name is not a Python name, or there is no such algorithm."""
     path = target if target.suffix == ".py" else target.with_name(target.name + ".py")
     if not path.stem.isidentifier() or keyword.iskeyword(path.stem):
         raise PlanError.of(
             "new-name",
-            f"'{path.stem}' cannot name a flow",
+            f"'{path.stem}' cannot be the name of a flow",
             found=path.stem,
-            expected="letters, digits and '_', no word of Python's",
+            expected="letters, digits and '_', not a Python keyword",
             remedy="choose another name",
         )
     text = (
@@ -85,7 +83,7 @@ def write_new(target: Path, source: str | None = None) -> int:
     except FileExistsError:
         raise PlanError.of(
             "new-exists",
-            f"'{path}' exists",
+            f"'{path}' already exists",
             found="a file",
             expected="a new name",
             remedy="choose another name",
@@ -95,7 +93,7 @@ def write_new(target: Path, source: str | None = None) -> int:
             "new-folder",
             f"'{path}' cannot be written",
             found=str(error.strerror),
-            expected="a folder that is there",
+            expected="an existing folder",
             remedy="create the folder first",
         ) from error
     print(f"wrote {path}\n  rlflow check {path}\n  rlflow run {path}")
@@ -103,19 +101,19 @@ def write_new(target: Path, source: str | None = None) -> int:
 
 
 def copied(source: str, name: str) -> str:
-    """The text of a shipped algorithm with its flow and its class of settings renamed. Raises PlanError where
-    no such algorithm ships, and where the name stands for something else in its file."""
+    """The text of a shipped algorithm with its flow and its settings class renamed. Raises PlanError if there
+    is no such algorithm, or if its file uses the new name for something else."""
     shipped = {
         path.stem: path for path in Path(algorithms.__path__[0]).glob("*.py") if path.stem != "__init__"
     }
     if source not in shipped:
         raise PlanError.of(
             "new-from",
-            f"no algorithm '{source}' ships",
+            f"rlflow ships no algorithm '{source}'",
             found=source,
             expected=listed(sorted(shipped), len(shipped)),
             nearest=nearest(source, shipped),
-            remedy="choose one of them, or leave --from out",
+            remedy="choose one of these algorithms, or omit --from",
         )
     text = shipped[source].read_text()
     flow = _flow_of(ast.parse(text))
@@ -126,16 +124,16 @@ def copied(source: str, name: str) -> str:
     if occupied:
         raise PlanError.of(
             "new-name",
-            f"'{occupied[0]}' stands for something else in '{source}'",
+            f"'{source}' already uses the name '{occupied[0]}' for something else",
             found=name,
-            expected="a name of its own",
+            expected="an unused name",
             remedy="choose another name",
         )
     return _renamed(text, renames)
 
 
 def _flow_of(tree: ast.Module) -> ast.FunctionDef:
-    """The function that is decorated as the flow of a file."""
+    """The function with the flow decorator in a file."""
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     return next(
         node
@@ -145,7 +143,7 @@ def _flow_of(tree: ast.Module) -> ast.FunctionDef:
 
 
 def _settings_of(flow: ast.FunctionDef) -> list[str]:
-    """The class whose instance is the default of the flow's settings; none where it has no settings."""
+    """The class whose instance is the default of the flow's settings; empty if the flow has no settings."""
     defaults = (*flow.args.defaults, *flow.args.kw_defaults)
     return [
         default.func.id
@@ -155,14 +153,14 @@ def _settings_of(flow: ast.FunctionDef) -> list[str]:
 
 
 def _class_name(name: str) -> str:
-    """A class of settings for a flow's name: ``my_own`` has ``MyOwn``; a name that is one already gets an end
-    of its own."""
+    """A class name for the settings of a flow: ``my_own`` gives ``MyOwn``. If that equals the flow's name,
+    ``Settings`` is appended instead."""
     words = "".join(word[:1].upper() + word[1:] for word in name.split("_"))
     return words if words and words != name else f"{name}Settings"
 
 
 def _code(text: str) -> str:
-    """The names in a file's code, without its comments and texts."""
+    """The names in a file's code, without comments and strings."""
     words = (
         getattr(node, field, None)
         for node in ast.walk(ast.parse(text))
@@ -172,8 +170,7 @@ def _code(text: str) -> str:
 
 
 def _renamed(text: str, renames: dict[str, str]) -> str:
-    """The text with names changed where the code has them, so that comments and docstrings stay as they
-    are."""
+    """The text with names changed in the code only; comments and docstrings stay unchanged."""
     lines = text.splitlines(keepends=True)
     places = []
     for node in ast.walk(ast.parse(text)):
@@ -193,13 +190,13 @@ def _renamed(text: str, renames: dict[str, str]) -> str:
     return "".join(lines)
 
 
-LONGEST = 1 << 20  # bytes of a file that is read
+LONGEST = 1 << 20  # most bytes of a file
 
 
 def import_settings(project: str, file: Path, out: Path) -> int:
-    """Write what a script or a configuration of another project becomes, and say of each of its keys what
-    that is. Raises PlanError where one of them changes the mathematics and has no counterpart; nothing is
-    written then."""
+    """Write a configuration file from a script or configuration of another project, and report the result for
+    each key. Raises PlanError, and writes nothing, if a key changes the mathematics and has no
+    counterpart."""
     from rlflow.cli.importers import openrlhf, verl
 
     projects = {"verl": verl, "openrlhf": openrlhf}
@@ -210,7 +207,7 @@ def import_settings(project: str, file: Path, out: Path) -> int:
             found=project,
             expected="verl or openrlhf",
             nearest=nearest(project, projects),
-            remedy="docs/moving.md says how they are called here",
+            remedy="docs/moving.md lists the names of other projects' settings in rlflow",
         )
     _check_out(file, out)
     settings = projects[project].imported(projects[project].read(_text(file), str(file)))
@@ -222,21 +219,21 @@ def import_settings(project: str, file: Path, out: Path) -> int:
 
 
 def _check_out(file: Path, out: Path) -> None:
-    """Refuse to write over the file that is read, and over what is no file."""
+    """Refuse to overwrite the input file, and anything that is not a regular file."""
     if out.exists() and (not out.is_file() or (file.exists() and out.samefile(file))):
-        found = "the file that is read" if out.is_file() else "no regular file"
+        found = "the input file" if out.is_file() else "not a regular file"
         raise PlanError.of(
             "import",
             f"--out {out} cannot be written",
             found=found,
-            expected="a new file, or a configuration to replace",
+            expected="a new file, or a configuration file to replace",
             remedy="name another file with --out",
         )
 
 
 def _text(file: Path) -> str:
     """The text of a regular file of at most LONGEST bytes. Raises PlanError."""
-    expected = f"a script of at most {LONGEST >> 20} MiB, or of verl a .yaml"
+    expected = f"a script of at most {LONGEST >> 20} MiB; for verl also a .yaml"
     try:
         data = durable.read(Path(os.path.realpath(file)), LONGEST)
         if len(data) <= LONGEST:
@@ -249,5 +246,5 @@ def _text(file: Path) -> str:
         f"'{file}' cannot be read",
         found=found,
         expected=expected,
-        remedy="name a file that is there",
+        remedy="name an existing file",
     )

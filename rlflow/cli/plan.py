@@ -1,7 +1,4 @@
-"""`rlflow plan`.
-
-Here too: `rlflow graph` and `rlflow diff`.
-"""
+"""`rlflow plan`, `rlflow graph` and `rlflow diff`."""
 
 from __future__ import annotations
 
@@ -38,7 +35,8 @@ TRANSPORTS = {
 
 
 def plan_file(file: str, arguments: Sequence[str]) -> int:
-    """Print the plan of a run of the file. Raises FlowError and PlanError for what does not fit."""
+    """Print the plan of a run of the file. Raises FlowError and PlanError for an invalid flow, flag or
+    placement."""
     flow, values = load_flow(file), read_flags(arguments)
     as_json = bool(values.pop("json", False))
 
@@ -56,8 +54,8 @@ def plan_file(file: str, arguments: Sequence[str]) -> int:
 
 
 def options_of(config: RunConfig) -> TraceOptions:
-    """The part of the flags that shapes the graph, read as by `check`; the reward of the null backend reads
-    nothing."""
+    """The options that shape the graph, read from the flags as `check` reads them. With the null backend the
+    reward reads no columns."""
     options = trace_options(config)
     return (
         replace(options, reward_reads=(), reward_places={}, fields=())
@@ -91,13 +89,13 @@ def printed(explanation: Explanation) -> Iterator[RenderableType]:
         "memory of each rank, without activations", [memory(explanation.memory)] if explanation.memory else []
     )
     yield from section(
-        "moves of each rank, an iteration", [plain(f"  {line}") for line in moves(explanation)]
+        "offloading of each rank, per iteration", [plain(f"  {line}") for line in moves(explanation)]
     )
     yield from section(
-        "copies in memory, from which a run recovers or is saved",
+        "in-memory checkpoints, for recovery and for saving",
         [plain(f"  {line}") for line in commits(explanation)],
     )
-    yield from section("tokens that are computed", [plain(f"  {line}") for line in packed(explanation)])
+    yield from section("computed tokens", [plain(f"  {line}") for line in packed(explanation)])
     yield from section("passes", [plain(f"  {note}") for note in explanation.notes])
     yield from section(
         "time, in units of the default costs", [plain(f"  {line}") for line in times(explanation)]
@@ -110,12 +108,12 @@ def services(declared: Sequence[Service]) -> Iterator[str]:
     """A line for each service of the run."""
     for each in declared:
         gpus = f", {each.gpus} GPU{'s' * (each.gpus > 1)}" if each.gpus else ""
-        yield f"{each.name}: {each.run}" + (", run by others" if each.external else gpus)
+        yield f"{each.name}: {each.run}" + (", not started by this run" if each.external else gpus)
 
 
 def shared_devices(explanation: Explanation) -> Iterator[str]:
-    """A line for each set of devices that pools share: which part each has, what is left, and what overlaps
-    there."""
+    """A line for each set of devices that pools share: the part of each pool, the unused part, and which
+    nodes overlap."""
     for entry in devices(explanation.placement) if explanation.placement else ():
         shares = ", ".join(f"{part:g} by {pool}" for pool, part in entry["parts"].items())
         left = (
@@ -123,25 +121,25 @@ def shared_devices(explanation: Explanation) -> Iterator[str]:
             if explanation.placement
             else 0
         )
-        rest = f"; {float(left):g} of each is left over" if left else ""
+        rest = f"; {float(left):g} of each is unused" if left else ""
         yield (
-            f"{entry['devices']} {'device is' if entry['devices'] == 1 else 'devices are'} used in parts: "
-            f"{shares}{rest}; ranks of one number are processes on one device, whose nodes overlap"
+            f"pools share {entry['devices']} {'device' if entry['devices'] == 1 else 'devices'}: "
+            f"{shares}{rest}; ranks with the same number run on one device, and their nodes overlap"
         )
 
 
 def environments(explanation: Explanation) -> Iterator[str]:
-    """A line for each call that samples under an environment."""
+    """A line for each generate call that runs in an environment."""
     for node in used_nodes(explanation.graph):
         if isinstance(node.settings, GenerateOptions) and node.settings.environment:
             yield (
-                f"{node.name}: {node.settings.environment}, together of at most "
-                f"{node.settings.max_tokens} tokens"
+                f"{node.name}: {node.settings.environment}, at most {node.settings.max_tokens} tokens "
+                "an episode"
             )
 
 
 def section(title: str, parts: Iterable[RenderableType]) -> Iterator[RenderableType]:
-    """A title and what is under it, where there is anything."""
+    """A title and its parts; nothing if there are no parts."""
     parts = list(parts)
     if parts:
         yield plain(f"\n{title}")
@@ -149,7 +147,7 @@ def section(title: str, parts: Iterable[RenderableType]) -> Iterator[RenderableT
 
 
 def table(*heads: str, right: Iterable[str] = ()) -> Table:
-    """An empty table with these heads; columns named in ``right`` are set to the right."""
+    """An empty table with these heads; columns named in ``right`` are right-aligned."""
     rows = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for number, head in enumerate(heads):
         rows.add_column(
@@ -160,7 +158,7 @@ def table(*heads: str, right: Iterable[str] = ()) -> Table:
 
 def evaluation(explanation: Explanation) -> Iterator[RenderableType]:
     """A table of the nodes of the flow's own evaluation."""
-    rows = table("wave", "node", *(("pool",) if explanation.placement else ()), "dispatch", "lane")
+    rows = table("wave", "node", *(("pool",) if explanation.placement else ()), "dispatch", "queue")
     for step in explanation.evaluation:
         rows.add_row(
             *map(
@@ -179,13 +177,13 @@ def evaluation(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def nodes(explanation: Explanation) -> Iterator[RenderableType]:
-    """A table of the nodes in the order in which they may run."""
+    """A table of the nodes, in an order in which they may run."""
     rows = table(
         "wave",
         "node",
         *(("pool",) if explanation.placement else ()),
         "dispatch",
-        "layout" if explanation.placement else "lane",
+        "layout" if explanation.placement else "queue",
     )
     for step in explanation.steps:
         inside = "  | " if step.within else "  "
@@ -206,15 +204,17 @@ def nodes(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def lineage(explanation: Explanation) -> Iterator[str]:
-    """Lines on the rows that each node makes, where rows are asked, chosen or joined."""
+    """Lines on the number of rows that each node makes, if the flow follows up on, chooses or joins rows."""
     for each in explanation.lineage:
         groups = f" in {each.groups} groups" if each.groups < each.rows else ""
-        unknown = "" if each.known else ", if one token of each row is asked for; only a run tells"
+        unknown = (
+            "" if each.known else ", if each row has one follow-up prompt; the real number depends on the run"
+        )
         yield f"{each.node}: {each.rows}{groups}{unknown}"
 
 
 def columns(explanation: Explanation) -> Iterator[RenderableType]:
-    """The table of columns: on pools those that move, in one process all that are read."""
+    """The table of columns: with pools those that move between ranks, in one process all that nodes read."""
     rows = table(
         "columns",
         "from",
@@ -238,17 +238,17 @@ def columns(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def sums(explanation: Explanation) -> Iterator[str]:
-    """Lines on the bytes that an iteration reads, moves and records."""
+    """A line on the bytes that an iteration reads, moves between ranks and records."""
     read = decimal(sum(edge.bytes for edge in explanation.edges))
-    moved = f"; {decimal(explanation.moved)} change ranks" if explanation.placement else ""
-    yield f"in all {read} are read by nodes{moved}; {decimal(explanation.recorded)} by the run's records"
+    moved = f", {decimal(explanation.moved)} move between ranks" if explanation.placement else ""
+    yield f"in all: nodes read {read}{moved}, the run's records read {decimal(explanation.recorded)}"
 
 
 def weights(explanation: Explanation) -> Iterator[str]:
     """Lines on each transfer of weights from a trainer to its generator."""
     for each in explanation.weights:
         size = "" if each.bytes is None else f": {decimal(each.bytes)} over all ranks"
-        most = "" if each.each is None else f", at most {decimal(each.each)} to one, the least possible"
+        most = "" if each.each is None else f", at most {decimal(each.each)} to one rank, the least possible"
         before = ", ".join(each.before) or "evaluation"
         where = (
             f"from {each.from_pool} to {each.to_pool}"
@@ -258,29 +258,30 @@ def weights(explanation: Explanation) -> Iterator[str]:
         yield f"{each.role} {where} after {each.after}, before {before}{size}{most}"
         if each.extra is not None:
             yield (
-                f"  {TRANSPORTS[each.transport]}; a transfer takes at most {decimal(each.extra)} on a "
-                "rank beside the model"
+                f"  {TRANSPORTS[each.transport]}; in addition to the model, a transfer takes at most "
+                f"{decimal(each.extra)} on a rank"
             )
         elif each.bytes is not None:
-            yield "  whole tensors, through Ray's object store"
+            yield "  complete tensors, through Ray's object store"
 
 
 def together(explanation: Explanation) -> Iterator[str]:
-    """The nodes after each node in program order that may run at the same time."""
+    """For each node, the later nodes in program order that may run at the same time, or that share its
+    queue."""
     for name in dict.fromkeys(pair.first for pair in explanation.pairs):
         own = [pair for pair in explanation.pairs if pair.first == name]
         beside, taking = (
             [pair.second for pair in own if (pair.lane is None) is free] for free in (True, False)
         )
         if beside:
-            yield f"{name} beside {', '.join(beside)}"
+            yield f"{name} with {', '.join(beside)}"
         if taking:
             lane = next(pair.lane for pair in own if pair.lane is not None)
-            yield f"{name} takes turns with {', '.join(taking)} in {lane}"
+            yield f"{name} shares the queue {lane} with {', '.join(taking)}: one runs at a time"
 
 
 def memory(entries: Sequence[MemoryItem]) -> Table:
-    """A table of what each rank of each pool holds, by role."""
+    """A table of the memory on each rank of each pool, by role."""
     rows = table("pool", "role", "holds", "bytes", right=("bytes",))
     for pool in dict.fromkeys(item.pool for item in entries):
         own = [item for item in entries if item.pool == pool]
@@ -295,13 +296,13 @@ def memory(entries: Sequence[MemoryItem]) -> Table:
 
 
 def moves(explanation: Explanation) -> Iterator[str]:
-    """Lines that say which parts of models move before which node, where memory has a limit."""
+    """Lines on the model parts that are offloaded or loaded before each node, if memory has a limit."""
     for schedule in explanation.residency:
         for step in dict.fromkeys(move.before for move in schedule.moves):
             own = [move for move in schedule.moves if move.before == step]
             ways = {
-                "away": [move for move in own if move.away],
-                "back": [move for move in own if not move.away],
+                "offload": [move for move in own if move.away],
+                "load": [move for move in own if not move.away],
             }
             lines = (
                 f"{way} " + ", ".join(f"{move.part} {decimal(move.bytes)}" for move in some)
@@ -309,30 +310,30 @@ def moves(explanation: Explanation) -> Iterator[str]:
                 if some
             )
             yield f"{schedule.pool}, before {step}: {'; '.join(lines)}"
-        without = f", {decimal(schedule.peak_without)} if nothing moved" if schedule.moves else ""
+        without = f", {decimal(schedule.peak_without)} without offloading" if schedule.moves else ""
         yield f"{schedule.pool}: at most {decimal(schedule.peak)} of {decimal(schedule.limit)}{without}"
 
 
 def commits(explanation: Explanation) -> Iterator[str]:
-    """Lines about commits, where their sizes are known."""
+    """Lines on in-memory checkpoints, if their sizes are known."""
     sizes, every = (explanation.commits.bytes, explanation.commits.every) if explanation.commits else ({}, 0)
     known = [size for size in sizes.values() if size is not None]
     if known:
         when = "every iteration" if every == 1 else f"every {every} iterations"
         yield f"{when}: {', '.join(f'{role} {amount(size)}' for role, size in sizes.items())}"
         yield (
-            f"{decimal(sum(known))} in all, twice that while the next is taken; and rows that are "
-            "sampled ahead"
+            f"{decimal(sum(known))} in all, twice that while the next one is made; in addition, rows that "
+            "were sampled ahead of training"
         )
 
 
 def amount(size: int | None) -> str:
-    """Bytes in words, or that they are not known."""
+    """A size as text; "not known" for None."""
     return "not known" if size is None else decimal(size)
 
 
 def total(parts: Sequence[MemoryItem]) -> str:
-    """The sum of the sizes that are known, in words."""
+    """The sum of the known sizes as text; "and more" follows if some sizes are unknown."""
     known = [item.bytes for item in parts if item.bytes is not None]
     return (decimal(sum(known)) if known else "not known") + (
         " and more" if known and len(known) < len(parts) else ""
@@ -342,39 +343,39 @@ def total(parts: Sequence[MemoryItem]) -> str:
 def packed(explanation: Explanation) -> Iterator[str]:
     """A line for each forward or update whose rows share prompts."""
     for each in explanation.packed:
-        yield f"{each.node}: {each.computed:,} of {each.tokens:,}, with each prompt once ({each.computed / each.tokens:.0%})"
+        yield f"{each.node}: {each.computed:,} of {each.tokens:,}, as each prompt is computed once ({each.computed / each.tokens:.0%})"
 
 
 def times(explanation: Explanation) -> Iterator[str]:
-    """Lines on how long an iteration takes, in units of the default costs, and why."""
+    """Lines on the duration of an iteration in units of the default costs, and what decides it."""
     time = explanation.time
-    yield f"an iteration takes {time.makespan:g}; no schedule takes less than {time.bound:g}"
+    yield f"an iteration takes {time.makespan:g}; the lower bound of any schedule is {time.bound:g}"
     yield "decided by " + ", ".join(time.decided_by)
     yield "busy: " + ", ".join(f"{lane} {share:.0%}" for lane, share in time.busy.items())
 
 
 def assumptions(explanation: Explanation) -> Iterator[str]:
-    """Lines on what a plan assumes of the data and of the run."""
+    """Lines on what a plan assumes about the data and the run."""
     long = (
         "all of their max_tokens"
         if any(step.op == "generate" for step in explanation.steps)
-        else "which the data hold"
+        else "from the data"
     )
     yield (
         f"prompts of {explanation.assumed.prompt_tokens} tokens, responses of {explanation.response_tokens} "
         f"tokens, {long}; {LETTERS} bytes of text a token"
     )
     if any(step.op == "repeat" for step in explanation.steps):
-        yield "a repeat keeps all the groups that it wants, in its first try"
+        yield "each `repeat` gets all the groups that it needs in its first try"
     if explanation.placement:
         yield (
-            "a split is kept for the next node: a run makes a new one where tokens are more than 10 % "
-            "off balance"
+            "the next node keeps the split of rows: a run makes a new split if tokens are more than 10 % "
+            "out of balance"
         )
     if any(item.bytes is not None for item in explanation.memory):
         yield (
-            "each rank holds whole models but for what its engine divides; gradients and AdamW's two "
-            "moments are as long as what learns"
+            "each rank holds complete models, except for the parts that its engine shards; gradients and each "
+            "of AdamW's two moments have as many elements as the trained parameters"
         )
 
 
@@ -383,11 +384,11 @@ def print_graph(file: str, format: str, arguments: Sequence[str]) -> int:
     if format not in FORMATS:
         raise PlanError.of(
             "graph-format",
-            f"there is no graph format '{format}'",
+            f"unknown graph format '{format}'",
             found=format,
             expected=", ".join(FORMATS),
             nearest=nearest(format, FORMATS),
-            remedy="choose one of them",
+            remedy="choose one of these formats",
         )
     flow = load_flow(file)
     config = read_config(flow, read_flags(arguments))
@@ -397,7 +398,8 @@ def print_graph(file: str, format: str, arguments: Sequence[str]) -> int:
 
 
 def print_diff(first: str, second: str) -> int:
-    """Print what differs between the graphs of two files: 0 where nothing does, else 1. Raises FlowError."""
+    """Print the differences between the graphs of two files: 0 if there are none, else 1. Raises
+    FlowError."""
     one, two = compile_flow(load_flow(first)).graph, compile_flow(load_flow(second)).graph
     differences = diff(one, two)
     for difference in differences:
@@ -405,5 +407,5 @@ def print_diff(first: str, second: str) -> int:
     if not differences:
         print("no difference")
     elif same_shape(one, two):
-        print("(the same functions wired alike: names and settings differ)")
+        print("(the same functions with the same connections: only names and settings differ)")
     return 1 if differences else 0

@@ -1,5 +1,5 @@
-"""`rlflow prove`: whether a run would learn from what it is paid for, tried on a few rows before its first
-iteration."""
+"""`rlflow prove`: tests on a few rows, before the first iteration, whether a run would learn from its
+rewards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def prove_file(file: str, arguments: Sequence[str]) -> int:
-    """Print each claim with its verdict; 2 where one is falsified. Takes the flags of `run`. Raises
+    """Print each claim with its verdict; 2 if one is falsified, else 0. Takes the flags of `run`. Raises
     FlowError, PlanError, StageError."""
     plans, arguments = apart(arguments)
     flow, values = load_flow(file), read_flags(arguments)
@@ -46,7 +46,8 @@ def prove_file(file: str, arguments: Sequence[str]) -> int:
 
 
 def apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The flags of each ``--as``, and the other arguments. Raises PlanError unless there are none or two."""
+    """The flags of each ``--as``, and the other arguments. Raises PlanError unless ``--as`` is given twice or
+    not at all."""
     plans, rest, words = [], [], list(arguments)
     while words:
         word = words.pop(0)
@@ -59,17 +60,17 @@ def apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     if len(plans) not in (0, 2):
         raise PlanError.of(
             "prove-plans",
-            "two plans are compared",
-            found=f"{len(plans)} of --as",
-            expected="two, or none",
+            "rlflow prove compares exactly two plans",
+            found=f"number of --as flags: {len(plans)}",
+            expected="--as twice, or not at all",
             remedy='--as "--stream 1" --as "--stream 4"',
         )
     return plans, rest
 
 
 def compare_plans(file: str, plans: Sequence[str], values: Mapping[str, Any]) -> int:
-    """Run the file under two plans and print in what they differ first; 2 where that is more than
-    rounding."""
+    """Run the file under two plans and print where they first differ; 2 if the difference is more than
+    rounding, else 0."""
     from rlflow.runs.preview import compared
 
     flow = load_flow(file)
@@ -81,8 +82,8 @@ def compare_plans(file: str, plans: Sequence[str], values: Mapping[str, Any]) ->
 
 
 def whole(context: RunContext) -> Iterator[Claim]:
-    """All claims about a run that is prepared. Raises StageError of a stage that does not take the run's own
-    scores either."""
+    """All claims about a prepared run. Raises StageError if a stage fails on the run's own scores as well as
+    on synthetic ones."""
     from rlflow.runs.proof.reward_claims import reward_claims
     from rlflow.runs.proving import rehearsals, unfinished
 
@@ -93,7 +94,7 @@ def whole(context: RunContext) -> Iterator[Claim]:
         yield from reward_claims(stage, context.reasons, scoring=None)
         yield unfinished(
             context,
-            "a stage does not take the made scores of a rehearsal, from 0 to 1: "
+            "a stage does not accept the synthetic scores of a dry run, from 0 to 1: "
             f"{str(error).splitlines()[0]}",
         )
 

@@ -11,7 +11,7 @@ from rlflow.errors import listed, printable
 
 
 def resume_run(run: str, arguments: Sequence[str], fork: bool, trust: bool = False) -> int:
-    """Go on with a run, or start a new one from it. Raises PlanError, RunHeld, StageError."""
+    """Continue a run, or start a new one from it. Raises PlanError, RunHeld, StageError."""
     flags = parse_flags(arguments)
     quiet, as_json = bool(flags.pop("quiet", False)), bool(flags.pop("json", False))
 
@@ -25,18 +25,18 @@ def resume_run(run: str, arguments: Sequence[str], fork: bool, trust: bool = Fal
 
 
 def export_model(run: str, out: str, role: str | None) -> int:
-    """Write a plain Hugging Face folder from a run's newest good checkpoint."""
+    """Write a plain Hugging Face folder from a run's newest intact checkpoint."""
     from rlflow.checkpoints.export import export
     from rlflow.checkpoints.file_names import MANIFEST
     from rlflow.monitoring.history import find_run
 
-    source = Path(run)  # a checkpoint of a run will do
+    source = Path(run)  # the folder of a single checkpoint is accepted too
     loaded = export(source if (source / MANIFEST).is_file() else find_run(run), Path(out), role)
     for path, reason in loaded.rejected:
-        print(f"{path.name} is damaged and not used: {reason}")
+        print(f"{path.name} is damaged and is not used: {reason}")
     if loaded.ignored:
         print(
-            f"{loaded.path.name}: ignored, since they are no part of it: {printable(listed(loaded.ignored))}"
+            f"{loaded.path.name}: ignored files that are not part of it: {printable(listed(loaded.ignored))}"
         )
     print(f"wrote {out} from {loaded.path}")
     return 0

@@ -98,8 +98,8 @@ def packaged_note(flow: str, used: Mapping[str, Any], values: Mapping[str, Any])
 
 
 def report(result: RunResult, reporter: Reporter, as_json: bool) -> int:
-    """Print the summary of a run that has ended, where the reporter prints, and with ``as_json`` its results.
-    Gives the exit code."""
+    """Print the summary of a run that has ended, and with ``as_json`` its results. Returns the exit code: 1
+    if something could not be saved, else 0."""
     from rlflow.runs.report import summary
 
     reporter.note(summary(result))
@@ -109,7 +109,8 @@ def report(result: RunResult, reporter: Reporter, as_json: bool) -> int:
 
 
 def help_text(file: str, flow: Flow) -> str:
-    """Every flag of a flow with its type, default and what it does."""
+    """The text of `rlflow run FILE --help`: every flag of a flow with its type, its default and its
+    purpose."""
     from rlflow.runs.packaged import packaged
 
     about = flow.function.__doc__ or sys.modules[flow.function.__module__].__doc__ or ""
@@ -119,7 +120,7 @@ def help_text(file: str, flow: Flow) -> str:
         "",
         about.strip(),
         "",
-        f"Without --model and --data the packaged task '{task}' is run; its own values stand in parentheses.",
+        f"Without --model and --data the run uses the packaged task '{task}'; its values are in parentheses.",
         "",
     ]
     if flow.parameters.hp is not None:
@@ -131,39 +132,40 @@ def help_text(file: str, flow: Flow) -> str:
     lines += [
         "The run",
         *_described("", Options, beneath=beneath),
-        "  --config FILE.toml  the same names in a file; flags win",
+        "  --config FILE.toml  the same settings from a file; flags override it",
         "  --json  print a last line of JSON",
-        "  --quiet  print nothing but errors",
+        "  --quiet  print only errors",
         "",
     ]
     lines += [
         "Data (--data.NAME)",
         "  prompt, answer, completion, chosen, rejected  the file's field for each",
-        "  chat true | false  prompts through the model's chat template; without it, where the model has one",
-        "  system TEXT, template TEXT  a system message before a chat; text around a plain prompt, such "
-        "as 'Q: {prompt} A:'",
+        "  chat true | false  whether to apply the model's chat template to prompts; default: true if it has one",
+        "  system TEXT  a system message for chats\n"
+        "  template TEXT  text around plain prompts, such as 'Q: {prompt} A:'",
         "  template_kwargs JSON  variables of the chat template, such as '{\"enable_thinking\": false}'",
-        "  max_prompt TOKENS, split NAME  longer prompts are dropped; of a folder with several; other "
-        "names are the task's",
+        "  max_prompt TOKENS  drop longer prompts\n"
+        "  split NAME  the split to read, if the folder has several\n"
+        "  other names  settings of the task",
         "",
     ]
     lines += [
-        "An environment (--env.NAME, or --ROLE.env.NAME beside --ROLE.env), with the settings of its own "
+        "An environment (--env.NAME; with --ROLE.env: --ROLE.env.NAME), in addition to the settings of its "
         "class",
         *_described("env.", Bounds),
         "",
     ]
     lines += [
-        "A service beside the run (--service.NAME COMMAND, or --service.NAME.FIELD); its URL is {NAME} "
-        "in other flags",
+        "A service that the run starts (--service.NAME COMMAND, or --service.NAME.FIELD); other flags can "
+        "use its URL as {NAME}",
         *_described("service.NAME.", ServiceSettings),
         "",
     ]
     lines += [
-        f"Each role: {', '.join(role_names(flow, 1))} (--ROLE.NAME; without ROLE: all)",
+        f"Each role: {', '.join(role_names(flow, 1))} (--ROLE.NAME; without ROLE: all roles)",
         "  --ROLE.model FOLDER  --ROLE.trainer BACKEND  --ROLE.generator BACKEND  --ROLE.reward REWARD",
-        "  --ROLE.pool POOL  --ROLE.trainer.pool POOL  --ROLE.generator.pool POOL  with --pools: where "
-        "it runs, whole or by half",
+        "  --ROLE.pool POOL  --ROLE.trainer.pool POOL  --ROLE.generator.pool POOL  with --pools: the pool "
+        "of the role, or of its trainer or generator",
         *_backends(beneath),
     ]
     return "\n".join(lines)
@@ -176,7 +178,7 @@ def _backends(beneath: Mapping[str, Any]) -> list[str]:
     return [
         *_described("ROLE.", local.Trainer.Settings, beneath=beneath),
         *_described("ROLE.", local.Generator.Settings),
-        "With --ROLE.generator vllm, in place of batch_tokens",
+        "With --ROLE.generator vllm, instead of batch_tokens",
         *_described("ROLE.", vllm.Generator.Settings),
     ]
 
@@ -184,8 +186,8 @@ def _backends(beneath: Mapping[str, Any]) -> list[str]:
 def _described(
     prefix: str, settings: type, values: Any = None, beneath: Mapping[str, Any] | None = None
 ) -> list[str]:
-    """A line for each flag. ``values``: the defaults, if not those of the type; ``beneath``: values of the
-    packaged task."""
+    """A line for each flag. ``values``: the defaults, if they differ from the type's; ``beneath``: values of
+    the packaged task."""
     lines = []
     for entry in fields(settings).values():
         default = getattr(values, entry.name) if values is not None else entry.default

@@ -12,14 +12,15 @@ import typer
 app = typer.Typer(
     name="serve",
     no_args_is_help=True,
-    help="Serve a retriever, a judge or a runner of code over HTTP, for runs to ask.",
+    help="Serve a retriever, a reward or a code runner over HTTP, for use by runs.",
 )
 Host = Annotated[
-    str, typer.Option("--host", help="the address to listen at; other than loopback wants RLFLOW_SERVE_TOKEN")
+    str,
+    typer.Option("--host", help="the address to listen at; all but loopback require RLFLOW_SERVE_TOKEN"),
 ]
 Port = Annotated[
     int | None,
-    typer.Option("--port", help="the port; without, that of the variable PORT, else 8000", min=1, max=65535),
+    typer.Option("--port", help="the port; default: the variable PORT, else 8000", min=1, max=65535),
 ]
 
 
@@ -29,15 +30,17 @@ def retrieve(
         Path,
         typer.Argument(help="a JSON Lines file of passages: text and title, or contents", show_default=False),
     ],
-    topk: Annotated[int, typer.Option("--topk", help="passages for a query that names no number", min=1)] = 3,
+    topk: Annotated[
+        int, typer.Option("--topk", help="passages per query, if the query gives no number", min=1)
+    ] = 3,
     encoder: Annotated[
         Path | None,
-        typer.Option("--encoder", help="a model folder: rank by its vectors, with faiss, not by BM25"),
+        typer.Option("--encoder", help="a model folder: rank by its embeddings with faiss instead of BM25"),
     ] = None,
     host: Host = "127.0.0.1",
     port: Port = None,
 ) -> None:
-    """Search a corpus: POST /retrieve, as verl's and SkyRL-gym's clients ask."""
+    """Search a corpus: POST /retrieve, in the request format of verl's and SkyRL-gym's clients."""
     from rlflow.services.serving.retrieve import retriever
     from rlflow.services.serving.server import check_host, chosen_port, serve
 
@@ -52,12 +55,12 @@ def reward(
         list[str],
         typer.Option(
             "--reward",
-            help="task (the answer letter by letter), math, FILE.py:function or a model "
+            help="task (compares the answer exactly), math, FILE.py:function or a model "
             "folder, each with an optional :weight; several are summed",
         ),
     ],
     timeout: Annotated[
-        float, typer.Option("--timeout", help="seconds that a reward function may take for a row")
+        float, typer.Option("--timeout", help="most seconds that a reward function may take for a row")
     ] = 60.0,
     workers: Annotated[
         int | None, typer.Option("--workers", help="most processes of reward functions", min=1)
@@ -65,12 +68,12 @@ def reward(
     network: Annotated[
         bool, typer.Option("--network", help="whether reward functions may reach the network")
     ] = False,
-    device: Annotated[str, typer.Option("--device", help="of reward models: cpu or cuda")] = "cpu",
+    device: Annotated[str, typer.Option("--device", help="the device of reward models: cpu or cuda")] = "cpu",
     host: Host = "127.0.0.1",
     port: Port = None,
 ) -> None:
-    """Judge rows: POST /get_reward, as OpenRLHF's remote reward models are asked, and as --reward URL
-    asks."""
+    """Score rows: POST /get_reward, in the request format of OpenRLHF's remote reward models and of --reward
+    URL."""
     from rlflow.rewards.confinement import Confinement
     from rlflow.rewards.reward_pool import RewardPool
     from rlflow.rewards.reward_spec import parse_reward
@@ -86,15 +89,16 @@ def reward(
 @app.command()
 def code(
     parallel: Annotated[
-        int, typer.Option("--parallel", help="programs that run at a time", min=1)
+        int, typer.Option("--parallel", help="most programs that run at the same time", min=1)
     ] = os.cpu_count() or 1,
     unsafe: Annotated[
-        bool, typer.Option("--unsafe", help="run code also where this machine cannot isolate it")
+        bool, typer.Option("--unsafe", help="run code even if this machine cannot sandbox it")
     ] = False,
     host: Host = "127.0.0.1",
     port: Port = None,
 ) -> None:
-    """Run Python of strangers: POST /run_code, in SandboxFusion's form, behind the walls of scorers."""
+    """Run untrusted Python code: POST /run_code, in SandboxFusion's format, in the same sandbox as reward
+    functions."""
     from rlflow.services.serving.code import runner
     from rlflow.services.serving.server import check_host, chosen_port, serve
 

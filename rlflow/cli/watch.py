@@ -1,7 +1,4 @@
-"""`rlflow runs`, `rlflow show`, `rlflow watch` and `rlflow doctor`.
-
-Here too: `rlflow explain`.
-"""
+"""`rlflow runs`, `rlflow show`, `rlflow explain`, `rlflow watch` and `rlflow doctor`."""
 
 from __future__ import annotations
 
@@ -28,8 +25,8 @@ from rlflow.monitoring.tables import output, plain, story
 
 
 def list_runs(text: str, sort: str = "updated", where: Sequence[str] = (), as_json: bool = False) -> int:
-    """Print a table of a folder's runs, of which all conditions ``where`` hold, by the name ``sort``. Raises
-    PlanError for a folder that is not there, and for a name or a condition that says nothing."""
+    """Print a table of a folder's runs that meet all conditions ``where``, sorted by the name ``sort``.
+    Raises PlanError for a missing folder, an unknown name and an invalid condition."""
     conditions = [condition(each) for each in where]
     base = Path(text)
     if not base.is_dir():
@@ -38,11 +35,11 @@ def list_runs(text: str, sort: str = "updated", where: Sequence[str] = (), as_js
         )
         raise PlanError.of(
             "no-runs",
-            f"there is no folder '{base}'",
-            found="nothing of that name",
+            f"the folder '{base}' does not exist",
+            found="no such folder",
             expected="a folder that holds runs",
             nearest=nearest(str(base), siblings),
-            remedy="rlflow runs FOLDER: what --out said, or runs",
+            remedy="rlflow runs FOLDER: the folder given as --out, or runs",
         )
     summaries = [summarised(folder) for folder in ([base] if is_run(base) else run_folders(base))]
     shown = chosen([listed_run(summary) for summary in summaries], conditions, sort)
@@ -52,7 +49,7 @@ def list_runs(text: str, sort: str = "updated", where: Sequence[str] = (), as_js
         output(
             [
                 plain(
-                    f"none of the {len(summaries)} runs in {base} is such"
+                    f"none of the {len(summaries)} runs in {base} meets the conditions"
                     if summaries
                     else f"no runs in {base}"
                 )
@@ -65,24 +62,24 @@ def list_runs(text: str, sort: str = "updated", where: Sequence[str] = (), as_js
 
 
 def show_run(text: str) -> int:
-    """Print a run's story. Raises PlanError where there is no such run."""
+    """Print the summary of a run. Raises PlanError if there is no such run."""
     output(story(find_run(text)))
     return 0
 
 
 def watch_run(text: str, once: bool) -> int:
-    """Follow a run to its end: 0 where it is done, 1 where it came to another. Raises PlanError where there
-    is no such run."""
+    """Follow a run to its end: 0 if it ends in the state "done", else 1. Raises PlanError if there is no such
+    run."""
     folder = find_run(text)
     if once:
         console = Console(highlight=False)
         console.print(draw(frame(folder), console.width))
         return 0
     view = Live(sys.stdout) if lively(sys.stdout) else Plain(sys.stdout)
-    # ctrl-C is the way out, also where whoever started this ignores it, as scripts do for background jobs
+    # ctrl-C must end the view even if the parent process ignores the signal, as scripts do for background jobs
     if isinstance(view, Live):
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    state = "running"  # what is left behind on ctrl-C: the run goes on
+    state = "running"  # after ctrl-C the run itself continues
     try:
         last = follow(folder, view)
         state = last.state
@@ -94,15 +91,14 @@ def watch_run(text: str, once: bool) -> int:
 
 
 def print_doctor() -> int:
-    """Print what is installed, what of it can be used, and what listens."""
+    """Print what is installed, whether it can be used, and which processes listen on the network."""
     for title, lines in sections():
         output([plain(f"{title}"), *(plain(f"  {line}") for line in lines)])
     return 0
 
 
 def explain_run(text: str, wants_json: bool) -> int:
-    """Print why a run learns little and what bounded its time. Raises PlanError where there is no such
-    run."""
+    """Print why a run learns little and what limited its speed. Raises PlanError if there is no such run."""
     folder = find_run(text)
     if wants_json:
         print(json.dumps(as_json(folder)))

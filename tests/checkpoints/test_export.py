@@ -141,7 +141,7 @@ def test_the_command_says_which_checkpoint_is_damaged_and_what_it_wrote(tmp_path
     (run / "metrics.jsonl").touch()  # by which a folder is known as a run's
     assert export_model(str(run), str(tmp_path / "out"), None) == 0
     damaged, wrote = capsys.readouterr().out.splitlines()
-    assert damaged.startswith("step-00000002 is damaged and not used: ")
+    assert damaged.startswith("step-00000002 is damaged and is not used: ")
     assert wrote == f"wrote {tmp_path / 'out'} from {run / 'checkpoints' / 'step-00000001'}"
 
 

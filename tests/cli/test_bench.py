@@ -96,7 +96,7 @@ def test_a_cell_whose_sums_do_not_close_is_an_error(bench):
 def test_a_budget_that_is_used_up_is_said_with_how_to_go_on(bench):
     code, out, _ = bench(TWO, "--budget", "0s")
     assert code == 0
-    assert "the budget of 0s is used up: the same command goes on" in out
+    assert "the budget of 0s is used up: the same command continues" in out
     assert bench(TWO)[0] == 0
 
 
@@ -109,7 +109,7 @@ def test_durations(text, seconds):
 def test_a_text_that_is_no_duration_is_refused(bench, text):
     code, _, err = bench(TWO, f"--budget={text}")
     assert code == 2
-    assert "--budget is no duration" in err
+    assert "--budget is not a duration" in err
 
 
 def test_the_files_of_a_suite_are_made_once_and_a_maker_that_fails_leaves_nothing(tmp_path):
@@ -120,7 +120,7 @@ def test_the_files_of_a_suite_are_made_once_and_a_maker_that_fails_leaves_nothin
     suite = read_suite(path)
     (tmp_path / "out").mkdir()
     maker.write_text("raise SystemExit('no disk')")
-    with pytest.raises(PlanError, match="maker.py failed") as refused:
+    with pytest.raises(PlanError, match="maker.py, which generates") as refused:
         made(suite, tmp_path / "out")
     assert refused.value.problems[0].found == "no disk"
     maker.write_text("import sys, pathlib\n(pathlib.Path(sys.argv[1]) / 'file').write_text('once')\n")
@@ -153,7 +153,7 @@ def test_another_comparison_is_shown_beside_and_decides_nothing(bench):
     )
     assert code == 0
     assert (
-        "two: 2.000 s an iteration beside 1.000 in before, 2.00 times; they did not take turns"
+        "two: 2.000 s an iteration, 1.000 in before, ratio 2.00; the measurements did not alternate"
         in " ".join(out.split())
     )
     assert bench(TWO, "--out", "never", "--against", "nowhere")[0] == 2
@@ -178,7 +178,10 @@ def test_a_comparison_that_is_stopped_says_that_the_same_command_goes_on_and_it_
     )
     code, out, err = bench(TWO.replace(str(COUNTING), str(system)))
     assert (code, out) == (130, "")
-    assert err.splitlines()[-1] == "stopped; what was measured is in bench/mine, and the same command goes on"
+    assert (
+        err.splitlines()[-1]
+        == "stopped; the measurements so far are in bench/mine, and the same command continues"
+    )
     code, out, _ = bench(TWO.replace(str(COUNTING), str(system)))
     assert code == 0
     assert "two beside one, speed: " in " ".join(out.split())

@@ -31,16 +31,16 @@ def test_fields_lengths_what_is_left_out_and_rows_are_printed(called):
     code, out, err = called("d.jsonl", "--model", str(MODEL))
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0] == "d.jsonl: 1 records that can be used, prompts"
+    assert lines[0] == "d.jsonl: 1 usable records, prompts"
     assert "  prompt       read from the field 'question'" in lines
-    assert "  not read: level (--data.NAME FIELD maps a field)" in lines
+    assert "  unused fields: level (--data.NAME FIELD maps a field)" in lines
     assert any(
-        line.startswith("  left out: 1 too long: at most 256 tokens of a prompt") and "d.jsonl:3" in line
+        line.startswith("  skipped: 1 too long: at most 256 tokens of a prompt") and "d.jsonl:3" in line
         for line in lines
     )
-    assert any(line.startswith("  left out: 1 without a prompt (d.jsonl:2)") for line in lines)
-    assert any(line.startswith("  left out: 1 unreadable (d.jsonl:4)") for line in lines)
-    assert "  prompts: 4 to 4 tokens, median 4, 95 of 100 at most 4" in lines
+    assert any(line.startswith("  skipped: 1 without a prompt (d.jsonl:2)") for line in lines)
+    assert any(line.startswith("  skipped: 1 unreadable (d.jsonl:4)") for line in lines)
+    assert "  prompts: 4 to 4 tokens, median 4, 95th percentile 4" in lines
     assert "  prompts are put as plain text, without a chat template" in lines
     assert "row 1, d.jsonl:1" in lines
     assert "    7 + 5 =" in lines

@@ -13,5 +13,5 @@ def test_a_graph_is_printed_in_each_format(format, capsys):
 
 
 def test_a_format_that_is_not_there_is_told():
-    with pytest.raises(PlanError, match="there is no graph format 'tex'"):
+    with pytest.raises(PlanError, match="unknown graph format 'tex'"):
         print_graph("grpo", "tex", [])

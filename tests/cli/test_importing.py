@@ -19,11 +19,11 @@ MERGES = "a0: &a0 {x: 1}\n" + "".join(
     f"a{n + 1}: &a{n + 1} {{<<: [{','.join([f'*a{n}'] * 8)}]}}\n" for n in range(9)
 )
 DAMAGED = [  # (file, its text, what the refusal says)
-    ("run.sh", f"{GROWS}{VERL} data.train_files=$A20", "come to more than 1048576 characters"),
+    ("run.sh", f"{GROWS}{VERL} data.train_files=$A20", "expand to more than 1048576 characters"),
     ("run.sh", f"{VERL} {'x' * 70000}", "is too long"),
     ("run.sh", f"{VERL} algorithm.adv_estimator=grpo \\\n", "ends within the command"),
     ("run.sh", f"{VERL} data.val_files=\"['a", "a quote that is not closed"),
-    ("run.sh", f"{VERL} algorithm.adv_est", "a word of the command is no setting"),
+    ("run.sh", f"{VERL} algorithm.adv_est", "a word of the trainer's command is not a setting"),
     ("run.sh", f"{VERL} data.seed=1\n{VERL} data.seed=2", "starts 2 trainers"),
     ("run.sh", f"{VERL} data.seed=1 data.seed=2", "gives data.seed twice"),
     ("run.sh", f"{VERL} data.seed={'9' * 5000}", "a valid integer"),
@@ -40,18 +40,18 @@ DAMAGED = [  # (file, its text, what the refusal says)
         f"{VERL} algorithm.adv_estimator=$ESTIMATOR",
         "algorithm.adv_estimator = '$ESTIMATOR' cannot be read",
     ),
-    ("run.sh", "\0" * 1000, "starts no trainer of verl"),
-    ("run.yaml", ALIASES, "with its aliases in place"),
-    ("run.yaml", MERGES, "with its aliases in place"),
-    ("run.yaml", "a: &a {b: *a}", "with its aliases in place"),
-    ("run.yaml", f"a: &a {'x' * 1000}\nb: [{','.join(['*a'] * 9000)}]", "in place"),
+    ("run.sh", "\0" * 1000, "does not start verl's trainer"),
+    ("run.yaml", ALIASES, "with aliases expanded"),
+    ("run.yaml", MERGES, "with aliases expanded"),
+    ("run.yaml", "a: &a {b: *a}", "with aliases expanded"),
+    ("run.yaml", f"a: &a {'x' * 1000}\nb: [{','.join(['*a'] * 9000)}]", "expanded"),
     ("run.yaml", "- " * 5000, "more than 32 levels"),
-    ("run.yaml", "[" * 5000, "is no YAML of settings"),
+    ("run.yaml", "[" * 5000, "is not a YAML file of settings"),
     ("run.yaml", "[1, 2]", "found:    a list"),
-    ("run.yaml", "a: !!python/object/apply:os.getcwd []", "is no YAML of settings"),
+    ("run.yaml", "a: !!python/object/apply:os.getcwd []", "is not a YAML file of settings"),
     ("run.yaml", "data:\n  seed: 1\n  seed: 2", "line 3: the key 'seed' is given twice"),
     ("run.yaml", f"data: {{seed: 0x{'f' * 5000}}}", "a number of 5002 digits"),
-    ("run.yaml", "a:\n\tb: 1", "is no YAML of settings"),
+    ("run.yaml", "a:\n\tb: 1", "is not a YAML file of settings"),
     (
         "run.yaml",
         "algorithm: {adv_estimator: '${oc.env:HOME}'}",
@@ -63,7 +63,7 @@ DAMAGED = [  # (file, its text, what the refusal says)
         "actor_rollout_ref.actor.optim.lr = nan cannot be read",
     ),
     ("open.sh", f"{OPENRLHF} --actor.adam.betas 0.9", "actor.adam.betas = 0.9 cannot be read"),
-    ("open.sh", f"{OPENRLHF} --actor.model_name_or_path $(x y)", "a value that the file itself gives"),
+    ("open.sh", f"{OPENRLHF} --actor.model_name_or_path $(x y)", "a value that is given in the file itself"),
     ("open.sh", f"{OPENRLHF} --rollout.batch_size", "rollout.batch_size = True cannot be read"),
     ("open.sh", f"{OPENRLHF} --lambd 0.5 --algo.advantage.lambd 1", "gives algo.advantage.lambd twice"),
     (
@@ -71,7 +71,7 @@ DAMAGED = [  # (file, its text, what the refusal says)
         f"{OPENRLHF} --prompt_max_len abc --generate_max_len 3",
         "data.max_len = 'abc' cannot be read",
     ),
-    ("open.sh", OPENRLHF.replace("--data", "data"), "a word of the command is no flag"),
+    ("open.sh", OPENRLHF.replace("--data", "data"), "a word of the trainer's command is not a flag"),
 ]
 
 
@@ -88,8 +88,8 @@ def test_refused_settings_end_with_2_and_write_nothing(tmp_path, capsys):
     [
         (["verrl", "run.sh"], "nearest:  verl"),
         (["verl", "nowhere.sh"], "cannot be read"),
-        (["verl", "empty.sh"], "starts no trainer of verl"),
-        (["openrlhf", "empty.sh"], "starts no trainer of OpenRLHF"),
+        (["verl", "empty.sh"], "does not start verl's trainer"),
+        (["openrlhf", "empty.sh"], "does not start OpenRLHF's trainer"),
     ],
 )
 def test_what_cannot_be_imported_is_said(words, says, tmp_path, monkeypatch, capsys):

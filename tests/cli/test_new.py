@@ -32,7 +32,7 @@ def test_a_copy_keeps_its_docstring_and_passes_check(tmp_path):
 
 
 def test_an_unknown_algorithm_is_refused_with_the_nearest(tmp_path):
-    with pytest.raises(PlanError, match="no algorithm 'grppo' ships") as error:
+    with pytest.raises(PlanError, match="rlflow ships no algorithm 'grppo'") as error:
         write_new(tmp_path / "mine", "grppo")
     assert error.value.problems[0].nearest == "grpo"
     assert list(tmp_path.iterdir()) == []
@@ -40,7 +40,7 @@ def test_an_unknown_algorithm_is_refused_with_the_nearest(tmp_path):
 
 @pytest.mark.parametrize("name", ["compare", "policy_loss", "clip"])
 def test_a_name_that_the_file_has_for_something_else_is_refused(tmp_path, name):
-    with pytest.raises(PlanError, match=f"'{name}' stands for something else"):
+    with pytest.raises(PlanError, match=f"already uses the name '{name}'"):
         write_new(tmp_path / name, "grpo")
 
 

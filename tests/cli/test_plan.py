@@ -138,8 +138,8 @@ def test_a_plan_says_what_shares_a_device_and_that_its_nodes_overlap(planned_as)
     )
     assert explained.as_json()["devices"] == [{"devices": 2, "parts": {"a": 0.5, "b": 0.25}}]
     assert list(shared_devices(explained)) == [
-        "2 devices are used in parts: 0.5 by a, 0.25 by b; 0.25 of each is left over; ranks of one number "
-        "are processes on one device, whose nodes overlap"
+        "pools share 2 devices: 0.5 by a, 0.25 by b; 0.25 of each is unused; ranks with the same number "
+        "run on one device, and their nodes overlap"
     ]
     assert any(
         {pair.first, pair.second} == {"actor.logprobs", "critic.values"} and pair.lane is None

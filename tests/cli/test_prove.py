@@ -12,7 +12,7 @@ def test_flags_of_two_plans_are_told_from_those_of_both():
         ["--stream 1", "--stream 4"],
         ["--seed", "3"],
     )
-    with pytest.raises(PlanError, match="two plans are compared"):
+    with pytest.raises(PlanError, match="rlflow prove compares exactly two plans"):
         apart(["--as", "--stream 1"])
 
 

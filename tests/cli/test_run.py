@@ -150,7 +150,7 @@ def test_data_without_the_responses_that_a_flow_learns_from_are_refused(tmp_path
     ("words", "says"),
     [
         (["graph", "ppo", "--hp.clip", "0.1", "--nonsense", "1"], "no flag --nonsense"),
-        (["new", "class"], "cannot name a flow"),
+        (["new", "class"], "cannot be the name of a flow"),
         (["resume", "nowhere"], "there is no run 'nowhere'"),
         (["export", "nowhere", "out"], "there is no run 'nowhere'"),
         (["rn"], "Did you mean 'run'"),

@@ -1,7 +1,6 @@
-"""Settings of other projects as a configuration file of this one: what each of their keys becomes, and which
-have no counterpart.
+"""Import of other projects' settings: the flag of rlflow for each of their keys, and the keys without a
+counterpart.
 
 Here: readers of their scripts and files, and a table of keys for each project. Not here: their data and
-reward functions, which are read as they are by `rlflow.data` and `rlflow.rewards`; neither project is
-imported.
+reward functions, which `rlflow.data` and `rlflow.rewards` read unchanged. Neither project is imported.
 """

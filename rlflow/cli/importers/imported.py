@@ -1,5 +1,4 @@
-"""Settings of another project on their way to this one: flags of a run, and for each key of theirs what
-became of it."""
+"""The result of importing settings of another project: flags of a run, and a report for each key."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from rlflow.cli.importers.script import unresolved
 from rlflow.errors import Problem, printable
 
-# the name of a model on the hub, which nothing is loaded from
+# the name of a model on the Hugging Face hub, from which rlflow loads nothing
 HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 PATHS = ("data", "eval", "model", "reward")  # last parts of flags that name files
 Whole = Annotated[int, Ge(-(2**63)), Lt(2**63)]
@@ -31,17 +30,17 @@ class Keys:
 
     project: str
     release: str
-    defaults: Mapping[str, Any]  # of those that are taken
-    # of those that have no counterpart, values at which they change nothing, the default first
+    defaults: Mapping[str, Any]  # of the keys that have a counterpart
+    # for keys without a counterpart: values at which they have no effect, the default first
     neutral: Mapping[str, tuple[Any, ...]]
-    # patterns of those that decide where and how fast something runs, or what is logged
+    # patterns of keys that only affect placement, speed or logging
     meaningless: tuple[str, ...]
-    # types of those that are taken and may have another type than their default
+    # types of keys with a counterpart whose type may differ from their default's
     kinds: Mapping[str, Any] = field(default_factory=dict)
 
     def lists(self, key: str) -> list[str]:
-        """The lists that a key is in: taken, unsupported, meaningless. Exactly one for each key of the
-        release."""
+        """The names of the lists that contain a key: taken, unsupported, meaningless. Exactly one for each
+        key of the release."""
         return [
             name
             for name, known in (
@@ -53,12 +52,12 @@ class Keys:
         ]
 
     def wrong(self, key: str, value: Any) -> str:
-        """What the value of a key should be, where it is something else; empty for a sound one, and where it
-        means nothing here."""
+        """What the value of a key should be, if the value is invalid; empty if it is valid or the key has no
+        meaning in rlflow."""
         if self.lists(key) == ["meaningless"]:
             return ""
         if unresolved(value):
-            return "a value that the file itself gives"
+            return "a value that is given in the file itself"
         if key not in self.defaults:
             return ""
         default = type(self.defaults[key])
@@ -73,33 +72,33 @@ class Keys:
 
 @lru_cache(maxsize=64)
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """What judges values of a type. Numbers are finite, and neither truth values nor texts."""
+    """A validator for values of a type. Numbers must be finite; booleans and strings are not numbers."""
     return TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
 @dataclass
 class Imported:
-    """Settings on their way from another project."""
+    """The settings of another project and their counterparts so far."""
 
     keys: Keys
     source: Mapping[str, Any]  # the other project's settings, by key
-    flow: str = ""  # what is made of them, with the flags
+    flow: str = ""  # the algorithm that they become, with the flags
     flags: dict[str, Any] = field(default_factory=dict)
-    # key that was given → the flag, or what it decided
+    # given key → its flag, or what it decided
     counterparts: dict[str, str] = field(default_factory=dict)
-    differs: dict[str, str] = field(default_factory=dict)  # a default of theirs → how it differs here
-    # key that was given → why it has no counterpart
+    differs: dict[str, str] = field(default_factory=dict)  # key whose default differs here → how
+    # given key → why it has no counterpart
     unsupported: dict[str, str] = field(default_factory=dict)
-    by_hand: list[str] = field(default_factory=list)  # what the settings alone do not tell
-    # key that was given with a value that cannot be read → what it should be
+    by_hand: list[str] = field(default_factory=list)  # flags that cannot be derived from the settings alone
+    # given key with an invalid value → the expected value
     wrong: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.wrong = {key: why for key, value in self.source.items() if (why := self.keys.wrong(key, value))}
 
     def value(self, key: str, says: str = "") -> Any:
-        """The value of a key, given or by default; a given one is taken from here on. One that cannot be read
-        counts as not given."""
+        """The value of a key, or its default if it is not given or is invalid. A given key counts as taken
+        from here on."""
         if key not in self.source or key in self.wrong:
             return self.keys.defaults[key]
         if key not in self.unsupported:
@@ -107,14 +106,14 @@ class Imported:
         return self.source[key]
 
     def take(self, key: str, flag: str, change: Callable[[Any], Any] = lambda value: value) -> None:
-        """Make a flag of a key. One without a value stays what it is here."""
+        """Set a flag from a key. A key without a value leaves rlflow's default."""
         value = self.value(key, f"--{flag}")
         if value is not None and value != "":
             self.flags[flag] = change(value)
 
     def refuse(self, key: str, why: str) -> None:
-        """A value that has no counterpart: not supported where it was given, and a difference where it is
-        their default."""
+        """Record that a value has no counterpart: as unsupported if it was given, as a difference if it is
+        the project's default."""
         if key in self.source and self.source[key] != self.keys.defaults.get(
             key, self.keys.neutral.get(key, (None,))[0]
         ):
@@ -124,8 +123,8 @@ class Imported:
             self.differs[key] = why
 
     def judge_rest(self) -> None:
-        """Refuse given keys that nothing took: those without a counterpart at other than neutral values, and
-        unknown ones."""
+        """Mark given keys without a step that took them as unsupported: unknown keys, and keys without a
+        counterpart at an effective value."""
         for key, value in self.source.items():
             lists = self.keys.lists(key)
             if key in self.wrong:
@@ -136,21 +135,23 @@ class Imported:
                 self.unsupported[key] = "rlflow has no counterpart"
 
     def finish(self) -> None:
-        """Judge what no step has taken, and make the flags those of this machine."""
+        """Check the keys that no step took, and expand paths in the flags for this machine."""
         self.judge_rest()
         self.flags = {flag: at_home(flag, value) for flag, value in self.flags.items()}
         for flag, value in self.flags.items():
             if flag.rpartition(".")[2] == "model" and HUB.fullmatch(value):
-                self.by_hand.append(f"--{flag}: a folder, as of hf download {value} --local-dir FOLDER")
+                self.by_hand.append(
+                    f"--{flag}: a folder, for example from hf download {value} --local-dir FOLDER"
+                )
 
     def meaningless(self) -> list[str]:
-        """The given keys that mean nothing here: how fast, where, with which logs, or at a value at which
-        they change nothing."""
+        """The given keys that have no effect here: on placement, speed or logging only, or at a neutral
+        value."""
         told = {*self.counterparts, *self.unsupported, *self.differs, *self.wrong}
         return [key for key in self.source if key not in told]
 
     def refusals(self, file: str) -> list[Problem]:
-        """A problem for each key whose value cannot be read, and for each that is not supported."""
+        """A problem for each key with an invalid value, and for each key that is not supported."""
         return [
             *(
                 Problem(
@@ -158,7 +159,7 @@ class Imported:
                     f"{file}: {key} = {self._shown(key)} cannot be read",
                     found=self._shown(key),
                     expected=expected,
-                    remedy=f"write the value of {key} into the file",
+                    remedy=f"write a value for {key} into the file",
                 )
                 for key, expected in self.wrong.items()
             ),
@@ -167,8 +168,8 @@ class Imported:
                     "import",
                     f"{file}: {key} = {self._shown(key)} is not supported",
                     found=why,
-                    expected=f"settings of {self.keys.project} that rlflow has too",
-                    remedy=f"leave {key} out, or write the step into an algorithm: rlflow new NAME "
+                    expected=f"settings of {self.keys.project} that rlflow also has",
+                    remedy=f"remove {key}, or write the step into an algorithm of your own: rlflow new NAME "
                     f"--from {self.flow or 'grpo'}",
                 )
                 for key, why in self.unsupported.items()
@@ -179,7 +180,7 @@ class Imported:
         return _short(repr(self.source[key]))
 
     def report(self) -> Iterator[str]:
-        """Lines that say of each key what became of it."""
+        """The lines of the report: for each key its flag, its difference, or why it is not supported."""
         yield from _section(
             "taken", {key: f"{says} ({_short(self.source[key])})" for key, says in self.counterparts.items()}
         )
@@ -190,11 +191,11 @@ class Imported:
         )
         yield from _section("not supported", self.unsupported)
         if rest := self.meaningless():
-            yield f"meaningless here, or at values that change nothing: {', '.join(rest)}"
+            yield f"no effect here: {', '.join(rest)}"
         yield from (f"by hand: {line}" for line in self.by_hand)
 
     def toml(self, out: str) -> str:
-        """The configuration file, with the command that runs it."""
+        """The text of the configuration file, with the command that runs it."""
         lines = [
             f"# rlflow run {self.flow} --config {out}",
             f"# from settings of {self.keys.project} {self.keys.release}",
@@ -215,7 +216,7 @@ class Imported:
 
 
 def at_home(flag: str, value: Any) -> Any:
-    """The value with ``~`` as the user's folder where the flag names files."""
+    """The value with ``~`` expanded to the user's folder, if the flag names files."""
     if flag.rpartition(".")[2] not in PATHS:
         return value
     if isinstance(value, list):
@@ -231,8 +232,8 @@ def _section(title: str, rows: Mapping[str, str]) -> Iterator[str]:
 
 
 def _written(value: Any) -> str:
-    """A value as TOML, which is as JSON but for one control character. Raises ValueError for a number that is
-    not finite."""
+    """A value as TOML, which equals JSON except for one control character. Raises ValueError for a number
+    that is not finite."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
 
 

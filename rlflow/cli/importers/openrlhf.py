@@ -196,13 +196,13 @@ CHARGES = ("ppo", "rloo", "reinforce_pp")
 
 
 def read(text: str, name: str) -> dict[str, Any]:
-    """The settings that a script gives, by key; of former names by the present ones. Raises PlanError for one
-    that starts no trainer."""
+    """The settings in a script, by key; former names become the present ones. Raises PlanError if the script
+    starts no trainer."""
     words = script.arguments(text, PROGRAMS, name)
     if words is None:
         raise PlanError.of(
             "import",
-            f"'{name}' starts no trainer of OpenRLHF",
+            f"'{name}' does not start OpenRLHF's trainer",
             expected=f"a command with {PROGRAMS[0]}",
             remedy="name the script that starts it",
         )
@@ -210,7 +210,7 @@ def read(text: str, name: str) -> dict[str, Any]:
 
 
 def _flags(words: Sequence[str], name: str) -> Iterator[tuple[str, Any]]:
-    """Each flag with its value: True without one, a list for several."""
+    """Each flag with its value: True without one, a list if there are several."""
     flags: list[tuple[str, list[Any]]] = []
     for word in words:
         if word.startswith("--"):
@@ -221,16 +221,16 @@ def _flags(words: Sequence[str], name: str) -> Iterator[tuple[str, Any]]:
         else:
             raise PlanError.of(
                 "import",
-                f"'{name}': a word of the command is no flag",
+                f"'{name}': a word of the trainer's command is not a flag",
                 found=f"{word:.60}",
                 expected="--KEY VALUE",
-                remedy="write the flags that it stands for in its place, or remove it",
+                remedy="replace it by the flags that it stands for, or remove it",
             )
     return ((key, True if not values else values[0] if len(values) == 1 else values) for key, values in flags)
 
 
 def imported(source: Mapping[str, Any]) -> Imported:
-    """Settings of this project that stand for OpenRLHF's."""
+    """The settings of rlflow that correspond to OpenRLHF's."""
     settings = Imported(KEYS, source)
     settings.flow = _flow(settings)
     for step in (_data, _rewards, _sampling, _algorithm, _weights, _kl, _optimizers, _run):
@@ -243,14 +243,14 @@ def _flow(settings: Imported) -> str:
     estimator, loss = settings.value("algo.advantage.estimator"), settings.value("actor.policy_loss_type")
     flow = FLOWS.get(estimator, "")
     if not flow:
-        settings.refuse("algo.advantage.estimator", f"no algorithm here is '{estimator}'")
+        settings.refuse("algo.advantage.estimator", f"rlflow has no algorithm '{estimator}'")
     if loss == "gspo":
         if estimator != "group_norm":
-            settings.refuse("actor.policy_loss_type", "gspo compares within groups here")
+            settings.refuse("actor.policy_loss_type", "rlflow's gspo takes advantages within groups")
         flow = "gspo" if estimator == "group_norm" else flow
     if settings.value("algo.dynamic_filtering_enable", "the algorithm dapo") and flow:
         if flow != "grpo":
-            settings.refuse("algo.dynamic_filtering_enable", "only groups of GRPO are filtered")
+            settings.refuse("algo.dynamic_filtering_enable", "rlflow filters groups only with GRPO")
         flow = "dapo" if flow == "grpo" else flow
     for key in ("algo.advantage.estimator", "actor.policy_loss_type"):
         settings.value(key, f"the algorithm {flow}")
@@ -258,7 +258,7 @@ def _flow(settings: Imported) -> str:
     if settings.value("algo.advantage.no_std_norm", "--hp.deviation") or estimator == "dr_grpo":
         settings.flags["hp.deviation"] = False
         if flow != "grpo":
-            settings.refuse("algo.advantage.no_std_norm", f"{flow} has no such choice")
+            settings.refuse("algo.advantage.no_std_norm", f"{flow} does not have this setting")
     return flow
 
 
@@ -275,7 +275,7 @@ def _data(settings: Imported) -> None:
     if (most := settings.value("data.max_samples", "by hand")) != KEYS.defaults["data.max_samples"]:
         settings.by_hand.append(f"--data: the first {most} records of each file")
     if not names:
-        settings.by_hand.append("--data: the script names none")
+        settings.by_hand.append("--data: the script names no data")
     for key, flag, usual in (
         ("data.input_key", "data.prompt", "input"),
         ("data.label_key", "data.answer", None),
@@ -314,7 +314,7 @@ def _sampling(settings: Imported) -> None:
     settings.flags["data.max_prompt"] = longest if not answer or longest <= answer else longest - answer
     if not answer:
         settings.differs["rollout.max_new_tokens"] = (
-            "a response has as many tokens as data.max_len, whatever its prompt has"
+            "a response may have data.max_len tokens, however long its prompt is"
         )
     for name in ("temperature", "top_p"):
         if settings.value(f"rollout.{name}", f"--actor.generate.{name}") != 1.0:
@@ -339,9 +339,7 @@ def _algorithm(settings: Imported) -> None:
             "hp.penalty": settings.value("reward.overlong_penalty_factor"),
         }
     elif settings.value("reward.overlong_buffer_len", "--hp.overlong"):
-        settings.refuse(
-            "reward.overlong_buffer_len", f"{settings.flow} charges nothing for length; dapo does"
-        )
+        settings.refuse("reward.overlong_buffer_len", f"{settings.flow} has no penalty for length; dapo has")
     mode = settings.value("actor.loss_agg_mode", "--hp.mean")
     if settings.flow == "grpo":
         settings.flags["hp.mean"] = (
@@ -351,7 +349,7 @@ def _algorithm(settings: Imported) -> None:
         mode != ("seq-mean-token-mean" if settings.flow == "gspo" else "token-mean")
         or settings.flow == "rloo"
     ):
-        settings.refuse("actor.loss_agg_mode", f"{settings.flow} has another average")
+        settings.refuse("actor.loss_agg_mode", f"{settings.flow} averages the loss in another way")
     _clips(settings)
 
 
@@ -383,7 +381,7 @@ def _weights(settings: Imported) -> None:
     bounds = settings.value("algo.advantage.is_correction_threshold", "--hp.is_cap")
     if level == "off":
         settings.differs["algo.advantage.is_correction_level"] = (
-            "weights between sampler and trainer are always on here, --hp.is_cap 2.0"
+            "importance weights between sampler and trainer are always on here, with --hp.is_cap 2.0"
         )
     elif (level, mode, gate) == ("token", "clip", "ratio") and (
         not isinstance(bounds, list) or bounds[0] == 0
@@ -392,7 +390,7 @@ def _weights(settings: Imported) -> None:
     else:
         settings.refuse(
             "algo.advantage.is_correction_level",
-            "weights are cut above here; masks are masked_weights in a flow",
+            "rlflow only caps the weights; a flow can mask tokens with masked_weights",
         )
 
 
@@ -409,12 +407,12 @@ def _kl(settings: Imported) -> None:
         settings.flags["hp.estimator"] = "k3-weighted" if unbiased else kind
     elif beta and in_loss:
         settings.refuse(
-            "algo.kl.use_loss", f"{settings.flow} has no such KL in its loss; grpo has, with k2 or k3"
+            "algo.kl.use_loss", f"{settings.flow} does not have this KL in its loss; grpo has, with k2 or k3"
         )
     elif beta and (settings.flow not in CHARGES or kind != "k1"):
         settings.refuse(
             "algo.kl.init_coef",
-            f"{settings.flow} does not charge this KL to rewards; ppo, rloo, reinforce_pp do, by k1",
+            f"{settings.flow} does not subtract this KL from rewards; ppo, rloo, reinforce_pp do, with k1",
         )
         beta = 0.0
     if settings.flow in (*CHARGES, "grpo"):
@@ -438,12 +436,14 @@ def _optimizers(settings: Imported) -> None:
             f"{role}.schedule": SCHEDULES.get(kind, "constant"),
         }
         if kind not in SCHEDULES:
-            settings.refuse(f"{role}.lr_scheduler", "rates are constant, linear or cosine here")
+            settings.refuse(f"{role}.lr_scheduler", "learning rates here are constant, linear or cosine")
         settings.differs[f"{role}.lr_warmup_ratio"] = (
-            f"0.03 of all steps; --{role}.warmup counts steps, none by default"
+            f"0.03 of all steps; --{role}.warmup counts steps and is 0 by default"
         )
         if kind == "cosine_with_min_lr":
-            settings.differs[f"{role}.min_lr_ratio"] = "the rate falls to a tenth; cosine falls to 0 here"
+            settings.differs[f"{role}.min_lr_ratio"] = (
+                "the learning rate falls to a tenth; here cosine falls to 0"
+            )
     if rank := settings.value("ds.lora.rank", "--lora"):
         settings.flags |= {"lora": rank, "lora_alpha": settings.value("ds.lora.alpha", "--lora-alpha")}
     if settings.value("actor.gradient_checkpointing_enable", "--gradient_checkpointing"):
@@ -461,7 +461,7 @@ def _run(settings: Imported) -> None:
     dtype = settings.value("ds.param_dtype", "--dtype")
     settings.flags["dtype"] = "bfloat16"
     if dtype != "bf16":
-        settings.refuse("ds.param_dtype", "models are in float32 or bfloat16")
+        settings.refuse("ds.param_dtype", "models here are in float32 or bfloat16")
     for key, flag in (("ckpt.save_steps", "save_every"), ("eval.steps", "eval_every")):
         if (every := settings.value(key, f"--{flag.replace('_', '-')}")) > 0:
             settings.flags[flag] = every

@@ -1,7 +1,7 @@
-"""Names that OpenRLHF's flags had before its release 0.11.2, and what they are called now.
+"""Former names of OpenRLHF's flags, before its release 0.11.2, and their present names.
 
-Up to 0.10.1 they had no sections (``--actor_learning_rate``); from 0.10.2 to 0.11.0 weights of sampler
-against trainer had other names.
+Up to 0.10.1 flags had no sections (``--actor_learning_rate``). From 0.10.2 to 0.11.0 the importance weights
+between sampler and trainer had other names.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-MOVED = {  # section → names that stand below it now, else unchanged
+MOVED = {  # section → names that are in it now, otherwise unchanged
     "actor": "freeze_visual_encoder policy_loss_type aux_loss_coef eps_clip eps_clip_low_high dual_clip",
     "critic": "value_clip save_value_network",
     "algo.advantage": "lambd gamma",
@@ -25,7 +25,7 @@ MOVED = {  # section → names that stand below it now, else unchanged
     "vllm": "enforce_eager enable_prefix_caching",
     "logger": "logging_steps",
 }
-BELOW = {  # what a name began with → its section now
+BELOW = {  # former prefix → present section
     "vllm_": (
         "vllm",
         "num_engines tensor_parallel_size sync_backend sync_with_ray enable_sleep gpu_memory_utilization",
@@ -86,7 +86,7 @@ RENAMED = {
     "enable_vllm_is_correction": "algo.advantage.is_correction_enable",
     "vllm_is_correction_type": "algo.advantage.is_correction_type",
 }
-TWO = {  # names that stand for two present ones
+TWO = {  # former name → two present names
     **{
         name: (f"actor.{now}", f"critic.{now}")
         for name, now in (
@@ -118,7 +118,7 @@ GONE = (
     "ptx_coef",
     "pretrain_data_probs",
     "pretrain_split",
-)  # without a present name, and without effect here
+)  # former names that have no present name and no effect here
 REPLACED = (
     "prompt_max_len",
     "generate_max_len",
@@ -130,7 +130,7 @@ WEIGHTS = {"tis": ("token", "clip"), "icepop": ("token", "mask"), "seq-mask-tis"
 
 
 def present(flags: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Settings under the names that they have now, in the order of the command."""
+    """Settings under their present names, in the order of the command."""
     pairs = [(now, value) for name, value in flags for now in FORMER.get(name, (name,))]
     given = dict(pairs)
     return [pair for pair in pairs if pair[0] not in REPLACED] + [
@@ -140,7 +140,8 @@ def present(flags: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def _lengths(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A prompt and its response had a limit each, of 1024 by default; now both have one together."""
+    """The present limits for former ones: a prompt and its response had a limit each, 1024 by default; now
+    they share one."""
     prompt, answer = given.get("prompt_max_len"), given.get("generate_max_len")
     if prompt is None and answer is None:
         return {}
@@ -154,7 +155,7 @@ def _lengths(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _weights(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Weights between sampler and trainer were switched on, and of a type."""
+    """The present names for the former switch and type of importance weights."""
     on, kind = (given.get(f"algo.advantage.is_correction_{name}") for name in ("enable", "type"))
     level, mode = WEIGHTS.get(str(kind or "tis"), (kind, "mask"))
     return (

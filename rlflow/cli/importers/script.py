@@ -1,5 +1,4 @@
-"""The words of the command by which a shell script starts a trainer, and the values that its texts stand
-for."""
+"""Reads the arguments of a trainer's command from a shell script, with the script's variables substituted."""
 
 from __future__ import annotations
 
@@ -16,14 +15,14 @@ SET = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\S*|\"[^\"\n]*\"|'[^'\n]*')
 NAMED = re.compile(r"\$(?:\{(\w{1,100})(?::-([^}]{0,1000}))?\}|(\w{1,100}))")
 CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 LONGEST = 1 << 16  # characters of a script without its comments; shlex needs seconds for more
-ROOM = 1 << 20  # characters that all uses of variables come to
-DIGITS = 64  # of the longest text that is read as a number
+ROOM = 1 << 20  # most characters of all substituted variables together
+DIGITS = 64  # most characters of a text that is read as a number
 
 
 def arguments(text: str, programs: Sequence[str], name: str) -> list[str] | None:
-    """The words after the first of ``programs`` in the script ``name``, with the variables that it sets in
-    their places; None where none is started. A comment within a command does not end it. Raises PlanError for
-    a script that is cut, too long, or starts several."""
+    """The words after the first of ``programs`` in the script ``name``, with the script's variables
+    substituted. None if the script starts none of them. A comment within a command does not end it. Raises
+    PlanError if the script is truncated, too long, or starts several trainers."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     body = re.sub(r"\\\s*(#.*)?\n", " ", "\n".join(lines) + "\n")
     if len(body) > LONGEST:
@@ -32,7 +31,7 @@ def arguments(text: str, programs: Sequence[str], name: str) -> list[str] | None
             f"'{name}' is too long",
             found=f"{len(body)} characters without comments",
             expected=f"at most {LONGEST}",
-            remedy="keep the trainer's command and the variables that it reads",
+            remedy="keep only the trainer's command and the variables that it uses",
         )
     variables = Variables(name)
     for line in lines:
@@ -46,7 +45,7 @@ def arguments(text: str, programs: Sequence[str], name: str) -> list[str] | None
             f"'{name}' starts {len(starts)} trainers",
             found=listed(words[place] for place in starts),
             expected="one command",
-            remedy="keep one of them in a script of its own",
+            remedy="keep one of them in a separate script",
         )
     if not starts:
         return None
@@ -58,7 +57,7 @@ def arguments(text: str, programs: Sequence[str], name: str) -> list[str] | None
             f"'{name}' ends within the command that starts the trainer",
             found=lines[-1].strip()[-60:],
             expected="a last line without \\",
-            remedy="name the whole script, or remove the last \\",
+            remedy="name the complete script, or remove the last \\",
         )
     return [word for word in rest[:end] if word not in ("$@", "...", "")]
 
@@ -66,7 +65,7 @@ def arguments(text: str, programs: Sequence[str], name: str) -> list[str] | None
 def _words(body: str, programs: Sequence[str], name: str) -> list[str]:
     try:
         return shlex.split(body.replace("\n", " ; "))
-    except ValueError:  # an apostrophe in a line that is no part of the command
+    except ValueError:  # an apostrophe in a line outside the command
         return [word for line in body.splitlines() for word in (*_of_line(line, programs, name), ";")]
 
 
@@ -81,26 +80,26 @@ def _of_line(line: str, programs: Sequence[str], name: str) -> list[str]:
                 f"'{name}' has a quote that is not closed in the command that starts the trainer",
                 found=line[-60:],
                 expected="quotes in pairs",
-                remedy="close it; a value with a line end goes on one line",
+                remedy="close it; write a value with a line break on one line",
             ) from error
         return words
 
 
 def _is(word: str, program: str) -> bool:
-    """Whether a word starts a program: its module, or the file of that module."""
+    """Whether a word starts a program: its module name, or the file of that module."""
     return word == program or word.endswith(f"/{program.rpartition('.')[2]}.py")
 
 
 class Variables:
-    """The variables that a script sets. What all their uses come to is bounded, since each may hold the one
-    before several times."""
+    """The variables that a script sets. The total length of all substitutions is limited, since each variable
+    may contain another one several times."""
 
     def __init__(self, name: str) -> None:
         self.name, self.values, self.left = name, {"HOME": os.path.expanduser("~")}, ROOM
 
     def placed(self, text: str) -> str:
-        """The text with the variables in their places that are known or have a default. Raises PlanError for
-        too long ones."""
+        """The text with known variables and defaults substituted. Raises PlanError if the substitutions
+        become too long."""
         return NAMED.sub(self._value, text)
 
     def _value(self, match: re.Match[str]) -> str:
@@ -109,17 +108,17 @@ class Variables:
         if self.left < 0:
             raise PlanError.of(
                 "import",
-                f"the variables of '{self.name}' come to more than {ROOM} characters",
+                f"the variables of '{self.name}' expand to more than {ROOM} characters",
                 found=match[0],
                 expected="variables with short values",
-                remedy=f"write the value of {match[0]} in its place",
+                remedy=f"replace {match[0]} by its value",
             )
         return value
 
 
 def unresolved(value: Any) -> bool:
-    """Whether a value stands for something that the file does not say: a variable, the output of a command,
-    or ``???`` of Hydra."""
+    """Whether a value depends on something outside the file: a variable, the output of a command, or ``???``
+    of Hydra."""
     if isinstance(value, list):
         return any(map(unresolved, value))
     return isinstance(value, str) and (value == "???" or re.search(r"\$[A-Za-z_{(]|`", value) is not None)
@@ -135,15 +134,14 @@ def once(pairs: Iterable[tuple[str, Any]], name: str) -> dict[str, Any]:
                 f"'{name}' gives {key} twice",
                 found=f"{settings[key]!s:.60} and {value!s:.60}",
                 expected="one value",
-                remedy="keep the one that counts, which is the last",
+                remedy="keep the last one, which the project uses",
             )
         settings[key] = value
     return settings
 
 
 def value(text: Any) -> Any:
-    """The value that a text stands for: a number, true, false, nothing, a list of such in brackets, or
-    itself."""
+    """The value of a text: a number, true, false, None, a list of these in brackets, or the text itself."""
     if not isinstance(text, str):
         return text
     bare = text.strip().strip("\"'")

@@ -1,5 +1,5 @@
-"""A YAML of settings as a tree of mappings, read within bounds: a few lines of it can stand for more than any
-memory holds."""
+"""Reads a YAML file of settings as nested mappings, with limits, since a few lines with aliases can expand to
+more than memory holds."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import yaml
 from rlflow.errors import PlanError
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-MOST = 20_000  # values, with those that an alias repeats
-LONGEST = 1 << 20  # characters of all of them
+MOST = 20_000  # values, including repetitions by aliases
+LONGEST = 1 << 20  # characters of all values together
 DEEPEST = 32  # levels
 DIGITS = 64  # of a number
 NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 def read(text: str, name: str) -> Mapping[str, Any]:
-    """The mapping that the YAML file ``name`` holds. Raises PlanError for one that is damaged, holds
-    something else, gives a key twice, or is too large with its aliases in place."""
+    """The mapping in the YAML file ``name``. Raises PlanError if the file is damaged, is not a mapping, gives
+    a key twice, or is too large once aliases are expanded."""
     try:
         _check_nesting(text)
         loader = LOADER(text)
@@ -33,15 +33,15 @@ def read(text: str, name: str) -> Mapping[str, Any]:
     except (yaml.YAMLError, ValueError) as error:
         raise PlanError.of(
             "import",
-            f"'{name}' is no YAML of settings",
+            f"'{name}' is not a YAML file of settings",
             found=" ".join(str(error).split()),
             expected="mappings with plain values",
-            remedy="correct that place",
+            remedy="correct the file at that place",
         ) from error
     if not isinstance(tree, Mapping):
         raise PlanError.of(
             "import",
-            f"'{name}' is no YAML of settings",
+            f"'{name}' is not a YAML file of settings",
             found=f"a {type(tree).__name__}",
             expected="a mapping",
             remedy="name the file that holds the trainer's configuration",
@@ -50,7 +50,7 @@ def read(text: str, name: str) -> Mapping[str, Any]:
 
 
 def _check_nesting(text: str) -> None:
-    """The levels and values that are written, before anything recursive reads them."""
+    """Check the number of levels and values as written, before anything reads them recursively."""
     depth = 0
     for number, event in enumerate(yaml.parse(text, LOADER)):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -59,13 +59,13 @@ def _check_nesting(text: str) -> None:
 
 
 def _check_nodes(root: Any) -> None:
-    """The values as they are with each alias in its place; a mapping has each key once."""
+    """Check the sizes with all aliases expanded, and that no mapping has a key twice."""
     letters = 0
     for values, (node, depth) in enumerate(_nodes(root, 0)):
         letters += len(node.value) if isinstance(node, yaml.ScalarNode) else 0
         if values > MOST or letters > LONGEST or depth > DEEPEST:
             raise ValueError(
-                f"line {node.start_mark.line + 1}: with its aliases in place it has more than {MOST} values, "
+                f"line {node.start_mark.line + 1}: with aliases expanded, the file has more than {MOST} values, "
                 f"{LONGEST} characters or {DEEPEST} levels"
             )
         if node.tag in NUMBERS and len(node.value) > DIGITS:

@@ -1,5 +1,5 @@
 """verl's settings (release 0.9.1, Apache-2.0), from a script that starts ``verl.trainer.main_ppo`` or a YAML
-of its configuration."""
+file of its configuration."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ DEFAULTS: dict[str, Any] = {
     "trainer.nnodes": 1,
     "trainer.n_gpus_per_node": 8,
 }
-NEUTRAL: dict[str, tuple[Any, ...]] = {  # values at which they change nothing, the default first
+NEUTRAL: dict[str, tuple[Any, ...]] = {  # values without effect, the default first
     **{
         f"{half}.optim.{name}": values
         for half in (ACTOR, "critic")
@@ -388,7 +388,7 @@ LINKED = re.compile(r"\$\{(?:oc\.select:\s*)?([\w.]+)(?:\s*,\s*([^{}]*))?\}")
 
 
 def read(text: str, name: str) -> dict[str, Any]:
-    """The settings that a script or a YAML gives, by key. Raises PlanError for text that has none."""
+    """The settings in a script or a YAML file, by key. Raises PlanError for a text without settings."""
     if name.endswith((".yaml", ".yml")):
         texts = script.once(_leaves(tree.read(text, name)), name)
     else:
@@ -396,7 +396,7 @@ def read(text: str, name: str) -> dict[str, Any]:
         if words is None:
             raise PlanError.of(
                 "import",
-                f"'{name}' starts no trainer of verl",
+                f"'{name}' does not start verl's trainer",
                 expected=f"a command with {PROGRAMS[0]}, or a .yaml",
                 remedy="name the script that starts it",
             )
@@ -409,10 +409,10 @@ def _override(word: str, name: str) -> tuple[str, Any]:
     if not equals:
         raise PlanError.of(
             "import",
-            f"'{name}': a word of the command is no setting",
+            f"'{name}': a word of the trainer's command is not a setting",
             found=f"{word:.60}",
             expected="KEY=VALUE",
-            remedy="write the settings that it stands for in its place, or remove it",
+            remedy="replace it by the settings that it stands for, or remove it",
         )
     return key.lstrip("+"), script.value(text)
 
@@ -429,7 +429,7 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _linked(value: Any, texts: Mapping[str, Any], depth: int = 4) -> Any:
-    """The value where it is ``${KEY}`` or ``${oc.select:KEY,DEFAULT}``: that of the key."""
+    """The value; for ``${KEY}`` or ``${oc.select:KEY,DEFAULT}`` the value of that key."""
     match = LINKED.fullmatch(value) if isinstance(value, str) else None
     if match is None or not depth:
         return value
@@ -441,7 +441,7 @@ def _linked(value: Any, texts: Mapping[str, Any], depth: int = 4) -> Any:
 
 
 def imported(source: Mapping[str, Any]) -> Imported:
-    """Settings of this project that stand for verl's."""
+    """The settings of rlflow that correspond to verl's."""
     settings = Imported(KEYS, _whole(source))
     settings.flow = _flow(settings)
     for step in (_data, _sampling, _algorithm, _clips, _kl, _optimizers, _run):
@@ -451,8 +451,8 @@ def imported(source: Mapping[str, Any]) -> Imported:
 
 
 def _whole(source: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with those of the chat template, of which each has a key of its own there, under one
-    key."""
+    """The settings with the variables of the chat template, which have a key each in verl, collected under
+    one key."""
     own = {
         key.removeprefix(f"{KWARGS}."): value for key, value in source.items() if key.startswith(f"{KWARGS}.")
     }
@@ -462,7 +462,7 @@ def _whole(source: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mapping(value: Any) -> dict[str, Any]:
-    """A mapping as it is, or as it is written in a command: {a: 1, b: true}."""
+    """A mapping, given as one or written as in a command: {a: 1, b: true}."""
     if not isinstance(value, str):
         return dict(value or {})
     entries = (part.partition(":") for part in value.strip("{} ").split(",") if part.strip())
@@ -478,11 +478,11 @@ def _flow(settings: Imported) -> str:
     if not flow:
         settings.refuse(
             "algorithm.adv_estimator" if mode == "vanilla" else f"{ACTOR}.policy_loss.loss_mode",
-            f"no algorithm here is '{estimator}' with the loss '{mode}'",
+            f"rlflow has no algorithm '{estimator}' with the loss '{mode}'",
         )
-    if settings.value("algorithm.filter_groups.enable", "groups are sampled until enough are mixed") and flow:
+    if settings.value("algorithm.filter_groups.enable", "samples until enough groups are mixed") and flow:
         if flow != "grpo":
-            settings.refuse("algorithm.filter_groups.enable", "only GRPO samples until groups are mixed")
+            settings.refuse("algorithm.filter_groups.enable", "rlflow filters groups only with GRPO")
         flow = "dapo" if flow == "grpo" else flow
     for key in ("algorithm.adv_estimator", f"{ACTOR}.policy_loss.loss_mode"):
         settings.value(key, f"the algorithm {flow}")
@@ -516,8 +516,8 @@ def _data(settings: Imported) -> None:
             ]
     if "reward" not in settings.flags:
         settings.by_hand.append(
-            "verl scores by data_source; here the answer is compared, or --reward math, or "
-            "FILE.py:compute_score"
+            "--reward: verl chooses a reward by data_source; here the default compares answers; or use "
+            "--reward math or FILE.py:compute_score"
         )
 
 
@@ -532,7 +532,9 @@ def _sampling(settings: Imported) -> None:
 
 
 def _algorithm(settings: Imported) -> None:
-    prompts = settings.value(f"{ACTOR}.ppo_mini_batch_size", "--hp.minibatch, of rows: times rollout.n")
+    prompts = settings.value(
+        f"{ACTOR}.ppo_mini_batch_size", "--hp.minibatch, which counts rows: times rollout.n"
+    )
     settings.flags["hp.minibatch"] = prompts * settings.value(f"{ROLLOUT}.n", "--hp.samples")
     settings.take(f"{ACTOR}.ppo_epochs", "hp.epochs")
     if settings.flow == "ppo":
@@ -546,7 +548,7 @@ def _algorithm(settings: Imported) -> None:
     if settings.flow == "grpo":
         settings.take("algorithm.norm_adv_by_std_in_grpo", "hp.deviation")
     elif not settings.value("algorithm.norm_adv_by_std_in_grpo", "the algorithm"):
-        settings.refuse("algorithm.norm_adv_by_std_in_grpo", f"{settings.flow} has no such choice")
+        settings.refuse("algorithm.norm_adv_by_std_in_grpo", f"{settings.flow} does not have this setting")
     if settings.flow == "dapo":
         settings.flags |= {"hp.groups": settings.value("data.train_batch_size"), "hp.overlong": 0}
         if tries := settings.value("algorithm.filter_groups.max_num_gen_batches", "--hp.tries"):
@@ -557,16 +559,17 @@ def _algorithm(settings: Imported) -> None:
     if settings.flow == "grpo" and mode in OF_GRPO:
         settings.flags["hp.mean"] = OF_GRPO[mode]
     elif mode != MEANS.get(settings.flow):
-        settings.refuse(f"{ACTOR}.loss_agg_mode", f"{settings.flow} averages by {MEANS.get(settings.flow)}")
+        settings.refuse(f"{ACTOR}.loss_agg_mode", f"{settings.flow} averages with {MEANS.get(settings.flow)}")
     _weights(settings)
 
 
 def _same_for_both(settings: Imported) -> None:
-    """Actor and critic take the same rows for a step here, as often, with the same average."""
+    """In rlflow, actor and critic train on the same minibatches, for as many epochs, with the same
+    average."""
     for name in ("ppo_mini_batch_size", "ppo_epochs", "loss_agg_mode"):
         actor, key = settings.value(f"{ACTOR}.{name}"), f"critic.{name}"
         if key in settings.source and settings.value(key, f"as {ACTOR}.{name}") != actor:
-            settings.refuse(key, f"it is one with {ACTOR}.{name} here")
+            settings.refuse(key, f"it always equals {ACTOR}.{name} here")
 
 
 def _weights(settings: Imported) -> None:
@@ -576,16 +579,16 @@ def _weights(settings: Imported) -> None:
     elif kind is None:
         settings.refuse(
             "algorithm.rollout_correction.rollout_is",
-            "weights between sampler and trainer are always on here, --hp.is_cap 2.0",
+            "importance weights between sampler and trainer are always on here, with --hp.is_cap 2.0",
         )
     else:
-        settings.refuse("algorithm.rollout_correction.rollout_is", "weights are of tokens here")
+        settings.refuse("algorithm.rollout_correction.rollout_is", "importance weights here are per token")
 
 
 def _clips(settings: Imported) -> None:
-    """In verl clip_ratio_low and clip_ratio_high count, 0.2 by default, and clip_ratio where these are
-    null."""
-    both = settings.value(f"{ACTOR}.clip_ratio", "counts where clip_ratio_low and clip_ratio_high are null")
+    """Set the clip flags: verl uses clip_ratio_low and clip_ratio_high, 0.2 by default, and clip_ratio for
+    either that is null."""
+    both = settings.value(f"{ACTOR}.clip_ratio", "used if clip_ratio_low or clip_ratio_high is null")
     ends = [settings.value(f"{ACTOR}.clip_ratio_{end}", "--hp.clip") for end in ("low", "high")]
     low, high = (both if end is None else end for end in ends)
     if settings.flow in TWO_CLIPS:
@@ -616,18 +619,20 @@ def _kl(settings: Imported) -> None:
         if (kind := settings.value(f"{ACTOR}.kl_loss_type", "--hp.estimator")) in ESTIMATORS:
             settings.flags["hp.estimator"] = ESTIMATORS[kind]
         else:
-            settings.refuse(f"{ACTOR}.kl_loss_type", "the gradient of this estimator says nothing of the KL")
+            settings.refuse(
+                f"{ACTOR}.kl_loss_type", "the gradient of this estimator is not the gradient of the KL"
+            )
     elif in_loss:
         settings.refuse(f"{ACTOR}.use_kl_loss", f"{settings.flow} has no KL in its loss; grpo has")
     if charged and settings.flow in CHARGES:
         beta = settings.value("algorithm.kl_ctrl.kl_coef", "--hp.beta")
         for key, wanted in (("algorithm.kl_penalty", ("kl", "k1")), ("algorithm.kl_ctrl.type", ("fixed",))):
             if settings.value(key, "--hp.beta") not in wanted:
-                settings.refuse(key, f"{settings.flow} charges by {wanted[0]}")
+                settings.refuse(key, f"{settings.flow} subtracts the KL with {wanted[0]}")
     elif charged:
         settings.refuse(
             "algorithm.use_kl_in_reward",
-            f"{settings.flow} charges no KL; ppo, rloo, remax and reinforce_pp do",
+            f"{settings.flow} does not subtract a KL from rewards; ppo, rloo, remax and reinforce_pp do",
         )
     if settings.flow in (*CHARGES, "grpo"):
         settings.flags["hp.beta"] = beta
@@ -664,5 +669,5 @@ def _run(settings: Imported) -> None:
         "trainer.n_gpus_per_node", "--pools, by hand"
     )
     settings.by_hand.append(
-        f"--pools all={ranks} for as many GPUs as there, with --actor.trainer fsdp --actor.generator vllm"
+        f"--pools all={ranks} for the same number of GPUs, with --actor.trainer fsdp --actor.generator vllm"
     )

@@ -65,8 +65,9 @@ def test_on_one_pool_memory_that_ranks_share_takes_two_buckets_on_a_host_and_on_
     found = planned_as(f"{LINE} --pools all=2 {flags}")
     [moved] = found.weights
     assert (moved.transport, moved.extra) == (transport, (4 if transport == "alltoall" else 2) * moved.each)
-    assert f"  {says}; a transfer takes at most {decimal(moved.extra)} on a rank beside the model" in weights(
-        found
+    assert (
+        f"  {says}; in addition to the model, a transfer takes at most {decimal(moved.extra)} on a rank"
+        in weights(found)
     )
 
 
