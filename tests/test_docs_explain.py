@@ -66,6 +66,6 @@ def test_the_commands_print_what_the_page_shows_and_tables_have_what_is_recorded
         len(funnel_lines(figures({name: value for name, value in line.items() if name != "iteration"}))) == 2
     )
     assert (
-        "of the responses are cut at max_tokens; rlflow explain runs/short says more"
+        "of the responses are cut at max_tokens; for details: rlflow explain runs/short"
         in run_command("rlflow show short")[1]
     )

@@ -1,6 +1,6 @@
-"""Watching a run: what it says while it goes, what it leaves for others to read, and what reads that.
+"""Watching a run: its output while it runs, its records for other programs, and the commands that read them.
 
 Here: reporters, the live view, trackers, status and notes, `rlflow runs`, `show`, `watch` and `doctor`,
-secrets kept out of all of it. Not here: metrics themselves (`rlflow.execution`, `rlflow.runs.records`),
-whether workers live (`rlflow.cluster.health`).
+masking of secrets in all of these. Not here: computing metrics (`rlflow.execution`, `rlflow.runs.records`),
+the health of workers (`rlflow.cluster.health`).
 """

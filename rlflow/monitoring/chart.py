@@ -1,4 +1,4 @@
-"""Charts of curves in characters, for terminals with colors and without."""
+"""Text charts of curves, for terminals with and without colors."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rich.text import Text
 from rlflow.monitoring.recorded import Curve
 
 COLORS = ("cyan", "magenta", "yellow", "green", "blue", "red")
-# a letter for each curve of several, so that colors are not needed
+# one letter per curve, so that several curves can be told apart without colors
 MARKS = string.ascii_uppercase + string.ascii_lowercase
 ALONE = "•"  # marks the points of a single curve
 BETWEEN = "·"  # on the line from one point to the next
-SEVERAL = "*"  # where points of several curves fall together
+SEVERAL = "*"  # marks a cell with points of several curves
 HEIGHT = 8  # lines of a chart, without its axis
 Cells = dict[tuple[int, int], tuple[str, str]]  # (line from the bottom, column) → (character, style)
 
 
 def mark(position: int) -> str:
-    """The letter of a curve by its position among several; '?' beyond the letters that there are."""
+    """The letter of a curve by its position among several; '?' if there are more curves than letters."""
     return MARKS[position] if position < len(MARKS) else "?"
 
 
@@ -30,9 +30,9 @@ def color(position: int) -> str:
 
 
 def chart(curves: Mapping[str, Curve], width: int, height: int = HEIGHT) -> Text:
-    """Draw curves over one pair of axes, in at most ``width`` columns and ``height`` lines over the axis.
-    Keys are the marks of the points; where points are closer than columns a mark stands at their mean. Curves
-    without points are left out."""
+    """Draw curves in one chart of at most ``width`` columns and ``height`` lines above the axis. The keys of
+    ``curves`` mark their points. If a column has several points, one mark shows their mean. Curves without
+    points are skipped."""
     drawn = {name: curve for name, curve in curves.items() if curve}
     values = [value for curve in drawn.values() for _, value in curve]
     if not values:
@@ -58,7 +58,7 @@ def chart(curves: Mapping[str, Curve], width: int, height: int = HEIGHT) -> Text
 
 
 def _labels(low: float, high: float, height: int) -> list[str]:
-    """The label of each line from the bottom; most have none."""
+    """The label of each line from the bottom; most lines have none."""
     if high <= low:
         return [f"{low:.4g}", *[""] * (height - 1)]
     labelled = {0, (height - 1) // 2, height - 1}
@@ -71,7 +71,7 @@ def _labels(low: float, high: float, height: int) -> list[str]:
 def _cells(
     curve: Curve, across: tuple[int, int], up: tuple[float, float], size: tuple[int, int]
 ) -> Iterator[tuple[int, int]]:
-    """(column, line from the bottom) of each column that has points, at their mean."""
+    """(column, line from the bottom) for each column with points, at their mean."""
     by_column: dict[int, list[float]] = {}
     for number, value in curve:
         by_column.setdefault(_place(number, *across, size[0]), []).append(value)
@@ -80,12 +80,12 @@ def _cells(
 
 
 def _place(value: float, low: float, high: float, count: int) -> int:
-    """The nearest of ``count`` equal steps from low to high to the value."""
+    """The index of the nearest of ``count`` equal steps from ``low`` to ``high``."""
     return round((value - low) / (high - low) * (count - 1)) if high > low else 0
 
 
 def _add(cells: Cells, points: Sequence[tuple[int, int]], name: str, style: str) -> None:
-    """Draw a curve over others: its points, and between them where nothing is yet."""
+    """Draw a curve into the cells: its points, and lines between them where cells are still empty."""
     for (start, below), (end, above) in zip(points, points[1:], strict=False):
         for column in range(start + 1, end):
             line = round(below + (above - below) * (column - start) / (end - start))

@@ -1,5 +1,4 @@
-"""Which of many runs are listed, and in which order: by their state, their settings and their last
-numbers."""
+"""Selects and sorts the runs of `rlflow runs` by state, settings and last numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from rlflow.errors import PlanError, listed, nearest
 from rlflow.monitoring.history import RunSummary, is_number
 from rlflow.monitoring.recorded import EVALUATION, as_text, flags_of
 
-SHORT = "eval/"  # written for the beginning of an evaluation's names
+SHORT = "eval/"  # short form of the prefix of evaluation metrics
 CONDITION = re.compile(r"(?P<name>[^=!<>]+)(?P<sign><=|>=|!=|=|<|>)(?P<value>.*)", re.DOTALL)
 SIGNS: Mapping[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
@@ -27,7 +26,7 @@ SIGNS: Mapping[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run of the list with everything that it can be chosen by."""
+    """A run of the list, with all values by which it can be selected."""
 
     summary: RunSummary
     settings: Mapping[str, Any]  # by the name of the flag
@@ -57,8 +56,8 @@ class Condition:
     value: str
 
     def holds(self, run: ListedRun) -> bool:
-        """Whether it is true of a run. Numbers are compared as numbers; a run without the value fails every
-        condition but ``!=``."""
+        """Whether the condition is true of a run. Numbers are compared as numbers. A run without the value
+        fails every condition except ``!=``."""
         if self.name not in run.values:
             return self.sign == "!="
         recorded, wanted = as_text(run.values[self.name]), as_text(self.value)
@@ -69,7 +68,7 @@ class Condition:
 
 
 def as_number(value: Any) -> float | None:
-    """A value as a number, whether it was recorded as one or as text; None for any other."""
+    """A value as a number, if it is a number or text that is one; None otherwise."""
     if is_number(value):
         return float(value)
     try:
@@ -79,42 +78,42 @@ def as_number(value: Any) -> float | None:
 
 
 def condition(text: str) -> Condition:
-    """The condition that a text states. Raises PlanError for a text that states none."""
+    """Parse a condition. Raises PlanError for an invalid condition."""
     match = CONDITION.fullmatch(text)
     if match is None:
         raise PlanError.of(
             "runs-where",
-            f"'{text}' is no condition",
+            f"'{text}' is not a condition",
             found=text,
-            expected="NAME=VALUE, or with !=, <, <=, >, >=",
+            expected="NAME=VALUE, or !=, <, <=, >, >= instead of =",
             remedy="--where hp.samples=8, --where state=done, --where 'eval/sampled>0.8'",
         )
     if match["sign"] not in ("=", "!=") and as_number(match["value"].strip()) is None:
         raise PlanError.of(
             "runs-where",
-            f"'{text}' compares with no number",
+            f"'{text}' does not compare with a number",
             found=match["value"],
             expected="a number",
-            remedy="= and != compare texts",
+            remedy="use = or != to compare text",
         )
     return Condition(full_name(match["name"].strip()), match["sign"], match["value"].strip())
 
 
 def full_name(name: str) -> str:
-    """A name as runs record it: ``eval/`` stands for ``evaluation/``."""
+    """A name as runs record it: ``eval/`` is short for ``evaluation/``."""
     return EVALUATION + name.removeprefix(SHORT) if name.startswith(SHORT) else name
 
 
 def chosen(runs: Sequence[ListedRun], where: Sequence[Condition], sort: str) -> list[ListedRun]:
-    """The runs of which all conditions hold, sorted by a name, the highest last; runs without it come first.
-    Raises PlanError for a name that no run has."""
+    """The runs that meet all conditions, sorted by the value ``sort`` with the highest last; runs without it
+    come first. Raises PlanError for a name that no run has."""
     names = sorted({name for run in runs for name in run.values})
     sort = full_name(sort)
     for name in (*(each.name for each in where), sort) if runs else ():
         if name not in names:
             raise PlanError.of(
                 "runs-name",
-                f"no run here has '{name}'",
+                f"no run in this folder has '{name}'",
                 found=name,
                 expected=listed(names, 40),
                 nearest=nearest(name, names),
@@ -128,7 +127,7 @@ def chosen(runs: Sequence[ListedRun], where: Sequence[Condition], sort: str) -> 
 
 
 def _order(value: Any) -> tuple[int, float, str]:
-    """A key by which nothing comes before texts, and texts before numbers."""
+    """A sort key: missing values first, then text, then numbers."""
     number = as_number(value)
     return (
         (2, number, "") if number is not None else (0, 0.0, "") if value is None else (1, 0.0, as_text(value))

@@ -1,4 +1,4 @@
-"""Hides secrets in the command line, which other users of the machine can read in `ps` and
+"""Masks secrets in the command line, which other users of the machine can read in `ps` and
 /proc/PID/cmdline."""
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from pathlib import Path
 
 from rlflow.monitoring.secrets import MASK, hides, masked, remember, telling
 
-# fields of /proc/PID/stat after the name: the addresses where the words begin and end (psutil has them not)
+# fields of /proc/PID/stat after the name: the addresses where the words begin and end; psutil does not have them
 ARGUMENTS = (45, 46)
 
 
 def taken() -> list[str]:
-    """The words after the program's name. From this call on their secrets are masked in the process table, in
-    ``sys.argv``, which Ray and trackers read, and in printed text. Between the start of the process and this
-    call they can be seen."""
+    """Return the words after the program's name, and mask their secrets everywhere else. From this call on,
+    secrets are masked in the process table, in ``sys.argv`` (which Ray and trackers read), and in printed
+    text. Before this call, other users can see them."""
     words = sys.argv[1:]
     for name, value in flags(words):
         remember({name: value})
     masked_words = [hidden(words, number) for number in range(len(words))]
-    with contextlib.suppress(OSError, ValueError, IndexError):  # a system that does not say where they are
+    with contextlib.suppress(OSError, ValueError, IndexError):  # systems that do not give the addresses
         overwrite(words, masked_words)
     sys.argv[1:] = masked_words
     if words and sys.orig_argv[-len(words) :] == words:
@@ -33,7 +33,7 @@ def taken() -> list[str]:
 
 
 def flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """(name, value) of each flag, also of a command line that is not valid."""
+    """(name, value) of each flag; works for invalid command lines too."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word[2:].partition("=")
         if word.startswith("--"):
@@ -41,7 +41,7 @@ def flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def hidden(words: Sequence[str], number: int) -> str:
-    """The word of this number with its secret masked."""
+    """Word ``number`` with its secret masked."""
     word, before = words[number], words[number - 1] if number else ""
     name, equals, value = word.partition("=")
     if word.startswith("--"):
@@ -55,8 +55,8 @@ def hidden(words: Sequence[str], number: int) -> str:
 
 def overwrite(words: Sequence[str], replacements: Sequence[str]) -> None:
     """Write stars over each word that has a replacement, in the memory from which the kernel makes the
-    command line. Does nothing where that memory holds other words. Raises OSError, ValueError and IndexError
-    where the memory cannot be found."""
+    command line. Does nothing if that memory contains other words. Raises OSError, ValueError and IndexError
+    if the memory cannot be found."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = (int(fields[number]) for number in ARGUMENTS)
     memory = Path("/proc/self/cmdline").read_bytes()

@@ -1,5 +1,5 @@
-"""Compares recorded runs: the settings in which they differ, their curves over one pair of axes, and what can
-be said of them."""
+"""Compares recorded runs: their differing settings, their curves in one chart, and the conclusions they
+allow."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from rlflow.monitoring.chart import chart, color, mark
 from rlflow.monitoring.metric_names import is_mean
 from rlflow.monitoring.recorded import EVALUATED, Curve, Recorded, as_text, differing
 
-ENOUGH = 5  # seeds of each arm below which nothing is ranked
-# settings without which evaluations are not of the same prompts and first weights
+ENOUGH = 5  # least seeds of each arm for a ranking
+# if these settings differ, evaluations may be on other prompts or start from other weights
 DATA = {"data", "held_out", "eval", "model"}
-NO_ARM = {"seed"}  # settings in which runs of one arm differ
-GRAPH = "graph"  # the identity of the graph, whose difference is said in words
+NO_ARM = {"seed"}  # settings that may differ within an arm
+GRAPH = "graph"  # the identity of the graph; its difference is printed as text instead
 
 
 @dataclass(frozen=True)
 class Arm:
-    """Runs with the same settings, but for their seeds."""
+    """Runs with the same settings except for their seeds."""
 
-    label: str  # the letter that marks it in charts
+    label: str  # its letter in charts
     runs: tuple[Recorded, ...]
 
     @property
     def seeds(self) -> int:
-        """How many different seeds its runs have."""
+        """The number of different seeds among its runs."""
         return len({as_text(run.settings.get("seed")) for run in self.runs})
 
     def curve(self, metric: str) -> Curve:
-        """The mean over its runs at each number of iterations where all of them have a value."""
+        """The mean over its runs, at each number of iterations at which all of them have a value."""
         curves = [dict(run.curve(metric)) for run in self.runs]
         common = sorted(set.intersection(*map(set, curves)))
         return [(number, sum(curve[number] for curve in curves) / len(curves)) for number in common]
 
 
 def arms_of(runs: Sequence[Recorded]) -> list[Arm]:
-    """Group runs whose settings are the same but for the seed, in the order in which they were given."""
+    """Group runs whose settings are the same except for the seed, in the given order."""
     groups: dict[str, list[Recorded]] = {}
     for run in runs:
         key = {name: as_text(value) for name, value in sorted(run.settings.items()) if name not in NO_ARM}
@@ -55,14 +55,13 @@ def arms_of(runs: Sequence[Recorded]) -> list[Arm]:
 
 
 def best(figure: Figure, values: Iterable[float]) -> float:
-    """The highest value of an accuracy or a reward; NaN for other metrics, of which nobody says whether
-    higher is better."""
+    """The highest value of an accuracy or a reward; NaN for other metrics, since higher may not be better."""
     return max(values) if figure.of in (*EVALUATED, Of.REWARD) and figure.name != "missing" else math.nan
 
 
 def area(curve: Curve) -> float:
-    """The area under a curve over its length: the mean height by the trapezoid rule. A curve of one point is
-    as high as that."""
+    """The mean height of a curve by the trapezoid rule: its area divided by its length. For one point, its
+    value."""
     pairs = list(zip(curve, curve[1:], strict=False))
     length = curve[-1][0] - curve[0][0]
     return (
@@ -71,8 +70,8 @@ def area(curve: Curve) -> float:
 
 
 def figures_of(run: Recorded, metric: str) -> dict[str, float | None]:
-    """The last value, the best and the area of a run's metric, and what the run cost. None for what its
-    folder does not say."""
+    """The last and best value and the area of a run's metric, and the run's costs. None for values that the
+    run's folder does not have."""
     curve = run.curve(metric)
     height = best(run.table[metric], [value for _, value in curve]) if curve else math.nan
     return {
@@ -87,15 +86,15 @@ def figures_of(run: Recorded, metric: str) -> dict[str, float | None]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs beside each other."""
+    """Runs that are compared."""
 
     arms: tuple[Arm, ...]
-    metrics: tuple[str, ...]  # the first is what the table and the verdict are about
+    metrics: tuple[str, ...]  # the table and the verdict are about the first
     graphs: Mapping[str, Sequence[str]]  # run → how its graph differs from the first run's
 
     @property
     def runs(self) -> list[Recorded]:
-        """All runs, those of one arm side by side."""
+        """All runs; runs of one arm follow each other."""
         return [run for arm in self.arms for run in arm.runs]
 
     @property
@@ -105,7 +104,7 @@ class Comparison:
         return {name: values for name, values in settings.items() if name not in {GRAPH, *NO_ARM}}
 
     def as_json(self) -> dict[str, Any]:
-        """Everything that is printed, as plain values."""
+        """All printed content, as plain values."""
         runs = [
             {
                 "run": str(run.folder),
@@ -136,9 +135,9 @@ class Comparison:
 def compared(
     runs: Sequence[Recorded], metrics: Sequence[str], graphs: Mapping[str, Sequence[str]]
 ) -> Comparison:
-    """Put runs beside each other by held-out accuracy, or without one by the mean reward. Where several
-    rewards have a mean, each is drawn, and the table is about the first, or the one that stands first in
-    ``metrics``. ``metrics``: those that are drawn too. Raises PlanError for a metric that no run has."""
+    """Compare runs by held-out accuracy, or without one by the mean reward. If several rewards have a mean,
+    each is drawn. The table is then about the first of them in ``metrics``, else about the first reward.
+    ``metrics``: further metrics to draw. Raises PlanError for a metric that no run has."""
     names = sorted({name for run in runs for name in run.metrics})
     unknown = next((metric for metric in metrics if metric not in names), None)
     if unknown is not None:
@@ -148,7 +147,7 @@ def compared(
             found=unknown,
             expected=listed(names),
             nearest=nearest(unknown, names),
-            remedy="--metric NAME, as metrics.jsonl has it",
+            remedy="--metric NAME, with a name from metrics.jsonl",
         )
     means = dict.fromkeys(name for run in runs for name in run.keys(is_mean))
     asked_first = sorted(means, key=lambda name: metrics.index(name) if name in metrics else len(metrics))
@@ -157,16 +156,17 @@ def compared(
 
 
 def verdict(comparison: Comparison) -> str:
-    """The conclusion that the runs allow, in a sentence. Nothing is ranked on fewer than ENOUGH seeds of each
-    arm; with as many it says how the last values lie, which is no test."""
+    """The conclusion that the runs allow, in one sentence. With fewer than ENOUGH seeds in an arm there is no
+    ranking. Otherwise the sentence describes the ranges of the last values, which is not a statistical
+    test."""
     arms, metric = comparison.arms, next(iter(comparison.metrics), "")
     if len(arms) == 1:
-        return f"the same settings in all {len(arms[0].runs)} runs: there is nothing to rank"
+        return f"all {len(arms[0].runs)} runs have the same settings: there is nothing to rank"
     if all(len(arm.runs) == 1 for arm in arms):
         return "not enough to rank: one run each"
     if min(arm.seeds for arm in arms) < ENOUGH:
         counts = ", ".join(f"{arm.label} has {arm.seeds} seed{'s' * (arm.seeds != 1)}" for arm in arms)
-        return f"not enough to rank: {counts}; {ENOUGH} of each are the least"
+        return f"not enough to rank: {counts}; each needs at least {ENOUGH}"
     ends = [
         [value for run in arm.runs if (value := figures_of(run, metric)["last"]) is not None] for arm in arms
     ]
@@ -175,13 +175,13 @@ def verdict(comparison: Comparison) -> str:
     ranges = sorted((min(values), max(values)) for values in ends)
     apart = all(high < low for (_, high), (low, _) in zip(ranges, ranges[1:], strict=False))
     return (
-        f"the ranges of the last {metric} {'do not overlap' if apart else 'overlap'}; that is no test "
-        "of a difference"
+        f"the ranges of the last {metric} {'do not overlap' if apart else 'overlap'}; that is not a "
+        "statistical test"
     )
 
 
 def cautions(comparison: Comparison) -> list[str]:
-    """Sentences that say what makes the numbers of the runs less comparable than they look."""
+    """Sentences on what makes the numbers of the runs less comparable than they look."""
     runs, settings = comparison.runs, comparison.settings
     data = [name for name in settings if name in DATA or name.startswith("data.")]
     unfinished = [run.name for run in runs if run.summary.state != "done"]
@@ -189,10 +189,10 @@ def cautions(comparison: Comparison) -> list[str]:
     sentences = []
     if data:
         sentences.append(
-            f"{listed(data)} differ: the evaluations may not be of the same prompts or first weights"
+            f"{listed(data)} differ: the evaluations may use other prompts, or start from other weights"
         )
     if unfinished:
-        sentences.append(f"not done: {listed(unfinished)}")
+        sentences.append(f"not finished: {listed(unfinished)}")
     if len({tuple(counts) for counts in lengths.values()}) > 1 or any(
         len(counts) > 1 for counts in lengths.values()
     ):
@@ -210,7 +210,7 @@ def drawn(comparison: Comparison, width: int) -> list[RenderableType]:
                 printable(
                     "\n".join(
                         [
-                            f"graph of {name} beside {comparison.runs[0].name}:",
+                            f"graph of {name}, compared with {comparison.runs[0].name}:",
                             *(f"  {line}" for line in lines),
                         ]
                     )
@@ -225,7 +225,7 @@ def drawn(comparison: Comparison, width: int) -> list[RenderableType]:
             chart(curves, width),
         ]
         absent = [label for label, curve in curves.items() if not curve]
-        parts += [Text(f"  without it: {listed(absent)}")] if absent else []
+        parts += [Text(f"  without this metric: {listed(absent)}")] if absent else []
     about = [Text(printable(f"last, best and area of {metric}")) for metric in comparison.metrics[:1]]
     parts += [
         Text(""),
@@ -241,8 +241,7 @@ def _of_means(comparison: Comparison) -> str:
 
 
 def _settings(comparison: Comparison) -> RenderableType:
-    """A line for each arm with the settings that are its own; a table with a row for each setting that
-    differs."""
+    """A table with a column for each arm and a row for each setting that differs."""
     table = Table("setting", box=None, padding=(0, 2, 0, 0))
     for position, arm in enumerate(comparison.arms):
         table.add_column(Text(arm.label, style=color(position)), overflow="fold")
@@ -257,8 +256,8 @@ def _settings(comparison: Comparison) -> RenderableType:
 
 
 def _table(comparison: Comparison) -> Table:
-    """A row for each run, and for an arm of several their mean and range, of the first metric and of the
-    costs."""
+    """A table of the first metric and the costs: a row for each run, and for an arm of several runs their
+    mean and range."""
     metric = next(iter(comparison.metrics), "")
     table = Table("", "run", "state", box=None, padding=(0, 2, 0, 0))
     for name in ("last", "best", "area", "seconds", "tokens", "rows trained"):
@@ -279,7 +278,7 @@ def _table(comparison: Comparison) -> Table:
 
 
 def _number(name: str, value: float | None) -> str:
-    """A figure as text; nothing where there is none."""
+    """A figure as text; empty for None."""
     if value is None:
         return ""
     return (

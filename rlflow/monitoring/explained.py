@@ -1,5 +1,5 @@
-"""`rlflow explain`: why a run learns little, most important first, and what bounded its time; and where other
-views point to it."""
+"""`rlflow explain`: why a run learns little, most important first, and what limited its speed. Also the line
+with which other views refer to it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rlflow.monitoring.funnel import funnel_lines
 from rlflow.monitoring.keys import by_figure
 from rlflow.monitoring.recorded import Recorded, recorded
 
-PROOF = "proof.json"  # what the run proved of itself before its first iteration
-WORDS = 3  # last lines of bounds.txt, which say what bounded the run
+PROOF = "proof.json"  # the claims that the run tested before its first iteration
+WORDS = 3  # last lines of bounds.txt, which name the limit of the run's speed
 
 
 def evidence_of(run: Recorded) -> Evidence:
-    """The recorded iterations of a run, each once, and its settings."""
+    """The settings of a run and its recorded iterations, each once."""
     figures = [
         (number, by_figure(values, run.table))
         for number, values in sorted(dict(run.history.iterations).items())
@@ -29,13 +29,14 @@ def evidence_of(run: Recorded) -> Evidence:
 
 
 def reasons_of(run: Recorded) -> list[Finding]:
-    """Why a run learns little: first what its own proof falsified, then what its metrics say."""
+    """Why a run learns little: first the claims that its proof falsified, then the findings from its
+    metrics."""
     claims = falsified(read_object(run.folder / PROOF))
     return [*(claim.finding() for claim in claims), *findings(evidence_of(run))]
 
 
 def explanation(folder: Path) -> list[str]:
-    """The lines of `rlflow explain`. Never raises for what the folder contains."""
+    """The lines of `rlflow explain`. Never raises, whatever the folder contains."""
     run = recorded(folder)
     reasons = reasons_of(run)
     return [
@@ -48,8 +49,8 @@ def explanation(folder: Path) -> list[str]:
 
 
 def as_json(folder: Path) -> dict[str, Any]:
-    """The content of `rlflow explain --json`, as plain values: findings with evidence and thresholds, and
-    what is in bounds.json."""
+    """The content of `rlflow explain --json` as plain values: findings with evidence and thresholds, and the
+    content of bounds.json."""
     run = recorded(folder)
     return {
         "run": str(run.folder),
@@ -62,17 +63,17 @@ def as_json(folder: Path) -> dict[str, Any]:
 
 
 def pointer(folder: Path, shown: str = "") -> str | None:
-    """A line that points to `rlflow explain` where there is an alarm; None where there is none. ``shown``:
-    the folder as users read it."""
+    """A line that refers to `rlflow explain` if there is an alarm; None otherwise. ``shown``: the folder as
+    users read it."""
     alarm = next((finding for finding in reasons_of(recorded(folder)) if finding.alarm), None)
-    return None if alarm is None else f"alarm: {alarm.words}; rlflow explain {shown or folder} says more"
+    return None if alarm is None else f"alarm: {alarm.words}; for details: rlflow explain {shown or folder}"
 
 
 def _learning(run: Recorded, reasons: list[Finding]) -> list[str]:
     if not reasons:
         few = len(run.history.iterations) < LEAST
         return [
-            f"learning: {f'nothing is said of less than {LEAST} iterations' if few else 'nothing that these rules know slows it down'}"
+            f"learning: {f'no findings, since the run has fewer than {LEAST} iterations' if few else 'none of the rules finds a problem'}"
         ]
     return [f"{'alarm' if finding.alarm else 'advice'}: {finding}" for finding in reasons]
 
@@ -87,12 +88,13 @@ def _time(folder: Path) -> list[str]:
     return (
         ["time:", *(f"  {line}" for line in lines)]
         if lines
-        else ["time: what bounded it is known when the run has ended"]
+        else ["time: its limit is known when the run has ended"]
     )
 
 
 def bound_lines(folder: Path) -> list[str]:
-    """The last lines of bounds.txt, which say what bounded the run; none where it has not ended."""
+    """The last lines of bounds.txt, which name the limit of the run's speed; empty if the run has not
+    ended."""
     try:
         return durable.read(folder / "bounds.txt").decode(errors="replace").splitlines()[-WORDS:]
     except OSError:

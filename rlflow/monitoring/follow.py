@@ -1,5 +1,4 @@
-"""Follows a run from outside: reads its files as they grow and passes their content to a reporter, as the run
-itself would."""
+"""Follows a run from another process: reads its files as they grow and passes their content to a reporter."""
 
 from __future__ import annotations
 
@@ -19,12 +18,12 @@ EVERY_SECONDS = 0.5
 
 
 def follow(folder: Path, reporter: Reporter, wait: Callable[[float], None] = time.sleep) -> RunSummary:
-    """Report a run from its first line to its end, and give its summary. ``wait`` is called with the seconds
-    between two looks."""
+    """Report a run until it ends, and return its summary. ``wait`` is called with the seconds between two
+    reads."""
     metrics = Growing(folder / "metrics.jsonl")
     reporter.start(info(summarised(folder)))
     while True:
-        summary = summarised(folder)  # before the lines are read, so that the last ones are not missed
+        summary = summarised(folder)  # before reading the lines, so that the last lines are not missed
         tell(metrics.lines(), folder, reporter)
         if summary.state != "running":
             return summary
@@ -32,7 +31,7 @@ def follow(folder: Path, reporter: Reporter, wait: Callable[[float], None] = tim
 
 
 def tell(lines: list[bytes], folder: Path, reporter: Reporter) -> None:
-    """Pass lines of metrics.jsonl to the reporter. Times by node are known of the last iteration alone."""
+    """Pass lines of metrics.jsonl to the reporter. Only the last iteration has times by node."""
     stages, table = (stage_seconds(folder), keys.read(folder)) if lines else ({}, {})
     for line in lines:
         history = History(table)
@@ -45,12 +44,12 @@ def tell(lines: list[bytes], folder: Path, reporter: Reporter) -> None:
 
 
 def info(summary: RunSummary) -> RunInfo:
-    """The run of a summary as reporters take it."""
+    """The run of a summary in the form that reporters take."""
     return RunInfo(summary.folder, summary.flow, summary.iterations)
 
 
 def frame(folder: Path) -> Frame:
-    """The frame of a run as its files show it now."""
+    """The frame of a run as its files are now."""
     run = recorded(folder)
     history, summary = run.history, run.summary
     recent = tuple(values["seconds"] for _, values in history.iterations[-RECENT:] if "seconds" in values)
@@ -74,10 +73,10 @@ def frame(folder: Path) -> Frame:
 
 
 def ending(summary: RunSummary) -> str:
-    """A line that says how a run has ended."""
+    """A line on how a run has ended."""
     endings = {
-        "unknown": f"left no {status.FILE} that says whether it still goes",
-        "died": "died: its process is gone and left no last word",
+        "unknown": f"has no {status.FILE}, so its state is unknown",
+        "died": "died: its process ended without writing a last status",
     }
     state = endings.get(summary.state, summary.state)
     text = f"{summary.folder.name}: {state} after {summary.iteration} of {summary.iterations} iterations"

@@ -1,4 +1,4 @@
-"""A frame: the state of a run at one moment, and how it is drawn. The live view and `rlflow watch` both show
+"""A frame: the state of a run at one moment, and its drawing. The live view and `rlflow watch` show
 frames."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlflow.monitoring.metric_names import accuracies, means, own_metrics
 from rlflow.monitoring.recorded import Curve
 
 STAGES = 8  # nodes with a bar of their own, the slowest
-RECENT = 20  # last iterations, from whose mean time the remaining time is estimated
+RECENT = 20  # last iterations whose mean time gives the remaining time
 CHART, LINES = 72, 4  # most columns of the learning curve, and its lines
 OWN = 6  # most metrics of the author's own stages that are shown
 POLICY = ("actor", "policy")  # roles whose updates are shown
@@ -54,12 +54,12 @@ class Frame:
     stages: Mapping[str, float] = field(default_factory=dict)  # node → seconds in the last iteration
     recent: tuple[float, ...] = ()  # seconds of the last iterations
     curve: Curve = ()  # the held-out accuracy by finished iterations
-    trained: int = 0  # rows that updates were made of, as far as this view has seen the run
-    running: float = 0.0  # seconds since the last iteration has ended
+    trained: int = 0  # rows that updates used, in the iterations that this view has seen
+    running: float = 0.0  # seconds since the end of the last iteration
 
 
 def draw(frame: Frame, width: int) -> RenderableType:
-    """The drawing of a frame for a terminal of ``width`` columns."""
+    """Draw a frame for a terminal of ``width`` columns."""
     funnel = [
         Text(line, style="dim", no_wrap=True, overflow="ellipsis")
         for line in map(printable, funnel_lines(frame.metrics))
@@ -76,7 +76,7 @@ def draw(frame: Frame, width: int) -> RenderableType:
 def _head(frame: Frame, width: int) -> RenderableType:
     flow, place = printable(frame.flow), printable(frame.place)
     space = max(width - len(flow) - 2, 2)
-    if len(place) > space:  # its end is the run's name
+    if len(place) > space:  # keep its end, which is the run's name
         place = "…" + place[1 - space :]
     title = Text(f"{flow}  {place}", style="bold", no_wrap=True, overflow="ellipsis")
     grid = Table.grid(padding=(0, 1))
@@ -90,14 +90,14 @@ def _time(frame: Frame) -> str:
     if frame.state != "running":
         return frame.state
     if not frame.recent:
-        return f"{spoken(frame.running)} in the first"
+        return f"{spoken(frame.running)} in the first iteration"
     mean = sum(frame.recent) / len(frame.recent)
     remaining = max((frame.iterations - frame.done) * mean - min(frame.running, mean), 0.0)
     return f"{spoken(mean)} each, {spoken(remaining)} left" if frame.done < frame.iterations else "ending"
 
 
 def _numbers(frame: Frame) -> RenderableType:
-    """The numbers side by side, as many in a line as there is room for."""
+    """The numbers side by side, as many in a line as fit."""
     texts = [
         Text.assemble((f"{printable(name)} ", "dim"), (value, "bold"), no_wrap=True)
         for name, value in figures(frame)
@@ -106,7 +106,7 @@ def _numbers(frame: Frame) -> RenderableType:
 
 
 def figures(frame: Frame) -> list[tuple[str, str]]:
-    """(name, text) of each number that the frame has."""
+    """(name, text) of each number of the frame."""
     metrics = {
         figure: value for figure, value in frame.metrics.items() if value is not None and math.isfinite(value)
     }
@@ -133,13 +133,13 @@ def figures(frame: Frame) -> list[tuple[str, str]]:
 
 
 def _labelled(label: str, figure: Figure) -> str:
-    """The label of a number, with the role where several trained roles have it."""
+    """The label of a number, with its role if several trained roles have the number."""
     return f"{label} of {figure.role}" if figure.role and figure.of is Of.ROWS else label
 
 
 def _stages(frame: Frame, width: int) -> RenderableType:
-    """A bar for each of the slowest nodes with its share of the iteration's seconds. Shares of overlapping
-    nodes sum to more than 1."""
+    """A bar for each of the slowest nodes, with its share of the iteration's seconds. Nodes overlap, so
+    shares can add up to more than 100%."""
     total = frame.metrics.get(SECONDS) or sum(frame.stages.values()) or 1.0
     grid = Table.grid(padding=(0, 1))
     slowest = sorted(frame.stages.items(), key=lambda item: -item[1])
@@ -153,7 +153,7 @@ def _stages(frame: Frame, width: int) -> RenderableType:
 
 
 def spoken(seconds: float) -> str:
-    """A duration as text, in the unit that suits it."""
+    """A duration as text, in a suitable unit."""
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 1.5 * length:
             return f"{seconds / length:.1f} {unit}"

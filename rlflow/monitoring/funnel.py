@@ -1,5 +1,5 @@
-"""The funnel of an iteration in words: which rows are left to learn from, and how many tokens of them move
-the weights."""
+"""The funnel of an iteration as text: how many sampled rows remain for learning, and how many of their tokens
+move the weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROWS = {
     "sampled": "sampled",
     "kept": "kept",
     "scored": "scored",
-    "mixed": "in groups that differ",
+    "mixed": "in groups with unequal scores",
     "untruncated": "not truncated",
     "used": "used",
 }
@@ -22,8 +22,8 @@ CLIPPED = {"clipped_above": "above", "clipped_below": "below"}
 
 
 def funnel_lines(figures: Figures) -> list[str]:
-    """A line for the rows of the iteration, of each role where several are trained, and one for the tokens of
-    each update; none for what an algorithm has not."""
+    """A line for the rows of each trained role, and one for the tokens of each update. Parts that an
+    algorithm does not have are omitted."""
     return [*_rows(figures), *_tokens(figures)]
 
 
@@ -49,6 +49,6 @@ def _tokens(figures: Figures) -> Iterator[str]:
         ]
         yield (
             f"tokens of {update.node}: {figures[update] or 0.0:,.0f} → {moving:,.0f} with a gradient → "
-            f"{of('effective') or 0.0:,.0f} by "
-            "its size" + (f"; clipped {', '.join(clipped)}" if clipped else "")
+            f"{of('effective') or 0.0:,.0f} effective"
+            + (f"; clipped {', '.join(clipped)}" if clipped else "")
         )

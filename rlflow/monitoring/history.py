@@ -1,4 +1,4 @@
-"""Reads the folder of a run in any state: half written, damaged, another program's, or still growing."""
+"""Reads the folder of a run in any state: half written, damaged, still growing, or another program's."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rlflow.checkpoints.logs import as_object, objects, read_object, tail
 from rlflow.errors import PlanError, nearest
 from rlflow.monitoring import keys, status
 
-SIGNS = ("settings.json", "metrics.jsonl", status.FILE)  # a folder with any of these files is a run's
+SIGNS = ("settings.json", "metrics.jsonl", status.FILE)  # a folder with one of these files is a run
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A summary of a run by the ends of its files."""
+    """A summary of a run, from the last lines of its files."""
 
     folder: Path
     state: str  # running, done, failed, interrupted, died or unknown
@@ -26,19 +26,19 @@ class RunSummary:
     iterations: int = 0  # iterations in all
     evaluation: Mapping[str, float] = field(default_factory=dict)  # the last evaluation
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the last iteration
-    table: Mapping[str, Figure] = field(default_factory=dict)  # what the names of both are of
-    updated: float = 0.0  # when a file was last written, seconds since the epoch
+    table: Mapping[str, Figure] = field(default_factory=dict)  # name in both → its figure
+    updated: float = 0.0  # time of the last write to a file, seconds since the epoch
     error: str = ""  # why the run failed
     problem: str = ""  # what could not be read
 
     @property
     def figures(self) -> dict[Figure, float]:
-        """The last iteration by what its numbers are of."""
+        """The metrics of the last iteration by figure."""
         return keys.by_figure(self.metrics, self.table)
 
     @property
     def evaluated(self) -> dict[Figure, float]:
-        """The last evaluation by what its numbers are of."""
+        """The metrics of the last evaluation by figure."""
         return keys.by_figure(self.evaluation, self.table)
 
 
@@ -46,7 +46,7 @@ class RunSummary:
 class History:
     """The lines of metrics.jsonl. A resumed run may have written an iteration twice."""
 
-    # what the names are of, as far as the run's folder says
+    # name → figure, for the names in the run's figures.json
     table: Mapping[str, Figure] = field(default_factory=dict)
     iterations: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # (iteration, its numbers)
     # (iterations before it, its numbers)
@@ -55,11 +55,11 @@ class History:
 
     @property
     def names(self) -> set[str]:
-        """The names of all numbers."""
+        """The names of all metrics."""
         return {name for _, values in (*self.iterations, *self.evaluations) for name in values}
 
     def add(self, line: bytes) -> None:
-        """Read one line; a damaged one is counted."""
+        """Read one line; a damaged line is only counted."""
         row = as_object(line)
         number = row.get("iteration") if row else None
         if row is None or not isinstance(number, int):
@@ -73,13 +73,13 @@ class History:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is a run's, by the files in it."""
+    """Whether a folder belongs to a run, by the files in it."""
     return any((folder / name).is_file() for name in SIGNS)
 
 
 def find_run(text: str, base: Path = Path("runs")) -> Path:
-    """The folder of a run that is named by its path, or by its name in ``base``. Raises PlanError with the
-    nearest name."""
+    """Find the folder of a run by its path, or by its name in ``base``. Raises PlanError with the nearest
+    name."""
     path = Path(text)
     for folder in (path, base / text):
         if is_run(folder):
@@ -87,8 +87,8 @@ def find_run(text: str, base: Path = Path("runs")) -> Path:
     if path.exists() or (base / text).exists():
         raise PlanError.of(
             "not-a-run",
-            f"'{text}' is no run's folder",
-            found=f"none of {', '.join(SIGNS)} there",
+            f"'{text}' is not the folder of a run",
+            found=f"a folder without {', '.join(SIGNS)}",
             expected="the folder of a run",
             remedy="rlflow runs lists the runs of a folder",
         )
@@ -104,7 +104,7 @@ def find_run(text: str, base: Path = Path("runs")) -> Path:
 
 
 def run_folders(base: Path) -> list[Path]:
-    """The folders of runs in a folder, sorted by name. A folder that cannot be read has none."""
+    """The folders of runs in a folder, sorted by name; empty if the folder cannot be read."""
     try:
         return sorted(
             path
@@ -116,7 +116,7 @@ def run_folders(base: Path) -> list[Path]:
 
 
 def summarised(folder: Path) -> RunSummary:
-    """The summary of a run's folder. Never raises for what the folder contains."""
+    """The summary of a run's folder. Never raises, whatever the folder contains."""
     settings, recorded, problem = read_object(folder / "settings.json"), None, ""
     try:
         recorded = status.read(folder)
@@ -150,7 +150,7 @@ def summarised(folder: Path) -> RunSummary:
 
 
 def _guessed(folder: Path) -> str:
-    """The state of a run without a status: it is done if its models were saved, which happens last."""
+    """The state of a run without a status file: done if its models were saved, which happens last."""
     return "done" if (folder / "final").is_dir() else "unknown"
 
 
@@ -165,11 +165,11 @@ def _touched(folder: Path) -> float:
 
 
 def stage_seconds(folder: Path) -> dict[str, float]:
-    """Node → seconds in the last iteration of timeline.json. It is read line by line, since a run under way
-    has not closed it."""
+    """Node → seconds in the last iteration of timeline.json. The file is read line by line, because an active
+    run has not closed its JSON."""
     lines = (line.strip(b"[,\r") for line in tail(folder / "timeline.json"))
     events = [event for event in objects(lines) if event.get("ph") == "X"]
-    # their parts on ranks are events of their own
+    # without the events of single ranks
     nodes = (event for event in events if event.get("cat") != "rank")
     numbered = [
         (event["args"].get("iteration"), event) for event in nodes if isinstance(event.get("args"), dict)
@@ -183,8 +183,7 @@ def stage_seconds(folder: Path) -> dict[str, float]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of a JSON file is a number that fits into a float: a file may hold integers of any
-    length."""
+    """Whether a JSON value is a number that fits into a float; JSON integers may have any length."""
     return isinstance(value, float) or (
         isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 1023
     )

@@ -1,5 +1,5 @@
-"""The names of figures in metrics.jsonl: made where that file is written, and read by whoever reads it, from
-the table beside it."""
+"""The names of figures in metrics.jsonl. The run gives them when it writes the file; readers look them up in
+figures.json next to it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from pathlib import Path
 from rlflow.author.figures import SECONDS, SPEED, Figure, Of
 from rlflow.checkpoints import durable
 
-FILE = "figures.json"  # name in metrics.jsonl → what that figure is of
+FILE = "figures.json"  # name in metrics.jsonl → its figure
 Figures = Mapping[Figure, float]
 
 
 class FigureNames:
-    """Gives each figure a name of its own in metrics.jsonl, the same in every line. ``table``: names that an
-    earlier process gave."""
+    """Gives each figure a unique name in metrics.jsonl, the same in every line. ``table``: names that an
+    earlier process of the run gave."""
 
     def __init__(self, table: Mapping[str, Figure] | None = None) -> None:
         self.table = dict(table or {})
         self._names = {figure: key for key, figure in self.table.items()}
 
     def of(self, figure: Figure) -> str:
-        """The name of a figure. If another figure has its plain name, what it is of follows in brackets."""
+        """The name of a figure. If another figure already has its plain name, its subject follows in
+        brackets."""
         if figure not in self._names:
             key = (
                 figure.key if figure.key not in (*self.table, "iteration") else f"{figure.key} ({figure.of})"
@@ -33,7 +34,7 @@ class FigureNames:
         return self._names[figure]
 
     def packed(self) -> bytes:
-        """The content of the table's file."""
+        """The content of figures.json."""
         lines = (
             f"{json.dumps(key)}: {json.dumps({name: text for name, text in figure._asdict().items() if text})}"
             for key, figure in self.table.items()
@@ -42,7 +43,7 @@ class FigureNames:
 
 
 def read(folder: Path) -> dict[str, Figure]:
-    """The table of a run's folder; an empty one if the folder has none that can be read."""
+    """The table in a run's folder; empty if the folder has no readable table."""
     try:
         content = json.loads(durable.read(folder / FILE))
         return {
@@ -54,19 +55,19 @@ def read(folder: Path) -> dict[str, Figure]:
 
 
 def completed(table: Mapping[str, Figure], keys: Iterable[str]) -> dict[str, Figure]:
-    """The table with every one of ``keys``. An earlier version wrote none: there, figures are taken for what
-    their names say."""
+    """The table with all ``keys``. Missing keys, as in folders of an earlier version without a table, are
+    guessed from their names."""
     unknown = [key for key in dict.fromkeys(keys) if key not in table]
     return dict(table) | (_guessed(unknown) if unknown else {})
 
 
 def by_figure(values: Mapping[str, float], table: Mapping[str, Figure]) -> dict[Figure, float]:
-    """The numbers of a line of metrics.jsonl by what they are of. ``table``: see ``completed``."""
+    """The numbers of a line of metrics.jsonl by figure. ``table``: see ``completed``."""
     return {table[key]: value for key, value in values.items()}
 
 
 def is_evaluation(table: Mapping[str, Figure], keys: Iterable[str]) -> bool:
-    """Whether a line of metrics.jsonl with these names is of an evaluation."""
+    """Whether a line of metrics.jsonl with these names belongs to an evaluation."""
     own = [key for key in keys if key != "iteration"]
     figures = [table[key] for key in own if key in table] + list(
         _guessed([key for key in own if key not in table]).values()

@@ -1,4 +1,5 @@
-"""Lines of what processes of rewards and services print, from pieces that come from several threads."""
+"""Joins pieces of output into lines, for the output of reward and service processes that several threads
+read."""
 
 from __future__ import annotations
 
@@ -6,22 +7,21 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-LINE = 2000  # bytes after which a line is cut in two
-WAITING = 1000  # lines that wait to be taken; of more the oldest go
+LINE = 2000  # bytes after which a line is split
+WAITING = 1000  # most waiting lines; beyond that, the oldest are dropped
 
 
 class Lines:
-    """Puts pieces together into lines. ``add`` is called with each line, without its end, one call at a
-    time."""
+    """Joins pieces into lines. Calls ``add`` with each line, without its end, from one thread at a time."""
 
     def __init__(self, add: Callable[[bytes], object], longest: int = LINE) -> None:
-        """``longest``: bytes after which a line is cut in two."""
+        """``longest``: bytes after which a line is split."""
         self._add, self._longest = add, longest
-        self._begun: dict[int, bytes] = {}  # by thread, the line that its process has begun
+        self._begun: dict[int, bytes] = {}  # thread → the unfinished line of its process
         self._turn = threading.Lock()
 
     def hear(self, data: bytes) -> None:
-        """Take a piece of what the process of the calling thread prints. An empty piece says that it has
+        """Take a piece of output of the calling thread's process. An empty piece means that the process has
         closed its output."""
         with self._turn:
             thread = threading.get_ident()
@@ -32,7 +32,7 @@ class Lines:
                 self._add(line)
 
     def close(self) -> None:
-        """Add lines that have not ended."""
+        """Add the unfinished lines."""
         with self._turn:
             for rest in filter(None, self._begun.values()):
                 self._add(rest)
@@ -40,12 +40,12 @@ class Lines:
 
 
 class WaitingLines:
-    """Lines that a worker sends with its next answer."""
+    """Finished lines that a worker sends with its next answer."""
 
     def __init__(self) -> None:
         self._lines: deque[bytes] = deque(maxlen=WAITING)
         self.hear = Lines(self._lines.append).hear
 
     def take(self) -> bytes:
-        """All lines that have ended since the last call, each with its end."""
+        """All lines that were finished since the last call, each with its end."""
         return b"".join(self._lines.popleft() + b"\n" for _ in range(len(self._lines)))

@@ -1,5 +1,4 @@
-"""The live view: a frame at the foot of the terminal, drawn several times a second, with notes scrolling
-above it."""
+"""The live view: a frame at the foot of the terminal, redrawn several times a second, with notes above it."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from rlflow.monitoring.reporter import Metrics, Rows, RunInfo, State
 from rlflow.monitoring.secrets import masked
 
 EVERY_SECONDS = 0.25
-TRAINED = Figure(Of.FATE, "trained")  # rows that an update was made of
+TRAINED = Figure(Of.FATE, "trained")  # rows that an update used
 
 
 def lively(stream: TextIO) -> bool:
@@ -32,9 +31,8 @@ def lively(stream: TextIO) -> bool:
 
 
 class Live:
-    """A reporter that shows the run at the foot of a terminal. An error of drawing is shown in place of the
-    frame, and the run goes on.
-    ``clock``: gives seconds."""
+    """A reporter that shows the run at the foot of a terminal. A drawing error is shown instead of the frame,
+    and the run continues. ``clock``: returns seconds."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._console = stream, Console(file=stream, highlight=False)
@@ -47,11 +45,11 @@ class Live:
         self.frame = Frame()
 
     def start(self, run: RunInfo) -> None:
-        """Begin to draw the frame of a run."""
+        """Start drawing the frame of a run."""
         self.note(f"run: {run.place}")
         self.frame = Frame(run.flow, run.place, done=run.done, iterations=run.iterations)
         self._held_out, self._since = run.held_out, self._clock()
-        # what a stage prints goes above the frame, but only where it would have gone to the terminal anyway
+        # prints of stages appear above the frame, but only if they would go to the terminal anyway
         self._live = rich.live.Live(
             console=self._console,
             auto_refresh=False,
@@ -108,7 +106,8 @@ class Live:
                 self._thread.join()
 
     def _check(self) -> None:
-        """Raise the error of the thread here, where the caller can leave this reporter out."""
+        """Raise the drawing thread's error in the caller's thread, so that the caller can drop this
+        reporter."""
         if self._failed:
             self.stop()
             raise self._failed
@@ -119,21 +118,21 @@ class Live:
             try:
                 if live is not None:
                     self._redraw(live)
-            except Exception as error:  # a terminal that is gone: nothing can be drawn any more
+            except Exception as error:  # the terminal is gone, so nothing can be drawn any more
                 self._failed = error
                 return
 
     def _redraw(self, live: rich.live.Live) -> None:
-        # rich asks the standard streams for their size, of which this one need not be any; some terminals say
-        # 0 for unknown
+        # rich asks the standard streams for their size, but this may be another stream; some terminals report
+        # an unknown size as 0
         columns, rows = os.get_terminal_size(self._stream.fileno())
         self._console.size = ConsoleDimensions(columns or 80, rows or 25)
         live.refresh()
 
     def _drawn(self) -> RenderableType:
-        """The drawing of the current frame. Threads may call this: a frame is never changed, only replaced by
-        another."""
+        """The drawing of the current frame. Any thread may call this, since a frame is never changed, only
+        replaced."""
         try:
             return draw(replace(self.frame, running=self._clock() - self._since), self._console.width)
         except Exception as error:
-            return Text(printable(f"this cannot be drawn: {type(error).__name__}: {error}"))
+            return Text(printable(f"the live view cannot be drawn: {type(error).__name__}: {error}"))

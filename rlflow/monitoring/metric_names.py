@@ -1,5 +1,4 @@
-"""The names of metrics in trackers: rlflow's names as verl and TRL would call them, so that dashboards for
-these work.
+"""The names of metrics in trackers: the names that verl and TRL use, so that their dashboards work.
 
     rlflow                          tracker
     actor.update/loss               actor/pg_loss; critic.update/loss is critic/vf_loss, of another role ROLE/loss
@@ -9,7 +8,7 @@ these work.
     reward/NAME_mean                rewards/NAME/mean: one of several weighted rewards
     evaluation/SET/FIGURE           of a set of --eval: val/SET/accuracy and val/SET/accuracy_greedy; mean@n, pass@k and maj@k are
                                     val-core/SET/acc/mean@n, …/best@k/mean, …/maj@k/mean
-    the rest                        the table below; any other name stays as it is
+    other names                     as in TABLE below; names that are not in it stay unchanged
 
 A node's seconds are timing_s/NODE. Steps count finished iterations.
 """
@@ -42,7 +41,7 @@ TABLE = {
     "policy/entropy": "actor/entropy",
     "critic/explained_variance": "critic/vf_explained_var",
 }
-PROMPTS = "prompts"  # how many prompts a set of --eval has
+PROMPTS = "prompts"  # the number of prompts of a set of --eval
 OF_SETS = {
     "sampled": "val/{}/accuracy",
     "greedy": "val/{}/accuracy_greedy",
@@ -52,15 +51,15 @@ OF_SETS = {
 }
 POLICY = {"loss": "pg_loss", "clipped": "pg_clipfrac", "kl": "ppo_kl"}
 VALUE = {"loss": "vf_loss", "clipped": "vf_clipfrac"}
-# by the role's name; other roles may train anything
+# by role name; the purpose of other roles is unknown
 HABITS = {"actor": POLICY, "policy": POLICY, "critic": VALUE, "value": VALUE}
 
 
 def renamed(
     figures: Mapping[Figure, float | None], others: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """The finite metrics under the trackers' names, and ``others``, which have theirs already. A metric keeps
-    its name where the tracker's name would stand for two metrics."""
+    """The finite metrics under tracker names, together with ``others``, which already have tracker names. A
+    metric keeps rlflow's name if its tracker name would be ambiguous."""
     names = {figure: tracked(figure) for figure in figures}
     taken = {figure.key for figure in figures} | set(others or ())
     renamed_metrics: dict[str, float] = {}
@@ -72,7 +71,7 @@ def renamed(
 
 
 def _names(figure: Figure, tracker_name: str, taken: set[str]) -> tuple[str, ...]:
-    """The names that a metric may have, the best first."""
+    """The possible names of a metric, the best first."""
     plain = () if tracker_name in taken and tracker_name != figure.key else (tracker_name,)
     return (*plain, figure.key, f"{figure.key} ({figure.of})")
 
@@ -97,7 +96,8 @@ def tracked(figure: Figure) -> str:
 
 
 def plainly(figures: Figures) -> dict[str, float]:
-    """Numbers by rlflow's own names. If two have one name, what the second is of follows it in brackets."""
+    """Numbers by rlflow's own names. If two figures have one name, the subject of the second follows it in
+    brackets."""
     named: dict[str, float] = {}
     for figure, value in figures.items():
         named[f"{figure.key} ({figure.of})" if figure.key in named else figure.key] = value
@@ -105,9 +105,10 @@ def plainly(figures: Figures) -> dict[str, float]:
 
 
 def accuracies(evaluation: Figures) -> dict[str, float]:
-    """The shares of an evaluation by what a reader sees: ``sampled`` and ``greedy``, or where several roles
-    are evaluated ``ROLE sampled`` and so on; after these the shares by source of data, ``sampled SOURCE``,
-    and those of each set of --eval, ``SET sampled``. Without the mean score of a flow's own evaluation."""
+    """The accuracies of an evaluation, by the names that users see. These are ``sampled`` and ``greedy``, or
+    ``ROLE sampled`` and so on if several roles are evaluated. Accuracies by data source (``sampled SOURCE``)
+    and by set of --eval (``SET sampled``) follow. The mean score of a flow's own evaluation is not
+    included."""
     own = [figure for figure in evaluation if figure.of is Of.EVALUATION and figure != SCORE]
     by_role = [figure for figure in own if figure.role]
     plain = [figure for figure in own if not figure.role and not figure.part]
@@ -118,12 +119,12 @@ def accuracies(evaluation: Figures) -> dict[str, float]:
 
 
 def share(value: float) -> str:
-    """A share in per cent; a mean of scores that is none, as a number."""
+    """A share in per cent; a mean score outside 0 to 1 as a number."""
     return f"{value:.1%}" if 0 <= value <= 1 else f"{value:.3g}"
 
 
 def change(before: float, after: float) -> str:
-    """The difference of two shares in points; of numbers that are none, as a number."""
+    """The difference of two shares in points; of scores outside 0 to 1, as a number."""
     shares = all(0 <= value <= 1 for value in (before, after))
     return f"{100 * (after - before):+.1f} points" if shares else f"{after - before:+.3g}"
 
@@ -132,12 +133,12 @@ OF_EPISODES = ("env/turns", "env/failed")
 
 
 def own_metrics(figures: Figures) -> list[Figure]:
-    """The metrics that stages of the algorithm's author give, and those of its environments, by name."""
+    """The metrics of the author's own stages and of environments, sorted by name."""
     return sorted(filter(is_own, figures), key=lambda figure: figure.key)
 
 
 def is_own(figure: Figure) -> bool:
-    """Whether a figure is a metric of a stage, of what an environment logs, or of its episodes."""
+    """Whether a figure is a metric of a stage, of an environment's log, or of its episodes."""
     return (
         figure.of is Of.STAGE
         or (figure.of is Of.LOGGED and not figure.node)
@@ -146,7 +147,7 @@ def is_own(figure: Figure) -> bool:
 
 
 def means(figures: Figures) -> list[Figure]:
-    """The mean score of each reward role, by name."""
+    """The mean score of each reward role, sorted by name."""
     return sorted((figure for figure in figures if is_mean(figure)), key=lambda figure: figure.key)
 
 

@@ -1,5 +1,5 @@
-"""MLflow: to the server of MLFLOW_TRACKING_URI where that is set, else to a file store next to the runs, one
-for all of them."""
+"""The MLflow tracker: writes to the server of MLFLOW_TRACKING_URI if that is set, else to one file store next
+to the runs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from rlflow.monitoring.reporter import Rows, RunInfo, State
 
 ENDED = {"done": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 SAMPLES = "samples.json"
-MOST_ROWS = 400  # of the table of samples, which is written as a whole each time
+MOST_ROWS = 400  # of the table of samples, which is rewritten completely each time
 LONGEST_PARAMETER = 500
-PARAMETERS = 100  # MLflow takes no more in one call
-NOT_IN_NAMES = re.compile(r"[^\w.\- /:]", re.ASCII)  # MLflow refuses a whole call for one such character
+PARAMETERS = 100  # MLflow's limit for one call
+NOT_IN_NAMES = re.compile(r"[^\w.\- /:]", re.ASCII)  # MLflow refuses calls with such a character in a name
 
 
 class MLflow:
-    """Tracks metrics, settings as parameters, and samples as one table. Raises PlanError where mlflow is not
+    """Tracks metrics, settings as parameters, and samples as one table. Raises PlanError if mlflow is not
     installed."""
 
     def __init__(self) -> None:
-        # tracking here is no consent to tell a third party
+        # --track mlflow is not a consent to MLflow's telemetry
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         self._module = require("mlflow", "trackers")
         self._client: Any = None
@@ -34,7 +34,7 @@ class MLflow:
         self._rows: list[Mapping[str, Any]] = []
 
     def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
-        """Create the run in MLflow with its settings. Gives where to look for it."""
+        """Create the run in MLflow with its settings. Returns a text that says where to find it."""
         address = os.environ.get("MLFLOW_TRACKING_URI") or self._file_store(run)
         self._client = self._module.MlflowClient(tracking_uri=address)
         self._id = self._client.create_run(self._experiment(run.flow), run_name=run.folder.name).info.run_id
@@ -48,7 +48,7 @@ class MLflow:
         return f"run {self._id} in {address}"
 
     def _file_store(self, run: RunInfo) -> str:
-        # MLflow 3 wants to be told that files are meant
+        # MLflow 3 requires this variable for a file store
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         return (run.folder.parent / "mlruns").absolute().as_uri()
 
@@ -67,7 +67,7 @@ class MLflow:
         """Add rows of samples to the table, and write it."""
         if not self._rows:
             artifacts = json.dumps([{"path": SAMPLES, "type": "table"}])
-            # what makes its pages show the file as a table
+            # this tag makes MLflow's pages show the file as a table
             self._client.set_tag(self._id, "mlflow.loggedArtifacts", artifacts)
         self._rows = [*self._rows, *rows][-MOST_ROWS:]
         columns = list(dict.fromkeys(name for row in self._rows for name in row))
@@ -80,7 +80,7 @@ class MLflow:
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings as dotted names."""
+    """Flatten nested settings into (dotted name, value)."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{name}.")

@@ -1,4 +1,4 @@
-"""What shows and records a run, as its flags choose it: one reporter made of several."""
+"""Makes the reporter of a run from its flags, out of several reporters."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def make_reporter(
     """The reporter of a run: a view that fits the stream, the run's own records, each tracker of ``track``,
     and the server of ``metrics_port``.
 
-    Raises PlanError for a tracker that is unknown or not installed, and a port that is taken: before the run,
-    not within it.
+    Raises PlanError, before the run starts, for a tracker that is unknown or not installed, and for a port
+    that is in use.
     """
     from rlflow.monitoring.live import Live, lively
     from rlflow.monitoring.plain_display import Plain
@@ -28,7 +28,7 @@ def make_reporter(
     from rlflow.monitoring.scraped import Scraped
     from rlflow.monitoring.trackers import Background, tracker
 
-    # the last line of standard output is the JSON alone
+    # standard output is reserved for the line of JSON
     stream = stream or (sys.stderr if as_json else sys.stdout)
     trackers = [(name, tracker(name)) for name in dict.fromkeys(track)]
     view: Reporter = Quiet() if quiet else Live(stream) if lively(stream) else Plain(stream)

@@ -1,5 +1,5 @@
-"""A run as HTML for notebooks: its numbers and its learning curve, with no network and no script. Every text
-in it is escaped."""
+"""A run as HTML for notebooks: its numbers and its learning curve, without network access or scripts. All
+text is escaped."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ WIDTH, HEIGHT, MARGIN = 420.0, 150.0, 34.0  # pixels
 
 
 def run_html(folder: Path, rows: Iterable[tuple[str, str]]) -> str:
-    """A run: ``rows`` of a name and a value, and the curve of its held-out evaluation, or else of the mean of
-    each of its rewards."""
+    """The HTML of a run: ``rows`` of a name and a value, then the curve of its held-out accuracy, or without
+    one the mean of each reward."""
     run = recorded(folder)
     metrics = [name for name in run.shares if run.curve(name)][:1] or run.keys(is_mean)
     cells = "".join(
@@ -31,7 +31,7 @@ def run_html(folder: Path, rows: Iterable[tuple[str, str]]) -> str:
 
 
 def curve_svg(curve: Curve) -> str:
-    """A line through the points of a curve, with the ends of both axes."""
+    """An SVG of a curve: a line through its points, and labels at the ends of both axes."""
     xs, ys = [float(x) for x, _ in curve], [y for _, y in curve]
     points = [
         (
@@ -66,7 +66,7 @@ def curve_svg(curve: Curve) -> str:
 
 
 def _share(value: float, values: list[float]) -> float:
-    """The place of a value between the least and the most of all; the middle where they are one."""
+    """The position of a value between the lowest and highest of all, 0 to 1; 0.5 if these are equal."""
     low, high = min(values), max(values)
     return (value - low) / (high - low) if high > low else 0.5
 

@@ -1,4 +1,5 @@
-"""The reporter for pipes and logs: lines for the first iteration, the last one, and one every few seconds."""
+"""The reporter for pipes and logs: prints a line for the first and the last iteration, and one every few
+seconds."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ SHOWN = {
 
 
 class Plain:
-    """A reporter that prints lines to a stream. ``clock``: gives seconds."""
+    """A reporter that prints lines to a stream. ``clock``: returns seconds."""
 
     def __init__(
         self, stream: TextIO, run: RunInfo | None = None, clock: Callable[[], float] = time.monotonic
@@ -51,11 +52,11 @@ class Plain:
         print(printable(masked(text)), file=self._stream, flush=True)
 
     def close(self, state: State, error: str = "") -> None:
-        """Print nothing: the command that ends the run says how it ended."""
+        """Print nothing: the command that ends the run prints how it ended."""
 
 
 def accuracy(number: int, metrics: Metrics, held_out: int = 0) -> str:
-    """The line about an evaluation. ``held_out``: how many prompts it had; 0 where that is not known."""
+    """The line on an evaluation. ``held_out``: the number of its prompts; 0 if unknown."""
     shares = ", ".join(f"{name} {share(value)}" for name, value in accuracies(metrics).items())
     count = f" of {held_out}" if held_out else ""
     score = f", mean score {metrics[SCORE]:.3g}" if SCORE in metrics else ""

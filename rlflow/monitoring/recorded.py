@@ -1,5 +1,4 @@
-"""What the folder of a run recorded, read whole: its settings by the names of their flags, its curves, and
-what it cost."""
+"""Reads the complete records of a run's folder: its settings by flag name, its curves and its costs."""
 
 from __future__ import annotations
 
@@ -18,39 +17,39 @@ from rlflow.monitoring.keys import Figures
 Curve = Sequence[tuple[int, float]]  # (finished iterations, value), by iteration
 
 EVALUATION = "evaluation/"  # begins the names of the numbers of an evaluation
-EVALUATED = (Of.EVALUATION, Of.SET)  # what the numbers of an evaluation are of
-VERSIONS = ("rlflow", "torch", "threads")  # what settings.json says of the programs beside the flags
-NO_SETTINGS = {"name", "out", "track"}  # options that change no number of a run
+EVALUATED = (Of.EVALUATION, Of.SET)  # subjects of the figures of an evaluation
+VERSIONS = ("rlflow", "torch", "threads")  # entries of settings.json that are not flags
+NO_SETTINGS = {"name", "out", "track"}  # options without effect on the numbers of a run
 
 
 @dataclass(frozen=True)
 class Costs:
-    """The sums over the iterations of a run. None where its folder does not say."""
+    """Sums over the iterations of a run. None if its folder does not have the value."""
 
-    seconds: float | None = None  # of the iterations alone, without evaluations and without loading
-    sampled: int | None = None  # rows that have tokens of the policy
-    tokens: int | None = None  # sampled, those of prompts left out
-    trained: int | None = None  # rows that an update was made of
+    seconds: float | None = None  # of the iterations, without evaluations and loading
+    sampled: int | None = None  # rows with sampled tokens
+    tokens: int | None = None  # sampled tokens, without prompts
+    trained: int | None = None  # rows that an update used
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A run as its folder shows it."""
+    """A run as recorded in its folder."""
 
     folder: Path
     summary: RunSummary
     settings: Mapping[str, Any]  # by the name of the flag, such as hp.samples, prompts, actor.lr
     history: History
     costs: Costs
-    table: Mapping[str, Figure] = field(default_factory=dict)  # what the names of metrics are of
+    table: Mapping[str, Figure] = field(default_factory=dict)  # name of a metric → its figure
 
     @property
     def name(self) -> str:
-        """The run's name, which is that of its folder."""
+        """The run's name: the name of its folder."""
         return self.folder.name
 
     def curve(self, metric: str) -> Curve:
-        """The values of a metric by finished iterations; none where the run has no such metric."""
+        """The values of a metric by finished iterations; empty if the run does not have the metric."""
         if metric in self.table and self.table[metric].of in EVALUATED:
             return sorted(
                 {
@@ -69,18 +68,18 @@ class Recorded:
         return sorted(self.history.names)
 
     def keys(self, chosen: Callable[[Figure], bool]) -> list[str]:
-        """The names of the metrics that are of what was chosen, sorted."""
+        """The names of the metrics whose figure meets ``chosen``, sorted."""
         return [name for name in self.metrics if chosen(self.table[name])]
 
     @property
     def shares(self) -> list[str]:
-        """The names of the sampled shares of right answers: to prompts held out of the data, then to each set
+        """The names of the accuracies of sampled answers: on held-out prompts of the data, then on each set
         of --eval."""
         return [*self.keys(lambda figure: figure == HELD_OUT), *self.keys(is_share_of_set)]
 
 
 def recorded(folder: Path) -> Recorded:
-    """Read the folder of a run. Never raises for what the folder contains."""
+    """Read the folder of a run. Never raises, whatever the folder contains."""
     history = History(keys.read(folder))
     for line in Growing(folder / "metrics.jsonl").lines():
         history.add(line)
@@ -96,8 +95,8 @@ def recorded(folder: Path) -> Recorded:
 
 
 def flags_of(folder: Path) -> dict[str, Any]:
-    """The settings of a run by the names of their flags, with its flow, its graph's identity and the versions
-    it ran with."""
+    """The settings of a run by flag name, with its flow, the identity of its graph and the versions it ran
+    with."""
     content = read_object(folder / "settings.json")
     hp, options, values = (_object(content.get(name)) for name in ("hp", "options", "values"))
     flags = {name: content[name] for name in ("flow", "graph", *VERSIONS) if name in content}
@@ -106,7 +105,7 @@ def flags_of(folder: Path) -> dict[str, Any]:
 
 
 def sampled_share(evaluation: Figures) -> float | None:
-    """The share of held-out answers that are right; where nothing is held out of the data, of the first set
+    """The accuracy of sampled answers on held-out prompts; if none are held out of the data, on the first set
     of --eval."""
     return next(
         (
@@ -119,8 +118,7 @@ def sampled_share(evaluation: Figures) -> float | None:
 
 
 def is_share_of_set(figure: Figure) -> bool:
-    """Whether a figure is the share of answers to a set of --eval that are right, sampled by the first
-    role."""
+    """Whether a figure is the accuracy of the first role's sampled answers on a set of --eval."""
     return figure.of is Of.SET and figure.name == "sampled" and not figure.role
 
 
@@ -129,8 +127,8 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def costs(folder: Path, seconds: float | None) -> Costs:
-    """The sums of the account in fates.jsonl. ``seconds``: of the iterations. Rows that are carried on are
-    counted where they end."""
+    """The sums of the row accounting in fates.jsonl. ``seconds``: seconds of the iterations. Carried-over
+    rows count in the iteration in which they end."""
     lines = objects(Growing(folder / "fates.jsonl").lines())
     by_iteration = {line["iteration"]: line for line in lines if isinstance(line.get("iteration"), int)}
     if not by_iteration:
@@ -151,8 +149,8 @@ def _total(counts: Iterable[Mapping[str, Any]], name: str) -> int:
 
 
 def differing(flags: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """The settings that are not the same in all runs, each with its value in every run as text; '-' where a
-    run does not say."""
+    """The settings that differ between runs, each with its value in every run as text; '-' if a run does not
+    have it."""
     names = dict.fromkeys(name for settings in flags for name in settings)
     texts = {
         name: [as_text(settings[name]) if name in settings else "-" for settings in flags] for name in names
@@ -161,8 +159,8 @@ def differing(flags: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def as_text(value: Any) -> str:
-    """A setting as one would write it after its flag. Numbers of equal value have equal texts, whether they
-    were numbers or text."""
+    """A setting as text, in the form that its flag takes. Equal numbers give equal text, whether they were
+    recorded as numbers or as text."""
     if isinstance(value, str):
         try:
             number = json.loads(value)

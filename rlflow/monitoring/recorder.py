@@ -1,5 +1,5 @@
-"""The reporter that writes what `rlflow runs`, `show` and `watch` read: the run's state in status.json, and
-its notes in notes.txt."""
+"""The reporter that writes the files of `rlflow runs`, `show` and `watch`: the state in status.json, notes in
+notes.txt."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from rlflow.monitoring.secrets import masked
 
 NOTES = "notes.txt"
 LONGEST_NOTE = 2000
-EVERY_SECONDS = 1.0  # least seconds between two iterations that are written; metrics.jsonl has all of them
+EVERY_SECONDS = 1.0  # least seconds between two written iterations; metrics.jsonl has every iteration
 
 
 class Recorder:
-    """Keeps the run's state current on the disk. A full disk is reported once by ``say``, and writing is
-    tried again each time.
-    ``clock``: gives seconds."""
+    """Keeps the run's state on disk up to date. ``say`` reports a full disk once; writing is tried again each
+    time. ``clock``: returns seconds."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say, self._clock, self._written = say, clock, clock()
@@ -33,7 +32,7 @@ class Recorder:
         self._notes: Log | None = None
 
     def start(self, run: RunInfo) -> None:
-        """Write the state of a run that begins, and the notes so far."""
+        """Write the state of the starting run, and the notes so far."""
         self._run = run
         self._notes = Log(run.folder / NOTES, self._complain)
         self._put(replace(status.begun(run.flow, run.iterations), iteration=run.done))
@@ -45,7 +44,7 @@ class Recorder:
         if self._status:
             self._status = replace(self._status, iteration=number + 1)
             if self._clock() - self._written >= EVERY_SECONDS:
-                self._put(self._status, flush=False)  # the next one comes in a second
+                self._put(self._status, flush=False)  # the next write follows within seconds
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
         """Write the result of an evaluation."""
@@ -62,7 +61,7 @@ class Recorder:
             self._notes.add(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n")
 
     def close(self, state: State, error: str = "") -> None:
-        """Write how the run has ended."""
+        """Write how the run ended."""
         if self._status and self._status.state == "running":
             # skipped iterations are not reported
             iterations = self._status.iterations if state == "done" else self._status.iteration

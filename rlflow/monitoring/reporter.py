@@ -1,5 +1,5 @@
-"""Reporters: they show or record a run while it goes on. No reporter can end a run: one that raises is left
-out, and a note says so."""
+"""Reporters, which show or record a run while it runs. A reporter cannot end a run: if it raises, it is
+dropped and a note says so."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RunInfo:
     settings: Mapping[str, Any] = field(default_factory=dict)  # as in settings.json
     held_out: int = 0  # prompts of an evaluation
     done: int = 0  # finished iterations of a run that is resumed
-    shown: str = ""  # the folder as it is best written from where the run was started
+    shown: str = ""  # the folder in its shortest form, relative to where the run was started
 
     @property
     def place(self) -> str:
@@ -39,20 +39,21 @@ class RunInfo:
 
 
 class Reporter(Protocol):
-    """Takes the events of a run. Iterations count from 0, as in metrics.jsonl."""
+    """The interface of a reporter, which takes the events of a run. Iterations count from 0, as in
+    metrics.jsonl."""
 
     def start(self, run: RunInfo) -> None:
-        """The run begins: its folder exists, and its first iteration comes next."""
+        """The run starts: its folder exists, and its first iteration comes next."""
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
-        """An iteration has ended. ``stages``: node → seconds; ``metrics[SECONDS]``: seconds of the whole
+        """An iteration has ended. ``stages``: node → seconds; ``metrics[SECONDS]``: seconds of the complete
         iteration."""
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
         """An evaluation after ``number`` iterations has ended."""
 
     def note(self, text: str) -> None:
-        """A line for users. It may come before the start and after the end."""
+        """Show a line to users. Notes may come before the start and after the end."""
 
     def close(self, state: State, error: str = "") -> None:
         """The run has ended. A second call does nothing."""
@@ -78,11 +79,11 @@ class Quiet:
 
 
 class Several:
-    """Passes events to several reporters, the view first. One that raises is left out from then on; a view is
+    """Passes events to several reporters, the view first. A reporter that raises is dropped; a view is
     replaced once by ``spare``.
 
-    Threads take turns. An event from a signal handler whose thread is passing on another event waits until
-    that is done, since streams and locks cannot be entered twice.
+    Only one thread passes events at a time. If a signal handler reports an event while its own thread is
+    passing another, the new event waits until that is done, since streams and locks are not reentrant.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class Several:
         for part in list(self._parts):
             try:
                 getattr(part, verb)(*values)
-            except Exception as error:  # of any type: a run is worth more than its reports
+            except Exception as error:  # no reporter may end a run
                 self._leave_out(part, error)
 
     def _leave_out(self, part: Reporter, error: Exception) -> None:
@@ -146,13 +147,12 @@ class Several:
             self._parts.insert(0, self._spare(self._run))
             self._spare = None
         self.note(
-            f"{type(part).__name__.lower()} failed and is left out from here on: {type(error).__name__}: "
-            f"{error}"
+            f"{type(part).__name__.lower()} failed and is not used any more: {type(error).__name__}: {error}"
         )
 
 
 def alarm(reporter: Reporter, text: str) -> None:
-    """Report that something of the run is lost or will be; with --quiet this goes to standard error."""
+    """Report a loss of data, present or imminent; with --quiet, to standard error."""
     reporter.note(text)
     view = reporter._parts[0] if isinstance(reporter, Several) and reporter._parts else reporter
     if isinstance(view, Quiet):
@@ -160,5 +160,5 @@ def alarm(reporter: Reporter, text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """Print a line to standard error, with secrets masked, also with --quiet."""
+    """Print a line to standard error with secrets masked, even with --quiet."""
     print(printable(masked(text)), file=sys.stderr, flush=True)

@@ -1,4 +1,5 @@
-"""`--metrics-port`: a run's numbers for Prometheus, at `/metrics` of this machine's loopback."""
+"""`--metrics-port`: serves a run's metrics to Prometheus, at `/metrics` on this machine's loopback
+address."""
 
 from __future__ import annotations
 
@@ -12,18 +13,18 @@ from rlflow.monitoring.metric_names import plainly
 from rlflow.monitoring.reporter import Metrics, Rows, RunInfo, State
 
 LOOPBACK = "127.0.0.1"
-UNFIT = re.compile(r"[^a-zA-Z0-9_]")  # for names of Prometheus
+UNFIT = re.compile(r"[^a-zA-Z0-9_]")  # characters that Prometheus does not allow in names
 
 
 class Scraped:
-    """A reporter that serves the last value of each metric, under its name with ``rlflow_`` before it and
-    ``_`` for what is no letter."""
+    """A reporter that serves the last value of each metric, named ``rlflow_`` and the metric's name with
+    ``_`` for special characters."""
 
     def __init__(self, port: int) -> None:
-        """Raises PlanError where the port is taken or the package is missing."""
+        """Start the server. Raises PlanError if the port is in use or the package is missing."""
         self._prometheus: Any = require("prometheus_client", "services")
         self._registry = self._prometheus.CollectorRegistry()
-        self._gauges: dict[tuple[str, bool], Any] = {}  # by the name, and whether it is of a metric
+        self._gauges: dict[tuple[str, bool], Any] = {}  # (name, whether it is a metric) → gauge
         self._taken: set[str] = set()  # names of gauges
         try:
             self._server, self._thread = self._prometheus.start_http_server(
@@ -32,24 +33,24 @@ class Scraped:
         except OSError as error:
             raise PlanError.of(
                 "metrics-port",
-                f"the run's numbers cannot be served at port {port}",
+                f"the run's metrics cannot be served on port {port}",
                 found=str(error.strerror),
-                expected=f"a free port of {LOOPBACK}",
+                expected=f"a free port on {LOOPBACK}",
                 remedy="--metrics-port with another number",
             ) from error
 
     def start(self, run: RunInfo) -> None:
-        """Say how far the run is to go."""
+        """Set the number of planned and of finished iterations."""
         self._set({"iterations": run.iterations, "iteration": run.done}, False)
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
-        """Take the metrics of an iteration, and the seconds of its nodes."""
+        """Set the metrics of an iteration, and the seconds of its nodes."""
         seconds = {f"node_seconds/{node}": seconds for node, seconds in stages.items()}
         self._set(seconds | {"iteration": number + 1}, False)
         self._set(plainly(metrics))
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
-        """Take the metrics of an evaluation."""
+        """Set the metrics of an evaluation."""
         self._set(plainly(metrics))
 
     def note(self, text: str) -> None:

@@ -1,7 +1,7 @@
-"""Keeps secrets out of settings, logs, trackers and terminals. A secret is known by its name in settings,
-flags and the environment; by its value, once it has stood under such a name; and by its shape.
+"""Keeps secrets out of settings, logs, trackers and terminals. A secret is recognised by its name in
+settings, flags and the environment; by its value, once it was seen under such a name; and by its shape.
 
-Text of models and data (samples.jsonl, answers.jsonl) is what a run learns from, and is not changed.
+Text of models and data (samples.jsonl, answers.jsonl) is never changed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, TextIO
 
 MASK = "***"
-# parts of a name; not 'tokens', which here counts tokens: max_tokens, prompt_tokens
+# parts of names of secrets; without 'tokens', which counts tokens here: max_tokens, prompt_tokens
 TELLING = {
     "token",
     "secret",
@@ -40,13 +40,13 @@ TELLING = {
     "cookie",
     "jwt",
 }
-# ends of a part: PGPASSWORD, authtoken
+# endings of such parts: PGPASSWORD, authtoken
 ENDINGS = ("password", "passwd", "passphrase", "secret", "token", "apikey")
-# last parts of names that are about a secret, or about tokens of text, without being a secret
+# last parts of names that refer to a secret, or to tokens of text, but are not secrets
 ABOUT = {"mode", "method", "type", "sock", "path", "file", "dir", "url", "ids"}
-# telling in running text even without another part
+# parts that name a secret in running text even on their own
 ALONE = {"password", "passwd", "passphrase", "secret", "apikey", "pwd"}
-# before 'key': no name of a field
+# parts before 'key' that make it a secret rather than the name of a field
 KEYS = {"api", "access", "secret", "private", "ssh", "auth", "client", "license"}
 TOKENS = {
     "eos",
@@ -67,8 +67,8 @@ TOKENS = {
 }
 WORD = re.compile(r"[A-Za-z][A-Za-z_. -]{0,18}")
 FOLDERS = ("PWD", "OLDPWD")  # variables of every shell
-SHORTEST = 6  # a shorter value would be found by chance in innocent text
-LINE = 16  # characters of a line that is a secret of its own, where a secret has several
+SHORTEST = 6  # a shorter value would also occur in harmless text
+LINE = 16  # least characters of a line of a multi-line secret that is masked on its own
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 # scheme://user:password@host, or a token alone before the host
@@ -77,14 +77,14 @@ SHAPES = re.compile(
     r"(?<![A-Za-z0-9])(?:sk-[\w-]{20,}|[sr]k_(?:live|test)_\w{16,}|gh[pousr]_\w{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}|hf_\w{30,}"
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])|xox[a-z]-[\w-]{10,}|xapp-[\w-]{10,}|AIza[\w-]{35}|npm_\w{36}|pypi-[\w-]{50,}"
     r"|ya29\.[\w-]{20,}|(?<!-)eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
-    r"|(?<=[?&]sig=)[\w%+/=-]{16,}"  # of an address that is signed
+    r"|(?<=[?&]sig=)[\w%+/=-]{16,}"  # the signature of a signed URL
     r"|-----BEGIN [A-Z0-9 ]{0,20}PRIVATE KEY-----"
     r"(?:(?:(?!-----BEGIN)[\s\S])*?-----END [A-Z0-9 ]{0,20}PRIVATE "
     r"KEY-----|(?:(?:\\[nr]|\s)*[A-Za-z0-9+/=]{16,})*)"
 )
 BEARER = re.compile(r"\b(bearer\s{1,3})(?=\S*\d|\S{20})[\w.~+/=-]{8,}", re.IGNORECASE)
 BASIC = re.compile(r"(authorization[\"']?\s{0,3}[:=]\s{0,3}[\"']?basic\s{1,3})[\w+/=-]{4,}", re.IGNORECASE)
-# 40 digits are a commit elsewhere
+# elsewhere, 40 hexadecimal digits are a git commit
 WANDB = re.compile(r"(wandb\W{0,3}(?:\w{1,40}\W{1,3}){0,4}?)\b[0-9a-f]{40}\b", re.IGNORECASE)
 BESIDE = re.compile(  # api_key=VALUE, "api_key": "VALUE", --api-key VALUE
     r"""(?P<lead>(?<![\w.])(?P<flag>--)?(?P<name>[A-Za-z][\w.-]{0,80})(?:(?P<sign>["']?\s{0,3}[=:]\s{0,3})|(?(flag)\s{1,3}|(?!))))"""
@@ -100,15 +100,15 @@ _remembered: set[str] = set()
 
 @lru_cache(maxsize=4096)
 def telling(name: str) -> bool:
-    """Whether a value of this name is a secret, by the parts of the name (of snake_case, kebab-case,
-    dotted.name or camelCase)."""
+    """Whether a name is the name of a secret, by its parts (of snake_case, kebab-case, dotted.name or
+    camelCase)."""
     parts = [part.lower() for part in PARTS.findall(name)]
     return any(part in TELLING or part.endswith(ENDINGS) for part in parts) and parts[-1] not in ABOUT
 
 
 def redacted(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """The mapping with secrets masked at every depth. Short numbers, booleans and None stay, since
-    --hp.key_dim is no secret."""
+    --hp.key_dim is not a secret."""
     return _redacted(mapping, _values())
 
 
@@ -120,7 +120,7 @@ def _redacted(mapping: Mapping[str, Any], values: Sequence[str]) -> dict[str, An
 
 
 def remember(mapping: Mapping[str, Any]) -> None:
-    """Have ``masked`` mask the secrets of this mapping from now on wherever they stand, since an error may
+    """Let ``masked`` mask the secrets of this mapping from now on wherever they occur, because an error may
     repeat a flag's value."""
     for name, value in mapping.items():
         if isinstance(value, Mapping):
@@ -132,8 +132,8 @@ def remember(mapping: Mapping[str, Any]) -> None:
 
 
 def masked(text: str) -> str:
-    """The text with secrets masked: values of secret environment variables, values that were remembered, text
-    in the shape of a secret, passwords in addresses, and values beside the name of a secret."""
+    """The text with secrets masked: values of secret environment variables, remembered values, text in the
+    shape of a secret, passwords in URLs, and values next to the name of a secret."""
     return _masked(text, _values())
 
 
@@ -147,10 +147,10 @@ def _masked(text: str, values: Sequence[str]) -> str:
 
 
 class MaskedLines:
-    """Masks secrets in text that comes line by line, also the lines of a private key."""
+    """Masks secrets in text that arrives line by line, including the lines of a private key."""
 
     def __init__(self) -> None:
-        self._within = 0  # lines of a key that may still come
+        self._within = 0  # most further lines of a private key
 
     def __call__(self, line: str) -> str:
         """A line without its end, with secrets masked."""
@@ -163,7 +163,7 @@ class MaskedLines:
 
 
 def guard(*streams: TextIO | None) -> None:
-    """Mask secrets in all that is written to these streams from now on: prints of stages, warnings and
+    """Mask secrets in everything that is written to these streams from now on: prints of stages, warnings and
     tracebacks."""
     for stream in streams:
         if stream is not None and not hasattr(stream, "guarded"):
@@ -181,12 +181,12 @@ def _guard(stream: Any) -> None:
 
 
 def _beside_names(text: str) -> str:
-    """The text with the values masked that stand beside names of secrets."""
+    """The text with values masked that follow names of secrets."""
     pieces, at = [], 0
     while match := BESIDE.search(text, at):
         end, quote = match.end("lead"), match["quote"] or ""
         pieces.append(text[at:end])
-        at = end  # beside a name of no secret the name of one may stand
+        at = end  # the name of a secret may follow a harmless name
         if _announces(match):
             value = match["quoted"] or PLAIN.match(text, end)[0]  # type: ignore[index]
             if not NUMBER.fullmatch(value) and MASK not in value:
@@ -196,9 +196,9 @@ def _beside_names(text: str) -> str:
 
 
 def _announces(match: re.Match[str]) -> bool:
-    """Whether a name in running text clearly says that a secret follows. Its last part has to say so, which
-    that of KeyError does not; before a colon it also needs another part, or has to be clear alone, which
-    "unexpected token: x" is not."""
+    """Whether a name in running text clearly announces a secret. Its last part must name a secret, unlike the
+    last part of KeyError. Before a colon, it also needs another part or a clear last part, because
+    "unexpected token: x" is harmless."""
     parts = PARTS.findall(match["name"].rpartition(".")[2])
     last = parts[-1].lower() if parts else ""
     tells = last in TELLING or last.endswith(ENDINGS)
@@ -206,8 +206,8 @@ def _announces(match: re.Match[str]) -> bool:
 
 
 def _values() -> list[str]:
-    """The values to mask, the longest first: otherwise masking a shorter value could leave the rest of a
-    longer one."""
+    """The values to mask, the longest first: masking a shorter value first could leave the rest of a longer
+    one."""
     telling_values = {
         value
         for name, value in os.environ.items()
@@ -220,8 +220,8 @@ def _values() -> list[str]:
 
 @lru_cache(maxsize=256)
 def _forms(value: str) -> tuple[str, ...]:
-    """The forms in which a value may stand in text: as it is, quoted by JSON or Python, in an address, and
-    each of its lines."""
+    """The forms in which a value may occur in text: unchanged, quoted by JSON or Python, in a URL, and each
+    of its lines."""
     lines = (
         [line for line in value.splitlines() if len(line) >= LINE and "-----" not in line]
         if "\n" in value
@@ -250,8 +250,8 @@ def _ordinary(name: str, text: str) -> bool:
 
 
 def hides(value: Any) -> bool:
-    """Whether a value under the name of a secret can be one. A text that is a short number cannot: values of
-    flags are texts."""
+    """Whether a value under the name of a secret can be a secret. A short number cannot, even as text,
+    because flags have text values."""
     if value is None or isinstance(value, bool | float):
         return False
     if isinstance(value, str) and NUMBER.fullmatch(value):

@@ -1,5 +1,4 @@
-"""The services of a run as its folder shows them: services.json, and a file with what each process of theirs
-prints."""
+"""The services of a run in its folder: services.json, and a log file for each process."""
 
 from __future__ import annotations
 
@@ -16,25 +15,27 @@ FILE, FOLDER = "services.json", "services"
 
 @dataclass(frozen=True)
 class ServedProcess:
-    """One process of a service, or a service that others run."""
+    """A process of a service, or a service that the run did not start."""
 
     name: str  # of the service
-    command: str  # with its port; the URL of a service that others run
-    url: str  # at which it listens
-    state: str  # starting, serving, silent, dead (and not started again), ended, or elsewhere: others run it
-    starts: int = 0  # how often it was started
-    pid: int = 0  # of its process, of which another may have the number by now; 0 where there is none
-    log: str = ""  # the file with what it prints, below the run's folder
+    command: str  # with its port; the URL if the run did not start the service
+    url: str  # the URL of the service
+    state: (
+        str  # starting, serving, silent, dead (not restarted), ended, or elsewhere (not started by the run)
+    )
+    starts: int = 0  # number of starts
+    pid: int = 0  # process id, which the system may have reused since; 0 without a process
+    log: str = ""  # the file with its output, relative to the run's folder
 
 
 def write(folder: Path, processes: Iterable[ServedProcess]) -> None:
-    """Write services.json of a run's folder, whole, without secrets. Raises OSError."""
+    """Write services.json of a run's folder atomically, without secrets. Raises OSError."""
     text = json.dumps([asdict(each) for each in processes], indent=1)
     durable.replace(folder / FILE, f"{masked(text)}\n".encode(), flush=False)
 
 
 def read(folder: Path) -> list[ServedProcess]:
-    """The processes of services.json of a run's folder; nothing where there is none that can be read."""
+    """The processes in services.json of a run's folder; empty if there is no readable file."""
     try:
         content = json.loads(durable.read(folder / FILE))
     except (OSError, ValueError, RecursionError):
@@ -52,7 +53,7 @@ def lines(folder: Path) -> Iterator[str]:
     """A line for each process of a run's services."""
     for each in read(folder):
         if not each.log:
-            yield f"{each.name} at {each.url}, which others run"
+            yield f"{each.name} at {each.url}, not started by this run"
             continue
         often = f", started {each.starts} times" if each.starts > 1 else ""
-        yield f"{each.name} at {each.url}: {each.state}{often}: {each.command} (prints into {each.log})"
+        yield f"{each.name} at {each.url}: {each.state}{often}: {each.command} (log: {each.log})"

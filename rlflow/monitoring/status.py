@@ -1,4 +1,4 @@
-"""The state of a run in its file status.json. It is written whole or not at all; reading it tells a run whose
+"""The state of a run in its file status.json, which is written atomically. Reading it detects a run whose
 process was killed."""
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ STATES = ("running", "done", "failed", "interrupted")
 class Status:
     """The state of a run, and its process."""
 
-    state: str  # running, done, failed or interrupted; when read also died
+    state: str  # running, done, failed or interrupted; `read` may also give died
     flow: str = ""
     iteration: int = 0  # finished iterations
     iterations: int = 0  # iterations in all
-    evaluation: Mapping[str, float] = field(default_factory=dict)  # the last one, under rlflow's names
+    evaluation: Mapping[str, float] = field(default_factory=dict)  # the last evaluation, under rlflow's names
     error: str = ""  # why the run failed
     started: float = 0.0  # seconds since the epoch
-    updated: float = 0.0  # when this was written, seconds since the epoch
+    updated: float = 0.0  # time of this write, seconds since the epoch
     process: Process | None = None  # the process of the run
 
 
@@ -39,16 +39,16 @@ def begun(flow: str, iterations: int) -> Status:
 
 
 def write(folder: Path, status: Status, flush: bool = True) -> None:
-    """Write status.json by a rename, so that no reader sees half of it. ``flush``: whether to wait until it
-    is on the disk. Raises OSError."""
+    """Write status.json by a rename, so that no reader sees a partial file. ``flush``: whether to wait until
+    it is on the disk. Raises OSError."""
     durable.replace(
         folder / FILE, f"{json.dumps(asdict(replace(status, updated=time.time())))}\n".encode(), flush=flush
     )
 
 
 def read(folder: Path) -> Status | None:
-    """The status in a run's folder; its state is ``died`` where it says running but its process is gone. None
-    where there is no file. Raises ValueError for a file that is damaged or is another program's."""
+    """The status in a run's folder, None without a file. The state is ``died`` if the file says running but
+    the process has ended. Raises ValueError for a file that is damaged or belongs to another program."""
     try:
         values = json.loads(durable.read(folder / FILE))
     except (FileNotFoundError, NotADirectoryError):
@@ -61,7 +61,7 @@ def read(folder: Path) -> Status | None:
 
 def _checked(record: Any) -> Status:
     if not isinstance(record, dict) or record.get("state") not in STATES:
-        raise ValueError(f"found no known state, expected one of {', '.join(STATES)}")
+        raise ValueError(f"it has no known state, expected one of {', '.join(STATES)}")
     kinds = {
         "state": str,
         "flow": str,
@@ -83,6 +83,6 @@ def _checked(record: Any) -> Status:
 
 
 def gone(status: Status) -> bool:
-    """Whether the process of the run has ended. A process on another machine, of which this cannot be known,
-    counts as running."""
+    """Whether the process of the run has ended. A process on another machine, which cannot be checked, counts
+    as running."""
     return status.process is not None and status.process.alive() is False

@@ -1,7 +1,4 @@
-"""What `rlflow runs` and `rlflow show` print.
-
-Here too: an episode, turn by turn.
-"""
+"""The output of `rlflow runs` and `rlflow show`, including an episode turn by turn."""
 
 from __future__ import annotations
 
@@ -31,11 +28,12 @@ from rlflow.monitoring.metric_names import accuracies, change, is_mean, is_own, 
 from rlflow.monitoring.recorded import Recorded, as_text, differing, recorded, sampled_share
 from rlflow.monitoring.recorder import NOTES
 
-LONGEST = 400  # characters of what is said in a turn that are shown
+LONGEST = 400  # most characters that are shown of a turn
 
 
 def last_episode(folder: Path) -> Text | None:
-    """The last sample of more than one turn, else the last of any; None where no sample is an episode."""
+    """The last sample with more than one turn, else the last sample with an episode; None if no sample has
+    one."""
     rows = [row for row in objects(tail(folder / "samples.jsonl")) if isinstance(row.get("episode"), dict)]
     several = [row for row in rows if len(turns_of(row)) > 1]
     row = next(iter((several or rows)[::-1]), None)
@@ -49,7 +47,7 @@ def turns_of(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def lines(row: Mapping[str, Any]) -> Iterator[str]:
-    """A line for the prompt, for each turn, and for its end."""
+    """A line for the prompt, one for each turn, and one for the end."""
     episode = row["episode"]
     yield f"an episode of iteration {row.get('iteration')}: {shown(row.get('prompt'))}"
     if "reset" in episode:
@@ -68,7 +66,7 @@ def lines(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def shown(words: Any) -> str:
-    """Text, or messages, on one line."""
+    """Text or messages on one line."""
     if isinstance(words, list):
         words = " ".join(
             f"[{each.get('role')}] {each.get('content')}" for each in words if isinstance(each, dict)
@@ -80,28 +78,28 @@ def shown(words: Any) -> str:
 STYLES = {"running": "cyan", "done": "green", "failed": "red", "died": "red", "interrupted": "yellow"}
 BARS = "▁▂▃▄▅▆▇█"
 COLUMNS = ("run", "flow", "state", "iteration", "accuracy", "reward", "age")  # of the list of runs
-SETTINGS = 6  # most settings that are columns of it
-FIXED, EACH = 62, 13  # characters of its other columns, and of one with a setting, about
-WIDE = 160  # columns of what is printed where there is no terminal
+SETTINGS = 6  # most settings with a column in that list
+FIXED, EACH = 62, 13  # approximate characters of its fixed columns, and of each column with a setting
+WIDE = 160  # columns of the output if it does not go to a terminal
 CURVE = 60  # characters of a curve
 LINES = 6  # lines of the learning curve
 PARTS = 4  # most files of a model folder that are listed
 FILES = {
-    "settings.json": "what it ran with",
-    "identity.json": "what it depends on",
-    "graph.txt": "one iteration",
-    "metrics.jsonl": "all numbers",
-    "figures.json": "what they are of",
+    "settings.json": "settings of the run",
+    "identity.json": "inputs it depends on",
+    "graph.txt": "the graph of one iteration",
+    "metrics.jsonl": "all metrics",
+    "figures.json": "meanings of the metrics",
     "samples.jsonl": "samples",
-    "rewards.txt": "what rewards print",
-    "services": "what services print",
+    "rewards.txt": "output of rewards",
+    "services": "output of services",
     "answers.jsonl": "held-out answers before and after",
     "evaluations": "all held-out answers",
     "timeline.json": "times, for ui.perfetto.dev",
-    "traffic.jsonl": "bytes from process to process",
-    "bounds.txt": "what bounded it",
-    "bounds.json": "the same for tools",
-    "weights.json": "what a sync moves",
+    "traffic.jsonl": "bytes between processes",
+    "bounds.txt": "limits of its speed",
+    "bounds.json": "the same as JSON",
+    "weights.json": "plan of weight transfers",
     "final": "trained models",
     "tensorboard": "TensorBoard events",
     "wandb": "Weights & Biases",
@@ -112,9 +110,9 @@ TELLING = ("model", "data", "reward", "backend", "device", "dtype", "prompts", "
 def runs(
     chosen: Sequence[ListedRun], now: float, names: Sequence[str] = (), width: int = WIDE
 ) -> list[RenderableType]:
-    """A table with a line for each run, in their order. Settings that differ between them are columns, as are
-    the ``names`` that were asked for, and lines below name those for which there is no column. ``now``:
-    seconds since the epoch; ``width``: columns of the terminal, which limits how many settings are shown."""
+    """A table with a line for each run, in their order. Settings that differ between the runs are columns, as
+    are the requested ``names``. A line below lists differing settings without a column. ``now``: seconds
+    since the epoch; ``width``: columns of the terminal, which limits the number of settings."""
     different = {
         name: values
         for name, values in differing([run.settings for run in chosen]).items()
@@ -145,17 +143,17 @@ def runs(
             *map(plain, own),
         )
     more = list(different)[most:]
-    return [table, plain(f"these settings differ too: {listed(more)}")] if more else [table]
+    return [table, plain(f"other settings that differ: {listed(more)}")] if more else [table]
 
 
 def mean_rewards(figures: Figures) -> str:
-    """The mean reward; if several roles have one, each after its role. Empty if there is no reward."""
+    """The mean reward; if several roles have one, each after its role. Empty without a reward."""
     found = means(figures)
     return ", ".join(f"{f'{figure.node} ' * (len(found) > 1)}{figures[figure]:.3f}" for figure in found)
 
 
 def asked_text(run: ListedRun, name: str) -> str:
-    """A setting as it was given, or a metric with four digits; a dash where the run has none."""
+    """A setting as it was given, or a metric with four digits; '-' if the run does not have it."""
     value = run.values.get(name)
     return (
         "-"
@@ -167,7 +165,7 @@ def asked_text(run: ListedRun, name: str) -> str:
 
 
 def as_json(runs: Sequence[ListedRun]) -> str:
-    """The runs as a line of JSON: each with its folder, its state, its settings and its last numbers."""
+    """The runs as a line of JSON, each with its folder, state, settings and last metrics."""
     return json.dumps(
         [
             {
@@ -195,7 +193,7 @@ def state(summary: RunSummary) -> Text:
 
 
 def story(folder: Path) -> list[RenderableType]:
-    """The text of `rlflow show`: a run from its settings to its files."""
+    """The content of `rlflow show`: a run from its settings to its files."""
     run = recorded(folder)
     summary, history = run.summary, run.history
     age = spoken(max(time.time() - summary.updated, 0.0))
@@ -228,7 +226,7 @@ def story(folder: Path) -> list[RenderableType]:
 
 
 def settings(folder: Path) -> RenderableType | None:
-    """The most important settings of a run: the algorithm's, those in TELLING, and those of the roles."""
+    """The most important settings of a run: the algorithm's, those in TELLING, and the settings of roles."""
     recorded = read_object(folder / "settings.json")
     lines = []
     for title, values, names in (("hp", recorded.get("hp"), None), ("run", recorded.get("options"), TELLING)):
@@ -254,7 +252,7 @@ def _pairs(values: Mapping[str, object]) -> str:
 
 
 def learning(run: Recorded) -> RenderableType | None:
-    """A table of the first evaluation and the last."""
+    """A table of the first and the last evaluation; None for fewer than two evaluations."""
     history = run.history
     if len(history.evaluations) < 2:
         return None
@@ -277,8 +275,8 @@ def learning(run: Recorded) -> RenderableType | None:
 
 
 def curves(run: Recorded) -> list[RenderableType]:
-    """The learning curve, a line for each reward and each metric of the author's own stages, and how many
-    rows were trained on."""
+    """The learning curve, a line for each reward and each of the author's own metrics, and the number of
+    trained rows."""
     parts: list[RenderableType] = []
     for metric in run.shares:
         which = f" on {run.table[metric].part}" if run.table[metric].part else ""
@@ -309,8 +307,8 @@ def curves(run: Recorded) -> list[RenderableType]:
 
 
 def sparkline(values: Sequence[float], width: int = CURVE) -> str:
-    """A curve of at most ``width`` characters: the means of equal stretches of the values, drawn between
-    their lowest and highest."""
+    """A curve of at most ``width`` characters, each the mean of an equal part of the values, scaled from the
+    lowest to the highest."""
     count = min(width, len(values))
     edges = [round(i * len(values) / count) for i in range(count + 1)] if count else []
     means = [sum(values[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
@@ -335,14 +333,14 @@ def last(summary: RunSummary, folder: Path) -> RenderableType | None:
 
 
 def bounds(folder: Path) -> RenderableType | None:
-    """The last lines of bounds.txt, which say what bounded the run."""
+    """The last lines of bounds.txt, which name the limit of the run's speed."""
     lines = bound_lines(folder)
     return plain("\n".join(lines)) if lines else None
 
 
 def depends(folder: Path) -> RenderableType | None:
-    """The inputs that the run's numbers depend on beside settings and graph: a line for each model folder,
-    reward and data file, and one of versions."""
+    """The inputs that the run's numbers depend on besides settings and graph. A line for each model folder,
+    reward and data file, and one for versions."""
     identity = read_object(folder / "identity.json")
     digests, versions, weights = (identity.get(name) for name in ("kept", "told", "weights"))
     parts: dict[str, list[str]] = {}
@@ -361,7 +359,7 @@ def depends(folder: Path) -> RenderableType | None:
 
 
 def _short(value: object) -> str:
-    """A value in short; of a digest its first characters."""
+    """A value in short form; for a digest, its first 12 characters."""
     kind, _, digits = str(value).partition(" ")
     return f"{kind} {digits[:12]}" if kind in ("sha256", "digest") else str(value)[:40]
 
@@ -377,24 +375,24 @@ def notes(folder: Path) -> RenderableType | None:
 
 
 def services(folder: Path) -> RenderableType | None:
-    """The services of the run, where it has any."""
+    """The services of the run; None if it has none."""
     lines = list(served.lines(folder))
     return plain("\n".join(["services", *(f"  {line}" for line in lines)])) if lines else None
 
 
 def files(folder: Path) -> RenderableType:
-    """The files of the run and what is in each."""
+    """The files of the run with their content."""
     present = [f"{name} ({about})" for name, about in FILES.items() if (folder / name).exists()]
     return plain(f"files: {listed(present)}")
 
 
 def plain(text: str) -> Text:
-    """The text without markup, with control characters escaped so that it cannot drive a terminal."""
+    """The text without markup, with control characters escaped so that it cannot control a terminal."""
     return Text(printable(text))
 
 
 def output(parts: Iterable[RenderableType]) -> None:
-    """Print to standard output, as wide as the terminal, or WIDE where it is none."""
+    """Print to standard output, as wide as the terminal, or WIDE columns without a terminal."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDE)

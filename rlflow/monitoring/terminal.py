@@ -1,5 +1,5 @@
-"""Keeps standard streams from ending a run: a terminal that is closed while the run goes on, and streams that
-were closed before it began."""
+"""Keeps standard streams from ending a run, if the terminal is closed while it runs or if streams were closed
+before it started."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ NAMES = ("stdout", "stderr")
 
 
 class Steady:
-    """A stream to a terminal. Once the terminal is gone, as when a connection breaks, text that is written is
-    dropped and raises no error, for instance in a stage's ``print``."""
+    """A stream to a terminal. Once the terminal is gone, for example after a lost connection, written text is
+    dropped without an error."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -46,7 +46,7 @@ class Steady:
 
 @contextlib.contextmanager
 def steady() -> Iterator[None]:
-    """While inside, standard streams that are terminals are ``Steady``."""
+    """Replace standard streams that are terminals by ``Steady`` ones within the context."""
     before = {name: getattr(sys, name) for name in NAMES}
     for name, stream in before.items():
         if stream is not None and not isinstance(stream, Steady) and stream.isatty():
@@ -60,8 +60,8 @@ def steady() -> Iterator[None]:
 
 
 def open_all() -> None:
-    """Open closed standard streams (``>&-``) on /dev/null. Otherwise the next file that is opened would take
-    their descriptors, and prints would go into it."""
+    """Open closed standard streams (``>&-``) on /dev/null. Otherwise the next opened file would get their
+    descriptors, and prints would go into that file."""
     for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(descriptor)

@@ -1,10 +1,8 @@
-"""Trackers: TensorBoard, Weights & Biases and MLflow, each through its own library, which is imported when it
-is asked for.
+"""Trackers: TensorBoard, Weights & Biases and MLflow, each through its own library, which is imported only
+when it is used.
 
-A tracker works in a thread of its own, so that a slow disk or server delays nothing. One that fails is
-reported once and left out.
-
-Here too: the tracker that writes TensorBoard's event files.
+Each tracker works in its own thread, so that a slow disk or server does not delay the run. A tracker that
+fails is reported once and is not used any more. The TensorBoard tracker is in this module.
 """
 
 from __future__ import annotations
@@ -27,8 +25,7 @@ from rlflow.processes.watchdog.signals import ending_at_once
 
 
 class TensorBoard:
-    """Scalars, and samples as a Markdown table of text. Raises PlanError where tensorboard is not
-    installed."""
+    """Tracks scalars, and samples as a Markdown table. Raises PlanError if tensorboard is not installed."""
 
     def __init__(self) -> None:
         require("tensorboard", "trackers")
@@ -36,7 +33,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
-        """Open the event file of a run. Gives where to look for it."""
+        """Open the event file of a run. Returns a text that says where to find it."""
         folder = run.folder / "tensorboard"
         self._writer = self._module.SummaryWriter(str(folder), flush_secs=10)
         self._writer.add_text(
@@ -54,12 +51,12 @@ class TensorBoard:
         self._writer.add_text("samples", markdown(rows), step)
 
     def close(self, state: State) -> None:
-        """Write what waits and close the file."""
+        """Write pending data and close the file."""
         self._writer.close()
 
 
 def markdown(rows: Rows) -> str:
-    """Rows as a Markdown table; whatever they hold, it stays text in its cell."""
+    """Rows as a Markdown table. Cell text is escaped, so it is never rendered as markup."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lines = [columns, ["---"] * len(columns), *([_cell(row.get(name)) for name in columns] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -74,10 +71,10 @@ def _cell(value: Any) -> str:
 
 NAMES = ("tensorboard", "wandb", "mlflow")
 TABLE_EVERY = 10  # iterations between tables of samples; all are in samples.jsonl
-WAITING = 10_000  # most records that wait for a slow tracker
-# state of a run → seconds that a tracker may take to end
+WAITING = 10_000  # most records in the queue of a slow tracker
+# state of a run → most seconds for closing a tracker
 CLOSE_SECONDS = {"done": 30.0, "failed": 20.0, "interrupted": 5.0}
-SLOW_SECONDS = 30.0  # that a record may take before the user is told
+SLOW_SECONDS = 30.0  # time for one record after which a warning is printed
 
 
 class Tracker(Protocol):
@@ -85,24 +82,24 @@ class Tracker(Protocol):
     number of finished iterations."""
 
     def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
-        """Begin a run. Gives a text that says where to look for it."""
+        """Start tracking a run. Returns a text that says where to find it."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the metrics of a step, all of them finite."""
+        """Write the metrics of a step; all values are finite."""
 
     def table(self, step: int, rows: Rows) -> None:
-        """Write rows of samples: prompt, completion, answer, finish and scores, as far as a run has them."""
+        """Write rows of samples: prompt, completion, answer, finish and scores, if the run has them."""
 
     def close(self, state: State) -> None:
-        """Write what waits, and end the run with its state."""
+        """Write pending data, and end the run with its state."""
 
 
 def tracker(name: str) -> Tracker:
-    """The tracker of that name. Raises PlanError where it is unknown or not installed."""
+    """Make the tracker with this name. Raises PlanError if it is unknown or not installed."""
     if name not in NAMES:
         raise PlanError.of(
             "tracker",
-            f"there is no tracker '{name}'",
+            f"unknown tracker '{name}'",
             found=name,
             expected=f"one of {', '.join(NAMES)}",
             nearest=nearest(name, NAMES),
@@ -119,22 +116,23 @@ def tracker(name: str) -> Tracker:
 
 
 class Background:
-    """A reporter that passes events to a tracker in a thread. ``say`` reports to the user; it is called from
-    the caller's thread only."""
+    """A reporter that passes events to a tracker in a thread. ``say`` prints a line for users; it is called
+    only from the caller's thread."""
 
     def __init__(self, name: str, backend: Tracker, say: Callable[[str], None]) -> None:
         self.name, self._tracker, self._say = name, backend, say
         self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue(WAITING)
-        self._open = False  # from the start to the end, or to the first failure
-        self._problem = self._place = ""  # reports of the thread: what failed, and where the tracker writes
-        # when the thread began with the record that it passes on, by the monotonic clock
+        self._open = False  # True from the start to the end, or to the first failure
+        self._problem = self._place = ""  # set by the thread: its failure, and where the tracker writes
+        # start time of the record that the thread is passing, on the monotonic clock; None between records
         self._began: float | None = None
-        self._slow = False  # whether the user knows that a record takes long
-        self._ended = threading.Event()  # the thread; one whose ``join`` is interrupted counts as ended
+        self._slow = False  # whether the warning about a slow record was printed
+        # end of the thread; used instead of ``join``, since a thread whose ``join`` is interrupted counts as ended
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
 
     def start(self, run: RunInfo) -> None:
-        """Start the thread and the tracker, with secrets masked in the settings."""
+        """Start the thread and the tracker. Secrets in the settings are masked."""
         settings = redacted(run.settings)
         self._open = True
         self._thread.start()
@@ -157,7 +155,7 @@ class Background:
         """Do nothing: notes are for users."""
 
     def close(self, state: State, error: str = "") -> None:
-        """Let the tracker write what waits, for at most CLOSE_SECONDS."""
+        """Let the tracker write pending data, for at most CLOSE_SECONDS."""
         self._put(lambda: self._tracker.close(state))
         self._put(None)
         if self._open:
@@ -166,16 +164,16 @@ class Background:
         self._open = False
 
     def _wait(self, seconds: float) -> None:
-        """Wait for the thread's end; a signal that asks to stop ends the wait. What the thread still does
-        must not keep the process."""
+        """Wait for the end of the thread; a stop signal ends the wait. A thread that is still working must
+        not keep the process alive."""
         try:
             with ending_at_once():
                 self._ended.wait(seconds)
-            found = f"it had not finished {seconds:g} s after the run"
+            found = f"it was not finished {seconds:g} s after the run"
         except KeyboardInterrupt:
-            found = "it had not finished when the run was asked to stop"
+            found = "it was not finished when the run was stopped"
         if not self._ended.is_set():
-            self._problem = f"{found}; metrics.jsonl and samples.jsonl of the run have everything"
+            self._problem = f"{found}; all data are in metrics.jsonl and samples.jsonl of the run"
             launcher.leave_at_once()
 
     def _put(self, job: Callable[[], object] | None) -> None:
@@ -184,11 +182,11 @@ class Background:
             try:
                 self._jobs.put_nowait(job)
             except queue.Full:
-                self._problem = f"{WAITING} records wait for it"
+                self._problem = f"{WAITING} records are waiting for it"
                 self._report()
 
     def _report(self) -> None:
-        """Report what the thread has left: where the tracker writes, or that it has failed."""
+        """Print the thread's reports: where the tracker writes, that it is slow, or that it failed."""
         place, self._place = self._place, ""
         if place:
             self._say(f"{self.name}: {place}")
@@ -196,12 +194,11 @@ class Background:
         if self._open and not self._slow and began is not None and time.monotonic() - began > SLOW_SECONDS:
             self._slow = True
             self._say(
-                f"tracker {self.name} does not answer: it has tried for {time.monotonic() - began:.0f} "
-                "s, and goes on trying"
+                f"tracker {self.name} has not answered for {time.monotonic() - began:.0f} s; it keeps trying"
             )
         if self._open and self._problem:
             self._open = False
-            self._say(f"tracker {self.name} failed and is left out from here on: {self._problem}")
+            self._say(f"tracker {self.name} failed and is not used any more: {self._problem}")
 
     def _begin(self, run: RunInfo, settings: Mapping[str, Any]) -> None:
         self._place = self._tracker.start(run, settings)
@@ -218,6 +215,6 @@ class Background:
             try:
                 job()
                 self._began = None
-            except (Exception, SystemExit) as error:  # some libraries exit where they should raise
+            except (Exception, SystemExit) as error:  # some libraries exit instead of raising
                 self._problem = f"{type(error).__name__}: {error}"
                 return

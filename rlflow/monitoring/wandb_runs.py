@@ -1,5 +1,5 @@
-"""The tracker of Weights & Biases: online where it has a key or WANDB_MODE says so, else offline in the run's
-folder. It never asks."""
+"""The Weights & Biases tracker: online if there is a key or WANDB_MODE says so, else offline in the run's
+folder. It never prompts for a key."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rlflow.monitoring.reporter import Rows, RunInfo, State
 
 
 class WandB:
-    """Tracks metrics, and samples as a wandb.Table. Raises PlanError where wandb is not installed."""
+    """Tracks metrics, and samples as a wandb.Table. Raises PlanError if wandb is not installed."""
 
     def __init__(self) -> None:
         self._module = require("wandb", "trackers")
         self._run: Any = None
 
     def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
-        """Begin a run of wandb. Gives its address, or how to upload it later."""
+        """Start a run in wandb. Returns its URL, or the command that uploads it later."""
         mode = os.environ.get("WANDB_MODE") or ("online" if has_key() else "offline")
-        # rlflow prints itself, and the command line may hold secrets
+        # rlflow prints its own progress, and the command line may contain secrets
         wandb_settings = self._module.Settings(
             console="off", silent=True, disable_code=True, x_disable_meta=True
         )
@@ -56,12 +56,12 @@ class WandB:
         self._run.log({"samples": table}, step=step)
 
     def close(self, state: State) -> None:
-        """End the run of wandb."""
+        """End the run in wandb."""
         self._run.finish(exit_code=0 if state == "done" else 1)
 
 
 def has_key() -> bool:
-    """Whether wandb would find a key without asking for one."""
+    """Whether wandb would find a key without prompting for one."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""

@@ -80,7 +80,7 @@ def test_more_settings_than_fit_are_named_below(called, written):
     written("one", **{f"option_{i}": 0 for i in range(9)})
     written("two", **{f"option_{i}": 1 for i in range(9)})
     out = called("runs")[1]
-    assert "these settings differ too: option_6, option_7, option_8" in out
+    assert "other settings that differ: option_6, option_7, option_8" in out
     assert max(map(len, out.splitlines())) <= 160
 
 
@@ -88,7 +88,7 @@ def test_a_narrow_terminal_has_fewer_settings_as_columns(written):
     summaries = [summarised(written(name, lr=value, beta=value)) for name, value in (("one", 0), ("two", 1))]
     table, below = runs([listed_run(summary) for summary in summaries], 0.0, width=80)
     assert [str(column.header) for column in table.columns][-2:] == ["age", "lr"]
-    assert below.plain == "these settings differ too: beta"
+    assert below.plain == "other settings that differ: beta"
 
 
 def test_json_has_the_chosen_runs_with_their_settings_and_numbers(called, three):
@@ -103,16 +103,19 @@ def test_json_has_the_chosen_runs_with_their_settings_and_numbers(called, three)
 
 
 def test_no_run_that_is_such_is_no_error(called, three):
-    assert called("runs", "--where", "hp.samples=5")[:2] == (0, "none of the 3 runs in runs is such\n")
+    assert called("runs", "--where", "hp.samples=5")[:2] == (
+        0,
+        "none of the 3 runs in runs meets the conditions\n",
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--where", "hp.samples"], ["'hp.samples' is no condition", "NAME=VALUE"]),
-        (["--where", "state>done"], ["compares with no number"]),
-        (["--where", "hp.sample=8"], ["no run here has 'hp.sample'", "nearest:  hp.samples"]),
-        (["--sort", "reward/meen"], ["no run here has 'reward/meen'", "nearest:  reward/mean"]),
+        (["--where", "hp.samples"], ["'hp.samples' is not a condition", "NAME=VALUE"]),
+        (["--where", "state>done"], ["does not compare with a number"]),
+        (["--where", "hp.sample=8"], ["no run in this folder has 'hp.sample'", "nearest:  hp.samples"]),
+        (["--sort", "reward/meen"], ["no run in this folder has 'reward/meen'", "nearest:  reward/mean"]),
     ],
 )
 def test_a_condition_or_a_name_that_says_nothing_is_refused(called, three, words, says):

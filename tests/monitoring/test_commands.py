@@ -120,7 +120,7 @@ def test_show_tells_a_run_from_its_settings_to_its_files(called, runs):
         "slowest nodes: ",
         "… 5 more in notes.txt",
         "last \\x1b[2J note",
-        "metrics.jsonl (all numbers)",
+        "metrics.jsonl (all metrics)",
         "final (trained models)",
     ):
         assert part in out, part
@@ -143,10 +143,10 @@ def test_an_error_is_part_of_the_story(called, runs):
     [
         (["show", "ppo-2"], ["there is no run 'ppo-2'", "nearest:  ppo-1"]),
         (["watch", "runs/pppo-1"], ["there is no run", "nearest:  runs/ppo-1"]),
-        (["show", "other"], ["'other' is no run's folder"]),
-        (["watch", "other"], ["'other' is no run's folder"]),
-        (["runs", "rums"], ["there is no folder 'rums'", "nearest:  runs"]),
-        (["runs", "runs/ppo-1/settings.json"], ["there is no folder"]),
+        (["show", "other"], ["'other' is not the folder of a run"]),
+        (["watch", "other"], ["'other' is not the folder of a run"]),
+        (["runs", "rums"], ["the folder 'rums' does not exist", "nearest:  runs"]),
+        (["runs", "runs/ppo-1/settings.json"], ["does not exist"]),
         (["show", "nul\0l"], ["there is no run"]),
     ],
     ids=lambda words: "-".join(words).replace("\0", "") if isinstance(words, list) else None,
@@ -263,10 +263,10 @@ def test_doctor_says_what_is_there_and_what_listens(tmp_path):
 
 def test_doctor_says_what_a_run_on_pools_would_listen_on_and_who_reaches_it():
     lines = reach([Interface("lo", "127.0.0.1"), Interface("ib0", "10.7.0.3"), Interface("eth0", "8.8.4.4")])
-    assert "127.0.0.1: users of this machine; Ray asks them for its token" in lines[0]
+    assert "127.0.0.1: reachable for users of this machine; Ray requires its token" in lines[0]
     assert lines[2:] == [
         "  lo 127.0.0.1: users of this machine",
-        "  ib0 10.7.0.3: who reaches this private network",
+        "  ib0 10.7.0.3: everyone on this private network",
         "  eth0 8.8.4.4: the internet: refused without --insecure true",
     ]
     assert any(line.startswith("  lo 127.0.0.1") for line in reach())
@@ -277,14 +277,14 @@ def test_doctor_says_whether_rays_token_is_private(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
-    assert token_line().startswith(f"{token}: none yet")
+    assert token_line().startswith(f"{token}: no token yet")
     token.write_text("secret")
     token.chmod(0o644)
-    assert token_line() == f"{token}: others can read it (644): chmod 600 {token}"
+    assert token_line() == f"{token}: other users can read it (644): chmod 600 {token}"
     token.chmod(0o600)
     assert token_line() == f"{token}: private"
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    assert token_line().startswith("not asked for: RAY_AUTH_MODE=disabled")
+    assert token_line().startswith("not required: RAY_AUTH_MODE=disabled")
 
 
 def test_a_process_that_is_gone_has_died_and_a_pid_given_again_is_another(tmp_path):

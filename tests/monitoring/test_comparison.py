@@ -64,7 +64,7 @@ def test_the_mean_over_seeds_is_drawn_with_its_range_beside(called, written):
     assert [line.split()[1] for line in out.splitlines() if line.startswith("B  ")].count("mean") == 0, (
         "one run has no mean"
     )
-    assert out.splitlines()[-1] == "not enough to rank: A has 2 seeds, B has 1 seed; 5 of each are the least"
+    assert out.splitlines()[-1] == "not enough to rank: A has 2 seeds, B has 1 seed; each needs at least 5"
 
 
 def test_json_says_what_is_printed(called, written):
@@ -95,18 +95,18 @@ def test_json_says_what_is_printed(called, written):
 @pytest.mark.parametrize(
     ("first", "second", "says"),
     [
-        ((0.1, 0.2, 0.3, 0.4, 0.5), None, "the same settings in all 5 runs: there is nothing to rank"),
+        ((0.1, 0.2, 0.3, 0.4, 0.5), None, "all 5 runs have the same settings: there is nothing to rank"),
         ((0.1,), (0.9,), "not enough to rank: one run each"),
-        ((0.1,) * 5, (0.9,) * 4, "not enough to rank: A has 5 seeds, B has 4 seeds; 5 of each are the least"),
+        ((0.1,) * 5, (0.9,) * 4, "not enough to rank: A has 5 seeds, B has 4 seeds; each needs at least 5"),
         (
             (0.1, 0.2, 0.3, 0.4, 0.5),
             (0.6, 0.7, 0.8, 0.9, 1.0),
-            "do not overlap; that is no test of a difference",
+            "do not overlap; that is not a statistical test",
         ),
         (
             (0.1, 0.2, 0.3, 0.4, 0.6),
             (0.6, 0.7, 0.8, 0.9, 1.0),
-            "sampled overlap; that is no test of a difference",
+            "sampled overlap; that is not a statistical test",
         ),
     ],
 )
@@ -124,8 +124,8 @@ def test_the_same_seed_twice_is_one_seed(written):
 def test_what_makes_numbers_less_comparable_is_said(written):
     folders = [written("one", held_out=64), written("two", rewards=(0.1, 0.2), held_out=128, state="failed")]
     assert cautions(comparison(*folders)) == [
-        "held_out differ: the evaluations may not be of the same prompts or first weights",
-        "not done: two",
+        "held_out differ: the evaluations may use other prompts, or start from other weights",
+        "not finished: two",
         "the last values are after different numbers of iterations: A 1, B 2",
     ]
     assert cautions(comparison(folders[0], written("three", held_out=64, prompts=9))) == []
@@ -135,7 +135,7 @@ def test_a_run_without_the_metric_is_named_and_has_no_numbers(called, written):
     written("one", evaluations=((0, 0.25), (1, 0.5)))
     written("two", prompts=8)
     out = called("compare", "one", "two")[1]
-    assert "without it: B" in out
+    assert "without this metric: B" in out
     assert next(line.split() for line in out.splitlines() if line.startswith("B  two")) == [
         "B",
         "two",
@@ -167,7 +167,7 @@ def test_of_several_rewards_each_is_drawn_and_the_first_or_the_chosen_one_is_ran
         for seed in range(5)
     ]
     assert verdict(comparison(*runs, metrics=["style/mean"])) == (
-        "the ranges of the last style/mean overlap; that is no test of a difference"
+        "the ranges of the last style/mean overlap; that is not a statistical test"
     )
 
 
@@ -193,16 +193,16 @@ def test_the_difference_of_graphs_is_named_without_settings(tmp_path, finished, 
     ]
     (base / "grpo-1" / "graph.msgpack").write_bytes(b"damaged")
     out = called("compare", "ppo-1", "grpo-1")[1]
-    assert "graph of grpo-1 beside ppo-1:\n  not known: " in out
+    assert "graph of grpo-1, compared with ppo-1:\n  unknown: " in out
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["one"], ["takes two runs or more", "rlflow show RUN"]),
-        (["one", "runs/one"], ["takes two runs or more"]),
+        (["one"], ["needs at least two runs", "rlflow show RUN"]),
+        (["one", "runs/one"], ["needs at least two runs"]),
         (["one", "twoo"], ["there is no run 'twoo'", "nearest:  two"]),
-        (["one", "other"], ["'other' is no run's folder"]),
+        (["one", "other"], ["'other' is not the folder of a run"]),
         (
             ["one", "two", "--metric", "own/nummer"],
             ["none of the runs has the metric 'own/nummer'", "nearest:  own/number"],

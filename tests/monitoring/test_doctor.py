@@ -32,7 +32,7 @@ def installed(tmp_path, monkeypatch):
     ("release", "line"),
     [
         (None, "ray: not installed; pools: pip install 'rlflow-dag[cluster]'"),
-        ("2.39.1", "ray 2.39.1: too old, 2.40 is wanted: pip install --upgrade 'rlflow-dag[cluster]'"),
+        ("2.39.1", "ray 2.39.1: too old, needs 2.40: pip install --upgrade 'rlflow-dag[cluster]'"),
         ("2.40", "ray 2.40: pools"),
         ("2.60.0", "ray 2.60.0: pools"),
     ],
@@ -55,7 +55,11 @@ def test_the_lowest_version_is_that_of_rlflows_own_metadata(installed):
 
 
 @pytest.mark.parametrize(
-    ("stderr", "problem"), [("Traceback\nImportError: libcudart", "ImportError: libcudart"), ("", "it died")]
+    ("stderr", "problem"),
+    [
+        ("Traceback\nImportError: libcudart", "ImportError: libcudart"),
+        ("", "its process ended with an error"),
+    ],
 )
 def test_a_torch_that_does_not_answer_is_told_with_its_last_words(
     installed, tmp_path, monkeypatch, stderr, problem
@@ -77,6 +81,8 @@ def test_gpus_are_listed_with_their_memory():
 
 
 def test_of_the_client_of_mlflow_alone_doctor_says_what_its_pages_need(installed):
-    assert doctor.remarks("mlflow-skinny", "3.0", {}) == "the client; its pages need pip install mlflow"
+    assert (
+        doctor.remarks("mlflow-skinny", "3.0", {}) == "only the client; the web pages need pip install mlflow"
+    )
     installed("mlflow", "3.0")
     assert doctor.remarks("mlflow-skinny", "3.0", {}) == ""

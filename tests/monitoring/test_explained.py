@@ -27,8 +27,8 @@ def test_findings_come_first_then_the_funnel_then_the_time(folder):
     head, finding, *rest = explanation(folder)
     assert head == f"{folder.name}: grpo, unknown, 4 of 4 iterations"
     assert finding.startswith(
-        "alarm: 65% of the rewards are missing, and their rows are left out since iteration 1: look at "
-        "missing_*"
+        "alarm: 65% of the rewards are missing, and their rows are skipped since iteration 1: read "
+        "the metrics missing_*"
     )
     assert rest == [
         "the last iteration:",
@@ -45,20 +45,20 @@ def test_a_run_that_goes_on_has_no_bounds_yet_and_one_that_learns_no_finding(fol
         "".join(json.dumps({"iteration": i, "reward/missing_rate": 0.0}) + "\n" for i in range(4))
     )
     assert explanation(folder)[1:] == [
-        "learning: nothing that these rules know slows it down",
-        "time: what bounded it is known when the run has ended",
+        "learning: none of the rules finds a problem",
+        "time: its limit is known when the run has ended",
     ]
     assert pointer(folder) is None
 
 
 def test_of_a_run_that_has_hardly_begun_that_is_said(folder):
     (folder / "metrics.jsonl").write_text('{"iteration": 0, "reward/missing_rate": 1.0}\n')
-    assert explanation(folder)[1] == "learning: nothing is said of less than 3 iterations"
+    assert explanation(folder)[1] == "learning: no findings, since the run has fewer than 3 iterations"
 
 
 def test_other_views_point_to_it_where_there_is_an_alarm(folder):
     assert pointer(folder, "runs/x") == (
-        "alarm: 65% of the rewards are missing, and their rows are left out; rlflow explain runs/x says more"
+        "alarm: 65% of the rewards are missing, and their rows are skipped; for details: rlflow explain runs/x"
     )
 
 

@@ -22,15 +22,15 @@ CLIPPED = {"actor.update/funnel/tokens_clipped_above": 3.0, "actor.update/funnel
 
 def test_rows_and_tokens_have_a_line_each():
     assert funnel_lines(figures(ROWS | TOKENS | CLIPPED)) == [
-        "rows: 512 sampled → 500 scored → 160 in groups that differ → 500 used",
-        "tokens of actor.update: 2,040 → 640 with a gradient → 410 by its size; clipped 3 above, 17 below",
+        "rows: 512 sampled → 500 scored → 160 in groups with unequal scores → 500 used",
+        "tokens of actor.update: 2,040 → 640 with a gradient → 410 effective; clipped 3 above, 17 below",
     ]
 
 
 def test_what_an_algorithm_has_not_is_not_named():
     assert funnel_lines(figures({"funnel/rows_used": 64.0} | TOKENS)) == [
         "rows: 64 used",
-        "tokens of actor.update: 2,040 → 640 with a gradient → 410 by its size",
+        "tokens of actor.update: 2,040 → 640 with a gradient → 410 effective",
     ]
     assert funnel_lines(figures({"reward/mean": 0.5})) == []
 
@@ -45,5 +45,5 @@ def test_a_frame_shows_it():
     console = Console(width=120)
     with console.capture() as text:
         console.print(draw(Frame(metrics=figures(ROWS | TOKENS)), 120))
-    assert "160 in groups that differ" in text.get()
+    assert "160 in groups with unequal scores" in text.get()
     assert "640 with a gradient" in text.get()

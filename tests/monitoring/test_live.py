@@ -136,7 +136,7 @@ def test_numbers_that_are_missing_or_no_numbers_do_not_end_a_view(terminal, info
         view.close("failed", "it broke")
     seen = bare(terminal.end())
     assert "reward nan" in seen
-    assert "this cannot be drawn: TypeError" in seen
+    assert "the live view cannot be drawn: TypeError" in seen
 
 
 def test_a_view_that_fails_gives_way_to_plain_lines_and_the_run_goes_on(terminal, info, metrics, stages):
@@ -150,7 +150,7 @@ def test_a_view_that_fails_gives_way_to_plain_lines_and_the_run_goes_on(terminal
     reporter.iteration(0, metrics, [], stages)
     reporter.iteration(11, metrics, [], stages)
     reporter.close("done")
-    assert "broken failed and is left out from here on: OSError: no terminal" in out.getvalue()
+    assert "broken failed and is not used any more: OSError: no terminal" in out.getvalue()
     assert "12/12 done  reward/mean 0.625" in out.getvalue()
 
 

@@ -45,5 +45,5 @@ def test_a_port_that_is_taken_is_said_before_the_run():
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
-        with pytest.raises(PlanError, match="the run's numbers cannot be served at port"):
+        with pytest.raises(PlanError, match="the run's metrics cannot be served on port"):
             Scraped(listening.getsockname()[1])

@@ -11,9 +11,8 @@ def test_what_is_written_is_read_and_shown(tmp_path):
     served.write(tmp_path, [JUDGE, far])
     assert served.read(tmp_path) == [JUDGE, far]
     assert list(served.lines(tmp_path)) == [
-        "judge at http://127.0.0.1:1: serving, started 2 times: serve --port 1 (prints into "
-        "services/judge.log)",
-        "far at http://far, which others run",
+        "judge at http://127.0.0.1:1: serving, started 2 times: serve --port 1 (log: services/judge.log)",
+        "far at http://far, not started by this run",
     ]
 
 

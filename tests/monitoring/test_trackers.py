@@ -165,7 +165,7 @@ def test_a_tracker_that_fails_is_said_once_and_ends_nothing(info, metrics, stage
     out = io.StringIO()
     view, tracker = Plain(out), Failing(stage, error)
     told(Several(view, [Background("mine", tracker, view.note)]), info, metrics, stages, 12)
-    assert out.getvalue().count("tracker mine failed and is left out from here on") == 1
+    assert out.getvalue().count("tracker mine failed and is not used any more") == 1
     assert tracker.calls.index(stage) == len(tracker.calls) - 1  # it is told nothing more
     assert "12/12" in out.getvalue()
 
@@ -178,7 +178,7 @@ def test_a_tracker_that_hangs_holds_up_neither_the_run_nor_its_end(info, metrics
     view = Plain(out)
     told(Several(view, [Background("mine", tracker, view.note)]), info, metrics, stages, 3)
     free.set()
-    assert "failed and is left out from here on: it had not finished" in out.getvalue()
+    assert "failed and is not used any more: it was not finished" in out.getvalue()
 
 
 def test_a_signal_ends_the_wait_for_a_tracker_at_the_end(info, monkeypatch):
@@ -196,7 +196,7 @@ def test_a_signal_ends_the_wait_for_a_tracker_at_the_end(info, monkeypatch):
     background.start(info)
     background.close("done")
     free.set()
-    assert "it had not finished when the run was asked to stop" in said[-1]
+    assert "it was not finished when the run was stopped" in said[-1]
     assert launcher.leaves_at_once()
 
 
@@ -214,7 +214,7 @@ def test_a_tracker_that_tries_for_long_is_said_once_while_it_tries(info, monkeyp
     background.evaluation(2, {})
     free.set()
     background.close("done")
-    assert sum("does not answer" in line for line in said) == 1
+    assert sum("has not answered" in line for line in said) == 1
 
 
 def test_a_tracker_that_falls_behind_is_left_out(info):
@@ -226,7 +226,7 @@ def test_a_tracker_that_falls_behind_is_left_out(info):
         background.evaluation(number, {})
     free.set()
     assert said == [
-        f"tracker mine failed and is left out from here on: {trackers.WAITING} records wait for it"
+        f"tracker mine failed and is not used any more: {trackers.WAITING} records are waiting for it"
     ]
 
 

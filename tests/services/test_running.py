@@ -153,7 +153,7 @@ def test_a_service_of_others_is_waited_for_and_never_stopped(tmp_path):
             assert os.environ["RLFLOW_SERVICE_FAR"] == urls["search"]
             (tmp_path / "other").mkdir()
             other.settle(tmp_path / "other")
-        assert list(served.lines(tmp_path / "other")) == [f"far at {urls['search']}, which others run"]
+        assert list(served.lines(tmp_path / "other")) == [f"far at {urls['search']}, not started by this run"]
         assert asked(urls["search"]) > 0
     with (
         pytest.raises(PlanError, match="service 'far', which others run, does not serve"),

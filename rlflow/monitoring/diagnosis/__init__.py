@@ -1,7 +1,7 @@
-"""Why a run learns little: rules over what it recorded, in words, with the evidence and the setting that
-would change it.
+"""Rules that explain from a run's records why it learns little, each with its evidence and the setting to
+change.
 
-Here: measures of recorded metrics, the table of rules with their thresholds and where these are from,
-findings in order. Not here: reading a run's folder (`rlflow.monitoring`), what bounded its time
+Here: measures of recorded metrics, the table of rules with their thresholds and the sources of these,
+findings in order. Not here: reading a run's folder (`rlflow.monitoring`), limits of its speed
 (`rlflow.runs.bounds`), proofs before a run.
 """

@@ -1,5 +1,5 @@
-"""What a run recorded, as measures: functions from its metrics and settings to a number, or to None where the
-run does not say."""
+"""Measures of a run: functions from its recorded metrics and settings to a number, or to None if the records
+do not have it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from typing import Any
 from rlflow.author.figures import Figure, Of
 
 Series = Sequence[tuple[int, float]]  # (iteration, value)
-Measured = tuple[Of, str]  # what a figure is measured of, and its name
+Measured = tuple[Of, str]  # the subject of a figure, and its name
 TOKENS = "funnel/tokens"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The recorded iterations of a run, and its settings by the names of their flags, such as hp.clip."""
+    """The recorded iterations of a run, and its settings by flag name, such as hp.clip."""
 
     iterations: Sequence[tuple[int, Mapping[Figure, float]]]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def series(self, measured: Measured) -> Series:
-        """The values of a figure by iteration; of a figure that several roles or updates have, those of the
-        first one."""
+        """The values of a figure by iteration. If several roles or updates have the figure, the values of the
+        first."""
         return self.of(next((figure for figure in self._figures(measured) if not figure.part), None))
 
     def of(self, figure: Figure | None) -> Series:
-        """The values of one figure by iteration; none of None."""
+        """The values of one figure by iteration; empty for None."""
         return (
             [(number, values[figure]) for number, values in self.iterations if figure in values]
             if figure is not None
@@ -38,7 +38,7 @@ class Evidence:
         )
 
     def setting(self, name: str) -> float | None:
-        """A setting that is a number; None where there is none of that name."""
+        """A setting as a number; None if it is missing or is not a number."""
         value = self.settings.get(name)
         try:
             return float(value) if value is not None and not isinstance(value, bool) else None
@@ -46,26 +46,26 @@ class Evidence:
             return None
 
     def policy(self, name: str) -> Series:
-        """The values of a metric of the first update that has log-probs to move."""
+        """The values of a metric of the first update that moves log-probs."""
         update = next(iter(self._figures((Of.UPDATE, "funnel/moved"))), None)
         return self.of(update and update._replace(name=name))
 
     @property
     def rewards(self) -> list[str]:
-        """The reward roles that are measured each by itself; an empty name where one is, or all are
-        together."""
+        """The reward roles whose scores are measured separately; one empty name if there is one reward role,
+        or if all are measured together."""
         return list(
             dict.fromkeys(figure.part for figure in self._figures((Of.SCORES, "lowest")) if figure.part)
         ) or [""]
 
     def scores(self, name: str, reward: str) -> Series:
-        """The values of a figure of the scores of a reward role, as ``rewards`` has it."""
+        """The values of a figure of a reward role's scores. ``reward``: a name from ``rewards``."""
         return self.of(
             next((figure for figure in self._figures((Of.SCORES, name)) if figure.part == reward), None)
         )
 
     def means(self, reward: str) -> Series:
-        """The mean score of a reward role, as ``rewards`` has it."""
+        """The mean score of a reward role by iteration. ``reward``: a name from ``rewards``."""
         means = (figure for figure in self._figures((Of.REWARD, "mean")) if not figure.part)
         return self.of(next((figure for figure in means if reward in ("", figure.role)), None))
 
@@ -84,7 +84,7 @@ Measure = Callable[[Evidence], float | None]
 
 
 def mean(series: Series) -> float | None:
-    """The mean of a series; None of nothing."""
+    """The mean of a series; None for an empty one."""
     return fmean(value for _, value in series) if series else None
 
 
@@ -94,49 +94,49 @@ def late(series: Series) -> Series:
 
 
 def early(series: Series) -> Series:
-    """The first tenth of a series, three values at least."""
+    """The first tenth of a series, at least three values."""
     return series[: max(3, len(series) // 10)]
 
 
 def third(series: Series) -> int:
-    """The length of a third of a series, three values at least."""
+    """The length of a third of a series, at least 3."""
     return max(3, len(series) // 3)
 
 
 def last_third(series: Series) -> Series:
-    """The last third of a series, three values at least."""
+    """The last third of a series, at least three values."""
     return series[-third(series) :]
 
 
 def in_the_end(of: Of, name: str) -> Measure:
-    """The mean of a metric over the second half of the run."""
+    """A measure: the mean of a metric over the second half of the run."""
     return lambda run: mean(late(run.series((of, name))))
 
 
 def at_first(of: Of, name: str) -> Measure:
-    """The mean of a metric in the first tenth of the run."""
+    """A measure: the mean of a metric over the first tenth of the run."""
     return lambda run: mean(early(run.series((of, name))))
 
 
 def initially(of: Of, name: str) -> Measure:
-    """A metric in the first iteration that has it."""
+    """A measure: the value of a metric in the first iteration that has it."""
     return lambda run: series[0][1] if (series := run.series((of, name))) else None
 
 
 def setting(name: str) -> Measure:
-    """A setting that is a number."""
+    """A measure: a setting as a number."""
     return lambda run: run.setting(name)
 
 
 def lowest(run: Evidence, reward: str) -> float | None:
-    """The lowest score of an iteration, in the median over the first tenth of the run: where scores are
-    charged for KL, they fall far below what the reward gives later on."""
+    """The lowest score of an iteration, as the median over the first tenth of the run. Later scores are not
+    used, because a KL penalty can push them far below the reward's own scores."""
     lows = early(run.scores("lowest", reward))
     return median(value for _, value in lows) if lows else None
 
 
 def span(run: Evidence, reward: str) -> float | None:
-    """The highest score of the run less the lowest of an iteration."""
+    """The highest score of the run minus ``lowest``: the score range. Never negative."""
     low, highs = lowest(run, reward), run.scores("highest", reward)
     return max(0.0, max(value for _, value in highs) - low) if low is not None and highs else None
 
@@ -148,19 +148,19 @@ def _of_rewards(measure: Callable[[str], float | None], run: Evidence) -> float 
 
 
 def place(run: Evidence) -> float | None:
-    """The mean score in the first tenth of the run between the lowest score, 0, and the highest, 1; of
-    several rewards the mean of all."""
+    """The mean score of the first tenth of the run, scaled from the lowest score (0) to the highest (1). With
+    several rewards, the mean over them."""
     return _of_rewards(lambda reward: _placed(run, reward, mean(early(run.means(reward)))), run)
 
 
 def place_now(run: Evidence) -> float | None:
-    """``place`` in the last third of the run."""
+    """``place`` for the last third of the run."""
     return _of_rewards(lambda reward: _placed(run, reward, mean(last_third(run.means(reward)))), run)
 
 
 def _placed(run: Evidence, reward: str, score: float | None) -> float | None:
-    """Where a score lies between the lowest and the highest; in a run with one score alone, where that lies
-    between 0 and 1."""
+    """A score scaled from the lowest (0) to the highest (1). If the run has only one score, that score,
+    limited to 0 to 1."""
     width, low = span(run, reward), lowest(run, reward)
     if score is None or width is None or low is None:
         return None
@@ -168,15 +168,15 @@ def _placed(run: Evidence, reward: str, score: float | None) -> float | None:
 
 
 def mixed_place(run: Evidence) -> float | None:
-    """``place`` of the groups whose scores differ."""
+    """``place`` for the groups whose scores differ."""
     return _of_rewards(
         lambda reward: _placed(run, reward, mean(early(run.scores("uneven_mean", reward)))), run
     )
 
 
 def improvement(run: Evidence) -> float | None:
-    """How much the mean score rose from the first third to the last, in widths of the scores; 0 where there
-    is one score alone. Of several rewards it is that of the one that rose the most."""
+    """The rise of the mean score from the first third to the last, in units of the score range; 0 if there is
+    only one score. With several rewards, the largest rise."""
     return max(
         (value for reward in run.rewards if (value := _improvement(run, reward)) is not None), default=None
     )
@@ -191,7 +191,8 @@ def _improvement(run: Evidence, reward: str) -> float | None:
 
 
 def clipped(run: Evidence) -> float | None:
-    """The share of tokens with something to learn from whose gradient clipping took away, over the run."""
+    """The share of tokens whose gradient clipping removed, among tokens that have or would have a gradient,
+    over the run."""
     above, below, moving = (
         mean(run.policy(f"{TOKENS}_{name}")) for name in ("clipped_above", "clipped_below", "with_gradient")
     )
@@ -201,20 +202,21 @@ def clipped(run: Evidence) -> float | None:
 
 
 def moved(run: Evidence) -> float | None:
-    """Nats by which an update moves a token's log-prob, in the mean over its steps, of one step after it;
-    None where that is exactly 0, as in runs that did not measure it after one step."""
+    """The change of a token's log-prob within an update, in nats: the mean over its steps, or for one step
+    the change after it. None if that is exactly 0 with one step, as in runs that did not measure it."""
     steps, nats = mean(run.policy("steps")), mean(run.policy("funnel/moved"))
     return nats if steps is not None and (steps > 1 or nats) else None
 
 
 def moved_most(run: Evidence) -> float | None:
-    """``moved`` in the iteration in which it is largest: a policy that has collapsed moves no more."""
+    """``moved`` in the iteration with the largest change: a policy that has collapsed does not move any
+    more."""
     return max(value for _, value in run.policy("funnel/moved")) if moved(run) is not None else None
 
 
 def moving(run: Evidence) -> float | None:
-    """The share of tokens with a gradient, of the update of the policy or else of the first that counts them,
-    over the second half."""
+    """The share of tokens with a gradient over the second half of the run: of the policy's update, else of
+    the first update that counts them."""
     tokens, those = (
         mean(late(run.policy(name) or run.series((Of.UPDATE, name))))
         for name in (TOKENS, f"{TOKENS}_with_gradient")
@@ -223,8 +225,8 @@ def moving(run: Evidence) -> float | None:
 
 
 def odds(run: Evidence) -> float | None:
-    """exp(width of the scores / beta): by at most this factor the best policy under a KL charge makes good
-    answers likelier over bad ones than the reference."""
+    """exp(score range / beta). The best policy under a KL penalty raises the odds of good answers over bad
+    ones by at most this factor, compared with the reference."""
     beta, widths = (
         run.setting("hp.beta"),
         [width for reward in run.rewards if (width := span(run, reward)) is not None],
@@ -233,25 +235,24 @@ def odds(run: Evidence) -> float | None:
 
 
 def rate(run: Evidence) -> float | None:
-    """The learning rate of the policy's update, in the mean."""
+    """The mean learning rate of the policy's update."""
     return mean(run.policy("lr"))
 
 
 def skipped(run: Evidence) -> float | None:
-    """The share of optimizer steps that were skipped, their gradient not being finite."""
+    """The share of optimizer steps that were skipped because their gradient was not finite."""
     steps, left = mean(run.series((Of.UPDATE, "steps"))), mean(run.series((Of.UPDATE, "skipped_steps")))
     return left / (steps + left) if steps is not None and left is not None and steps + left else None
 
 
 def uneven(run: Evidence) -> float | None:
-    """The share of groups with some difference between their scores, over the second half; 1 where there are
-    no groups."""
+    """The share of groups with unequal scores over the second half of the run; 1 if there are no groups."""
     flat = in_the_end(Of.SCORES, "even_groups")(run)
     return 1 - (flat or 0.0) if run.iterations else None
 
 
 def used(run: Evidence) -> float | None:
-    """The share of sampled rows that an update was made of, over the second half."""
+    """The share of sampled rows that an update used, over the second half of the run."""
     sampled, trained = (
         mean(late(run.series((Of.ROWS, f"funnel/rows_{name}")))) for name in ("sampled", "used")
     )
@@ -259,7 +260,8 @@ def used(run: Evidence) -> float | None:
 
 
 def drift(run: Evidence) -> float | None:
-    """The distance of trainer and sampler in the second half of the run, over that in its first iteration."""
+    """The distance of trainer and sampler in the second half of the run, divided by the distance in its first
+    iteration."""
     first, last = (
         initially(Of.ROWS, "policy/mismatch_mean")(run),
         in_the_end(Of.ROWS, "policy/mismatch_mean")(run),

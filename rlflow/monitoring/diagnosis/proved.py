@@ -1,4 +1,4 @@
-"""What a run's own proof falsified before its first iteration, as findings."""
+"""Turns the claims that a run's own proof falsified before its first iteration into findings."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from rlflow.monitoring.diagnosis.findings import Finding
 
 @dataclass(frozen=True)
 class FalsifiedClaim:
-    """A falsified claim, as the folder of a run recorded it."""
+    """A falsified claim, as recorded in a run's folder."""
 
     name: str  # stable, such as reward-direction
-    subject: str  # the node or the role that it is about
+    subject: str  # the node or the role of the claim
     sentence: str
     number: str  # the measurement behind it
-    place: str  # path:line; empty where it is about no line
+    place: str  # path:line; empty if the claim has no line
 
     def finding(self) -> Finding:
         """The claim as an alarm."""
         where = f"correct {self.place}" if self.place else "correct it"
-        words = f"{self.subject}: {self.sentence} ({self.number}), as the proof before iteration 1 shows"
+        words = f"{self.subject}: {self.sentence} ({self.number}), according to the proof before iteration 1"
         return Finding(
             self.name,
             alarm=True,
             words=words,
-            remedy=f"{where}; rlflow prove FILE tries it again",
+            remedy=f"{where}; test it again with rlflow prove FILE",
             since=None,
         )
 
 
 def falsified(recorded: Mapping[str, Any]) -> Sequence[FalsifiedClaim]:
-    """The falsified claims in the content of a run's proof.json, in its order; none of what is not such a
-    content."""
+    """The falsified claims in the content of a run's proof.json, in its order. Empty if the content has
+    another form."""
     claims = recorded.get("claims")
     lines = [claim for claim in claims if isinstance(claim, dict)] if isinstance(claims, list) else []
     return [

@@ -1,9 +1,10 @@
-"""The rules: what must hold of a run's measures for a finding, in the order in which findings are told.
+"""The rules of `rlflow explain`: the conditions on a run's measures for each finding, in the order of the
+findings.
 
-A cause stands before what it brings about: a sampler that is not synchronised lowers entropy, rewards and
-clipping too. Alarms say that what is learned from is not what it seems, or that nothing is learned at all;
-advice is on settings. Every threshold says where it is
-from: "seed 0" are the runs of `python benchmarks/stalls.py` with that seed, by which no rule is judged.
+A cause comes before its effects: a sampler that is not synchronised also lowers entropy, rewards and
+clipping. An alarm says that the training data are not what they seem, or that nothing is learned; advice is
+on settings. Every threshold names its source. "seed 0" means the runs of `python benchmarks/stalls.py` with
+that seed; they are not used to test the rules.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rlflow.monitoring.diagnosis.evidence import Measured
 
 @dataclass(frozen=True)
 class RuleCondition:
-    """A measure beside a threshold, and where the threshold is from."""
+    """A comparison of a measure with a threshold, and the source of the threshold."""
 
     measure: str
     relation: Literal["above", "below", "at most"]
@@ -26,7 +27,7 @@ class RuleCondition:
     source: str
 
     def holds(self, value: float | None) -> bool:
-        """Whether a value is such; what is not known is not."""
+        """Whether a value meets the condition; False for an unknown value (None)."""
         if value is None:
             return False
         if self.relation == "at most":
@@ -36,7 +37,7 @@ class RuleCondition:
 
 @dataclass(frozen=True)
 class Rule:
-    """A reason for which a run learns little. ``words`` and ``remedy`` are filled with the measures by
+    """A reason why a run learns little. ``words`` and ``remedy`` are templates, filled with measures by
     name."""
 
     name: str
@@ -44,15 +45,15 @@ class Rule:
     conditions: Sequence[RuleCondition]
     words: str
     remedy: str
-    # a figure whose first value beyond the first condition's threshold dates the finding
+    # the figure whose first value beyond the first condition's threshold gives the finding's iteration
     since: Measured | None = None
 
 
 STALLED = RuleCondition(
-    "improvement", "below", 0.1, "seed 0: runs that learn rise by more than 0.2 of the scores' width"
+    "improvement", "below", 0.1, "seed 0: in runs that learn, scores rise by more than 0.2 of their range"
 )
 IN_STEP = RuleCondition(
-    "staleness", "at most", 0, "with a staleness the sampler's weights are meant to be older"
+    "staleness", "at most", 0, "with --staleness the sampler's weights are older on purpose"
 )
 
 RULES: Sequence[Rule] = (
@@ -65,10 +66,10 @@ RULES: Sequence[Rule] = (
             RuleCondition("mismatch_first", "below", 3e-3, "equal weights at the start"),
             IN_STEP,
         ),
-        "the sampler does not follow the trainer, as their log-probs were {mismatch_first:.2g} apart on a "
-        "token at first, and are {mismatch:.2g} apart now",
-        "look at how the weights reach the generator: --verify-every 1 compares them after each "
-        "transfer, --canary 1 what comes of them",
+        "the sampler does not follow the trainer (their log-probs differed by {mismatch_first:.2g} per token "
+        "at first, and differ by {mismatch:.2g} now)",
+        "check the weight transfer to the generator: --verify-every 1 compares the weights after each "
+        "transfer, --canary 1 compares log-probs with them",
         (Of.ROWS, "policy/mismatch_mean"),
     ),
     Rule(
@@ -78,25 +79,25 @@ RULES: Sequence[Rule] = (
             RuleCondition("factor_first", "above", 1.02, "seed 0; bfloat16 against float32 stays under 1.01"),
             IN_STEP,
         ),
-        "sampler and trainer differ from the first iteration on, though their weights are equal, by a "
-        "factor of {factor_first:.3g} on a token in the mean",
-        "make dtype, quantisation and kernels of both the same (--actor.generator, --dtype); "
-        "truncated_weights makes up for little",
+        "sampler and trainer disagree from the first iteration on, although their weights are equal "
+        "(probabilities of a token differ by a factor of {factor_first:.3g} on average)",
+        "use the same dtype, quantisation and kernels for both (--actor.generator, --dtype); "
+        "truncated_weights only partly corrects this",
         (Of.ROWS, "policy/mismatch_factor"),
     ),
     Rule(
         "skipped-steps",
         True,
-        (RuleCondition("skipped", "above", 0.1, "a sound run skips none"),),
+        (RuleCondition("skipped", "above", 0.1, "a healthy run skips no steps"),),
         "{skipped:.0%} of the optimizer steps were skipped because the gradient was not finite",
-        "lower --actor.lr, or look for what is not finite: rlflow show names the rows",
+        "lower --actor.lr, or find the values that are not finite: rlflow show names the rows",
     ),
     Rule(
         "missing",
         True,
-        (RuleCondition("missing", "above", 0.3, "half of --max-missing and more"),),
-        "{missing:.0%} of the rewards are missing, and their rows are left out",
-        "look at missing_* of the metrics for the cause; --reward-timeout where it is the deadline",
+        (RuleCondition("missing", "above", 0.3, "more than half of --max-missing"),),
+        "{missing:.0%} of the rewards are missing, and their rows are skipped",
+        "read the metrics missing_* for the cause; if the cause is the deadline, raise --reward-timeout",
         (Of.SCORES, "missing_rate"),
     ),
     Rule(
@@ -104,10 +105,10 @@ RULES: Sequence[Rule] = (
         True,
         (
             RuleCondition("kl_sampler", "above", 0.3, "seed 0: 2.6 and more at a staleness of 9"),
-            RuleCondition("staleness", "above", 0, "rows are of the newest weights otherwise"),
+            RuleCondition("staleness", "above", 0, "otherwise rows come from the newest weights"),
         ),
-        "rows are sampled with weights that have moved on, so trainer and sampler are {kl_sampler:.2g} "
-        "nats apart on a token, at a staleness of {staleness:.0f}",
+        "rows are sampled with outdated weights (trainer and sampler differ by {kl_sampler:.2g} nats per "
+        "token, at a staleness of {staleness:.0f})",
         "lower --staleness, or --actor.lr",
         (Of.ROWS, "policy/kl_sampler"),
     ),
@@ -120,17 +121,16 @@ RULES: Sequence[Rule] = (
             ),
             RuleCondition("improvement", "below", 0.25, "seed 0: 0.16 at most where planted"),
         ),
-        "the policy hardly varies what it says, with an entropy of {entropy_early:.2g} nats on a token "
-        "from the beginning",
-        "raise the temperature of sampling (--actor.generate.temperature), or start from a model that "
-        "still varies",
+        "policy entropy is very low from the beginning ({entropy_early:.2g} nats per token)",
+        "raise the sampling temperature (--actor.generate.temperature), or start from a model with more "
+        "entropy",
     ),
     Rule(
         "rate-high",
         True,
-        (RuleCondition("moved_most", "above", 0.3, "seed 0: sound runs stay under 0.1"), STALLED),
-        "an update moves the policy too far, the log-prob of a token changing by {moved_most:.2g} nats "
-        "in the mean within one update",
+        (RuleCondition("moved_most", "above", 0.3, "seed 0: healthy runs stay under 0.1"), STALLED),
+        "an update moves the policy too far (it changes the log-prob of a token by {moved_most:.2g} nats "
+        "on average)",
         "lower --actor.lr (now {lr:.2g}), or --hp.epochs",
         (Of.UPDATE, "funnel/moved"),
     ),
@@ -149,10 +149,10 @@ RULES: Sequence[Rule] = (
             RuleCondition("flat_lowest", "above", 0.35, "seed 0"),
             RuleCondition("mixed_place", "above", 0.3, "seed 0"),
         ),
-        "{flat_lowest:.0%} of the groups have the lowest score for all samples, while the others score "
-        "{mixed_place:.0%} of what can be had, so the reward says nothing on a part of the data",
-        "read samples.jsonl of these prompts, mend the reward or drop them; `repeat` filters groups with "
-        "one score",
+        "{flat_lowest:.0%} of the groups have the lowest score for all samples, while the other groups reach "
+        "{mixed_place:.0%} of the score range, so the reward gives no signal on a part of the data",
+        "read these prompts in samples.jsonl, then correct the reward or drop the prompts; `repeat` filters "
+        "groups with equal scores",
         (Of.SCORES, "even_lowest"),
     ),
     Rule(
@@ -163,9 +163,9 @@ RULES: Sequence[Rule] = (
             RuleCondition("place", "below", 0.2, "seed 0"),
             STALLED,
         ),
-        "{flat:.0%} of the groups have one score for all samples, and it is a low one, so the task is "
+        "{flat:.0%} of the groups have equal scores for all samples, and the scores are low, so the task is "
         "too hard for this model",
-        "raise --hp.samples, begin with easier data, or filter with `repeat`",
+        "raise --hp.samples, start with easier data, or filter groups with `repeat`",
         (Of.SCORES, "even_groups"),
     ),
     Rule(
@@ -176,22 +176,22 @@ RULES: Sequence[Rule] = (
             RuleCondition("place", "above", 0.7, "seed 0: 0.80 and more where planted"),
             STALLED,
         ),
-        "{flat:.0%} of the groups have one score for all samples, and it is a high one, so the task is "
+        "{flat:.0%} of the groups have equal scores for all samples, and the scores are high, so the task is "
         "too easy for this model",
-        "take harder data, or a reward that asks for more",
+        "use harder data, or a stricter reward",
         (Of.SCORES, "even_groups"),
     ),
     Rule(
         "flat-groups",
         True,
         (
-            RuleCondition("flat", "above", 0.7, "seven of ten groups teach nothing"),
-            RuleCondition("place", "above", 0.2, "else too-hard"),
-            RuleCondition("place", "below", 0.7, "else too-easy"),
+            RuleCondition("flat", "above", 0.7, "seven of ten groups give no signal"),
+            RuleCondition("place", "above", 0.2, "otherwise the finding is too-hard"),
+            RuleCondition("place", "below", 0.7, "otherwise the finding is too-easy"),
             STALLED,
         ),
-        "{flat:.0%} of the groups have one score for all samples",
-        "raise --hp.samples, or filter with `repeat`",
+        "{flat:.0%} of the groups have equal scores for all samples",
+        "raise --hp.samples, or filter groups with `repeat`",
         (Of.SCORES, "even_groups"),
     ),
     Rule(
@@ -199,41 +199,45 @@ RULES: Sequence[Rule] = (
         True,
         (
             RuleCondition("moving", "at most", 0.0, "a token with an advantage has a gradient"),
-            RuleCondition("uneven", "above", 0.0, "groups without any difference have no advantage"),
+            RuleCondition("uneven", "above", 0.0, "groups with equal scores have no advantage"),
         ),
         "no token of the update has a gradient",
-        "look at the loss: rlflow check FILE, and whether its advantages are all zero",
+        "check the loss with rlflow check FILE, and whether all advantages are zero",
     ),
     Rule(
         "saturated",
         False,
         (
-            RuleCondition("flat", "above", 0.6, "three of five groups teach nothing"),
-            RuleCondition("place_now", "above", 0.8, "four of five prompts"),
+            RuleCondition("flat", "above", 0.6, "three of five groups give no signal"),
+            RuleCondition("place_now", "above", 0.8, "four of five prompts are solved"),
             STALLED,
         ),
-        "{flat:.0%} of the groups have one score for all samples, and most of these prompts are learned",
-        "raise --hp.samples, filter with `repeat`, or take harder data",
+        "{flat:.0%} of the groups have equal scores for all samples, and most of these prompts are solved",
+        "raise --hp.samples, filter groups with `repeat`, or use harder data",
         (Of.SCORES, "even_groups"),
     ),
     Rule(
         "kl-strong",
         False,
         (
-            RuleCondition("odds", "below", 2.0, "exp(width / beta), the most that any policy can gain"),
+            RuleCondition("odds", "below", 2.0, "exp(score range / beta), the largest gain of any policy"),
             STALLED,
         ),
-        "the KL charge holds the policy at its reference, since with beta {beta:g} good answers can become "
-        "at most {odds:.2g} times likelier over bad ones",
+        "the KL term keeps the policy close to its reference, since with beta {beta:g} the odds of good "
+        "answers over bad ones can rise by at most a factor of {odds:.2g}",
         "lower --hp.beta",
     ),
     Rule(
         "critic-cold",
         False,
-        (RuleCondition("explained", "below", -0.2, "a constant explains 0, and a new head starts near it"),),
-        "the critic explains nothing of the returns (explained variance {explained:.2f}), so advantages "
-        "are mostly its error",
-        "warm it up: --hp.warmup, --critic.lr",
+        (
+            RuleCondition(
+                "explained", "below", -0.2, "a constant value explains 0, and a new head starts near 0"
+            ),
+        ),
+        "the critic does not explain the returns (explained variance {explained:.2f}), so advantages "
+        "consist mostly of its error",
+        "train the critic longer before the policy (--hp.warmup), or change --critic.lr",
         (Of.ROWS, "critic/explained_variance"),
     ),
     Rule(
@@ -244,16 +248,16 @@ RULES: Sequence[Rule] = (
             RuleCondition("moved", "below", 0.1, "seed 0"),
             STALLED,
         ),
-        "clipping takes away the gradient of {clipped:.0%} of the tokens with something to learn from, "
-        "though the policy moves by {moved:.2g} nats only",
+        "clipping removes the gradient of {clipped:.0%} of the tokens that would have one, although the "
+        "policy moves by only {moved:.2g} nats",
         "raise --hp.clip",
     ),
     Rule(
         "rate-low",
         False,
         (RuleCondition("moved", "below", 3e-3, "seed 0"), STALLED),
-        "updates hardly move the policy, the log-prob of a token changing by {moved:.2g} nats in the "
-        "mean within one update",
+        "updates hardly move the policy (one update changes the log-prob of a token by {moved:.2g} nats on "
+        "average)",
         "raise --actor.lr (now {lr:.2g})",
         (Of.UPDATE, "funnel/moved"),
     ),

@@ -29,10 +29,10 @@ def test_what_a_run_writes_is_read_as_alarms_in_its_order():
     assert (one.name, two.name, two.alarm) == ("padding", "reward-direction", True)
     assert (
         two.words
-        == "actor.update: rows are made less likely (correlation -0.9), as the proof before iteration 1 shows"
+        == "actor.update: rows are made less likely (correlation -0.9), according to the proof before iteration 1"
     )
-    assert two.remedy == f"correct {place}; rlflow prove FILE tries it again"
-    assert one.remedy == "correct it; rlflow prove FILE tries it again"
+    assert two.remedy == f"correct {place}; test it again with rlflow prove FILE"
+    assert one.remedy == "correct it; test it again with rlflow prove FILE"
     assert PROOF == PROOF_JSON
 
 
