@@ -1,6 +1,6 @@
-"""Services of a run: processes beside it that its rewards and environments ask over HTTP, such as a retriever
-or a judge.
+"""Services of a run: processes next to it, such as a retriever or a judge, that its rewards and environments
+call over HTTP.
 
-Here: how they are declared, and how they are started, watched, started anew and ended.
-Not here: what they answer (`rlflow.services.serving` has servers for the usual ones), and who asks them.
+Here: starting, watching, restarting and ending services. Not here: the servers themselves
+(`rlflow.services.serving` has the usual ones), and their clients.
 """

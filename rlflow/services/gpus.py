@@ -1,5 +1,5 @@
-"""GPUs of this machine, shared out between a run and its services: each service has its own, and the run the
-others."""
+"""Divides the GPUs of this machine between a run and its services: each service gets its own GPUs, the run
+gets the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible(count: int) -> list[str]:
-    """The names of the GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, or all ``count`` of the
+    """The names of the GPUs that this process may use: those in CUDA_VISIBLE_DEVICES, or all ``count`` of the
     machine."""
     named = os.environ.get(VISIBLE)
     return (
@@ -26,8 +26,8 @@ def visible(count: int) -> list[str]:
 def share(
     services: Iterable[Service], there: Sequence[str]
 ) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
-    """(service → its GPUs, the GPUs that are left for the run). Services take from the end of ``there``,
-    since a run begins with the first. Raises PlanError where there are not enough."""
+    """(service → its GPUs, remaining GPUs for the run). Services get GPUs from the end of ``there``, since a
+    run uses the first ones. Raises PlanError if there are too few."""
     left, shares = tuple(there), dict[str, tuple[str, ...]]()
     for each in services:
         if each.gpus > len(left):
@@ -40,9 +40,9 @@ def share(
 def _too_few(service: Service, there: Sequence[str], left: Sequence[str]) -> PlanError:
     return PlanError.of(
         "service-gpus",
-        f"service '{service.name}' wants {service.gpus} GPU{'s' * (service.gpus > 1)}",
-        found=f"{len(there)} on this machine, of which {len(left)} {'is' if len(left) == 1 else 'are'} "
-        "left for it",
-        expected="as many as services take together",
+        f"service '{service.name}' needs {service.gpus} GPU{'s' * (service.gpus > 1)}",
+        found=f"{len(there)} on this machine, and {len(left)} {'is' if len(left) == 1 else 'are'} "
+        "not used by other services",
+        expected="enough GPUs for all services together",
         remedy=f"--service.{service.name}.gpus 0",
     )

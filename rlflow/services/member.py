@@ -1,5 +1,5 @@
-"""A process of a service, kept up: a thread sees whether it lives and answers, and starts it anew where it
-does not."""
+"""One supervised process of a service: a thread checks whether it is alive and answers, and restarts it if
+not."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from rlflow.services.probe import unhealthy
 from rlflow.services.recipes import Recipe
 from rlflow.services.service_process import ServiceProcess, ending
 
-PAUSES = (0.0, 1.0, 5.0)  # seconds before each new start: a process that dies is started anew so many times
-LOOK = 0.1  # seconds between two looks while a service is awaited
-PROBE = 2.0  # seconds between two questions for its health afterwards
-IDLE = 0.02  # of a processor: who uses less while silent does nothing
+PAUSES = (0.0, 1.0, 5.0)  # seconds before each restart; their number is the most restarts of a process
+LOOK = 0.1  # seconds between health checks until a service serves
+PROBE = 2.0  # seconds between health checks afterwards
+IDLE = 0.02  # share of a processor; a silent process that uses less counts as idle
 
 Note = Callable[[str], object]
 
 
 class Member:
-    """Starts a process, awaits its health and keeps it up. ``changed`` is called, from several threads, where
-    its state is another."""
+    """Starts a process, waits until it is healthy and keeps it running. ``changed`` is called when its state
+    changes, from several threads."""
 
     def __init__(
         self, recipe: Recipe, log: Path, run: str, note: Note, changed: Callable[[], object]
     ) -> None:
         self.recipe, self.log, self._run, self._note, self._changed = recipe, log, run, note, changed
         self.state, self.starts = "starting", 0
-        self.until = 0.0  # second of the monotonic clock by which it serves again, while it is started anew
+        self.until = 0.0  # during a restart: the time by which it must serve again, on the monotonic clock
         self.process: ServiceProcess | None = None
         self._closing, self.over = threading.Event(), False
-        self._lock = threading.Lock()  # around starts, so that none comes after the end
+        self._lock = threading.Lock()  # around starts, so that nothing is started after the end
         self._thread = threading.Thread(target=self._keep, name=f"service {recipe.name}", daemon=True)
 
     def start(self) -> None:
-        """Start the process. Raises OSError where its command cannot be started."""
+        """Start the process. Raises OSError if its command cannot be started."""
         with self._lock:
             if not self._closing.is_set():
                 self.process = ServiceProcess(self.recipe.command, self.log, self.recipe.variables, self._run)
                 self.starts += 1
 
     def awaited(self) -> str:
-        """Wait until it serves. Gives why it does not; an empty text where it does."""
+        """Wait until the process serves. Returns why it does not, or an empty text if it does."""
         process = self.process
         assert process is not None
         limit, why = process.began + self.recipe.wait, ""
@@ -61,29 +61,30 @@ class Member:
                 return f"{why}, {self.recipe.wait:g} s after its start"
 
     def keep(self) -> None:
-        """Keep it up from now on: it serves."""
+        """Supervise the process from now on. Call this once it serves."""
         self._is("serving")
         self._thread.start()
 
     def move_log(self, folder: Path) -> None:
-        """Move what it prints, now and from now on, into a folder of the same file system. Raises OSError."""
+        """Move the log file, to which the process keeps writing, into a folder of the same file system.
+        Raises OSError."""
         with self._lock:
             endings = itertools.chain([""], (f".{again}" for again in itertools.count(2)))
             places = (folder / f"{self.recipe.name}{last}.log" for last in endings)
-            # those of earlier processes of the run stay
+            # logs of earlier processes of the run are kept
             place = next(each for each in places if not each.exists())
             os.rename(self.log, place)
             self.log = place
 
     def ask_to_end(self) -> None:
-        """Start it no more, and ask it to end."""
+        """Ask the process to end, and do not restart it."""
         self._closing.set()
         with self._lock:
             if self.process is not None:
                 self.process.ask_to_end()
 
     def end(self, seconds: float) -> None:
-        """End it within so many seconds, killed where it does not end itself."""
+        """End the process within ``seconds``; kill it if it does not end by itself."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(seconds + PROBE)
@@ -107,32 +108,32 @@ class Member:
             self.state, self.until = "starting", time.monotonic() + pause + self.recipe.wait
             self._changed()
             self._note(
-                f"service '{self.recipe.name}' {why}; it is started anew ({number} of {len(PAUSES)}); it "
-                f"printed into {self.log}"
+                f"service '{self.recipe.name}' {why}; restarting it ({number} of {len(PAUSES)}); its log: "
+                f"{self.log}"
             )
             if self._closing.wait(pause):
                 return
-            # a command that is gone: the process before it stays the last one, and is dead
+            # if the command no longer exists, the dead process stays the last one
             with contextlib.suppress(OSError):
                 self.start()
         why = self._watched()
         if not self._closing.is_set():
             self._is("dead")
             self._note(
-                f"service '{self.recipe.name}' {why}, and is started no more: rows that need it are "
-                "missing from here on"
+                f"service '{self.recipe.name}' {why}, and is not restarted any more: from now on, rewards of "
+                "rows that need it are missing"
             )
 
     def _watched(self) -> str:
-        """Wait for the end of the process, or for a silence in which it does nothing: then it is killed.
-        Gives what happened."""
+        """Wait for the end of the process, or kill it after it was silent and idle for too long. Returns what
+        happened."""
         process = self.process
         assert process is not None
         silence = Silence(self.recipe.wait, process.worked)
         while not self._closing.is_set():
             code = process.ended_within(PROBE if self.state == "serving" else LOOK)
             if code is not None:
-                process.end()  # what it has started may live on, and hold its port
+                process.end()  # its child processes may still run and use its port
                 return ending(code)
             why = unhealthy(self.recipe.url, self.recipe.health, PROBE)
             self._is("silent" if why and self.state != "starting" else "starting" if why else "serving")
@@ -143,19 +144,19 @@ class Member:
 
 
 class Silence:
-    """How long a process has neither answered nor computed. Time in which this process could not look does
-    not count."""
+    """Measures how long a process has neither answered nor computed. Time in which this process could not
+    check does not count."""
 
     def __init__(
         self, most: float, worked: Callable[[], float], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """``most``: seconds that are allowed; ``worked``: gives the seconds of processor time that it has
-        used; ``clock``: gives seconds."""
+        """``most``: allowed seconds; ``worked``: returns the processor seconds used so far; ``clock``:
+        returns seconds."""
         self._most, self._worked, self._clock = most, worked, clock
         self._idle, self._looked, self._used = 0.0, clock(), worked()
 
     def lasts(self, silent: bool) -> bool:
-        """Whether it has lasted too long, now that the process was asked and was silent, or was not."""
+        """Record the result of a health check, and return whether the silence has lasted too long."""
         now, used = self._clock(), self._worked()
         elapsed = min(now - self._looked, 3 * PROBE)
         busy = used - self._used > IDLE * elapsed

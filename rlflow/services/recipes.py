@@ -1,4 +1,4 @@
-"""What the process of a service is started from: its command, address and environment."""
+"""The recipe of a service's process: its command, address and environment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlflow.processes.addresses import Address
 from rlflow.processes.declare import PORT, Service
 from rlflow.services.gpus import VISIBLE
 
-# variables by which libraries take their number of threads
+# variables from which libraries read their number of threads
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -19,11 +19,11 @@ class Recipe:
 
     name: str  # of the service
     command: Sequence[str]
-    url: str  # at which it is to listen
-    health: str  # its path, or an empty text
-    wait: float  # seconds until it must serve, and for which it may be silent and idle
-    delay: float  # seconds for which it goes on after a run that has ended well
-    variables: Mapping[str, str]  # of its environment, beside the run's own
+    url: str  # at which it must listen
+    health: str  # its health path, or an empty text
+    wait: float  # most seconds until it serves, and most seconds of silence without work
+    delay: float  # seconds for which it keeps running after a successful run
+    variables: Mapping[str, str]  # of its environment, in addition to the run's
 
 
 def recipe(
@@ -34,7 +34,7 @@ def recipe(
     variables: Mapping[str, str],
 ) -> Recipe:
     """The recipe of a service. ``urls``: of all services, by name; ``gpus``: of its process; ``variables``:
-    in which services find one another."""
+    the URLs of all services as environment variables."""
     own = {VISIBLE: ",".join(gpus), PORT: str(place.port)}
     threads = dict.fromkeys(THREADS, str(service.cpus)) if service.cpus else {}
     return Recipe(

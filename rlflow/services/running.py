@@ -28,7 +28,7 @@ Gpus = Mapping[str, Sequence[str]]  # service → its GPUs
 
 
 class Services:
-    """Starts services, waits for them, keeps them up, and ends those that it has started."""
+    """Starts services, waits until they serve, keeps them running, and ends the processes that it started."""
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class Services:
         run: str,
         note: Note = lambda text: None,
     ) -> None:
-        """places: service → its address; logs: the folder for what they print, which is made, and removed in
-        the end unless ``settle`` moves what is in it; run: the name of the run in the mark of its
+        """places: service → its address; logs: the folder for their output, which this creates and removes at
+        the end unless ``settle`` has moved its content; run: the name of the run in the tag of its
         processes."""
         self.services, self._places, self._logs, self._note = tuple(services), places, logs, note
         self._lock, self._closing = threading.Lock(), threading.Event()
-        self._folder: Path | None = None  # the run's, once it is there
+        self._folder: Path | None = None  # the run's folder, once it exists
         urls = {name: place.url for name, place in places.items()}
         self._variables = {each.variable: urls[each.name] for each in services}
         self._outages = Outages(logs / "outages")
@@ -68,12 +68,12 @@ class Services:
 
     @property
     def away(self) -> float:
-        """Most seconds in which some service may be away, all new starts of all processes together."""
+        """The most seconds for which any service may be away: all restarts of all processes together."""
         return sum(pause + member.recipe.wait for member in self.members for pause in PAUSES)
 
     def start(self) -> None:
-        """Start all processes, and let rewards and environments find them. Raises PlanError for a command
-        that cannot be started; then none is left."""
+        """Start all processes, and set the variables in which rewards and environments find them. Raises
+        PlanError, and ends all processes, if a command cannot be started."""
         os.environ.update(self._variables)
         try:
             if self.members:
@@ -85,26 +85,26 @@ class Services:
             raise
 
     def ready(self) -> None:
-        """Wait until all serve, and keep them up from then on. Raises PlanError with each that does not
-        within its ``wait``."""
+        """Wait until all services serve, and supervise them from then on. Raises PlanError with each service
+        that does not serve within its ``wait``."""
         PlanError.refuse([*filter(None, map(_unready, self.members)), *_elsewhere(self.services)])
         for member in self.members:
             member.keep()
 
     def settle(self, folder: Path) -> None:
-        """Move what the services print into the run's folder, and show them there from now on."""
+        """Move the output of the services into the run's folder, and record them there from now on."""
         own = folder / served.FOLDER
         try:
             for member in self.members:
                 own.mkdir(exist_ok=True)
                 member.move_log(own)
         except OSError as error:
-            self._note(f"what services print cannot be moved into the run's folder: {error.strerror}")
+            self._note(f"the output of services cannot be moved into the run's folder: {error.strerror}")
         self._folder = folder
         self._show()
 
     def close(self, ended_well: bool = False) -> None:
-        """End what was started: after a run that has ended well each after its ``delay``, else at once."""
+        """End all started processes: after a successful run each after its ``delay``, else at once."""
         waited = 0.0
         try:
             for delay in sorted({member.recipe.delay for member in self.members}) if ended_well else ():
@@ -128,8 +128,8 @@ class Services:
             shutil.rmtree(self._logs, ignore_errors=True)
 
     def _changed(self) -> None:
-        """Let whoever asks services know which are away, and show it."""
-        # without the file a question waits no longer than its own deadline
+        """Update the list of unavailable services for clients, and services.json."""
+        # without the file, a request only waits until its own deadline
         with self._lock, contextlib.suppress(OSError):
             self._outages.last_until(
                 max((member.until for member in self.members if member.state == "starting"), default=0.0)
@@ -137,7 +137,7 @@ class Services:
         self._show()
 
     def _show(self) -> None:
-        """Write into the run's folder what there is. A disk that is full ends no service."""
+        """Write services.json into the run's folder. A full disk does not end a service."""
         with self._lock:
             if self._folder is None or not self.services:
                 return
@@ -177,41 +177,42 @@ def _start(member: Member) -> None:
             "service-start",
             f"service '{name}' cannot be started: {masked(shlex.join(command))}",
             found=f"{error.strerror}: {error.filename or command[0]}",
-            expected="a program that can be run",
-            remedy=f"correct --{HEAD}.{name}; no shell reads it: for what a shell does write bash -c '…'",
+            expected="an executable program",
+            remedy=f"correct --{HEAD}.{name}; it is not run by a shell: for shell syntax write bash -c '…'",
         ) from error
 
 
 def _unready(member: Member) -> Problem | None:
-    """Why a service that this run starts does not serve; None where it does."""
+    """The problem of a started service that does not serve; None if it does."""
     why = member.awaited()
     if not why:
         return None
     recipe = member.recipe
     printed = "".join(f"\n    {line}" for line in masked(last_lines(member.log)).splitlines())
-    output = f"; it printed last:{printed}" if printed else "; it printed nothing"
+    output = f"; its last output:{printed}" if printed else "; it printed nothing"
     return Problem(
         "service-wait",
         f"service '{recipe.name}' does not serve: {masked(shlex.join(recipe.command))}",
         found=f"{why}{output}",
         expected=f"within {recipe.wait:g} s {_sign(recipe.url, recipe.health)}",
-        remedy=f"let it listen at {{port}} of its command, or at the variable {PORT}; "
-        f"--{HEAD}.{recipe.name}.health PATH and --{HEAD}.{recipe.name}.wait SECONDS say how it is awaited",
+        remedy=f"let it listen on the port given as {{port}} in its command or in the variable {PORT}; "
+        f"set its health path and time limit with --{HEAD}.{recipe.name}.health PATH and "
+        f"--{HEAD}.{recipe.name}.wait SECONDS",
     )
 
 
 def _sign(url: str, health: str) -> str:
-    """The sign that a service serves, in words."""
+    """A text on how rlflow recognises that a service serves."""
     return f"status 200 from {url}{health}" if health else f"a connection at {url}"
 
 
 def _elsewhere(services: Iterable[Service]) -> Iterator[Problem]:
-    """The services that others run and that do not serve, each awaited."""
+    """Wait for each service that the run does not start; yields the problems of those that do not serve."""
     for each in services:
         if each.external and (why := _awaited_elsewhere(each)):
             yield Problem(
                 "service-wait",
-                f"service '{each.name}', which others run, does not serve",
+                f"service '{each.name}', which this run does not start, does not serve",
                 found=why,
                 expected=f"within {each.wait:g} s {_sign(each.run.rstrip('/'), each.health)}",
                 remedy=f"start it, or correct --{HEAD}.{each.name} URL and --{HEAD}.{each.name}.health PATH",
@@ -219,7 +220,7 @@ def _elsewhere(services: Iterable[Service]) -> Iterator[Problem]:
 
 
 def _awaited_elsewhere(service: Service) -> str:
-    """Why a service does not serve within its ``wait``; empty where it does."""
+    """Why a service does not serve within its ``wait``; empty if it does."""
     limit, turn = time.monotonic() + service.wait, threading.Event()
     while why := unhealthy(service.run.rstrip("/"), service.health, PROBE):
         if time.monotonic() > limit:
@@ -229,7 +230,7 @@ def _awaited_elsewhere(service: Service) -> str:
 
 
 def _end(members: Iterable[Member]) -> None:
-    """Ask processes to end, all at once, and see that they do."""
+    """Ask all processes to end at the same time, then kill those that do not."""
     there = [member for member in members if not member.over]
     for member in there:
         member.ask_to_end()

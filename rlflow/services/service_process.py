@@ -1,5 +1,5 @@
-"""One process of a service: it is started in a session of its own with a mark, prints into a file, and is
-ended with all that it started."""
+"""One process of a service. It runs in its own session with a process tag, writes its output into a file, and
+is ended with all its child processes."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from rlflow.monitoring.secrets import MaskedLines
 from rlflow.processes.children import Child
 from rlflow.processes.watchdog import kin
 
-GRACE = 5.0  # seconds between the request to end and the end
-LINES = 12  # last lines of a service's output that a message shows
-BEGUN = "--- "  # begins the line that a start writes into the file
-LONGEST = 1 << 16  # bytes after which a line of its output is cut in two
-OUTPUT_SECONDS = 1.0  # for which the rest of its output is awaited once it has ended
-TAIL = 8192  # bytes of its output in which they are looked for
+GRACE = 5.0  # seconds between the request to end and the kill
+LINES = 12  # last lines of a service's output in a message
+BEGUN = "--- "  # prefix of the line that each start writes into the file
+LONGEST = 1 << 16  # bytes after which a line of its output is split
+OUTPUT_SECONDS = 1.0  # most seconds to wait for the rest of its output after it has ended
+TAIL = 8192  # last bytes of its output that are searched for these lines
 
 
 class ServiceProcess:
     """A running process of a service."""
 
     def __init__(self, command: Sequence[str], log: Path, variables: Mapping[str, str], run: str) -> None:
-        """``variables``: of the environment, beside this process's own; ``run``: the name of the run in the
-        mark of its processes. Raises OSError where the command cannot be started."""
+        """``variables``: of the environment, in addition to this process's; ``run``: the name of the run in
+        the process tag. Raises OSError if the command cannot be started."""
         mark = secrets.token_hex(8)
         self.began = time.monotonic()
         with contextlib.ExitStack() as opened:
@@ -63,27 +63,30 @@ class ServiceProcess:
         return self.child.pid
 
     def ended_within(self, seconds: float) -> int | None:
-        """The exit code, negative for a signal's number, of a process that ends within so many seconds; None
-        for one that does not."""
+        """The exit code (negative: a signal's number) if the process ends within ``seconds``; None if it does
+        not."""
         try:
             code = self.child.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
-        self._output.join(OUTPUT_SECONDS)  # where it has left no process that holds its output
+        self._output.join(
+            OUTPUT_SECONDS
+        )  # longer if a child process still holds its output, so do not wait for that
         return code
 
     def ask_to_end(self) -> None:
-        """Send SIGTERM to the process and its group, also where it is stopped."""
+        """Send SIGTERM to the process and its group; a stopped process is continued so that it receives the
+        signal."""
         self.child.signal_group(signal.SIGTERM)
         self.child.signal_group(signal.SIGCONT)
 
     def end(self, seconds: float = 0.0) -> None:
-        """Wait for the end for so many seconds, then kill the process; and whatever it has started."""
+        """Wait ``seconds`` for the end of the process, then kill it and all its child processes."""
         self.ended_within(seconds)
         self.child.end()
 
     def worked(self) -> float:
-        """Seconds of processor time that it and its children have used; 0 where it is gone."""
+        """The processor seconds that the process and its children have used; 0 if it has ended."""
         total = 0.0
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(self.pid)
@@ -95,8 +98,8 @@ class ServiceProcess:
 
 
 def _keep(output: IO[bytes], file: IO[bytes]) -> None:
-    """Write what a process prints into a file, line by line and without secrets, until nothing can print any
-    more. A disk that is full loses lines, and ends no service."""
+    """Write the output of a process into a file, line by line with secrets masked, until its output is
+    closed. A full disk loses lines but does not end the service."""
     mask = MaskedLines()
 
     def add(line: bytes) -> None:
@@ -112,8 +115,8 @@ def _keep(output: IO[bytes], file: IO[bytes]) -> None:
 
 
 def environment(variables: Mapping[str, str], run: str, mark: str) -> dict[str, str]:
-    """The environment of a service: this process's, in which `python` and `rlflow` are those that run
-    here."""
+    """The environment of a service: this process's environment, with the `python` and `rlflow` of this
+    process first in PATH."""
     names = os.environ.get(kin.MARK, "").split("/")
     marks = [name for name in (*names, *(() if run in names else (run,)), mark) if name]
     path = os.pathsep.join(
@@ -123,7 +126,7 @@ def environment(variables: Mapping[str, str], run: str, mark: str) -> dict[str, 
 
 
 def ending(code: int) -> str:
-    """How a process ended, in words."""
+    """A text on how a process ended."""
     if code >= 0:
         return f"exited with code {code}"
     try:
@@ -133,7 +136,7 @@ def ending(code: int) -> str:
 
 
 def last_lines(log: Path) -> str:
-    """The last lines of a service's output, fit to be printed; empty where there are none."""
+    """The last lines of a service's output, with control characters escaped; empty if there are none."""
     try:
         with open(log, "rb") as file:
             size = file.seek(0, os.SEEK_END)

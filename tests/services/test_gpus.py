@@ -17,7 +17,7 @@ def test_services_take_from_the_end_and_the_run_has_the_rest():
 
 
 def test_more_than_there_are_is_refused():
-    with pytest.raises(PlanError, match="(?s)wants 2 GPUs.*3 on this machine, of which 1 is left"):
+    with pytest.raises(PlanError, match="(?s)needs 2 GPUs.*3 on this machine, and 1 is not used"):
         share([Service(name=name, run="serve", gpus=2) for name in ("judge", "search")], ["0", "1", "2"])
 
 

@@ -156,7 +156,7 @@ def test_a_service_of_others_is_waited_for_and_never_stopped(tmp_path):
         assert list(served.lines(tmp_path / "other")) == [f"far at {urls['search']}, not started by this run"]
         assert asked(urls["search"]) > 0
     with (
-        pytest.raises(PlanError, match="service 'far', which others run, does not serve"),
+        pytest.raises(PlanError, match="service 'far', which this run does not start, does not serve"),
         running(tmp_path, far=urls["search"], far__wait=0.2),
     ):
         pass
@@ -178,13 +178,13 @@ def test_a_death_is_followed_by_a_new_start_up_to_three_times(tmp_path):
         for number in (1, 2, 3):
             until(lambda: state(tmp_path, "search") == "serving")
             os.kill(asked(urls["search"]), signal.SIGKILL)
-            notes.awaited(f"started anew ({number} of 3)")
+            notes.awaited(f"restarting it ({number} of 3)")
         # the third start comes after a pause of 5 s
         waited = post(f"{urls['search']}/get_reward", {"query": ["?"]}, seconds=5.0)
         assert waited == {"rewards": [1.0]}
         until(lambda: state(tmp_path, "search") == "serving")
         os.kill(asked(urls["search"]), signal.SIGKILL)
-        notes.awaited("was killed by SIGKILL, and is started no more")
+        notes.awaited("was killed by SIGKILL, and is not restarted any more")
         assert state(tmp_path, "search") == "dead"
     (shown,) = served.lines(tmp_path)
     assert shown.startswith(

@@ -1,6 +1,5 @@
-"""Servers of `rlflow serve`: a retriever, a judge and a runner of code over HTTP, in the forms that clients
-of other projects send.
+"""Servers of `rlflow serve`: a retriever, a reward and a code runner over HTTP, in request formats of other
+projects' clients.
 
-Here: those servers.
-Not here: when they are started and ended (`rlflow.services`), and who asks them.
+Not here: starting and ending servers for a run (`rlflow.services`), and their clients.
 """

@@ -1,10 +1,10 @@
-"""`rlflow serve code`: runs Python that strangers or models wrote, in SandboxFusion's form.
+"""`rlflow serve code`: runs untrusted Python code, in the request format of SandboxFusion.
 
 ``POST /run_code`` with ``{"code": …, "language": "python", "stdin": …, "run_timeout": …, "memory_limit_MB":
 …, "files": {name: base64}}`` gives ``{"status": "Success" | "Failed" | "SandboxError", "message": …,
-"run_result": {"status", "return_code", "stdout", "stderr", "execution_time"}, …}``. Each request has a
-process of its own behind walls: no network, no program, no other process, no change of a file, and none to
-read but the request's own, the interpreter's and its packages.
+"run_result": {"status", "return_code", "stdout", "stderr", "execution_time"}, …}``. Each request runs in its
+own process in a sandbox. The sandbox has no network, starts no programs, sees no other process and writes no
+files. It reads only the files of the request, the interpreter and the installed packages.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from rlflow.processes.sandbox import probe
 from rlflow.rewards.environments.shipped import sandboxed
 from rlflow.services.serving.server import EXTRA, application
 
-LANGUAGES = ("python",)  # that are run
-SECONDS, LONGEST = 10.0, 60.0  # of a request that names none; the most that one may name
-MEGABYTES, MOST_MEGABYTES = 512, 4096  # of memory, likewise
+LANGUAGES = ("python",)  # supported languages
+SECONDS, LONGEST = 10.0, 60.0  # time limit of a request: default, maximum
+MEGABYTES, MOST_MEGABYTES = 512, 4096  # memory limit of a request: default, maximum
 FILES = 1000  # most files of a request
 BODY = 16 << 20  # most bytes of a request
-PREFIX = "rlflow-code-"  # begins the names of servers' folders
+PREFIX = "rlflow-code-"  # prefix of the names of servers' folders
 
 
 class Code(BaseModel):
@@ -51,16 +51,16 @@ class Code(BaseModel):
 
 
 def runner(parallel: int, unsafe: bool = False) -> Any:
-    """The application that runs code, ``parallel`` processes at a time. Raises PlanError if this machine
-    lacks a wall, unless ``unsafe``."""
+    """The application that runs code, in at most ``parallel`` processes at the same time. Raises PlanError if
+    this machine lacks a part of the sandbox, unless ``unsafe``."""
     lacks = probe.missing("code")
     if lacks and not unsafe:
         raise PlanError.of(
             "serve-unsafe",
-            "code of strangers cannot be isolated here",
-            found=f"no wall around {listed(lacks)}",
-            expected="all that rlflow doctor lists under isolation",
-            remedy="a newer Linux, or --unsafe: in a container that holds nothing else",
+            "this machine cannot sandbox untrusted code",
+            found=f"no protection of {listed(lacks)}",
+            expected="everything that rlflow doctor lists under sandbox",
+            remedy="use a newer Linux; or --unsafe, in a container that contains nothing else",
         )
     workers = require("anyio.to_thread", EXTRA)
     folder = Folder()
@@ -71,7 +71,7 @@ def runner(parallel: int, unsafe: bool = False) -> Any:
         BODY,
         folder.remove,
     )
-    turns = require("anyio", EXTRA).CapacityLimiter(parallel)  # of threads: who waits for a turn holds none
+    turns = require("anyio", EXTRA).CapacityLimiter(parallel)  # a waiting request does not occupy a thread
 
     async def run_code(asked: Code) -> dict[str, Any]:
         answer: dict[str, Any] = await workers.run_sync(answered, asked, folder.path, limiter=turns)
@@ -82,8 +82,8 @@ def runner(parallel: int, unsafe: bool = False) -> Any:
 
 
 class Folder:
-    """A server's folder for those of its requests. It is locked as long as the server lives, so that the next
-    one removes it where this one was killed."""
+    """A server's folder for the folders of its requests. It is locked while the server lives, so that the
+    next server removes it if this one was killed."""
 
     def __init__(self) -> None:
         for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
@@ -95,13 +95,13 @@ class Folder:
         os.rename(made, self.path)
 
     def remove(self) -> None:
-        """Remove the folder, as the server ends."""
+        """Remove the folder when the server ends."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
 def _remove_left(path: Path) -> None:
-    """Remove a folder of this user whose server is gone."""
+    """Remove a folder of this user whose server has ended."""
     with contextlib.suppress(OSError):
         file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
@@ -113,8 +113,8 @@ def _remove_left(path: Path) -> None:
 
 
 def answered(asked: Code, where: str | None = None) -> dict[str, Any]:
-    """Run the code of a request; SandboxFusion's answer. ``where``: the folder in which the request's own is
-    made."""
+    """Run the code of a request and return SandboxFusion's answer. ``where``: the parent of the request's
+    folder."""
     refused = unsupported(asked)
     if refused:
         return _answer("SandboxError", refused, None)
@@ -129,13 +129,13 @@ def answered(asked: Code, where: str | None = None) -> dict[str, Any]:
 
 
 def unsupported(asked: Code) -> str:
-    """The part of a request that is not done here, in words; empty where all is."""
+    """Why a request is not supported; empty if it is."""
     if asked.language not in LANGUAGES:
         return f"language: found {ascii(asked.language)}, expected one of {listed(LANGUAGES)}"
     for name, text in (("code", asked.code), ("stdin", asked.stdin or "")):
         if any("\ud800" <= letter <= "\udfff" for letter in text):
             return f"{name}: found a lone surrogate, expected text"
-    return "fetch_files: code may not write files, so there are none to fetch" if asked.fetch_files else ""
+    return "fetch_files: code cannot write files, so there are no files to fetch" if asked.fetch_files else ""
 
 
 def _answer(status: str, message: str, result: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -150,8 +150,8 @@ def _answer(status: str, message: str, result: Mapping[str, Any] | None) -> dict
 
 
 def _place(files: Mapping[str, str | None], folder: Path) -> None:
-    """Write the files of a request. Raises ValueError and OSError for names that lead elsewhere and contents
-    that are no base64."""
+    """Write the files of a request. Raises ValueError and OSError for names outside the folder and contents
+    that are not base64."""
     for name, content in files.items():
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts:
@@ -160,11 +160,11 @@ def _place(files: Mapping[str, str | None], folder: Path) -> None:
         try:
             (folder / path).write_bytes(base64.b64decode(content or "", validate=True))
         except binascii.Error as error:
-            raise ValueError(f"{name!r} is no base64: {error}") from None
+            raise ValueError(f"{name!r} is not base64: {error}") from None
 
 
 def _run(asked: Code, folder: str) -> dict[str, Any]:
-    """Run code in a process of its own, which is killed at its deadline."""
+    """Run code in its own process, which is killed at its deadline."""
     memory = min(asked.memory_limit_MB, MOST_MEGABYTES) if asked.memory_limit_MB > 0 else MEGABYTES
     seconds = min(asked.run_timeout if asked.run_timeout > 0 else SECONDS, LONGEST)
     done = sandboxed.ended(asked.code, folder, memory, seconds, asked.stdin or "")

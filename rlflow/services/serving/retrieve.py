@@ -1,12 +1,12 @@
-"""`rlflow serve retrieve CORPUS`: passages that fit queries, as verl's and SkyRL-gym's clients of search ask
-for them.
+"""`rlflow serve retrieve CORPUS`: searches passages, in the request format of verl's and SkyRL-gym's search
+clients.
 
-``POST /retrieve`` with ``{"queries": […]}``, or ``{"query": "…"}`` for one, and if wanted ``topk`` and
-``return_scores``, gives ``{"result": [[…], …]}``, a list of documents for each query, the best one first:
-``{"id": …, "contents": "…", "text": "…"}``, in whose ``contents`` a title has a line of its own; with
-``return_scores`` within ``{"document": …, "score": …}``.
+``POST /retrieve`` with ``{"queries": […]}``, or ``{"query": "…"}`` for one, and optionally ``topk`` and
+``return_scores``, gives ``{"result": [[…], …]}``: a list of documents for each query, the best first. A
+document is ``{"id": …, "contents": "…", "text": "…"}``; in ``contents`` a title is on its own line. With
+``return_scores`` it is inside ``{"document": …, "score": …}``.
 
-Here too: passages ranked by the vectors of a local encoder, with faiss.
+Passages are ranked by BM25, or by the embeddings of a local encoder with faiss.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from rlflow.rewards.environments.shipped.passages import Passages
 from rlflow.services.serving.server import application
 from rlflow.training import pretrained
 
-BATCH = 32  # texts that are encoded at a time
-READ_TOKENS = 256  # tokens of a text that are read
+BATCH = 32  # texts that are encoded together
+READ_TOKENS = 256  # tokens after which a text is truncated
 
 
 class Vectors:
-    """The mean of a model's last hidden states over a text's tokens, of length 1; the inner product of two is
-    their score."""
+    """Ranks texts by embeddings: the mean of a model's last hidden states over a text's tokens, scaled to
+    length 1. The score is the inner product."""
 
     def __init__(self, texts: Sequence[str], folder: Path) -> None:
         """``folder``: a Hugging Face folder of a model with a tokenizer. Raises PlanError."""
@@ -42,7 +42,9 @@ class Vectors:
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         self._model = pretrained.read_model(AutoModel, folder).eval()
-        self._turn = threading.Lock()  # one text at a time: threads of requests share the model's cores
+        self._turn = (
+            threading.Lock()
+        )  # one text at a time, since the threads of requests share the model's cores
         vectors = torch.cat(
             [self._encoded(texts[start : start + BATCH]) for start in range(0, len(texts), BATCH)]
         )
@@ -51,14 +53,14 @@ class Vectors:
         self._count = len(texts)
 
     def ranked(self, query: str, count: int) -> list[tuple[int, float]]:
-        """(number of a passage, score) of those that fit a query best, the best one first."""
+        """(number of a passage, score) of the best passages for a query, the best first."""
         with self._turn:
             scores, places = self._index.search(self._encoded([query]).numpy(), min(count, self._count))
         return [(int(place), float(score)) for place, score in zip(places[0], scores[0], strict=True)]
 
     @torch.inference_mode()
     def _encoded(self, texts: Sequence[str]) -> torch.Tensor:
-        """float32 [texts, width], each of length 1."""
+        """float32 [texts, width], each row of length 1."""
         tokens = self._tokenizer(
             list(texts), padding=True, truncation=True, max_length=READ_TOKENS, return_tensors="pt"
         )
@@ -69,8 +71,8 @@ class Vectors:
         return torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1).clamp(min=1), dim=-1)
 
 
-MOST = 1000  # queries of a request, and documents of a query
-# characters of all queries of a request: to cut more into words takes seconds, in which others wait
+MOST = 1000  # most queries of a request, and most documents of a query
+# most characters of all queries of a request: splitting more into words would delay other requests by seconds
 LONGEST = 1 << 18
 
 
@@ -78,7 +80,7 @@ class Index(Protocol):
     """Ranks passages."""
 
     def ranked(self, query: str, count: int) -> list[tuple[int, float]]:
-        """(number of a passage, score) of those that fit a query best, the best one first."""
+        """(number of a passage, score) of the best passages for a query, the best first."""
 
 
 class Query(BaseModel):
@@ -102,8 +104,8 @@ class Query(BaseModel):
 
 
 def retriever(corpus: Path, encoder: Path | None, topk: int) -> Any:
-    """The application that searches a corpus: by BM25, or by the vectors of a local ``encoder``. ``topk``:
-    passages of a query that names no number. Raises PlanError."""
+    """The application that searches a corpus by BM25, or by the embeddings of a local ``encoder``. ``topk``:
+    passages per query if the request gives no number. Raises PlanError."""
     passages = Passages.of(corpus)
     index = _index(passages, encoder)
     app = application(

@@ -1,11 +1,11 @@
-"""`rlflow serve reward`: rewards over HTTP, as OpenRLHF's remote reward models and the reward server of
-SkyPilot's job groups are asked.
+"""`rlflow serve reward`: rewards over HTTP, in the request formats of OpenRLHF's remote reward models and of
+SkyPilot's reward server.
 
-``POST /get_reward`` with ``{"query": […], "prompts": […], "labels": […]}``, where a query is a prompt with
+``POST /get_reward`` with ``{"query": […], "prompts": […], "labels": […]}``, in which a query is a prompt with
 its completion, gives ``{"rewards": […]}``: the weighted sum of all rewards for each row, and null for a row
-that has none. ``missing`` counts these by cause. So asks `--reward URL`. ``POST /batch_reward`` with
-``{"items": [{"prompt", "response", "ground_truth"}, …]}`` gives ``{"rewards": [{"reward", "correct"}, …],
-"accuracy"}``.
+without a score. ``missing`` counts such rows by cause. `--reward URL` uses this format. ``POST
+/batch_reward`` with ``{"items": [{"prompt", "response", "ground_truth"}, …]}`` gives ``{"rewards":
+[{"reward", "correct"}, …], "accuracy"}``.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from rlflow.rewards.reward_spec import RewardSpec
 from rlflow.services.serving.server import application
 from rlflow.training.protocols import ModelSpec
 
-GIVEN = ("prompt", "completion", "answer", "label")  # what a row of a request has
-ROWS = 64  # that a model scores at a time
+GIVEN = ("prompt", "completion", "answer", "label")  # columns of a row of a request
+ROWS = 64  # rows that a model scores together
 
 
 class Question(BaseModel):
-    """A request."""
+    """A request to /get_reward."""
 
     query: list[str]
     prompts: list[str]
     labels: list[Any] = []
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of the request, with the columns that rewards read. Raises ValueError where lists differ
+        """The rows of the request, with the columns that rewards read. Raises ValueError if the lists differ
         in length."""
         labels = self.labels or [None] * len(self.query)
         if not len(self.query) == len(self.prompts) == len(labels):
@@ -55,7 +55,7 @@ class Question(BaseModel):
 
 
 class JudgedItem(BaseModel):
-    """A row of a request of the other form."""
+    """A row of a request to /batch_reward."""
 
     response: str
     prompt: str = ""
@@ -63,7 +63,7 @@ class JudgedItem(BaseModel):
 
 
 class JudgedItems(BaseModel):
-    """A request of the other form."""
+    """A request to /batch_reward."""
 
     items: list[JudgedItem]
 
@@ -80,7 +80,7 @@ class Judge(Protocol):
     weight: float
 
     def scores(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], Mapping[str, int]]:
-        """The score of each row, NaN where it has none, and how many of these there are by cause."""
+        """The score of each row, NaN for rows without a score, and the number of these by cause."""
 
 
 class Judges:
@@ -89,7 +89,8 @@ class Judges:
     def __init__(
         self, specs: Sequence[RewardSpec], pool: RewardPool, timeout: float, device: str = "cpu"
     ) -> None:
-        """``timeout``: seconds for a row. Raises PlanError for a reward that reads what requests have not."""
+        """``timeout``: seconds for a row. Raises PlanError for a reward that reads a column that requests do
+        not have."""
         texts = bind([spec for spec in specs if spec.judges_text], pool, DataShape({}, MATCH), timeout)
         for reward in texts:
             _check(reward)
@@ -97,7 +98,7 @@ class Judges:
         self.judges: list[Judge] = [*map(_Text, texts), *models]
 
     def rewards(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The answer for rows."""
+        """The server's answer for rows."""
         total, missing = [0.0] * len(rows), Counter[str]()
         for judge in self.judges:
             scores, lacking = judge.scores(rows)
@@ -110,7 +111,7 @@ class Judges:
 
 
 class _Text:
-    """A reward that judges text, in the processes of a pool."""
+    """A reward that scores text, in the processes of a pool."""
 
     def __init__(self, reward: Reward) -> None:
         self.weight, self._reward = reward.weight, reward
@@ -126,8 +127,8 @@ class _Text:
 
 
 class _Model:
-    """A reward model. Text is encoded anew, prompt and completion each by itself, so that a token stands for
-    one of them alone."""
+    """A reward model. Prompt and completion are tokenized separately, so that no token contains parts of
+    both."""
 
     def __init__(self, spec: RewardSpec, device: str) -> None:
         kind = half_class("local", "trainer")
@@ -163,16 +164,16 @@ def _check(reward: Reward) -> None:
     if lacking:
         raise PlanError.of(
             "serve-reward",
-            f"the reward '{reward.name}' reads '{lacking[0]}', which requests have not",
+            f"the reward '{reward.name}' reads '{lacking[0]}', which requests do not contain",
             place=reward.place,
             found=listed(reward.reads),
             expected=f"columns among {listed(GIVEN)}",
-            remedy="give the parameter a default, or let the run judge by itself: --reward without a server",
+            remedy="give the parameter a default, or let the run compute the reward itself: --reward without a server",
         )
 
 
 def judge(judges: Judges, names: Sequence[str]) -> Any:
-    """The application that judges rows. ``names``: of its rewards."""
+    """The application that scores rows. ``names``: the names of its rewards."""
     from fastapi import HTTPException
 
     app = application("reward", lambda: {"rewards": list(names)})

@@ -1,5 +1,4 @@
-"""What all servers have in common: where they listen and who may ask, `/health`, and `/metrics` for
-Prometheus."""
+"""The common part of all servers: address, token, `/health`, and `/metrics` for Prometheus."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from typing import Any
 from rlflow.errors import PlanError
 from rlflow.extras import require
 
-# a variable and no flag, since other users see the flags of processes
+# a variable instead of a flag, since other users can see the flags of processes
 from rlflow.processes.clients.http import TOKEN, token
 from rlflow.processes.declare import PORT
 
@@ -31,9 +30,10 @@ def application(
     longest: int = LONGEST,
     end: Callable[[], object] = lambda: None,
 ) -> Any:
-    """A FastAPI application with `/health`, which says what ``health`` gives, at once, and `/metrics`. Where
-    the variable TOKEN is set, all but `/health` wants it as ``Authorization: Bearer``. ``longest``: bytes of
-    a request's body. ``end`` is called when the server ends. Raises PlanError where a package is missing."""
+    """A FastAPI application with `/health`, which returns the value of ``health``, and `/metrics`. If the
+    variable TOKEN is set, all paths except `/health` require it as ``Authorization: Bearer``. ``longest``:
+    most bytes of a request's body. ``end`` is called when the server ends. Raises PlanError if a package is
+    missing."""
     fastapi, prometheus = require("fastapi", EXTRA), require("prometheus_client", EXTRA)
     responses, exceptions = require("fastapi.responses", EXTRA), require("fastapi.exceptions", EXTRA)
 
@@ -64,7 +64,8 @@ def application(
         return answer
 
     async def malformed(request: Any, error: Any) -> Any:
-        """What is wrong, without what was sent: a text with a lone surrogate could not be sent back."""
+        """A description of the error without the request's content: a text with a lone surrogate could not be
+        sent back."""
         detail = [{"loc": each["loc"], "msg": each["msg"]} for each in error.errors()]
         return fastapi.Response(json.dumps({"detail": detail}), 422, media_type="application/json")
 
@@ -90,8 +91,8 @@ def application(
 
 
 class _Bounded:
-    """Refuses bodies of more than ``longest`` bytes before they are read, or once so much has come where
-    their length is not said."""
+    """Refuses bodies of more than ``longest`` bytes: before reading them, or if their length is not given,
+    once too many bytes have arrived."""
 
     def __init__(self, app: Any, longest: int, refusal: Any) -> None:
         self._app, self._longest, self._refusal = app, longest, refusal
@@ -112,14 +113,14 @@ class _Bounded:
             return message if left >= 0 else {"type": "http.disconnect"}
 
         async def sent(message: Any) -> None:
-            if left >= 0:  # else it is answered already
+            if left >= 0:  # otherwise the refusal was already sent
                 await send(message)
 
         await self._app(scope, received, sent)
 
 
 class _Paths:
-    """The paths of an application, also of those that come later."""
+    """The paths of an application, including paths that are added later."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -129,40 +130,40 @@ class _Paths:
 
 
 def allowed(header: str, token: str) -> bool:
-    """Whether a request with this Authorization header may be answered. An empty token wants none."""
+    """Whether a request with this Authorization header may be answered. With an empty ``token``, every
+    request may."""
     return not token or hmac.compare_digest(header.encode(), f"Bearer {token}".encode())
 
 
 def check_host(host: str) -> None:
-    """Raises PlanError for an address that others than this machine may reach, where no token is asked
-    for."""
+    """Raise PlanError for an address that other machines can reach, if no token is required."""
     try:
         inside = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         inside = False
     if not inside and not token():
         found = (
-            f"no token but blanks in the variable {TOKEN}"
+            f"only blanks in the variable {TOKEN}"
             if os.environ.get(TOKEN)
-            else f"no variable {TOKEN}"
+            else f"the variable {TOKEN} is not set"
         )
         raise PlanError.of(
             "serve-token",
-            f"others could ask a server at {host}",
+            f"other machines could use a server at {host} without a token",
             found=found,
-            expected="an address of loopback, or a token that clients must send",
-            remedy=f"leave out --host, or set {TOKEN}: clients send it as 'Authorization: Bearer …'",
+            expected="a loopback address, or a token that clients must send",
+            remedy=f"omit --host, or set {TOKEN}; clients then send it as 'Authorization: Bearer …'",
         )
 
 
 def chosen_port(port: int | None) -> int:
-    """The port that is named, else that of the variable PORT, as services of a run get it, else 8000. Raises
-    PlanError for no port."""
+    """The given port, else the port in the variable PORT, which services of a run receive, else 8000. Raises
+    PlanError for an invalid PORT."""
     written = os.environ.get(PORT, "")
     if port is None and written and not (written.isdigit() and 0 < int(written) < 1 << 16):
         raise PlanError.of(
             "serve-port",
-            f"the variable {PORT} is no port",
+            f"the variable {PORT} is not a port",
             found=written,
             expected="a number from 1 to 65535",
             remedy="--port NUMBER",

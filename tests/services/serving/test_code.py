@@ -200,9 +200,9 @@ def test_of_much_that_code_prints_the_beginning_is_kept():
         ({"language": "rust"}, "language: found 'rust'"),
         ({"language": "\ud800"}, "language: found '\\ud800'"),
         ({"stdin": "\ud800"}, "stdin: found a lone surrogate"),
-        ({"fetch_files": ["x"]}, "code may not write files"),
+        ({"fetch_files": ["x"]}, "code cannot write files"),
         ({"files": {"../x": ""}}, "files: found the name '../x'"),
-        ({"files": {"x": "!"}}, "files: 'x' is no base64"),
+        ({"files": {"x": "!"}}, "files: 'x' is not base64"),
     ],
 )
 def test_what_is_not_done_is_said(asked, said):

@@ -67,7 +67,7 @@ def test_items_are_judged_as_clients_of_job_groups_send_them(judges):
 
 
 def test_a_reward_that_reads_what_requests_have_not_is_refused(judges):
-    with pytest.raises(PlanError, match="reads 'entry', which requests have not"):
+    with pytest.raises(PlanError, match="reads 'entry', which requests do not contain"):
         judges("mine.py:secret")
 
 
