@@ -1,7 +1,7 @@
-"""Checkpoints: what a run needs to go on, written so that a crash at any moment leaves the last good one, and
-read so that a damaged one is never taken for it. Nothing at rest is a pickle.
+"""Checkpoints: the saved state of a run, with which it can continue. A crash at any moment leaves the last
+intact checkpoint, and a damaged checkpoint is never loaded. No stored file is a pickle.
 
-Here: writing, verifying, loading, exporting, the lock of a run's folder. Not here: what a run's state is and
-when it is saved (`rlflow.runs.state`, `rlflow.runs.loop`), files written whole
-(`rlflow.checkpoints.durable`).
+Here: writing, verifying, loading, exporting, the lock of a run's folder, files that are replaced atomically
+(`rlflow.checkpoints.durable`). Not here: the content of a run's state and the time of saving
+(`rlflow.runs.state`, `rlflow.runs.loop`).
 """

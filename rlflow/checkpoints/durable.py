@@ -1,5 +1,5 @@
-"""Files that are on the disk when a function returns, and names that change all at once. What a run's folder
-gets is written here, so that a process killed anywhere leaves each file as it was or whole."""
+"""Writes files durably and atomically. All files of a run's folder are written here, so a process that is
+killed leaves each file either unchanged or complete."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rlflow.processes.process import Process
 
 CHUNK = 8 << 20  # bytes hashed and written at a time
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no link is followed and no pipe is waited for
+PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # does not follow links or wait for pipes
 _ASIDE = re.compile(r"\.(?:writing|removing)-([0-9]{1,10})-([0-9]*)-([0-9a-f]*)-.*")
-_LONGEST = 100  # letters of a name that are part of the name aside of it
+_LONGEST = 100  # letters of a file's name that are used in its temporary name
 
 
 class Written(NamedTuple):
-    """How long a file is and what it hashes to."""
+    """The length and the digest of a written file."""
 
     bytes: int
     sha256: str
@@ -54,15 +54,15 @@ def _chunks(data: memoryview) -> Iterable[memoryview]:
 
 
 def write_all(file: int, data: memoryview) -> None:
-    """Write all of ``data``. Raises OSError, with a part written, where the disk is full."""
+    """Write all of ``data``. Raises OSError, with a part written, if the disk is full."""
     while data:
-        data = data[os.write(file, data) :]  # a disk that fills takes a part first
+        data = data[os.write(file, data) :]  # a disk that fills up takes a part first
 
 
 def replace(path: Path, *pieces: bytes, flush: bool = True) -> None:
-    """The file with these bytes in place of what it was, all at once and on the disk. Raises OSError; then it
-    is as it was. Without ``flush``, for what is soon out of date, nobody waits for the disk, and lost power
-    may leave an empty file."""
+    """Replace a file atomically by one with these bytes, and flush it to the disk. Raises OSError, and then
+    leaves the file unchanged. With ``flush`` false, for data that are soon out of date, it does not wait for
+    the disk; a power failure may then leave an empty file."""
     beside = aside(path)
     try:
         write(beside, pieces, flush)
@@ -76,14 +76,14 @@ def replace(path: Path, *pieces: bytes, flush: bool = True) -> None:
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename within one folder, on the disk. Raises OSError."""
+    """Rename within one folder, and flush the folder. Raises OSError."""
     os.rename(source, target)
     flush_folder(target.parent)
 
 
 def take_place(folder: Path, target: Path) -> None:
-    """Rename a folder, all of it flushed and with the rights that the umask gives, to ``target``; what was
-    there is removed afterwards. In between there is none for a moment. Raises OSError."""
+    """Rename a folder to ``target``, after flushing it and giving it the usual rights; remove the previous
+    ``target`` afterwards. For a moment in between there is no ``target``. Raises OSError."""
     give_usual_rights(folder)
     flush_tree(folder)
     old = aside(target, "removing")
@@ -95,8 +95,8 @@ def take_place(folder: Path, target: Path) -> None:
 
 
 def give_usual_rights(folder: Path) -> None:
-    """Give a folder and all in it the rights that new files and folders of this process have: libraries that
-    write weights let nobody else read them. What belongs to others stays as it is. Raises OSError."""
+    """Give a folder and its content the rights of new files of this process, because libraries that write
+    weights make them unreadable for others. Files of other users stay unchanged. Raises OSError."""
     mask = umask()
     for where, _, names in os.walk(folder, onerror=_raise):
         for path, usual in ((where, 0o777), *((os.path.join(where, name), 0o666) for name in names)):
@@ -108,8 +108,8 @@ def give_usual_rights(folder: Path) -> None:
 
 
 def umask() -> int:
-    """The rights that new files of this process do not get."""
-    # without a change that other threads see
+    """The umask of this process: the rights that its new files do not get."""
+    # os.umask would change the mask of other threads for a moment
     with contextlib.suppress(OSError, StopIteration), open("/proc/self/status") as file:
         return int(next(line for line in file if line.startswith("Umask:")).split()[1], 8)
     mask = os.umask(0o077)
@@ -118,7 +118,7 @@ def umask() -> int:
 
 
 def make_folder(path: Path) -> None:
-    """A folder whose name is on the disk. Raises OSError, but not where it exists."""
+    """Create a folder, unless it exists, and flush its name to the disk. Raises OSError."""
     try:
         os.mkdir(path)
     except FileExistsError:
@@ -127,12 +127,12 @@ def make_folder(path: Path) -> None:
 
 
 def flush_folder(path: Path) -> None:
-    """Put the folder's names on the disk. Raises OSError."""
+    """Flush a folder's names to the disk. Raises OSError."""
     _flush(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
 def flush_tree(folder: Path) -> None:
-    """Put all that is in a folder on the disk, whoever wrote it. Raises OSError."""
+    """Flush all files in a folder to the disk, even if other processes wrote them. Raises OSError."""
     for where, _, names in os.walk(folder, topdown=False, onerror=_raise):
         for name in names:
             if not os.path.islink(path := os.path.join(where, name)):
@@ -148,18 +148,18 @@ def _flush(file: int) -> None:
     try:
         os.fsync(file)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a filesystem whose folders cannot be flushed
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some filesystems cannot flush folders
             raise
     finally:
         os.close(file)
 
 
-# -- names that say whose they are
+# -- temporary names that identify their process
 # ---------------------------------------------------------------------------------------------
 
 
 def aside(path: Path, purpose: str = "writing") -> Path:
-    """A hidden name beside ``path`` that says which process is writing or removing there."""
+    """A hidden name next to ``path`` that identifies the process which is writing or removing there."""
     own = Process.this()
     return path.with_name(
         f".{purpose}-{own.pid}-{own.started}-{_short(own.boot)}-{path.name[:_LONGEST]}-{time.monotonic_ns()}"
@@ -171,14 +171,15 @@ def _short(boot: str) -> str:
 
 
 def remove(path: Path) -> None:
-    """Under a hidden name first: a removal cut short must not look like damage. Raises OSError."""
+    """Remove a file or folder. It is renamed to a hidden name first, since an interrupted removal must not
+    look like damage. Raises OSError."""
     hidden = aside(path, "removing")
     os.rename(path, hidden)
     delete(hidden)
 
 
 def delete(path: Path) -> None:
-    """A file, a link or a folder with all that is in it. Raises OSError."""
+    """Delete a file, a link, or a folder with its content. Raises OSError."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -186,8 +187,8 @@ def delete(path: Path) -> None:
 
 
 def clear(where: Path, older: float = 0.0) -> None:
-    """Remove what processes that are dead left under hidden names, and did not touch for ``older`` seconds.
-    Only who alone may write in a folder need not wait: a process of another machine counts as dead. Raises
+    """Delete temporary files of dead processes that are older than ``older`` seconds. Only a process with
+    exclusive access to the folder may use 0, because processes of other machines count as dead. Raises
     OSError."""
     for path in leftovers(where):
         if not older or time.time() - path.lstat().st_mtime > older:
@@ -195,7 +196,7 @@ def clear(where: Path, older: float = 0.0) -> None:
 
 
 def leftovers(where: Path) -> list[Path]:
-    """Temporary files that dead processes left behind. Raises OSError."""
+    """The temporary files of dead processes. Raises OSError."""
     own = Process.this()
     paths = []
     for name in os.listdir(where) if where.is_dir() else []:
@@ -213,20 +214,20 @@ def leftovers(where: Path) -> list[Path]:
 
 
 def open_plain(path: Path) -> int:
-    """A regular file for reading. No link is followed and no pipe is waited for. Raises OSError."""
+    """Open a regular file for reading, without following links or waiting for pipes. Raises OSError."""
     return checked(os.open(path, os.O_RDONLY | PLAIN), path)
 
 
 def checked(file: int, path: Path) -> int:
-    """The descriptor, where it is of a regular file; else it is closed and OSError raised."""
+    """The descriptor, if it belongs to a regular file; otherwise close it and raise OSError."""
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return file
 
 
 def read(path: Path, limit: int = 1 << 30) -> bytes:
-    """At most ``limit`` + 1 bytes of a regular file. Raises OSError."""
+    """Read at most ``limit`` + 1 bytes of a regular file. Raises OSError."""
     with open(open_plain(path), "rb", buffering=0) as file:
         pieces: list[bytes] = []
         left = limit + 1
@@ -237,6 +238,6 @@ def read(path: Path, limit: int = 1 << 30) -> bytes:
 
 
 def lines(path: Path) -> Iterator[bytes]:
-    """The lines of a regular file with their ends. Raises OSError."""
+    """Iterate over the lines of a regular file, with their ends. Raises OSError."""
     with open(open_plain(path), "rb") as file:
         yield from file

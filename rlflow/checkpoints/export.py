@@ -1,4 +1,4 @@
-"""A checkpoint as a plain Hugging Face folder that any tool loads."""
+"""Exports a checkpoint as a standard Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from rlflow.checkpoints.role_tensors import PARAMETERS, no_role, roles_of
 from rlflow.errors import PlanError
 
 SHARD = 5 << 30  # bytes of a weights file
-# a critic's own head, which no Hugging Face model has, goes into a file of that name
+# prefix of a critic's value head, which Hugging Face models do not have; it goes into its own file
 VALUE_HEAD = "value_head."
 
 
 def export(source: Path, out: Path, role: str | None = None, *, shard_bytes: int = SHARD) -> Loaded:
-    """Write the role's model of a run's newest good checkpoint, or of one checkpoint, into ``out``: config,
-    generation config, tokenizer and safetensors. ``role`` may be left out where there is one. Returns what
-    was exported.
+    """Write a role's model from a run's newest intact checkpoint, or from one checkpoint, into ``out``. The
+    folder gets config, generation config, tokenizer and safetensors. ``role`` can be omitted if there is only
+    one. Returns the exported checkpoint.
 
-    Raises PlanError where ``out`` has content or cannot be written, where the role is missing, or where
-    nothing good is found.
+    Raises PlanError if ``out`` has content or cannot be written, if the role is missing, or if no checkpoint
+    is intact.
     """
     out = Path(os.path.abspath(out))
     if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
@@ -53,15 +53,15 @@ def export(source: Path, out: Path, role: str | None = None, *, shard_bytes: int
             "export-folder",
             f"'{out}' cannot be written",
             found=str(error.strerror or error),
-            expected="room and permission",
+            expected="free space and write permission",
             remedy="choose another folder",
         ) from error
     return loaded
 
 
 def _open(source: Path, role: str | None, states: dict[str, Mapping[str, Tensor]]) -> Loaded:
-    """The checkpoint with the parameters that are wanted; ``seen`` gets the names of all groups, for the
-    message."""
+    """Load the checkpoint with the parameters of the role. ``states`` gets the names of all groups, for error
+    messages."""
 
     def wanted(group: str) -> bool:
         states[group] = {}
@@ -76,14 +76,14 @@ def _open(source: Path, role: str | None, states: dict[str, Mapping[str, Tensor]
             "checkpoint-damaged",
             f"the checkpoint '{source}' is damaged",
             found=str(damage),
-            expected="a whole one",
-            remedy="export the run, which takes its newest good one",
+            expected="an intact checkpoint",
+            remedy="export the run, which uses its newest intact checkpoint",
         ) from damage
 
 
 def _content(loaded: Loaded, role: str) -> dict[str, bytes]:
-    """The small files. The config says the dtype of the weights as they are, which may not be that of the
-    model first loaded."""
+    """The small files. The config gets the dtype of the saved weights, which may differ from the dtype of the
+    initial model."""
     files = {
         name.removeprefix(f"{role}/"): data
         for name, data in loaded.snapshot.files.items()
@@ -92,8 +92,8 @@ def _content(loaded: Loaded, role: str) -> dict[str, bytes]:
     if "config.json" not in files:
         raise PlanError.of(
             "no-config",
-            f"the checkpoint holds no config.json of the role '{role}'",
-            found=f"{len(files)} files of it",
+            f"the checkpoint does not contain a config.json of the role '{role}'",
+            found=f"{len(files)} files of the role",
             expected=f"the file {role}/config.json",
         )
     parameters = loaded.snapshot.tensors[f"{role}.{PARAMETERS}"]
@@ -111,7 +111,8 @@ def _is_model(name: str) -> bool:
 
 
 def _place(files: Mapping[str, bytes], parameters: Mapping[str, Tensor], out: Path, shard_bytes: int) -> None:
-    """All of it aside, then renamed: a folder that is there is whole. Raises OSError."""
+    """Write everything under a temporary name, then rename it, so that an existing folder is always complete.
+    Raises OSError."""
     out.parent.mkdir(parents=True, exist_ok=True)
     aside = out.parent / f".{out.name}-{os.getpid()}"
     os.mkdir(aside)

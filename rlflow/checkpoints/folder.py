@@ -1,5 +1,5 @@
-"""The folder ``checkpoints`` of a run: its checkpoints by age, and the pointer ``latest`` to the newest that
-is whole."""
+"""The folder ``checkpoints`` of a run: its checkpoints by age, and the pointer ``latest`` to the newest
+complete one."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from rlflow.errors import PlanError
 
 FOLDER = "checkpoints"
 POINTER = "latest"
-SMALL = 4096  # bytes of a pointer or a lock: more is not read
+SMALL = 4096  # most bytes that are read of a pointer or a lock
 _POINTER = re.compile(rb"(step-[0-9-]{8,32}) ([0-9a-f]{64}) ([0-9a-f]{16})\n")
 
 
 @dataclass(frozen=True)
 class Pointer:
-    """The folder's name and the digest of the manifest in it."""
+    """The name of a checkpoint's folder, and the digest of its manifest."""
 
     name: str
     digest: str
 
     def encode(self) -> bytes:
-        """One line, which ends with a digest of itself: a damaged pointer is told from a damaged
-        checkpoint."""
+        """The pointer as one line that ends with a digest of itself, which tells a damaged pointer from a
+        damaged checkpoint."""
         text = f"{self.name} {self.digest}"
         return f"{text} {_short(text)}\n".encode()
 
@@ -37,7 +37,7 @@ def _short(text: str) -> str:
 
 
 def of_run(run_folder: Path) -> Path:
-    """The folder of a run's checkpoints. Raises PlanError where a link leads elsewhere."""
+    """The folder of a run's checkpoints. Raises PlanError if it is a symbolic link."""
     folder = run_folder / FOLDER
     if folder.is_symlink():
         raise PlanError.of(
@@ -45,13 +45,13 @@ def of_run(run_folder: Path) -> Path:
             f"'{folder}' is a symbolic link",
             found=f"a link to {os.readlink(folder)}",
             expected="a folder of the run",
-            remedy="put the whole run on that disk: --out",
+            remedy="put the complete run on that disk with --out",
         )
     return folder
 
 
 def steps(folder: Path) -> list[Path]:
-    """Everything named as a checkpoint is, newest first. Raises OSError."""
+    """All entries with the name of a checkpoint, newest first. Raises OSError."""
     try:
         entries = [name for name in os.listdir(folder) if file_names.of_step(name)]
     except FileNotFoundError:
@@ -63,7 +63,8 @@ def steps(folder: Path) -> list[Path]:
 
 
 def free_name(folder: Path, iteration: int) -> Path:
-    """The path of the next checkpoint after ``iteration``: a new revision where there are some already."""
+    """The path of a new checkpoint after ``iteration``: a new revision if the iteration already has
+    checkpoints."""
     revision = 1
     while os.path.lexists(folder / file_names.step(iteration, revision)):
         revision += 1
@@ -71,13 +72,14 @@ def free_name(folder: Path, iteration: int) -> Path:
 
 
 def write_aside(folder: Path, pointer: Pointer, aside: str) -> Path:
-    """The pointer in a file beside it, which only has to be renamed. Raises OSError."""
+    """Write the pointer into a temporary file next to it, ready to be renamed. Raises OSError."""
     durable.write(folder / aside, [pointer.encode()])
     return folder / aside
 
 
 def read_pointer(folder: Path) -> Pointer:
-    """Raises ValueError saying what is wrong with it: missing, damaged, or naming no checkpoint."""
+    """Read the pointer. Raises ValueError, with the reason, if it is missing, damaged, or does not name a
+    checkpoint."""
     path = folder / POINTER
     try:
         data = durable.read(path, SMALL)

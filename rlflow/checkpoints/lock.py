@@ -1,5 +1,5 @@
-"""One process per run directory. The kernel lets go of the lock when its holder dies; where a filesystem has
-no such locks, a file tells who the holder is, and a dead one's is taken over."""
+"""The lock of a run's folder: one process per folder. The kernel releases the lock when its holder dies. On
+filesystems without locks, a file names the holder, and the lock of a dead process is taken over."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from rlflow.processes.process import Process, parsed
 
 NAME = "run.lock"
 _UNABLE = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
-_PAUSE = 0.01  # seconds between two looks at a holder that has not yet written its name
+_PAUSE = 0.01  # seconds between two checks of a holder that has not written its name yet
 
 
 class Lock:
-    """Held from ``acquire`` to ``release``, or inside ``with``. A process started by fork shares it with its
-    parent."""
+    """A lock that is held from ``acquire`` to ``release``, or inside ``with``. A process started by fork
+    shares it with its parent."""
 
     def __init__(self, run_folder: Path, patience: float = 1.0) -> None:
         self.folder, self.patience = run_folder, patience
         self.path = run_folder / NAME
-        self._owner = run_folder / f"{NAME}.owner"  # only where the filesystem has no locks
+        self._owner = run_folder / f"{NAME}.owner"  # used only on filesystems without locks
         self._takeover = run_folder / f"{NAME}.takeover"
         self._said_in = self.path  # the file that names the holder
         self._file: int | None = None
         self._owns = False
 
     def acquire(self) -> Lock:
-        """Take the lock. Raises RunHeld naming the holder, and PlanError where no lock can be written."""
+        """Take the lock. Raises RunHeld, which names the holder, and PlanError if the lock cannot be
+        written."""
         deadline = time.monotonic() + self.patience
         try:
             while not self._attempt():
@@ -44,22 +45,24 @@ class Lock:
                 process = parsed(holder)
                 if (process and process.alive() is not False) or time.monotonic() > deadline:
                     raise self._held(process, str(holder.get("since")))
-                time.sleep(_PAUSE)  # it is about to write its name, or to let go
+                time.sleep(_PAUSE)  # the holder is about to write its name, or to release the lock
         except OSError as error:
             raise PlanError.of(
                 "run-lock",
                 f"the run '{self.folder}' cannot be locked",
                 found=f"{error.strerror} ('{error.filename}')",
-                expected="a run directory that can be written",
+                expected="a writable run directory",
             ) from error
         return self
 
     def release(self) -> None:
-        """Let go. Without effect where it is not held."""
+        """Release the lock, if it is held."""
         if self._file is not None:
-            with contextlib.suppress(OSError):  # a name left in it is that of no holder
+            with contextlib.suppress(OSError):  # a name that stays in the file has no effect
                 os.ftruncate(self._file, 0)
-            fcntl.flock(self._file, fcntl.LOCK_UN)  # for children that were forked with it too
+            fcntl.flock(
+                self._file, fcntl.LOCK_UN
+            )  # also releases it for forked children, which share the lock
             os.close(self._file)
         if self._owns:
             self._owner.unlink(missing_ok=True)
@@ -75,9 +78,11 @@ class Lock:
         file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # else it was deleted meanwhile
+            # otherwise the file was deleted in the meantime
             if os.path.samestat(os.fstat(file), os.stat(self.path, follow_symlinks=False)):
-                with contextlib.suppress(OSError):  # a full disk takes no name; the kernel knows the holder
+                with contextlib.suppress(
+                    OSError
+                ):  # on a full disk the name is missing, but the kernel holds the lock
                     _write(file)
                 self._file, file = file, -1
                 return True
@@ -93,8 +98,8 @@ class Lock:
                 os.close(file)
 
     def _attempt_without(self) -> bool:
-        """Take the lock without the kernel's help: by a file that only one process can make. Whoever finds a
-        dead process's file replaces it, one process at a time."""
+        """Take the lock without the kernel's help, by creating a file that only one process can create. A
+        process that finds the file of a dead process replaces it; only one process at a time may do so."""
         self._said_in = self._owner
         self._owns = _create(self._owner)
         if self._owns or not self._is_stale() or not _create(self._takeover):
@@ -109,7 +114,7 @@ class Lock:
             self._takeover.unlink()
 
     def _is_stale(self) -> bool:
-        """Whether the owner's file is a dead process's, or came here as a copy of a folder."""
+        """Whether the owner's file belongs to a dead process, or is a copy that came with a copied folder."""
         values = read_object(self._owner, SMALL)
         process = parsed(values)
         try:
@@ -120,12 +125,12 @@ class Lock:
             return False
 
     def _held(self, process: Process | None, since: str) -> RunHeld:
-        remedy = f"wait for it, or stop it; if it is surely gone, delete {self.path}*"
+        remedy = f"wait for it, or stop it; if it has certainly ended, delete {self.path}*"
         if process is None:
-            owner = "a process that has not said its name"
+            owner = "a process that has not written its name"
         elif process.alive() is False:
             owner, remedy = (
-                f"a process that process {process.pid} left behind",
+                f"a child of process {process.pid}, which has ended",
                 f"stop it: fuser -v {self.path}",
             )
         else:
@@ -133,7 +138,7 @@ class Lock:
             remedy = f"wait for it, or stop it: kill {process.pid}" if process.alive() else remedy
         error = RunHeld.of(
             "run-held",
-            f"another process runs in '{self.folder}'",
+            f"another process uses the run directory '{self.folder}'",
             found=owner,
             expected="one process per run directory",
             remedy=remedy,
@@ -143,7 +148,8 @@ class Lock:
 
 
 def _write(file: int) -> None:
-    """Who holds the lock. ``file`` is the number of the lock's file, which a copy of it does not have."""
+    """Write the holder of the lock. ``file`` in it is the inode of the lock's file, which a copy of the file
+    does not have."""
     since = datetime.now().astimezone().isoformat(timespec="seconds")
     values = json.loads(Process.this().as_json()) | {"since": since, "file": os.fstat(file).st_ino}
     os.ftruncate(file, 0)
@@ -152,7 +158,7 @@ def _write(file: int) -> None:
 
 
 def _create(path: Path) -> bool:
-    """Whether this process made the file, with its name in it. Raises OSError."""
+    """Create the file with this process's name in it; False if it exists. Raises OSError."""
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except FileExistsError:

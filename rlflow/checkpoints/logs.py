@@ -1,5 +1,5 @@
-"""Logs: files of lines that only grow. A process that is killed tears at most the last line, which whoever
-goes on cuts off."""
+"""Log files: files of lines that only grow. A killed process leaves at most its last line incomplete; the
+next process removes that line."""
 
 from __future__ import annotations
 
@@ -13,37 +13,36 @@ from typing import Any
 
 from rlflow.checkpoints import durable
 
-LIMIT = 64 << 20  # bytes that wait in memory for room on the disk
-TAIL = 256 * 1024  # bytes at the end of a file in which its last lines are looked for
+LIMIT = 64 << 20  # most bytes that wait in memory while the disk is full
+TAIL = 256 * 1024  # bytes at the end of a file that `tail` reads
 Keep = Callable[[bytes], bool]
 
 
 def everything(line: bytes) -> bool:
-    """A filter that takes every line."""
+    """A filter that keeps every line."""
     return True
 
 
 class Log:
-    """Appends to a file, which is there from the first line on. What a full disk does not take waits, at most
-    LIMIT bytes, and is written with later lines; ``failed`` is told of each time that something could not be
-    written.
+    """Appends lines to a file, which is created with the first line. While the disk is full, at most LIMIT
+    bytes wait in memory and are written with later lines. ``failed`` is called for each write that failed.
 
-    keep: which of the whole lines that an earlier process wrote are to stay; the others go before anything is
-    added.
+    keep: selects the lines of an earlier process that stay in the file; the others are removed before
+    anything is added.
     """
 
     def __init__(self, path: Path, failed: Callable[[OSError], None], keep: Keep = everything) -> None:
         self.path, self._failed, self._keep = path, failed, keep
         self._file: int | None = None
-        self._cut = False  # whether what is there has been judged by ``keep``
-        self._waiting = bytearray()  # whole lines
-        self._sent = 0  # bytes of the first of them that are in the file
-        self._turn = threading.Lock()  # another thread may ask for a flush
+        self._cut = False  # whether the existing lines were filtered by ``keep``
+        self._waiting = bytearray()  # complete lines
+        self._sent = 0  # bytes of the first of these lines that are already in the file
+        self._turn = threading.Lock()  # another thread may call `flush`
         with self._turn:
             self._attempt(self._prepare)
 
     def add(self, text: str) -> None:
-        """Text that ends with the end of a line. What finds no place in memory is lost whole."""
+        """Add text that ends with a line end. If it does not fit into memory, all of it is lost."""
         data = text.encode(errors="backslashreplace")
         with self._turn:
             if self._waiting:
@@ -53,7 +52,7 @@ class Log:
             self._attempt(self._write)
 
     def flush(self) -> None:
-        """Put what was written on the disk. Who adds lines meanwhile does not wait for that."""
+        """Flush written lines to the disk. Other threads can add lines in the meantime."""
         with self._turn:
             file = None if self._file is None else os.dup(self._file)
         if file is not None:
@@ -63,17 +62,17 @@ class Log:
                 os.close(file)
 
     def keep_only(self, keep: Keep) -> None:
-        """Leave the lines that ``keep`` says, then go on."""
+        """Remove all lines that ``keep`` does not select, then continue."""
         with self._turn:
             self._attempt(self._write)
             self._shut()
-            # what is torn in the file goes, and comes anew
+            # an incomplete line in the file is removed and written again
             self._waiting, self._sent = bytearray(_kept(bytes(self._waiting), keep)), 0
             self._keep, self._cut = keep, False
             self._attempt(self._prepare)
 
     def close(self) -> None:
-        """Write what waits and close the file."""
+        """Write the waiting lines and close the file."""
         with self._turn:
             self._attempt(self._write)
             self._shut()
@@ -93,14 +92,14 @@ class Log:
         if not self._waiting:
             return
         self._prepare()
-        # it was deleted: what comes goes into a new one
+        # the file was deleted: write further lines into a new one
         if self._file is not None and not os.fstat(self._file).st_nlink:
             self._shut()
         if self._file is None:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | durable.PLAIN
             self._file = durable.checked(os.open(self.path, flags, 0o666), self.path)
         while self._waiting:
-            # a disk that fills takes a part first
+            # a disk that fills up takes a part first
             self._sent += os.write(self._file, bytes(self._waiting[self._sent :]))
             whole = self._waiting.rfind(b"\n", 0, self._sent) + 1
             del self._waiting[:whole]
@@ -117,9 +116,9 @@ def _kept(data: bytes, keep: Keep) -> bytes:
 
 
 def cut(path: Path, keep: Keep) -> None:
-    """Leave of a file the whole lines that ``keep`` says. Where these are its first ones it is cut in place,
-    which needs no room on the disk; else it is written anew, and where there is no room for that, cut before
-    the first line that goes. Raises OSError."""
+    """Keep only the complete lines of a file that ``keep`` selects. If these are its first lines, the file is
+    truncated in place, which needs no free space. Otherwise it is rewritten; if there is no space for that,
+    it is truncated before the first removed line. Raises OSError."""
     try:
         size, end, offset, later = path.lstat().st_size, 0, 0, False
         for line in durable.lines(path):
@@ -135,7 +134,7 @@ def cut(path: Path, keep: Keep) -> None:
                 path, *(line for line in durable.lines(path) if line.endswith(b"\n") and keep(line))
             )
         except OSError:
-            pass  # as below
+            pass  # no space for a new file: truncate as below
     if end < size:
         _truncate(path, end)
 
@@ -154,15 +153,15 @@ def _truncate(path: Path, size: int) -> None:
 
 
 class Growing:
-    """Reads the lines of a file that may still grow, each once and only when it is whole. ``offset``: bytes
-    before the first of them."""
+    """Reads the lines of a file that may still grow, each once and only when it is complete. ``offset``:
+    bytes to skip at the start."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self._path, self._offset = path, offset
 
     def lines(self) -> list[bytes]:
-        """The lines since the last call, without their ends. A file that cannot be read has none; one that
-        has shrunk is read from its beginning."""
+        """The new lines since the last call, without their ends. Empty if the file cannot be read. A file
+        that has shrunk is read again from its start."""
         try:
             with open(durable.open_plain(self._path), "rb") as file:
                 self._offset = 0 if os.fstat(file.fileno()).st_size < self._offset else self._offset
@@ -177,7 +176,7 @@ class Growing:
 
 
 def tail(path: Path) -> list[bytes]:
-    """The last whole lines of a file, within TAIL bytes; none where it cannot be read."""
+    """The last complete lines of a file, within TAIL bytes; empty if it cannot be read."""
     start = 0
     with contextlib.suppress(OSError):
         start = max(path.stat().st_size - TAIL, 0)
@@ -185,12 +184,12 @@ def tail(path: Path) -> list[bytes]:
 
 
 def objects(lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    """The JSON objects of lines. A line that is torn or damaged is passed over."""
+    """The JSON objects in lines; incomplete and damaged lines are skipped."""
     return [value for line in lines if (value := as_object(line)) is not None]
 
 
 def as_object(text: bytes) -> dict[str, Any] | None:
-    """The JSON object of a text; None for text that is none."""
+    """The JSON object in a text; None if the text is not one."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -199,8 +198,7 @@ def as_object(text: bytes) -> dict[str, Any] | None:
 
 
 def read_object(path: Path, limit: int = 1 << 30) -> dict[str, Any]:
-    """The JSON object in a file of at most ``limit`` bytes; an empty one where the file has none or cannot be
-    read."""
+    """The JSON object in a file of at most ``limit`` bytes; empty if the file has none or cannot be read."""
     try:
         return as_object(durable.read(path, limit)) or {}
     except OSError:

@@ -1,5 +1,5 @@
-"""The manifest: every file of a checkpoint with its size and digest, which tensors lie where, and the state.
-It carries a digest of itself over its exact bytes, so that a flipped bit in a seed is seen like one in a
+"""The manifest of a checkpoint: every file with its size and digest, the tensors in each file, and the state.
+It starts with a digest of its own bytes, so that a flipped bit in the state is detected like one in a
 weight."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rlflow.checkpoints import file_names, plain_state
 
 FORMAT = "rlflow-checkpoint"
 VERSION = 1
-LARGEST = 256 << 20  # bytes of a manifest: more is not read at all
+LARGEST = 256 << 20  # most bytes of a manifest; a larger one is not read
 _HEAD, _MIDDLE, _END = b'{"sha256": "', b'",\n"manifest": ', b"}\n"
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -21,7 +21,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class FileEntry(BaseModel):
-    """A file: how long it is and what it hashes to."""
+    """The length and the digest of a file."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     bytes: Count
@@ -29,14 +29,14 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The list of a checkpoint's files, which is written last."""
+    """The list of a checkpoint's files; it is written last."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     format: Literal["rlflow-checkpoint"] = "rlflow-checkpoint"
     version: Literal[1] = 1
-    iteration: Count  # after which it was taken
+    iteration: Count  # number of finished iterations
     files: dict[str, FileEntry]  # name of each file → length and digest
-    # group → file → names of the tensors in it, in the order in which they were given
+    # group → file → names of the tensors in it, in their given order
     groups: dict[str, dict[str, list[str]]]
     state: dict[str, Any]  # plain JSON values
 
@@ -47,27 +47,28 @@ class Manifest(BaseModel):
                 raise ValueError(f"the file name {name!r} is refused: expected {file_names.EXPECTED}")
         shards = [file for files in self.groups.values() for file in files]
         if len(set(shards)) != len(shards) or not set(shards) <= self.files.keys():
-            raise ValueError("a group names a file twice, or one that is not listed")
+            raise ValueError("a group names a file twice, or a file that is not listed")
         return self
 
     def shards(self) -> dict[str, tuple[str, list[str]]]:
-        """File → its group and the names of its tensors. The other files are the caller's."""
+        """File → its group and the names of its tensors. Files that are not in a group are missing here."""
         return {
             file: (group, tensors) for group, files in self.groups.items() for file, tensors in files.items()
         }
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The bytes of a manifest's file, which begin with a digest of the rest."""
+    """The bytes of a manifest's file, which start with a digest of the rest."""
     body = plain_state.dumps(manifest.model_dump())
     return _HEAD + hashlib.sha256(body).hexdigest().encode() + _MIDDLE + body + _END
 
 
 def decode(data: bytes) -> Manifest:
-    """The manifest that ``encode`` wrote. Raises ValueError naming what is wrong."""
+    """The manifest from bytes that ``encode`` returned. Raises ValueError with the reason if they are
+    damaged."""
     digest, body = data[len(_HEAD) : len(_HEAD) + 64], data[len(_HEAD) + 64 + len(_MIDDLE) : -len(_END)]
     if data != _HEAD + digest + _MIDDLE + body + _END or hashlib.sha256(body).hexdigest().encode() != digest:
-        raise ValueError("it is not what was written: its own digest differs")
+        raise ValueError("it is damaged: its own digest differs")
     content = plain_state.loads(body)
     kind = (content.get("format"), content.get("version")) if isinstance(content, dict) else (None, None)
     if kind != (FORMAT, VERSION):

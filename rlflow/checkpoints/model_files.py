@@ -1,5 +1,5 @@
-"""What a Hugging Face model folder holds: the small files that say what the model and its tokenizer are, and
-the weights."""
+"""The files of a Hugging Face model folder: small files that describe the model and its tokenizer, and the
+weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOKENIZER = (
     "processor_config.json",
     "preprocessor_config.json",
 )
-ADAPTER = "adapter_config.json"  # of adapters that peft wrote, which transformers loads with the model
+ADAPTER = "adapter_config.json"  # adapters written by peft, which transformers loads with the model
 WEIGHTS = (
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
@@ -39,8 +39,8 @@ BESIDE = ("value_head.safetensors", "adapter_model.safetensors", "adapter_model.
 
 
 def small_files(folder: Path, patterns: tuple[str, ...] = (*CONFIG, *TOKENIZER)) -> list[Path]:
-    """The files of a model folder beside its weights: config, generation config and tokenizer, by name. Other
-    files in the folder are not the model's. Raises OSError."""
+    """The files of a model folder except its weights: config, generation config and tokenizer, sorted by
+    name. Other files do not belong to the model. Raises OSError."""
     return sorted(
         path
         for path in folder.iterdir()
@@ -49,15 +49,15 @@ def small_files(folder: Path, patterns: tuple[str, ...] = (*CONFIG, *TOKENIZER))
 
 
 def index_files(folder: Path) -> list[Path]:
-    """The files that say where weights lie, and what adapters are."""
+    """The index files of weights, and the configuration of adapters."""
     return [
         folder / name for name in (*(index for _, index in WEIGHTS), ADAPTER) if (folder / name).is_file()
     ]
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that a model is loaded from: one, or those of an index; and a value head and adapters beside
-    them."""
+    """The files from which a model is loaded: one weight file or all files of an index, and a value head and
+    adapters next to them."""
     files_of_kind = next((files for one, index in WEIGHTS if (files := list(_named(folder, one, index)))), [])
     return [*files_of_kind, *(folder / name for name in BESIDE if (folder / name).is_file())]
 
@@ -69,10 +69,10 @@ def _named(folder: Path, one: str, index: str) -> Iterator[Path]:
         try:
             names = sorted(set(json.loads((folder / index).read_bytes())["weight_map"].values()))
         except (ValueError, LookupError, AttributeError, TypeError):
-            return  # whoever loads it says so
+            return  # loading the model reports the damaged index
         yield from (folder / name for name in names if isinstance(name, str) and (folder / name).is_file())
 
 
 def model_files(folder: Path, role: str) -> dict[str, bytes]:
-    """The small files of a model folder that an export needs, as ``ROLE/NAME``. Raises OSError."""
+    """The small files of a model folder that an export needs, as ``ROLE/NAME`` → bytes. Raises OSError."""
     return {f"{role}/{path.name}": path.read_bytes() for path in small_files(folder)}

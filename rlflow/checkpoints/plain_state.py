@@ -1,4 +1,4 @@
-"""State as JSON: plain values only, and every float comes back bit for bit."""
+"""State as JSON: only plain values; floats are restored bit for bit."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 from rlflow.errors import PlanError
 
-FLOAT = "$float"  # {"$float": "7ff8000000000000"}: a float that JSON has no word for, as its bits
+FLOAT = "$float"  # {"$float": "7ff8000000000000"}: the bits of a float that JSON cannot represent
 DEPTH = 64
-BITS = 8192  # of an integer; a generator's state has a few hundred
+BITS = 8192  # most bits of an integer; the state of a random generator has a few hundred
 
 
 def plain(value: Any, where: str = "state", depth: int = 0) -> Any:
-    """A deep copy of plain values; tuples become lists. Raises PlanError for what JSON cannot hold, naming
-    its place."""
+    """A deep copy of plain values; tuples become lists. Raises PlanError, with the place of the value, for
+    values that JSON cannot hold."""
     if depth > DEPTH:
-        raise _unfit(where, "a value nested too deep", f"at most {DEPTH} levels")
+        raise _unfit(where, "a value that is nested too deeply", f"at most {DEPTH} levels")
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, float):
-        return float(value)  # numpy's float64 is a float that prints differently
+        return float(value)  # also for numpy's float64, which prints differently
     if isinstance(value, int):
         if value.bit_length() > BITS:
             raise _unfit(where, f"an integer of {value.bit_length()} bits", f"at most {BITS}")
@@ -49,15 +49,15 @@ def _unfit(where: str, value: str, expected: str) -> PlanError:
 
 
 def dumps(value: Any) -> bytes:
-    """ASCII JSON of plain values. Python writes the shortest digits that read back as the same float."""
+    """Plain values as ASCII JSON. Python writes the shortest digits that give the same float when read."""
     return json.dumps(_spelled(value), ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode(
         "ascii"
     )
 
 
 def loads(data: bytes) -> Any:
-    """The value that ``dumps`` wrote. Raises ValueError for anything else: a key given twice, a number that
-    is none, too deep."""
+    """The value from bytes that ``dumps`` returned. Raises ValueError for anything else: duplicate keys, NaN
+    or infinity, too many levels."""
     try:
         return json.loads(data.decode("ascii"), object_pairs_hook=_object, parse_constant=_refused)
     except (RecursionError, TypeError, struct.error) as error:

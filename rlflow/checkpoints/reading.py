@@ -1,4 +1,4 @@
-"""Reading checkpoints: every byte is checked against the manifest before a tensor is handed out."""
+"""Reads checkpoints: every byte is checked against the manifest before a tensor is returned."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Loaded:
 
     snapshot: Snapshot  # its content
     path: Path  # its folder
-    rejected: list[tuple[Path, str]]  # newer checkpoints that could not be used, each with the reason
-    #: files in its folder that are no part of it, such as those that desktops leave; none is read
+    rejected: list[tuple[Path, str]]  # newer checkpoints that are damaged, each with the reason
+    #: files in its folder that do not belong to it, such as files of desktop programs; they are not read
     ignored: list[str] = field(default_factory=list)
 
 
 class Damaged(Exception):
-    """A checkpoint is not what was written; says all that is wrong with it."""
+    """A checkpoint is damaged; ``problems`` lists all faults."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = list(problems)
@@ -42,9 +42,9 @@ class Damaged(Exception):
 
 
 def load_latest(run_folder: Path, wanted: Wanted = lambda group: True) -> Loaded:
-    """The checkpoint that ``latest`` names, or where that is damaged the newest good one. ``wanted`` picks
-    groups of tensors; all files are checked nevertheless. Raises PlanError with every reason where none is
-    good."""
+    """Load the checkpoint that ``latest`` names, or if that is damaged, the newest intact one. ``wanted``
+    selects groups of tensors; all files are checked anyway. Raises PlanError with every reason if no
+    checkpoint is intact."""
     rejected: list[tuple[Path, str]] = []
     for path, digest in _candidates(folder.of_run(run_folder), rejected):
         try:
@@ -55,8 +55,8 @@ def load_latest(run_folder: Path, wanted: Wanted = lambda group: True) -> Loaded
 
 
 def _candidates(where: Path, rejected: list[tuple[Path, str]]) -> Iterator[tuple[Path, str | None]]:
-    """Checkpoints to try, newest first, with the manifest's digest where it is known. A checkpoint that
-    differs from its pointer is not tried again."""
+    """Checkpoints to try, newest first, with the manifest's digest if it is known. A checkpoint that differs
+    from its pointer is not tried again."""
     try:
         every = folder.steps(where)
     except OSError as error:
@@ -79,15 +79,15 @@ def _none_good(run_folder: Path, rejected: list[tuple[Path, str]]) -> PlanError:
             "no-checkpoint",
             f"the run '{run_folder}' has no checkpoint",
             found="no folder checkpoints/step-…",
-            expected="one that was saved",
+            expected="a saved checkpoint",
             remedy="start the run again",
         )
     first = Problem(
         "no-checkpoint",
         f"no checkpoint of the run '{run_folder}' can be used",
-        found=f"{len(rejected)} that cannot be used",
-        expected="one that is whole",
-        remedy="start the run again, or put back a copy of one",
+        found=f"only damaged ones, {len(rejected)} in all",
+        expected="an intact checkpoint",
+        remedy="start the run again, or restore a checkpoint from a copy",
     )
     return PlanError(
         first, *(Problem("checkpoint-damaged", f"'{path}': {reason}") for path, reason in rejected)
@@ -95,7 +95,7 @@ def _none_good(run_folder: Path, rejected: list[tuple[Path, str]]) -> PlanError:
 
 
 def verify(path: Path) -> list[str]:
-    """The faults of a checkpoint, a line of text each; empty where there are none."""
+    """The faults of a checkpoint, one line each; empty if it is intact."""
     try:
         read(path, lambda group: False)
     except Damaged as damage:
@@ -104,7 +104,8 @@ def verify(path: Path) -> list[str]:
 
 
 def read(path: Path, wanted: Wanted = lambda group: True, digest: str | None = None) -> Snapshot:
-    """A checkpoint with the wanted groups of tensors. Raises Damaged where a byte is not what was written."""
+    """Read a checkpoint with the wanted groups of tensors. Raises Damaged if any byte differs from what was
+    written."""
     manifest = _manifest(path, digest)
     problems = [f"{name} is missing" for name in _compared(path, manifest)[0]]
     owners = manifest.shards()
@@ -119,7 +120,7 @@ def read(path: Path, wanted: Wanted = lambda group: True, digest: str | None = N
             elif group in tensors:
                 tensors[group] |= _shard(data, members)
         except FileNotFoundError:
-            continue  # said already
+            continue  # reported above as missing
         except (OSError, ValueError, safetensors.SafetensorError) as error:
             problems.append(f"{name}: {getattr(error, 'strerror', None) or error}")
     if problems:
@@ -138,7 +139,7 @@ def _manifest(path: Path, digest: str | None) -> Manifest:
         if len(data) > LARGEST:
             raise ValueError(f"more than {LARGEST} bytes")
         if digest is not None and hashlib.sha256(data).hexdigest() != digest:
-            raise ValueError("it is not the one that 'latest' names")
+            raise ValueError("it does not have the digest that 'latest' gives")
         manifest = decode(data)
     except FileNotFoundError as error:
         raise Damaged([f"{Path(str(error.filename)).name} is missing"]) from error
@@ -146,7 +147,7 @@ def _manifest(path: Path, digest: str | None) -> Manifest:
         raise Damaged([f"{file_names.MANIFEST}: {getattr(error, 'strerror', None) or error}"]) from error
     step = file_names.of_step(path.name)
     if step and step[0] != manifest.iteration:
-        raise Damaged([f"{file_names.MANIFEST}: it is of iteration {manifest.iteration}"])
+        raise Damaged([f"{file_names.MANIFEST}: it belongs to iteration {manifest.iteration}"])
     return manifest
 
 
@@ -156,8 +157,7 @@ def unlisted(path: Path) -> list[str]:
 
 
 def _compared(path: Path, manifest: Manifest) -> tuple[list[str], list[str]]:
-    """(files that the manifest lists and that are not there as plain files, files that are there and not
-    listed)."""
+    """(listed files that are missing or are not plain files, files that are not listed)."""
     try:
         present = set(_listing(path))
     except OSError as error:
@@ -175,14 +175,14 @@ def _listing(path: Path, prefix: str = "") -> Iterator[str]:
         for entry in entries:
             is_folder = entry.is_dir(follow_symlinks=False)
             plain = entry.is_file(follow_symlinks=False)
-            yield prefix + entry.name + ("" if plain else "/" if is_folder else " (a link or no file)")
-            if is_folder and not prefix:  # what lies deeper is listed by no manifest
+            yield prefix + entry.name + ("" if plain else "/" if is_folder else " (a link or not a file)")
+            if is_folder and not prefix:  # manifests only list files in one level of folders
                 yield from _listing(path / entry.name, entry.name + "/")
 
 
 def _content(path: Path, entry: FileEntry, *, keep: bool) -> bytes:
-    """The bytes of a file whose size and digest are right; nothing of them unless ``keep``. They are read
-    once, so that what was checked is what is used. Raises ValueError and OSError."""
+    """The bytes of a file after checking its size and digest; empty unless ``keep``. The file is read only
+    once, so that exactly the checked bytes are used. Raises ValueError and OSError."""
     if path.parent.is_symlink():
         raise ValueError("its folder is a link")
     with open(durable.open_plain(path), "rb") as file:
@@ -204,7 +204,7 @@ def _digest(file: BinaryIO) -> hashlib._Hash:
 
 
 def _shard(data: bytes, members: list[str]) -> dict[str, Tensor]:
-    """The tensors of a file, in the manifest's order. Raises ValueError where they are others."""
+    """The tensors of a file, in the manifest's order. Raises ValueError if the file has other tensors."""
     tensors = tensors_of(data)
     if sorted(tensors) != sorted(members):
         raise ValueError("its tensors are not those in the manifest")

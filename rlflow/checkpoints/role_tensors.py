@@ -1,4 +1,4 @@
-"""A role's part of a snapshot: its trainer's state as groups in Hugging Face names."""
+"""A role's part of a snapshot: the state of its trainer as groups of tensors with Hugging Face names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPTIMIZER = "optimizer"
 
 
 def role_tensors(role: str, state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The tensors of ``Trainer.state()`` in two groups: ``ROLE.parameters``, in Hugging Face names, and
+    """The tensors of ``Trainer.state()`` in two groups: ``ROLE.parameters``, with Hugging Face names, and
     ``ROLE.optimizer``, all others."""
     prefix = PARAMETERS + "/"
     own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
@@ -23,8 +23,8 @@ def role_tensors(role: str, state: Mapping[str, Tensor]) -> dict[str, dict[str, 
 
 
 def trainer_state(tensors: Groups, role: str) -> dict[str, Tensor]:
-    """The state of a role's trainer, for ``Trainer.restore()``. Raises PlanError where the checkpoint has no
-    such role."""
+    """The state of a role's trainer, for ``Trainer.restore()``. Raises PlanError if the checkpoint does not
+    have the role."""
     parameters, rest = (tensors.get(f"{role}.{kind}") for kind in (PARAMETERS, OPTIMIZER))
     if parameters is None or rest is None:
         raise no_role(role, tensors)
@@ -32,12 +32,12 @@ def trainer_state(tensors: Groups, role: str) -> dict[str, Tensor]:
 
 
 def roles_of(tensors: Groups) -> list[str]:
-    """The roles whose weights a checkpoint holds."""
+    """The roles with weights in a checkpoint."""
     return [group.removesuffix("." + PARAMETERS) for group in tensors if group.endswith("." + PARAMETERS)]
 
 
 def no_role(role: str | None, tensors: Groups) -> PlanError:
-    """The error where a checkpoint does not have the role, or where no role is named and there are
+    """The error if a checkpoint does not have the role, or if no role is given and the checkpoint has
     several."""
     roles = roles_of(tensors)
     message = (

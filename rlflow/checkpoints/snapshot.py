@@ -1,4 +1,4 @@
-"""A snapshot: all that a run needs to go on from an iteration, in memory."""
+"""A snapshot: everything that a run needs to continue after an iteration, in memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Groups = Mapping[str, Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The content of a checkpoint. Raises PlanError for a name that is no file name, a dtype that safetensors
-    lacks, or state that is not JSON."""
+    """The content of a checkpoint. Raises PlanError for an invalid file name, a dtype that safetensors lacks,
+    or state that is not JSON."""
 
-    iteration: int  # after which it is taken
-    #: group, such as ``actor.parameters`` → name → tensor, which must not change while it is written
-    #: (``host_copy``)
+    iteration: int  # number of finished iterations
+    #: group, such as ``actor.parameters`` → name → tensor; tensors must not change while they are written
+    #: (see ``host_copy``)
     tensors: Groups = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)  # plain JSON values, copied here
     # ``NAME`` or ``FOLDER/NAME``, such as ``actor/config.json`` → bytes
@@ -33,7 +33,7 @@ class Snapshot:
         if not 0 <= self.iteration < 10**18:
             raise PlanError.of(
                 "checkpoint-iteration",
-                "no checkpoint is of such an iteration",
+                "a checkpoint cannot have this iteration number",
                 found=str(self.iteration),
                 expected="0 or more",
             )
@@ -41,12 +41,12 @@ class Snapshot:
             _check_group(group, members)
         for name in self.files:
             if not file_names.is_file(name) or name.removesuffix(".safetensors") in self.tensors:
-                raise _refused("file", name, file_names.EXPECTED + ", unlike a group's")
+                raise _refused("file", name, file_names.EXPECTED + ", and not the name of a group's file")
         object.__setattr__(self, "state", plain(self.state))
 
     @property
     def bytes(self) -> int:
-        """Bytes of all tensors; headers and state come on top of it on disk."""
+        """Bytes of all tensors and files. On disk, headers and state are added to this."""
         return sum(tensors.size(members) for members in self.tensors.values()) + sum(
             len(data) for data in self.files.values()
         )
@@ -57,7 +57,7 @@ def _check_group(group: str, members: Mapping[str, Tensor]) -> None:
         raise _refused("group", group, "letters, digits, '.', '_' and '-'")
     for name, tensor in members.items():
         if name == "__metadata__" or "\0" in name:
-            raise _refused("tensor", name, "a name that safetensors does not use itself")
+            raise _refused("tensor", name, "a name that is not reserved by safetensors")
         if tensor.dtype not in tensors.DTYPES or tensor.layout is not torch.strided:
             raise PlanError.of(
                 "checkpoint-dtype",
@@ -74,7 +74,8 @@ def _refused(what: str, name: str, expected: str) -> PlanError:
 
 
 def host_copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies in host memory, so that training may go on while they are written. Tied tensors come apart."""
+    """Copies in host memory, so that training can continue while they are written. Tied tensors become
+    separate ones."""
     return {
         name: torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
         for name, tensor in tensors.items()

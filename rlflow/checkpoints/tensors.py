@@ -1,6 +1,8 @@
-"""Tensors as safetensors files, in pieces: hashed and written as they lie in memory, with no second copy and
-without holding the interpreter from the training thread, which the library's own writer does for as long as
-it copies."""
+"""Writes tensors as safetensors files, in pieces straight from memory without a second copy.
+
+The library's own writer is not used, because it blocks the interpreter, and so the training thread, while it
+copies.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ def size(tensors: Mapping[str, Tensor]) -> int:
 
 
 def shards(tensors: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]]:
-    """The tensors in order, cut where a file would pass ``limit`` bytes; a larger tensor gets a file of its
-    own."""
+    """The tensors in order, split into files of at most ``limit`` bytes; a larger tensor gets its own
+    file."""
     out: list[dict[str, Tensor]] = [{}]
     for name, tensor in tensors.items():
         if out[-1] and size(out[-1]) + size({name: tensor}) > limit:
@@ -46,7 +48,7 @@ def shards(tensors: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]]
 
 
 def shard_names(stem: str, count: int) -> list[str]:
-    """The files of ``count`` shards, as Hugging Face names them."""
+    """The file names of ``count`` shards, in Hugging Face's form."""
     return (
         [f"{stem}.safetensors"]
         if count == 1
@@ -55,8 +57,8 @@ def shard_names(stem: str, count: int) -> list[str]:
 
 
 def pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file: length of the header, header, data without gaps. Wide types first, so
-    that all are aligned."""
+    """The bytes of a safetensors file: length of the header, header, data without gaps. Wide types come
+    first, so that all data are aligned."""
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0

@@ -1,5 +1,5 @@
-"""Writing checkpoints in the background: aside, flushed, renamed. A save that fails is said loudly and harms
-nothing."""
+"""Writes checkpoints in the background: under a temporary name, flushed, then renamed. A failed save is
+reported and leaves earlier checkpoints unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlflow.checkpoints.reading import verify
 from rlflow.checkpoints.snapshot import Snapshot
 
 SHARD = 2 << 30  # bytes of a file of tensors
-SPARE = 1 << 20  # bytes beside the files' own: headers, the manifest, the filesystem's own needs
+SPARE = 1 << 20  # bytes in addition to the files: headers, the manifest, the filesystem's own needs
 
 
 def _shout(message: str) -> None:
@@ -27,11 +27,11 @@ def _shout(message: str) -> None:
 
 
 class Writer:
-    """Saves snapshots of one run, one at a time, in a thread; keeps the newest ``keep`` good ones.
+    """Saves snapshots of one run, one at a time, in a thread; keeps the newest ``keep`` intact checkpoints.
 
-    failures: what went wrong so far; each was also handed to ``on_failure`` in the writing thread, which
-    calls ``before`` before each checkpoint. Only the holder of the run's lock may have a writer. Raises
-    PlanError where the folder is a link that leads elsewhere.
+    failures: messages of all failures so far. The writing thread also calls ``on_failure`` with each of them,
+    and calls ``before`` before each checkpoint. Only the holder of the run's lock may have a writer. Raises
+    PlanError if the folder is a symbolic link.
     """
 
     def __init__(
@@ -52,23 +52,22 @@ class Writer:
         self.shard_bytes = shard_bytes
         self.on_failure, self.before = on_failure, before
         self.failures: list[str] = []
-        self.saved: Path | None = None  # the newest that this writer has put on the disk
-        # why the newest snapshot that was submitted is not on the disk; empty where it is, or is still being
-        # written
+        self.saved: Path | None = None  # the newest checkpoint that this writer has saved
+        # why the newest submitted snapshot is not on the disk; empty if it is, or if it is still being written
         self.missed = ""
         self.in_a_row = 0  # snapshots in a row that could not be saved
         self._good: dict[Path, bool] = {}
         self._changed = threading.Condition()
         self._waiting: Snapshot | None = None
         self._busy = self._closed = False
-        self._attempt("clearing away what earlier writers left", lambda: durable.clear(self.folder))
+        self._attempt("removing temporary files of earlier writers", lambda: durable.clear(self.folder))
         self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
         self._thread.start()
 
     def submit(self, snapshot: Snapshot) -> None:
-        """Have a snapshot written. Waits while the one before it is still being written, but at most
-        ``patience`` seconds: then it takes the place of the one that waits, if one does. Raises no error of
-        the disk."""
+        """Queue a snapshot for writing. Waits at most ``patience`` seconds while the previous snapshot is
+        being written. After that, this snapshot replaces a snapshot that is still waiting. Raises no disk
+        errors."""
         with self._changed:
             if self._closed:
                 raise ValueError("submit: the writer is closed")
@@ -78,18 +77,18 @@ class Writer:
         if passed_over is not None:
             self.in_a_row += 1
             self._fail(
-                f"checkpoint of iteration {passed_over.iteration} not saved: the one before it took more "
+                f"checkpoint of iteration {passed_over.iteration} not saved: saving the one before it took more "
                 f"than {self.patience:g} s"
             )
 
     def wait(self, seconds: float) -> bool:
-        """Until everything submitted is dealt with; False where the time was too short."""
+        """Wait until all submitted snapshots are written or failed; False if ``seconds`` were not enough."""
         with self._changed:
             return self._changed.wait_for(self._idle, seconds)
 
     def close(self, seconds: float = 600.0) -> bool:
-        """Finish what was submitted and end the thread. False, and a failure, where the time was too short;
-        what is half written then is removed by the next writer."""
+        """Finish the submitted snapshots and end the thread. If ``seconds`` are not enough, returns False and
+        records a failure; the next writer then removes the unfinished files."""
         done = self.wait(seconds)
         with self._changed:
             self._closed = True
@@ -116,7 +115,7 @@ class Writer:
                 functools.partial(self._save, snapshot),
             )
             self.in_a_row = self.in_a_row + 1 if self.missed else 0
-            del snapshot  # a copy of the model: not held while waiting
+            del snapshot  # it is a copy of the model, so free it before waiting
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
@@ -161,7 +160,7 @@ class Writer:
         try:
             digest = write_folder(aside, snapshot, self.shard_bytes)
             folder.write_aside(self.folder, folder.Pointer(target.name, digest), pointer.name)
-            durable.move(aside, target)  # from here on nothing needs room on the disk
+            durable.move(aside, target)  # from here on no more disk space is needed
             durable.move(pointer, self.folder / folder.POINTER)
         except BaseException:
             self._undo(aside, pointer, target)
@@ -171,10 +170,11 @@ class Writer:
         self._attempt(f"removing checkpoints older than iteration {snapshot.iteration}", self._prune)
 
     def _undo(self, aside: Path, pointer: Path, target: Path) -> None:
-        """Leave nothing of a save that failed. If the pointer was renamed before it did, the save stands."""
+        """Remove all files of a failed save. If the pointer was already renamed, the save counts as
+        successful."""
         shutil.rmtree(aside, ignore_errors=True)
         if os.path.lexists(pointer):
-            with contextlib.suppress(OSError):  # what went wrong is said by the error that led here
+            with contextlib.suppress(OSError):  # the original error is reported by the caller
                 pointer.unlink()
             shutil.rmtree(target, ignore_errors=True)
 
@@ -183,14 +183,13 @@ class Writer:
         if free < snapshot.bytes + SPARE:
             raise OSError(
                 errno.ENOSPC,
-                f"no room: found {free} bytes free, expected {snapshot.bytes + SPARE}; make room or "
-                "lower --keep",
+                f"not enough disk space: found {free} free bytes, expected {snapshot.bytes + SPARE}; free "
+                "some space or lower --keep",
             )
 
     def _prune(self) -> None:
-        """Remove what is older than the newest ``keep`` good ones. A damaged one does not count as one of
-        them."""
-        count = 1  # the one just written, which 'latest' names
+        """Remove checkpoints older than the newest ``keep`` intact ones. Damaged checkpoints do not count."""
+        count = 1  # the checkpoint just written, which 'latest' names
         for path in folder.steps(self.folder):
             if path == self.saved:
                 continue
@@ -210,8 +209,8 @@ class Writer:
 
 
 def write_folder(path: Path, snapshot: Snapshot, shard_bytes: int) -> str:
-    """A new folder with a checkpoint, all of it on the disk, the manifest last. Returns the manifest's
-    digest. Raises OSError."""
+    """Write a checkpoint into a new folder and flush it, the manifest last. Returns the manifest's digest.
+    Raises OSError."""
     os.mkdir(path)
     files: dict[str, FileEntry] = {}
     groups: dict[str, dict[str, list[str]]] = {}

@@ -27,7 +27,7 @@ def test_a_snapshot_larger_than_the_room_is_refused_before_a_byte_is_written(dis
             writer.submit(Snapshot(13, {"g": {"large": torch.zeros(2 << 20)}}))
             assert writer.wait(60)
         assert "write" not in calls
-        assert "checkpoint of iteration 13 not saved: no room" in said[0]
+        assert "checkpoint of iteration 13 not saved: not enough disk space" in said[0]
         assert said == writer.failures
         assert loads(campaign, run) == 12
         writer.submit(campaign.example(14))
@@ -132,7 +132,7 @@ def test_what_on_failure_raises_does_not_end_the_writer(disk, campaign):
 def test_without_a_callback_a_failure_is_printed(disk, capfd):
     with Writer(disk.path) as writer:
         writer.submit(Snapshot(13, {"g": {"large": torch.zeros(2 << 20)}}))
-    assert "checkpoint of iteration 13 not saved: no room" in capfd.readouterr().err
+    assert "checkpoint of iteration 13 not saved: not enough disk space" in capfd.readouterr().err
     assert steps(disk.path / "checkpoints") == []
 
 

@@ -68,7 +68,7 @@ def test_while_a_disk_does_not_answer_training_goes_on_and_the_newest_snapshot_i
         writer.submit(campaign.example(2))
         writer.submit(campaign.example(3))
         assert writer.failures == [
-            "checkpoint of iteration 2 not saved: the one before it took more than 0.01 s"
+            "checkpoint of iteration 2 not saved: saving the one before it took more than 0.01 s"
         ]
         gate.open.set()
         assert writer.close()

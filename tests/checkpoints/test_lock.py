@@ -54,7 +54,9 @@ def test_of_eight_at_once_one_wins_and_a_dead_ones_lock_is_taken_over(tmp_path, 
     assert [one["won"] for one in found] == [1] * rounds
     for one in found:
         assert all(
-            re.search(r"RunHeld: another process runs in(.|\n)*process \d+ on .* since 20", text)
+            re.search(
+                r"RunHeld: another process uses the run directory(.|\n)*process \d+ on .* since 20", text
+            )
             for text in one["said"]
         ), one
         # the winner, by all the losers
@@ -113,7 +115,7 @@ def test_a_child_that_outlives_the_holder_is_spoken_of(tmp_path):
     """A forked child shares its parent's lock; started anew it would not."""
     parent = started("os._exit(0) if os.fork() else sys.stdin.read()", tmp_path)
     assert parent.wait(60) == 0
-    with pytest.raises(RunHeld, match=r"left behind(.|\n)*fuser"):
+    with pytest.raises(RunHeld, match=r"which has ended(.|\n)*fuser"):
         Lock(tmp_path, patience=0.1).acquire()
     parent.communicate()
 
@@ -136,7 +138,7 @@ def test_without_locks_a_holder_on_another_machine_is_believed(tmp_path, monkeyp
         "file": os.stat(tmp_path / "run.lock.owner").st_ino,
     }
     (tmp_path / "run.lock.owner").write_text(json.dumps(elsewhere))
-    with pytest.raises(RunHeld, match=r"on node-7(.|\n)*if it is surely gone, delete"):
+    with pytest.raises(RunHeld, match=r"on node-7(.|\n)*if it has certainly ended, delete"):
         Lock(tmp_path).acquire()
 
 
@@ -164,7 +166,7 @@ def test_a_full_disk_takes_no_name_and_the_lock_holds_all_the_same(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:
-        with Lock(tmp_path), pytest.raises(RunHeld, match="a process that has not said its name"):
+        with Lock(tmp_path), pytest.raises(RunHeld, match="a process that has not written its name"):
             Lock(tmp_path, patience=0.0).acquire()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

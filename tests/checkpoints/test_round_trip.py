@@ -134,7 +134,7 @@ def test_state_that_is_not_json_is_refused_when_the_snapshot_is_made(value, plac
 def test_state_that_contains_itself_is_refused():
     state = {}
     state["self"] = state
-    with pytest.raises(PlanError, match="nested too deep"):
+    with pytest.raises(PlanError, match="nested too deeply"):
         Snapshot(0, state=state)
 
 

@@ -286,7 +286,7 @@ def test_an_identity_that_cannot_be_read_says_why(tmp_path):
         identity.read(tmp_path)
     (tmp_path / identity.FILE).unlink()
     (tmp_path / identity.FILE).mkdir()
-    with pytest.raises(ValueError, match=f"{identity.FILE} cannot be read: it is no regular file"):
+    with pytest.raises(ValueError, match=f"{identity.FILE} cannot be read: it is not a regular file"):
         identity.read(tmp_path)
 
 

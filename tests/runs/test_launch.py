@@ -32,7 +32,7 @@ def test_of_two_launches_at_once_one_works_and_the_other_exits_with_3_and_names_
     for iterations in range(2, 2 + ROUNDS):
         found = race(folder, iterations, tmp_path)
         assert (found.first.code, found.second.code) == (3, 0), found
-        assert f"another process runs in '{folder}'" in found.first.err
+        assert f"another process uses the run directory '{folder}'" in found.first.err
         assert f"process {found.pids[1]} on {os.uname().nodename}" in found.first.err
         assert found.second.err == ""
     done = [json.loads(line)["iteration"] for line in (folder / "metrics.jsonl").read_text().splitlines()]

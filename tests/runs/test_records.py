@@ -82,7 +82,7 @@ def test_a_log_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path):
         records.metrics(iteration, figures({"a": 1.0}))
         records.timeline(iteration, Outcome(spans=[Span("a", "model", 10.0, 10.5)]))
     records.close()
-    assert said == ["timeline.json cannot be written, the run goes on: it is no regular file"]
+    assert said == ["timeline.json cannot be written, the run goes on: it is not a regular file"]
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
 
 
