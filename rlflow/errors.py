@@ -1,13 +1,13 @@
-"""The errors of rlflow, and to whom each is addressed.
+"""The errors of rlflow, and who should act on each.
 
     FlowError    the author of the algorithm, before anything runs
-    PlanError    whoever chose the settings, the data or the placement
+    PlanError    the user who chose the settings, the data or the placement
     StageError   a stage raised while it ran; the original exception is its cause
-    RunHeld      another process is running in the same directory
+    RunHeld      another process uses the same run directory
     RemoteError  another process raised or does not answer: Late, Dead
 
-Every message names the place, what was found, what was expected, the nearest name where there is one, and
-what to write instead.
+Every message gives the place, the value that was found, the expected value, the nearest known name if there is
+one, and the remedy.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Severity = Literal["error", "warning", "note"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A line of a file. Prints as ``path:line``, with a path relative to the working directory where the file
-    is below it."""
+    """A line of a file. Prints as ``path:line``; the path is relative if the file is inside the working
+    directory."""
 
     path: str
     line: int
@@ -36,17 +36,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Problem:
-    """One finding, as `rlflow check` and errors print it."""
+    """One finding, in the form that `rlflow check` and errors print."""
 
     code: str  # stable name of the kind of mistake
     message: str
-    place: Place | None = None  # where the mistake is
-    definition: Place | None = None  # where the thing that it is about is defined
+    place: Place | None = None  # the location of the mistake
+    definition: Place | None = None  # the definition of the object with the mistake
     found: str = ""
     expected: str = ""
     nearest: str | None = None  # the known name that was probably meant
     remedy: str = ""  # what to write or do instead
-    variant: str = ""  # the setting under which the mistake shows
+    variant: str = ""  # the setting with which the mistake appears
     severity: Severity = "error"
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class _Reported(Exception):
 
     @classmethod
     def refuse(cls, problems: Iterable[Problem]) -> None:
-        """Raise this error with all of the problems, where there are any."""
+        """Raise this error with all problems, if there are any."""
         if found := tuple(problems):
             raise cls(*found)
 
@@ -76,7 +76,7 @@ class _Reported(Exception):
 
 
 class FlowError(_Reported):
-    """The algorithm is wrong: its source cannot be what the author meant. Raised before anything runs."""
+    """The algorithm's source code has an error. Raised before anything runs."""
 
 
 class PlanError(_Reported):
@@ -84,31 +84,31 @@ class PlanError(_Reported):
 
     @classmethod
     def of(cls, code: str, message: str, **details: object) -> PlanError:
-        """An error with one ``Problem`` of these fields."""
+        """An error with one ``Problem`` with these fields."""
         return cls(Problem(code, message, **details))  # type: ignore[arg-type]
 
     def at(self, place: Place | None) -> PlanError:
-        """The error with this place where its problems name none."""
+        """The same error, with this place for problems without a place."""
         self.problems = tuple(replace(problem, place=problem.place or place) for problem in self.problems)
         return self
 
 
 class RunHeld(PlanError):
-    """Another process runs in the same run directory."""
+    """Another process uses the same run directory."""
 
 
 @dataclass(eq=False)
 class StageError(Exception):
-    """A stage raised, or did not end by its deadline."""
+    """A stage raised an error or missed its deadline."""
 
-    stage: str  # empty where the run failed between two stages
+    stage: str  # empty if the run failed between two stages
     iteration: int
-    rows: int  # rows that the stage was called with
+    rows: int  # rows in the call
     message: str
     place: Place | None = None  # of the call in the flow
     columns: Mapping[str, str] = field(default_factory=dict)  # input → its padded shape
-    then: str = ""  # what of the run is saved, and how to go on
-    # last lines of the user's files that the error went through, the one that raised first
+    then: str = ""  # which part of the run is saved, and how to continue
+    # last lines of the user's files in the traceback, the line that raised first
     lines: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -128,25 +128,24 @@ class StageError(Exception):
 
 
 class SkipIteration(Exception):
-    """An iteration has no row to train on; the run goes on with the next one."""
+    """An iteration has no rows to train on; the run continues with the next iteration."""
 
-    account: object = None  # what became of the rows that were sampled for it
+    account: object = None  # row accounting of the rows that were sampled for it
 
 
 class Stopped(Exception):
-    """An iteration was stopped on request before any weights changed, so that it can be run again from its
-    beginning."""
+    """An iteration was stopped on request before any weights changed. It can be run again from its start."""
 
 
 @dataclass(frozen=True)
 class RemoteFailure:
-    """An error that a process raised, as another process gets it."""
+    """An error that another process raised, in the form in which it arrives here."""
 
     type: str  # the name of the exception's class
     text: str
-    # last lines of the user's files that it went through, the one that raised first
+    # last lines of the user's files in the traceback, the line that raised first
     lines: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # what a whole traceback shows after it, such as its own traceback
+    notes: tuple[str, ...] = ()  # notes for a full traceback, such as the traceback in the other process
 
     def __str__(self) -> str:
         return f"{self.type}: {self.text}"
@@ -164,29 +163,29 @@ class RemoteError(Exception):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The lines of the user's files that the error went through in the other process."""
+        """The lines of the user's files in the error's traceback in the other process."""
         return self.failure.lines if self.failure is not None else ()
 
 
 class Late(RemoteError):
-    """Workers have not answered by the deadline of a call."""
+    """Workers did not answer by the deadline of a call."""
 
 
 class Dead(RemoteError):
-    """A worker process has ended, or was ended since it did not answer."""
+    """A worker process has ended, or was killed because it did not answer."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name that was probably meant, or None: the one with the fewest letters changed, missing, added or
-    swapped, which are at most a third of the longer one's letters and at most three."""
+    """The known name that was probably meant, or None. It is the name with the fewest changed, missing, added
+    or swapped letters: at most three, and at most a third of the longer name."""
     close = [(apart, each) for each in names if (apart := misspelt(name, each)) is not None]
     return min(close, key=lambda pair: pair[0])[1] if close else None
 
 
 def misspelt(written: str, meant: str) -> int | None:
-    """How many letters differ between two names (changed, missing, added, or two neighbours swapped), upper
-    and lower case and ``-`` and ``_`` being the same; None where these are too many for one to be a
-    misspelling of the other."""
+    """The number of letters that differ between two names: changed, missing, added, or two neighbours
+    swapped. Ignores case, and the difference between ``-`` and ``_``. None if too many differ for a
+    misspelling."""
     first, second = (text.casefold().replace("-", "_") for text in (written, meant))
     most = min(max(len(first), len(second)) // 3, 3)
     if abs(len(first) - len(second)) > most:
@@ -204,12 +203,12 @@ def misspelt(written: str, meant: str) -> int | None:
 
 def printable(text: str, keep: str = "\n\t") -> str:
     """The text with control characters escaped except those in ``keep``, so that a file name or a sample
-    cannot drive a terminal."""
+    cannot control a terminal."""
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 def listed(names: Iterable[str], limit: int = 16) -> str:
-    """Names for a message: comma-separated, cut after ``limit``."""
+    """Names for a message: comma-separated, at most ``limit`` of them."""
     names = list(names)
     suffix = f", … ({len(names)} in all)" if len(names) > limit else ""
     return (", ".join(names[:limit]) or "none") + suffix

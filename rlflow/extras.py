@@ -1,5 +1,5 @@
-"""What is installed: rlflow's own version, and optional packages, which are imported when first needed; where
-one is missing, the error has the line that installs it."""
+"""Optional packages: they are imported when they are first needed, and an error about a missing one gives the
+command that installs it. Also rlflow's own version."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from typing import Any, cast
 from rlflow.errors import PlanError, Problem
 
 VERSION = "0.1.0"  # of rlflow
-INSTALL = {  # backend → the line that installs its package of the same name
+INSTALL = {  # backend → the command that installs its package, which has the same name
     "deepspeed": "pip install --no-build-isolation 'rlflow-dag[deepspeed]'",
     "vllm": "pip install 'rlflow-dag[vllm]'",
 }
-ON_CPU = {"vllm": "python -m rlflow.backends.vllm.install"}  # the same for machines without a GPU
-# module → what it imports for a few of its tasks alone: this draws in matplotlib
+ON_CPU = {"vllm": "python -m rlflow.backends.vllm.install"}  # the command for machines without a GPU
+# module → packages that only few of its tasks need: cellpylib imports matplotlib
 LATE = {"reasoning_gym.factory": ("cellpylib",)}
 
 
 def require(module: str, extra: str, install: str = "") -> Any:
-    """Import a module of an optional package. Raises PlanError where the package is missing, with the line
-    ``install``, or else the line that installs the extra."""
+    """Import a module of an optional package. Raises PlanError if the package is missing, with the command
+    ``install``, or else the command that installs the extra."""
     try:
         with late(LATE.get(module, ())):
             return importlib.import_module(module)
     except ModuleNotFoundError as missing:
         package = module.partition(".")[0]
-        # the package is there, and broken: its own message says more
+        # the package itself is installed, and another import failed: its own message is better
         if (missing.name or "").partition(".")[0] != package:
             raise
         raise _missing_package(package, extra, install) from missing
@@ -43,7 +43,8 @@ def require(module: str, extra: str, install: str = "") -> Any:
 
 @contextmanager
 def late(packages: Sequence[str]) -> Iterator[None]:
-    """Packages that are imported within are run when one of their names is first read, and not before."""
+    """Delay packages that are imported within the context: the code of each runs when one of its names is
+    first read."""
     finder = _Late(packages)
     sys.meta_path.insert(0, finder)
     try:
@@ -53,7 +54,7 @@ def late(packages: Sequence[str]) -> Iterator[None]:
 
 
 class _Late:
-    """The finder of packages that are run late."""
+    """An import finder that delays the execution of packages until one of their names is read."""
 
     def __init__(self, packages: Sequence[str]) -> None:
         self.packages = packages
@@ -61,7 +62,7 @@ class _Late:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of such a package; None leaves a name to others."""
+        """The spec of a late package; None for other names."""
         spec = PathFinder.find_spec(name, path, target) if name in self.packages else None
         if spec is not None and spec.loader is not None:
             spec.loader = cast(Loader, _LateLoader(spec.loader))
@@ -69,18 +70,18 @@ class _Late:
 
 
 class _LateLoader:
-    """Makes a module that is run when a name is read that it has not. Python's own LazyLoader runs it at its
-    second import."""
+    """Creates a module whose code runs when a name is read that it does not have yet. Python's LazyLoader
+    would run the code at the second import."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """An empty module."""
+        """Create an empty module."""
         return _LateModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Leave the module to be run by whoever reads a name of it."""
+        """Do not run the module yet; reading one of its names runs it."""
         module.__dict__["_loader"] = self.loader
 
 
@@ -90,7 +91,7 @@ class _LateModule(ModuleType):
     _running = RLock()
 
     def __getattr__(self, name: str) -> Any:
-        with _LateModule._running:  # a thread that comes second waits for the first
+        with _LateModule._running:  # a second thread waits for the first
             if (loader := self.__dict__.pop("_loader", None)) is not None:
                 loader.exec_module(self)
         try:
@@ -100,8 +101,8 @@ class _LateModule(ModuleType):
 
 
 def ask(package: str, extra: str) -> None:
-    """Check that a package is installed, without importing it. Raises PlanError with the line that installs
-    the extra where it is missing."""
+    """Check that a package is installed, without importing it. Raises PlanError with the command that
+    installs the extra if it is missing."""
     if not _installed(package):
         raise _missing_package(package, extra)
 
@@ -110,14 +111,14 @@ def _missing_package(package: str, extra: str, install: str = "") -> PlanError:
     return PlanError.of(
         "missing-package",
         f"the package '{package}' is not installed",
-        expected=f"{package}, of the extra '{extra}'",
+        expected=f"{package}, from the extra '{extra}'",
         remedy=install or f"pip install 'rlflow-dag[{extra}]'",
     )
 
 
 def missing(backend: str, device: str) -> Problem | None:
-    """The problem of a shipped backend whose package is not installed, with the line that installs it for
-    ``device`` (auto, cpu, cuda). None where nothing is missing. Imports nothing."""
+    """The problem if a shipped backend's package is not installed, with the command that installs it for
+    ``device`` (auto, cpu, cuda). None if nothing is missing. Imports nothing."""
     if backend not in INSTALL or _installed(backend):
         return None
     return Problem(
@@ -129,8 +130,8 @@ def missing(backend: str, device: str) -> Problem | None:
 
 
 def install_line(backend: str, device: str) -> str:
-    """The line that installs a backend's package for ``device``. With ``auto`` it is the one for GPUs where
-    their driver is installed."""
+    """The command that installs a backend's package for ``device``. With ``auto``, the command for GPUs if a
+    GPU driver is installed."""
     gpu = device == "cuda" or (device == "auto" and Path("/proc/driver/nvidia/version").exists())
     return INSTALL[backend] if gpu else ON_CPU.get(backend, INSTALL[backend])
 

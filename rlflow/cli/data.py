@@ -1,4 +1,4 @@
-"""`rlflow data`: what a model reads of a data set."""
+"""`rlflow data`: prints how a model reads a data set."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def show_data(file: str, arguments: Sequence[str]) -> int:
 
 
 def _opened(source: SourceSpec, folder: str | None, settings: Mapping[str, Any]) -> Dataset:
-    """A source as a run of the model in ``folder`` reads it."""
+    """Open a source in the way that a run of the model in ``folder`` does."""
     data = open_data(source.path, tokenizer=folder, bad="skip", **data_settings(settings, ()))
     positions = positions_of(Path(folder)) if folder else None
     return (
@@ -76,7 +76,7 @@ def lines(preview: Preview) -> Iterator[str]:
     if preview.unread:
         yield f"  unused fields: {', '.join(preview.unread)} (--data.NAME FIELD maps a field)"
     yield (
-        f"  prompts are put {preview.wording}"
+        f"  prompts are formatted {preview.wording}"
         if preview.wording.startswith("as ")
         else f"  {preview.wording}"
     )

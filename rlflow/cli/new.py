@@ -13,7 +13,7 @@ from rlflow import algorithms
 from rlflow.checkpoints import durable
 from rlflow.errors import PlanError, listed, nearest, printable
 
-TEMPLATE = '''"""{title}: say in one sentence what it is and which paper it follows."""
+TEMPLATE = '''"""{title}: describe the algorithm in one sentence, and name its paper."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -25,23 +25,23 @@ from rlflow import flow, group_mean, loss, stage
 
 
 @dataclass(frozen=True)
-class Settings:  # each is a flag of `rlflow run`: --hp.clip 0.1
+class Settings:  # each field is a flag of `rlflow run`: --hp.clip 0.1
     samples: Annotated[int, Ge(2)] = 8  # responses per prompt
     max_tokens: Annotated[int, Ge(1)] = 256  # longest response
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
     minibatch: Annotated[int, Ge(1)] = 64  # rows per optimizer step
 
 
-# A stage is a function of columns. Positional parameters name the columns it reads, keyword-only ones are settings. It sees tensors
-# padded to the longest row: tokens [rows, T], scores [rows]. rows="group": whole groups of samples of one prompt.
+# A stage is a function of columns. Its positional parameters name the columns that it reads; keyword-only parameters are settings.
+# Columns are tensors padded to the longest row: tokens [rows, T], scores [rows]. rows="group": all samples of a prompt are in one call.
 @stage(gives="advantages", rows="group")
 def advantages(scores, group, mask):
-    advantage = scores - group_mean(scores, group)  # NaN marks a missing score: such rows are left out of the update
+    advantage = scores - group_mean(scores, group)  # NaN marks a missing score: the update skips such rows
     return torch.where(mask, advantage[:, None], 0.0)
 
 
-# A loss gets what the model computes now (new.logprobs) and columns, and gives one value per token (or per row) and metrics. The
-# trainer averages: over all tokens of the minibatch unless `update(…, mean=…)` says otherwise.
+# A loss gets the model's present outputs (new.logprobs) and columns. It returns one value per token (or per row) and metrics. The
+# trainer averages the values over all tokens of the minibatch, unless `update(…, mean=…)` sets another average.
 @loss
 def policy_loss(new, logprobs, advantages, *, clip):
     ratio = (new.logprobs - logprobs).exp()
@@ -49,12 +49,13 @@ def policy_loss(new, logprobs, advantages, *, clip):
     return -gain, {{"clipped": (ratio - 1).abs() > clip}}
 
 
-# The flow is one iteration. The first parameter is the data, `hp` the settings, every other a role: a model is what it is used for.
+# The flow is one iteration. Its first parameter is the data, `hp` the settings, and every other parameter a role. The calls on a role
+# decide whether it is a reward, or a model that samples, scores or learns.
 @flow
 def {name}(prompts, actor, reward, hp=Settings()):
-    batch = actor.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens)  # gives tokens, mask, completion, …
-    batch |= reward(batch)  # gives scores
-    batch |= actor.logprobs(batch)  # before the update: the old policy
+    batch = actor.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens)  # adds tokens, mask, completion, …
+    batch |= reward(batch)  # adds scores
+    batch |= actor.logprobs(batch)  # log-probs before the update: the old policy
     batch |= advantages(batch)
     actor.update(batch, policy_loss, clip=hp.clip, minibatch=hp.minibatch)
 '''

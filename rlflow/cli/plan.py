@@ -355,7 +355,7 @@ def times(explanation: Explanation) -> Iterator[str]:
 
 
 def assumptions(explanation: Explanation) -> Iterator[str]:
-    """Lines on what a plan assumes about the data and the run."""
+    """Lines on the assumptions of a plan about the data and the run."""
     long = (
         "all of their max_tokens"
         if any(step.op == "generate" for step in explanation.steps)

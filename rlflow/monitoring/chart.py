@@ -58,7 +58,7 @@ def chart(curves: Mapping[str, Curve], width: int, height: int = HEIGHT) -> Text
 
 
 def _labels(low: float, high: float, height: int) -> list[str]:
-    """The label of each line from the bottom; most lines have none."""
+    """The label of each line from the bottom; empty for most lines."""
     if high <= low:
         return [f"{low:.4g}", *[""] * (height - 1)]
     labelled = {0, (height - 1) // 2, height - 1}

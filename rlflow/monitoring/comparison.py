@@ -181,7 +181,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def cautions(comparison: Comparison) -> list[str]:
-    """Sentences on what makes the numbers of the runs less comparable than they look."""
+    """Sentences on differences that make the numbers of the runs less comparable than they look."""
     runs, settings = comparison.runs, comparison.settings
     data = [name for name in settings if name in DATA or name.startswith("data.")]
     unfinished = [run.name for run in runs if run.summary.state != "done"]

@@ -109,7 +109,7 @@ CORE = (
     Package(("safetensors",), "weights", "rlflow-dag"),
 )
 OPTIONAL = (
-    Package(("reasoning-gym",), "tasks that make their own questions", TASKS),
+    Package(("reasoning-gym",), "tasks that generate their own questions", TASKS),
     Package(("math-verify",), "the reward 'math'", TASKS),
     Package(("datasets",), "Hugging Face data folders", TASKS),
     Package(("peft",), "low-rank adapters, --ROLE.lora", "'rlflow-dag[lora]'"),

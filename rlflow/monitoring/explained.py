@@ -36,7 +36,7 @@ def reasons_of(run: Recorded) -> list[Finding]:
 
 
 def explanation(folder: Path) -> list[str]:
-    """The lines of `rlflow explain`. Never raises, whatever the folder contains."""
+    """The lines of `rlflow explain`. Never raises: unreadable files give default values."""
     run = recorded(folder)
     reasons = reasons_of(run)
     return [
@@ -93,7 +93,7 @@ def _time(folder: Path) -> list[str]:
 
 
 def bound_lines(folder: Path) -> list[str]:
-    """The last lines of bounds.txt, which name the limit of the run's speed; empty if the run has not
+    """The last lines of bounds.txt, which name the limit of the run's speed; empty before the run has
     ended."""
     try:
         return durable.read(folder / "bounds.txt").decode(errors="replace").splitlines()[-WORDS:]

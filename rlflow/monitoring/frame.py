@@ -21,7 +21,7 @@ from rlflow.monitoring.keys import Figures
 from rlflow.monitoring.metric_names import accuracies, means, own_metrics
 from rlflow.monitoring.recorded import Curve
 
-STAGES = 8  # nodes with a bar of their own, the slowest
+STAGES = 8  # most nodes with a bar, the slowest first
 RECENT = 20  # last iterations whose mean time gives the remaining time
 CHART, LINES = 72, 4  # most columns of the learning curve, and its lines
 OWN = 6  # most metrics of the author's own stages that are shown

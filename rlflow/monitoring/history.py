@@ -116,7 +116,7 @@ def run_folders(base: Path) -> list[Path]:
 
 
 def summarised(folder: Path) -> RunSummary:
-    """The summary of a run's folder. Never raises, whatever the folder contains."""
+    """The summary of a run's folder. Never raises: unreadable files give default values."""
     settings, recorded, problem = read_object(folder / "settings.json"), None, ""
     try:
         recorded = status.read(folder)

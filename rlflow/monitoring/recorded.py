@@ -79,7 +79,7 @@ class Recorded:
 
 
 def recorded(folder: Path) -> Recorded:
-    """Read the folder of a run. Never raises, whatever the folder contains."""
+    """Read the folder of a run. Never raises: unreadable files give default values."""
     history = History(keys.read(folder))
     for line in Growing(folder / "metrics.jsonl").lines():
         history.add(line)

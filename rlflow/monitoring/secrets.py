@@ -107,7 +107,7 @@ def telling(name: str) -> bool:
 
 
 def redacted(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """The mapping with secrets masked at every depth. Short numbers, booleans and None stay, since
+    """A copy of the mapping with secrets masked at every depth. Short numbers, booleans and None stay, since
     --hp.key_dim is not a secret."""
     return _redacted(mapping, _values())
 
@@ -196,9 +196,9 @@ def _beside_names(text: str) -> str:
 
 
 def _announces(match: re.Match[str]) -> bool:
-    """Whether a name in running text clearly announces a secret. Its last part must name a secret, unlike the
-    last part of KeyError. Before a colon, it also needs another part or a clear last part, because
-    "unexpected token: x" is harmless."""
+    """Whether a name in running text clearly announces a secret. Its last part must name a secret; the last
+    part of KeyError does not. Before a colon, the name also needs another part or an unambiguous last part,
+    because "unexpected token: x" is harmless."""
     parts = PARTS.findall(match["name"].rpartition(".")[2])
     last = parts[-1].lower() if parts else ""
     tells = last in TELLING or last.endswith(ENDINGS)

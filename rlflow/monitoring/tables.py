@@ -93,7 +93,7 @@ FILES = {
     "samples.jsonl": "samples",
     "rewards.txt": "output of rewards",
     "services": "output of services",
-    "answers.jsonl": "held-out answers before and after",
+    "answers.jsonl": "held-out answers before and after training",
     "evaluations": "all held-out answers",
     "timeline.json": "times, for ui.perfetto.dev",
     "traffic.jsonl": "bytes between processes",

@@ -41,7 +41,7 @@ def test_fields_lengths_what_is_left_out_and_rows_are_printed(called):
     assert any(line.startswith("  skipped: 1 without a prompt (d.jsonl:2)") for line in lines)
     assert any(line.startswith("  skipped: 1 unreadable (d.jsonl:4)") for line in lines)
     assert "  prompts: 4 to 4 tokens, median 4, 95th percentile 4" in lines
-    assert "  prompts are put as plain text, without a chat template" in lines
+    assert "  prompts are formatted as plain text, without a chat template" in lines
     assert "row 1, d.jsonl:1" in lines
     assert "    7 + 5 =" in lines
 

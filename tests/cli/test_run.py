@@ -127,7 +127,7 @@ def test_pools_without_ray_say_what_installs_it_and_plans_need_none(called, monk
         2,
         [
             "the package 'ray' is not installed",
-            "  expected: ray, of the extra 'cluster'",
+            "  expected: ray, from the extra 'cluster'",
             "  remedy:   pip install 'rlflow-dag[cluster]'",
         ],
     )

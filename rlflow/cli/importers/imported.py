@@ -112,8 +112,8 @@ class Imported:
             self.flags[flag] = change(value)
 
     def refuse(self, key: str, why: str) -> None:
-        """Record that a value has no counterpart: as unsupported if it was given, as a difference if it is
-        the project's default."""
+        """Record that a key's value has no counterpart: as unsupported if the value was given, as a
+        difference if it is the default."""
         if key in self.source and self.source[key] != self.keys.defaults.get(
             key, self.keys.neutral.get(key, (None,))[0]
         ):
@@ -123,14 +123,14 @@ class Imported:
             self.differs[key] = why
 
     def judge_rest(self) -> None:
-        """Mark given keys without a step that took them as unsupported: unknown keys, and keys without a
-        counterpart at an effective value."""
+        """Mark keys that no step has taken as unsupported, if they are unknown, or if they have no
+        counterpart and their value has an effect."""
         for key, value in self.source.items():
             lists = self.keys.lists(key)
             if key in self.wrong:
                 continue
             if not lists:
-                self.unsupported[key] = f"no key of {self.keys.project} {self.keys.release}"
+                self.unsupported[key] = f"it is not a key of {self.keys.project} {self.keys.release}"
             elif lists == ["unsupported"] and value not in self.keys.neutral[key]:
                 self.unsupported[key] = "rlflow has no counterpart"
 

@@ -130,7 +130,7 @@ def setting(name: str) -> Measure:
 
 def lowest(run: Evidence, reward: str) -> float | None:
     """The lowest score of an iteration, as the median over the first tenth of the run. Later scores are not
-    used, because a KL penalty can push them far below the reward's own scores."""
+    used, because a KL penalty can lower them far below the reward's own scores."""
     lows = early(run.scores("lowest", reward))
     return median(value for _, value in lows) if lows else None
 
@@ -149,7 +149,7 @@ def _of_rewards(measure: Callable[[str], float | None], run: Evidence) -> float 
 
 def place(run: Evidence) -> float | None:
     """The mean score of the first tenth of the run, scaled from the lowest score (0) to the highest (1). With
-    several rewards, the mean over them."""
+    several rewards it is the mean over them."""
     return _of_rewards(lambda reward: _placed(run, reward, mean(early(run.means(reward)))), run)
 
 
@@ -202,8 +202,9 @@ def clipped(run: Evidence) -> float | None:
 
 
 def moved(run: Evidence) -> float | None:
-    """The change of a token's log-prob within an update, in nats: the mean over its steps, or for one step
-    the change after it. None if that is exactly 0 with one step, as in runs that did not measure it."""
+    """The mean change of a token's log-prob through an update, in nats. For several optimizer steps it is the
+    mean over the steps; for one step it is measured after the step. None if it is exactly 0 for one step, as
+    in runs that did not measure it."""
     steps, nats = mean(run.policy("steps")), mean(run.policy("funnel/moved"))
     return nats if steps is not None and (steps > 1 or nats) else None
 

@@ -104,7 +104,7 @@ RULES: Sequence[Rule] = (
         "stale",
         True,
         (
-            RuleCondition("kl_sampler", "above", 0.3, "seed 0: 2.6 and more at a staleness of 9"),
+            RuleCondition("kl_sampler", "above", 0.3, "seed 0: at least 2.6 at a staleness of 9"),
             RuleCondition("staleness", "above", 0, "otherwise rows come from the newest weights"),
         ),
         "rows are sampled with outdated weights (trainer and sampler differ by {kl_sampler:.2g} nats per "
@@ -117,9 +117,9 @@ RULES: Sequence[Rule] = (
         True,
         (
             RuleCondition(
-                "entropy_early", "below", 0.1, "seed 0: 0.034 at most where planted, 0.5 and more in others"
+                "entropy_early", "below", 0.1, "seed 0: at most 0.034 if planted, at least 0.5 otherwise"
             ),
-            RuleCondition("improvement", "below", 0.25, "seed 0: 0.16 at most where planted"),
+            RuleCondition("improvement", "below", 0.25, "seed 0: at most 0.16 if planted"),
         ),
         "policy entropy is very low from the beginning ({entropy_early:.2g} nats per token)",
         "raise the sampling temperature (--actor.generate.temperature), or start from a model with more "
@@ -173,7 +173,7 @@ RULES: Sequence[Rule] = (
         True,
         (
             RuleCondition("flat_early", "above", 0.4, "seed 0"),
-            RuleCondition("place", "above", 0.7, "seed 0: 0.80 and more where planted"),
+            RuleCondition("place", "above", 0.7, "seed 0: at least 0.80 if planted"),
             STALLED,
         ),
         "{flat:.0%} of the groups have equal scores for all samples, and the scores are high, so the task is "
