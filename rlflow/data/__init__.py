@@ -1,8 +1,8 @@
-"""Data: records from files, folders or reasoning-gym tasks, and the cursor that serves them as rows.
+"""Load prompts, completions and preference pairs, and serve them as rows.
 
-Here: reading and judging records, chat templates in a process of their own, tokens of prompts, the scorer
-that a task brings. Not here: which data set a run has (`rlflow.config.roles.opened_data`), batches
-(`rlflow.author.batch`), rewards (`rlflow.rewards`).
+The package reads and checks records, renders chat templates in a separate process, encodes prompts, and
+describes the scorer that a task brings. The choice of a run's data set is in
+`rlflow.config.roles.opened_data`, batches are in `rlflow.author.batch`, rewards in `rlflow.rewards`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
-"""Chat templates of model folders. They are programs that strangers wrote, so another process renders them,
-which the kernel kills at a deadline."""
+"""Render the chat templates of model folders.
+
+A chat template is a program by a third party. A separate process renders it, and the kernel kills that
+process at a deadline.
+"""
 
 from __future__ import annotations
 
@@ -21,28 +24,31 @@ from rlflow.errors import PlanError, listed
 from rlflow.processes.children import Child
 from rlflow.processes.sandbox import limits
 
-SECONDS = 10.0  # of processor time for a call; real templates take less than a thousandth of it
-SECONDS_EACH = 0.05  # more for each conversation of a call
-# after so many stopped calls none is tried any more: a caller may look for the faulty records one after
-# another
+SECONDS = 10.0  # processor time for a call; real templates take less than a thousandth of it
+SECONDS_EACH = 0.05  # additional seconds for each conversation of a call
+# After this many stopped calls, every further call fails at once: a caller may try record after record in
+# search of the faulty ones.
 STOPS = 5
-# characters that a template may add to a conversation of which it repeats no part more than REPEATS times
+# A rendered conversation may have LONGEST characters plus REPEATS times its own length.
 LONGEST = 1 << 18
 REPEATS = 8
-PORTION = 1 << 22  # characters that are sent at once, since the memory of the rendering process is limited
-THOUGHT = "</think>"  # with which templates know the end of a thought
-SEPARATE = "give each turn of the assistant as a completion of its own, with what came before in its prompt"
+PORTION = 1 << 22  # characters sent at once, since the memory of the rendering process is limited
+THOUGHT = "</think>"  # the text by which templates recognise the end of a thought
+SEPARATE = "make each turn of the assistant a completion of its own, with the earlier turns in its prompt"
 PROGRAM = Path(__file__).with_name("rendering.py")
-# variables that rlflow gives a template
+# Variables that rlflow sets for every template.
 SET_HERE = ("messages", "tools", "documents", "add_generation_prompt")
-QUESTION = "question"  # what stands for any first turn where only what follows it is wanted
-# what stands for any reply; characters for private use, so that no other text has it
+QUESTION = "question"  # placeholder for the first turn, if only the text after it is needed
+# Placeholder for a reply. Its private-use characters occur in no other text.
 REPLY = "\ue000reply\ue000"
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer. ``folder``: the model, for messages. ``variables``: the tokenizer's
-    special tokens, which templates use by name."""
+    """The chat template of a tokenizer.
+
+    ``folder``: the model folder, named in messages. ``variables``: the tokenizer's special tokens, which
+    templates use by name, and the variables of the run.
+    """
 
     def __init__(self, folder: Path, text: str, variables: Mapping[str, Any]) -> None:
         self.folder, self.text, self.variables = folder, text, dict(variables)
@@ -51,29 +57,37 @@ class ChatTemplate:
         self._close: Callable[[], object] = lambda: None
 
     def render(self, conversations: Sequence[Sequence[Message]], prompting: bool = True) -> list[str]:
-        """The text of each conversation, up to where the assistant begins its reply (``prompting``), or with
-        nothing after the last message. Raises PlanError where the template refuses a conversation, or takes
-        more time, memory or characters than any template should."""
+        """Return the rendered text of each conversation.
+
+        If ``prompting`` is true, the text ends where the assistant begins its reply; otherwise it ends with
+        the last message. Raises PlanError if the template refuses a conversation, or exceeds the limits on
+        time, memory or characters.
+        """
         with self._lock:
             return [
                 text for portion in _portions(conversations) for text in self._rendered(portion, prompting)
             ]
 
     def reply(self, messages: Sequence[Message], message: Message) -> str:
-        """The text of a message of the assistant after ``messages``: with its calls of tools, without the end
-        of a turn. Raises PlanError for a template that writes it otherwise than a reply in its place."""
+        """Return the text of an assistant message after ``messages``, with its tool calls.
+
+        The text excludes the end of the turn. Raises PlanError if the template writes the surrounding text
+        differently than around a plain reply.
+        """
         whole, plain = self.render([[*messages, message], [*messages, _said(REPLY)]], prompting=False)
         lead, _, end = plain.partition(REPLY)
         if not whole.startswith(lead):
-            raise rewrites(self.folder, lead, whole, "give the message as a text, as the model is to say it")
+            raise rewrites(
+                self.folder, lead, whole, "give the message as the text that the model should produce"
+            )
         if not whole[len(lead) :].endswith(end):
             raise PlanError.of(
                 "turns-template",
                 f"the chat template of {self.folder} ends a message with {listed(sorted(message))} "
-                "otherwise than a plain reply",
+                "differently than a plain reply",
                 found=repr(whole[-40:]),
                 expected=repr(end),
-                remedy="give the message as a text, as the model is to say it",
+                remedy="give the message as the text that the model should produce",
             )
         return whole[len(lead) : len(whole) - len(end)]
 
@@ -83,10 +97,12 @@ class ChatTemplate:
         later: Sequence[Sequence[Message]],
         given: tuple[Message, str] | None = None,
     ) -> list[str]:
-        """The text that further turns are after ``opening`` and a reply: any, or this message, which the
-        template writes as this text. A template may begin the reply that it asks for with a thought, or write
-        a space before those that it has. Raises PlanError for a template that writes earlier turns otherwise
-        once there are later ones."""
+        """Return the text of each list of ``later`` turns after ``opening`` and a reply.
+
+        ``given``: (a reply, its text as the template writes it); by default the reply is a placeholder. A
+        template may open the requested reply with a thought, or write a space before earlier replies. Raises
+        PlanError if the template changes earlier turns when later ones follow.
+        """
         conversations = [[*opening, _said(REPLY), *messages] for messages in later]
         exact = [[*opening, given[0], *messages] for messages in later] if given else []
         before, *texts = self.render([opening, *conversations, *exact])
@@ -96,15 +112,19 @@ class ChatTemplate:
         return [self._after(before, text) for text in texts[: len(later)]]
 
     def closed(self, opening: Sequence[Message], more: Sequence[Message], prompting: bool) -> str:
-        """The text after a reply that stands for any, with ``more`` turns after it. Raises PlanError where
-        the template refuses them."""
+        """Return the text after a placeholder reply, followed by the turns ``more``.
+
+        Raises PlanError if the template refuses the conversation.
+        """
         (text,) = self.render([[*opening, _said(REPLY), *more]], prompting)
         return text.partition(REPLY)[2]
 
     def dropped(self) -> str:
-        """What of a reply the template writes no more once there are later turns, in words: that with which
-        it opens the reply that it asks for, and thoughts. Empty for a template that keeps all, and for one
-        that refuses such conversations."""
+        """Describe the parts of a reply that the template removes when later turns follow.
+
+        These can be the opening of the requested reply, and thoughts. Empty if the template keeps everything,
+        or refuses such conversations.
+        """
         question = [{"role": "user", "content": QUESTION}]
         replies = [_said(REPLY), _said(f"{QUESTION}{THOUGHT}{REPLY}")]
         try:
@@ -123,9 +143,11 @@ class ChatTemplate:
         )
 
     def _after(self, before: str, text: str) -> str:
-        """What stands in ``text`` after the reply to what ``before`` asks. Either may have something between
-        the same beginning and the reply, which is a part of the reply; where both have, the beginning is not
-        the same."""
+        """Return the text after the reply in ``text``.
+
+        ``before``: the same conversation up to the reply. One of the two texts may have more text before the
+        reply, which counts as part of the reply. Raises PlanError if both have.
+        """
         lead, reply, after = text.partition(REPLY)
         same = len(os.path.commonprefix([before, lead]))
         if not reply or (before[same:] and lead[same:].strip()):
@@ -133,7 +155,7 @@ class ChatTemplate:
                 self.folder,
                 before,
                 lead or text,
-                "name a model whose template leaves earlier turns as they are",
+                "use a model whose template does not change earlier turns",
             )
         return after
 
@@ -149,10 +171,10 @@ class ChatTemplate:
             raise self._stopped(f"it was stopped {STOPS} times before", conversations[0])
         try:
             replies = list(self._replies(request, limits))
-        except BaseException:  # what is still to come belongs to no later call
+        except BaseException:  # the remaining replies must not reach a later call
             self._end()
             raise
-        # the last may be a stop
+        # The last reply may report a stop.
         return [self._text(reply, messages) for reply, messages in zip(replies, conversations, strict=False)]
 
     def _text(self, reply: Mapping[str, str], messages: Sequence[Message]) -> str:
@@ -170,23 +192,23 @@ class ChatTemplate:
     def _stopped(self, why: str, messages: Sequence[Message]) -> PlanError:
         return PlanError.of(
             "chat-template",
-            f"the chat template of {self.folder} is stopped at a prompt: {why}",
+            f"the chat template of {self.folder} was stopped while rendering a prompt: {why}",
             found=f"roles {listed(message['role'] for message in messages)}",
-            expected="a template that takes milliseconds and adds little to what is said",
-            remedy="correct the template, or take another model; prompts that are texts need none: "
-            "--data.chat false",
+            expected="a template that takes milliseconds and adds little to the messages",
+            remedy="correct the template, or use another model; prompts that are plain text need no "
+            "template: --data.chat false",
         )
 
     def _replies(self, request: Mapping[str, Any], limits: Sequence[int]) -> Iterator[dict[str, str]]:
-        """The reply for each conversation, up to and with the first that is stopped."""
+        """Yield the reply for each conversation, up to and including the first that is stopped."""
         process = self._running()
         assert process.stdin is not None
         assert process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # the missing replies below say that it ended
+        with contextlib.suppress(BrokenPipeError):  # the missing replies below report that it ended
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
         for limit in limits:
-            # a character may be two escapes of six bytes
+            # A character can take two escapes of six bytes.
             line = process.stdout.readline(6 * 2 * limit + 4096)
             reply = json.loads(line) if line.endswith(b"\n") else {"limit": self._died(request)}
             yield reply
@@ -196,8 +218,10 @@ class ChatTemplate:
                 return
 
     def _running(self) -> Child:
-        """The rendering process, started where there is none or it has ended. It gets a bare environment, and
-        a session of its own, so that ctrl-C does not reach it."""
+        """Return the rendering process. Start it if it is not running.
+
+        It gets a minimal environment, and its own session so that ctrl-C does not reach it.
+        """
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._end()
@@ -217,29 +241,31 @@ class ChatTemplate:
         self._process = None
 
     def _died(self, request: Mapping[str, Any]) -> str:
-        """A text that says how the process ended."""
+        """Return a text that states how the process ended."""
         process = self._process
         assert process is not None
         self._end()
         if process.returncode == -signal.SIGPROF:
             return (
-                f"it takes more than {request['seconds']:g} s of processor time for "
-                f"{len(request['conversations'])} of them"
+                f"it took more than {request['seconds']:g} s of processor time for "
+                f"{len(request['conversations'])} conversation(s)"
             )
-        return f"the process that renders it ended with {process.returncode}"
+        return f"the process that renders it ended with exit code {process.returncode}"
 
 
 def check_variables(variables: Mapping[str, Any], template: ChatTemplate | None) -> None:
-    """Raises PlanError for variables of a chat template that rlflow sets, and for one that ``template`` does
-    not read."""
+    """Check the extra variables of a chat template.
+
+    Raises PlanError for a variable that rlflow sets itself, or that ``template`` does not read.
+    """
     set_here = next((name for name in variables if name in SET_HERE), "")
     if set_here:
         raise PlanError.of(
             "data-setting",
-            f"'template_kwargs' has '{set_here}', which rlflow itself gives the chat template",
+            f"'template_kwargs' has '{set_here}', which rlflow sets itself",
             found=set_here,
             expected="other variables, such as enable_thinking",
-            remedy=f"leave {set_here} out",
+            remedy=f"remove {set_here}",
         )
     unread = (
         name
@@ -249,19 +275,22 @@ def check_variables(variables: Mapping[str, Any], template: ChatTemplate | None)
     if template is not None and (name := next(unread, "")):
         raise PlanError.of(
             "data-setting",
-            f"'template_kwargs' has no effect: the chat template of {template.folder} reads no '{name}'",
+            f"'template_kwargs' has no effect: the chat template of {template.folder} does not read '{name}'",
             found=name,
             expected="a variable that the template reads",
-            remedy=f"correct {name}, or leave it out",
+            remedy=f"correct {name}, or remove it",
         )
 
 
 def rewrites(folder: Path, before: str, after: str, remedy: str) -> PlanError:
-    """The refusal of a template that wrote ``before``, and of the same turns with later ones ``after``."""
+    """Return the error for a template that changes earlier turns when later ones follow.
+
+    ``before``: the text without later turns. ``after``: the text with them.
+    """
     same = len(os.path.commonprefix([before, after]))
     return PlanError.of(
         "turns-template",
-        f"the chat template of {folder} writes earlier turns otherwise once later ones come",
+        f"the chat template of {folder} changes earlier turns when later ones follow",
         found=repr(after[max(same - 20, 0) : same + 20]),
         expected=repr(before[max(same - 20, 0) : same + 20]),
         remedy=remedy,
@@ -296,10 +325,10 @@ def _portions(conversations: Sequence[Sequence[Message]]) -> Iterator[list[Seque
 
 
 def _ended(process: Child) -> None:
-    """Kill the process, and wait until it is gone."""
+    """Kill the process and wait until it has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.end()
     process.stdout.close()
-    with contextlib.suppress(BrokenPipeError):  # what it did not read any more
+    with contextlib.suppress(BrokenPipeError):  # the process may not have read all input
         process.stdin.close()

@@ -1,8 +1,7 @@
-"""Control tokens that text of others holds. Such text is written with ordinary tokens: decoding gives back
-what was said, and nothing that a page, a tool or another model says begins or ends a turn.
+"""Keep control tokens out of text that comes from users, tools, pages or other models.
 
-While a chat template renders what was said, a character that nothing else has stands in the place of each
-control token's text.
+Such text is encoded with ordinary tokens. Decoding returns the same text, and none of it can begin or end a
+turn. While a chat template renders the text, an unused character replaces each control token's text.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 from rlflow.errors import PlanError
 from rlflow.training import pretrained
 
-# code points that no text is meant to have
+# Private-use code points, which ordinary text does not contain.
 PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
 Encode = Callable[[Sequence[str]], list[list[int]]]
@@ -27,16 +26,16 @@ Encode = Callable[[Sequence[str]], list[list[int]]]
 
 @dataclass(frozen=True)
 class StandIns:
-    """Characters in the place of control tokens' texts."""
+    """Placeholder characters that replace the texts of control tokens."""
 
     texts: Mapping[str, str] = field(default_factory=dict)  # character → text
 
     def within(self, text: str) -> bool:
-        """Whether a text, which a template may have written as JSON, has any of them."""
+        """Whether a text contains a placeholder, also if a template wrote it as JSON."""
         return bool(self.texts) and self._pattern.search(text) is not None
 
     def resolved(self, text: str) -> str:
-        """The text with what they stand for."""
+        """Return the text with each placeholder replaced by the text of its control token."""
         return self._pattern.sub(lambda found: self._written[found[0]], text) if self.texts else text
 
     @cached_property
@@ -51,8 +50,10 @@ class StandIns:
 
 
 class Controls:
-    """The control tokens of a tokenizer: those that it marks as special, and others beside its vocabulary
-    that ``template``, its chat template, writes itself."""
+    """The control tokens of a tokenizer.
+
+    These are its special tokens, and added tokens that ``template``, its chat template, writes itself.
+    """
 
     def __init__(self, tokenizer: Any, template: str) -> None:
         self.tokenizer = tokenizer
@@ -73,12 +74,14 @@ class Controls:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """Finds them in a text, of several that begin alike the longest."""
+        """Pattern that finds control tokens in a text. Of several that begin alike it finds the longest."""
         return re.compile("|".join(map(re.escape, sorted(self.ids, key=len, reverse=True))) or r"(?!)")
 
     def hidden(self, said: Sequence[Any], beside: Iterable[str] = ()) -> tuple[list[Any], StandIns]:
-        """Texts, or messages, with a stand-in for each control token in them. ``beside``: other texts that a
-        template writes."""
+        """Replace each control token in texts or messages by a placeholder.
+
+        ``beside``: other texts that a template writes; placeholders do not occur in them.
+        """
         texts = [*_texts(list(said))]
         found = dict.fromkeys(match for text in texts for match in self.pattern.findall(text))
         if not found:
@@ -97,9 +100,11 @@ class Controls:
         return hidden, StandIns({mark: text for text, mark in marks.items()})
 
     def encoded(self, texts: Sequence[str], hidden: StandIns, encode: Encode) -> list[list[int]]:
-        """The ids of texts in which control tokens are those that a template wrote, and no others.
-        ``encode``: the tokenizer's own way, in which every control token that stands in a text becomes one.
-        Raises PlanError."""
+        """Return the ids of texts. Only control tokens that a template wrote become control tokens.
+
+        ``encode``: the tokenizer's own encoding, which turns every control token's text into the token.
+        Raises PlanError if the tokenizer has no ordinary tokens for a text.
+        """
         rows = encode(texts) if texts else []
         for place, text in enumerate(texts):
             written = len(self.pattern.findall(text))
@@ -108,8 +113,7 @@ class Controls:
         return rows
 
     def _pieces(self, text: str, hidden: StandIns, encode: Encode) -> Iterator[list[int]]:
-        """The ids of a text, stretch by stretch: between control tokens of the template those of ordinary
-        tokens."""
+        """Yield the ids of a text in pieces. Only the template's control tokens become control tokens."""
         stretch = ""
         for piece, control in self._divided(text):
             if not control and (hidden.within(piece) or self.numbers.intersection(encode([piece])[0])):
@@ -123,8 +127,10 @@ class Controls:
             yield encode([stretch])[0]
 
     def _divided(self, text: str) -> Iterator[tuple[str, bool]]:
-        """The parts of a text, and whether each is a control token, with the white space that it takes
-        along."""
+        """Yield the parts of a text, and whether each part is a control token.
+
+        The part of a control token includes the white space that the token absorbs.
+        """
         at = 0
         for match in self.pattern.finditer(text):
             left, right = self._flags.get(match[0], (False, False))
@@ -138,23 +144,25 @@ class Controls:
             yield text[at:], False
 
     def _plain(self, text: str) -> list[int]:
-        """The ids of a text in which nothing is a control token. Raises PlanError where the tokenizer has no
-        others for it."""
+        """Return the ids of a text without any control token.
+
+        Raises PlanError if the tokenizer has no ordinary tokens for it.
+        """
         ids = self._without(text)
         if self.numbers.intersection(ids):
             raise PlanError.of(
                 "control-tokens",
-                "the tokenizer has no other tokens for the text of a control token",
+                "the tokenizer has no ordinary tokens for the text of a control token",
                 found=repr(text[:80]),
                 expected="a tokenizer with ordinary tokens for each character",
-                remedy="another model; where what an environment says may be control tokens, "
+                remedy="use another model; or, to allow control tokens in environment messages, "
                 "--env.control_tokens allow",
             )
         return ids
 
     @cached_property
     def _without(self) -> Callable[[str], list[int]]:
-        """Encodes as the tokenizer would without its control tokens."""
+        """Function that encodes a text as if the tokenizer had no control tokens."""
         if not self.tokenizer.is_fast:
             return lambda text: list(
                 self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
@@ -163,9 +171,11 @@ class Controls:
 
 
 def unwritable(folder: Path) -> list[str]:
-    """The control tokens of a model folder whose text its tokenizer has no ordinary tokens for, by the
-    folder's files: no tokenizer of transformers is loaded. Empty where there is no tokenizer.json, and for
-    one that cannot be read: whoever loads it says so."""
+    """Return the control tokens of a model folder whose text has no encoding in ordinary tokens.
+
+    Reads the folder's files only and loads no transformers tokenizer. Empty if tokenizer.json is missing or
+    unreadable; loading the tokenizer reports that.
+    """
     state, templates = (
         pretrained.read_tokenizer_file(folder),
         "".join(pretrained.read_templates(folder).values()),
@@ -180,12 +190,12 @@ def unwritable(folder: Path) -> list[str]:
         ids |= {text: int(number) for text, number in _vocabulary(state).items() if text in named}
         encode, numbers = _inner(state, frozenset(ids.values())), frozenset(ids.values())
         return [text for text in ids if numbers.intersection(encode(text))]
-    except Exception:  # whatever its files make of the library
+    except Exception:  # the library may raise any error for malformed files
         return []
 
 
 def _inner(state: dict[str, Any], numbers: frozenset[int]) -> Callable[[str], list[int]]:
-    """Encodes as a tokenizer, given as its JSON, would without these of its added tokens."""
+    """Return an encoding function for a tokenizer (as JSON) without the added tokens ``numbers``."""
     from tokenizers import Tokenizer
 
     inner = Tokenizer.from_str(json.dumps(without(state, numbers)))
@@ -193,7 +203,7 @@ def _inner(state: dict[str, Any], numbers: frozenset[int]) -> Callable[[str], li
 
 
 def _vocabulary(state: dict[str, Any]) -> dict[str, int]:
-    """Text → id of the tokens of the vocabulary proper."""
+    """Text → id of the tokens of the base vocabulary, without added tokens."""
     vocabulary = state["model"]["vocab"]
     return (
         vocabulary
@@ -203,8 +213,10 @@ def _vocabulary(state: dict[str, Any]) -> dict[str, int]:
 
 
 def without(state: dict[str, Any], ids: Set[int]) -> dict[str, Any]:
-    """A tokenizer, as its JSON, that finds none of these added tokens in a text. Every other token keeps its
-    id."""
+    """Return a tokenizer's JSON changed so that it does not recognise the added tokens ``ids`` in a text.
+
+    All other tokens keep their ids.
+    """
     known = _vocabulary(state)
     tokens = [
         token for token in state["added_tokens"] if token["id"] not in ids or token["content"] not in known
@@ -218,7 +230,7 @@ def without(state: dict[str, Any], ids: Set[int]) -> dict[str, Any]:
 
 
 def _within(part: Any) -> Any:
-    """The part of a tokenizer for text that does not begin what is encoded: no space is put before it."""
+    """Return a part of a tokenizer's JSON, changed for text in mid-sentence: no space is put before it."""
     if isinstance(part, dict):
         changed = {"prepend_scheme": "never"} if part.get("prepend_scheme") == "first" else {}
         return {
@@ -228,7 +240,7 @@ def _within(part: Any) -> Any:
 
 
 def _texts(said: Any) -> Iterator[str]:
-    """All texts in a value, keys of mappings included."""
+    """Yield all texts in a nested value, including keys of mappings."""
     if isinstance(said, str):
         yield said
     elif isinstance(said, Mapping | list | tuple):
@@ -237,7 +249,7 @@ def _texts(said: Any) -> Iterator[str]:
 
 
 def _replaced(said: Any, change: Callable[[str], str]) -> Any:
-    """The value with each of its texts changed."""
+    """Return the nested value with ``change`` applied to each text in it."""
     if isinstance(said, str):
         return change(said)
     if isinstance(said, Mapping):

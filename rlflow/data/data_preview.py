@@ -1,5 +1,7 @@
-"""What a model will really read of a data set: the fields taken, lengths over all records, what is left out,
-and a few rows in full."""
+"""Preview what a model will read of a data set.
+
+A preview has the mapped fields, the lengths of all records, the skipped records, and a few complete rows.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +20,23 @@ if TYPE_CHECKING:
     from rlflow.author.batch import Batch
 
 STEP = 1024  # records that are encoded at once
-PLACES = 8  # places that are named of each cause
+PLACES = 8  # places listed for each cause
 
 
 @dataclass(frozen=True)
 class LengthSummary:
-    """Lengths in tokens over all records that can be used."""
+    """Lengths in tokens over all usable records."""
 
     count: int
     shortest: int
     median: int
-    longest_of_95: int  # 95 of 100 are no longer
+    longest_of_95: int  # the 95th percentile
     longest: int
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text as a model reads it: decoded from its ids, with the ids, and those of them that are special
-    tokens."""
+    """A text decoded from its ids, as a model reads it."""
 
     text: str
     ids: tuple[int, ...]
@@ -44,48 +45,50 @@ class Text:
 
 @dataclass(frozen=True)
 class PreviewRow:
-    """One row: of a pair of responses there are two."""
+    """One row. A pair of responses gives two rows."""
 
-    place: str  # FILE:LINE, empty for a record that stands in no file
+    place: str  # FILE:LINE; empty for a record that does not come from a file
     prompt: Text
-    response: Text | None  # of data that have responses
-    columns: Mapping[str, Any]  # what else a reward or a stage can read of the row
+    response: Text | None  # None for data without responses
+    columns: Mapping[str, Any]  # other columns that a reward or a stage can read
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Records that are not used, for one reason."""
+    """Skipped records that share one reason."""
 
     cause: str
     count: int
-    places: tuple[str, ...]  # of the first few
+    places: tuple[str, ...]  # the first few records
 
 
 @dataclass(frozen=True)
 class Preview:
-    """A data set at one glance."""
+    """Summary of a data set as a run would read it."""
 
     name: str
-    records: int  # that are used
+    records: int  # usable records
     shape: str  # prompts, completions or pairs
     fields: Mapping[str, str]  # rlflow's name → the file's field
-    unread: tuple[str, ...]  # fields of the file that no column is read from
-    wording: str  # how prompts are put to the model
+    unread: tuple[str, ...]  # fields of the file that are not used for any column
+    wording: str  # how prompts are presented to the model
     prompts: LengthSummary | None
     responses: LengthSummary | None
     left_out: tuple[LeftOut, ...]
-    equal_pairs: str  # a line about pairs whose two responses have equal ids; empty where there are none
+    equal_pairs: str  # a line about pairs with two equal responses; empty if there are none
     rows: tuple[PreviewRow, ...]
-    warnings: tuple[str, ...] = ()  # of the model folder
+    warnings: tuple[str, ...] = ()  # warnings about the model folder
 
     def as_json(self) -> dict[str, Any]:
-        """The preview as plain values."""
+        """Return the preview as plain values."""
         return asdict(self)
 
 
 def preview(data: Dataset, rows: int) -> Preview:
-    """Preview ``data`` as a run would read them. All records are encoded once. ``rows``: the number of
-    records to show in full, from the first."""
+    """Return a preview of ``data`` as a run would read them. Encodes all records once.
+
+    ``rows``: how many records, from the first, are shown in full.
+    """
     faults = {**data.faulty(range(len(data)))}
     usable = [index for index in range(len(data)) if index not in faults]
     prompts, responses = _lengths(data, usable)
@@ -112,7 +115,7 @@ def _warnings(data: Dataset) -> Iterator[str]:
 
 
 def _lengths(data: Dataset, index: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Tokens of each prompt, and of each response."""
+    """Return the tokens of each prompt, and of each response."""
     prompts: list[int] = []
     responses: list[int] = []
     for start in range(0, len(index), STEP):
@@ -141,7 +144,7 @@ def _left_out(data: Dataset, faults: Sequence[Fault]) -> Iterator[LeftOut]:
     if data.dropped:
         yield LeftOut("longer than max_prompt", data.dropped, ())
     if data.doubles:
-        yield LeftOut("a question that the task drew before", data.doubles, ())
+        yield LeftOut("a question that the task had already drawn", data.doubles, ())
     for alike in counted(faults).values():
         yield LeftOut(
             _cause(data, alike[0]),
@@ -152,7 +155,7 @@ def _left_out(data: Dataset, faults: Sequence[Fault]) -> Iterator[LeftOut]:
 
 def _cause(data: Dataset, fault: Fault) -> str:
     if fault.cause == "too_long":
-        return f"too long: {data.room} are taken"
+        return f"too long; the model accepts {data.room}"
     return {"wording": "refused by the tokenizer or its chat template", "empty": "without a prompt"}.get(
         fault.cause, fault.cause
     )
@@ -193,7 +196,7 @@ def _values(column: Any) -> list[Any]:
 
 
 def _special(encoder: Encoder) -> dict[int, str]:
-    """Ids of special tokens with their texts."""
+    """Id → text of special tokens."""
     if not isinstance(encoder, TokenizerEncoder):
         return {END: "end"}
     return special_tokens(encoder.tokenizer)

@@ -1,5 +1,7 @@
-"""Sources of data as a user names them: ``[NAME=]FILE[:WEIGHT]``, where FILE may be a folder or a
-reasoning-gym task too."""
+"""Parse the data sources that a user names: ``[NAME=]FILE[:WEIGHT]``.
+
+FILE is a file, a folder or a reasoning-gym task.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +22,25 @@ FILES = (".jsonl", ".parquet")
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """A source of data as the user names it, not opened yet."""
+    """A data source as the user names it, not opened yet."""
 
     name: str  # in metrics, and after the @ of a reward
-    path: str  # the file or folder, or the task with the prefix it was written with
-    weight: Fraction | None = None  # as written; None where none is
-    before: str = ""  # what is written before the path
-    after: str = ""  # what is written after it
+    path: str  # the file, the folder, or the task with its prefix as written
+    weight: Fraction | None = None  # None if the user gives no weight
+    before: str = ""  # the text before the path
+    after: str = ""  # the text after the path
 
     def at(self, path: str) -> str:
-        """The text that names the same source at another path."""
+        """Return the text that names the same source at another path."""
         return f"{self.before}{path}{self.after}"
 
 
 def parse_source(written: str) -> SourceSpec:
-    """The source that the text names. A path that is there is taken whole, whatever it has in it. Raises
-    PlanError for a weight that is none."""
+    """Return the source that the text names.
+
+    If the text is an existing path, it counts as a path even if it contains = or a colon. Raises PlanError
+    for an invalid weight.
+    """
     body, weight = _split_weight(written)
     head, equals, path = body.partition("=")
     if not equals or not NAME.fullmatch(head) or _exists(body):
@@ -45,8 +50,11 @@ def parse_source(written: str) -> SourceSpec:
 
 
 def parse_sources(written: Sequence[str]) -> tuple[SourceSpec, ...]:
-    """The sources of a run. Raises PlanError for two of one name, a name that no metric can have, and weights
-    that only some have."""
+    """Return the sources of a run.
+
+    Raises PlanError if two sources share a name, a name cannot be used in metrics, or only some sources have
+    a weight.
+    """
     sources = tuple(map(parse_source, written))
     names = [source.name for source in sources]
     for source in sources if len(sources) > 1 else ():
@@ -56,20 +64,20 @@ def parse_sources(written: Sequence[str]) -> tuple[SourceSpec, ...]:
                 "source-name",
                 f"two sources of data are called '{source.name}'"
                 if twice
-                else f"'{source.name}' is no name for a source of data",
+                else f"'{source.name}' is not a valid name for a source of data",
                 found=", ".join(each.path for each in sources),
-                expected="a name of its own for each, of letters, digits, _, - and .",
+                expected="a different name for each source, of letters, digits, _, - and .",
                 remedy=f"--data NAME={source.path}{source.after}",
             )
     lacking = [source for source in sources if source.weight is None]
     if 0 < len(lacking) < len(sources):
         raise PlanError.of(
             "source-weight",
-            f"the source '{lacking[0].name}' has no weight, but others have",
+            f"the source '{lacking[0].name}' has no weight, but other sources have one",
             found=f"--data {lacking[0].at(lacking[0].path)}",
             expected="a weight for each source, or for none",
-            remedy=f"--data {lacking[0].at(lacking[0].path)}:1.0, or leave all out: each then counts by "
-            "its records",
+            remedy=f"--data {lacking[0].at(lacking[0].path)}:1.0, or remove all weights: each source "
+            "then counts by its number of records",
         )
     return sources
 
@@ -79,13 +87,13 @@ def _exists(path: str) -> bool:
 
 
 def _name(path: str) -> str:
-    """The stem of a file, the name of a folder or of a task."""
+    """Return the stem of a file, or the name of a folder or task."""
     last = Path(path.removeprefix(PREFIX)).name
     return Path(last).stem if Path(last).suffix in FILES else last
 
 
 def _split_weight(text: str) -> tuple[str, Fraction | None]:
-    """(the text without its weight, the weight), which is None where the text has none."""
+    """Return (the text without its weight, the weight or None)."""
     body, colon, last = text.rpartition(":")
     if not colon or f"{body}:" == PREFIX or _exists(text):
         return text, None
@@ -103,8 +111,8 @@ def _split_weight(text: str) -> tuple[str, Fraction | None]:
 def _no_weight(body: str, text: str) -> PlanError:
     return PlanError.of(
         "source-weight",
-        f"the weight of the data '{body}' does not fit",
+        f"the weight of the data '{body}' is invalid",
         found=text or "nothing after the colon",
         expected="a number above 0",
-        remedy=f"--data {body}:0.5, or leave the weights of all sources out",
+        remedy=f"--data {body}:0.5, or remove the weights of all sources",
     )

@@ -1,5 +1,7 @@
-"""Dataset: records of one shape, how they are worded for a model, and the split that keeps held-out questions
-out of training."""
+"""Dataset: records of one shape, and the settings that turn them into rows.
+
+It also splits records into training and held-out questions.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Records and what turns them into rows. ``len`` counts records; a pair is one record and two rows."""
+    """Records, and the settings that turn them into rows.
+
+    ``len`` counts records: a pair is one record and two rows.
+    """
 
     name: str
     records: Sequence[Record]
@@ -33,20 +38,20 @@ class Dataset:
     wording: Wording = Wording()
     declared: Mapping[str, Kind] = field(default_factory=dict)  # columns beyond the standard ones
     task: ScorerSpec | None = None
-    # the field of the file that each name was read from
+    # Name → field of the file from which it is read.
     fields: Mapping[str, str] = field(default_factory=dict)
-    dropped: int = 0  # records left out because their prompt is longer than ``max_prompt``
-    doubles: int = 0  # questions that a task drew again
-    # records of the file that could not be read, so that they are none of ``records``
+    dropped: int = 0  # records dropped because their prompt is longer than ``max_prompt``
+    doubles: int = 0  # dropped repetitions of questions that a task drew more than once
+    # Unreadable records of the file; they are not in ``records``.
     faults: tuple[Fault, ...] = ()
-    room: Room = Room()  # what models can take of a row
-    alone: int = 0  # prompts of one message that are plain text, since the tokenizer has no chat template
-    unread: tuple[str, ...] = ()  # fields of the file that no column is read from
-    # of several sources, each by its name, as it was opened
+    room: Room = Room()  # the longest prompt and row that the models accept
+    alone: int = 0  # single-message prompts used as plain text because the tokenizer has no chat template
+    unread: tuple[str, ...] = ()  # fields of the file that are not used for any column
+    # The data sets of several sources by name, as opened; empty for one source.
     parts: Mapping[str, Dataset] = field(default_factory=dict)
     numbered: bool = False  # whether rows have the column prompt_id
     model_prompt: bool = False  # whether rows have the column MODEL_PROMPT
-    # of several sources: shares of the prompts, of any sum above 0
+    # Share of the prompts for each of several sources; any positive sum.
     weights: Mapping[str, Fraction] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -62,8 +67,10 @@ class Dataset:
 
     @property
     def worded(self) -> str:
-        """A text that says how prompts go through the chat template, or that messages do not; empty for plain
-        text."""
+        """Describe how prompts go through the chat template, or that messages do not.
+
+        Empty for plain text.
+        """
         folder = getattr(self.encoder, "folder", "")
         if self.alone:
             return (
@@ -76,9 +83,11 @@ class Dataset:
         return f"{through} (--data.chat false for plain text)" if self.wording.chat else ""
 
     def templated(self, called: str = "") -> Problem | None:
-        """The warning that prompts which go through the chat template hold control tokens already, as those
-        do that were worded before; None where none does. ``called``: what the warning calls the data, in
-        place of their name."""
+        """Return a warning if prompts for the chat template already contain control tokens; else None.
+
+        Such prompts were probably formatted by a template before. ``called``: the name of the data in the
+        warning, by default ``name``.
+        """
         if not isinstance(self.encoder, TokenizerEncoder) or not self.encoder.chats:
             return None
         finds = self.encoder.controls.pattern.search
@@ -91,25 +100,27 @@ class Dataset:
         record, token = held[0]
         return Problem(
             "data-controls",
-            f"{len(held)} of {len(worded)} prompts of {called or self.name} hold control tokens already",
+            f"{len(held)} of {len(worded)} prompts of {called or self.name} already contain control tokens",
             record.place,
             found=f"{token} in {record.question[:60]!r}",
-            expected="a question, which the template words",
-            remedy="--data.chat false for prompts that are worded already; nothing, if they mean to "
-            "speak as a turn",
+            expected="a question, which the template formats",
+            remedy="--data.chat false for prompts that are already formatted; nothing, if the tokens "
+            "are part of the question's text",
             severity="warning",
         )
 
     @property
     def recognised(self) -> str:
-        """A text that says which project's records these are, and what they are read as; empty where they are
-        rlflow's own."""
+        """Describe which project's field names the records use and how they are mapped.
+
+        Empty for rlflow's own names.
+        """
         if self.parts:
             return "\n".join(filter(None, (part.recognised for part in self.parts.values())))
         project = next((OF_PROJECTS[field] for field in self.fields.values() if field in OF_PROJECTS), "")
         columns = ", ".join(f"{name} from '{field}'" for name, field in self.fields.items() if name in FIELDS)
         return (
-            f"{self.name} has records as {project} has them: {columns} (--data.NAME FIELD for others)"
+            f"{self.name} uses the field names of {project}: {columns} (--data.NAME FIELD for others)"
             if project
             else ""
         )
@@ -121,8 +132,7 @@ class Dataset:
 
     @property
     def _like(self) -> Record:
-        """A record that stands for all, since they are of one shape; with an answer where one of several
-        sources has answers."""
+        """A record with the shape of all records. It has an answer if any of several sources has answers."""
         like = self.records[0] if self.records else Record("")
         return (
             replace(like, answer="")
@@ -132,32 +142,35 @@ class Dataset:
 
     @property
     def columns(self) -> dict[str, Kind]:
-        """Name → kind of the columns that the data set's rows have."""
+        """Name → kind of the columns of the data set's rows."""
         return rows.kinds(self._like, self.declared, self.model_prompt)
 
     @property
     def scorer(self) -> ScorerSpec | None:
-        """The scorer of the reward ``task``: the reasoning-gym task's own, else a comparison with the answer;
-        None where there is neither, and where there are several sources, each of which has its own."""
+        """The scorer of the reward ``task``: the reasoning-gym task's own, else a comparison with the answer.
+
+        None if the data have neither, or if there are several sources, since each has its own scorer.
+        """
         if self.parts:
             return None
         return self.task or (MATCH if "answer" in self.columns else None)
 
     @property
     def sources(self) -> dict[str, DataShape]:
-        """Facts that rewards need of each of several sources, by its name."""
+        """Columns and scorer of each of several sources, by name. Empty for one source."""
         return {name: DataShape(part.columns, part.scorer) for name, part in self.parts.items()}
 
     @property
     def known(self) -> tuple[str, ...]:
-        """Names of the fields of its file, as the first record has them: those that are read, and the
-        others."""
+        """Names of all fields of the file in the first record, used or not."""
         return tuple(dict.fromkeys([*self.fields.values(), *self.unread]))
 
     @cached_property
     def digest(self) -> str:
-        """12 hex digits of a SHA-256 over all records in order, by which a resumed run notices that its data
-        have changed."""
+        """First 12 hex digits of a SHA-256 over all records in order.
+
+        A resumed run compares it to detect changed data.
+        """
         total = hashlib.sha256()
         for record in self.records:
             total.update(
@@ -168,8 +181,11 @@ class Dataset:
         return total.hexdigest()[:12]
 
     def batch(self, index: Sequence[int], start: int = 0, at: Sequence[int] | None = None) -> Batch:
-        """The records at ``index`` as rows. ``at``: the position of each in the data stream; without it they
-        are consecutive from ``start``."""
+        """Return the records at ``index`` as rows.
+
+        ``at``: each record's position in the data stream; by default positions are consecutive from
+        ``start``.
+        """
         positions = range(start, start + len(index)) if at is None else at
         return rows.batch(
             [self.records[i] for i in index],
@@ -183,33 +199,35 @@ class Dataset:
         )
 
     def faulty(self, index: Sequence[int]) -> dict[int, Fault]:
-        """Record → what is wrong with it, for those of the records at ``index`` that cannot be given to a
-        model."""
+        """Return record index → fault, for the records at ``index`` that no model can be given."""
         return faults(self.records, index, self.encoder, self.wording, self.room, self.name)
 
     def longest(self) -> tuple[int, int]:
-        """Tokens of the longest prompt, and of the longest prompt with its response, of all records that can
-        be given to a model."""
+        """Return the longest prompt, and the longest prompt with its response, in tokens.
+
+        Only usable records count.
+        """
         every = list(lengths(self.records, self.encoder, self.wording, self.room, self.name))
         return max((prompt for prompt, _ in every), default=0), max((row for _, row in every), default=0)
 
     def within(self, room: Room) -> Dataset:
-        """The data set, with records judged by the room that a model has for a row."""
+        """Return the data set with other limits on the length of prompts and rows."""
         return replace(self, room=room)
 
     def usable(self) -> Iterator[int]:
-        """The indices of records that can be given to a model, in order."""
+        """Yield the indices of usable records, in order."""
         return (i for i in range(len(self)) if not self.faulty([i]))
 
     def split(self, held_out: int | float | Mapping[str, int], seed: int = 0) -> tuple[Dataset, Dataset]:
-        """(training, held-out) data sets, disjoint by the text of the question. ``held_out``: a share below
-        1, a count of questions, or such a count for each of several sources; a question that one source holds
-        out is held out of all.
+        """Return (training, held-out) data sets that share no question.
 
-        Records of one question go to one side, decided by a hash of its text and ``seed``. With a share
-        (0.05) a question is on the same side in any data set; with a count, the questions of lowest hash are
-        held out, and a few more records than asked for where the last question has several. Repeated
-        questions are kept. Raises PlanError where one side would be empty.
+        ``held_out``: a share below 1, a number of questions, or such a number for each of several sources. A
+        question that one source holds out is held out of all sources.
+
+        All records of a question are on one side, which a hash of its text and ``seed`` decides. With a share
+        (0.05), a question is on the same side in any data set. With a number, the questions of lowest hash
+        are held out; if the last of them occurs in several records, a few more records than requested are
+        held out. Repeated questions are kept. Raises PlanError if one side would be empty.
         """
         if not held_out or not self.records:
             return self, replace(self, records=(), dropped=0, doubles=0, faults=())
@@ -230,7 +248,7 @@ class Dataset:
         )
 
     def _held_out_by_source(self, places: Sequence[int], counts: Mapping[str, int]) -> set[int]:
-        """The places of questions that are held out, so many of each source."""
+        """Return the hashes of held-out questions, with the given number from each source."""
         held_out: set[int] = set()
         for name, count in counts.items():
             own = [
@@ -247,14 +265,16 @@ class Dataset:
 
 
 def _place(question: str, seed: int) -> int:
-    """A hash of the question's words and the seed, from 0 to 2**64 - 1. Spaces and the place in the file do
-    not matter."""
+    """Return a hash of the question's words and the seed, from 0 to 2**64 - 1.
+
+    White space and the place in the file do not matter.
+    """
     digest = hashlib.sha256(f"{seed}\n{' '.join(question.split())}".encode()).digest()
     return int.from_bytes(digest[:8])
 
 
 def _held_out(places: Sequence[int], held_out: int | float) -> list[bool]:
-    """Decide for each record whether it is held out. At least one is."""
+    """Return for each record whether it is held out. At least one is."""
     ordered = sorted(places)
     by_count = isinstance(held_out, int)
     limit = (
@@ -267,7 +287,7 @@ def _bad_split(data: Dataset, held_out: int | float | Mapping[str, int]) -> Plan
     questions = len({record.question for record in data.records})
     return PlanError.of(
         "held-out",
-        "nothing would be left to train on, or nothing held out",
+        "either nothing would be left to train on, or nothing would be held out",
         found=f"{held_out} held out of {questions} questions in {data.name}",
         expected="a share between 0 and 1, or a count below the number of questions",
     )

@@ -1,5 +1,8 @@
-"""From a prompt to token ids: the wording (template, system line, chat template), then the model's tokenizer
-or plain bytes."""
+"""Turn prompts into token ids.
+
+``Wording`` applies the template, the system line and the chat template. An encoder then applies the model's
+tokenizer, or uses bytes.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +28,21 @@ from rlflow.data.turns import Turn, divided
 from rlflow.errors import PlanError, listed
 from rlflow.training import pretrained
 
-END = 256  # id of the byte encoding's end of text
+END = 256  # end-of-text id of the byte encoding
 
 
 @dataclass(frozen=True)
 class Wording:
-    """How a prompt is put to the model. Prompts that are lists of messages go through the tokenizer's chat
-    template."""
+    """How a prompt is presented to the model.
 
-    # whether a prompt that is text goes through the chat template too, as a user's message
+    Prompts that are lists of messages go through the tokenizer's chat template.
+    """
+
+    # Whether text prompts also go through the chat template, as a user message.
     chat: bool = False
-    system: str | None = None  # a system message before conversations that do not begin with one
+    system: str | None = None  # system message for conversations that do not begin with one
     template: str | None = None  # text around a plain prompt, such as "Q: {prompt}\\nA:"
-    # variables that the encoder gives the chat template beside messages
+    # Additional variables for the chat template.
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -45,8 +50,10 @@ class Wording:
             _check_template(self.template)
 
     def of(self, record: Record) -> str | list[Message]:
-        """The record's prompt as a text or as messages. Raises PlanError for a setting that cannot be applied
-        to this kind of prompt."""
+        """Return the record's prompt as a text or as messages.
+
+        Raises PlanError for a setting that does not apply to this kind of prompt.
+        """
         if not isinstance(record.prompt, str):
             if self.template is not None:
                 raise _no_use("template", "its prompts are lists of messages")
@@ -73,10 +80,10 @@ def _check_template(template: str) -> None:
         ]
     except ValueError as error:
         names = [str(error)]
-    if set(names) != {"prompt"}:  # no width either, which could be of any size
+    if set(names) != {"prompt"}:  # also refuses a format width, since it could be of any size
         raise PlanError.of(
             "data-template",
-            "the template must name {prompt} and nothing else",
+            "the template must contain {prompt} and no other field",
             found=repr(template),
             expected="{prompt}",
             remedy="write other braces twice: \\boxed{{}}",
@@ -89,35 +96,39 @@ def _no_use(setting: str, why: str) -> PlanError:
         f"'{setting}' has no effect on this data: {why}",
         found=setting,
         expected=f"no '{setting}'",
-        remedy="leave it out, or set chat = true for prompts that are text and a model with a chat template",
+        remedy="remove it, or set chat = true for prompts that are text and a model with a chat template",
     )
 
 
 class Encoder(Protocol):
-    """Turns worded prompts and responses into token ids."""
+    """Turns formatted prompts and responses into token ids."""
 
     chats: bool  # whether it has a chat template
 
     @property
     def longest(self) -> int:
-        """The most characters that one token stands for."""
+        """The largest number of characters in one token."""
 
     def worded(self, wordings: Sequence[str | list[Message]]) -> list[str]:
-        """The text of each prompt as the model reads it; messages go through the chat template."""
+        """Return the text of each prompt as the model reads it; messages go through the chat template."""
 
     def prompts(self, wordings: Sequence[str | list[Message]]) -> list[list[int]]:
-        """The token ids of each prompt, a text or messages."""
+        """Return the token ids of each prompt, a text or messages."""
 
     def asked(self, texts: Sequence[str | list[Message]], wording: Wording) -> list[list[int]]:
-        """The token ids of each prompt that was made of what models or others said. No control token comes of
-        what they said."""
+        """Return the token ids of follow-up prompts, which contain text from models or environments.
+
+        Text from them never becomes a control token.
+        """
 
     def responses(self, texts: Sequence[str], chat: bool = True) -> list[list[int]]:
-        """The token ids of each response, with the token that ends it: after a prompt that is a chat, or
-        after plain text."""
+        """Return the token ids of each response with its end token.
+
+        ``chat``: whether the prompt is a chat.
+        """
 
     def turns(self, wording: str | list[Message], response: Sequence[Message]) -> list[Turn]:
-        """The token ids of a response of several turns to a prompt, turn by turn."""
+        """Return the token ids of a multi-turn response to a prompt, turn by turn."""
 
     def following(
         self,
@@ -126,44 +137,48 @@ class Encoder(Protocol):
         wording: Wording,
         controls: bool = False,
     ) -> list[list[int]]:
-        """The token ids of each text as another turn after sampled ids, or of messages as further turns.
-        ``controls``: whether control tokens that they hold become such."""
+        """Return the token ids of each further turn, a text or messages, after sampled ids.
+
+        ``controls``: whether the text of a control token in a turn becomes that token.
+        """
 
     def texts(self, rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
-        """The text of each row of token ids, without padding and what ends it. bare: without the special
-        tokens inside it either."""
+        """Return the text of each row of token ids, without padding and end tokens.
+
+        bare: also without the special tokens inside the text.
+        """
 
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> Encoder:
-        """A copy that tells models of tools, by their JSON schemas."""
+        """Return a copy whose chat template describes tools, given by their JSON schemas."""
 
     def calls(self, ids: Sequence[int]) -> list[ToolCall]:
-        """The calls of tools in sampled ids."""
+        """Return the tool calls in sampled ids."""
 
 
 class ByteEncoder:
-    """Uses UTF-8 bytes as token ids, and END after a response. It serves runs without a model."""
+    """Encoder for runs without a model: token ids are UTF-8 bytes, and END follows a response."""
 
     chats = False
     longest = 1
 
     def worded(self, wordings: Sequence[str | list[Message]]) -> list[str]:
-        """The text of each prompt; messages are written one on a line, with their roles."""
+        """Return the text of each prompt; messages take one line each, with their roles."""
         return [_plain(item) for item in wordings]
 
     def prompts(self, wordings: Sequence[str | list[Message]]) -> list[list[int]]:
-        """The bytes of each prompt's text."""
+        """Return the bytes of each prompt's text."""
         return [list(text.encode()) for text in self.worded(wordings)]
 
     def asked(self, texts: Sequence[str | list[Message]], wording: Wording) -> list[list[int]]:
-        """The bytes of each text; END stands for none."""
+        """Return the bytes of each text. No text can contain END."""
         return self.prompts(_worded(texts, wording))
 
     def responses(self, texts: Sequence[str], chat: bool = True) -> list[list[int]]:
-        """The bytes of each response, and END."""
+        """Return the bytes of each response, followed by END."""
         return [[*text.encode(), END] for text in texts]
 
     def turns(self, wording: str | list[Message], response: Sequence[Message]) -> list[Turn]:
-        """The bytes of the assistant's turns and of what stands between them."""
+        """Return the bytes of the assistant's turns and of the text between them."""
         turns: list[Turn] = []
         for context, message in divided(response):
             turns += [(list(f"\n{_plain(context)}".encode()), False)] if turns else []
@@ -177,19 +192,19 @@ class ByteEncoder:
         wording: Wording,
         controls: bool = False,
     ) -> list[list[int]]:
-        """The bytes of each text; messages are written one on a line, with their roles."""
+        """Return the bytes of each text; messages take one line each, with their roles."""
         return self.prompts([text if isinstance(text, str) else f"\n{_plain(text)}" for text in texts])
 
     def texts(self, rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
-        """The text of each row of bytes."""
+        """Return the text of each row of bytes."""
         return [bytes(number for number in row if number < END).decode(errors="replace") for row in rows]
 
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> ByteEncoder:
-        """The encoder itself: there is no model that could be told of tools."""
+        """Return the encoder itself: without a model there is no template to describe tools."""
         return self
 
     def calls(self, ids: Sequence[int]) -> list[ToolCall]:
-        """No calls: bytes stand for no model that could call a tool."""
+        """Return no calls: without a model, replies contain no tool calls."""
         return []
 
 
@@ -204,8 +219,11 @@ def _plain(wording: str | list[Message]) -> str:
 
 
 class TokenizerEncoder:
-    """The tokenizer of a model folder. ``variables``: what its chat template is given beside messages. Raises
-    PlanError where it cannot be loaded."""
+    """The tokenizer of a model folder.
+
+    ``variables``: additional variables for its chat template. Raises PlanError if the tokenizer cannot be
+    loaded.
+    """
 
     def __init__(
         self, folder: str | os.PathLike[str], variables: Mapping[str, Any] = MappingProxyType({})
@@ -216,9 +234,11 @@ class TokenizerEncoder:
         self.tools: tuple[Mapping[str, Any], ...] = ()
 
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> TokenizerEncoder:
-        """A copy whose chat template is given tools. Raises PlanError for a template that says nothing of
-        them, or that writes earlier turns otherwise once a tool has answered, and for models whose calls are
-        not known."""
+        """Return a copy whose chat template describes ``tools``.
+
+        Raises PlanError if the template does not describe tools, if it changes earlier turns after a tool's
+        answer, or if the format of the model's calls is unknown.
+        """
         other = copy.copy(self)
         for name in ("_template", "controls"):
             other.__dict__.pop(name, None)
@@ -233,28 +253,34 @@ class TokenizerEncoder:
         return other
 
     def calls(self, ids: Sequence[int]) -> list[ToolCall]:
-        """The calls of tools in sampled ids; none where the model was told of no tools."""
+        """Return the tool calls in sampled ids; none if the template describes no tools."""
         return []
 
     @cached_property
     def longest(self) -> int:
-        """The most characters that one token stands for."""
+        """The largest number of characters in one token."""
         return max(map(len, self.tokenizer.get_vocab()))
 
     def prompts(self, wordings: Sequence[str | list[Message]]) -> list[list[int]]:
-        """The token ids of each prompt. Plain text that does not bring the tokenizer's first tokens (BOS)
-        gets them; a chat template writes its own. Raises PlanError."""
+        """Return the token ids of each prompt.
+
+        Plain text without the tokenizer's first tokens (BOS) gets them; a chat template writes its own.
+        Raises PlanError.
+        """
         return self._begun(wordings, self._encode(self.worded(wordings)))
 
     def asked(self, texts: Sequence[str | list[Message]], wording: Wording) -> list[list[int]]:
-        """The token ids of each prompt, in which control tokens are those that the template writes and those
-        that begin a text. Raises PlanError."""
+        """Return the token ids of each prompt.
+
+        Only the template's control tokens, and the tokens that begin a text, become control tokens. Raises
+        PlanError.
+        """
         hidden, marks = self._hidden(texts)
         wordings = _worded(hidden, wording)
         return self._begun(wordings, self.controls.encoded(self.worded(wordings), marks, self._encode))
 
     def _begun(self, wordings: Sequence[str | list[Message]], rows: list[list[int]]) -> list[list[int]]:
-        """The rows, those of plain text with the tokens that the tokenizer puts before a text."""
+        """Return the rows. Plain text begins with the tokens that the tokenizer puts before a text."""
         first = self._first
         return [
             row if not isinstance(wording, str) or row[: len(first)] == first else [*first, *row]
@@ -263,8 +289,10 @@ class TokenizerEncoder:
 
     @cached_property
     def _first(self) -> list[int]:
-        """The tokens that the tokenizer puts before any text. Those that it puts after one end it, and the
-        response is still to come."""
+        """The tokens that the tokenizer puts before any text.
+
+        Tokens that it puts after a text are not included: they end it, and the response is still to come.
+        """
         (bare,), (whole,) = self._encode(["a"]), self._encode(["a"], True)
         return whole[: next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), 0)]
 
@@ -277,20 +305,25 @@ class TokenizerEncoder:
         return self.controls.hidden(said, (REPLY, self._template.text) if self.chats else ())
 
     def worded(self, wordings: Sequence[str | list[Message]]) -> list[str]:
-        """The text of each prompt; messages go through the chat template, which writes special tokens too.
-        Raises PlanError."""
+        """Return the text of each prompt; messages go through the chat template.
+
+        The template also writes special tokens. Raises PlanError.
+        """
         conversations = [item for item in wordings if not isinstance(item, str)]
         chats = iter(self._template.render(conversations) if conversations else ())
         return [item if isinstance(item, str) else next(chats) for item in wordings]
 
     @cached_property
     def ends(self) -> Ends:
-        """The tokens at which replies of the model end."""
+        """The tokens that end the model's replies."""
         return ends_of(self.folder, self.variables, lambda: self._template)
 
     def responses(self, texts: Sequence[str], chat: bool = True) -> list[list[int]]:
-        """The token ids of each response, with the token that ends it: in a chat what the template writes
-        after a reply, else the tokenizer's end of text. Raises PlanError where there is none."""
+        """Return the token ids of each response with its end token.
+
+        In a chat the end token is the one that the template writes after a reply, else the tokenizer's end of
+        text. Raises PlanError if the tokenizer has none.
+        """
         ends = self.ends
         end, space = (ends.of_chat, ends.space) if chat and ends.of_chat is not None else (ends.of_text, "")
         if end is None:
@@ -303,16 +336,18 @@ class TokenizerEncoder:
         return [[*ids, end] for ids in self._encode([text + space for text in texts])]
 
     def turns(self, wording: str | list[Message], response: Sequence[Message]) -> list[Turn]:
-        """Between what the assistant says stands what the chat template writes there, tokenised by itself, as
-        while a model samples. Raises PlanError for prompts that are no chat, and for a template that writes
-        earlier turns otherwise once there are later ones.
+        """Return the token ids of a multi-turn response to a prompt, turn by turn.
+
+        The text that the chat template writes between two assistant messages is encoded separately, as during
+        sampling. Raises PlanError if the prompt is not a chat, or if the template changes earlier turns when
+        later ones follow.
         """
         if isinstance(wording, str):
             raise PlanError.of(
                 "turns-chat",
-                "a response of several turns needs a chat template",
+                "a multi-turn response needs a chat template",
                 found="prompts that are plain text",
-                expected="a model whose tokenizer has one",
+                expected="a model whose tokenizer has a chat template",
                 remedy="set chat = true, or map the completion to a text",
             )
         turns: list[Turn] = []
@@ -338,10 +373,12 @@ class TokenizerEncoder:
         wording: Wording,
         controls: bool = False,
     ) -> list[list[int]]:
-        """The token ids of each text; in a chat, what the template writes between a reply and the next one:
-        the difference that the turn makes after a question and a reply that stand for any. Ids that were
-        sampled are never encoded again. Raises PlanError for a template that writes earlier turns otherwise
-        once there are later ones."""
+        """Return the token ids of each further turn.
+
+        In a chat this is the text that the template writes between a reply and the next one, found by
+        rendering with a placeholder question and reply. Sampled ids are never encoded again. Raises PlanError
+        if the template changes earlier turns when later ones follow.
+        """
         said, marks = (list(texts), StandIns()) if controls else self._hidden(texts)
         plain = {row: text for row, text in enumerate(said) if isinstance(text, str) and not wording.chat}
         chats: dict[int, list[Message]] = {
@@ -362,15 +399,18 @@ class TokenizerEncoder:
         ]
 
     def _turns(self, later: Sequence[list[Message]], wording: Wording) -> list[str]:
-        """The text of further turns as the chat template writes them after a reply."""
+        """Return the text of further turns as the chat template writes them after a reply."""
         opening = replace(wording, chat=True).of(Record(QUESTION))
         assert isinstance(opening, list)
         return self._template.after_reply(opening, later)
 
     def _unended(self, turn: list[int], sampled: Sequence[int]) -> list[int]:
-        """What stands between sampled ids and the next reply, of what the template writes after a reply. The
-        token at which sampling ended stands in the place of the template's own end; where that is what the
-        next turn begins with, another one stands before it."""
+        """Return the ids between sampled ids and the next reply.
+
+        ``turn``: the ids that the template writes after a reply. If sampling ended with an end token, that
+        token replaces the template's own. The template's token is kept if it differs and begins the next
+        turn.
+        """
         closed, ends = self._closed(turn), self.ends
         if not closed or not sampled or sampled[-1] not in ends.ids:
             return turn
@@ -378,16 +418,20 @@ class TokenizerEncoder:
         return turn[closed:] if own else turn
 
     def _closed(self, turn: Sequence[int]) -> int:
-        """How many of the tokens that the template writes after a reply are of the reply: space and the token
-        that ends it, where the template writes one."""
+        """Return how many of the ids that the template writes after a reply belong to the reply.
+
+        These are white space and the end token; 0 if the template writes no end token.
+        """
         at = next((place for place, token in enumerate(turn) if token in self.ends.ids), None)
         if at is None or self.tokenizer.decode(list(turn[:at]), skip_special_tokens=False).strip():
             return 0
         return at + 1
 
     def texts(self, rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
-        """The text of each row of token ids, without padding and what ends it. bare: without the special
-        tokens inside it either."""
+        """Return the text of each row of token ids, without padding and end tokens.
+
+        bare: also without the special tokens inside the text.
+        """
         return completions(self.tokenizer, rows, self.ends.ids, bare)
 
     def _encode(self, texts: Sequence[Any], special: bool = False) -> list[list[int]]:
@@ -395,7 +439,7 @@ class TokenizerEncoder:
             return []
         try:
             return [list(row) for row in self.tokenizer(list(texts), add_special_tokens=special)["input_ids"]]
-        # a tokenizer is the model's own: what it cannot encode is not for us to say
+        # The tokenizer comes with the model and may raise any exception.
         except Exception as error:
             raise PlanError.of(
                 "tokenizer",
@@ -405,7 +449,7 @@ class TokenizerEncoder:
             ) from error
 
     def _refused(self, texts: Sequence[Any], special: bool) -> Any:
-        """The first of some texts that the tokenizer refuses by itself; else the first of all."""
+        """Return the first text that the tokenizer refuses by itself; else the first of all."""
         for text in texts:
             try:
                 self.tokenizer([text], add_special_tokens=special)
@@ -414,7 +458,7 @@ class TokenizerEncoder:
         return texts[0]
 
     def check_variables(self) -> None:
-        """Raises PlanError for variables that rlflow sets or that the chat template does not read."""
+        """Raise PlanError for a variable that rlflow sets itself, or that the chat template does not read."""
         check_variables(self.variables, self._template if self.chats and self.variables else None)
 
     @property
@@ -431,10 +475,10 @@ class TokenizerEncoder:
             raise PlanError.of(
                 "chat-template",
                 f"the tokenizer of {self.folder} has no chat template",
-                found="prompts to be put as a chat",
+                found="prompts to be formatted as a chat",
                 expected="a chat_template",
-                remedy="name an instruct model, whose tokenizer has one; or, where prompts are text, "
-                "--data.chat false; conversations always need one: without it map a field that is text, "
+                remedy="use an instruct model, whose tokenizer has one; for text prompts, --data.chat "
+                "false; conversations always need a template: without one, map a text field with "
                 "--data.prompt FIELD",
             )
         try:
@@ -443,13 +487,13 @@ class TokenizerEncoder:
                 str(self.tokenizer.get_chat_template(tools=list(self.tools) or None)),
                 self._variables,
             )
-        except ValueError as error:  # several, and none is the default
+        except ValueError as error:  # there are several templates without a default
             raise PlanError.of(
                 "chat-template",
-                f"the tokenizer of {self.folder} has no one chat template",
+                f"the tokenizer of {self.folder} has several chat templates and no default",
                 found=str(error),
-                expected="one, or one of them named default",
-                remedy="leave one in its tokenizer_config.json",
+                expected="one template, or one of them named default",
+                remedy="keep only one in its tokenizer_config.json",
             ) from error
 
 
@@ -462,7 +506,7 @@ def _load(folder: Path) -> Any:
         return pretrained.read_tokenizer(folder)
     except PlanError:
         raise
-    except Exception as error:  # whatever its files make of transformers
+    except Exception as error:  # transformers may raise any error for malformed files
         raise PlanError.of(
             "tokenizer-missing",
             f"cannot load the tokenizer of {folder}: {error}",

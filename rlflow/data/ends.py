@@ -1,6 +1,8 @@
-"""The tokens at which replies of a model end: one set for each model folder, of what its chat template, its
-configs and its tokenizer name. Sampling ends at them, rows of the data end in one of them, and between two
-turns stands what the template writes after them."""
+"""Find the tokens that end a model's replies, from its chat template, configs and tokenizer.
+
+Sampling stops at these tokens, and responses of the data end with one of them. Between two turns rlflow
+inserts the text that the template writes after them.
+"""
 
 from __future__ import annotations
 
@@ -16,41 +18,44 @@ from rlflow.data.chat import QUESTION, ChatTemplate
 from rlflow.errors import PlanError, Problem
 from rlflow.training import pretrained
 
-CHAT, TEXT = "chat template", "tokenizer"  # what names ends, beside the files of configs
+CHAT, TEXT = "chat template", "tokenizer"  # sources of end tokens other than config files
 
 
 @dataclass(frozen=True)
 class Ends:
-    """What ends replies of the model in ``folder``."""
+    """The tokens that end replies of the model in ``folder``."""
 
     folder: Path
-    named: Mapping[str, tuple[int, ...]]  # what names ends → the tokens, of sources that name any
-    words: Mapping[int, str]  # the texts of tokens, as far as they are known
-    space: str = ""  # what the chat template writes between a reply and the token that ends it
-    # whether the template's end stands after every reply; else it is what the next turn begins with
+    named: Mapping[str, tuple[int, ...]]  # source (a config file, CHAT or TEXT) → its end tokens
+    words: Mapping[int, str]  # the texts of tokens, as far as known
+    space: str = ""  # white space that the chat template writes between a reply and its end token
+    # Whether the template writes its end token after every reply, also the last; else the token begins the
+    # next turn.
     always: bool = False
-    chats: bool = False  # whether there is a chat template that writes a reply
+    chats: bool = False  # whether the folder has a chat template that can write a reply
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """Each token that ends a reply, ascending."""
+        """All tokens that end a reply, ascending."""
         return tuple(sorted({token for tokens in self.named.values() for token in tokens}))
 
     @property
     def of_chat(self) -> int | None:
-        """The token that the chat template writes after a reply; None where it writes none."""
+        """The token that the chat template writes after a reply, or None."""
         return next(iter(self.named.get(CHAT, ())), None)
 
     @property
     def of_text(self) -> int | None:
-        """The token that ends a response to plain text: the tokenizer's end of text, else the first that a
-        config names."""
+        """The token that ends a response to plain text, or None.
+
+        This is the tokenizer's end of text, else the first end token that a config names.
+        """
         sources = (TEXT, pretrained.GENERATION, pretrained.CONFIG)
         return next((token for source in sources for token in self.named.get(source, ())), None)
 
     @property
     def served(self) -> tuple[int, ...]:
-        """The tokens at which other programs end a reply when they sample from the folder as it is."""
+        """The tokens at which other programs stop sampling when they use the folder unchanged."""
         return next(
             (
                 tokens
@@ -61,13 +66,15 @@ class Ends:
         )
 
     def written(self, files: Mapping[str, bytes]) -> dict[str, bytes]:
-        """The generation config with all ends, where that of ``files`` (name → content) names fewer; else
-        nothing."""
+        """Return a generation config that names all end tokens, as file name → content.
+
+        Empty if the config in ``files`` (name → content) already names them, or a config is unreadable.
+        """
         try:
             own = json.loads(files.get(pretrained.GENERATION, b"{}"))
             config = json.loads(files[pretrained.CONFIG])
         except (ValueError, KeyError):
-            return {}  # no model folder that others could read
+            return {}  # not a model folder that other programs could read
         if (
             not self.ids
             or set(self.ids) <= set(self.served)
@@ -87,33 +94,33 @@ class Ends:
 
     @property
     def problems(self) -> list[Problem]:
-        """Where the folder contradicts itself, as warnings."""
+        """Warnings about contradictions between the folder's files."""
         found = (
             "; ".join(f"{name}: {self._spoken(tokens)}" for name, tokens in self.named.items())
-            or "no end of any kind"
+            or "no end token"
         )
         problems, file = [], self.folder / pretrained.GENERATION
         if {token for name in (CHAT, TEXT) for token in self.named.get(name, ())} - set(self.served):
             remedy = (
                 f'"eos_token_id": {list(self.ids)} in {file}; rlflow ends replies at each of them, and '
-                "names them all in what it "
-                "writes into final/"
+                "names all of them in the config "
+                "that it writes into final/"
             )
             problems.append(
                 Problem(
                     "model-ends",
                     f"the files of {self.folder} do not agree on what ends a reply",
                     found=found,
-                    expected=f"{file.name} to name each of them: other programs go on after one that it "
-                    "does not name",
+                    expected=f"{file.name} to name all of them: other programs do not stop at a token "
+                    "that it does not name",
                     remedy=remedy,
                     severity="warning",
                 )
             )
         if self.chats and self.of_chat is None:
             remedy = (
-                "a template that writes one of these after each message of the assistant; with this one, "
-                "the token that ends a reply stands before what it writes"
+                "a template that writes one of these after each assistant message; with this one, "
+                "the token that ended the reply precedes the template's text"
             )
             problems.append(
                 Problem(
@@ -133,7 +140,7 @@ class Ends:
         )
 
 
-Variables = Mapping[str, Any]  # that a run gives the chat template beside messages
+Variables = Mapping[str, Any]  # additional variables of the chat template
 NONE: Variables = MappingProxyType({})
 _known: dict[tuple[Path, str], tuple[object, Ends]] = {}  # by folder and variables
 
@@ -141,16 +148,20 @@ _known: dict[tuple[Path, str], tuple[object, Ends]] = {}  # by folder and variab
 def ends_of(
     folder: Path, variables: Variables = NONE, rendering: Callable[[], ChatTemplate] | None = None
 ) -> Ends:
-    """The ends of a model folder, by its files; the tokenizer is loaded only where these do not say what its
-    end of text is. What cannot be read names nothing: whoever loads it says so. ``variables``: those of the
-    chat template; ``rendering``: gives the folder's chat template with them, where one is in use."""
+    """Return the end tokens of a model folder.
+
+    Reads the folder's files, and loads the tokenizer only if they do not name its end of text. Unreadable
+    files are ignored here; loading the model reports them. ``variables``: additional variables of the chat
+    template. ``rendering``: returns the folder's chat template with these variables, if one is already in
+    use.
+    """
     folder = folder.absolute()
     key = (folder, repr(sorted(variables.items())))
     stamp, (known, ends) = _stamp(folder), _known.get(key, (None, None))
     if ends is None or known != stamp:
         template = template_of(folder, variables)
         if template is not None and rendering is not None:
-            with contextlib.suppress(PlanError):  # of several templates, none of which is the default
+            with contextlib.suppress(PlanError):  # the folder may have several templates and no default
                 template = rendering()
         ends = _ends(folder, template)
         _known[key] = stamp, ends
@@ -158,7 +169,7 @@ def ends_of(
 
 
 def _stamp(folder: Path) -> tuple[object, ...]:
-    """What changes when a file changes that has a say in it."""
+    """Return a value that changes when one of the relevant files changes."""
     names = (
         pretrained.CONFIG,
         pretrained.GENERATION,
@@ -191,8 +202,7 @@ def _ends(folder: Path, template: ChatTemplate | None) -> Ends:
 
 
 def template_of(folder: Path, variables: Variables = NONE) -> ChatTemplate | None:
-    """The chat template of a folder that needs no tools, by its files, with these variables; None if it has
-    no template."""
+    """Return a folder's chat template for prompts without tools, or None if it has no template."""
     templates = pretrained.read_templates(folder)
     text = templates.get(pretrained.DEFAULT_TEMPLATE) or templates.get(pretrained.TOOL_TEMPLATE)
     return (
@@ -203,16 +213,21 @@ def template_of(folder: Path, variables: Variables = NONE) -> ChatTemplate | Non
 
 
 def closing(after: str, added: Mapping[str, int]) -> tuple[str, int | None]:
-    """(space before it, id) of the token with which the text after a reply begins; no id where it begins with
-    other text. ``added``: the tokens beside the vocabulary proper."""
+    """Return (white space, id) of the end token with which the text after a reply begins.
+
+    The id is None if the text begins with other text. ``added``: text → id of tokens outside the base
+    vocabulary.
+    """
     rest = after.lstrip()
     word = max((word for word in added if rest.startswith(word)), key=len, default=None)
     return (after[: len(after) - len(rest)], added[word]) if word is not None else ("", None)
 
 
 def _after_reply(template: ChatTemplate) -> tuple[str | None, str | None]:
-    """What the template writes after a reply where the user goes on, and where nothing follows; None where it
-    refuses such a conversation."""
+    """Return the template's text after a reply, (with a following user turn, without one).
+
+    None instead of a text if the template refuses the conversation.
+    """
     texts: list[str | None] = []
     for more, prompting in (([{"role": "user", "content": QUESTION}], True), ([], False)):
         try:
@@ -223,13 +238,15 @@ def _after_reply(template: ChatTemplate) -> tuple[str | None, str | None]:
 
 
 def _loaded(folder: Path, added: Mapping[str, int]) -> tuple[dict[str, int], str]:
-    """The added tokens and the end of text of the tokenizer itself, whose class may know what its files do
-    not say."""
+    """Return the added tokens and the end of text of the loaded tokenizer.
+
+    Its class may define tokens that its files do not name.
+    """
     if not any((folder / name).is_file() for name in (pretrained.TOKENIZER, pretrained.VOCABULARY)):
-        return dict(added), ""  # transformers would make up a tokenizer for some models
+        return dict(added), ""  # transformers would invent a tokenizer for some models
     try:
         tokenizer = pretrained.read_tokenizer(folder)
-    except Exception:  # whatever its files make of transformers: whoever encodes with it says so
+    except Exception:  # any error for malformed files; encoding reports it later
         return dict(added), ""
     end = tokenizer.eos_token
     own = {

@@ -1,4 +1,4 @@
-"""Records that cannot be used: which they are, why, and the messages about them."""
+"""Find unusable records, and report them with reasons."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlflow.data.turns import answered, joined
 from rlflow.errors import Place, PlanError, Problem
 
 Cause = Literal["unreadable", "empty", "wording", "too_long"]
-CAUSES: Mapping[Cause, str] = {  # cause → words, in the order of messages
+CAUSES: Mapping[Cause, str] = {  # cause → description, in the order of messages
     "unreadable": "unreadable",
     "empty": "without a prompt",
     "wording": "refused by the tokenizer or its chat template",
@@ -21,16 +21,16 @@ CAUSES: Mapping[Cause, str] = {  # cause → words, in the order of messages
 }
 CHARACTERS = 2**20  # most characters of records that are encoded at once
 SHOWN = 3  # most faults that an error describes in full
-PLACES = 8  # most places that a message names for each cause
+PLACES = 8  # most places that a message lists for each cause
 
 
 @dataclass(frozen=True)
 class Room:
-    """The most tokens that a model can take; None where there is no limit."""
+    """The most tokens that a model accepts; None means no limit."""
 
     prompt: int | None = None  # tokens of a prompt
     row: int | None = None  # tokens of a prompt and its response together
-    why: str = ""  # where the limits come from, as the end of a message
+    why: str = ""  # the origin of the limits, as the end of a message
 
     def __str__(self) -> str:
         limits = {"a prompt": self.prompt, "a prompt and its response": self.row}
@@ -50,23 +50,24 @@ class Fault:
 
     cause: Cause
     problem: Problem
-    tokens: int = 0  # of a record that is too long, a length that it has at least
+    tokens: int = 0  # for a record that is too long: a lower bound of its length
 
     @property
     def place(self) -> Place | None:
-        """File and line of the record; None for a record that came from no file."""
+        """File and line of the record; None if it does not come from a file."""
         return self.problem.place
 
     def __str__(self) -> str:
-        return f"{self.place or 'a record'} is left out: {self.problem.message}"
+        return f"{self.place or 'a record'} is skipped: {self.problem.message}"
 
 
 def faults(
     records: Sequence[Record], index: Sequence[int], encoder: Encoder, wording: Wording, room: Room, name: str
 ) -> dict[int, Fault]:
-    """Record → its fault, for those of the records at ``index`` that cannot be given to a model.
+    """Return record index → fault, for the records at ``index`` that no model can be given.
 
-    Records are encoded together; one by one only where that fails. ``name``: the data set, for messages."""
+    Encodes records together, and one by one only if that fails. ``name``: name of the data set in messages.
+    """
     judge = _Judge(encoder, wording, room, name)
     by_record: dict[int, Fault] = {}
     for part in _parts(records, index):
@@ -78,8 +79,10 @@ def faults(
 def lengths(
     records: Sequence[Record], encoder: Encoder, wording: Wording, room: Room, name: str
 ) -> Iterator[tuple[int, int]]:
-    """The tokens of each record's prompt, and of its prompt with its longest response, of the records that
-    can be given to a model. The arguments are those of ``faults``."""
+    """Yield for each usable record the tokens of its prompt, and of its prompt with its longest response.
+
+    The arguments are the same as for ``faults``.
+    """
     judge = _Judge(encoder, wording, room, name)
     for part in _parts(records, range(len(records))):
         sound = [records[i] for i in part]
@@ -89,7 +92,7 @@ def lengths(
 
 
 def _parts(records: Sequence[Record], index: Sequence[int]) -> Iterator[list[int]]:
-    """The records in parts of at most CHARACTERS characters, or of one longer record."""
+    """Yield the indices in parts of at most CHARACTERS characters; a longer record is a part of its own."""
     part: list[int] = []
     size = 0
     for i in index:
@@ -117,7 +120,7 @@ def _length(text: str | Sequence[Message]) -> int:
 
 @dataclass(frozen=True)
 class _Judge:
-    """Finds what is wrong with a record, for one data set and model."""
+    """Finds the fault of a record, for one data set and model."""
 
     encoder: Encoder
     wording: Wording
@@ -125,8 +128,10 @@ class _Judge:
     name: str
 
     def all_sound(self, records: Sequence[Record]) -> bool:
-        """Whether nothing is wrong with any of the records. False also where it takes a closer look to
-        know."""
+        """Whether all records are usable.
+
+        May be False although they are, if only checking one by one can decide.
+        """
         if any(self._empty(record) or self._surely_longer(record) for record in records):
             return False
         try:
@@ -170,7 +175,7 @@ class _Judge:
         return not record.responses and not record.question.strip()
 
     def lengths(self, records: Sequence[Record]) -> list[tuple[int, int]]:
-        """The tokens of each record's prompt, and of its prompt with its longest response."""
+        """Return for each record the tokens of its prompt, and of its prompt with its longest response."""
         wordings = [self.wording.of(record) for record in records]
         turns = iter(
             answered(
@@ -189,12 +194,14 @@ class _Judge:
         return lengths
 
     def _fits(self, prompt: int, longest: int) -> bool:
-        """Whether the prompt has tokens, and it and its longest response fit the room."""
+        """Whether the prompt has tokens, and it and its longest response are within the limits."""
         return prompt > 0 and not _over(prompt, self.room.prompt) and not _over(longest, self.room.row)
 
     def _surely_longer(self, record: Record) -> int:
-        """A number of tokens that the record has at least, if that is already too many; else 0. It follows
-        from the characters, since a token stands for a limited number of them."""
+        """Return a lower bound of the record's tokens if that already exceeds a limit; else 0.
+
+        The bound follows from the number of characters, since one token has a limited number of them.
+        """
         prompt = _length(record.prompt)
         row = prompt + max((_length(response) for response in record.responses), default=0)
         if not _over(prompt, self.room.prompt) and not _over(row, self.room.row):
@@ -217,12 +224,12 @@ class _Judge:
         )
 
     def _which(self, record: Record, number: int) -> str:
-        """The beginning of a message that names a record which stands in no file."""
+        """Return the beginning of a message for a record without a place; else an empty string."""
         return "" if record.place else f"record {number + 1} of {self.name}: "
 
 
 def counted(faults: Iterable[Fault]) -> dict[Cause, list[Fault]]:
-    """Cause → its faults, in the order of CAUSES."""
+    """Return cause → its faults, in the order of CAUSES."""
     faults = list(faults)
     return {
         cause: of_cause
@@ -232,7 +239,7 @@ def counted(faults: Iterable[Fault]) -> dict[Cause, list[Fault]]:
 
 
 def spoken(faults: Iterable[Fault]) -> str:
-    """A text about faults: how many records each cause has, where they are, and how long the longest is."""
+    """Summarise faults: the records of each cause, their places, and the length of the longest."""
     return "; ".join(_spoken(cause, of_cause) for cause, of_cause in counted(faults).items())
 
 
@@ -244,15 +251,14 @@ def _spoken(cause: Cause, of_cause: Sequence[Fault]) -> str:
 
 
 def places_of(places: Iterable[Place | None]) -> str:
-    """The first PLACES of the places where records stand, in parentheses after a space; empty where they
-    stand in no file."""
+    """Return the first PLACES places in parentheses after a space; empty if no record comes from a file."""
     known = [str(place) for place in places if place]
     ellipsis = ", …" if len(known) > PLACES else ""
     return f" ({', '.join(_short(known[:PLACES]))}{ellipsis})" if known else ""
 
 
 def _short(places: Sequence[str]) -> Iterator[str]:
-    """The places as text; after the first place of a file, the line numbers alone."""
+    """Yield the places as text; after the first place of a file, only line numbers."""
     before = ""
     for place in places:
         path, _, line = place.rpartition(":")
@@ -261,10 +267,12 @@ def _short(places: Sequence[str]) -> Iterator[str]:
 
 
 def refused(name: str, faults: Sequence[Fault], judged: int, room: Room) -> PlanError:
-    """The error for data with faulty records: the first few in full, then all of them in a line. ``judged``:
-    how many records were looked at."""
+    """Return the error for data with faulty records: the first few in full, then a summary.
+
+    ``judged``: how many records were checked.
+    """
     too_long = any(fault.cause == "too_long" for fault in faults)
-    shorter = f", --data.max_prompt {room.prompt} drops what is too long" if too_long and room.prompt else ""
+    shorter = f", --data.max_prompt {room.prompt} drops longer prompts" if too_long and room.prompt else ""
     by_message: dict[str, Problem] = {}
     for fault in faults:
         by_message.setdefault(fault.problem.message, fault.problem)
@@ -272,7 +280,7 @@ def refused(name: str, faults: Sequence[Fault], judged: int, room: Room) -> Plan
         "data-records",
         f"{len(faults)} of {judged} records of {name} cannot be used",
         found=spoken(faults),
-        expected=str(room) if too_long else "records that every model of the run can be given",
-        remedy=f"correct them; or --bad-records skip leaves them out and counts them{shorter}",
+        expected=str(room) if too_long else "records that every model of the run can read",
+        remedy=f"correct them; or --bad-records skip skips and counts them{shorter}",
     )
     return PlanError(*[*by_message.values()][:SHOWN], summary)

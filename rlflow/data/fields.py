@@ -1,4 +1,4 @@
-"""From the fields of a file to records of one shape: prompts, completions or pairs."""
+"""Map the fields of a file to records of one shape: prompts, completions or pairs."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ OTHER_NAMES = {
     "prompt": ("question", "problem", "instruction", "input"),
     "answer": ("solution", "ground_truth", "reward_model.ground_truth", "target", "label"),
 }
-# fields by which its records are known
+# Fields that identify the records of another project.
 OF_PROJECTS = {"reward_model.ground_truth": "verl", "input": "OpenRLHF", "label": "OpenRLHF"}
 TYPES: dict[str, tuple[type, ...]] = {"float": (float, int), "int": (int,), "bool": (bool,)}
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One question with what the data has for it."""
+    """One question and the values that belong to it."""
 
     prompt: str | tuple[Message, ...]
     answer: str | None = None  # the right answer
-    # a completion, or (chosen, rejected); messages begin and end with the assistant's
+    # A completion, or (chosen, rejected). A list of messages begins and ends with the assistant.
     responses: tuple[Response, ...] = ()
-    # declared column → value; column of a field that rewards read → its JSON
+    # Declared column → value; column of a field that rewards read → its value as JSON.
     more: Mapping[str, Any] = field(default_factory=dict)
-    place: Place | None = field(default=None, compare=False)  # where the record stands in a file
-    # its place among all records of the data, from 0, those that cannot be read included
+    place: Place | None = field(default=None, compare=False)  # file and line
+    # Its number among all records of the data, from 0; unreadable records count too.
     number: int = field(default=0, compare=False)
 
     @property
@@ -48,11 +48,11 @@ class Record:
 
 @dataclass(frozen=True)
 class Mapped:
-    """How records are read from the fields of a file."""
+    """The mapping from the fields of a file to records."""
 
     fields: Mapping[str, str]  # rlflow's name → the file's field
     columns: Mapping[str, Kind]  # declared columns
-    json_fields: JsonFields = JsonFields()  # those that rewards read
+    json_fields: JsonFields = JsonFields()  # fields that rewards read
 
     @property
     def shape(self) -> Shape:
@@ -71,8 +71,10 @@ class Mapped:
         return {"prompts": (), "completions": ("completion",), "pairs": ("chosen", "rejected")}[self.shape]
 
     def record(self, raw: Raw) -> Record:
-        """The record of one line or row of the file. Raises PlanError where a field is missing or of a wrong
-        type."""
+        """Return the record of one line or row of the file.
+
+        Raises PlanError if a field is missing or of the wrong type.
+        """
         answer = _text(raw, self.fields["answer"]) if "answer" in self.fields else None
         responses = tuple(
             _response(raw, self.fields[name], "prompt" in self.fields) for name in self.responses
@@ -86,7 +88,7 @@ class Mapped:
     def _prompt(self, raw: Raw) -> str | tuple[Message, ...]:
         if "prompt" in self.fields:
             return _prompt(_value(raw, self.fields["prompt"]), raw, self.fields["prompt"])
-        # whole conversations hold their prompt
+        # A response that is a complete conversation contains its prompt.
         first, *other_prompts = [_value(raw, self.fields[name])[:-1] for name in self.responses]
         if any(prompt != first for prompt in other_prompts):
             raise _bad_field(raw, "chosen and rejected answer different conversations", "one prompt for both")
@@ -94,14 +96,16 @@ class Mapped:
 
 
 def mapped(first: Raw, chosen: Mapping[str, str | None], columns: Mapping[str, Kind]) -> Mapped:
-    """Decide by the first record which field each name is read from. ``chosen``: name → field as the user
-    maps it, None for no field. Raises PlanError."""
+    """Decide from the first record which field each name is read from. Raises PlanError.
+
+    ``chosen``: name → field as the user maps it; None for no field.
+    """
     names = dict.fromkeys([*FIELDS, *columns])
     for name in chosen:
         if name not in names:
             raise PlanError.of(
                 "data-fields",
-                f"'{name}' is no column of the data",
+                f"'{name}' is not a column of the data",
                 place=first.place,
                 expected=listed(names),
                 nearest=nearest(name, names),
@@ -138,11 +142,11 @@ def _check_shape(first: Raw, fields: Mapping[str, str], columns: Mapping[str, Ki
         raise _bad_field(
             first,
             "the data has both a completion and a pair",
-            "one of them; leave one out with fields={'completion': None}",
+            "one of them; drop one with fields={'completion': None}",
         )
     if "prompt" not in fields and not ("chosen" in fields and _conversation(first, fields["chosen"])):
         raise _missing_field(
-            first, "prompt", f"a field 'prompt' (also taken: {listed(OTHER_NAMES['prompt'])})"
+            first, "prompt", f"a field 'prompt' (also accepted: {listed(OTHER_NAMES['prompt'])})"
         )
 
 
@@ -159,8 +163,10 @@ def _has(raw: Raw, name: str) -> bool:
 
 
 def _value(raw: Raw, name: str) -> Any:
-    """The value of a field, or of one inside another by a dotted name (reward_model.ground_truth). Raises
-    PlanError where it is missing."""
+    """Return the value of a field, or of a nested one by a dotted name (reward_model.ground_truth).
+
+    Raises PlanError if it is missing.
+    """
     try:
         return value_of(raw.fields, name)
     except KeyError:
@@ -174,14 +180,16 @@ def _prompt(value: Any, raw: Raw, name: str) -> str | tuple[Message, ...]:
         return _messages(value, raw, name)
     raise _bad_field(
         raw,
-        f"the field '{name}' is no prompt: {_short(value)}",
+        f"the field '{name}' is not a prompt: {_short(value)}",
         'a text, or a list of messages such as {"role": "user", "content": "…"}',
     )
 
 
 def _messages(value: Sequence[Any], raw: Raw, name: str) -> tuple[Message, ...]:
-    """Messages with all their keys but those that are None. Raises PlanError for what no chat template can be
-    given, by its key."""
+    """Return the messages without keys that are None.
+
+    Raises PlanError for a message that no chat template accepts.
+    """
     whole = [
         _without_none(message, raw.filled) if isinstance(message, Mapping) else message for message in value
     ]
@@ -189,9 +197,8 @@ def _messages(value: Sequence[Any], raw: Raw, name: str) -> tuple[Message, ...]:
         if problem := fault(message):
             raise _bad_field(
                 raw,
-                f"message {number} of the field '{name}' is none: {problem}",
-                'messages such as {"role": "user", "content": "…"}, of which every other key is plain '
-                "JSON too",
+                f"message {number} of the field '{name}' is invalid: {problem}",
+                'messages such as {"role": "user", "content": "…"}, whose other keys are plain JSON too',
             )
     return tuple(
         {**message, **({"content": _unicode(text, raw, name)} if (text := message.get("content")) else {})}
@@ -200,9 +207,10 @@ def _messages(value: Sequence[Any], raw: Raw, name: str) -> tuple[Message, ...]:
 
 
 def _without_none(message: Mapping[Any, Any], filled: bool) -> dict[Any, Any]:
-    """The message without keys that are None; where it was ``filled``, without those inside its values
-    either. A content that is None
-    stays: that is how a message says that it only calls tools."""
+    """Return the message without keys that are None; if ``filled``, also without nested ones.
+
+    A content of None is kept: such a message only calls tools.
+    """
     return {
         key: _dense(item) if filled else item
         for key, item in message.items()
@@ -211,15 +219,18 @@ def _without_none(message: Mapping[Any, Any], filled: bool) -> dict[Any, Any]:
 
 
 def _dense(value: Any) -> Any:
-    """A value without the entries of its mappings that are None."""
+    """Return a value without the entries of its mappings that are None."""
     if isinstance(value, Mapping):
         return {key: _dense(item) for key, item in value.items() if item is not None}
     return [_dense(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _response(raw: Raw, name: str, prompted: bool) -> Response:
-    """The response in a field: a text, or messages. Messages that the assistant begins are kept where the
-    prompt stands in another field; of any other conversation the assistant's last message is the response."""
+    """Return the response in a field: a text, or messages.
+
+    If the prompt is in another field, messages that begin with the assistant are kept. From any other
+    conversation, only the assistant's last message is the response.
+    """
     value = _value(raw, name)
     if isinstance(value, str):
         return _unicode(value, raw, name)
@@ -230,13 +241,13 @@ def _response(raw: Raw, name: str, prompted: bool) -> Response:
         return turns[-1]["content"] if is_plain(turns[-1]) else turns[-1:]
     raise _bad_field(
         raw,
-        f"the field '{name}' is no response: {_short(value)}",
-        "a text, or messages that end with the assistant's",
+        f"the field '{name}' is not a response: {_short(value)}",
+        "a text, or messages that end with the assistant",
     )
 
 
 def _text(raw: Raw, name: str) -> str:
-    """The value of a field as text: numbers as they print, lists and objects as JSON."""
+    """Return the value of a field as text: numbers as printed, lists and objects as JSON."""
     value = _value(raw, name)
     if value is None:
         raise _bad_field(raw, f"the field '{name}' is null", "a text or a number")

@@ -1,5 +1,7 @@
-"""Python values in the types of JSON, and back without change. Tuples, sets, and mappings with keys that are
-not text are marked."""
+"""Convert Python values to JSON types and back without loss.
+
+Tuples, sets, and mappings with non-text keys are marked.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,10 @@ from rlflow.errors import PlanError
 
 
 def frozen(value: Any) -> Any:
-    """The value in the types of JSON; ``thawed`` gives an equal value back. Raises PlanError for a type that
-    is not supported."""
+    """Return the value in JSON types; ``thawed`` restores an equal value.
+
+    Raises PlanError for an unsupported type.
+    """
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, list):
@@ -26,14 +30,14 @@ def frozen(value: Any) -> Any:
         return {"__dict__": [[frozen(key), frozen(item)] for key, item in value.items()]}
     raise PlanError.of(
         "task-entry",
-        "a reasoning-gym entry holds a value that has no text form",
+        "a reasoning-gym entry contains a value that cannot be written as JSON",
         found=type(value).__name__,
-        expected="numbers, text, lists, tuples, sets and mappings of them",
+        expected="numbers, text, and lists, tuples, sets and mappings of them",
     )
 
 
 def thawed(value: Any) -> Any:
-    """The value from which ``frozen`` made this one."""
+    """Return the value from which ``frozen`` made this one."""
     if isinstance(value, list):
         return [thawed(item) for item in value]
     if not isinstance(value, dict):

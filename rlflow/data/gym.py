@@ -1,5 +1,7 @@
-"""reasoning-gym tasks as data: questions drawn by a seed, each with the entry that the task's own scorer
-needs."""
+"""reasoning-gym tasks as data: questions drawn by a seed.
+
+Each record has the entry that the task's own scorer needs.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +18,28 @@ from rlflow.errors import PlanError, listed, nearest
 from rlflow.extras import require
 
 PREFIX = "reasoning_gym:"
-SIZE = 1000  # items drawn where the task's parameters name no size
+SIZE = 1000  # questions drawn if the task's parameters name no size
 COLUMNS: dict[str, Kind] = {"entry": text}
-# (task, its settings) → what was drawn last: runs of one process mostly have the same data, and drawing takes
-# long
+# (task, settings) → the last questions drawn. Runs in one process usually use the same data, and drawing is
+# slow.
 _LAST: dict[tuple[str, str], tuple[tuple[Record, ...], int]] = {}
 
 
 def scorer(task: str, parameters: Mapping[str, Any]) -> ScorerSpec:
-    """The scorer of a reasoning-gym task: its ``score_answer``, which reads the whole entry of a row."""
+    """Return the scorer of a reasoning-gym task: its ``score_answer``.
+
+    It reads the complete entry of a row.
+    """
     settings = {"task": task, "parameters": {**parameters, "size": 1, "seed": 0}}
     return ScorerSpec("reasoning_gym", ("completion", "entry"), (), settings)
 
 
 def draw(task: str, parameters: Mapping[str, Any], seed: int) -> tuple[tuple[Record, ...], int]:
-    """Draw questions of a task by a seed, as many as ``parameters["size"]`` says. Gives (records, how many
-    repeated questions were dropped). Raises PlanError for an unknown task or parameter."""
+    """Draw ``parameters["size"]`` questions of a task by a seed.
+
+    Returns (records, number of dropped repeated questions). Raises PlanError for an unknown task or
+    parameter.
+    """
     settings = {"size": SIZE, "seed": seed, **parameters}
     key = (task, repr(sorted(settings.items())))
     if (before := _LAST.get(key)) is not None:
@@ -40,7 +48,7 @@ def draw(task: str, parameters: Mapping[str, Any], seed: int) -> tuple[tuple[Rec
     records: dict[str, Record] = {}
     for index in range(len(entries)):
         entry = entries[index]
-        # of small tasks half are repeated, and a record takes longer than its entry
+        # Small tasks repeat half of their questions, and a record takes longer to make than its entry.
         if entry["question"] not in records:
             records[entry["question"]] = _record(entry, index)
     drawn = tuple(records.values()), len(entries) - len(records)
@@ -50,7 +58,7 @@ def draw(task: str, parameters: Mapping[str, Any], seed: int) -> tuple[tuple[Rec
 
 
 def _record(entry: Mapping[str, Any], number: int) -> Record:
-    answer = entry["answer"]  # None where many answers are right
+    answer = entry["answer"]  # None if many answers are right
     more = {"entry": json.dumps(frozen(entry), ensure_ascii=False)}
     return Record(entry["question"], "" if answer is None else str(answer), (), more, number=number)
 
@@ -72,13 +80,13 @@ def _make(task: str, parameters: Mapping[str, Any]) -> Any:
     if not (isinstance(size, int) and size >= 1):
         raise PlanError.of(
             "task-parameter",
-            f"the reasoning-gym task '{task}' has at least one question",
+            f"the reasoning-gym task '{task}' needs a size of at least 1",
             found=f"size = {size}",
             expected="size: an integer of at least 1",
             remedy=f"--data.size {SIZE}",
         )
     try:
-        return kind(config=config(**parameters))  # which validates them
+        return kind(config=config(**parameters))  # validates the parameters
     except (AssertionError, TypeError, ValueError) as error:  # how reasoning-gym refuses values
         raise PlanError.of(
             "task-parameter",

@@ -1,5 +1,7 @@
-"""Fields of records that rewards read: each in a text column of its own, as JSON, from which a reward gets
-the value back."""
+"""Carry fields of records to rewards.
+
+Each field is a text column of JSON, which rlflow decodes before it calls the reward.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,14 @@ from typing import Any
 
 from rlflow.author.columns import FIELD, field_column
 
-# name → fields that it is looked up as
+# Name → fields in which it is looked up.
 OTHER_NAMES = {"ground_truth": ("ground_truth", "reward_model.ground_truth")}
-ABSENT = ""  # the text of a record that has not the field; never JSON
+ABSENT = ""  # the text for a record without the field; not valid JSON
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The names under which rewards may ask for fields of the data."""
+    """The data fields that rewards may read, by name."""
 
     names: Mapping[str, bool] = field(default_factory=dict)  # name → whether every record must have its field
     everything: bool = False  # whether all fields are wanted
@@ -25,7 +27,7 @@ class Wanted:
 
     @property
     def any(self) -> bool:
-        """Whether a field may be wanted at all."""
+        """Whether any field may be needed."""
         return self.everything or bool(self.names)
 
 
@@ -34,7 +36,7 @@ NOTHING = Wanted()
 
 @dataclass(frozen=True)
 class JsonFields:
-    """The fields that are carried for rewards."""
+    """The fields carried for rewards."""
 
     columns: Mapping[str, str] = field(default_factory=dict)  # column → field of the file
     required: Collection[str] = ()  # columns whose field every record must have
@@ -46,8 +48,11 @@ def choose_fields(
     chosen: Mapping[str, str | None],
     columns: Collection[str],
 ) -> JsonFields:
-    """Decide which fields to carry: those that one record or more has. ``chosen``: name → field as the user
-    maps it. ``columns``: names that are columns of the data, which rewards read instead."""
+    """Decide which fields to carry: the wanted fields that occur in at least one record.
+
+    ``chosen``: name → field as the user maps it. ``columns``: names that are already columns of the data;
+    rewards read the column.
+    """
     names = dict(wanted.names)
     if wanted.everything:
         names |= {str(name): False for record in records for name in record if name not in names}
@@ -60,7 +65,7 @@ def choose_fields(
 
 
 def _source(records: Sequence[Mapping[str, Any]], name: str, chosen: Mapping[str, str | None]) -> str | None:
-    """The field that a name is read from; None where no record has it."""
+    """Return the field from which a name is read; None if no record has it."""
     candidates = (chosen[name],) if name in chosen else OTHER_NAMES.get(name, (name,))
     return next(
         (source for source in candidates if source and any(present(record, source) for record in records)),
@@ -69,7 +74,7 @@ def _source(records: Sequence[Mapping[str, Any]], name: str, chosen: Mapping[str
 
 
 def present(record: Mapping[str, Any], name: str) -> bool:
-    """Whether a record has a field, or by a dotted name one inside another."""
+    """Whether a record has a field, or a nested one by a dotted name."""
     try:
         value_of(record, name)
     except KeyError:
@@ -78,8 +83,10 @@ def present(record: Mapping[str, Any], name: str) -> bool:
 
 
 def value_of(record: Mapping[str, Any], name: str) -> Any:
-    """The value of a field, or of one inside another by a dotted name (reward_model.ground_truth). Raises
-    KeyError where it is missing."""
+    """Return the value of a field, or of a nested one by a dotted name (reward_model.ground_truth).
+
+    Raises KeyError if it is missing.
+    """
     if name in record:
         return record[name]
     value: Any = record
@@ -91,14 +98,18 @@ def value_of(record: Mapping[str, Any], name: str) -> Any:
 
 
 def packed(record: Mapping[str, Any], name: str) -> str:
-    """The field's value as JSON; ABSENT where the record has not the field. What JSON has no form for, such
-    as a date, becomes text."""
+    """Return the field's value as JSON, or ABSENT if the record does not have the field.
+
+    A value without a JSON form, such as a date, becomes text.
+    """
     return json.dumps(value_of(record, name), default=str) if present(record, name) else ABSENT
 
 
 def given_back(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row's values by the names that a reward uses: those of fields are made of their JSON, and left out
-    where the record has none."""
+    """Return a row's values by the names that a reward uses.
+
+    Carried fields are decoded, and omitted if absent.
+    """
     values = {}
     for name, value in row.items():
         if not name.startswith(FIELD):
@@ -109,5 +120,5 @@ def given_back(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def names_of(columns: Iterable[str]) -> tuple[str, ...]:
-    """The names of the fields that are among some columns."""
+    """Return the names of the carried fields among some columns."""
     return tuple(name.removeprefix(FIELD) for name in columns if name.startswith(FIELD))

@@ -1,4 +1,4 @@
-"""Several sources of data as one: their records in one data set, and a cursor that serves them by weight."""
+"""Combine several data sources: one data set with their records, and a cursor that serves them by weight."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 
 
 def mixed(parts: Mapping[str, Dataset], weights: Mapping[str, Fraction] | None = None) -> Dataset:
-    """One data set of several, by the name of each. Its rows have the column SOURCE; text columns that a
-    source has not are empty there.
-    ``weights``: shares of the prompts, which need not add up to 1; without them each source counts by its
-    records. Raises PlanError for sources that cannot stand side by side."""
+    """Combine data sets, given by name, into one whose rows have the column SOURCE.
+
+    A text column that a source does not have is empty in its rows. ``weights``: shares of the prompts, of any
+    positive sum; by default each source counts by its number of records. Raises PlanError if the sources
+    cannot be combined.
+    """
     first = next(iter(parts.values()))
     declared = {name: kind for part in parts.values() for name, kind in part.declared.items()} | {
         SOURCE: text
@@ -81,7 +83,10 @@ def _same_shape(parts: Mapping[str, Dataset]) -> None:
 
 
 def _same_kinds(parts: Mapping[str, Dataset], declared: Mapping[str, Kind]) -> None:
-    """Raises PlanError for a source without a column that cannot be left empty: one of numbers."""
+    """Raise PlanError for a source without a declared column of numbers.
+
+    Only text columns can be left empty.
+    """
     for name, part in parts.items():
         for column, kind in declared.items():
             if column not in part.declared and kind != text:
@@ -95,23 +100,27 @@ def _same_kinds(parts: Mapping[str, Dataset], declared: Mapping[str, Kind]) -> N
 
 
 def prompts_of(data: Dataset, seed: int = 0) -> Prompts:
-    """A cursor over the records, of one source or several. Each epoch has an order of its own, drawn by
-    ``seed``."""
+    """Return a cursor over the records of one source or several.
+
+    Each epoch has a new order, drawn by ``seed``.
+    """
     return MixedPrompts(data, seed) if data.parts else Prompts(data, seed)
 
 
 class MixedPrompts(Prompts):
-    """Serves the records of several sources without end. Whose turn it is follows from the weights alone
-    (``shares.turns``); each source has an order of its own in each epoch of its own. A record that cannot be
-    used is passed over for the next one of its source, so the shares are those of usable records. A row's
-    position in the stream is how many rows came before it."""
+    """Serves the records of several sources without end.
+
+    The weights alone determine the order of sources (``shares.turns``). Each source counts its own epochs,
+    and has a new order in each. An unusable record is skipped and the next record of its source is served, so
+    the shares apply to usable records. A row's position in the stream is the number of rows before it.
+    """
 
     def __init__(self, data: Dataset, seed: int = 0) -> None:
         super().__init__(data, seed)
         self._names = tuple(data.parts)
         self._weights = [data.weights[name] for name in self._names]
-        self._counts = [0] * len(self._names)  # turns that each has had at these weights
-        self._cursors = [0] * len(self._names)  # places in the orders of all epochs
+        self._counts = [0] * len(self._names)  # turns served from each source at these weights
+        self._cursors = [0] * len(self._names)  # place of each source in the orders of all its epochs
         by_name: dict[str, list[int]] = {name: [] for name in self._names}
         for index, record in enumerate(data.records):
             by_name[record.more[SOURCE]].append(index)
@@ -121,22 +130,24 @@ class MixedPrompts(Prompts):
             if not records:
                 raise PlanError.of(
                     "data-empty",
-                    f"nothing of the source '{name}' is left to train on",
-                    found="all of it is held out",
+                    f"the source '{name}' has no records left to train on",
+                    found="all of its records are held out",
                     expected="one record or more",
                     remedy="a smaller --held-out, or more records",
                 )
 
     @property
     def epoch(self) -> int:
-        """How many times all sources were gone through."""
+        """How many complete passes every source has made."""
         return min(
             cursor // len(records) for cursor, records in zip(self._cursors, self._records, strict=True)
         )
 
     def take(self, count: int) -> Batch:
-        """The next ``count`` records that can be used, as rows (two for a pair). Raises PlanError where a
-        source has no usable record."""
+        """Return the next ``count`` usable records as rows (two for a pair).
+
+        Raises PlanError if a source has no usable record.
+        """
         sources = list(itertools.islice(turns(self._weights, self._counts), count))
         usable = {source: self._usable(source, number) for source, number in Counter(sources).items()}
         for source, (cursor, records) in usable.items():
@@ -148,7 +159,7 @@ class MixedPrompts(Prompts):
         return batch
 
     def _usable(self, source: int, count: int) -> tuple[int, list[int]]:
-        """(where the source's cursor then is, its next ``count`` usable records)."""
+        """Return (the source's cursor afterwards, the indices of its next ``count`` usable records)."""
         cursor = since = self._cursors[source]
         records: list[int] = []
         while len(records) < count:
@@ -157,14 +168,14 @@ class MixedPrompts(Prompts):
             cursor += len(ahead)
             if usable := [record for record in ahead if record not in self.faults]:
                 records, since = records + usable, cursor
-            # as many as may stand between two draws of one record
+            # The longest possible distance between two draws of one record.
             elif cursor - since >= 2 * len(self._records[source]):
                 own = [self.faults[record] for record in self._records[source] if record in self.faults]
                 raise refused(self._names[source], own, len(own), self.data.room)
         return cursor, records
 
     def _at(self, source: int, place: int) -> int:
-        """The record at a place of a source's orders."""
+        """Return the record at a place in a source's orders."""
         own = self._records[source]
         epoch, within = divmod(place, len(own))
         if self._orders.get(source, (-1, None))[0] != epoch:
@@ -172,7 +183,7 @@ class MixedPrompts(Prompts):
         return own[int(self._orders[source][1][within])]
 
     def left_out(self, since: Mapping[str, Any]) -> dict[Figure, float]:
-        """Metrics: how many records were passed over since a ``state``, by cause."""
+        """Return metrics: how many records were skipped since a ``state``, by cause."""
         if not self.faults:
             return {}
         causes: Counter[str] = Counter()
@@ -184,7 +195,7 @@ class MixedPrompts(Prompts):
         return {Figure(Of.LEFT_OUT, cause): float(count) for cause, count in sorted(causes.items())}
 
     def state(self) -> dict[str, Any]:
-        """The state of all cursors, from which ``load`` goes on."""
+        """Return the state of all cursors, for ``load``."""
         each = {
             name: {"epoch": cursor // len(records), "cursor": cursor % len(records), "turns": count}
             for name, cursor, records, count in zip(
@@ -200,8 +211,10 @@ class MixedPrompts(Prompts):
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a ``state``. With other weights than it has, turns are counted anew. Raises PlanError
-        where the data or the seed differ from those of the state."""
+        """Continue from a ``state``. If its weights differ from the present ones, turns are counted from 0.
+
+        Raises PlanError if its data or seed differ from the present ones.
+        """
         self._check_same(state)
         self.position, self._cursors = int(state["position"]), self._places(state)
         same = state["weights"] == [str(weight) for weight in self._weights]
@@ -215,13 +228,16 @@ class MixedPrompts(Prompts):
 
 
 def _number(name: str) -> int:
-    """The number of a source among the seeds of orders, the same beside any other sources."""
+    """Return the number of a source in the seeds of its orders. It does not depend on the other sources."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4])
 
 
 def fifths(data: Dataset, held_out: int) -> dict[str, int]:
-    """Source → how many of its questions to hold out: its share of ``held_out`` by weight, one or more, at
-    most a fifth of them."""
+    """Return source → how many of its questions to hold out.
+
+    This is its share of ``held_out`` by weight: at least 1 and at most a fifth of its questions. The upper
+    limit wins: a source with fewer than 5 questions holds out none.
+    """
     total = sum(data.weights.values())
     questions: dict[str, set[str]] = {name: set() for name in data.parts}
     for record in data.records:

@@ -1,5 +1,4 @@
-"""Pairs whose two responses are the same tokens: there is nothing to prefer, and nothing is learned of
-them."""
+"""Find preference pairs whose two responses have the same tokens. Such pairs have no preference to learn."""
 
 from __future__ import annotations
 
@@ -17,8 +16,11 @@ TOGETHER = 256  # pairs that are encoded at once
 
 
 def equal_pairs(data: Dataset, seconds: float = math.inf) -> list[Record]:
-    """The records of pairs whose two responses have equal ids. After so many seconds, of the rest those whose
-    responses are equal as the file has them."""
+    """Return the records of pairs whose two responses have equal ids.
+
+    After ``seconds``, the remaining pairs are not encoded: only pairs with equal responses in the file are
+    found.
+    """
     limit = time.monotonic() + seconds
     return [
         record
@@ -42,8 +44,7 @@ def _equal(data: Dataset, records: Sequence[Record], hasty: bool) -> Iterator[Re
 
 
 def _ids(data: Dataset, responses: Sequence[tuple[Record, Response]]) -> list[list[int] | None]:
-    """The ids of responses of records; None for those that cannot be encoded, which are faults of their
-    own."""
+    """Return the ids of each response; None if it cannot be encoded, which is reported as another fault."""
     try:
         turns = answered(
             data.encoder, [(data.wording.of(record), response) for record, response in responses]
@@ -58,18 +59,17 @@ def _ids(data: Dataset, responses: Sequence[tuple[Record, Response]]) -> list[li
 
 
 def told(data: Dataset, equal: Sequence[Record]) -> str:
-    """A line about pairs with equal responses; empty where there are none."""
+    """Return a line about pairs with equal responses; empty if there are none."""
     where = places_of([record.place for record in equal])
     return (
-        f"{len(equal)} of {len(data)} pairs have the same ids in both responses, so that they teach "
-        f"nothing{where}"
+        f"{len(equal)} of {len(data)} pairs have the same ids in both responses and teach nothing{where}"
         if equal
         else ""
     )
 
 
 def check_pairs(data: Dataset, equal: Sequence[Record]) -> None:
-    """Raises PlanError where no pair of the data has two different responses."""
+    """Raise PlanError if no pair of the data has two different responses."""
     if equal and len(equal) == len(data):
         fields = " and ".join(f"'{data.fields.get(name, name)}'" for name in ("chosen", "rejected"))
         raise PlanError.of(
@@ -77,6 +77,6 @@ def check_pairs(data: Dataset, equal: Sequence[Record]) -> None:
             f"all {len(data)} pairs of {data.name} have the same ids in both responses",
             place=equal[0].place,
             found=f"equal responses in {fields}",
-            expected="responses of which one is to be preferred",
+            expected="two different responses, one of them preferred",
             remedy="map the fields that differ: --data.chosen FIELD --data.rejected FIELD",
         )

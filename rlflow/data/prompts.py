@@ -1,5 +1,7 @@
-"""Prompts: a cursor over a data set. Order and rows follow from seed, epoch and position alone, so that a run
-resumes exactly."""
+"""Serve the records of a data set as prompts.
+
+The order follows from seed, epoch and position alone, so that a run resumes exactly.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,16 @@ from rlflow.errors import PlanError
 if TYPE_CHECKING:
     from rlflow.author.batch import Batch
 
-TOGETHER = 512  # records that ``check`` looks at in one step
+TOGETHER = 512  # records that ``check`` checks in one step
 
 
 class Prompts:
-    """Serves the records of a data set without end: a new order in each epoch, a new position in the stream
-    for each record. A record that cannot be used is passed over, and its position has no row. Whether it can
-    be used follows from the data alone, so that a resumed cursor passes over the same records. Raises
-    PlanError for an empty data set."""
+    """Serves the records of a data set without end.
+
+    Each epoch has a new order, and each record a new position in the stream. An unusable record is skipped,
+    and its position has no row. Whether a record is usable follows from the data alone, so that a resumed
+    cursor skips the same records. Raises PlanError for an empty data set.
+    """
 
     def __init__(self, data: Dataset, seed: int = 0) -> None:
         if not len(data):
@@ -34,7 +38,7 @@ class Prompts:
             )
         self.data, self.seed, self.position = data, seed, 0
         self.faults: dict[int, Fault] = {}
-        self._judged = bytearray(len(data))  # for each record whether it was looked at
+        self._judged = bytearray(len(data))  # 1 for each record that was checked
         self._untold: deque[Fault] = deque()
         self._order: tuple[int, np.ndarray] | None = None
 
@@ -43,12 +47,14 @@ class Prompts:
 
     @property
     def epoch(self) -> int:
-        """How many times the data set was gone through."""
+        """How many complete passes over the data set have been served."""
         return self.position // len(self)
 
     def take(self, count: int) -> Batch:
-        """The next ``count`` records that can be used, as rows (two for a pair). Goes on into the next epoch
-        where one ends. Raises PlanError where a whole epoch has no usable record."""
+        """Return the next ``count`` usable records as rows (two for a pair), also across the end of an epoch.
+
+        Raises PlanError if a full epoch has no usable record.
+        """
         pairs: list[tuple[int, int]] = []
         position, since = self.position, self.position
         while len(pairs) < count:
@@ -57,14 +63,16 @@ class Prompts:
             position += len(ahead)
             if usable := [pair for pair in ahead if pair[1] not in self.faults]:
                 pairs, since = pairs + usable, position
-            elif position - since >= 2 * len(self):  # as many as may stand between two draws of one record
+            elif position - since >= 2 * len(self):  # the longest possible distance between draws of a record
                 raise refused(self.data.name, list(self.faults.values()), len(self), self.data.room)
         self.position = position
         return self.data.batch([record for _, record in pairs], at=[place for place, _ in pairs])
 
     def check(self, seconds: float) -> int:
-        """Look for unusable records, in the order of the data, for about so many seconds. Gives how many
-        records were looked at so far; the unusable ones are in ``faults``."""
+        """Look for unusable records, in the order of the data, for about ``seconds``.
+
+        Returns how many records have been checked so far; the unusable ones are in ``faults``.
+        """
         limit = time.monotonic() + seconds
         for start in range(0, len(self), TOGETHER):
             if time.monotonic() > limit:
@@ -73,12 +81,12 @@ class Prompts:
         return sum(self._judged)
 
     def untold(self) -> Iterator[Fault]:
-        """The faults of records that were drawn since the last call, each once."""
+        """Yield the faults of records drawn since the last call, each once."""
         while self._untold:
             yield self._untold.popleft()
 
     def left_out(self, since: Mapping[str, Any]) -> dict[Figure, float]:
-        """Metrics: how many records were passed over since a ``state``, by cause."""
+        """Return metrics: how many records were skipped since a ``state``, by cause."""
         if not self.faults:
             return {}
         first = self._position(since)
@@ -90,7 +98,7 @@ class Prompts:
         return {Figure(Of.LEFT_OUT, cause): float(count) for cause, count in sorted(causes.items())}
 
     def state(self) -> dict[str, Any]:
-        """The cursor's state, from which ``load`` goes on."""
+        """Return the cursor's state, for ``load``."""
         return {
             "epoch": self.epoch,
             "cursor": self.position % len(self),
@@ -99,8 +107,7 @@ class Prompts:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a ``state``. Raises PlanError where the data or the seed differ from those of the
-        state."""
+        """Continue from a ``state``. Raises PlanError if its data or seed differ from the present ones."""
         self._check_same(state)
         self.position = self._position(state)
 
@@ -110,7 +117,7 @@ class Prompts:
             if state[name] != now[name]:
                 raise PlanError.of(
                     "data-changed",
-                    f"the {name} of {self.data.name} is not that of the saved run",
+                    f"the {name} of {self.data.name} differs from the one in the saved run",
                     found=str(now[name]),
                     expected=str(state[name]),
                     remedy="resume with the same data and seed",
@@ -126,7 +133,7 @@ class Prompts:
         return int(self._order[1][place])
 
     def _judge(self, index: Iterable[int]) -> list[Fault]:
-        """Look at those of the records that were not looked at yet. Gives their faults."""
+        """Check the records that were not checked before, and return their faults."""
         new = [record for record in dict.fromkeys(index) if not self._judged[record]]
         faults = self.data.faulty(new)
         self.faults |= faults
@@ -136,7 +143,10 @@ class Prompts:
 
 
 def order(count: int, seed: int, epoch: int, *source: int) -> np.ndarray:
-    """A shuffle of 0 … count-1, int64 [count]. It sorts raw bits, the one stream that numpy promises never to
-    change. ``source``: a number of the source, where there are several."""
+    """Return a shuffle of 0 … count-1, int64 [count].
+
+    Sorts raw random bits: numpy promises never to change that stream. ``source``: a number of the source, if
+    there are several.
+    """
     bits = np.random.PCG64(np.random.SeedSequence([seed, epoch, *source])).random_raw(count)
     return np.argsort(bits, kind="stable")

@@ -1,5 +1,7 @@
-"""Reads the records of a file or folder: JSONL, Parquet, or a Hugging Face dataset folder. Each record is a
-mapping with its place."""
+"""Read the records of a file or folder: JSONL, Parquet, or a Hugging Face dataset folder.
+
+Each record is a mapping with its place.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +20,28 @@ SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """One record as the file has it. In a Parquet file or dataset folder the line of its place is the row's
-    number, from 1."""
+    """One record as the file has it.
+
+    For a Parquet file or dataset folder, the line of its place is the row number, from 1.
+    """
 
     fields: Mapping[str, Any]
     place: Place
-    number: int = 0  # its place among all records, from 0, those that are none included
-    # whether it comes from Arrow, which fills in None for what a part of a record does not have
+    number: int = 0  # its number among all records, from 0; unreadable lines count too
+    # Whether it comes from Arrow, which adds None for the missing keys of nested values.
     filled: bool = False
 
 
 def read(path: Path, part: str | None = None) -> tuple[list[Raw], list[Problem]]:
-    """(records, problems) of a file or folder; a problem is a line that holds no record. ``part``: the split
-    of a folder that has several. Raises PlanError where nothing can be read."""
+    """Return (records, problems) of a file or folder; a problem is a line without a valid record.
+
+    ``part``: the split of a folder with several. Raises PlanError if nothing can be read.
+    """
     if not path.exists():
         raise no_such_file(path)
     items = list(_folder(path, part) if path.is_dir() else _file(path))
     if not items:
-        raise PlanError.of("data-empty", f"{path} holds no records", expected="one record or more")
+        raise PlanError.of("data-empty", f"{path} contains no records", expected="one record or more")
     raw = [replace(item, number=number) for number, item in enumerate(items) if isinstance(item, Raw)]
     return raw, [item for item in items if isinstance(item, Problem)]
 
@@ -104,9 +110,9 @@ def _folder(path: Path, part: str | None) -> Iterator[Raw | Problem]:
     if not files:
         raise PlanError.of(
             "data-folder",
-            f"{path} holds no data",
+            f"{path} contains no data",
             found=listed(sorted(item.name for item in path.iterdir())),
-            expected="a folder written by datasets' save_to_disk, or one with .parquet or .jsonl files",
+            expected="a folder written by datasets' save_to_disk, or a folder with .parquet or .jsonl files",
         )
     return (record for file in _of_part(path, files, part) for record in _file(file))
 
@@ -116,8 +122,10 @@ def _hidden(path: Path) -> bool:
 
 
 def _of_part(path: Path, files: list[Path], part: str | None) -> list[Path]:
-    """The files of one split of one configuration: the split ``part``, or "train" where files are named after
-    splits, else all."""
+    """Return the files of one split of one configuration.
+
+    The split is ``part``. By default it is "train" if files are named after splits, else all files.
+    """
     split_files = [file for file in files if _split_of(file)]
     part_files = (
         [file for file in files if _split_of(file) == (part or "train")] if part or split_files else files
@@ -128,7 +136,7 @@ def _of_part(path: Path, files: list[Path], part: str | None) -> list[Path]:
     if len(folders) > 1 and split_files:
         raise PlanError.of(
             "data-folder",
-            f"{path} holds several configurations",
+            f"{path} contains several configurations",
             found=listed(folders),
             expected="one configuration",
             remedy=f"name one, such as {folders[0]}",
@@ -137,7 +145,7 @@ def _of_part(path: Path, files: list[Path], part: str | None) -> list[Path]:
 
 
 def _split_of(file: Path) -> str:
-    """The split with which the file's name begins (train-00000-of-00001.parquet), or an empty string."""
+    """Return the split that begins the file's name (train-00000-of-00001.parquet), or an empty string."""
     stem = file.stem.partition("-")[0]
     return stem if stem in SPLITS else ""
 
@@ -170,12 +178,12 @@ def _no_part(path: Path, part: str, parts: Iterable[str]) -> PlanError:
 
 
 def no_such_file(path: Path) -> PlanError:
-    """The error for a path that does not exist, with the file that was probably meant."""
+    """Return the error for a path that does not exist. It names the most similar file."""
     siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
     return PlanError.of(
         "data-missing",
         f"no such data: {path}",
-        found=f"{path.parent} holds {listed(sorted(siblings))}",
+        found=f"{path.parent} contains {listed(sorted(siblings))}",
         expected="a .jsonl or .parquet file, a Hugging Face dataset folder, or the name of a "
         "reasoning-gym task",
         nearest=nearest(path.name, siblings),

@@ -1,13 +1,13 @@
-"""A program that renders chat templates. These are programs of a model's author, so it limits their time,
-memory and output.
+"""Program that renders chat templates, with limits on their time, memory and output.
 
-It is started by its file and imports nothing of rlflow but the walls of `rlflow.processes.sandbox`. Each line
-of standard input is a JSON object with ``template``, ``variables``, ``seconds`` of processor time, and
-``conversations``: a list of (messages, most characters of their text). It answers each conversation with a
-line: ``{"text": …}``, ``{"error": …}`` where the template refuses it, or ``{"limit": …}`` where it takes too
-much. When the time for all conversations is over, the kernel kills the process.
+A template is a program by the model's author. This program runs as a file and imports nothing of rlflow
+except the sandbox in `rlflow.processes.sandbox`. Each line of standard input is a JSON object with
+``template``, ``variables``, ``seconds`` of processor time, and ``conversations``: a list of (messages, most
+characters of their text). The program answers each conversation with a line: ``{"text": …}``, ``{"error":
+…}`` if the template refuses it, or ``{"limit": …}`` if it exceeds a limit. When the time for all
+conversations is over, the kernel kills the process.
 
-Templates have the sandbox, filters and functions of transformers 5, so that they render the same text.
+Templates get the Jinja sandbox, filters and functions of transformers 5, so that they render the same text.
 """
 
 import json
@@ -37,13 +37,12 @@ LIMITS = {
 
 
 class Generation(Extension):
-    """The tag ``{% generation %}``, which marks the assistant's text; its content is rendered as it
-    stands."""
+    """The tag ``{% generation %}``, which marks the assistant's text. Its content is rendered unchanged."""
 
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> Node:
-        """The node of the tag, as jinja2 asks for it."""
+        """Return the node of the tag, as jinja2 requires."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return CallBlock(self.call_method("_inside"), [], [], body).set_lineno(line)
@@ -53,7 +52,7 @@ class Generation(Extension):
 
 
 def refuse(message: str) -> None:
-    """``raise_exception`` of templates. Raises TemplateError."""
+    """Implement ``raise_exception`` of templates: raise TemplateError."""
     raise TemplateError(message)
 
 
@@ -64,20 +63,20 @@ def to_json(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """The filter ``tojson`` of templates, which does not escape HTML as jinja2's own does."""
+    """Implement the filter ``tojson`` of templates; unlike jinja2's own it does not escape HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 
 def now(form: str) -> str:
-    """``strftime_now`` of templates: the local time in this form."""
+    """Implement ``strftime_now`` of templates: the local time in this format."""
     return datetime.now().strftime(form)
 
 
 @lru_cache(maxsize=8)
 def compiled(text: str) -> Template:
-    """The template of a text, in a sandbox."""
+    """Return the compiled template of a text, in a Jinja sandbox."""
     sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
@@ -87,7 +86,7 @@ def compiled(text: str) -> Template:
 
 
 def answer(request: Mapping[str, Any], messages: Any, longest: int) -> bytes:
-    """The line that answers one conversation."""
+    """Return the line that answers one conversation."""
     try:
         return json.dumps(rendered(request, messages, longest)).encode()
     except MemoryError:
@@ -95,24 +94,24 @@ def answer(request: Mapping[str, Any], messages: Any, longest: int) -> bytes:
 
 
 def rendered(request: Mapping[str, Any], messages: Any, longest: int) -> dict[str, str]:
-    """The text of one conversation, or why there is none. Raises MemoryError."""
+    """Return the text of one conversation, or the reason why it has none. Raises MemoryError."""
     try:
         text = compiled(request["template"]).render(
             **{"tools": None, "documents": None, **request["variables"], "messages": messages}
         )
     except MemoryError:
         raise
-    except Exception as error:  # the template may raise whatever it likes
+    except Exception as error:  # a template may raise any exception
         return {"error": str(error)[:2000] or type(error).__name__}
     return (
         {"text": text}
         if len(text) <= longest
-        else {"limit": f"it makes {len(text)} characters of it, of {longest} that it may"}
+        else {"limit": f"it made a text of {len(text)} characters; the limit is {longest}"}
     )
 
 
 def limit() -> None:
-    """Limit this process to what templates need, as far as the kernel has such limits."""
+    """Limit this process to the resources that templates need, as far as the kernel supports it."""
     limits.take(LIMITS)
     walls.around_templates()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the parent may ignore or block it
@@ -121,7 +120,7 @@ def limit() -> None:
 
 def main() -> None:
     """Answer requests until standard input ends."""
-    # jinja2 imports modules when it first renders: before the walls stand
+    # jinja2 imports modules at its first rendering, so render once before the sandbox forbids it.
     compiled("{{ messages | tojson }}").render(messages=[{}])
     limit()
     for line in sys.stdin.buffer:

@@ -1,4 +1,4 @@
-"""From records to a batch: one row per record, or two adjacent rows, chosen first, per pair."""
+"""Turn records into a batch: one row per record, or two adjacent rows per pair, chosen first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlflow.data.turns import answered, joined
 
 
 def kinds(like: Record, declared: Mapping[str, Kind], model_prompt: bool = False) -> dict[str, Kind]:
-    """Name → kind of the columns that ``batch`` gives for records like this one."""
+    """Return name → kind of the columns that ``batch`` returns for records like this one."""
     names = ["prompt", *(["answer"] if like.answer is not None else []), "prompt_tokens"]
     names += ["completion", "tokens", "mask", "finish"] if like.responses else []
     names += ["group", "chosen"] if len(like.responses) == 2 else []
@@ -36,10 +36,12 @@ def batch(
     numbered: bool = False,
     model_prompt: bool = False,
 ) -> Batch:
-    """The records as rows, each at its position of the data stream. ``like``: a record of the same shape,
-    which gives the columns where there are no records. ``numbered``: whether rows say which record they are
-    from, as ``prompt_id``. ``model_prompt``: whether they have the prompt's text as the model reads it, as
-    MODEL_PROMPT."""
+    """Return the records as rows, each with its position in the data stream.
+
+    ``like``: a record of the same shape; it determines the columns, also if ``records`` is empty.
+    ``numbered``: add the column ``prompt_id`` with each record's number. ``model_prompt``: add the column
+    MODEL_PROMPT with the prompt's text as the model reads it.
+    """
     copies = max(len(like.responses), 1)
     repeated = [record for record in records for _ in range(copies)]
     wordings = [wording.of(record) for record in records]
@@ -109,7 +111,7 @@ def _declared(kind: Kind, values: Sequence[Any]) -> Data:
 
 
 def _settled(kind: Kind) -> Kind:
-    """The kind with a dtype; numbers without one are float32."""
+    """Return the kind with a dtype; numbers without one are float32."""
     if kind.level is Level.TEXT or kind.dtype in {
         str(dtype).removeprefix("torch.") for dtype in DTYPES.values()
     }:

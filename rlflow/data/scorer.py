@@ -1,4 +1,4 @@
-"""The scorer of a row as plain data, from which a process without the data set can build it."""
+"""Describe the scorer of a row as plain data, so that a process without the data set can build it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScorerSpec:
-    """The description of a scorer of rows, from which a process makes it."""
+    """Description of a row scorer, from which a process builds it."""
 
     kind: str  # match, math, reasoning_gym or function
-    reads: tuple[str, ...] = ("completion", "answer")  # row columns that it needs
-    optional: tuple[str, ...] = ()  # row columns that it takes where a batch has them
-    settings: Mapping[str, Any] = field(default_factory=dict)  # arguments of its kind, plain values
+    reads: tuple[str, ...] = ("completion", "answer")  # row columns that it requires
+    optional: tuple[str, ...] = ()  # row columns that it uses if a batch has them
+    settings: Mapping[str, Any] = field(default_factory=dict)  # arguments for its kind, plain values
 
     @cached_property
     def packed(self) -> dict[str, Any]:
@@ -30,8 +30,10 @@ class ScorerSpec:
 
     @cached_property
     def key(self) -> str:
-        """16 hex digits of a SHA-256 over kind and settings, by which a process knows a scorer that it has
-        loaded."""
+        """16 hex digits of a SHA-256 over kind and settings.
+
+        A process uses it to recognise a scorer that it has loaded.
+        """
         return hashlib.sha256(msgpack.packb(self.packed, unicode_errors="surrogatepass")).hexdigest()[:16]
 
 
@@ -39,7 +41,7 @@ MATCH = ScorerSpec("match")
 
 
 class Judged(Protocol):
-    """The parts of a data set that rewards need."""
+    """The properties of a data set that rewards need."""
 
     @property
     def columns(self) -> Mapping[str, Kind]:
@@ -47,17 +49,19 @@ class Judged(Protocol):
 
     @property
     def scorer(self) -> ScorerSpec | None:
-        """The scorer of the reward ``task``; None where the data has none."""
+        """The scorer of the reward ``task``; None if the data has none."""
 
     @property
     def sources(self) -> Mapping[str, DataShape]:
-        """Columns and scorer of each of several sources, by its name; empty where there is one."""
+        """Columns and scorer of each of several sources, by name; empty for one source."""
 
 
 @dataclass(frozen=True)
 class DataShape:
-    """Facts of a data set that rewards need, without its records."""
+    """The facts about a data set that rewards need, without its records."""
 
     columns: Mapping[str, Kind]  # name → kind of the columns of its rows
     scorer: ScorerSpec | None  # of the reward ``task``
-    sources: Mapping[str, DataShape] = field(default_factory=dict)  # of several sources, each by its name
+    sources: Mapping[str, DataShape] = field(
+        default_factory=dict
+    )  # each of several sources by name; empty for one source

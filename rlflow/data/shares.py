@@ -1,5 +1,7 @@
-"""The order in which several sources of data take turns by their weights: without chance, and never a whole
-prompt away from them."""
+"""Order the turns of several data sources by weight, without randomness.
+
+Each source stays within one prompt of its exact share.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,14 @@ from fractions import Fraction
 
 
 def turns(weights: Sequence[Fraction], counts: Sequence[int]) -> Iterator[int]:
-    """The sources whose turns come next, without end. ``counts``: the turns that each has had, by this rule
-    from the start.
+    """Yield the index of the source for each next turn, without end.
 
-    After n turns a source of share w has had within 1 - 1/(2k - 2) of w n turns, for k sources (Tijdeman,
-    "The chairman assignment problem", Discrete Mathematics 32, 1980): of those that are behind by 1/(2k - 2)
-    of a turn or more, the one goes next that would first be behind by more than the bound; ties go to the
-    first.
+    ``counts``: turns of each source so far, produced by this rule from the start.
+
+    After n turns, a source of share w among k sources has had w n turns, within 1 - 1/(2k - 2) (Tijdeman,
+    "The chairman assignment problem", Discrete Mathematics 32, 1980). Candidates are the sources that are
+    behind by at least 1/(2k - 2) of a turn. The next turn goes to the candidate that would be the first to
+    exceed the bound; ties go to the first source.
     """
     scale = math.lcm(*(weight.denominator for weight in weights))
     shares = [int(weight * scale) for weight in weights]

@@ -1,4 +1,4 @@
-"""open_data: makes a data set of the file, folder or task that a user names."""
+"""Open the file, folder or task that a user names as a data set."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rlflow.data.records import Raw
 from rlflow.errors import PlanError, Problem, listed, nearest
 
 STEP = 1024  # records that are encoded at once
-TRIED = 1000  # records of which at least one must suit the settings
+TRIED = 1000  # at least one of this many records must suit the settings
 
 
 def unchanged(encoder: Encoder) -> Encoder:
-    """The encoder itself, which puts nothing more into prompts."""
+    """Return the encoder itself: the default of ``open_data``, without tools in prompts."""
     return encoder
 
 
@@ -46,18 +46,24 @@ def open_data(
     bad: Literal["stop", "skip"] = "stop",
     telling: Callable[[Encoder], Encoder] = unchanged,
 ) -> Dataset:
-    """The data that ``spec`` names: a .jsonl or .parquet file, a Hugging Face dataset folder, or a
-    reasoning-gym task.
+    """Open a file, folder or reasoning-gym task as a data set.
 
-    tokenizer: a model folder; without one prompts are encoded as bytes. fields: rlflow's name → the file's,
-    None for none.
-    columns: declared columns beyond the standard ones. wanted: fields that rewards ask for, carried as JSON.
-    chat, system, template, template_kwargs: see ``Wording``; without ``chat``, prompts are a chat where the
-    tokenizer has a chat template, else plain text.
-    max_prompt: records with a longer prompt, in tokens, are dropped and counted. split: of a folder that has
-    several. task, seed: a reasoning-gym task's parameters and what its questions are drawn by. bad: whether
-    lines that are no record are an error, or left out and told by ``Dataset.faults``. telling: the encoder →
-    one that puts more into prompts, as what tools there are. Raises PlanError.
+    ``spec``: a .jsonl or .parquet file, a Hugging Face dataset folder, a folder of such files, or the name of
+    a reasoning-gym task. Raises PlanError.
+
+    - ``tokenizer``: a model folder; without one, prompts are encoded as bytes.
+    - ``fields``: rlflow's name → the file's field, or None for no field.
+    - ``columns``: declared columns in addition to the standard ones.
+    - ``wanted``: fields that rewards read, carried as JSON.
+    - ``chat``, ``system``, ``template``, ``template_kwargs``: see ``Wording``. By default prompts are a chat
+      if the tokenizer has a chat template, else plain text.
+    - ``max_prompt``: records with a longer prompt, in tokens, are dropped and counted.
+    - ``split``: the split to read from a folder that has several.
+    - ``task``, ``seed``: the parameters of a reasoning-gym task, and the seed that draws its questions.
+    - ``bad``: "stop" raises an error for lines without a valid record; "skip" skips them and lists them in
+      ``Dataset.faults``.
+    - ``telling``: a function from the encoder to one that adds more to prompts, for example a description of
+      tools.
     """
     variables = template_kwargs or {}
     encoder = telling(TokenizerEncoder(tokenizer, variables) if tokenizer is not None else ByteEncoder())
@@ -80,8 +86,10 @@ def open_data(
 
 
 def _texts(questions: Sequence[Record]) -> tuple[list[Record], int]:
-    """The records with prompts of one user's message as plain text, for a tokenizer that has no chat
-    template, and how many these are."""
+    """Return (records, how many changed): prompts of one plain user message become plain text.
+
+    Used for a tokenizer without a chat template.
+    """
     alone = [
         not isinstance(record.prompt, str)
         and [(message["role"], is_plain(message)) for message in record.prompt] == [("user", True)]
@@ -133,7 +141,7 @@ def _drawn(
         if name not in gym.COLUMNS:
             raise PlanError.of(
                 "data-field",
-                f"the reasoning-gym task '{task}' gives no column '{name}'",
+                f"the reasoning-gym task '{task}' has no column '{name}'",
                 found="prompt, answer, entry",
                 expected=f"data with a field '{name}'",
             )
@@ -189,8 +197,7 @@ def _read(
 
 
 def _unread(raw: Sequence[Raw], fields: Mapping[str, str]) -> tuple[str, ...]:
-    """Fields of the first record that no name is read from. A field of which one part is read counts as
-    read."""
+    """Return the fields of the first record that are not used. A field with one used part counts as used."""
     needed = {field.partition(".")[0] if field not in raw[0].fields else field for field in fields.values()}
     return tuple(str(name) for name in raw[0].fields if name not in needed)
 
@@ -201,8 +208,10 @@ def _mapping(
     columns: Mapping[str, Kind],
     bad: Literal["stop", "skip"],
 ) -> Mapped:
-    """The mapping of fields by the first record, or, where bad records are left out, by the first record that
-    has all that is needed. Raises PlanError."""
+    """Return the mapping of fields by the first record.
+
+    If bad records are skipped, the first record with all needed fields decides. Raises PlanError.
+    """
     errors: list[PlanError] = []
     for item in raw:
         try:
@@ -219,8 +228,10 @@ def _line(problem: Problem) -> tuple[str, int]:
 
 
 def _check_wording(data: Dataset) -> None:
-    """Raises PlanError for settings that suit none of the first TRIED records, so that a run ends before
-    anything is computed."""
+    """Raise PlanError if the settings suit none of the first TRIED records.
+
+    The run then fails before it computes anything.
+    """
     errors: list[PlanError] = []
     for record in data.records[:TRIED]:
         try:
@@ -233,8 +244,10 @@ def _check_wording(data: Dataset) -> None:
 
 
 def _short_enough(data: Dataset, limit: int) -> Dataset:
-    """The data set without prompts of more than ``limit`` tokens. Records that cannot be encoded stay, to be
-    reported with other faults."""
+    """Return the data set without prompts of more than ``limit`` tokens.
+
+    Records that cannot be encoded are kept, and reported with other faults.
+    """
     limited = replace(data, room=Room(limit))
     long: dict[int, int] = {}
     for start in range(0, len(data), STEP):

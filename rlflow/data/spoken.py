@@ -1,7 +1,8 @@
-"""What a model said, as text: the tokens of a response, with the special tokens that are inside it.
+"""Decode what a model said: the text of a response, including the special tokens inside it.
 
-A special token is one that a tokenizer marks as such: an end of a turn, and just as well ``<answer>`` or
-``<think>`` where a model was given them so. The end of a response and padding are no part of what was said.
+A tokenizer marks its special tokens. They include ends of turns, but also ``<answer>`` or ``<think>`` if the
+model was trained with them as special tokens. The end token of a response and padding are not part of the
+text.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 
 def special_tokens(tokenizer: Any) -> dict[int, str]:
-    """The text of each special token, by its id."""
+    """Return id → text of each special token."""
     added = {
         number: str(token)
         for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items()
@@ -21,7 +22,7 @@ def special_tokens(tokenizer: Any) -> dict[int, str]:
 
 
 def texts(tokenizer: Any, rows: Iterable[Sequence[int]], bare: bool = False) -> list[str]:
-    """The text of each row of token ids. bare: without special tokens."""
+    """Return the text of each row of token ids. bare: without special tokens."""
     return [
         str(tokenizer.decode(list(row), skip_special_tokens=bare, clean_up_tokenization_spaces=False))
         for row in rows
@@ -31,14 +32,16 @@ def texts(tokenizer: Any, rows: Iterable[Sequence[int]], bare: bool = False) -> 
 def completions(
     tokenizer: Any, rows: Iterable[Sequence[int]], ends: Collection[int], bare: bool = False
 ) -> list[str]:
-    """The text of each response: its token ids without the padding and those of ``ends`` that it closes with.
-    bare: as of ``texts``."""
+    """Return the text of each response, without padding and without the ``ends`` tokens at its end.
+
+    bare: without special tokens.
+    """
     closing = {*ends, tokenizer.pad_token_id}
     return texts(tokenizer, (_open(row, closing) for row in rows), bare)
 
 
 def _open(row: Sequence[int], closing: Collection[int | None]) -> Sequence[int]:
-    """The row without the tokens of ``closing`` that stand at its end."""
+    """Return the row without the tokens of ``closing`` at its end."""
     length = len(row)
     while length and row[length - 1] in closing:
         length -= 1

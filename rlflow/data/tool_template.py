@@ -1,6 +1,7 @@
-"""Whether the chat template of a model can tell it of tools and write what they answer. A template is
-rendered, and nothing of the model is
-loaded: so `rlflow check` says what a run would refuse."""
+"""Check that a model's chat template can describe tools and write their answers.
+
+Renders the template without loading the model, so that `rlflow check` finds the error before a run.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +15,25 @@ from rlflow.data.tool_calls import calls_pattern
 from rlflow.errors import PlanError
 from rlflow.training import pretrained
 
-RESULT = "result"  # what stands for any answer of a tool
-REMEDY = "name a model that was trained to call tools, or write an environment with step"
+RESULT = "result"  # placeholder for a tool's answer
+REMEDY = "use a model that was trained to call tools, or write an environment with step"
 
 
 def check_template(template: ChatTemplate, tools: Sequence[Mapping[str, Any]], parses: bool) -> str:
-    """The text with which a question begins that tells of tools. ``template``: with the tools among its
-    variables; ``parses``: whether the model's tokenizer says how calls are parsed. Raises PlanError for a
-    template that does not tell of the tools, or does not write what they answer, or writes earlier turns
-    otherwise once a tool has answered, and for a model whose calls are not known."""
+    """Return the text before a reply, of a question whose prompt describes the tools.
+
+    ``template``: a template with the tools among its variables. ``parses``: whether the model's tokenizer
+    defines how calls are parsed. Raises PlanError if the template does not describe the tools, does not write
+    their answers, or changes earlier turns after a tool's answer, or if the model's format of calls is
+    unknown.
+    """
     question = {"role": "user", "content": QUESTION}
     (opening,) = template.render([[question]])
     missing = [tool["function"]["name"] for tool in tools if tool["function"]["name"] not in opening]
     if missing:
         raise PlanError.of(
             "env-tools",
-            f"the chat template of {template.folder} says nothing of tools",
+            f"the chat template of {template.folder} does not describe tools",
             found=f"no {missing[0]} in it",
             expected="a template that takes tools",
             remedy=REMEDY,
@@ -38,9 +42,9 @@ def check_template(template: ChatTemplate, tools: Sequence[Mapping[str, Any]], p
     if RESULT not in between:
         raise PlanError.of(
             "env-tools",
-            f"the chat template of {template.folder} does not write what a tool answers",
+            f"the chat template of {template.folder} does not write a tool's answer",
             found=repr(between),
-            expected="a next turn with the content of messages of the role tool",
+            expected="a turn with the content of messages with the role tool",
             remedy=REMEDY,
         )
     if not parses:
@@ -51,24 +55,27 @@ def check_template(template: ChatTemplate, tools: Sequence[Mapping[str, Any]], p
 def check_folder(
     folder: Path, tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] = MappingProxyType({})
 ) -> None:
-    """Judge the template of a model folder by its files. ``variables``: those that it is given beside
-    messages. Raises PlanError as ``check_template`` does, and where there is no template."""
+    """Check the template of a model folder by its files.
+
+    ``variables``: additional variables of the template. Raises PlanError like ``check_template``, and if
+    there is no template.
+    """
     templates = pretrained.read_templates(folder)
     if not templates:
         raise no_template(folder)
     text = templates.get(pretrained.TOOL_TEMPLATE) or templates.get(pretrained.DEFAULT_TEMPLATE)
-    # of several without a name that is known none is chosen, which the tokenizer's own error tells
+    # Of several templates without a known name none is used; loading the tokenizer reports that.
     if text is not None:
         given = {**pretrained.read_special_tokens(folder), **variables, "tools": list(tools)}
         check_template(ChatTemplate(folder, text, given), tools, pretrained.parses_responses(folder))
 
 
 def no_template(folder: Path) -> PlanError:
-    """The refusal of a model without a chat template."""
+    """Return the error for a model without a chat template."""
     return PlanError.of(
         "env-tools",
-        f"tools are told of by a chat template, and the tokenizer of {folder} has none",
+        f"tools require a chat template, and the tokenizer of {folder} has none",
         found="prompts that are plain text",
         expected="a model with a chat template that takes tools",
-        remedy="name an instruct model with --model, or write an environment with step",
+        remedy="use an instruct model with --model, or write an environment with step",
     )

@@ -1,5 +1,7 @@
-"""Responses of several turns. Tokens of the assistant's turns are in the mask; tokens of messages between
-them, of a tool or a user, are not."""
+"""Encode responses of several turns.
+
+The mask contains the tokens of the assistant's turns, but not the tool or user messages between them.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,21 @@ from rlflow.author.messages import Message
 if TYPE_CHECKING:
     from rlflow.data.encode import Encoder
 
-Turn = tuple[list[int], bool]  # token ids, and whether the policy chose them
+Turn = tuple[list[int], bool]  # (token ids, whether the policy chose them)
 
 
 def joined(turns: Sequence[Turn]) -> tuple[list[int], list[bool]]:
-    """(token ids, mask) of all turns together, one entry for each token."""
+    """Return (token ids, mask) of all turns together, one entry for each token."""
     return [token for ids, _ in turns for token in ids], [by_policy for ids, by_policy in turns for _ in ids]
 
 
 def answered(
     encoder: Encoder, exchanges: Sequence[tuple[str | list[Message], str | Sequence[Message]]]
 ) -> list[list[Turn]]:
-    """The turns of each (prompt as it is worded, response); a response that is a text is one turn. Raises
-    PlanError."""
+    """Return the turns of each (formatted prompt, response). A text response is one turn.
+
+    Raises PlanError.
+    """
     alone = {
         place: (response, not isinstance(prompt, str))
         for place, (prompt, response) in enumerate(exchanges)
@@ -40,8 +44,7 @@ def answered(
 
 
 def divided(messages: Sequence[Message]) -> list[tuple[list[Message], Message]]:
-    """Divide messages into turns. For each message of the assistant: (messages since the assistant's one
-    before, the message)."""
+    """Divide messages into turns: (messages since the assistant's previous one, the assistant's message)."""
     exchanges: list[tuple[list[Message], Message]] = []
     context: list[Message] = []
     for message in messages:

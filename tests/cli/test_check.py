@@ -215,14 +215,14 @@ def model(tmp_path):
 @pytest.mark.parametrize(
     ("template", "says"),
     [
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", "says nothing of tools"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "does not describe tools"),
         (
             CARRIES.replace("{% for", "{{ messages | length }}{% for"),
-            "writes earlier turns otherwise once later ones come",
+            "changes earlier turns when later ones follow",
         ),
         (
             CARRIES.replace("m.content", "'' if m.role == 'tool' else m.content"),
-            "does not write what a tool answers",
+            "does not write a tool's answer",
         ),
     ],
 )

@@ -35,7 +35,8 @@ def test_fields_lengths_what_is_left_out_and_rows_are_printed(called):
     assert "  prompt       read from the field 'question'" in lines
     assert "  unused fields: level (--data.NAME FIELD maps a field)" in lines
     assert any(
-        line.startswith("  skipped: 1 too long: at most 256 tokens of a prompt") and "d.jsonl:3" in line
+        line.startswith("  skipped: 1 too long; the model accepts at most 256 tokens of a prompt")
+        and "d.jsonl:3" in line
         for line in lines
     )
     assert any(line.startswith("  skipped: 1 without a prompt (d.jsonl:2)") for line in lines)

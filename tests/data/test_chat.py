@@ -102,7 +102,7 @@ def test_a_template_that_wants_too_much_is_stopped_and_said(text, monkeypatch):
     if text != BOMBS["compiled"]:  # which never gets as far as a prompt
         assert template.render([ASK]) == ["fine"]
     with pytest.raises(
-        PlanError, match="chat template of model (is stopped at|refuses) a prompt: "
+        PlanError, match="chat template of model (was stopped while rendering|refuses) a prompt: "
     ) as stopped:
         template.render([[{"role": "user", "content": "bomb"}]])
     assert len(str(stopped.value)) < 4000
@@ -113,9 +113,9 @@ def test_a_template_that_wants_too_much_is_stopped_and_said(text, monkeypatch):
 def test_what_stopped_a_template_is_told_apart(monkeypatch):
     monkeypatch.setattr(chat, "SECONDS", 0.3)
     for name, words in {
-        "loops": "more than 0.35 s of processor time for 1 of them",
+        "loops": "more than 0.35 s of processor time for 1 conversation",
         "string": "more than 1024 MiB of memory",
-        "output": "it makes 1000000 characters of it, of 262200 that it may",
+        "output": "it made a text of 1000000 characters; the limit is 262200",
     }.items():
         with pytest.raises(PlanError, match=words):
             ChatTemplate(Path("model"), BOMBS[name], {}).render([ASK])
@@ -146,7 +146,9 @@ def test_a_template_is_stopped_only_so_often(monkeypatch):
         with pytest.raises(PlanError, match="processor time"):
             template.render([ASK])
     monkeypatch.setattr(chat, "SECONDS", 10**6)
-    with pytest.raises(PlanError, match="is stopped at a prompt: it was stopped 5 times before"):
+    with pytest.raises(
+        PlanError, match="was stopped while rendering a prompt: it was stopped 5 times before"
+    ):
         template.render([ASK])
 
 
@@ -265,7 +267,7 @@ def test_the_process_does_not_outlive_a_killed_run(text):
 
 def test_a_users_own_template_takes_no_width():
     for template in ("{prompt:>999999999}", "{prompt!r}", "{prompt:{prompt}}"):
-        with pytest.raises(PlanError, match="must name {prompt} and nothing else"):
+        with pytest.raises(PlanError, match="must contain {prompt} and no other field"):
             open_data("data.jsonl", template=template)
 
 

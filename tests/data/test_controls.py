@@ -160,7 +160,7 @@ def of_words():
 
 
 def test_a_tokenizer_that_has_no_other_tokens_for_it_is_refused():
-    with pytest.raises(PlanError, match="no other tokens for the text of a control token"):
+    with pytest.raises(PlanError, match="no ordinary tokens for the text of a control token"):
         encoded(wrapped(of_words()), ["a <eos>"])
 
 

@@ -133,7 +133,7 @@ def test_what_is_passed_over_is_told_once_and_counted_each_time():
     start = cursor.state()
     cursor.take(4)  # both good ones, twice
     assert sorted(str(fault) for fault in cursor.untold()) == [
-        f"d.jsonl:{line} is left out: its prompt is empty" for line in (2, 4)
+        f"d.jsonl:{line} is skipped: its prompt is empty" for line in (2, 4)
     ]
     skipped = cursor.position - 4
     assert cursor.left_out(start) == {Figure(Of.LEFT_OUT, "empty"): float(skipped)}

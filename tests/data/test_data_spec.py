@@ -79,5 +79,5 @@ def test_two_sources_of_one_name_are_refused_and_the_remedy_works():
 
 def test_a_stem_that_no_metric_can_have_needs_a_name_beside_others():
     assert parse_sources(["my file!.jsonl"])[0].name == "my file!"
-    with pytest.raises(PlanError, match="no name for a source"):
+    with pytest.raises(PlanError, match="not a valid name for a source"):
         parse_sources(["my file!.jsonl", "b.jsonl"])

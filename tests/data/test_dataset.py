@@ -21,7 +21,7 @@ def test_each_of_several_sources_says_whose_records_it_has():
     }
     both = Dataset("both", [Record("q", "a")], ByteEncoder(), parts=parts)
     assert both.recognised.splitlines() == [parts["a"].recognised, parts["b"].recognised]
-    assert "as verl has them: answer from 'reward_model.ground_truth'" in parts["a"].recognised
+    assert "names of verl: answer from 'reward_model.ground_truth'" in parts["a"].recognised
 
 
 def test_a_scorer_is_known_by_sixteen_digits():

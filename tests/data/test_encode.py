@@ -227,7 +227,7 @@ def test_all_ends_of_a_folder_are_one_set(family_of, name):
 
 def test_a_template_that_alters_a_reply_has_no_row_of_several_turns(family_of):
     _, encoder = family_of("gemma")
-    with pytest.raises(PlanError, match="writes earlier turns otherwise") as caught:
+    with pytest.raises(PlanError, match="changes earlier turns") as caught:
         encoder.turns(
             ASK, [{"role": "assistant", "content": " 4 "}, *AGAIN, {"role": "assistant", "content": "add"}]
         )

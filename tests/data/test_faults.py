@@ -68,10 +68,10 @@ def test_each_cause_is_found_with_its_line(tokenizer):
     }
     faults = list(data.faulty(range(5)).values())
     assert [str(fault) for fault in faults] == [
-        "d.jsonl:2 is left out: its prompt is empty",
-        "d.jsonl:3 is left out: its prompt is empty",
-        f"d.jsonl:4 is left out: the chat template of {tokenizer} refuses a prompt: no tools here",
-        "d.jsonl:5 is left out: it is too long (78 tokens)",
+        "d.jsonl:2 is skipped: its prompt is empty",
+        "d.jsonl:3 is skipped: its prompt is empty",
+        f"d.jsonl:4 is skipped: the chat template of {tokenizer} refuses a prompt: no tools here",
+        "d.jsonl:5 is skipped: it is too long (78 tokens)",
     ]
     assert spoken(faults) == (
         "2 without a prompt (d.jsonl:2, :3); 1 refused by the tokenizer or its chat template (d.jsonl:4); "
@@ -174,7 +174,7 @@ def test_the_error_tells_the_first_of_each_kind_in_full_and_then_all_lines():
         "prompt (256 positions)\n12 of 13 records of d.jsonl cannot be used\n  found:    11 without a "
         "prompt (d.jsonl:1, :3, :5, :6, :7, :8, :9, :10, …); 1 too long, the longest of 6 tokens "
         "(d.jsonl:4)\n  expected: at most 4 tokens of a prompt (256 positions)\n  remedy:   correct them; "
-        "or --bad-records skip leaves them out and counts them, --data.max_prompt 4 drops what is too long"
+        "or --bad-records skip skips and counts them, --data.max_prompt 4 drops longer prompts"
     )
 
 

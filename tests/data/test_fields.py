@@ -57,7 +57,7 @@ def test_a_key_of_a_message_that_cannot_be_carried_is_named_with_its_place(field
     fields = {"prompt": "1+1?", **({"rejected": "3"} if field == "chosen" else {}), field: value}
     with pytest.raises(
         PlanError,
-        match=f"data:1: message 1 of the field '{field}' is none: its 'image' cannot be stored: bytes",
+        match=f"data:1: message 1 of the field '{field}' is invalid: its 'image' cannot be stored: bytes",
     ):
         record(fields)
 

@@ -176,5 +176,5 @@ def test_a_source_that_is_held_out_whole_is_an_error_that_names_it():
             "b": Dataset("b", same, ByteEncoder()),
         }
     )
-    with pytest.raises(PlanError, match="nothing of the source 'b' is left"):
+    with pytest.raises(PlanError, match="the source 'b' has no records left"):
         prompts_of(data.split({"a": 40, "b": 0})[0])

@@ -33,7 +33,7 @@ def test_pairs_of_equal_responses_are_found_with_their_places(pairs, seconds):
     equal = equal_pairs(pairs, seconds)
     assert [record.number for record in equal] == [0, 2, 4]
     assert told(pairs, equal).startswith(
-        "3 of 5 pairs have the same ids in both responses, so that they teach nothing ("
+        "3 of 5 pairs have the same ids in both responses and teach nothing ("
     )
     assert told(pairs, equal).endswith("data.jsonl:1, :3, :5)")
     check_pairs(pairs, equal)

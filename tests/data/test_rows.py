@@ -234,7 +234,7 @@ def test_a_call_that_a_template_writes_otherwise_than_a_reply_is_refused(jsonl, 
     )
     with pytest.raises(
         PlanError,
-        match=r"ends a message with content, role, tool_calls otherwise than a plain reply\n(.*)<call>",
+        match=r"ends a message with content, role, tool_calls differently than a plain reply\n(.*)<call>",
     ):
         open_data(jsonl({"prompt": "p", "completion": [CALLS]}), tokenizer=folder).batch([0])
 
@@ -264,7 +264,7 @@ def test_a_template_gets_variables(jsonl, make_tokenizer, tmp_path, thinking, en
         (
             {"thinkin": False},
             None,
-            "'template_kwargs' has no effect: the chat template of (.*) reads no 'thinkin'",
+            "'template_kwargs' has no effect: the chat template of (.*) does not read 'thinkin'",
         ),
         (
             {"thinking": False},
@@ -274,7 +274,7 @@ def test_a_template_gets_variables(jsonl, make_tokenizer, tmp_path, thinking, en
         (
             {"messages": []},
             None,
-            "'template_kwargs' has 'messages', which rlflow itself gives the chat template",
+            "'template_kwargs' has 'messages', which rlflow sets itself",
         ),
     ],
 )
@@ -292,7 +292,7 @@ def test_turns_that_the_tokenizer_cannot_put_are_told(jsonl, tmp_path, tokenizer
     forgetful = make_tokenizer(tmp_path / "forgetful")
     template = "{% for m in messages[-1:] %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}<assistant>"
     (forgetful / "chat_template.jinja").write_text(template)
-    with pytest.raises(PlanError, match="writes earlier turns otherwise"):
+    with pytest.raises(PlanError, match="changes earlier turns"):
         open_data(records, tokenizer=forgetful).batch([0])
 
 
@@ -308,7 +308,7 @@ def test_a_conversation_that_repeats_its_prompt_gives_what_is_said_last(jsonl, t
     [
         ({"prompt": "p", "chosen": "c"}, "needs both"),
         ({"prompt": "p", "chosen": "c", "rejected": "r", "completion": "x"}, "both a completion and a pair"),
-        ({"prompt": "p", "completion": [{"role": "user", "content": "x"}]}, "is no response"),
+        ({"prompt": "p", "completion": [{"role": "user", "content": "x"}]}, "is not a response"),
         ({"chosen": "c", "rejected": "r"}, "no field 'prompt'"),
     ],
 )
@@ -350,7 +350,7 @@ def test_a_template_that_rewrites_earlier_turns_cannot_follow(make_tokenizer, tm
     (folder / "chat_template.jinja").write_text(
         "{% for m in messages %}{{ messages | length }}{{ m['content'] }}{% endfor %}"
     )
-    with pytest.raises(PlanError, match="writes earlier turns otherwise"):
+    with pytest.raises(PlanError, match="changes earlier turns"):
         TokenizerEncoder(folder).following(["why"], [[5]], Wording(chat=True))
 
 

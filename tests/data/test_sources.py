@@ -83,12 +83,12 @@ def test_a_folder_of_several_configurations_asks_for_one(tmp_path):
         ('{"prompt": "x"', "not valid JSON"),
         ("[1, 2]", "not a JSON object"),
         ('{"question": 5}', "no field 'prompt'"),
-        ('{"prompt": 5}', "is no prompt: int 5"),
-        ('{"prompt": []}', "is no prompt: list"),
-        ('{"prompt": ["hello"]}', "message 1 of the field 'prompt' is none: str instead of a message"),
+        ('{"prompt": 5}', "is not a prompt: int 5"),
+        ('{"prompt": []}', "is not a prompt: list"),
+        ('{"prompt": ["hello"]}', "message 1 of the field 'prompt' is invalid: str instead of a message"),
         (
             '{"prompt": [{"role": "user"}]}',
-            "message 1 of the field 'prompt' is none: its 'content' is missing, expected a text",
+            "message 1 of the field 'prompt' is invalid: its 'content' is missing, expected a text",
         ),
         (
             '{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}',
@@ -134,7 +134,7 @@ def test_files_that_are_missing_empty_or_of_another_format(tmp_path, jsonl):
     with pytest.raises(PlanError, match="not a readable Parquet"):
         open_data(tmp_path / "bad.parquet")
     (tmp_path / "bare").mkdir()
-    with pytest.raises(PlanError, match="holds no data"):
+    with pytest.raises(PlanError, match="contains no data"):
         open_data(tmp_path / "bare")
 
 
@@ -170,11 +170,11 @@ def test_numbers_without_a_dtype_are_float32(jsonl):
             {"fields": {"prompt": "questoin"}},
             r"no field 'questoin'(.|\n)*nearest: +question(.|\n)*--data\.prompt question",
         ),
-        ({"fields": {"promt": "question"}}, r"'promt' is no column(.|\n)*nearest: +prompt"),
+        ({"fields": {"promt": "question"}}, r"'promt' is not a column(.|\n)*nearest: +prompt"),
         ({"columns": {"tests": text}}, r"no field 'tests'(.|\n)*found: +fields question, answer, level"),
         ({"columns": {"level": row("bool")}}, "is int 3"),
         ({"columns": {"level": token("int64")}}, "of kind token int64"),
-        ({"template": "Q: {question}"}, "must name {prompt}"),
+        ({"template": "Q: {question}"}, "must contain {prompt}"),
         ({"template": "put it in \\boxed{}: {prompt}"}, "write other braces twice"),
         ({"system": "Be brief."}, "'system' has no effect"),
         ({"task": {"min_terms": 2}}, "'min_terms' has no effect"),
@@ -220,7 +220,7 @@ def test_reasoning_gym_draws_by_seed_and_keeps_each_question_once():
 
 def test_a_column_that_a_task_does_not_give_is_refused():
     with pytest.raises(
-        PlanError, match=r"gives no column 'level'(.|\n)*found: +prompt, answer, entry(.|\n)*a field 'level'"
+        PlanError, match=r"has no column 'level'(.|\n)*found: +prompt, answer, entry(.|\n)*a field 'level'"
     ):
         open_data("chain_sum", columns={"level": row("int64")})
     assert open_data("chain_sum", task={"size": 2}, columns={"entry": text}).columns["entry"] == text

@@ -64,18 +64,18 @@ def test_a_parser_of_the_tokenizer_goes_before_the_template(parser):
 
 
 def test_a_family_whose_calls_are_not_known_is_refused():
-    with pytest.raises(PlanError, match="how models of model write a call of a tool is not known"):
+    with pytest.raises(PlanError, match="it is not known how models of model write a tool call"):
         calls("{{ messages }}", "")
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("{", "the call is no JSON"),
-        ("[3]", "a call is an object with the name of a tool"),
-        ('{"name": 3}', "a call is an object"),
-        ('{"name": "add", "arguments": [1]}', "the arguments of add are no object"),
-        ('{"name": "add", "arguments": "{"}', "the arguments of add are no object"),
+        ("{", "the call is not valid JSON"),
+        ("[3]", "a call must be an object with the name of a tool"),
+        ('{"name": 3}', "a call must be an object"),
+        ('{"name": "add", "arguments": [1]}', "the arguments of add are not an object"),
+        ('{"name": "add", "arguments": "{"}', "the arguments of add are not an object"),
     ],
 )
 def test_what_is_no_call_says_why(text, problem):

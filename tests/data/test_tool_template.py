@@ -80,11 +80,11 @@ def test_the_template_of_the_files_is_that_of_the_tokenizer(plain, written):
 @pytest.mark.parametrize(
     ("template", "says"),
     [
-        (TEMPLATE.replace("if tools", "if false"), "says nothing of tools"),
-        (TEMPLATE.replace("<tool_call>", "[call]"), "how models of .* write a call of a tool is not known"),
+        (TEMPLATE.replace("if tools", "if false"), "does not describe tools"),
+        (TEMPLATE.replace("<tool_call>", "[call]"), "it is not known how models of .* write a tool call"),
         (
             TEMPLATE.replace("{%- for", "{{ messages | length }}{%- for"),
-            "writes earlier turns otherwise once later ones come",
+            "changes earlier turns when later ones follow",
         ),
         (
             TEMPLATE.replace("}}</", "}}{{ raise_exception('no tools') if message.role == 'tool' }}</"),
@@ -92,7 +92,7 @@ def test_the_template_of_the_files_is_that_of_the_tokenizer(plain, written):
         ),
         (
             TEMPLATE.replace(">{{ message.content", ">{{ message.content if message.role != 'tool' "),
-            "does not write what a tool answers",
+            "does not write a tool's answer",
         ),
     ],
 )
@@ -108,13 +108,13 @@ def test_files_and_tokenizer_are_refused_alike(plain, template, says):
 def test_the_files_of_a_folder_are_judged_with_the_variables_of_the_run(plain):
     in_jinja(plain, TEMPLATE.replace("if tools", "if tools and telling"))
     check_folder(plain, TOOLS, {"telling": True})
-    with pytest.raises(PlanError, match="says nothing of tools"):
+    with pytest.raises(PlanError, match="does not describe tools"):
         check_folder(plain, TOOLS)
 
 
 def test_a_folder_without_a_template_is_refused(plain):
     with pytest.raises(
-        PlanError, match="tools are told of by a chat template, and the tokenizer of .*model has none"
+        PlanError, match="tools require a chat template, and the tokenizer of .*model has none"
     ):
         check_folder(plain, TOOLS)
 

@@ -92,9 +92,7 @@ def scores_of(data, reward, completions, pool):
 def test_verls_records_map_themselves_and_its_reward_gets_its_four_arguments(verl, pool):
     data = open_data(verl[0])
     assert (data.fields["prompt"], data.fields["answer"]) == ("prompt", "reward_model.ground_truth")
-    assert (
-        "as verl has them: prompt from 'prompt', answer from 'reward_model.ground_truth'" in data.recognised
-    )
+    assert "names of verl: prompt from 'prompt', answer from 'reward_model.ground_truth'" in data.recognised
     scores = scores_of(*verl, ["it is 0", "it is 3", "4"], pool)
     assert scores.values.tolist() == [1, 0, 1]
     assert scores.others["index"].tolist() == [0, 1, 2]
@@ -103,7 +101,7 @@ def test_verls_records_map_themselves_and_its_reward_gets_its_four_arguments(ver
 def test_openrlhfs_records_map_themselves_and_its_reward_gets_batches(openrlhf, pool):
     data = open_data(openrlhf[0])
     assert (data.fields["prompt"], data.fields["answer"]) == ("input", "label")
-    assert "as OpenRLHF has them" in data.recognised
+    assert "names of OpenRLHF" in data.recognised
     scores = scores_of(*openrlhf, ["0", "3", "4", "6", "8", "x", "12", "14"], pool)
     assert scores.values.tolist() == [1, 0, 1, 1, 1, 0, 1, 1]
     assert {"scores", "accuracy", "rows"} == set(scores.others)
@@ -139,7 +137,7 @@ def test_a_run_says_which_form_its_data_and_its_reward_have(verl, tmp_path, caps
     ]
     assert exit_code(run) == 0
     out = capsys.readouterr()
-    assert "has records as verl has them" in out.out + out.err
+    assert "uses the field names of verl" in out.out + out.err
     assert "reward compute_score is called as verl calls it" in out.out + out.err
     (metrics,) = (tmp_path / "runs").glob("*/metrics.jsonl")
     assert "reward/compute_score_index" in metrics.read_text()

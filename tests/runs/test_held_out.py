@@ -79,7 +79,7 @@ def test_prompts_of_a_further_set_that_were_worded_before_are_told_by_its_name(t
         usable_sets(graph, roles, options, lambda names, opened=opened: opened, notes.append, False)
     (told,) = notes
     assert told.startswith(
-        f"{file}:2: warning: 1 of 3 prompts of the held-out set 'hard' hold control tokens already"
+        f"{file}:2: warning: 1 of 3 prompts of the held-out set 'hard' already contain control tokens"
     )
 
 

@@ -1,6 +1,5 @@
-"""Packaged tasks: settings as TOML for each algorithm, and the small models, lessons and pairs that they
-share.
+"""Packaged tasks: TOML settings for each algorithm, and the small models, lessons and pairs that they share.
 
-Here: data, and the module that makes it by the project's own `sft` flow.
-Not here: choosing a task for a run (`rlflow.runs.packaged`), and data sets of users (`rlflow.data`).
+The models were trained with the project's own `sft` flow. The choice of a task for a run is in
+`rlflow.runs.packaged`; users' data sets are read by `rlflow.data`.
 """

@@ -1,6 +1,6 @@
-"""A second reward for the packaged sums: whether an answer is a number at all."""
+"""A second reward for the packaged sums: whether an answer is a number."""
 
 
 def number(completion: str) -> float:
-    """1.0 for digits with at most one sign before them, else 0.0."""
+    """Return 1.0 for digits with at most one sign before them, else 0.0."""
     return float(completion.strip().removeprefix("-").isdecimal())

@@ -106,7 +106,7 @@ def test_a_role_whose_model_cannot_be_told_of_its_tools_is_refused_at_once():
     tools = parse_environment(f"{TESTS / 'rewards' / 'environments' / 'calculator.py'}:Calculator", {})
     with pytest.raises(
         PlanError,
-        match=r"calculator\.py:\d+: tools are told of by a chat template, and the tokenizer of .* has none",
+        match=r"calculator\.py:\d+: tools require a chat template, and the tokenizer of .* has none",
     ):
         asking(graph, bind_roles(graph, config), config, {"solver": tools})
 

@@ -130,7 +130,7 @@ def test_a_flow_that_asks_after_a_reply_needs_a_template_in_which_a_turn_can_fol
     graph, rewrites = compile_flow(twice).graph, templated("rewrites")
     assert of_turns(graph, templated("kept")) == []
     ((severity, message),) = of_turns(graph, rewrites)
-    assert (severity, message.endswith("writes earlier turns otherwise once later ones come")) == (
+    assert (severity, message.endswith("changes earlier turns when later ones follow")) == (
         "error",
         True,
     )
@@ -169,7 +169,7 @@ def test_check_gives_templates_their_variables(templated, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("coun", "reads no 'coun'"), ("tools", "which rlflow itself gives the chat template")]
+    ("name", "says"), [("coun", "does not read 'coun'"), ("tools", "which rlflow sets itself")]
 )
 def test_check_refuses_variables_as_a_run_does(templated, name, says):
     report = check_flow("grpo", ["--model", str(templated("kept")), f"--data.template_kwargs.{name}", "1"])

@@ -106,7 +106,7 @@ def test_what_tells_of_tools_counts_where_long_prompts_are_dropped(folder, tmp_p
 
 def test_a_template_that_cannot_carry_tools_is_refused_at_the_class_of_the_tools(folder):
     encoder = TokenizerEncoder(folder(TEMPLATE.replace("if tools", "if false")))
-    with pytest.raises(PlanError, match=rf"{FILE.name}:\d+: the chat template of .* says nothing of tools"):
+    with pytest.raises(PlanError, match=rf"{FILE.name}:\d+: the chat template of .* does not describe tools"):
         told_of_tools(encoder, calculator())
 
 
@@ -145,9 +145,7 @@ def test_prompts_must_go_through_the_template(folder):
     ):
         with_tools(Dataset("d", [Record("2 + 3", "5")], TokenizerEncoder(folder())), calculator())
     (folder() / "chat_template.jinja").unlink()
-    with pytest.raises(
-        PlanError, match="tools are told of by a chat template, and the tokenizer of .* has none"
-    ):
+    with pytest.raises(PlanError, match="tools require a chat template, and the tokenizer of .* has none"):
         with_tools(Dataset("d", [Record("2 + 3", "5")], TokenizerEncoder(folder(""))), calculator())
     assert with_tools(Dataset("d", [Record("q", "a")], ByteEncoder()), calculator()).calls([1]) == []
 
@@ -230,7 +228,7 @@ def test_several_calls_of_a_turn_are_answered_in_their_order_with_what_is_wrong(
     assert results[1] == "there is no tool 'sub'; there are add, fail"
     assert results[2] == "add takes a, b; look at 'a'"
     assert results[3] == "add takes a, b; look at 'c'"
-    assert results[4].startswith("the call is no JSON")
+    assert results[4].startswith("the call is not valid JSON")
     assert results[5] == "ValueError: bad"
 
 
