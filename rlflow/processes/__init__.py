@@ -1,6 +1,6 @@
-"""Processes beside a run's own: how they start, end with the run, are confined and are asked.
+"""Manage processes outside a run's own: start them, sandbox them, send them requests, and end them.
 
-Here: the watchdog, the sandbox, questions to servers, deadlines, network interfaces, and the user's lines in
-errors of other processes. Not here: which processes there are (`rlflow.rewards`, `rlflow.services`,
-`rlflow.cluster`).
+The package has the watchdog, the sandbox, HTTP requests to servers, deadlines, network interfaces, and the
+user's lines in errors of other processes. The processes themselves are defined in `rlflow.rewards`,
+`rlflow.services` and `rlflow.cluster`.
 """

@@ -1,4 +1,4 @@
-"""Where services listen: a free port of this machine's loopback for each that the run starts."""
+"""Choose addresses of services: a free loopback port for each service that the run starts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from rlflow.errors import PlanError
 from rlflow.processes.declare import Service
 
 LOOPBACK = "127.0.0.1"
-LOWEST = 10_000  # ports below are those of well-known programs
-RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")  # ports that the kernel gives to outgoing connections
+LOWEST = 10_000  # well-known programs use lower ports
+RANGE = Path(
+    "/proc/sys/net/ipv4/ip_local_port_range"
+)  # ports that the kernel assigns to outgoing connections
 TRIES = 1000
 
 
@@ -21,13 +23,15 @@ TRIES = 1000
 class Address:
     """The address of a service."""
 
-    url: str  # that others ask
-    port: int = 0  # at which its process listens; 0 for a service that others run
+    url: str  # the URL for requests
+    port: int = 0  # port of its process; 0 for a service that others run
 
 
 def addresses(services: Iterable[Service]) -> dict[str, Address]:
-    """The address of each service, by name. Ports that are free now are chosen; nothing keeps them. Raises
-    PlanError where none is."""
+    """Return the address of each service, by name.
+
+    Chooses ports that are free now, but does not reserve them. Raises PlanError if no port is free.
+    """
     used: set[int] = set()
     return {each.name: _address(each, used) for each in services}
 
@@ -40,8 +44,10 @@ def _address(service: Service, used: set[int]) -> Address:
 
 
 def _free(used: set[int]) -> int:
-    """A port that nothing listens at and that is not in ``used``, to which it is added. It is below those of
-    outgoing connections, so that a service which is started anew finds it free."""
+    """Return a free port that is not in ``used``, and add it there.
+
+    It is below the ports of outgoing connections, so that it stays free for a restarted service.
+    """
     for _ in range(TRIES):
         port = random.randrange(LOWEST, _highest())
         if port not in used and _binds(port):
@@ -50,9 +56,9 @@ def _free(used: set[int]) -> int:
     raise PlanError.of(
         "service-port",
         "no port is free for a service",
-        found=f"{TRIES} that are used",
+        found=f"{TRIES} ports that are used",
         expected=f"a free port of {LOOPBACK}",
-        remedy="end what listens there, or name a service that runs by its URL",
+        remedy="end the programs that use them, or give the URL of a running service",
     )
 
 
@@ -65,7 +71,7 @@ def _highest() -> int:
 
 def _binds(port: int) -> bool:
     with socket.socket() as listening:
-        # as servers do, where an earlier one has just ended
+        # As servers do: the port may belong to an earlier server that has just ended.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((LOOPBACK, port))

@@ -1,10 +1,9 @@
-"""The declaration of a run's services: ``[service.NAME]`` in a configuration file, or ``--service.NAME
-COMMAND``.
+"""Declare a run's services: ``[service.NAME]`` in a configuration file, or ``--service.NAME COMMAND``.
 
-``{port}`` in a command is the port at which it is to listen, and ``{NAME}`` in the value of any flag, or in
-another service's command, the service's URL. What stands here is text and numbers: nothing is started or
-looked up. The same declaration serves a run, which starts its services itself, and a job on a cluster, where
-each is a task of its own.
+In a command, ``{port}`` is the port at which the service must listen. In the value of any flag, and in other
+services' commands, ``{NAME}`` is the service's URL. A declaration is text and numbers; this module does not
+start anything or look anything up. The same declaration is used by a run, which starts its services itself,
+and by a cluster job, in which each service is a task.
 """
 
 from __future__ import annotations
@@ -24,32 +23,34 @@ from annotated_types import Ge, Gt
 from rlflow.author.settings import override
 from rlflow.errors import PlanError, Problem, listed, nearest
 
-HEAD = "service"  # begins the flags: --service.NAME, --service.NAME.wait
-VARIABLE = "RLFLOW_SERVICE_"  # begins the variables in which rewards and environments find URLs
-PORT = "PORT"  # the variable in which a service finds its port, beside {port} in its command
+HEAD = "service"  # prefix of the flags: --service.NAME, --service.NAME.wait
+VARIABLE = "RLFLOW_SERVICE_"  # prefix of the variables in which rewards and environments find URLs
+PORT = "PORT"  # the variable in which a service finds its port, in addition to {port} in its command
 NAME = re.compile(r"[A-Za-z]\w*")
-URLS = ("http://", "https://")  # begin the URL of a service that others run
-RESERVED = ("port", "prompt")  # what {port} and --data.template's {prompt} mean elsewhere
+URLS = ("http://", "https://")  # prefixes of the URL of a service that others run
+RESERVED = ("port", "prompt")  # have another meaning: {port} here, {prompt} in --data.template
 BRACED = re.compile(r"\{(\w+)\}")
-# a value that is a service's URL, also after NAME= or NAME:
+# A value that is a service's URL, optionally after NAME= or NAME:
 URL_OF = re.compile(r"(?:[\w.-]+[=:])?\{(\w+)\}(?:/.*|:[\d.]+)?", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """The settings of a service. Every field is a flag, --service.NAME.FIELD, and a key of [service.NAME];
-    its comment is its help."""
+    """The settings of a service.
 
-    # its command, in which {port} is its port; or the URL of a service that others run, which is waited for
-    # only
+    Every field is a flag, --service.NAME.FIELD, and a key of [service.NAME]; its comment is its help.
+    """
+
+    # command of the service, with {port} for its port; or the URL of a service that others run, for which the
+    # run only waits
     run: str = ""
-    # path that answers with status 200 once it serves; empty: it serves once it takes connections
+    # path that answers with status 200 when the service is ready; empty: ready when it accepts connections
     health: str = "/health"
-    # seconds that it may take until then; for as long it may be silent and idle before it is ended
+    # seconds that it may take until ready, and later seconds without an answer or activity before it is ended
     wait: Annotated[float, Gt(0)] = 60.0
-    delay: Annotated[float, Ge(0)] = 0.0  # seconds for which it goes on after a run that has ended well
-    cpus: Annotated[int, Ge(1)] | None = None  # threads of its arithmetic; of a job's task its cores
-    gpus: Annotated[int, Ge(0)] = 0  # GPUs of its process, which the run then has not
+    delay: Annotated[float, Ge(0)] = 0.0  # seconds for which it keeps running after a successful run
+    cpus: Annotated[int, Ge(1)] | None = None  # threads for its arithmetic; in a job, cores of its task
+    gpus: Annotated[int, Ge(0)] = 0  # GPUs of its process, which the run cannot use
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class Service(ServiceSettings):
 
     @property
     def external(self) -> bool:
-        """Whether others run it: its ``run`` is a URL."""
+        """Whether others run the service: ``run`` is a URL."""
         return self.run.startswith(URLS)
 
     @property
@@ -70,18 +71,20 @@ class Service(ServiceSettings):
 
     @property
     def words(self) -> list[str]:
-        """The words of its command, as a shell would split it; no shell carries it out."""
+        """The words of its command, split as a shell would; the command does not run in a shell."""
         return shlex.split(self.run)
 
     def command(self, port: int | str, urls: Mapping[str, str]) -> list[str]:
-        """The words of its command with its port and the URLs of services (name → URL) in place."""
+        """Return the words of its command with the port and the URLs of services (name → URL) inserted."""
         return [in_place(word, {**urls, "port": str(port)}) for word in self.words]
 
 
 def split_services(values: Mapping[str, Any]) -> tuple[tuple[Service, ...], dict[str, Any]]:
-    """The services that flags declare, in their order, and the other flags as they came. ``values``: flag
-    without its dashes → value, as ``parse_flags`` and ``read_toml`` give them. Raises PlanError with all that
-    is wrong."""
+    """Return (the declared services in their order, the other flags unchanged).
+
+    ``values``: flag without its dashes → value, as returned by ``parse_flags`` and ``read_toml``. Raises one
+    PlanError with all errors.
+    """
     written: dict[str, dict[str, Any]] = {}
     others: dict[str, Any] = {}
     for flag, value in values.items():
@@ -105,8 +108,10 @@ def split_services(values: Mapping[str, Any]) -> tuple[tuple[Service, ...], dict
 
 
 def in_place(value: Any, urls: Mapping[str, str]) -> Any:
-    """A flag's value with the URL of each service in place of ``{NAME}``; text alone has any, by itself or in
-    a list. Other braces stay."""
+    """Return a flag's value with each ``{NAME}`` of a service replaced by its URL, also in lists.
+
+    Other braces are unchanged.
+    """
     if isinstance(value, str):
         return BRACED.sub(lambda match: urls.get(match[1], match[0]), value)
     if isinstance(value, list | tuple):
@@ -115,29 +120,33 @@ def in_place(value: Any, urls: Mapping[str, str]) -> Any:
 
 
 def from_environment(value: Any) -> Any:
-    """A value with the URLs in place that this process's environment has of services. Settings of
-    environments get theirs so, since a flow's graph has them and must not differ from one start of a run to
-    the next."""
+    """Return a value with the service URLs from this process's environment variables inserted.
+
+    Settings of environments are resolved here, in the process, because a flow's graph contains the settings
+    and must not change between starts of a run.
+    """
     return in_place(value, _FromEnvironment())
 
 
 class _FromEnvironment(dict[str, str]):
-    """The URLs of services by name, as variables of the environment have them."""
+    """Service name → URL, read from the environment variables."""
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The URL of a service; ``default`` for any other name."""
+        """Return the URL of a service; ``default`` for any other name."""
         return os.environ.get(VARIABLE + name.upper(), default)
 
 
 def short(flag: str) -> str:
-    """A flag, of which --service.NAME.run, as a table of a file has it, is --service.NAME."""
+    """Return the short form of a flag: --service.NAME for --service.NAME.run."""
     return flag.removesuffix(".run") if flag.startswith(f"{HEAD}.") and flag.count(".") == 2 else flag
 
 
 def may_change(flag: str, value: Any, recorded: Mapping[str, Any]) -> bool:
-    """Whether a flag may be given to a run that goes on: of its services what does not decide on their
-    answers, the same command again, and another URL in place of a URL. ``recorded``: the flags with which the
-    run was started."""
+    """Whether a flag may be given when a run is resumed.
+
+    This is true for service settings that do not change answers, for an unchanged command, and for a new URL
+    instead of a URL. ``recorded``: the flags with which the run was started.
+    """
     head, _, rest = flag.partition(".")
     name, _, setting = rest.partition(".")
     before = next(
@@ -153,15 +162,17 @@ def may_change(flag: str, value: Any, recorded: Mapping[str, Any]) -> bool:
 
 
 def command_from(value: Any, start: str) -> Any:
-    """A service's command in which relative paths that lead nowhere from here, but do from the folder
-    ``start``, lead from there."""
+    """Return a service's command with relative paths resolved against ``start``.
+
+    Only paths that do not exist from here, but exist from ``start``, are changed.
+    """
     words = shlex.split(value) if isinstance(value, str) and not value.startswith(URLS) else []
     moved = [_moved(word, start) for word in words]
     return shlex.join(moved) if moved != words else value
 
 
 def _moved(word: str, start: str) -> str:
-    path, function, rest = word.partition(".py:")  # as --reward FILE.py:function has it
+    path, function, rest = word.partition(".py:")  # a function as in --reward FILE.py:function
     whole = path + ".py" if function else path
     lost = (
         not os.path.isabs(whole) and not os.path.exists(whole) and os.path.exists(os.path.join(start, whole))
@@ -170,8 +181,10 @@ def _moved(word: str, start: str) -> str:
 
 
 def nowhere(services: Iterable[Service]) -> dict[str, str]:
-    """URLs (by name) for services that are not started, to judge with: of others' services their own, else
-    ones that lead nowhere."""
+    """Return placeholder URLs (by name) for checks that do not start services.
+
+    A service run by others has its own URL; the other URLs do not resolve.
+    """
     return {
         each.name: each.run.rstrip("/") if each.external else f"http://{each.name.replace('_', '-')}.invalid"
         for each in services
@@ -183,9 +196,9 @@ def _service(name: str, settings: Mapping[str, Any]) -> Service:
     if not NAME.fullmatch(name) or name in RESERVED:
         raise PlanError.of(
             "service-name",
-            f"--{flag} names no service",
+            f"--{flag} is not a valid service name",
             found=name or "no name",
-            expected=f"letters, digits and '_', the first one a letter, and not {listed(RESERVED)}",
+            expected=f"letters, digits and '_', beginning with a letter, except {listed(RESERVED)}",
             remedy="--service.search COMMAND",
         )
     read = override(ServiceSettings(), settings, f"{flag}.")
@@ -194,7 +207,7 @@ def _service(name: str, settings: Mapping[str, Any]) -> Service:
     if service.health and not service.health.startswith("/"):
         raise PlanError.of(
             "service-health",
-            f"the setting '{flag}.health' is no path",
+            f"the setting '{flag}.health' is not a path",
             found=service.health,
             expected="a path such as /health, or an empty text",
             remedy=f"--{flag}.health /{service.health}",
@@ -203,8 +216,7 @@ def _service(name: str, settings: Mapping[str, Any]) -> Service:
 
 
 def _check_run(service: Service) -> None:
-    """Raises PlanError for a service without a command, one whose quotes do not end, and a URL that cannot be
-    asked."""
+    """Raise PlanError for a missing command, unclosed quotes, or an invalid URL."""
     flag, others = (
         f"--{HEAD}.{service.name}",
         [entry.name for entry in dataclasses.fields(ServiceSettings) if entry.name != "run"],
@@ -225,14 +237,14 @@ def _check_run(service: Service) -> None:
             f"service '{service.name}' has no command",
             found=f"no {flag}",
             nearest=None,
-            expected=f"a command or a URL; {listed(others)} say more of it",
+            expected=f"a command or a URL; further settings: {listed(others)}",
             remedy=f'{flag} "rlflow serve retrieve corpus.jsonl", or run = "…" in [{HEAD}.{service.name}]',
         )
     if service.external and (len(words) > 1 or not _askable(service.run)):
         raise PlanError.of(
             "service-url",
-            f"the URL of service '{service.name}' cannot be asked",
-            expected="http://HOST:PORT, without a user's name",
+            f"the URL of service '{service.name}' is invalid",
+            expected="http://HOST:PORT, without a user name",
             found=service.run.partition("://")[0] + "://…@…" if "@" in service.run else service.run,
         )
     own = [
@@ -243,10 +255,10 @@ def _check_run(service: Service) -> None:
     if service.external and own:
         raise PlanError.of(
             "service-url",
-            f"service '{service.name}' is run by others, who decide on its {own[0]}",
-            found=f"{flag}.{own[0]} beside a URL",
-            expected=f"{flag}.health and {flag}.wait alone",
-            remedy=f"leave out {flag}.{own[0]}",
+            f"service '{service.name}' is run by others, so that the run cannot set its {own[0]}",
+            found=f"{flag}.{own[0]} together with a URL",
+            expected=f"only {flag}.health and {flag}.wait",
+            remedy=f"remove {flag}.{own[0]}",
         )
 
 
@@ -259,20 +271,20 @@ def _askable(url: str) -> bool:
             and parts.username is None
             and not parts.query
         )
-    except ValueError:  # no port
+    except ValueError:  # invalid port
         return False
 
 
 def _alike(names: Iterable[str]) -> list[Problem]:
-    """Names that give the same variable."""
+    """Return a problem for each name that gives the same variable as an earlier one."""
     first: dict[str, str] = {}
     return [
         Problem(
             "service-name",
-            f"services '{first[name.upper()]}' and '{name}' differ in case alone",
+            f"services '{first[name.upper()]}' and '{name}' differ only in upper and lower case",
             found=name,
-            expected=f"one of them to give the variable {VARIABLE}{name.upper()}",
-            remedy="give one another name",
+            expected=f"only one service for the variable {VARIABLE}{name.upper()}",
+            remedy="rename one of them",
         )
         for name in names
         if first.setdefault(name.upper(), name) != name
@@ -280,7 +292,10 @@ def _alike(names: Iterable[str]) -> list[Problem]:
 
 
 def _unknown(values: Mapping[str, Any], names: Iterable[str]) -> list[Problem]:
-    """Values that are the URL of a service, also after NAME= or NAME:, although there is no such service."""
+    """Return a problem for each value that is the URL of an undeclared service.
+
+    The URL may follow NAME= or NAME:.
+    """
     names = list(names)
     texts = [
         (flag, text)
@@ -292,7 +307,7 @@ def _unknown(values: Mapping[str, Any], names: Iterable[str]) -> list[Problem]:
     return [
         Problem(
             "service-unknown",
-            f"--{flag} names a service that is not declared",
+            f"--{flag} names an undeclared service",
             found=text,
             expected=f"one of {listed(f'{{{name}}}' for name in names)}"
             if names
@@ -306,8 +321,10 @@ def _unknown(values: Mapping[str, Any], names: Iterable[str]) -> list[Problem]:
 
 
 def _circle(services: Iterable[Service]) -> list[Problem]:
-    """Services whose commands name one another in a circle, or themselves: each would be there before the
-    other."""
+    """Return a problem if services' commands name one another in a circle.
+
+    Such services, or a service that names itself, would have to start before one another.
+    """
     asks = {each.name: {name for word in each.words for name in BRACED.findall(word)} for each in services}
     try:
         TopologicalSorter({name: named & asks.keys() for name, named in asks.items()}).prepare()
@@ -320,20 +337,20 @@ def _circle(services: Iterable[Service]) -> list[Problem]:
                 if len(circle) == 2
                 else f"services {listed(circle[:-1])} need one another",
                 found=" → ".join(f"{{{name}}}" for name in circle),
-                expected="commands that name services which do not need theirs",
-                remedy=f"leave out {{{others[0]}}} of --{HEAD}.{first}; a service's own port is {{port}}",
+                expected="commands of services that do not need one another",
+                remedy=f"remove {{{others[0]}}} from --{HEAD}.{first}; a service's own port is {{port}}",
             )
         ]
     return []
 
 
 def _commands(service: Service, names: Iterable[str]) -> list[Problem]:
-    """Words of a command that are the URL of a service, also after NAME= or NAME:, that is not declared."""
+    """Return a problem for each word of a command that is the URL of an undeclared service."""
     known = (*names, "port")
     return [
         Problem(
             "service-unknown",
-            f"the command of service '{service.name}' names a service that is not declared",
+            f"the command of service '{service.name}' names an undeclared service",
             found=word,
             expected=f"one of {listed(f'{{{name}}}' for name in known)}",
             nearest=nearest(match[1], known),

@@ -1,5 +1,7 @@
-"""The network interface over which the ranks of a pool on several machines talk: one, and none that the whole
-internet reaches."""
+"""Choose the network interface over which a pool's ranks on several machines communicate.
+
+An interface that the public internet can reach is refused.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,14 @@ INTERNET = (socket.AF_INET, socket.AF_INET6)
 
 
 class Interface(NamedTuple):
-    """An interface by the kernel's name, and one of its addresses."""
+    """A network interface by the kernel's name, with one of its addresses."""
 
     name: str
     address: str
 
 
 def interfaces() -> list[Interface]:
-    """The network interfaces of this machine, once for each of their addresses, those of IPv4 first."""
+    """Return this machine's network interfaces, one entry per address, IPv4 first."""
     found = [
         (each.family, name, each.address)
         for name, addresses in psutil.net_if_addrs().items()
@@ -40,9 +42,12 @@ def interfaces() -> list[Interface]:
 def chosen(
     wanted: str | None, head: str, insecure: bool, there: Iterable[Interface] | None = None
 ) -> Interface:
-    """The interface to talk over. wanted: its name, its address, or a network that its address is in, as in
-    10.0.0.0/8; None: that of the route to ``head``, the address of the cluster's first machine. Raises
-    PlanError where there is none, or where its address is public and not ``insecure``."""
+    """Return the interface for communication.
+
+    ``wanted``: its name, its address, or a network that contains its address, such as 10.0.0.0/8. None: the
+    interface of the route to ``head``, the address of the cluster's first machine. Raises PlanError if there
+    is none, or if its address is public and not ``insecure``.
+    """
     there = interfaces() if there is None else list(there)
     interface = (
         _by_route(head, there)
@@ -53,9 +58,9 @@ def chosen(
         names = dict.fromkeys(each.name for each in there)
         raise PlanError.of(
             "no-interface",
-            f"no network interface of {socket.gethostname()} is '{wanted}'"
+            f"{socket.gethostname()} does not have a network interface '{wanted}'"
             if wanted
-            else f"no network interface of {socket.gethostname()} leads to {head}",
+            else f"{socket.gethostname()} does not have a network interface that leads to {head}",
             found=listed(f"{each.name} {each.address}" for each in there),
             expected="a name, an address, or a network",
             nearest=nearest(wanted or "", names),
@@ -75,7 +80,7 @@ def _is(interface: Interface, wanted: str) -> bool:
 
 
 def _by_route(head: str, there: Iterable[Interface]) -> Interface | None:
-    """The interface over which packets to ``head`` would go. None are sent to find out."""
+    """Return the interface for packets to ``head``. No packets are sent."""
     family = socket.AF_INET6 if ":" in head else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as asking:
@@ -87,16 +92,18 @@ def _by_route(head: str, there: Iterable[Interface]) -> Interface | None:
 
 
 def refuse_public(hosts: Iterable[str], insecure: bool) -> None:
-    """Raises PlanError for addresses that are not of a closed network: what listens there knows no secret, or
-    sends it in the clear."""
+    """Raise PlanError for public addresses, unless ``insecure``.
+
+    Programs that listen there use no secret, or send it unencrypted.
+    """
     public = [host for host in hosts if any(map(is_public, _resolved(host)))]
     if public and not insecure:
         raise PlanError.of(
             "public-address",
-            "ranks would talk over addresses that the whole internet may reach",
+            "ranks would communicate over addresses that the public internet may reach",
             found=listed(public),
             expected="addresses of a private network",
-            remedy="--interface NAME of a private network; or --insecure true where a firewall closes "
+            remedy="--interface NAME of a private network; or --insecure true if a firewall protects "
             "this one",
         )
 
@@ -109,5 +116,5 @@ def _resolved(host: str) -> list[str]:
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is one of the internet's."""
+    """Whether an address is a public internet address."""
     return ipaddress.ip_address(address.partition("%")[0]).is_global

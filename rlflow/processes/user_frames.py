@@ -1,7 +1,7 @@
-"""The lines of the user's own files that an exception went through: what its author can change.
+"""Find the lines of the user's own files in an exception's traceback, which its author can change.
 
-Exceptions cross processes without their tracebacks. What a worker raised is therefore written into a
-``RemoteFailure`` where it is raised.
+Exceptions cross processes without their tracebacks. The raising process therefore writes these lines into a
+``RemoteFailure``.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ from pathlib import Path
 
 from rlflow.errors import FlowError, Place, PlanError, RemoteError, RemoteFailure, SkipIteration, Stopped
 
-LAST = 3  # lines that a message names, of those nearest to the error
+LAST = 3  # most lines that a message names, the nearest to the error
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _INSTALLED = ("site-packages", "dist-packages")
 _OURS = str(Path(__file__).parents[1]) + os.sep  # rlflow
 
 
 def own_lines(error: BaseException) -> tuple[str, ...]:
-    """``path:line, in function: source`` of the last lines that are the user's, the one nearest to the error
-    first; none where what raised was called by no line of the user's."""
+    """Return ``path:line, in function: source`` of the last user lines, the nearest to the error first.
+
+    Empty if the traceback contains no user lines.
+    """
     return tuple(_line(frame, line) for frame, line in _own(error)[: -LAST - 1 : -1])
 
 
 def own_place(error: BaseException) -> str:
-    """``path:line`` of the user's line nearest to the error, or else of the line that raised."""
+    """Return ``path:line`` of the user's line nearest to the error, else of the raising line."""
     frames = _own(error) or list(traceback.walk_tb(error.__traceback__))
     return f"{frames[-1][0].f_code.co_filename}:{frames[-1][1]}" if frames else ""
 
@@ -36,12 +38,12 @@ def _own(error: BaseException) -> list[tuple[types.FrameType, int]]:
     return [each for each in traceback.walk_tb(error.__traceback__) if _users(each[0])]
 
 
-# errors that say themselves what is wrong and where
+# Errors whose message already states the fault and its place.
 AS_THEY_ARE = (FlowError, PlanError, RemoteError, SkipIteration, Stopped)
 
 
 class RaisedElsewhere(Exception):
-    """Brings the record of an exception to the process that asked."""
+    """Carries the record of an exception to the process that made the call."""
 
     def __init__(self, failure: RemoteFailure) -> None:
         super().__init__(failure)
@@ -49,24 +51,23 @@ class RaisedElsewhere(Exception):
 
 
 def failure_of(error: BaseException) -> RemoteFailure:
-    """The record of an exception of this process, with the user's lines and with notes that show its whole
-    traceback."""
+    """Return the record of an exception: the user's lines, and notes with the full traceback."""
     notes = (*getattr(error, "__notes__", ()), in_worker(error))
     return RemoteFailure(type(error).__name__, str(error), own_lines(error), notes)
 
 
 def portable(error: Exception) -> Exception:
-    """What another process gets of an exception: an error of rlflow as it is, the record of any other."""
+    """Return an exception for another process: an rlflow error unchanged, a record of any other."""
     return error if isinstance(error, (RaisedElsewhere, *AS_THEY_ARE)) else RaisedElsewhere(failure_of(error))
 
 
 def in_worker(error: BaseException) -> str:
-    """The note on an exception for another process, which does not get its traceback."""
+    """Return the note with the traceback of an exception, for a process that does not get the traceback."""
     return f"in a worker:\n{whole(error).rstrip()}"
 
 
 def whole(error: BaseException) -> str:
-    """The whole traceback, with causes and notes."""
+    """Return the full traceback, with causes and notes."""
     return "".join(traceback.format_exception(error))
 
 

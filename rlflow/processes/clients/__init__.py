@@ -1,5 +1,5 @@
-"""Questions to servers: rewards, judges, retrievers, tools and environments that answer over HTTP.
+"""Send requests to servers over HTTP: rewards, judges, retrievers, tools and environments.
 
-Here: sending a question, retrying it, and its deadline.
-Not here: the content of questions and the meaning of answers.
+The package sends requests, retries them and applies deadlines. The content of requests and answers belongs to
+the callers.
 """

@@ -1,5 +1,7 @@
-"""HTTP as rlflow's clients speak it: one deadline for a whole question, redirects within a host, and errors
-with the server's own words."""
+"""HTTP client with one deadline per request.
+
+It follows redirects only within a host, and its errors contain the server's text.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,15 @@ from rlflow.processes.clients.patience import Passing, Patience, Unanswered, lef
 TOKEN = "RLFLOW_SERVE_TOKEN"  # the variable with the token of `rlflow serve`, which clients send
 LONGEST = 16 << 20  # most bytes of an answer
 QUOTED = 200  # most characters of a body or header that a message quotes
-REDIRECTS = 5  # most redirects of a question
+REDIRECTS = 5  # most redirects of a request
 MOVED = (301, 302, 303, 307, 308)
-BUSY = (408, 425, 429)  # with those from 500 on, the statuses that a wait may mend
-TELLING = ("Location", "WWW-Authenticate", "Allow", "Retry-After")  # headers that say why there is no answer
+BUSY = (408, 425, 429)  # a retry may succeed after these statuses, and after any from 500
+TELLING = ("Location", "WWW-Authenticate", "Allow", "Retry-After")  # headers that explain a failure
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a server answered. ``headers`` finds names in any case; ``said``: status, reason and headers that
-    say why, in words."""
+    """A server's answer. ``headers`` finds names in upper or lower case."""
 
     status: int
     reason: str
@@ -45,7 +46,7 @@ class Reply:
 
     @property
     def said(self) -> str:
-        """The status with what explains it."""
+        """The status, the reason, and the headers that explain a failure, as text."""
         telling = "".join(
             f"; {name}: {self.headers[name][:QUOTED]}" for name in TELLING if self.headers.get(name)
         )
@@ -53,7 +54,7 @@ class Reply:
 
 
 class HttpClient:
-    """Asks servers, from several threads. ``patience``: when it asks again."""
+    """Sends requests, from several threads. ``patience``: when it retries."""
 
     def __init__(self, patience: Patience | None = None) -> None:
         self._closed = threading.Event()
@@ -63,29 +64,31 @@ class HttpClient:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether ``close`` was called."""
         return self._closed.is_set()
 
     def close(self) -> None:
-        """End all questions. Whoever waits for an answer gets a RuntimeError."""
+        """Stop all requests. Threads that wait for an answer get RuntimeError."""
         self._closed.set()
         with self._lock:
             for connected in self._open:
                 _cut(connected)
 
     def post(self, url: str, body: bytes, seconds: float) -> bytes:
-        """The body of the answer with status 200 to a question in JSON, which has so many seconds in all.
-        Raises Unanswered."""
+        """Post a JSON body, and return the body of the answer with status 200.
+
+        ``seconds``: the time for all tries together. Raises Unanswered.
+        """
         return self._patience.answer(partial(self._asked, url, body), seconds)
 
     def _asked(self, url: str, body: bytes, seconds: float) -> bytes:
-        """One try of a question. Raises Unanswered."""
+        """Try a request once. Raises Unanswered."""
         try:
             reply = self.once("POST", url, body, seconds, headers())
         except (OSError, http.client.HTTPException, ValueError) as error:
             if self.closed:
                 raise RuntimeError("the client is closed") from None
-            # not the kernel's own, which comes sooner or later
+            # The kernel's own timeout has an errno and may come earlier or later.
             if isinstance(error, TimeoutError) and error.errno is None:
                 raise Unanswered("timeout", f"no answer after {seconds:.3g} s") from None
             raise (Passing if passes(error) else Unanswered)(
@@ -98,9 +101,11 @@ class HttpClient:
         return reply.body
 
     def once(self, method: str, url: str, body: bytes, seconds: float, headers: Mapping[str, str]) -> Reply:
-        """The answer to a question that is asked once; redirects to the same host are followed. Reads at most
-        LONGEST bytes of a body, and one more. Raises TimeoutError after so many seconds, OSError and
-        HTTPException for a server that cannot be asked."""
+        """Send a request without retries, and return the answer. Follows redirects on the same host.
+
+        Reads at most LONGEST + 1 bytes of a body. Raises TimeoutError after ``seconds``, and OSError or
+        HTTPException if the request cannot be sent.
+        """
         limit = time.monotonic() + seconds
         for _ in range(REDIRECTS):
             reply = self._exchange(method, url, body, max(limit - time.monotonic(), 1e-3), headers)
@@ -138,8 +143,11 @@ class HttpClient:
 
     @contextlib.contextmanager
     def _cut_at(self, connected: socket.socket, seconds: float, late: threading.Event) -> Iterator[None]:
-        """While inside, end the connection after so many seconds and set ``late``: a socket's own limit is
-        for each part of an answer. It ends too where the client is closed."""
+        """Close the connection after ``seconds`` inside the context, and set ``late``.
+
+        A socket's own timeout applies only to each part of an answer. The connection is also closed if the
+        client is closed.
+        """
         timer = threading.Timer(seconds, _end, (late, connected))
         timer.daemon = True
         with self._lock:
@@ -149,7 +157,7 @@ class HttpClient:
             if self.closed:
                 raise ConnectionAbortedError
             yield
-            if late.is_set():  # the end of an answer without a length may be this one
+            if late.is_set():  # an answer without a length may have been cut off here
                 raise TimeoutError
         finally:
             timer.cancel()
@@ -158,13 +166,12 @@ class HttpClient:
 
 
 def post(url: str, value: Any, seconds: float | None = None) -> Any:
-    """The JSON value that a server answers to a JSON value. For tools, environments, rewards and stages that
-    ask a server.
+    """Post a JSON value to a server, and return its JSON answer.
 
-    A busy server (408, 425, 429, 5xx) and one that takes no connection are asked again until ``seconds`` have
-    passed: by default those that are left of the call, 60 outside of one. While a service of the run is being
-    started anew, time stands still. Raises ConnectionError, which fails the row and is not shown to the
-    model.
+    For tools, environments, rewards and stages. Retries a busy server (408, 425, 429, 5xx), or one that does
+    not accept connections, until ``seconds`` have passed. The default is the rest of the present call's time,
+    or 60 outside of a call. The time during a restart of one of the run's services does not count. Raises
+    ConnectionError, which fails the row and is not shown to the model.
     """
     body = HttpClient().post(url, json.dumps(value).encode(), left() if seconds is None else seconds)
     try:
@@ -174,12 +181,12 @@ def post(url: str, value: Any, seconds: float | None = None) -> Any:
 
 
 def token() -> str:
-    """The token of `rlflow serve`; empty where the variable is missing or has blanks alone."""
+    """Return the token of `rlflow serve`; empty if the variable is missing or blank."""
     return os.environ.get(TOKEN, "").strip()
 
 
 def headers() -> dict[str, str]:
-    """The headers of a question in JSON, with the token if this process has one."""
+    """Return the headers of a JSON request, with the token if this process has one."""
     return {
         "Content-Type": "application/json",
         **({"Authorization": f"Bearer {known}"} if (known := token()) else {}),
@@ -187,7 +194,7 @@ def headers() -> dict[str, str]:
 
 
 def refused(reply: Reply) -> Unanswered:
-    """Why an answer with another status than 200 is none."""
+    """Return the error for an answer with another status than 200."""
     text = printable(reply.body[:QUOTED].decode(errors="replace"))
     message = f"the server answered {reply.said}" + (f": {text}" if text else "")
     if is_passing(reply.status):
@@ -198,19 +205,21 @@ def refused(reply: Reply) -> Unanswered:
 
 
 def is_passing(status: int) -> bool:
-    """Whether a wait may mend an answer with this status."""
+    """Whether a retry may succeed after this status."""
     return status in BUSY or status >= 500
 
 
 def wanted_pause(after: str | None, now: str | None) -> float | None:
-    """The seconds that the headers Retry-After (seconds, or a date) and Date ask to wait; None if they do
-    not."""
+    """Return the seconds to wait that Retry-After and Date ask for; None if they do not.
+
+    Retry-After contains seconds or a date.
+    """
     if after is None:
         return None
     with contextlib.suppress(ValueError):
         seconds = float(after)
         return max(seconds, 0.0) if math.isfinite(seconds) else None
-    # no date, or two dates of which only one has a time zone
+    # ValueError: not a date. TypeError: only one of the two dates has a time zone.
     with contextlib.suppress(ValueError, TypeError):
         begin = email.utils.parsedate_to_datetime(now) if now else datetime.now(UTC)
         return max((email.utils.parsedate_to_datetime(after) - begin).total_seconds(), 0.0)
@@ -218,15 +227,17 @@ def wanted_pause(after: str | None, now: str | None) -> float | None:
 
 
 def moved(url: str, status: int, location: str | None) -> str | None:
-    """Where a redirect leads, if it stays on the same host and does not give up encryption; None for any
-    other answer."""
+    """Return the target of a redirect; None for any other answer.
+
+    The redirect must stay on the host and keep encryption.
+    """
     if status not in MOVED or not location:
         return None
     target = urljoin(url, location)
     before, after = urlsplit(url), urlsplit(target)
     try:
         same = before.hostname == after.hostname and (after.port is None or after.port > 0)
-    except ValueError:  # no port
+    except ValueError:  # invalid port
         return None
     return (
         target
@@ -241,12 +252,12 @@ def _origin(url: str) -> tuple[str | None, int | None, str]:
 
 
 def _without_token(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers for another program on the same host."""
+    """Return the headers for another program on the same host, without the token."""
     return {name: value for name, value in headers.items() if name != "Authorization"}
 
 
 def passes(error: BaseException) -> bool:
-    """Whether a wait may mend what keeps a question from being asked, or cuts its answer off."""
+    """Whether a retry may succeed after an error that prevented a request or cut off its answer."""
     if isinstance(error, socket.gaierror):
         return error.errno == socket.EAI_AGAIN and _may_connect()
     lasting = isinstance(error, PermissionError | ssl.SSLCertVerificationError)
@@ -254,8 +265,10 @@ def passes(error: BaseException) -> bool:
 
 
 def _may_connect() -> bool:
-    """Whether this process may open connections: behind the walls of rewards a name looks as if it were
-    unknown for a while."""
+    """Whether this process may open connections.
+
+    In the sandbox of rewards, a refused name lookup looks like a temporary failure.
+    """
     try:
         socket.socket().close()
     except PermissionError:
@@ -269,6 +282,6 @@ def _end(late: threading.Event, connected: socket.socket) -> None:
 
 
 def _cut(connected: socket.socket) -> None:
-    """End a connection from another thread, so that what reads from it goes on."""
+    """Close a connection from another thread, so that a thread that reads from it continues."""
     with contextlib.suppress(OSError):
         connected.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""The deadline of a call that awaits, by a clock that may stand still."""
+"""Time limits for async calls, with a clock that may pause."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from rlflow.processes.clients.patience import within
 
 
 class TimeLimit:
-    """As ``asyncio.timeout``, by seconds of ``clock``, which stands still while a service of the run is away.
-    Questions that are asked inside end a little sooner."""
+    """Like ``asyncio.timeout``, with a clock that pauses during outages of the run's services.
+
+    Requests inside the context end slightly earlier.
+    """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = outages.clock) -> None:
         self._seconds, self._clock, self._limit = seconds, clock, asyncio.Timeout(None)
 
     def expired(self) -> bool:
-        """Whether it took too long."""
+        """Whether the time limit was exceeded."""
         return self._limit.expired()
 
     async def __aenter__(self) -> None:

@@ -1,8 +1,8 @@
-"""Seconds in which no service of the run is being started anew. Deadlines of whatever asks services count
-these seconds alone, so that a question waits for a service that comes back.
+"""A clock that pauses while a service of the run restarts.
 
-The run writes into a file when a service went away and until when it may take to come back. Every process
-that the run starts finds the file by a variable of its environment, and reads it.
+Deadlines of service requests use this clock, so that a request waits for a restarting service. The run writes
+into a file when a service failed and until when its restart may take. Every process that the run starts finds
+the file by an environment variable, and reads it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VARIABLE = "RLFLOW_OUTAGES"  # the variable with the path of the file
 
 
 def clock() -> float:
-    """Seconds of the monotonic clock, less those of outages of the run's services."""
+    """Return the seconds of the monotonic clock, minus outages of the run's services."""
     now = time.monotonic()
     path = os.environ.get(VARIABLE)
     past, since, until = _read(path) if path else (0.0, 0.0, 0.0)
@@ -27,8 +27,10 @@ def clock() -> float:
 
 
 def _read(path: str) -> tuple[float, float, float]:
-    """Seconds of past outages, and of the present one when it began and when it ends at the latest; zeros if
-    there was none, or another machine, whose clock is another, has written the file."""
+    """Return (seconds of past outages, start of the present one, its latest end).
+
+    All are 0 if there was no outage, or if the file was written on another machine, whose clock differs.
+    """
     with contextlib.suppress(OSError, ValueError), open(path) as file:
         machine, *seconds = file.read().split()
         past, since, until = map(float, seconds)
@@ -38,20 +40,22 @@ def _read(path: str) -> tuple[float, float, float]:
 
 @cache
 def _machine() -> str:
-    """What tells this machine, since it was started, from others."""
+    """Return a text that identifies this machine since its last start."""
     return boot() or os.uname().nodename
 
 
 class Outages:
-    """What the file says. One process writes it, one thread at a time."""
+    """Writes the outage file. Only one process, and one thread at a time, may write it."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self._past = self._since = self._until = 0.0
 
     def last_until(self, second: float) -> None:
-        """A service is away now and comes back by this second of the monotonic clock; 0 if none is away.
-        Raises OSError."""
+        """Record until which second of the monotonic clock a service is away at most; 0 if none is away.
+
+        Raises OSError.
+        """
         now = time.monotonic()
         if self._until and not second:
             self._past += max(min(now, self._until) - self._since, 0.0)

@@ -1,4 +1,4 @@
-"""Retries of questions: with growing pauses, as long as a wait may mend the failure, until the deadline."""
+"""Retry requests with growing pauses until the deadline, as long as a retry may succeed."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from rlflow.processes.clients import outages
 
 T = TypeVar("T")
 
-# seconds of the first pause, factor from one to the next, seconds of the longest
+# Seconds of the first pause, growth factor, seconds of the longest pause.
 FIRST, GROWTH, LONGEST = 0.1, 2.0, 5.0
-LEAST = 0.05  # seconds: a question with less time left is not asked again, and no pause is shorter
-DEFAULT = 60.0  # seconds of a question whose caller has no deadline
-# share of a call's deadline that is left to the caller, so that it hears of the failure and is not killed
+LEAST = 0.05  # seconds: the shortest pause, and the least time left for a retry
+DEFAULT = 60.0  # seconds for a request whose caller has no deadline
+# Share of a call's time reserved for the caller, so that it receives the failure before it is killed.
 MARGIN = 0.05
 
-# second of the clock by which the present call must end
+# Second of the clock by which the present call must end.
 _limit: ContextVar[float | None] = ContextVar("limit", default=None)
 
 
 class Unanswered(ConnectionError):
-    """A question has no answer. ``cause``: connection, status, timeout or reply."""
+    """A request failed. ``cause``: connection, status, timeout or reply."""
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)
@@ -34,8 +34,10 @@ class Unanswered(ConnectionError):
 
 
 class Passing(Unanswered):
-    """A question has no answer for a reason that may pass. ``after``: the seconds that the server asks to
-    wait, if it does."""
+    """A request failed for a temporary reason.
+
+    ``after``: the seconds that the server asks to wait, or None.
+    """
 
     def __init__(self, cause: str, message: str, after: float | None = None) -> None:
         super().__init__(cause, message)
@@ -44,15 +46,20 @@ class Passing(Unanswered):
 
 @dataclass(frozen=True)
 class Patience:
-    """Asks again. ``clock``: gives the seconds that deadlines count; ``pause``: waits for so many seconds."""
+    """Retries requests. ``clock``: returns the seconds used for deadlines.
+
+    ``pause``: waits for some seconds.
+    """
 
     clock: Callable[[], float] = outages.clock
     pause: Callable[[float], object] = time.sleep
 
     def answer(self, ask: Callable[[float], T], seconds: float) -> T:
-        """What ``ask`` gives, which is called with the seconds that are left of ``seconds`` in all, and again
-        after it raised Passing. Raises Unanswered once no time is left, or the server asks to wait for longer
-        than that."""
+        """Return the result of ``ask``, called with the seconds left, and again after it raises Passing.
+
+        ``seconds``: the time for all tries. Raises Unanswered if no time is left, or the server asks to wait
+        longer than that.
+        """
         limit, longest, tries = self.clock() + seconds, FIRST, 0
         while True:
             tries += 1
@@ -75,12 +82,14 @@ def _counted(tries: int) -> str:
 
 
 def within(seconds: float, clock: Callable[[], float] = outages.clock) -> AbstractContextManager[None]:
-    """While inside, questions of this thread or task end a little before so many seconds have passed."""
+    """Let requests of this thread or task inside the context end slightly before ``seconds`` have passed."""
     return with_value(_limit, clock() + seconds * (1 - MARGIN))
 
 
 def left(clock: Callable[[], float] = outages.clock) -> float:
-    """Seconds that a question may take now: what is left of the call that it belongs to, or a default outside
-    of any."""
+    """Return the seconds that a request may take now.
+
+    This is the rest of the present call's time, or a default outside of calls.
+    """
     limit = _limit.get()
     return DEFAULT if limit is None else max(limit - clock(), LEAST)

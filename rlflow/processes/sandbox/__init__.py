@@ -1,7 +1,5 @@
-"""What a process that handles text of strangers or models may do: its environment, its limits, and the
-kernel's walls around it.
+"""Sandbox: environment variables, resource limits and kernel restrictions of a process with untrusted text.
 
-Here: Landlock, seccomp and limits as a process puts them around itself, and the probe that says which of them
-hold on this machine. Not here: which processes get which walls (`rlflow.rewards.confinement`,
-`rlflow.data.chat`), and what they do.
+A process applies Landlock, seccomp and limits to itself; a probe reports which of them work on this machine.
+The choice of a sandbox for each process is in `rlflow.rewards.confinement` and `rlflow.data.chat`.
 """

@@ -1,10 +1,9 @@
-"""Walls that a process asks the kernel to put around it, and that neither it nor its children can take away
-(Linux).
+"""Kernel restrictions that a process puts on itself, and that neither it nor its children can remove (Linux).
 
-Seccomp (Linux 3.5) refuses calls of the kernel by their number, here on x86-64 and ARM64. Landlock (Linux
-5.13) refuses changes of files outside of named folders, or also reads, and looks into other processes, from
-Linux 6.12 on signals to them too. Both need no rights of the user. A wall that the kernel lacks is left out;
-``rlflow.processes.sandbox.probe`` says which ones work. The standard library alone.
+Seccomp (Linux 3.5) refuses system calls by number, here on x86-64 and ARM64. Landlock (Linux 5.13) refuses
+changes of files outside named folders, optionally also reads, and access to other processes; from Linux 6.12
+also signals to them. Both work for ordinary users. A restriction that the kernel does not support is skipped;
+``rlflow.processes.sandbox.probe`` reports which ones work. Uses only the standard library.
 """
 
 from __future__ import annotations
@@ -21,10 +20,9 @@ from typing import NamedTuple
 
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, MODE_FILTER = 22, 38, 2
 
-# -- seccomp: the names of calls, and their numbers on each architecture that is known
-# -------------------------------------------------
+# -- seccomp: system calls, and their numbers on each supported architecture ----------------------------
 
-NETWORK = ("socket", "io_uring_setup")  # io_uring could make sockets too
+NETWORK = ("socket", "io_uring_setup")  # io_uring can also create sockets
 PROGRAMS = ("execve", "execveat")
 FORKS = ("fork", "vfork")
 SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal")
@@ -69,7 +67,7 @@ SHARED = (
     "semctl",
     "semtimedop",
     "mq_open",
-    # memory and queues that no limit of the process counts, of which most stay when it ends
+    # No limit of the process counts this memory and these queues, and most of them remain when it ends.
     "memfd_create",
 )
 ATTRIBUTES = (
@@ -84,7 +82,7 @@ ATTRIBUTES = (
     "utime",
     "utimes",
     "futimesat",
-    # of files
+    # times and attributes of files
     "utimensat",
     "setxattr",
     "lsetxattr",
@@ -235,16 +233,16 @@ NUMBERS = {
     },
 }
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # AUDIT_ARCH_… in linux/audit.h
-X32 = 0x40000000  # from here on numbers of x86-64 are those of another table
+X32 = 0x40000000  # x86-64 numbers from here on belong to another table
 CLONE_THREAD = 0x00010000
-NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # bytes into what the kernel shows of a call
-# instructions of the filter
+NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # byte offsets in the kernel's description of a call
+# Instructions of the filter.
 LOAD, AND, EQUALS, AT_LEAST, HAS_BITS, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000
 
 
 class Argument(NamedTuple):
-    """A call that is refused where the bits ``mask`` of an argument, counted from 0, are ``value``."""
+    """A call that is refused if the bits ``mask`` of an argument, counted from 0, equal ``value``."""
 
     call: str
     place: int
@@ -252,19 +250,19 @@ class Argument(NamedTuple):
     value: int
 
 
-# A process that outlives the one that started it: it would switch off the signal that ends it, or hide its
-# environment from whoever looks.
-# PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_MM
+# A process could use these to outlive its parent: switch off the signal that ends it, or hide its environment
+# from the search for it. PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_MM
 OUTLIVING = tuple(Argument("prctl", 0, 0xFFFFFFFF, option) for option in (1, 4, 35))
-# Memory that RLIMIT_DATA does not count: shared and anonymous, and such that grows down.
+# Memory that RLIMIT_DATA does not count: shared anonymous memory, and memory that grows downwards.
 UNCOUNTED = (Argument("mmap", 3, 0x21, 0x21), Argument("mmap", 3, 0x100, 0x100))
 
 
 def refuse(calls: Iterable[str], forks: bool = True, arguments: Iterable[Argument] = ()) -> bool:
-    """Have these system calls fail in this thread and in all that it starts. ``forks``: whether it may still
-    start processes.
-    ``arguments``: calls that fail with some arguments only. Gives whether the kernel has put up the wall.
-    Call ``no_new_privileges`` first."""
+    """Make these system calls fail in this thread and in all threads and processes that it starts.
+
+    ``forks``: whether it may still start processes. ``arguments``: calls that fail only with some arguments.
+    Returns whether the kernel has applied the filter. Call ``no_new_privileges`` first.
+    """
     machine = platform.machine()
     if sys.platform != "linux" or machine not in NUMBERS:
         return False
@@ -277,7 +275,10 @@ def refuse(calls: Iterable[str], forks: bool = True, arguments: Iterable[Argumen
 def _filter(
     machine: str, calls: Iterable[str], forks: bool, arguments: Iterable[Argument]
 ) -> Iterable[bytes]:
-    """The filter's instructions. ``socket`` fails with EACCES, which tells it from other faults."""
+    """Yield the filter's instructions.
+
+    ``socket`` fails with EACCES, to distinguish it from other refusals.
+    """
     numbers = NUMBERS[machine]
     yield _step(LOAD, ARCHITECTURE)
     yield _step(EQUALS, ARCHITECTURES[machine], 1, 0)
@@ -298,7 +299,9 @@ def _filter(
         yield _step(RETURN, REFUSE | errno.EPERM)
         yield _step(LOAD, NUMBER)
     if not forks:
-        yield _step(EQUALS, numbers["clone3"], 0, 1)  # its flags cannot be seen: libraries then take clone
+        yield _step(
+            EQUALS, numbers["clone3"], 0, 1
+        )  # the filter cannot read its flags; libraries fall back to clone
         yield _step(RETURN, REFUSE | errno.ENOSYS)
         yield _step(EQUALS, numbers["clone"], 0, 3)
         yield _step(LOAD, FIRST_ARGUMENT)
@@ -308,8 +311,10 @@ def _filter(
 
 
 def _step(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
-    """An instruction. ``yes`` and ``no``: how many instructions to skip after a comparison that holds, or
-    does not."""
+    """Return an instruction.
+
+    ``yes``, ``no``: instructions to skip after a comparison that is true, or false.
+    """
     return struct.pack("HBBI", code, yes, no, value)
 
 
@@ -319,29 +324,34 @@ def _step(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same on all architectures
 PATH_BENEATH = 1
 WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 14
-OF_A_FILE = WRITE_FILE | READ_FILE | TRUNCATE  # the others are of folders
-CHANGES = WRITE_FILE | sum(1 << bit for bit in range(4, 13))  # remove and make entries of each kind
-REFER = 1 << 13  # rename and link between folders; from version 2 on, truncate from 3 on
-SCOPES = 3  # abstract sockets, signals; from version 6 on
+OF_A_FILE = WRITE_FILE | READ_FILE | TRUNCATE  # the other rights apply to folders
+CHANGES = WRITE_FILE | sum(1 << bit for bit in range(4, 13))  # remove and create entries of each kind
+REFER = 1 << 13  # rename and link between folders; since version 2 (truncate: since version 3)
+SCOPES = 3  # abstract sockets, signals; since version 6
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
 def landlock_version() -> int:
-    """The version of Landlock that the kernel has; 0 where it has none."""
+    """Return the kernel's version of Landlock; 0 if it has none."""
     return max(0, int(_libc().syscall(CREATE_RULESET, None, 0, 1))) if sys.platform == "linux" else 0
 
 
 def only_change(paths: Iterable[str]) -> bool:
-    """Let this thread and all that it starts change files at ``paths`` and below them only, and look into no
-    process but those behind the same walls. Gives whether the kernel has put up the wall. Call
-    ``no_new_privileges`` first."""
+    """Allow this thread and all it starts to change only files at ``paths`` and below.
+
+    It can access only processes with the same restriction. Returns whether the kernel has applied it. Call
+    ``no_new_privileges`` first.
+    """
     changes = _changes()
     return _restrict(changes, ((path, changes) for path in paths))
 
 
 def only_read(paths: Iterable[str], listed: Iterable[str]) -> bool:
-    """Let this thread and all that it starts change no file but /dev/null, read those at ``paths`` and below
-    them only, and list the names in folders ``listed`` and below them too. Else as ``only_change``."""
+    """Allow this thread and all it starts to read only files at ``paths`` and below.
+
+    It may change only /dev/null, and may also list the names in folders ``listed`` and below. Otherwise like
+    ``only_change``.
+    """
     rules = [*((path, READ_FILE | READ_DIR) for path in paths), *((path, READ_DIR) for path in listed)]
     rules += [("/dev/null", _changes() & OF_A_FILE)]
     return _restrict(_changes() | READ_FILE | READ_DIR, rules)
@@ -353,7 +363,7 @@ def _changes() -> int:
 
 
 def _restrict(handled: int, allowed: Iterable[tuple[str, int]]) -> bool:
-    """Refuse the rights ``handled`` but for those of each path."""
+    """Refuse the rights ``handled``, except the rights allowed for each path."""
     version = landlock_version()
     if not version:
         return False
@@ -363,7 +373,7 @@ def _restrict(handled: int, allowed: Iterable[tuple[str, int]]) -> bool:
         return False
     try:
         for path, rights in allowed:
-            with contextlib.suppress(OSError):  # nothing is there
+            with contextlib.suppress(OSError):  # the path does not exist
                 _allow(rules, path, rights)
         return int(_libc().syscall(RESTRICT_SELF, rules, 0)) == 0
     finally:
@@ -380,31 +390,35 @@ def _allow(rules: int, path: str, rights: int) -> None:
 
 
 def no_new_privileges() -> bool:
-    """Give no program that this process starts more rights than it has, not even a setuid one. Gives whether
-    the kernel has done so."""
+    """Prevent this process and its children from gaining rights, even by setuid programs.
+
+    Returns whether the kernel has applied it.
+    """
     return sys.platform == "linux" and int(_libc().prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) == 0
 
 
 def outlive() -> None:
-    """Ask for no signal when the process that started this one ends. Raises OSError where that is refused."""
+    """Switch off the signal at the end of the parent process. Raises OSError if that is refused."""
     if _libc().prctl(1, 0, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "the signal at the end of the parent cannot be switched off")
 
 
 OF_FILES = 0b00000110  # capabilities to read and write files of any owner
-OF_USERS = 0b11111111  # these, and to change owners and users
+OF_USERS = 0b11111111  # also capabilities to change owners and users
 CAPABILITY_VERSION = 0x20080522
 
 
 def keep_capabilities(allowed: int) -> bool:
-    """Give up all capabilities (the single rights of root) but those of ``allowed``, one bit each. With them
-    a process of root could look into all others. Gives whether the kernel has done so."""
+    """Give up all capabilities (root's single rights) except ``allowed``, one bit each.
+
+    With them a root process could access all other processes. Returns whether the kernel has applied it.
+    """
     if sys.platform != "linux":
         return False
     header, data = struct.pack("Ii", CAPABILITY_VERSION, 0), ctypes.create_string_buffer(24)
     if _libc().capget(header, data) != 0:
         return False
-    # the upper halves have none of these
+    # The upper halves contain none of the allowed capabilities.
     low = [word & allowed for word in struct.unpack("6I", data.raw)[:3]]
     return int(_libc().capset(header, struct.pack("6I", *low, 0, 0, 0))) == 0
 

@@ -1,5 +1,7 @@
-"""The environment and the resource limits of a process that handles untrusted text. The standard library
-alone."""
+"""Environment variables and resource limits of a process with untrusted text.
+
+Uses only the standard library.
+"""
 
 from __future__ import annotations
 
@@ -22,28 +24,33 @@ KEPT = (
     "CUDA_DEVICE_ORDER",
     "RLFLOW_OUTAGES",
 )
-BEGINNINGS, ENDINGS = ("LC_", "RLFLOW_SERVICE_"), ("_NUM_THREADS",)  # URLs of the run's services too
+BEGINNINGS, ENDINGS = ("LC_", "RLFLOW_SERVICE_"), ("_NUM_THREADS",)  # includes the URLs of the run's services
 
 
 def environment(folder: str, extra: Iterable[str] = ()) -> dict[str, str]:
-    """The environment for a process that handles untrusted text: of this process's variables those that hold
-    no secret (paths, language, threads) and those named in ``extra``. HOME and TMPDIR are ``folder``."""
+    """Return the environment variables for a process with untrusted text.
+
+    They are this process's variables without secrets (paths, language, threads), and those named in
+    ``extra``. HOME and TMPDIR are ``folder``.
+    """
     names = [
         name for name in os.environ if name in KEPT or name.startswith(BEGINNINGS) or name.endswith(ENDINGS)
     ]
     variables = {name: os.environ[name] for name in (*names, *extra) if name in os.environ}
-    if "PYTHONPATH" in variables:  # the process has another working folder
+    if "PYTHONPATH" in variables:  # the process has another working directory
         variables["PYTHONPATH"] = os.pathsep.join(
             os.path.abspath(path) for path in variables["PYTHONPATH"].split(os.pathsep) if path
         )
-    # they lie at the real home
+    # User packages are in the real home folder.
     packages = {"PYTHONUSERBASE": site.getuserbase()} if site.ENABLE_USER_SITE else {}
     return {"HOME": folder, "TMPDIR": folder, **packages, **variables}
 
 
 def take(limits: Mapping[int, int]) -> None:
-    """Set resource limits of this process, soft and hard, so that it cannot raise them again. ``limits``: a
-    constant RLIMIT_… → its limit. Limits that the kernel lacks are left out."""
+    """Set soft and hard resource limits of this process, so that it cannot raise them again.
+
+    ``limits``: a constant RLIMIT_… → its limit. Limits that the kernel does not support are skipped.
+    """
     for kind, most in limits.items():
         hard = resource.getrlimit(kind)[1]
         with contextlib.suppress(ValueError, OSError):
@@ -51,8 +58,10 @@ def take(limits: Mapping[int, int]) -> None:
 
 
 def threads() -> int:
-    """The number of threads of this user's processes, which the kernel counts for RLIMIT_NPROC. It reads
-    /proc itself, since a process behind walls imports no more than it needs."""
+    """Return the number of threads of this user's processes, which the kernel counts for RLIMIT_NPROC.
+
+    Reads /proc itself, since a sandboxed process imports as little as possible.
+    """
     total, user = 0, os.getuid()
     for entry in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         if entry.isdigit():

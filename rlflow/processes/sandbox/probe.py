@@ -1,7 +1,7 @@
-"""Finds out which walls work on this machine: a process puts them up and tries to get through each.
+"""Test which sandbox restrictions work on this machine: a process applies them and tries to break each.
 
-Run as ``python -m rlflow.processes.sandbox.probe FOLDER KIND``, it prints what was refused, as JSON. Kinds
-are the walls around scorers and those around code that models or strangers wrote.
+Run as ``python -m rlflow.processes.sandbox.probe FOLDER KIND``, it prints the names of working restrictions
+as JSON. KIND is "scorers", or "code" for code from models or third parties.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Literal
 from rlflow.processes.sandbox import kernel, limits, walls
 
 SECONDS, MEGABYTES = 60.0, 512
-WALLS = {  # wall → the feature of the kernel that it needs
+WALLS = {  # restriction → the kernel feature that it needs
     "network": "seccomp",
     "programs": "seccomp",
     "signals": "seccomp",
@@ -31,7 +31,7 @@ WALLS = {  # wall → the feature of the kernel that it needs
 }
 
 
-OF_CODE = {  # those around code alone
+OF_CODE = {  # further restrictions for code
     "reading": "Landlock, from Linux 5.13",
     "outliving the server": "seccomp",
     "shared memory": "seccomp",
@@ -40,13 +40,13 @@ Kind = Literal["scorers", "code"]
 
 
 def around(kind: Kind) -> dict[str, str]:
-    """The walls around processes of a kind, each with the feature of the kernel that it needs."""
+    """Return the restrictions of processes of a kind, each with the kernel feature that it needs."""
     return WALLS | OF_CODE if kind == "code" else WALLS
 
 
 @functools.cache
 def missing(kind: Kind = "scorers") -> tuple[str, ...]:
-    """The walls that do not work on this machine; empty where processes of this kind are isolated."""
+    """Return the restrictions that do not work on this machine; empty if such processes are isolated."""
     with tempfile.TemporaryDirectory(prefix="rlflow-probe-") as folder:
         command = [sys.executable, "-P", "-m", "rlflow.processes.sandbox.probe", folder, kind]
         try:
@@ -64,10 +64,10 @@ def missing(kind: Kind = "scorers") -> tuple[str, ...]:
 
 
 def lines() -> list[str]:
-    """A line for each wall: whether it works on this machine."""
+    """Return a line for each restriction: whether it works on this machine."""
     lacks = (*missing(), *(name for name in missing("code") if name in OF_CODE))
     stand = [
-        f"{name}: {f'open: this machine has no {needs}' if name in lacks else 'walled off'}"
+        f"{name}: {f'not isolated: this machine lacks {needs}' if name in lacks else 'isolated'}"
         for name, needs in around("code").items()
     ]
     return [
@@ -86,7 +86,7 @@ def _refused(action: Callable[[], object]) -> bool:
 
 
 def main() -> None:
-    """Put up the walls, try what each refuses, and print the names of those that refused."""
+    """Enter the sandbox, try to break each restriction, and print the names of those that worked."""
     folder, kind = sys.argv[1], sys.argv[2]
     writable = os.path.join(folder, "own")
     os.mkdir(writable)

@@ -1,7 +1,7 @@
-"""The walls around each kind of process that handles untrusted text. A process puts them up itself before it
-reads any such text.
+"""Sandboxes for each kind of process with untrusted text.
 
-Here too: what Python must be able to read to run, by the standard library alone.
+A process enters its sandbox itself, before it reads such text. The module also lists the files that Python
+must read to run, using only the standard library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from rlflow.processes.sandbox import kernel, limits
 
-OWN = "rlflow"  # begins the names of this project's packages, in which tasks lie with their answers
+OWN = "rlflow"  # prefix of this project's packages, which contain tasks with their answers
 SYSTEM = (
     "/lib",
     "/lib64",
@@ -34,15 +34,17 @@ SYSTEM = (
 
 
 def packages() -> list[str]:
-    """The folders of installed packages."""
+    """Return the folders of installed packages."""
     paths = sysconfig.get_paths()
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     return list(dict.fromkeys([paths["purelib"], paths["platlib"], *site.getsitepackages(), *user]))
 
 
 def readable() -> Iterator[str]:
-    """Files and folders: the interpreter's own modules, the system's libraries, and each installed package
-    but this project's."""
+    """Yield the files and folders that code may read.
+
+    They are the interpreter's modules, the system's libraries, and installed packages except this project's.
+    """
     paths = sysconfig.get_paths()
     yield from SYSTEM
     yield from glob.glob(os.path.join(sys.base_prefix, "lib", "*.so*"))
@@ -53,7 +55,7 @@ def readable() -> Iterator[str]:
 
 
 def listed() -> list[str]:
-    """Folders whose names may be listed, which an import does."""
+    """Return the folders whose names may be listed, since imports do that."""
     return [*packages(), sysconfig.get_paths()["stdlib"]]
 
 
@@ -67,11 +69,11 @@ def _entries(folder: str, without: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 GPUS = ("/dev/nvidia*", "/dev/dri", "/dev/kfd")
-CACHE = 16 << 20  # most bytes of a file that a scorer's libraries write
-FILE = 16 << 30  # most bytes of a file that a user's reward writes
-OPEN = 256  # most files that a process has open which only computes
-FILES = 4096  # most files that a process has open
-PROCESSES = 4096  # most processes beyond those that the user has already; the kernel does not count root's
+CACHE = 16 << 20  # most bytes of a file written by a scorer's libraries
+FILE = 16 << 30  # most bytes of a file written by a user's reward
+OPEN = 256  # most open files of a process that only computes
+FILES = 4096  # most open files of other processes
+PROCESSES = 4096  # most processes in addition to the user's present ones; the kernel does not limit root
 ALONE = (
     *kernel.NETWORK,
     *kernel.PROGRAMS,
@@ -81,13 +83,15 @@ ALONE = (
     *kernel.ATTRIBUTES,
     *kernel.SHARED,
 )
-SHARE = 0.75  # of the machine's memory that a user's reward may take
+SHARE = 0.75  # share of the machine's memory that a user's reward may use
 
 
 def around_scorers(folder: str) -> None:
-    """Put up the walls around a process of scorers that come with rlflow and its libraries, which only
-    compute: no network, no program, no change of a file outside of ``folder``, no access to other processes.
-    It may fork, since some answers are scored in a child."""
+    """Enter the sandbox for rlflow's own scorers and their libraries, which only compute.
+
+    No network, no programs, no changes of files outside ``folder``, no access to other processes. The process
+    may fork, since some answers are scored in a child.
+    """
     kernel.no_new_privileges()
     kernel.keep_capabilities(kernel.OF_FILES)
     kernel.only_change([folder, "/dev/null"])
@@ -106,15 +110,16 @@ def around_scorers(folder: str) -> None:
 
 
 def around_answers() -> None:
-    """Put up further walls in a child of such a process that scores a few answers: it may not write a file,
-    fork, or change its limits."""
+    """Tighten the sandbox in a scorer's child: no file writes, forks or changed limits."""
     limits.take({resource.RLIMIT_FSIZE: 0})
     kernel.refuse(("prlimit64",), forks=False)
 
 
 def around_templates() -> None:
-    """Put up the walls around the program that renders chat templates: no network, program, fork, other
-    process or change of a file."""
+    """Enter the sandbox for the program that renders chat templates.
+
+    No network, programs, forks, access to other processes, or changes of files.
+    """
     kernel.no_new_privileges()
     kernel.keep_capabilities(0)
     kernel.only_change(["/dev/null"])
@@ -122,9 +127,11 @@ def around_templates() -> None:
 
 
 def around_code(folder: str, megabytes: int, seconds: float) -> None:
-    """Put up the walls around code that strangers or models wrote: it may compute, and read the interpreter,
-    its packages and ``folder``.
-    ``megabytes``: of memory. ``seconds``: for which each core may work for it."""
+    """Enter the sandbox for code from models or third parties.
+
+    It may compute, and read the interpreter, its packages and ``folder``. ``megabytes``: limit of its memory.
+    ``seconds``: limit of computing time on each core.
+    """
     kernel.no_new_privileges()
     kernel.keep_capabilities(kernel.OF_FILES)
     kernel.only_read([folder, *readable()], listed())
@@ -141,9 +148,11 @@ def around_code(folder: str, megabytes: int, seconds: float) -> None:
 
 
 def around_rewards(folders: Sequence[str], network: bool, memory: int | None) -> None:
-    """Put up the walls around a process of users' rewards: it may start programs, change files in ``folders``
-    only, and reach the network if ``network`` holds. ``memory``: the most bytes of a process; None: a share
-    of the machine's memory."""
+    """Enter the sandbox for users' rewards.
+
+    The process may start programs, change files only in ``folders``, and use the network only if ``network``
+    is true. ``memory``: the most bytes of a process; None: a share of the machine's memory.
+    """
     kernel.no_new_privileges()
     kernel.keep_capabilities(kernel.OF_USERS)
     if "/" not in folders:

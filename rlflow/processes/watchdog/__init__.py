@@ -1,7 +1,7 @@
-"""The watchdog: a process beside each run that works without the run's interpreter. It ends a run that hangs,
-reports one that vanished, and removes what a run leaves behind.
+"""Watchdog: a separate process next to each run that works without the run's interpreter.
 
-Here: that process, what is written down for it, the launcher above a run, signals, stacks, processes that
-belong to a run. Not here: deadlines of nodes (`rlflow.execution`), and workers that are silent
-(`rlflow.cluster.health.monitor`).
+It ends a run that hangs, reports a run that vanished, and removes leftovers. The package has that process,
+the heartbeat page that it reads, the launcher above a run, signals, stacks, and the search for a run's
+processes. Deadlines of nodes are in `rlflow.execution`; silent workers are handled by
+`rlflow.cluster.health.monitor`.
 """

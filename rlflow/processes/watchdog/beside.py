@@ -1,4 +1,4 @@
-"""The watchdog's handle in the process that it watches: starts the watchdog and sends it messages."""
+"""The watchdog's handle in the watched process: starts the watchdog and sends it messages."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from rlflow.processes.watchdog import kin, launcher, private
 from rlflow.processes.watchdog.board import Board
 from rlflow.processes.watchdog.stacks import show_stacks
 
-BEAT_SECONDS = 0.25  # between two heartbeats, which say that the interpreter lets its threads run
-CLOSE_SECONDS = 10.0  # the watchdog may take to end what a run has started
-STARTS = 3  # how often the watchdog is started; it may be killed itself
-# of this package, but of no other of ours
+BEAT_SECONDS = 0.25  # between two heartbeats, which show that the interpreter's threads can run
+CLOSE_SECONDS = 10.0  # time for the watchdog to end the processes of a run
+STARTS = 3  # most starts of the watchdog, which may be killed itself
+# The watchdog imports this package, but no other package of rlflow.
 CODE = "import sys; sys.path.append(sys.argv[1]); from watchdog.dog import main; main()"
 
 
 class ProcessExit(BaseException):
-    """A stage called ``os._exit``. It is no Exception, so that a stage's own handlers do not catch it."""
+    """A stage called ``os._exit``. Not an Exception, so that a stage's own handlers do not catch it."""
 
 
 class Watchdog:
-    """The watchdog of this process. It works on Linux alone; elsewhere nothing is watched."""
+    """The watchdog of this process. It works only on Linux; on other systems nothing is watched."""
 
     def __init__(self) -> None:
-        # in the mark of processes that this one starts, and in names of its private folders
+        # Part of the process tag of started processes, and of the names of private folders.
         self.name = secrets.token_hex(8)
         self.pid = os.getpid()
-        self.board = Board()  # where nodes under way are written down
-        self.signals = -1  # descriptor that takes the number of each signal; -1 where nothing is watched
-        self.process: int | None = None  # pid of the watchdog, once it has said so
+        self.board = Board()  # the heartbeat page, with the running nodes
+        self.signals = -1  # descriptor that receives the number of each signal; -1 without a watchdog
+        self.process: int | None = None  # pid of the watchdog, once it has reported it
         self._over, self._run_message = threading.Event(), b""
         self._folders: list[Path] = []
         self._files: list[int] = []
@@ -48,13 +48,15 @@ class Watchdog:
 
     @classmethod
     def start(cls) -> Watchdog:
-        """Start a watchdog of this process. Where no process, thread or memory can be had for it, the run
-        goes on without one."""
+        """Start a watchdog of this process.
+
+        If the system cannot provide a process, thread or memory for it, the run continues without a watchdog.
+        """
         dog = cls()
         if sys.platform == "linux":
             try:
                 dog._open()
-            except (OSError, RuntimeError):  # RuntimeError: no thread can be started
+            except (OSError, RuntimeError):  # RuntimeError: the thread cannot be started
                 dog._shut()
         return dog
 
@@ -98,14 +100,14 @@ class Watchdog:
         )
 
     def _beat(self, child: subprocess.Popen[bytes]) -> None:
-        """The thread: send heartbeats, and start the watchdog anew where it is killed."""
+        """Run the thread that sends heartbeats, and restarts the watchdog if it is killed."""
         for start in range(STARTS):
             if start:
                 child = self._spawned()
                 self._say(self._run_message + b"".join(map(_folder, self._folders)))
             assert child.stdout is not None
             with child.stdout:
-                child.wait()  # it goes on as nobody's child
+                child.wait()  # the watchdog forks itself off and continues in the background
                 self.process = int(child.stdout.readline() or 0)
                 while not select.select([child.stdout], [], [], BEAT_SECONDS)[0]:
                     self.board.beat()
@@ -113,26 +115,27 @@ class Watchdog:
                 return
 
     def watch(self, folder: Path) -> None:
-        """Tell the watchdog that a run begins in this folder."""
+        """Inform the watchdog that a run begins in this folder."""
         self._run_message = _line(
             {"run": {"folder": str(folder), "path": str(folder.absolute()), "stacks": show_stacks()}}
         )
         self._say(self._run_message)
 
     def remove_in_the_end(self, folder: Path) -> None:
-        """Remove a private folder however this process ends. Call this before the folder is made; a folder
-        that is not there does no harm."""
+        """Register a private folder that the watchdog removes when this process ends in any way.
+
+        Call this before the folder is created; a missing folder does no harm.
+        """
         self._folders.append(folder)
         self._say(_folder(folder))
 
     def close(self) -> None:
-        """End all processes that this one has started with its mark, remove private folders, and end the
-        watchdog."""
+        """End all processes with this process's tag, remove private folders, and end the watchdog."""
         if self._thread is not None:
             self._over.set()
             self._say(_line({"end": True}))
             self._thread.join(CLOSE_SECONDS)
-            # where it has been killed too often, or has not ended in time
+            # Needed if the watchdog was killed too often, or has not ended in time.
             kin.end_all(lambda: kin.marked(self.name) + kin.of_ray(map(str, self._folders)))
             self._shut()
         while self._folders:
@@ -148,12 +151,12 @@ class Watchdog:
         self._files, self._thread, self.signals, self._commands, self.board = [], None, -1, -1, Board()
 
     def mark(self) -> None:
-        """Mark processes that are started from now on as parts of the run."""
+        """Set the run's process tag for all processes that are started from now on."""
         os.environ[kin.MARK] = kin.marks(self.name, os.environ.get(kin.MARK, ""))
 
     @contextlib.contextmanager
     def marking(self) -> Iterator[None]:
-        """While inside, mark processes that are started as parts of the run."""
+        """Set the run's process tag for processes that are started inside the context."""
         self.mark()
         try:
             yield
@@ -165,8 +168,11 @@ class Watchdog:
                 os.environ.pop(kin.MARK, None)
 
     def forked(self) -> None:
-        """Called in a child that a stage has forked: tell the watchdog of the child, whose environment may
-        lack the mark, and let signals of the terminal be handled by the run alone."""
+        """Prepare a child that a stage has forked; called in the child.
+
+        Reports the child to the watchdog, since its environment may lack the process tag. Only the run itself
+        handles signals from the terminal.
+        """
         self._say(_line({"fork": os.getpid()}))
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -179,8 +185,10 @@ class Watchdog:
 
 
 def for_worker() -> Watchdog:
-    """The watchdog of a worker process. A worker with the mark of a run is ended by the watchdog of that run
-    and needs none of its own."""
+    """Return the watchdog of a worker process.
+
+    A worker with a run's process tag is ended by that run's watchdog, and does not need its own.
+    """
     if kin.MARK not in os.environ:
         dog = Watchdog.start()
         dog.mark()
@@ -199,11 +207,11 @@ def _line(message: object) -> bytes:
 
 
 watched: list[Watchdog] = []  # watchdogs of this process
-_exit = os._exit  # the function as it was before a watchdog replaced it
+_exit = os._exit  # the function before a watchdog replaced it
 
 
 def _leave(status: int) -> NoReturn:
-    """Stands in place of ``os._exit``: raises within a node of this process. A forked child may exit."""
+    """Replacement of ``os._exit``: raises within a node of this process. A forked child may exit."""
     if any(dog.pid == os.getpid() and dog.board.inside for dog in watched):
         raise ProcessExit(f"os._exit({status})")
     _exit(status)

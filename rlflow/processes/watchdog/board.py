@@ -1,7 +1,8 @@
-"""The board: shared memory in which a process writes which nodes it runs, and which the watchdog reads
-without the process's help.
+"""Heartbeat page: shared memory in which a process records its running nodes, for the watchdog.
 
-This module imports the standard library alone, since the watchdog loads it."""
+The watchdog reads it without the process's help. This module uses only the standard library, since the
+watchdog loads it.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ from typing import NamedTuple
 BEATS = struct.Struct("<Q")
 ENTRY = struct.Struct("<Qdq88s")  # number, seconds, iteration, name
 NAME = 88  # bytes of a name
-PLACES = 36  # entries of the board; a node of one more thread is not written
+PLACES = 36  # entries of the page; further running nodes are not recorded
 SIZE = BEATS.size + PLACES * ENTRY.size
 
 
 class NodeUnderWay(NamedTuple):
-    """A node that is being run."""
+    """A running node."""
 
     number: int  # unique within the process; 0 for an empty entry
     seconds: float  # its deadline
@@ -32,7 +33,10 @@ class NodeUnderWay(NamedTuple):
 
 
 class Board:
-    """The board over the memory of the descriptor ``file``; without a descriptor nothing is written."""
+    """The heartbeat page in the memory of the descriptor ``file``.
+
+    Without a descriptor, nothing is recorded.
+    """
 
     def __init__(self, file: int | None = None) -> None:
         self.file = file
@@ -43,8 +47,10 @@ class Board:
 
     @classmethod
     def new(cls) -> Board:
-        """A board in new memory, which is freed with the last process that has it open (Linux). Raises
-        OSError."""
+        """Create a page in new memory, which is freed with the last process that has it open (Linux).
+
+        Raises OSError.
+        """
         file = os.memfd_create("rlflow-board")
         try:
             os.ftruncate(file, SIZE)
@@ -58,7 +64,7 @@ class Board:
 
     @contextlib.contextmanager
     def during(self, name: str, iteration: int, seconds: float) -> Iterator[None]:
-        """While inside, the board says that this thread runs the node, which may take so many seconds."""
+        """Record that this thread runs the node inside the context, with a deadline of ``seconds``."""
         place = self._free_place()
         if place is not None:
             self._put(place, NodeUnderWay(next(self._numbers), seconds, iteration, name))
@@ -72,7 +78,7 @@ class Board:
 
     @contextlib.contextmanager
     def within(self) -> Iterator[None]:
-        """While inside, this thread runs a part of a node that another thread waits for."""
+        """Record that this thread runs a part of a node, for which another thread waits."""
         outer, self._inside.deep = self.inside, True
         try:
             yield
@@ -80,7 +86,7 @@ class Board:
             self._inside.deep = outer
 
     def _free_place(self) -> int | None:
-        """The place of a free entry; None where more threads run nodes than the board has entries."""
+        """Return the place of a free entry; None if all are used."""
         try:
             return self._free.popleft()
         except IndexError:
@@ -104,7 +110,7 @@ class Board:
             )
 
     def beat(self) -> None:
-        """Write a heartbeat: the interpreter lets its threads run."""
+        """Write a heartbeat, which shows that the interpreter's threads can run."""
         self._beats += 1
         if self._memory is not None:
             BEATS.pack_into(self._memory, 0, self._beats)
@@ -119,7 +125,7 @@ class Board:
         return int(BEATS.unpack_from(self._memory, 0)[0])
 
     def entries(self) -> list[NodeUnderWay]:
-        """The nodes under way, in the order in which they began."""
+        """Return the running nodes, in the order of their start."""
         assert self._memory is not None
         slots = (ENTRY.unpack_from(self._memory, BEATS.size + place * ENTRY.size) for place in range(PLACES))
         return sorted(

@@ -1,14 +1,14 @@
-"""The watchdog's own process. Four times a second it looks at the process beside which it runs.
+"""The watchdog's own process. It checks the watched process four times a second.
 
-- It kills a run whose node has passed its deadline, or that was asked to stop, while C code keeps the
-  interpreter's lock: such a run cannot end itself.
+- It kills a run whose node has passed its deadline, or that should stop, while C code holds the interpreter's
+  lock: such a run cannot end itself.
 - It reports a process that has vanished, on the terminal and in status.json.
-- However the process ends, it ends all processes that the run has started and removes the run's private
-  folders.
+- When the process ends in any way, it ends all processes that the run has started, and removes the run's
+  private folders.
 
-It is started by its path and imports the standard library alone (so no psutil), which takes milliseconds;
-``beside.py`` starts it and sends it messages. Time in which the process is stopped (SIGSTOP, ctrl-Z), or in
-which the watchdog cannot run, does not count.
+It runs as a file and uses only the standard library (so not psutil), and so starts in milliseconds.
+``beside.py`` starts it and sends it messages. Time in which the process is stopped (SIGSTOP, ctrl-Z), or the
+watchdog cannot run, does not count.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from typing import Any
 from . import kin, private, stacks
 from .board import Board, NodeUnderWay
 
-TICK = 0.25  # seconds between two looks
-SILENT_SECONDS = 1.5  # without a heartbeat, after which C code is taken to keep the interpreter's lock
-GRACE_SECONDS = 1.5  # after a deadline, in which the run ends by itself if its interpreter runs
-ASKED_SECONDS = 5.0  # how long a run that was asked to stop may keep its interpreter's lock
-AGAIN_SECONDS = 1.0  # the same where it was asked twice
-# how long a killed process may take to be gone, and its forked children to tell of themselves
+TICK = 0.25  # seconds between two checks
+SILENT_SECONDS = 1.5  # without a heartbeat for this long, C code is assumed to hold the interpreter's lock
+GRACE_SECONDS = 1.5  # after a deadline, time for the run to end itself if its interpreter runs
+ASKED_SECONDS = 5.0  # how long a run that should stop may hold its interpreter's lock
+AGAIN_SECONDS = 1.0  # the same after a second request to stop
+# Time for a killed process to disappear, and for its forked children to report themselves.
 GONE_SECONDS = 5.0
-SHOWN = 4  # most nodes under way that a message names
-RUNNER = "/rlflow/execution/"  # in the paths of the files that call nodes: what a stack shows ends there
+SHOWN = 4  # most running nodes that a message names
+RUNNER = "/rlflow/execution/"  # in the paths of the files that call nodes: a shown stack ends there
 STEP = re.compile(r"step-([0-9]{8,18})(?:-([0-9]{1,6}))?")
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals that ask a run to stop
 FAILED, INTERRUPTED = 1, 130  # exit codes
-# signals that faults of a process's own raise
+# Signals raised by faults of the process itself.
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
@@ -53,38 +53,39 @@ class WatchedRun:
 
     folder: str  # the run's folder as the user wrote it
     path: str  # the absolute path of the folder
-    stacks: int  # the process's descriptor to which it writes its stacks; -1 for none
+    stacks: int  # the descriptor to which the process writes its stacks; -1 for none
 
 
 @dataclass
 class Dog:
-    """Watches one process: takes its messages and signals, decides when it must be ended, ends it and cleans
-    up."""
+    """Watches one process: reads its messages and signals, decides when to end it, ends it and cleans up."""
 
     pid: int  # the watched process
-    started: str  # its start, as `kin.started` gives it
-    name: str  # its name in the mark of the processes that it starts
+    started: str  # its start, as returned by `kin.started`
+    name: str  # its name in the tag of the processes that it starts
     board: Board
     run: WatchedRun | None = None  # once a run has begun
-    ended: bool = False  # whether the process has said that all is over
-    folders: list[str] = field(default_factory=list)  # private folders, removed in the end
+    ended: bool = False  # whether the process has reported its end
+    folders: list[str] = field(default_factory=list)  # private folders, removed at the end
     forks: list[kin.Known] = field(default_factory=list)  # children that stages have forked
-    # takes in the messages that are there; whether anybody is left who may send more
+    # Reads the waiting messages; returns whether any process is left that may send more.
     listen: Callable[[], bool] = lambda: False
     silent: float = 0.0  # seconds without a heartbeat
-    beats: int = -1  # heartbeats at the last look
-    # number of a node under way → seconds in which the process could run
+    beats: int = -1  # heartbeats at the last check
+    # Number of a running node → seconds in which the process could run.
     ran: dict[int, float] = field(default_factory=dict)
     asked: list[float] = field(default_factory=list)  # for each request to stop, the seconds since then
-    entries: list[NodeUnderWay] = field(default_factory=list)  # nodes under way at the last look
-    warned: bool = False  # whether the user was told that the run will be killed
+    entries: list[NodeUnderWay] = field(default_factory=list)  # running nodes at the last check
+    warned: bool = False  # whether the user was warned that the run will be killed
 
     # -- messages
     # --------------------------------------------------------------------------------------------------------
 
     def hear(self, message: dict[str, Any]) -> None:
-        """Take in a message of the process: that a run begins, a private folder, a forked child, or the
-        end."""
+        """Process a message of the watched process.
+
+        It reports a run's start, a private folder, a forked child, or the end.
+        """
         if "run" in message:
             self.run = WatchedRun(**message["run"]) if message["run"] else None
         elif "folder" in message:
@@ -95,8 +96,11 @@ class Dog:
         self.ended |= "end" in message
 
     def signalled(self, numbers: bytes) -> None:
-        """Take in signals that the process has received. The first one that asks to stop counts, and a second
-        ctrl-C; two of them at once are one ctrl-C that came over two ways."""
+        """Process signals that the process has received.
+
+        The first request to stop counts, and a second ctrl-C. Two at once are one ctrl-C that arrived in two
+        ways.
+        """
         for number in numbers:
             again = number == signal.SIGINT and self.asked and self.asked[-1] > 2 * TICK
             if again or (number in STOPPING and not self.asked):
@@ -106,9 +110,10 @@ class Dog:
     # --------------------------------------------------------------------------------------------------------
 
     def look(self, state: str, elapsed: float) -> tuple[int, str] | None:
-        """(exit code, reason) of a run that must be ended; None for others. ``state``: the process's state as
-        the kernel tells it.
-        ``elapsed``: seconds since the last look."""
+        """Check the process. Returns (exit code, reason) of a run that must be ended, else None.
+
+        ``state``: the process's state as reported by the kernel. ``elapsed``: seconds since the last check.
+        """
         elapsed = 0.0 if state in "Tt" else min(elapsed, 2 * TICK)
         beats = self.board.beats
         self.silent = 0.0 if beats != self.beats else self.silent + elapsed
@@ -127,7 +132,7 @@ class Dog:
             return None
         return FAILED, (
             f"stage '{late.name}' failed in iteration {late.iteration}: no result after its deadline of "
-            f"{late.seconds:g} s, and its code keeps the interpreter's lock: the run's process was killed"
+            f"{late.seconds:g} s, and its code holds the interpreter's lock: the run's process was killed"
         )
 
     def _unresponsive(self) -> tuple[int, str] | None:
@@ -135,13 +140,13 @@ class Dog:
         if (waits and waits[0] > ASKED_SECONDS) or (len(waits) > 1 and waits[1] > AGAIN_SECONDS):
             return (
                 INTERRUPTED,
-                f"stopped: {_named(self.entries[0])} kept the interpreter's lock for {self.silent:.0f} s",
+                f"stopped: {_named(self.entries[0])} held the interpreter's lock for {self.silent:.0f} s",
             )
         if waits and not self.warned:
             self.warned = True
             say(
-                f"stopping: {_named(self.entries[0])} keeps the interpreter's lock; if it does not let go "
-                f"within {ASKED_SECONDS - waits[0]:.0f} s the run ends as it was last saved"
+                f"stopping: {_named(self.entries[0])} holds the interpreter's lock; if it does not release it "
+                f"within {ASKED_SECONDS - waits[0]:.0f} s the run is killed and its last checkpoint counts"
             )
         return None
 
@@ -149,7 +154,7 @@ class Dog:
     # --------------------------------------------------------------------------------------------------------
 
     def stop(self, code: int, why: str) -> None:
-        """Kill the process, which cannot end itself, with all that the run has started, and report why."""
+        """Kill the process, which cannot end itself, and all processes of the run, and report the reason."""
         frames = self._stacks()
         self._signal(signal.SIGCONT)
         self._signal(signal.SIGKILL)
@@ -160,8 +165,7 @@ class Dog:
         self._report("failed" if code == FAILED else "interrupted", "\n".join(filter(None, [why, frames])))
 
     def vanished(self, status: kin.Stat | None) -> None:
-        """Clean up and report after a process that has ended without saying so: it was killed, or has called
-        ``os._exit``."""
+        """Clean up and report after a process that was killed or has called ``os._exit``."""
         self.clear()
         self.entries = self.board.entries()
         if self.run is None or not self._status():
@@ -172,22 +176,24 @@ class Dog:
             self._report("failed", f"the run's process {ending}{self._nodes_under_way()}")
         else:  # readers of status.json see by its pid that the process is gone
             ending = (
-                f"was killed by {_signal_name(-code)}" if code is not None else "has ended without a word"
+                f"was killed by {_signal_name(-code)}" if code is not None else "has ended without a report"
             )
             say(f"the run's process {ending}{self._nodes_under_way()}\n{self._advice()}")
 
     def clear(self) -> list[int]:
-        """End the processes that the run has started and remove its private folders. Gives the processes that
-        could not be ended."""
+        """End the processes that the run has started, and remove its private folders.
+
+        Returns the processes that could not be ended.
+        """
         left = self._end_all()
-        # a child that was forked as its parent vanished has its message to send yet
+        # A child that was forked while its parent vanished may still have to send its message.
         limit = time.monotonic() + GONE_SECONDS
         while not kin.lives(self.pid, self.started) and self.listen() and time.monotonic() < limit:
             left = self._end_all()
             time.sleep(kin.PAUSE)
         for folder in self.folders:
             private.remove(folder)
-        # folders of rewards
+        # Folders of rewards.
         for path in glob.glob(f"{glob.escape(tempfile.gettempdir())}/rlflow-{self.name}-*.reward"):
             shutil.rmtree(path, ignore_errors=True)
         return left
@@ -218,7 +224,7 @@ class Dog:
         say(f"{why}\n{advice}")
 
     def _advice(self) -> str:
-        """A text that says what of the run is saved, and how to go on from it."""
+        """Return a text that states the run's last checkpoint and how to continue."""
         assert self.run is not None
         checkpoints = []
         with contextlib.suppress(OSError):
@@ -228,13 +234,15 @@ class Dog:
                 step for step in steps if os.path.isfile(os.path.join(folder, step[0], "manifest.json"))
             ]
         if not checkpoints:
-            return "no checkpoint was written: start the run again"
+            return "no checkpoint was saved: start the run again"
         newest = max(checkpoints, key=lambda step: (int(step[1]), int(step[2] or 1)))
-        return f"saved as {newest[0]}; go on with: rlflow resume {self.run.folder}"
+        return f"saved as {newest[0]}; continue with: rlflow resume {self.run.folder}"
 
     def _status(self) -> dict[str, Any]:
-        """The content of status.json where it belongs to this process and says that the run goes on; else an
-        empty dictionary."""
+        """Return the content of status.json if it belongs to this process and states that the run is running.
+
+        Otherwise returns an empty dictionary.
+        """
         assert self.run is not None
         try:
             with open(os.path.join(self.run.path, "status.json")) as file:
@@ -282,8 +290,10 @@ def _signal_name(number: int) -> str:
 
 
 def say(text: str) -> None:
-    """Write to the run's terminal, and show its cursor again, which a live view may have hidden. A closed
-    terminal is no error."""
+    """Write to the run's terminal, and show its cursor again, which a live view may have hidden.
+
+    A closed terminal is ignored.
+    """
     with contextlib.suppress(OSError):
         cursor = "\x1b[?25h\n" if os.isatty(2) else ""
         os.write(2, f"{cursor}{text}\n".encode(errors="backslashreplace"))
@@ -294,10 +304,11 @@ def say(text: str) -> None:
 
 
 def watch(dog: Dog, commands: int, signals: int) -> int | None:
-    """Watch until the run is over or its process has ended. Gives the exit code of a run that the watchdog
-    has ended, else None.
+    """Watch until the run is over or its process has ended.
 
-    ``commands`` and ``signals``: descriptors from which messages and signal numbers are read."""
+    Returns the exit code of a run that the watchdog has ended, else None. ``commands``, ``signals``:
+    descriptors for messages and signal numbers.
+    """
     poll, last = select.poll(), time.monotonic()
     for file in (commands, signals):
         os.set_blocking(file, False)
@@ -321,14 +332,16 @@ def watch(dog: Dog, commands: int, signals: int) -> int | None:
 
 
 class Messages:
-    """The messages to a watchdog: lines of JSON that come by a pipe."""
+    """Messages to a watchdog: lines of JSON from a pipe."""
 
     def __init__(self, dog: Dog, file: int, poll: select.poll) -> None:
         self.dog, self.file, self.poll, self.torn = dog, file, poll, b""
 
     def listen(self) -> bool:
-        """Take in the messages that are there. Whether the pipe's other end is open, in the process or in a
-        child that it has forked."""
+        """Process the waiting messages.
+
+        Returns whether the pipe's other end is still open, in the process or in a child that it has forked.
+        """
         while data := _read(self.file, self.poll):
             *lines, self.torn = (self.torn + data).split(b"\n")
             for line in lines:
@@ -338,8 +351,10 @@ class Messages:
 
 
 def _read(file: int, poll: select.poll) -> bytes | None:
-    """The bytes that can be read now; None for none. A pipe whose other end is closed gives no bytes, and is
-    taken out of ``poll``."""
+    """Return the bytes that can be read now; None if there are none yet.
+
+    A pipe whose other end is closed gives empty bytes, and is removed from ``poll``.
+    """
     try:
         data = os.read(file, 1 << 16)
     except BlockingIOError:
@@ -351,10 +366,13 @@ def _read(file: int, poll: select.poll) -> bytes | None:
 
 
 def main() -> None:
-    """Run the watchdog. Arguments: pid and start of the watched process, its name in the mark, and the
-    descriptors of the board, of messages, of signals, and of the launcher's pipe (-1 for none). Standard
-    output is closed when all is done."""
-    if os.fork():  # the watchdog must not be a child of the run, which may end all of its children
+    """Run the watchdog.
+
+    Arguments: pid and start of the watched process, its name in the process tag, and the descriptors of the
+    heartbeat page, of messages, of signals, and of the launcher's pipe (-1 for none). Standard output is
+    closed at the end.
+    """
+    if os.fork():  # a child of the run could be ended together with the run's children
         os._exit(0)
     os.chdir("/")
     for number in (*STOPPING, signal.SIGPIPE):

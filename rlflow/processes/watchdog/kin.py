@@ -1,9 +1,10 @@
-"""Processes of a run: how they are marked, found and ended, and whether one still lives.
+"""Find and end the processes of a run, by their process tag.
 
-What a run starts inherits a mark, a variable of the environment, through every fork and every new session,
-also when its parent ends; /proc tells which processes have it. Titles of Ray's processes may lie over it;
-those are known by the run's files that they have open. This module reads /proc itself instead of using
-psutil, since the watchdog loads it: that starts within milliseconds by importing the standard library alone.
+The tag is an environment variable. Every process that a run starts inherits it, through every fork and
+session, also after its parent has ended; /proc shows which processes have it. Titles of Ray processes may
+overwrite it; those processes are recognised by their open files of the run. This module reads /proc itself
+instead of using psutil: the watchdog loads it, and starts in milliseconds by importing only the standard
+library.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-# the variable: the names of a run and of runs around it, the outermost first, separated by slashes
+# The tag's variable: the names of a run and of the runs around it, the outermost first, separated by slashes.
 MARK = "RLFLOW_RUN"
-RAY = "ray::"  # begins the titles of processes of Ray
+RAY = "ray::"  # prefix of the titles of Ray processes
 RAYLET = "RAY_RAYLET_PID"  # the variable in which Ray names the process that starts its workers and agents
-# commands that end by themselves, once they have sent or removed all
+# Commands that end by themselves once they have sent or removed everything.
 LEFT_ALONE = (b"wandb-core", b"multiprocessing.resource_tracker")
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-ROUNDS = 20  # most rounds of killing processes, which may start others meanwhile
+ROUNDS = 20  # most rounds of killing processes, which may start others in the meantime
 PAUSE = 0.05  # seconds between two rounds
-STARTING = 20  # most looks at a child that has no environment yet
+STARTING = 20  # most checks of a child whose environment is not visible yet
 
 Known = tuple[int, str]  # (pid, start) of a process; the start as in Stat
 
@@ -33,53 +34,53 @@ Known = tuple[int, str]  # (pid, start) of a process; the start as in Stat
 class Stat(NamedTuple):
     """A process as the kernel describes it."""
 
-    state: str  # a letter: T for stopped, Z for ended and not yet collected, …
+    state: str  # a letter: T for stopped, Z for ended and not yet reaped, …
     parent: int  # pid of the parent
     started: str  # clock ticks from the machine's start to the process's
-    status: int  # of a process that has ended, as ``os.waitpid`` gives it
+    status: int  # for a process that has ended: as returned by ``os.waitpid``
 
 
 def stat(pid: int) -> Stat | None:
-    """A process as the kernel describes it; None for one that is gone."""
+    """Return a process as the kernel describes it; None if it does not exist."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()  # the name before may hold anything
+            fields = file.read().rpartition(b")")[2].split()  # the name before it may contain anything
         return Stat(fields[0].decode(), int(fields[1]), fields[19].decode(), int(fields[49]))
     except (OSError, ValueError, IndexError):
         return None
 
 
 def started(pid: int) -> str:
-    """When a process was started, in clock ticks since the machine's start; empty for a process that has
-    ended, collected or not."""
+    """Return when a process was started, in clock ticks since the machine's start; empty if it has ended."""
     status = stat(pid)
     return status.started if status is not None and status.state not in "ZX" else ""
 
 
 def lives(pid: int, start: str) -> bool:
-    """Whether the process that was started at ``start`` runs or is stopped. False where another process has
-    its pid by now."""
+    """Whether the process that was started at ``start`` runs or is stopped.
+
+    False if another process has its pid now.
+    """
     return start != "" and started(pid) == start
 
 
 def marks(name: str, value: str = "") -> str:
-    """The value of the mark with one more name. ``value``: its value so far."""
+    """Return the tag's value with one more name. ``value``: its value so far."""
     return f"{value}/{name}" if value else name
 
 
 def without(name: str, value: str) -> str:
-    """The value of the mark without this name."""
+    """Return the tag's value without this name."""
     return "/".join(part for part in value.split("/") if part != name)
 
 
 def _pids() -> Iterator[int]:
-    """Every process of this machine."""
+    """Return an iterator over all pids of this machine."""
     return (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
 
 
 def marked(name: str) -> list[int]:
-    """Pids of the processes that have this name in their mark, except those that end by themselves
-    (``LEFT_ALONE``)."""
+    """Return the pids of the processes with this name in their tag, except those in ``LEFT_ALONE``."""
     pids, encoded, prefix = [], name.encode(), f"{MARK}=".encode()
     for pid in _pids():
         environment = _environment(pid)
@@ -97,24 +98,23 @@ def marked(name: str) -> list[int]:
 
 
 def of_ray(folders: Iterable[str]) -> list[int]:
-    """Pids of processes of Ray that have files below these folders open, whether their titles have left them
-    a mark or not."""
+    """Return the pids of Ray processes with open files below these folders, with or without a process tag."""
     below = tuple(os.path.join(os.path.realpath(folder), "") for folder in folders)
     return [pid for pid in _pids() if command(pid).startswith(RAY) and _has_open(pid, below)]
 
 
 def _has_open(pid: int, below: tuple[str, ...]) -> bool:
-    """Whether a process has a file open whose path begins with one of these."""
+    """Whether a process has an open file whose path begins with one of these."""
     with contextlib.suppress(OSError):
         for entry in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):  # it is closed meanwhile
+            with contextlib.suppress(OSError):  # it may be closed in the meantime
                 if os.readlink(f"/proc/{pid}/fd/{entry}").startswith(below):
                     return True
     return False
 
 
 def _environment(pid: int) -> bytes:
-    """The environment with which a process was started; empty for one that is gone or another user's."""
+    """Return a process's initial environment; empty if it has ended or belongs to another user."""
     for _ in range(STARTING):
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
@@ -124,7 +124,8 @@ def _environment(pid: int) -> bytes:
         status = stat(pid)
         if environment or status is None or status.state in "ZX" or status.parent != os.getpid():
             return environment
-        # a child of ours within its exec: the kernel shows the new environment a moment after it closes pipes
+        # A child of this process may be in its exec: the kernel shows the new environment a moment after it
+        # closes pipes.
         time.sleep(PAUSE)
     return b""
 
@@ -138,14 +139,14 @@ def left_alone(pid: int) -> bool:
 
 
 def command(pid: int) -> str:
-    """The first word of a process's command line; empty where it is gone."""
+    """Return the first word of a process's command line; empty if it has ended."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
         return file.read().partition(b"\0")[0].decode(errors="replace")
     return ""
 
 
 def descendants(pid: int) -> list[Known]:
-    """(pid, start) of the children of a process, of their children, and so on."""
+    """Return (pid, start) of all descendants of a process."""
     children: dict[int, list[Known]] = {}
     for child in _pids():
         if (status := stat(child)) is not None:
@@ -159,13 +160,15 @@ def descendants(pid: int) -> list[Known]:
 
 
 def still(processes: list[Known]) -> list[int]:
-    """Pids of those processes that still live."""
+    """Return the pids of the processes that still live."""
     return [pid for pid, start in processes if lives(pid, start)]
 
 
 def end_all(find: Callable[[], list[int]]) -> list[int]:
-    """Kill the processes that ``find`` finds, again and again until it finds none. Gives the pids of those
-    that are left after ``ROUNDS``."""
+    """Kill the processes that ``find`` returns, repeatedly until it returns none.
+
+    Returns the pids that are left after ``ROUNDS``.
+    """
     survivors = running(find())
     for _ in range(ROUNDS):
         if not survivors:
@@ -179,21 +182,26 @@ def end_all(find: Callable[[], list[int]]) -> list[int]:
 
 
 def running(pids: list[int]) -> list[int]:
-    """The pids of those processes that have not ended, without this one's."""
+    """Return the given pids that have not ended, without this process's."""
     return [pid for pid in pids if pid != os.getpid() and started(pid)]
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, however that ends, even while this process is
-    stopped (Linux)."""
+    """Have the kernel kill this process when its parent ends in any way (Linux).
+
+    This works even while this process is stopped.
+    """
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before we asked
+    if os.getppid() != parent:  # the parent ended before the request
         os._exit(1)
 
 
 def die_with_raylet() -> None:
-    """The same for a process that Ray starts, whose parent is the raylet or a process that ends with it. A
-    raylet that has ended before we asked is known by its pid."""
+    """Have the kernel kill this process, which Ray started, when the raylet ends.
+
+    Its parent is the raylet or a process that ends with it. If the raylet has already ended, its pid shows
+    it.
+    """
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if sys.platform == "linux" and not started(int(os.environ.get(RAYLET, os.getppid()))):
         os._exit(1)
@@ -213,14 +221,17 @@ def _prctl(option: int, value: int) -> None:
 
 @contextlib.contextmanager
 def here_alone() -> Iterator[None]:
-    """Keep forked children inside: a child that is forked inside and leaves it, by a return or an exception,
-    exits there. It must not go on with its parent's work and answer in the parent's place."""
+    """Keep forked children inside the context.
+
+    A child that is forked inside, and leaves by a return or an exception, exits there. It must not continue
+    its parent's work and answer instead of it.
+    """
     pid = os.getpid()
     try:
         yield
     except BaseException as error:
         if os.getpid() != pid:
-            # an exit may be the cause of another error
+            # An exit may be the cause of another error.
             exits = [raised for raised in (error, error.__cause__) if isinstance(raised, SystemExit)]
             _leave(exits[0].code if exits else 1)
         raise

@@ -1,9 +1,8 @@
-"""The launcher: the process that a shell waits for, above the one that runs. It gives the shell the right
-exit code of the run.
+"""Launcher: the parent process of a run, which gives the shell the run's correct exit code.
 
-A run that is killed because its interpreter hangs has no exit code of its own, and one that C code ends with
-code 0 has a wrong one. So the command that starts a run forks before anything is loaded: the child runs, the
-parent passes signals on and waits.
+A run that is killed because its interpreter hangs does not have an exit code of its own, and a run that C
+code ends with code 0 has a wrong one. So the command that starts a run forks before it loads anything: the
+child runs, and the parent passes on signals and waits.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ import time
 from rlflow.processes.watchdog import kin
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-HEAVY = "torch"  # once this is loaded there are threads, which no child would have
-CLOSE_SECONDS = 15.0  # the watchdog may take, once the run has ended, to end what is left of it
-SEEN_SECONDS = 0.2  # within which the run reports that it has received a ctrl-C itself
-VANISHED = 1  # exit code for a run that ended with 0 without reporting that it was done
-# messages: a SIGINT was received; the code of an exit; the code of a run that was killed
+HEAVY = "torch"  # once it is loaded, the process has threads, which a forked child would lose
+CLOSE_SECONDS = 15.0  # after the run's end, time for the watchdog to end remaining processes
+SEEN_SECONDS = 0.2  # time for the run to report that it has received a ctrl-C itself
+VANISHED = 1  # exit code for a run that ended with 0 without reporting its end
+# Messages: a SIGINT was received; the code of an exit; the code of a killed run.
 SEEN, DONE, VERDICT = b"i", b"d", b"v"
 
 _pipe: int | None = None  # the writing end, in the process that runs
@@ -31,13 +30,12 @@ _at_once = False
 
 
 def pipe() -> int:
-    """The descriptor of the pipe to the launcher; -1 where there is no launcher."""
+    """Return the descriptor of the pipe to the launcher; -1 without a launcher."""
     return -1 if _pipe is None else _pipe
 
 
 def leave_at_once() -> None:
-    """Have this process exit without the exit handlers of libraries, which would wait for processes that are
-    gone."""
+    """Make this process exit without exit handlers of libraries, which would wait for ended processes."""
     global _at_once
     _at_once = True
 
@@ -48,13 +46,13 @@ def leaves_at_once() -> bool:
 
 
 def seen(number: int) -> None:
-    """Tell the launcher that the run has received a signal itself."""
+    """Report to the launcher that the run has received a signal itself."""
     if number == signal.SIGINT:
         _tell(SEEN)
 
 
 def done(code: int) -> None:
-    """The run is about to exit with a code."""
+    """Report to the launcher that the run is about to exit with a code."""
     _tell(DONE, code)
 
 
@@ -65,10 +63,11 @@ def _tell(kind: bytes, value: int = 0) -> None:
 
 
 def apart() -> int | None:
-    """Fork: the child goes on with the command, and this process waits for it as its launcher.
+    """Fork: the child continues the command, and this process waits for it as its launcher.
 
-    Gives None in the child, and here, once the child has ended, its exit code. Gives None without a fork in a
-    process that has threads already, and on a system that is not Linux."""
+    Returns None in the child. In the launcher, returns the child's exit code after it has ended. Returns None
+    without a fork if the process already has threads, and on systems other than Linux.
+    """
     global _pipe
     if sys.platform != "linux" or HEAVY in sys.modules or threading.active_count() > 1:
         return None
@@ -99,7 +98,7 @@ class Launcher:
     def __init__(self, child: int, pipe_end: int) -> None:
         self.child, self._pipe_end = child, pipe_end
         self._messages: list[tuple[bytes, int]] = []
-        # nohup
+        # Signals ignored by nohup are not passed on.
         self._passed_on = [
             number
             for number in PASSED_ON
@@ -108,8 +107,10 @@ class Launcher:
         kin.adopt()
 
     def wait(self) -> int:
-        """Wait for the child, and give its exit code. Where a signal killed the child, this process kills
-        itself with it too."""
+        """Wait for the child, and return its exit code.
+
+        If a signal killed the child, this process kills itself with the same signal.
+        """
         while not self._ended():
             info = signal.sigwaitinfo({*PASSED_ON, signal.SIGCHLD})
             if info.si_signo in self._passed_on and not self._received_too(info):
@@ -122,8 +123,11 @@ class Launcher:
         return self._code(status)
 
     def _ended(self) -> bool:
-        """Whether the child has ended. It is not collected yet, so that the watchdog can look at it; other
-        children, whose parents have ended, are."""
+        """Whether the child has ended.
+
+        The child is not reaped yet, so that the watchdog can inspect it. Other children, whose parents have
+        ended, are reaped.
+        """
         while (info := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             if info.si_pid == self.child:
                 return True
@@ -131,8 +135,11 @@ class Launcher:
         return False
 
     def _received_too(self, info: signal.struct_siginfo) -> bool:
-        """Whether the child has received this signal itself: a terminal sends it to both processes, and so
-        may another process. It matters for ctrl-C alone, since a second one means more than the first."""
+        """Whether the child has received this signal itself.
+
+        A terminal sends it to both processes, and another process may do so too. This matters only for
+        ctrl-C, since a second one means more than the first.
+        """
         if info.si_signo != signal.SIGINT:
             return False
         limit = time.monotonic() + SEEN_SECONDS
@@ -140,19 +147,21 @@ class Launcher:
             self._read(limit - time.monotonic())
         if reported := (SEEN, 0) in self._messages:
             self._messages.remove((SEEN, 0))
-        return reported or info.si_code > 0  # sent by the kernel, to both processes
+        return reported or info.si_code > 0  # the kernel sends it to both processes
 
     def _read(self, seconds: float) -> bool:
-        """Take in the messages that come within so many seconds. Gives whether more may come."""
+        """Read the messages that arrive within ``seconds``. Returns whether more may come."""
         if not select.select([self._pipe_end], [], [], max(seconds, 0.0))[0]:
             return True
-        data = os.read(self._pipe_end, 1 << 10)  # what is written at once comes at once
+        data = os.read(self._pipe_end, 1 << 10)  # a pipe delivers each write as a unit
         self._messages += [(data[i : i + 1], data[i + 1]) for i in range(0, len(data) - 1, 2)]
         return bool(data)
 
     def _read_to_the_end(self) -> None:
-        """Take in messages until the child and the watchdog have closed the pipe, or CLOSE_SECONDS have
-        passed: a forked process may keep it open."""
+        """Read messages until the child and the watchdog have closed the pipe, or CLOSE_SECONDS have passed.
+
+        A forked process may keep the pipe open.
+        """
         limit = time.monotonic() + CLOSE_SECONDS
         while self._read(limit - time.monotonic()) and time.monotonic() < limit:
             pass

@@ -1,7 +1,7 @@
-"""Private folders in places that all users write to, such as /tmp. A folder of another user is never used,
-and no link is followed.
+"""Create private folders in places that all users can write to, such as /tmp.
 
-This module imports the standard library alone, since the watchdog loads it.
+A folder of another user is never used, and links are not followed. This module uses only the standard
+library, since the watchdog loads it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterable
 
 MODE = 0o700
-PREFIX = "rlflow-"  # begins the name of a run's private folder
+PREFIX = "rlflow-"  # prefix of the name of a run's private folder
 PLACES = ("/tmp", "/var/tmp")  # tried after the folder of TMPDIR
 
 
@@ -23,16 +23,21 @@ class NotPrivate(PermissionError):
 
 
 def create(path: str | os.PathLike[str]) -> None:
-    """Make a new private folder. Raises FileExistsError where anything has that name, even a broken link, and
-    NotPrivate where another user could replace the folder."""
+    """Create a new private folder.
+
+    Raises FileExistsError if the name exists, even as a broken link, and NotPrivate if another user could
+    replace the folder.
+    """
     check_place(os.path.dirname(os.path.abspath(path)))
     os.mkdir(path, MODE)
     check(path)
 
 
 def share(path: str | os.PathLike[str]) -> None:
-    """Make a private folder, or use the one that another process of this user has made. Raises NotPrivate for
-    anything else of that name."""
+    """Create a private folder, or use one that another process of this user has created.
+
+    Raises NotPrivate for anything else of that name.
+    """
     try:
         create(path)
     except FileExistsError:
@@ -40,16 +45,16 @@ def share(path: str | os.PathLike[str]) -> None:
 
 
 def check(path: str | os.PathLike[str]) -> None:
-    """Raises NotPrivate for a path that is no folder which this user alone owns and can enter."""
+    """Raise NotPrivate unless the path is a folder that only this user owns and can enter."""
     status, user = os.lstat(path), os.geteuid()
     if not stat.S_ISDIR(status.st_mode):
         raise NotPrivate(
-            f"{os.fspath(path)}: found {'a link' if stat.S_ISLNK(status.st_mode) else 'no folder'}, "
+            f"{os.fspath(path)}: found {'a link' if stat.S_ISLNK(status.st_mode) else 'a file'}, "
             "expected a folder"
         )
     if status.st_uid != user:
         raise NotPrivate(
-            f"{os.fspath(path)}: found a folder of user {status.st_uid}, expected one of user {user}"
+            f"{os.fspath(path)}: found a folder of user {status.st_uid}, expected a folder of user {user}"
         )
     if status.st_mode & 0o077:
         raise NotPrivate(
@@ -58,33 +63,37 @@ def check(path: str | os.PathLike[str]) -> None:
 
 
 def check_place(folder: str | os.PathLike[str]) -> None:
-    """Raises NotPrivate for a folder in which other users may rename or remove entries of this user: one that
-    they may write to and that has no sticky bit, or one that another user owns. Members of this user's own
-    group may write to it."""
+    """Raise NotPrivate for a folder in which other users may rename or remove this user's entries.
+
+    These are folders of another user, and folders that others may write to and that lack a sticky bit.
+    Members of this user's own group may write to the folder.
+    """
     status = os.stat(folder)
     if status.st_uid not in (0, os.geteuid()):
         raise NotPrivate(
-            f"{os.fspath(folder)}: found a folder of user {status.st_uid}, expected one of this user or "
+            f"{os.fspath(folder)}: found a folder of user {status.st_uid}, expected a folder of this user or "
             "of root"
         )
     writers = stat.S_IWOTH | (stat.S_IWGRP if status.st_gid != os.getegid() else 0)
     if status.st_mode & writers and not status.st_mode & stat.S_ISVTX:
         raise NotPrivate(
-            f"{os.fspath(folder)}: found rights {stat.S_IMODE(status.st_mode):o}, with which others may "
-            "replace what lies in it, expected its sticky bit"
+            f"{os.fspath(folder)}: found rights {stat.S_IMODE(status.st_mode):o}, so that others may "
+            "replace its entries, expected its sticky bit"
         )
 
 
 def place(longest: int = 4096, first: Iterable[str] = ()) -> str:
-    """The first folder for temporary files in which no other user can replace what this user makes, out of
-    ``first``, the folder of TMPDIR, and the system's. ``longest``: most bytes of its path. Raises NotPrivate
-    with what is wrong with each."""
+    """Return the first folder for temporary files in which other users cannot replace this user's files.
+
+    Tries ``first``, the folder of TMPDIR, and the system's folders. ``longest``: most bytes of its path.
+    Raises NotPrivate with the reason for each folder.
+    """
     problems = []
     for folder in dict.fromkeys([*first, tempfile.gettempdir(), *PLACES]):
         try:
             check_place(folder)
             if len(os.fsencode(folder)) > longest:
-                problems.append(f"{folder}: longer than {longest} bytes")
+                problems.append(f"{folder}: its path is longer than {longest} bytes")
             elif not os.access(folder, os.W_OK | os.X_OK):
                 problems.append(f"{folder}: cannot be written to")
             else:
@@ -95,8 +104,11 @@ def place(longest: int = 4096, first: Iterable[str] = ()) -> str:
 
 
 def remove(path: str | os.PathLike[str]) -> None:
-    """Remove a folder of this user with all in it, as far as possible, and the run's private folder around it
-    if that is empty then. A link and a folder of another user stay."""
+    """Remove a folder of this user with its content, as far as possible.
+
+    Also removes the run's private folder around it if that is empty then. Links and folders of other users
+    are kept.
+    """
     with contextlib.suppress(OSError):
         status = os.lstat(path)
         if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():

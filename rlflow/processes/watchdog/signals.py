@@ -1,5 +1,7 @@
-"""Signals that ask a run to stop: ctrl-C, preemption and a closed terminal. The first one ends the run at a
-point from which it can be resumed; a second ctrl-C ends it at once."""
+"""Handle signals that ask a run to stop: ctrl-C, preemption and a closed terminal.
+
+The first signal ends the run at a point from which it can be resumed; a second ctrl-C ends it at once.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,16 @@ from typing import NoReturn
 
 from rlflow.processes.watchdog import launcher
 
-ASKING = launcher.PASSED_ON  # the launcher above the run passes on what asks the run to stop
+ASKING = launcher.PASSED_ON  # the launcher passes on the signals that ask the run to stop
 
 
 class StopSignals:
-    """While inside, the first SIGINT, SIGTERM or SIGHUP calls ``ask``, and a ctrl-C after it raises
-    KeyboardInterrupt. Without effect outside the main thread, where Python takes no signals. ``wakeup``: a
-    descriptor to which the number of each signal is written, even while C code keeps the interpreter's lock;
-    -1 for none."""
+    """Turns the first signal inside the context into a call of ``ask``.
+
+    The first SIGINT, SIGTERM or SIGHUP calls ``ask``; a later ctrl-C raises KeyboardInterrupt. No effect
+    outside the main thread, in which Python handles signals. ``wakeup``: a descriptor that receives the
+    number of each signal, even while C code holds the interpreter's lock; -1 for none.
+    """
 
     def __init__(self, ask: Callable[[], None], wakeup: int = -1) -> None:
         self._ask, self._wakeup = ask, wakeup
@@ -54,8 +58,11 @@ class StopSignals:
 
 @contextlib.contextmanager
 def ending_at_once() -> Iterator[None]:
-    """While inside, each signal that asks to stop raises KeyboardInterrupt, for what has nothing to save: a
-    run that is being prepared, a wait for others. Without effect outside the main thread."""
+    """Raise KeyboardInterrupt inside the context for each signal that asks to stop.
+
+    For work that has nothing to save: preparing a run, or waiting for others. No effect outside the main
+    thread.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -74,8 +81,10 @@ def ending_at_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_terminations() -> Iterator[None]:
-    """Use around calls of a library whose native code takes SIGTERM, in whichever thread. Afterwards the
-    handler from before has it again. Without effect outside the main thread."""
+    """Restore the handler of SIGTERM after a library's native code may have replaced it.
+
+    Use it around the library's calls. No effect outside the main thread.
+    """
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -85,7 +94,7 @@ def own_terminations() -> Iterator[None]:
 
 
 def stopping() -> list[signal.Signals]:
-    """The signals that ask to stop, without a SIGHUP that is ignored, as under `nohup`."""
+    """Return the signals that ask to stop, without a SIGHUP that is ignored, as under `nohup`."""
     return [
         number for number in ASKING if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
     ]

@@ -84,10 +84,10 @@ def test_a_run_that_does_not_hear_is_ended_soon_after_it_was_asked(dog, capfd, n
         (code, why), when = until(dog, 60)
     assert (code, dog.warned) == (INTERRUPTED, True)
     assert ASKED_SECONDS < when <= ASKED_SECONDS + 2 * TICK
-    assert why.startswith("stopped: stage 'judge' of iteration 0 kept the interpreter's lock")
+    assert why.startswith("stopped: stage 'judge' of iteration 0 held the interpreter's lock")
     assert capfd.readouterr().err == (
-        "stopping: stage 'judge' of iteration 0 keeps the interpreter's lock; if it does not let go within "
-        f"{ASKED_SECONDS - TICK:.0f} s the run ends as it was last saved\n"
+        "stopping: stage 'judge' of iteration 0 holds the interpreter's lock; if it does not release it within "
+        f"{ASKED_SECONDS - TICK:.0f} s the run is killed and its last checkpoint counts\n"
     )
 
 
@@ -154,7 +154,8 @@ def test_a_run_that_is_ended_says_so_in_its_status_and_how_to_go_on(dog, tmp_pat
     found = json.loads((tmp_path / "status.json").read_text())
     assert (found["state"], found["iteration"], found["flow"]) == ("failed", 12, "ppo")
     assert (
-        found["error"] == f"because\nsaved as {file_names.step(10, 2)}; go on with: rlflow resume runs/mine"
+        found["error"]
+        == f"because\nsaved as {file_names.step(10, 2)}; continue with: rlflow resume runs/mine"
     )
     assert capfd.readouterr().err == found["error"] + "\n"
     assert [path.name for path in tmp_path.glob(".status*")] == []
@@ -167,7 +168,7 @@ def test_what_another_wrote_or_what_has_ended_is_left_as_it_is(dog, tmp_path, ca
     dog.stop(FAILED, "because")
     dog.vanished(None)
     assert (tmp_path / "status.json").read_text() == before
-    assert capfd.readouterr().err == "because\nno checkpoint was written: start the run again\n"
+    assert capfd.readouterr().err == "because\nno checkpoint was saved: start the run again\n"
 
 
 @pytest.mark.parametrize(

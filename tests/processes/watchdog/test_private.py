@@ -37,7 +37,7 @@ def test_a_planted_link_is_refused_and_not_followed(tmp_path, make, there):
 
 def test_a_file_in_its_place_is_refused(tmp_path):
     (tmp_path / "own").touch()
-    with pytest.raises(NotPrivate, match="no folder"):
+    with pytest.raises(NotPrivate, match="found a file, expected a folder"):
         private.share(tmp_path / "own")
 
 
@@ -124,7 +124,7 @@ def test_the_place_is_the_first_that_is_safe_and_short_enough(tmp_path, monkeypa
     short.chmod(0o777)
     problems = [
         f"{short}: found rights 777.*",
-        *(f"{place}: longer than 1 bytes" for place in (long, *private.PLACES)),
+        *(f"{place}: its path is longer than 1 bytes" for place in (long, *private.PLACES)),
     ]
     with pytest.raises(NotPrivate, match="; ".join(problems)):
         private.place(1, [str(short)])
