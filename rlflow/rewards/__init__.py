@@ -1,14 +1,13 @@
-"""Rewards: what judges a response. User code runs in processes that are killed at their deadline; a failure
-is missing, never 0.
+"""Score responses with reward functions, in processes that are killed at a deadline.
 
-Here: naming a reward, reading its file's text, the pool of processes that score rows, each with a deadline
-for each row. Not here: rewards that are models (`rlflow.config.roles.rewards`), which rewards a role has (the
-same), metrics of missing scores. Importing this package loads no torch: the worker processes start through
-it.
+A failed score is missing, never 0. The package parses reward names, reads a reward file without importing it,
+and keeps the pool of scoring processes, with a deadline for each row. Model-based rewards and the assignment
+of rewards to roles are in `rlflow.config.roles.rewards`; metrics of missing scores are also elsewhere.
+Importing this package does not load torch, since worker processes start through it.
 
-The pool is our own, since pools of the libraries (Pebble, concurrent.futures) start workers by
-multiprocessing: these inherit the whole environment, send pickles, which a reward's code could forge, both
-ways, and have a deadline for a task instead of one for each row.
+Pools of the standard library and of Pebble do not fit. They start workers by multiprocessing, which inherits
+the complete environment. They exchange pickles, which a reward's code could forge. Their deadlines apply to a
+task instead of a row.
 """
 
 from rlflow.rewards.reward import Reward, Scores, Sum, bind, score_all

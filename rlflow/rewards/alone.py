@@ -1,5 +1,7 @@
-"""Scores rows in a forked child of the worker that ends after them: whatever scoring them has changed in the
-process is gone with it."""
+"""Score rows in a forked child of the worker that ends afterwards.
+
+Any change that scoring makes to the process ends with the child.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,15 @@ from rlflow.processes.sandbox import walls
 from rlflow.rewards import frames
 
 FAILED = 1
-Judge = Callable[[], Any]  # gives a row's score, or (cause, message) for a missing one
+Judge = Callable[[], Any]  # returns a row's score, or (cause, message) for a missing score
 
 
 def judged(judges: Sequence[Judge], closed: Sequence[int]) -> Iterator[Any]:
-    """Call each judge in a forked child, and give the results in order. ``closed``: descriptors that the
-    child closes first. Where the child ends early, the row that it was at gets the cause "died", and the rows
-    after it go to a new child."""
+    """Call each judge in a forked child, and yield the results in order.
+
+    ``closed``: descriptors that the child closes first. If the child ends early, the current row gets the
+    cause "died", and the remaining rows go to a new child.
+    """
     count = 0
     while count < len(judges):
         child = _Child(judges[count:], closed)
@@ -29,11 +33,11 @@ def judged(judges: Sequence[Judge], closed: Sequence[int]) -> Iterator[Any]:
             ending = child.ended()
         if count < len(judges):
             count += 1
-            yield ["died", f"the process that judged it {ending}"]
+            yield ["died", f"the process that scored it {ending}"]
 
 
 class _Child:
-    """A forked child that calls judges and sends what they give through a pipe."""
+    """A forked child that calls judges and sends their results through a pipe."""
 
     def __init__(self, judges: Sequence[Judge], closed: Sequence[int]) -> None:
         self._near, far = os.pipe()
@@ -44,7 +48,7 @@ class _Child:
         os.close(far)
 
     def message(self) -> Any:
-        """The next result; None after the last one, and where the bytes are no message."""
+        """Return the next result; None after the last one, or if the bytes are not a message."""
         try:
             while (body := self._reader.next()) is None:
                 data = os.read(self._near, 1 << 16)
@@ -56,15 +60,17 @@ class _Child:
             return None
 
     def ended(self) -> str:
-        """Wait for the child's end, and say in words how it ended. One that never ends is killed together
-        with this process, at the deadline of its row."""
+        """Wait for the child's end, and describe how it ended.
+
+        A child that does not end is killed together with this process, at the deadline of its row.
+        """
         os.close(self._near)
         code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-        return f"was killed by signal {-code}" if code < 0 else f"exited with code {code} and no score"
+        return f"was killed by signal {-code}" if code < 0 else f"exited with code {code} without a score"
 
 
 def _work(judges: Sequence[Judge], far: int, closed: Sequence[int]) -> None:
-    """The child: put up walls, write each result to ``far``, and exit."""
+    """Run the child: enter the sandbox, write each result to ``far``, and exit."""
     code = FAILED
     try:
         for descriptor in closed:

@@ -1,5 +1,8 @@
-"""What reward processes may do and see. Those of the scorers that come with rlflow may only compute; those of
-users' rewards may do what the user allows."""
+"""Define the rights of reward processes.
+
+Processes of rlflow's own scorers may only compute. Processes of users' rewards have the rights that the user
+gives them.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,24 @@ from rlflow.processes.sandbox import limits
 from rlflow.processes.watchdog import kin
 
 MARK = "RLFLOW_REWARD_WORKER"  # set in the environment of workers
-FIXED = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}  # where the user did not: so that a reward repeats
+FIXED = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}  # defaults that make rewards repeatable
 OWN = {MARK: "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 @dataclass(frozen=True)
 class Confinement:
-    """The rights that processes of users' rewards have."""
+    """The rights of processes with users' rewards."""
 
-    variables: tuple[str, ...] = ()  # names of the variables of this process's environment that they see
-    folders: tuple[str, ...] = ()  # where they may change files, besides the folder of each process
+    variables: tuple[str, ...] = ()  # names of environment variables that they can read
+    folders: tuple[str, ...] = ()  # where they may change files, besides the private folder of each process
     network: bool = False  # whether they may open network connections
     memory: int | None = None  # most bytes of a process; None: a share of the machine's memory
 
     def words(self, built_in: bool, folder: str) -> str:
-        """The confinement as JSON, for a worker's command line. ``folder``: the private folder of the
-        worker."""
+        """Return the confinement as JSON for a worker's command line.
+
+        ``folder``: the worker's private folder.
+        """
         folders = [os.path.abspath(os.path.expanduser(folder_name)) for folder_name in self.folders]
         return json.dumps(
             {
@@ -39,8 +44,11 @@ class Confinement:
         )
 
     def environment(self, built_in: bool, folder: str, name: str) -> dict[str, str]:
-        """The environment of a worker. ``folder``: its private folder. ``name``: what it adds to the run's
-        mark, by which it and all that it starts are found."""
+        """Return the environment variables of a worker.
+
+        ``folder``: its private folder. ``name``: added to the run's process tag; by the tag rlflow finds the
+        worker and its descendants.
+        """
         mark = kin.marks(name, os.environ.get(kin.MARK, ""))
         return {
             **FIXED,
@@ -50,4 +58,4 @@ class Confinement:
         }
 
 
-STRICT = Confinement()  # no variable, no folder, no network
+STRICT = Confinement()  # no variables, no folders, no network

@@ -1,8 +1,7 @@
-"""The forms of reward functions that other projects call, known by their parameters, and how a row is handed
-to them.
+"""Call reward functions written for other projects, recognised by their parameters.
 
-verl calls ``compute_score(data_source, solution_str, ground_truth, extra_info)`` for a row, OpenRLHF
-``reward_func(queries, prompts, labels)`` for a batch, where a query is a prompt with its completion.
+verl calls ``compute_score(data_source, solution_str, ground_truth, extra_info)`` for one row. OpenRLHF calls
+``reward_func(queries, prompts, labels)`` for a batch; a query is a prompt with its completion.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ class Form:
     """How another project calls a reward function."""
 
     project: str
-    parameters: tuple[str, ...]  # that the project passes
-    reads: tuple[str, ...]  # columns behind them
-    # the field of the data that is handed over in place of the column ``answer``, where the data have it
+    parameters: tuple[str, ...]  # the parameters that the project passes
+    reads: tuple[str, ...]  # the columns that fill them
+    # The data field that replaces the column ``answer`` if the data have it.
     truth: str
-    fields: tuple[str, ...] = ()  # further fields of the data that are handed over where the data have them
+    fields: tuple[str, ...] = ()  # further data fields that are passed if the data have them
     batch: bool = False  # whether one call scores several rows
 
 
@@ -41,12 +40,12 @@ VERL = Form(
 OPENRLHF = Form(
     "OpenRLHF", ("queries", "prompts", "labels"), ("prompt", "completion", "answer"), "label", batch=True
 )
-LISTED = "the list that the function returned has"
+LISTED = "the list returned by the function contains"
 FORMS = {form.project: form for form in (VERL, OPENRLHF)}
 
 
 def form_of(parameters: Collection[str]) -> Form | None:
-    """The form of a function with these parameters; None for one that names columns."""
+    """Return the form of a function with these parameters; None if its parameters name columns."""
     if "solution_str" in parameters and "ground_truth" in parameters:
         return VERL
     return (
@@ -55,7 +54,7 @@ def form_of(parameters: Collection[str]) -> Form | None:
 
 
 def by_row(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of verl's form as one of columns and fields."""
+    """Wrap a function of verl's form as a function of columns and fields."""
     takes = _takes(function, VERL)
 
     def scored(*, completion: str, answer: Any = None, **fields: Any) -> Any:
@@ -69,8 +68,10 @@ def by_row(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def by_batch(function: Callable[..., Any], rows: Sequence[Row]) -> Iterator[Any]:
-    """The verdicts on rows by a function of OpenRLHF's form. Where a call for all of them raises, each row is
-    scored by itself."""
+    """Yield the verdict on each row by a function of OpenRLHF's form.
+
+    If a call for all rows raises, each row is scored separately.
+    """
     try:
         yield from _verdicts(_called(function, rows), len(rows))
     except BaseException as error:  # a user's function may raise anything, SystemExit included
@@ -97,29 +98,35 @@ def _called(function: Callable[..., Any], rows: Sequence[Row]) -> Any:
 
 
 def asked(row: Row) -> tuple[str, str, Any]:
-    """Three texts of a row that OpenRLHF hands over: the query, which is the prompt with its completion, the
-    prompt as the model read it, and the label. Rows that a flow asks have the text of the prompt alone."""
+    """Return (query, prompt, label) of a row, as OpenRLHF passes them.
+
+    The query is the prompt with its completion. The prompt is the text that the model read. For follow-up
+    prompts it is the column ``prompt``, without the chat template.
+    """
     prompt = row.get(MODEL_PROMPT, row["prompt"])
     return prompt + row["completion"], prompt, row.get("label", row.get("answer"))
 
 
 def _takes(function: Callable[..., Any], form: Form) -> list[str]:
-    """The parameters of a form that the function takes."""
+    """Return the parameters of a form that the function accepts."""
     parameters = inspect.signature(function).parameters
     rest = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     return [name for name in form.parameters if rest or name in parameters]
 
 
 def _verdicts(returned: Any, count: int) -> list[Any]:
-    """The verdicts on so many rows in what a function returned: their numbers, or a dictionary with
-    ``rewards`` and, beside it or under ``extra_logs``, other lists of a number for each row."""
+    """Return the verdict on each of ``count`` rows from a function's return value.
+
+    The value is a list of numbers, or a dictionary with ``rewards`` and further lists with a number for each
+    row. The further lists are in the dictionary itself or in its ``extra_logs``.
+    """
     rewards = returned.get("rewards") if isinstance(returned, Mapping) else returned
     scores = _row_values(rewards, count)
     if scores is None:
         return [_bad(rewards, count)] * count
     if not isinstance(returned, Mapping):
         return [values.number(score, LISTED) for score in scores]
-    logs = returned.get("extra_logs")  # a number of the whole batch counts for each of its rows
+    logs = returned.get("extra_logs")  # a number for the batch applies to each of its rows
     beside = {
         name: value for name, value in returned.items() if name not in ("rewards", "extra_logs", values.SCORE)
     }
@@ -134,7 +141,7 @@ def _verdicts(returned: Any, count: int) -> list[Any]:
 
 
 def _row_values(value: Any, count: int) -> list[Any] | None:
-    """The values of rows in a list, a tensor or an array; None where it is not one value for each row."""
+    """Return the values of rows in a list, tensor or array; None if it does not have one value per row."""
     listed = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(listed, int | float) and count == 1:
         return [listed]
@@ -145,5 +152,5 @@ def _bad(value: Any, count: int) -> list[str]:
     size = f" of {len(value)}" if hasattr(value, "__len__") and not isinstance(value, str | Mapping) else ""
     return [
         "type",
-        f"the function returned {type(value).__name__}{size} for {count} rows, not a number for each",
+        f"the function returned {type(value).__name__}{size} for {count} rows, not one number per row",
     ]

@@ -1,5 +1,7 @@
-"""Messages between a pool and its worker processes: four bytes of length, then msgpack. Nothing here is ever
-a pickle."""
+"""Encode messages between a pool and its worker processes: four bytes of length, then msgpack.
+
+Pickle is never used.
+"""
 
 from __future__ import annotations
 
@@ -8,48 +10,53 @@ from typing import Any
 
 import msgpack
 
-LIMIT = 1 << 20  # bytes of a reply; user code cannot make the pool hold more
-WHOLE = -1  # the place of a reply to a request as a whole
+LIMIT = 1 << 20  # most bytes of a reply, so that user code cannot fill the pool's memory
+WHOLE = -1  # the place of a reply to the complete request
 _LENGTH = struct.Struct("<I")
 
 
 def packed(message: Any) -> bytes:
-    """The message of plain values as a frame: length and msgpack. Lone surrogates in text survive."""
+    """Return a message of plain values as a frame of length and msgpack.
+
+    Lone surrogates in text are preserved.
+    """
     body: bytes = msgpack.packb(message, unicode_errors="surrogatepass")
     return _LENGTH.pack(len(body)) + body
 
 
 def unpacked(body: bytes) -> Any:
-    """The message of a frame's body. Raises ValueError for bytes that are no msgpack."""
+    """Return the message in a frame's body. Raises ValueError if the bytes are not msgpack."""
     return msgpack.unpackb(body, strict_map_key=False, unicode_errors="surrogatepass")
 
 
 def reply(number: int, place: int, body: Any) -> list[Any]:
-    """A reply with the number of its request, and the place of its row within the request, or ``WHOLE``."""
+    """Return a reply with its request's number and its row's place in the request, or ``WHOLE``."""
     return [number, place, body]
 
 
 class FrameReader:
-    """Cuts a stream of bytes into message bodies. ``limit``: the most bytes of a body."""
+    """Splits a stream of bytes into message bodies. ``limit``: the most bytes of a body."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self._buffer, self._start = limit, bytearray(), 0
 
     def feed(self, data: bytes) -> None:
-        """Add bytes to the end of the stream."""
+        """Append bytes to the stream."""
         del self._buffer[: self._start]
         self._start = 0
         self._buffer += data
 
     def next(self) -> bytes | None:
-        """The body of the next message, or None where more bytes are needed. Raises ValueError for one that
-        is longer than the limit."""
+        """Return the body of the next message; None if more bytes are needed.
+
+        Raises ValueError for a message longer than the limit.
+        """
         opens = self._start + _LENGTH.size
         if len(self._buffer) < opens:
             return None
         (length,) = _LENGTH.unpack_from(self._buffer, self._start)
         if length > self.limit:
-            raise ValueError(f"a message of {length} bytes, more than {self.limit}")
+            raise ValueError(f"a message has {length} bytes, more than {self.limit}")
         if len(self._buffer) < opens + length:
             return None
         self._start = opens + length

@@ -1,5 +1,4 @@
-"""Hints at the end of a reward's error: which flag allows what the walls around the reward's process
-refused."""
+"""Add a hint to a reward's error if the sandbox caused it: the flag that allows the refused action."""
 
 from __future__ import annotations
 
@@ -9,16 +8,16 @@ import socket
 import traceback
 from collections.abc import Iterator
 
-DEEP = 20  # most errors of a chain of causes that are looked at
+DEEP = 20  # most errors of a chain of causes that are examined
 
-NETWORK = "rewards have no network unless --reward-network true"
-WRITE = "rewards change files in a folder of their own alone, unless --reward-write FOLDER"
-FOLDER = "rewards work in a folder of their own: open what lies beside the file by Path(__file__).parent"
-VARIABLE = "rewards have no variables of the environment but those of --reward-env NAME"
+NETWORK = "rewards have network access only with --reward-network true"
+WRITE = "rewards may change files only in their private folder, unless --reward-write FOLDER allows another"
+FOLDER = "rewards run in a private folder: open files next to the reward's file by Path(__file__).parent"
+VARIABLE = "rewards can read only the environment variables given by --reward-env NAME"
 
 
 def hint(error: BaseException) -> str:
-    """A remark for the end of the error's text; empty where no wall caused it."""
+    """Return a hint for the end of the error's text; empty if the sandbox did not cause the error."""
     for cause in causes(error):
         if remark := _remark(cause):
             return f" ({remark})"
@@ -26,13 +25,13 @@ def hint(error: BaseException) -> str:
 
 
 def _remark(error: BaseException) -> str:
-    """The remark on one error of the chain; empty for an error that no wall raises."""
+    """Return the hint for one error of the chain; empty for an error that the sandbox does not cause."""
     if isinstance(error, socket.gaierror):
         return NETWORK
     if isinstance(error, PermissionError):
         if error.filename is not None:
             return WRITE
-        # a signal to another process, which no flag allows, is refused with EPERM
+        # The sandbox refuses signals to other processes with EPERM; no flag allows them.
         return NETWORK if error.errno == errno.EACCES else ""
     if isinstance(error, FileNotFoundError):
         return (
@@ -47,8 +46,10 @@ def _remark(error: BaseException) -> str:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, its causes but for those that ``from None`` hides, and errors that were passed to them as
-    arguments, as urllib does."""
+    """Yield the error, its causes, and errors passed to them as arguments, as urllib does.
+
+    Causes hidden by ``from None`` are skipped.
+    """
     current: BaseException | None = error
     for _ in range(DEEP):
         if current is None:

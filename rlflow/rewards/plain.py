@@ -1,6 +1,7 @@
-"""Answers to the reasoning-gym tasks whose scorers evaluate text. Only a plain answer is handed to such a
-scorer: it has the form that its task asks for, and no name, call or attribute through which it could do more
-than be computed. Any other is judged as text alone.
+"""Restrict the answers that reach reasoning-gym scorers which evaluate text.
+
+Only plain answers reach such a scorer. A plain answer has the format of its task, and contains no name, call
+or attribute that could do more than compute a value. Other answers are only compared as text.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-LONGEST = 1 << 16  # characters of an answer that is evaluated
-WORDS = re.compile(r"[\w\s,|+-]*", re.ASCII)  # a board, a matrix, letters: nothing that evaluation could call
+LONGEST = 1 << 16  # most characters of an answer that is evaluated
+WORDS = re.compile(r"[\w\s,|+-]*", re.ASCII)  # a board, a matrix or letters: nothing that could be called
 SUM = re.compile(r"(?!.*\*\s*\*)[\d\s+\-*/().]*", re.ASCII | re.DOTALL)
 CHARACTERS = re.compile(r"[A-Za-z0-9\s+\-*/^().,]*", re.ASCII)
 NAME = re.compile(r"[A-Za-z]+")
@@ -52,12 +53,11 @@ FUNCTIONS = frozenset(
 )
 CONSTANTS = frozenset({"pi"})
 CALL = re.compile(r"([A-Za-z0-9.]*)\s*\(")
-HIDDEN = re.compile(r"\)\s*\(|\.\s*[A-Za-z]|[A-Za-z]\s*\.")  # calls of what parentheses hold, attributes
+HIDDEN = re.compile(r"\)\s*\(|\.\s*[A-Za-z]|[A-Za-z]\s*\.")  # calls of parenthesised values, attributes
 
 
 def is_literal(text: str) -> bool:
-    """Whether the text is a Python literal, which evaluation turns into the same value, or words that call
-    nothing."""
+    """Whether the text is a Python literal, or words without a call. Evaluating it gives the same value."""
     if WORDS.fullmatch(text):
         return True
     try:
@@ -68,13 +68,15 @@ def is_literal(text: str) -> bool:
 
 
 def is_sum(text: str) -> bool:
-    """Whether the text has only numbers, the four operations and parentheses."""
+    """Whether the text contains only numbers, the four operations and parentheses."""
     return SUM.fullmatch(text) is not None and not re.search(r"[\d.)]\s*\(", text)
 
 
 def is_formula(text: str) -> bool:
-    """Whether the text has only numbers, letters as variables, operations, parentheses and known functions of
-    mathematics."""
+    """Whether the text is a formula that is safe to evaluate.
+
+    It may contain numbers, one-letter variables, operations, parentheses and known functions.
+    """
     if not CHARACTERS.fullmatch(text) or HIDDEN.search(text):
         return False
     if any(len(name) > 1 and name not in FUNCTIONS | CONSTANTS for name in NAME.findall(text)):
@@ -82,7 +84,7 @@ def is_formula(text: str) -> bool:
     return all(name in FUNCTIONS for name in CALL.findall(text) if name)
 
 
-# task whose scorer evaluates answers → whether an answer is plain
+# Task whose scorer evaluates answers → function that decides whether an answer is plain.
 EVALUATING: Mapping[str, Callable[[str], bool]] = {
     "spiral_matrix": is_literal,
     "string_insertion": is_literal,
@@ -94,10 +96,10 @@ EVALUATING: Mapping[str, Callable[[str], bool]] = {
     "simple_integration": is_formula,
     "intermediate_integration": is_formula,
 }
-COMPOSITE = "composite"  # hands an answer on to the task that its row is of
-# they evaluate text that they wrote into the row themselves, never the answer
+COMPOSITE = "composite"  # passes an answer to the task of its row
+# These tasks only evaluate text that they wrote into the row themselves, never the answer.
 OWN = frozenset({"number_sorting", "bitwise_arithmetic"})
-UNREADABLE = ")"  # what the scorers cannot read
+UNREADABLE = ")"  # text that the scorers cannot parse
 
 
 def evaluates(task: str) -> bool:
@@ -106,11 +108,12 @@ def evaluates(task: str) -> bool:
 
 
 def readable(task: str, answer: str, entry: Mapping[str, Any]) -> str:
-    """The text that a task's scorer gets in place of an answer.
+    """Return the text that a task's scorer gets for an answer.
 
-    That is the answer itself where it is plain, or the scorer evaluates none; the right answer of the row's
-    ``entry`` where the answer is the same text; else text that cannot be read, which gets the score of any
-    answer that makes no sense."""
+    This is the answer itself if it is plain, or if the scorer does not evaluate text. If a non-plain answer
+    equals the correct answer of the row's ``entry``, it is the correct answer. Otherwise it is unparseable
+    text, which gets the score of a meaningless answer.
+    """
     plain = EVALUATING.get(str(entry["metadata"]["source_dataset"]) if task == COMPOSITE else task)
     if plain is None or (len(answer) <= LONGEST and plain(answer)):
         return answer

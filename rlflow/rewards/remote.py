@@ -1,8 +1,8 @@
-"""RemoteReward: rows that a server judges, by the protocol of OpenRLHF's remote reward models. A failure is
-missing, never 0.
+"""Score rows with a server that uses the protocol of OpenRLHF's remote reward models.
 
-A batch goes as ``POST URL`` with ``{"query": […], "prompts": […], "labels": […]}``, where a query is a prompt
-with its completion. The answer is ``{"rewards": […]}`` with a number for each row.
+A batch goes as ``POST URL`` with ``{"query": […], "prompts": […], "labels": […]}``; a query is a prompt with
+its completion. The server answers ``{"rewards": […]}`` with a number for each row. A failed score is missing,
+never 0.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ from rlflow.rewards.forms import asked
 from rlflow.rewards.reward_pool import NAN, STEP, Results
 
 BATCH = 64  # rows of a request
-IN_FLIGHT = 8  # requests at a time
+IN_FLIGHT = 8  # concurrent requests
 
 
 @dataclass(frozen=True)
 class _Batches:
-    """A request's rows under way."""
+    """The submitted rows of one call."""
 
-    futures: Sequence[Future[list[Any]]]  # verdicts on the rows of each batch
+    futures: Sequence[Future[list[Any]]]  # for each batch, the verdicts on its rows
 
 
 class RemoteReward:
-    """Judges rows by asking a server, IN_FLIGHT batches of BATCH rows at a time. ``submit`` and ``wait`` are
-    those of `RewardPool`."""
+    """Scores rows by asking a server, with up to IN_FLIGHT concurrent requests of BATCH rows.
+
+    ``submit`` and ``wait`` work as in `RewardPool`.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -45,8 +47,10 @@ class RemoteReward:
     def submit(
         self, scorer: ScorerSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float
     ) -> _Batches:
-        """Start asking for rows, each with the values of the columns ``names``. ``timeout``: seconds for a
-        batch, in which a busy server is asked again."""
+        """Start scoring rows, each with the values of the columns ``names``.
+
+        ``timeout``: seconds for a batch, including retries while the server is busy.
+        """
         judged = [given_back(dict(zip(names, row, strict=True))) for row in rows]
         starts = range(0, len(judged), BATCH)
         return _Batches(
@@ -54,13 +58,15 @@ class RemoteReward:
         )
 
     def wait(self, call: _Batches) -> Results:
-        """The results of submitted rows, once all have one. Raises RuntimeError where the reward was
-        closed."""
+        """Wait for the results of submitted rows, and return them.
+
+        Raises RuntimeError if the reward was closed.
+        """
         waiting = set(call.futures)
         try:
             while waiting:
                 waiting = wait(waiting, STEP).not_done
-        except BaseException:  # interrupted: the others need not be asked for
+        except BaseException:  # interrupted: the remaining requests are not needed
             for future in waiting:
                 future.cancel()
             raise
@@ -75,12 +81,12 @@ class RemoteReward:
         )
 
     def close(self) -> None:
-        """End all requests. What waits for one raises RuntimeError."""
+        """Stop all requests. Threads that wait for a request get RuntimeError."""
         self._client.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _verdicts(self, rows: Sequence[Mapping[str, Any]], timeout: float) -> list[Any]:
-        """A number for each row, or [cause, message]."""
+        """Return a number for each row, or [cause, message]."""
         try:
             rewards = _read(self._client.post(self.url, _question(rows), timeout), len(rows))
         except Unanswered as missing:
@@ -94,7 +100,7 @@ def _question(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _read(body: bytes, count: int) -> list[Any]:
-    """The rewards in an answer. Raises Unanswered."""
+    """Return the rewards in an answer. Raises Unanswered."""
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError) as error:

@@ -1,5 +1,7 @@
-"""Reward: a scorer bound to a pool of processes, with a weight. The score of several rewards is their
-weighted sum; a score that is missing in one of them is missing in the sum."""
+"""Reward: a scorer bound to a pool of processes, with a weight.
+
+The score of several rewards is their weighted sum. If one score is missing, the sum is missing.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,17 @@ if TYPE_CHECKING:
 
 READABLE = (Level.TEXT, Level.ROW, Level.GROUP)
 OF_SUM = f"the weighted sum is a number {NOT_HELD}"
-REST = ("prompt", "answer")  # columns that a function with **kwargs gets, where the rows have them
+REST = ("prompt", "answer")  # columns that a function with **kwargs gets if the rows have them
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores that a reward gives a batch."""
+    """The scores of a batch by one reward."""
 
-    values: Tensor  # float [rows]; NaN where the score is missing
+    values: Tensor  # float [rows]; NaN if the score is missing
     missing: Mapping[str, int] = field(default_factory=dict)  # cause → number of missing scores
     first: Mapping[str, str] = field(default_factory=dict)  # cause → message of the first missing score
-    # key → numbers beside the scores; NaN where a row has none
+    # Key → further numbers of each row; NaN if a row has none.
     others: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -49,7 +51,7 @@ class Scores:
 class Sum:
     """The weighted sum of the scores of several rewards."""
 
-    values: Tensor  # float64 [rows]; NaN where a score is missing
+    values: Tensor  # float64 [rows]; NaN if a score is missing
     parts: Mapping[str, Scores]  # reward → its unweighted scores
 
 
@@ -61,22 +63,25 @@ class Reward:
     weight: float  # factor in the sum of several rewards
     scorer: ScorerSpec
     pool: RewardPool | RemoteReward
-    timeout: float = 60.0  # seconds for each row; for each batch of a server
+    timeout: float = 60.0  # seconds for each row; for a server, for each batch
     place: Place | None = None  # where the function is defined
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Names of the row columns that the reward needs."""
+        """Names of the row columns that the reward requires."""
         return self.scorer.reads
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """Names of the row columns that the reward takes where a batch has them."""
+        """Names of the row columns that the reward uses if a batch has them."""
         return self.scorer.optional
 
     def check(self, columns: Mapping[str, Kind]) -> None:
-        """Raises PlanError for a column that the reward reads and that is missing in ``columns``, or is not
-        one value per row."""
+        """Check the columns that the reward reads.
+
+        Raises PlanError if a required column is missing in ``columns``, or a column does not have one value
+        per row.
+        """
         readable = [name for name, kind in columns.items() if kind.level in READABLE]
         for name in (*self.reads, *(name for name in self.optional if name in columns)):
             if field_column(name) in columns and name not in columns:
@@ -94,22 +99,26 @@ class Reward:
             if name not in readable:
                 raise PlanError.of(
                     "reward-column",
-                    f"the reward '{self.name}' reads '{name}', which is no row column",
+                    f"the reward '{self.name}' reads '{name}', which is not a row column",
                     found=str(columns[name]),
                     expected="text, or one number per row",
-                    remedy="judge tokens in a stage; rewards see rows",
+                    remedy="score tokens in a stage; rewards read rows",
                 )
 
     def score(self, batch: Batch) -> Scores:
-        """The scores of the batch's rows, float32 [rows]. Raises PlanError where a column is missing or the
-        scorer cannot be loaded."""
+        """Return the scores of the batch's rows, float32 [rows].
+
+        Raises PlanError if a column is missing or the scorer cannot be loaded.
+        """
         import torch
 
         return _scores(self.judged(self._submit(batch)), torch.float32)
 
     def judged(self, call: Any) -> Results:
-        """The results of submitted rows. Where what a function returned is no number, the message names the
-        function's place."""
+        """Return the results of submitted rows.
+
+        If a function did not return a number, the message names the function's place.
+        """
         results = self.pool.wait(call)
         for cause in OF_VALUES if self.place else ():
             if cause in results.first:
@@ -125,13 +134,15 @@ class Reward:
 
 
 def _judged(name: str, scorer: ScorerSpec, batch: Batch) -> str:
-    """The column whose values a scorer gets under a name: of an episode scorers that come with rlflow judge
-    what the model said last."""
+    """Return the column that a scorer reads under a name.
+
+    In episodes, rlflow's own scorers read the last turn of the model instead of the full completion.
+    """
     return "said" if name == "completion" and scorer.kind in BUILT_IN and "said" in batch else name
 
 
 def _column(name: str, batch: Batch) -> str | None:
-    """The column behind a parameter: the one of its name, else the field of the data."""
+    """Return the column for a parameter: its column, else its data field, else None."""
     return next((column for column in (name, field_column(name)) if column in batch), None)
 
 
@@ -151,18 +162,20 @@ def _scores(results: Results, dtype: Dtype) -> Scores:
 
 
 def score_all(rewards: Sequence[Reward], batch: Batch, dtype: Dtype) -> Sum:
-    """The weighted sum of several rewards, NaN where any of them has no score. ``dtype``: of the scores. The
-    rewards score in parallel."""
+    """Return the weighted sum of several rewards, which score in parallel; NaN if any score is missing.
+
+    ``dtype``: dtype of the single scores.
+    """
     return sum_up(submit_all(rewards, batch), len(batch), dtype)
 
 
 def submit_all(rewards: Sequence[Reward], batch: Batch) -> list[tuple[Reward, Any]]:
-    """Hand rows to several rewards, which score them in parallel; the calls, for ``sum_up``."""
+    """Submit rows to several rewards, which score them in parallel. Returns the calls for ``sum_up``."""
     return [(reward, reward._submit(batch)) for reward in rewards]
 
 
 def sum_up(calls: Sequence[tuple[Reward, Any]], rows: int, dtype: Dtype) -> Sum:
-    """The weighted sum of rewards that rows were handed to, when all have scored them."""
+    """Wait for all calls, and return the weighted sum of their rewards."""
     import torch
 
     parts = {reward.name: _scores(reward.judged(call), dtype) for reward, call in calls}
@@ -175,21 +188,26 @@ def sum_up(calls: Sequence[tuple[Reward, Any]], rows: int, dtype: Dtype) -> Sum:
 
 
 def held(total: Tensor, dtype: Dtype) -> tuple[Tensor, int]:
-    """float64 sums in ``dtype``, NaN where it cannot hold one, and how many those are."""
+    """Convert float64 sums to ``dtype``.
+
+    Returns (sums, overflows): NaN for each overflow, and their number.
+    """
     out = total.to(dtype)
     lost = out.isinf()
     return out.masked_fill(lost, NAN), int(lost.sum())
 
 
 def same_fields(reward: Reward, source: str, own: Mapping[str, Kind], every: Mapping[str, Kind]) -> None:
-    """Raises PlanError where a reward reads of one source's rows what only other sources have. ``own``:
-    columns of the source; ``every``:
-    of all of them."""
+    """Check that one source's rows have the columns that a reward reads.
+
+    Raises PlanError if only other sources have a column. ``own``: columns of the source. ``every``: columns
+    of all sources.
+    """
     for name in reward.reads:
         if not {name, field_column(name)} & own.keys() and {name, field_column(name)} & every.keys():
             raise PlanError.of(
                 "source-field",
-                f"the reward '{reward.name}' reads '{name}', which the source '{source}' has not",
+                f"the reward '{reward.name}' reads '{name}', which the source '{source}' does not have",
                 found=listed(column for column in own if column != SOURCE),
                 expected=f"a field '{name}' in '{source}' too",
                 nearest=nearest(name, [*own, *names_of(own)]),
@@ -205,11 +223,12 @@ def bind(
     timeout: float = 60.0,
     unsafe: bool = False,
 ) -> list[Reward]:
-    """Rewards that are ready to score rows, with unique names. ``data``: the data set, whose scorer the
-    reward ``task`` uses. ``unsafe``:
-    whether scorers that evaluate text may be used where they cannot be isolated. Raises PlanError where the
-    data has no scorer, or it cannot be isolated; ValueError for a reward that is a model, which is bound as a
-    role instead."""
+    """Return rewards that are ready to score rows, with unique names.
+
+    ``data``: the data set; the reward ``task`` uses its scorer. ``unsafe``: whether scorers that evaluate
+    text may run if they cannot be isolated. Raises PlanError if the data has no scorer, or if the scorer
+    cannot be isolated. Raises ValueError for a model, which is bound as a role instead.
+    """
     names = Counter[str]()
     rewards = []
     for spec in specs:
@@ -246,12 +265,11 @@ def _scorer(spec: RewardSpec, data: Judged | None, unsafe: bool) -> ScorerSpec:
             return ScorerSpec("remote", _required(OPENRLHF.reads, OPENRLHF, data), (MODEL_PROMPT,))
         case "task":
             return _task(data, unsafe)
-    raise ValueError(f"the reward '{spec.name}' is not judged from text: bind it as a role")
+    raise ValueError(f"the reward '{spec.name}' is not scored from text: bind it as a role")
 
 
 def _required(names: tuple[str, ...], form: Form | None, data: Judged | None) -> tuple[str, ...]:
-    """The columns that a reward needs; of a form whose truth is a field of the data, that one in place of the
-    answer."""
+    """Return the required columns of a reward. If the data have the form's field, it replaces the answer."""
     if form is None or data is None or field_column(form.truth) not in data.columns:
         return names
     return tuple(form.truth if name == "answer" else name for name in names)
@@ -261,7 +279,7 @@ def _task(data: Judged | None, unsafe: bool) -> ScorerSpec:
     if data is None or data.scorer is None:
         raise PlanError.of(
             "reward-task",
-            "the data has no scorer of its own, and no answer to compare with",
+            "the data have neither a scorer of their own nor an answer to compare with",
             found=listed(data.columns) if data else "no data",
             expected="a column 'answer', or a reasoning-gym task",
             remedy="name a reward: --reward file.py:function, or map the field: --data.answer FIELD",
@@ -272,13 +290,13 @@ def _task(data: Judged | None, unsafe: bool) -> ScorerSpec:
 
 
 def _must_be_isolated(task: str) -> None:
-    """Raises PlanError where this machine cannot isolate the scorer of a task that evaluates text."""
+    """Raise PlanError if this machine cannot isolate the scorer of a task that evaluates text."""
     if lacks := probe.missing():
         raise PlanError.of(
             "scorer-unsafe",
-            f"the scorer of '{task}' evaluates what models say, and cannot be isolated here",
-            found=f"no wall around {listed(lacks)}",
-            expected="all that rlflow doctor lists under isolation",
-            remedy="use another task, a newer Linux, or --unsafe-scorers true: only plain answers are "
-            "evaluated then too",
+            f"the scorer of '{task}' evaluates text written by models, and cannot be isolated here",
+            found=f"the sandbox cannot restrict {listed(lacks)}",
+            expected="all entries that rlflow doctor lists under isolation",
+            remedy="use another task, a newer Linux, or --unsafe-scorers true: it still evaluates only "
+            "plain answers",
         )

@@ -1,9 +1,10 @@
-"""RewardPool: warm worker processes that score rows. A row that hangs or crashes loses its own score alone;
-the rows after it are scored by another process.
+"""RewardPool: worker processes that stay loaded and score rows.
 
-Starting a process takes more processor time than most rewards take to score a batch. So the pool starts with
-one process, and adds others when rows have waited: up to the number of cores, and beyond it only where the
-processes mostly wait themselves, for a judge elsewhere.
+A row that hangs or crashes loses only its own score; another process scores the rows after it.
+
+Starting a process takes more processor time than most rewards need for a batch. So the pool starts with one
+process, and adds others when rows have waited. It grows up to the number of cores, and further only if the
+processes mostly wait themselves, for example for a judge on another machine.
 """
 
 from __future__ import annotations
@@ -44,36 +45,40 @@ from rlflow.rewards.worker_pool import (
 if TYPE_CHECKING:
     from rlflow.rewards.remote import RemoteReward
 
-CHUNK = 32  # rows of one message at most
-# seconds, summed over all calls, that rows wait for ready processes before another process is started
+CHUNK = 32  # most rows of one message
+# The pool starts another process after rows have waited this many seconds for processes, summed over all
+# calls.
 GROWTH = 0.5
-STEP = 0.05  # seconds between two looks at a call that waits; shorter waits do not count
-ALTOGETHER = 32  # most processes of a pool whose size nobody named
-# share of the time that processes compute, or would if they had a core, below which they are waiting
+STEP = 0.05  # seconds between two checks of a waiting call; shorter waits do not count
+ALTOGETHER = 32  # most processes of a pool without a configured size
+# Processes count as waiting if they compute, or would with a free core, for less than this share of the time.
 IDLE = 0.5
 AT_ONCE = 64  # most rows of one message to an async function
 NAN = float("nan")
-# why a score is missing; see Results
+# Causes of a missing score; see Results.
 CAUSES = ("none", "nan", "overflow", "type", "raised", "timeout", "died")
 
 
 @dataclass
 class Results:
-    """The scores of a request's rows. Causes of missing ones: none (the function returned None), nan (not
-    finite), overflow (finite, and too large for float32), type (no number), raised, timeout, died."""
+    """The scores of a request's rows.
 
-    values: list[float]  # one score for each row, in order; NaN where it is missing
+    Causes of missing scores: none (the function returned None), nan (not finite), overflow (finite, but too
+    large for float32), type (not a number), raised, timeout, died.
+    """
+
+    values: list[float]  # one score for each row, in order; NaN if it is missing
     missing: Counter[str] = field(default_factory=Counter)  # cause → number of missing scores
     first: dict[str, str] = field(default_factory=dict)  # cause → message of the first missing score
-    # key → a number of each row beside its score; NaN where it has none
+    # Key → a further number of each row; NaN if a row has none.
     others: dict[str, list[float]] = field(default_factory=dict)
-    # row → the answer that the scorer read out of its response, where it gave one
+    # Row → the answer that the scorer extracted from the response, if it returned one.
     answers: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class _Call:
-    """One request that is under way: threads of slots put results, one thread waits for all of them."""
+    """One request in progress: threads of slots store results, and one thread waits for all of them."""
 
     scorer: ScorerSpec
     names: tuple[str, ...]  # columns of the rows
@@ -81,14 +86,17 @@ class _Call:
     timeout: float  # seconds for each row
     results: Results
     left: int  # rows without a result
-    # set when all rows have a result, or the call has failed
+    # Set when all rows have a result, or the call has failed.
     done: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    error: BaseException | None = None  # what ended the call as a whole
+    error: BaseException | None = None  # the error that ended the call
 
     def put(self, row: int, reply: Any) -> None:
-        """Store the result of a row: a number, a number with others or an answer beside it, or (cause,
-        message)."""
+        """Store the result of a row.
+
+        A result is a number, a dictionary with the score and further numbers or an answer, or (cause,
+        message).
+        """
         with self.lock:
             if isinstance(reply, dict):
                 for key, number in reply.get("others", {}).items():
@@ -107,7 +115,7 @@ class _Call:
                 self.done.set()
 
     def fail(self, error: BaseException) -> None:
-        """End the call with an error; the first one counts."""
+        """End the call with an error. The first error counts."""
         self.error = self.error or error
         self.done.set()
 
@@ -118,14 +126,16 @@ class _Chunk:
 
     call: _Call
     rows: range
-    tries: int = 0  # workers that have died before the first of these rows
+    tries: int = 0  # workers that died before they took the first of these rows
 
 
 class RewardPool(WorkerPool[_Chunk]):
-    """Up to ``workers`` processes for users' rewards and as many for built-in scorers, shared by all rewards
-    of a run; without a number, as many as suit the machine and the rewards. The first process starts with the
-    first request. Several threads may use the pool at once.
-    ``confinement``: what users' rewards may do. ``clock``: gives the seconds that deadlines of rows count."""
+    """Up to ``workers`` processes for users' rewards, and as many for built-in scorers.
+
+    All rewards of a run share the pool, and several threads may use it at once. Without ``workers``, the
+    machine and the rewards determine the number. The first process starts with the first request.
+    ``confinement``: the rights of users' rewards. ``clock``: returns the seconds used for row deadlines.
+    """
 
     def __init__(
         self,
@@ -141,20 +151,22 @@ class RewardPool(WorkerPool[_Chunk]):
         self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         self._remotes: dict[str, RemoteReward] = {}  # by URL
         self._waited = 0.0
-        # when the pool last grew: seconds of processor time of its processes, and the time
+        # At the last growth: processor seconds of the processes, and the time.
         self._counted = (0.0, 0.0)
 
     def score(
         self, scorer: ScorerSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float = 60.0
     ) -> Results:
-        """Score rows, each with the values of the columns ``names``, within ``timeout`` seconds for each row.
-        Raises PlanError where the scorer cannot be loaded."""
+        """Score rows, each with the values of the columns ``names``, within ``timeout`` seconds per row.
+
+        Raises PlanError if the scorer cannot be loaded.
+        """
         return self.wait(self.submit(scorer, names, rows, timeout))
 
     def submit(
         self, scorer: ScorerSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float = 60.0
     ) -> _Call:
-        """Start scoring rows; see ``score``. ``wait`` gives the results."""
+        """Start scoring rows, as ``score`` does. ``wait`` returns the results."""
         with self.lock:
             self.check_open()
             if not self.slots:
@@ -170,26 +182,32 @@ class RewardPool(WorkerPool[_Chunk]):
         return call
 
     def wait(self, call: _Call) -> Results:
-        """The results of a submitted call, once all rows have one. Raises what ended the call, PlanError for
-        a scorer that cannot be loaded and RuntimeError for a closed pool."""
+        """Wait for a submitted call, and return the results of its rows.
+
+        Raises the error that ended the call: PlanError for a scorer that cannot be loaded, RuntimeError for a
+        closed pool.
+        """
         try:
             while not call.done.wait(STEP):
                 self._grow(call.scorer)
-        except BaseException:  # interrupted: its other rows need not be scored
-            call.fail(RuntimeError("no one waits for these rewards"))
+        except BaseException:  # interrupted: the remaining scores are not needed
+            call.fail(RuntimeError("scoring was interrupted, so that these rewards are not needed"))
             raise
         if call.error is not None:
             raise call.error
         return call.results
 
     def close(self) -> None:
-        """Kill all workers. Scoring under way raises RuntimeError."""
+        """Kill all workers. Scoring in progress raises RuntimeError."""
         for remote in self._remotes.values():
             remote.close()
         super().close()
 
     def remote(self, url: str) -> RemoteReward:
-        """The connection to the server at ``url``, one for all rewards; it ends with the pool."""
+        """Return the connection to the server at ``url``, shared by all rewards.
+
+        It is closed with the pool.
+        """
         from rlflow.rewards.remote import RemoteReward
 
         with self.lock:
@@ -204,8 +222,10 @@ class RewardPool(WorkerPool[_Chunk]):
         self.close()
 
     def _grow(self, scorer: ScorerSpec) -> None:
-        """Count the wait, and add slots when waits have summed up. None is added while a process still loads:
-        it would only be slowed down."""
+        """Count a wait, and add slots once enough waiting time has accumulated.
+
+        Adds none while a process still loads the scorer, since another process would slow it down.
+        """
         with self.lock:
             if (
                 len(self.slots) < self.workers
@@ -219,8 +239,11 @@ class RewardPool(WorkerPool[_Chunk]):
                         self.begin(_RewardSlot(self, self._chunks))
 
     def _more(self) -> int:
-        """How many slots to add now that rows have waited: all of a number that was named; else one up to the
-        number of cores, and beyond it as many as there are where the processes mostly wait."""
+        """Return how many slots to add after rows have waited.
+
+        With a configured size, all remaining slots are added. Otherwise one is added up to the number of
+        cores; beyond that, the number doubles if the processes mostly wait.
+        """
         count = len(self.slots)
         if self._named:
             return self.workers - count
@@ -232,7 +255,7 @@ class RewardPool(WorkerPool[_Chunk]):
 
 
 class _RewardSlot(Slot[_Chunk]):
-    """Scores chunks of rows. A process that dies or is late at a row gives that row the cause."""
+    """Scores chunks of rows. If a process dies or is late at a row, that row's score is missing."""
 
     def do(self, job: _Chunk) -> None:
         if job.call.error is not None:
@@ -252,7 +275,7 @@ class _RewardSlot(Slot[_Chunk]):
         job.call.fail(error)
 
     def _scores(self, chunk: _Chunk) -> Iterator[Any]:
-        """The results of the rows, each as soon as it is there."""
+        """Yield the result of each row as soon as the process has sent it."""
         call, load = chunk.call, _load(chunk.call.scorer)
         request = {
             "key": load.key,
@@ -266,9 +289,11 @@ class _RewardSlot(Slot[_Chunk]):
         )
 
     def _go_on(self, call: _Call, left: range, several: bool, stopped: Died | RewardLate) -> None:
-        """Have the rows scored that are left after a process has died or was late at the first of them.
-        ``several``: whether the process had several rows."""
-        if _is_together(call.scorer) and several:  # any of the rows may be the one: each is scored by itself
+        """Arrange the scoring of the remaining rows after a process died or was late at the first of them.
+
+        ``several``: whether the process had several rows.
+        """
+        if _is_together(call.scorer) and several:  # the faulty row is unknown: score each row separately
             for unknown in left:
                 self.pool.put(self.jobs, _Chunk(call, range(unknown, unknown + 1)))
             return
@@ -289,10 +314,11 @@ def _has(slot: Slot[_Chunk], scorer: ScorerSpec) -> bool:
 
 
 def computed(processes: Sequence[int]) -> float:
-    """Seconds of processor time that processes have taken, and seconds in which they could not go on because
-    others had the processor:
-    on a busy machine a process that computes would otherwise look like one that waits (Linux tells it;
-    elsewhere the first alone)."""
+    """Return the processor seconds of processes, plus the seconds for which they waited for a free core.
+
+    On a busy machine, a computing process would otherwise look like a waiting one. Only Linux reports the
+    waiting time; elsewhere it is 0.
+    """
     import psutil
 
     total = 0.0
@@ -306,30 +332,34 @@ def computed(processes: Sequence[int]) -> float:
 
 
 def _is_together(scorer: ScorerSpec) -> bool:
-    """Whether the rows of one message are scored side by side or by one call, so that it cannot be told which
-    of them holds up the process."""
+    """Whether one message's rows are scored concurrently or by one call.
+
+    If they are, a late row cannot be identified.
+    """
     form = FORMS.get(scorer.settings.get("form", ""))
     return bool(scorer.settings.get("later")) or (form is not None and form.batch)
 
 
 def _verdict(reply: Any, built_in: bool) -> Any:
-    """The reply where it can be a score: a finite number (from 0 to 1 for built-in scorers), or [cause,
-    message] for a missing one. Raises Died for any other reply, which no scorer can have sent."""
+    """Return a valid reply unchanged: a score, or [cause, message].
+
+    A score is a finite number, from 0 to 1 for built-in scorers. A built-in score outside that range becomes
+    a missing one. Raises Died for any other reply, since a scorer cannot have sent it.
+    """
     score = reply["score"] if isinstance(reply, dict) and _with_more(reply, built_in) else reply
     if isinstance(score, float) and math.isfinite(score):
         return (
             reply
             if not built_in or 0 <= score <= 1
-            else ("type", f"the scorer gave {score:g}, not a number from 0 to 1")
+            else ("type", f"the scorer returned {score:g}, not a number from 0 to 1")
         )
     if isinstance(reply, list) and len(reply) == 2 and reply[0] in CAUSES and isinstance(reply[1], str):
         return reply
-    raise Died("the process sent what is no score")
+    raise Died("the process sent a reply that is not a score")
 
 
 def _with_more(reply: dict[Any, Any], built_in: bool) -> bool:
-    """Whether the reply has a score, and beside it the answer of the response or, of users' functions, other
-    numbers."""
+    """Whether the reply has a score and an answer or, from users' functions, further numbers."""
     others, answer = reply.get("others", {}), reply.get("answer", "")
     if not {"score"} < reply.keys() <= {"score", "answer"} | (set() if built_in else {"others"}):
         return False
@@ -355,7 +385,7 @@ def _cannot_start(scorer: ScorerSpec, stopped: Idle) -> PlanError:
     why = str(stopped) or f"no answer after {START:g} s"
     return PlanError.of(
         "reward-load",
-        f"the process for reward {_named(scorer)} does not start, {TRIES} times in a row: {why}",
+        f"the process for reward {_named(scorer)} failed to start {TRIES} times in a row: {why}",
         expected="a process that loads the reward and answers",
     )
 
@@ -370,7 +400,7 @@ def _refuse_in_worker() -> None:
         raise PlanError.of(
             "reward-nested",
             "a reward's file starts a run when it is loaded",
-            found="rlflow.run at its top level",
-            expected="only definitions",
-            remedy='put the run under: if __name__ == "__main__":',
+            found="a call of rlflow.run at its top level",
+            expected="only definitions at the top level",
+            remedy='put the call under: if __name__ == "__main__":',
         )

@@ -1,5 +1,8 @@
-"""What a user names as a reward: ``task``, ``math``, ``file.py:function``, a model folder or a server's URL,
-each with a weight."""
+"""Parse the rewards that a user names.
+
+These are ``task``, ``math``, ``env``, ``file.py:function``, a model folder or a server's URL, each with an
+optional source and weight.
+"""
 
 from __future__ import annotations
 
@@ -29,26 +32,31 @@ FORMS = (
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """A reward as the user names it, not yet bound to data. One of kind "model" is bound as a role, one of
-    kind "env" to the environment whose episodes gave it (both `rlflow.config.roles.rewards`)."""
+    """A reward as the user names it, not yet bound to data.
+
+    A reward of kind "model" is bound as a role. A reward of kind "env" is bound to the environment of its
+    episodes. Both happen in `rlflow.config.roles.rewards`.
+    """
 
     kind: Literal["task", "math", "function", "model", "remote", "env"]
     name: str  # in metrics
     weight: float = 1.0  # factor in the sum of several rewards
     path: str = ""  # the function's file, the model's folder or the server's URL
     function: str = ""
-    module: str = ""  # dotted name of the function's file where that is part of an importable package
-    source: str = ""  # of several sources of data the one whose rows it judges; of all where it names none
+    module: str = ""  # dotted name of the function's file if the file is part of an importable package
+    source: str = ""  # name of the data source whose rows it scores; empty: all sources
 
     @property
     def judges_text(self) -> bool:
-        """Whether it scores rows in a process or a server, from what stands in them."""
+        """Whether a process or a server scores its rows from their text, not a model or an environment."""
         return self.kind not in ("model", "env")
 
 
 def parse_reward(written: str) -> RewardSpec:
-    """The reward that the text names, such as ``file.py:function:0.5``. A function's file is read, not
-    imported. Raises PlanError where the text names no reward."""
+    """Return the reward that the text names, such as ``file.py:function:0.5``.
+
+    A function's file is read, not imported. Raises PlanError if the text does not name a reward.
+    """
     if written.startswith(("http://", "https://")):
         return _remote(written)
     body, weight = _split_weight(os.path.expanduser(written))
@@ -63,15 +71,20 @@ def parse_reward(written: str) -> RewardSpec:
 
 
 def check_sources(rewards: Sequence[RewardSpec], sources: Sequence[str]) -> None:
-    """Raises PlanError for a reward that names no source that there is, and for a source that no reward
-    judges. ``rewards``: those of one role, or of all of them."""
+    """Check that rewards and data sources match.
+
+    Raises PlanError for a reward that names an unknown source, and for a source without a reward.
+    ``rewards``: the rewards of one role, or of all roles.
+    """
     for reward in rewards:
         if reward.source and reward.source not in sources:
             raise PlanError.of(
                 "reward-source",
-                f"the reward '{reward.name}@{reward.source}' names no source of the data",
+                f"the reward '{reward.name}@{reward.source}' names an unknown source of the data",
                 found=reward.source,
-                expected=f"one of {listed(sources)}" if sources else "data that are named with --data",
+                expected=f"one of {listed(sources)}"
+                if sources
+                else "data sources with names, given with --data",
                 nearest=nearest(reward.source, sources),
                 remedy="name the source with --data NAME=FILE, or its file's stem",
             )
@@ -79,15 +92,15 @@ def check_sources(rewards: Sequence[RewardSpec], sources: Sequence[str]) -> None
     if lacking and rewards:
         raise PlanError.of(
             "source-reward",
-            f"no reward judges the source '{lacking[0]}'",
+            f"the source '{lacking[0]}' has no reward",
             found=", ".join(f"{reward.name}@{reward.source}" for reward in rewards),
             expected="a reward for each source",
-            remedy=f"--reward task@{lacking[0]}, or a reward that names no source, which judges all",
+            remedy=f"--reward task@{lacking[0]}, or a reward without a source, which scores all sources",
         )
 
 
 def readers(specs: Iterable[RewardSpec]) -> dict[str, Place]:
-    """Column → place of the function that reads it, the first one where several do."""
+    """Return column → place of the function that reads it, the first if there are several."""
     places: dict[str, Place] = {}
     for spec in specs:
         if spec.kind == "function":
@@ -97,7 +110,7 @@ def readers(specs: Iterable[RewardSpec]) -> dict[str, Place]:
 
 
 def wanted(specs: Iterable[RewardSpec]) -> Wanted:
-    """The names under which some rewards may ask for fields of the data."""
+    """Return the names of the data fields that rewards may read."""
     specs = list(specs)
     functions = [text.reads(spec.path, spec.function) for spec in specs if spec.kind == "function"]
     optional = {name: False for columns in functions for name in columns.optional}
@@ -110,13 +123,18 @@ def wanted(specs: Iterable[RewardSpec]) -> Wanted:
 
 
 def weights(rewards: Iterable[str]) -> tuple[float, ...]:
-    """The weight of each reward as it is written. Raises PlanError where one names no reward."""
+    """Return the weight of each reward as written.
+
+    Raises PlanError for a text that does not name a reward.
+    """
     return tuple(parse_reward(reward).weight for reward in rewards)
 
 
 def from_function(function: Callable[..., Any], weight: float = 1.0) -> RewardSpec:
-    """The spec of a Python function. Raises PlanError for a function that another process cannot load: one
-    that is not at the top level of a file."""
+    """Return the spec of a Python function.
+
+    Raises PlanError if another process cannot load it, since it is not at the top level of a file.
+    """
     code, name = getattr(function, "__code__", None), getattr(function, "__qualname__", repr(function))
     if code is None or "." in name or "<" in name or not os.path.isfile(code.co_filename):
         raise PlanError.of(
@@ -124,8 +142,8 @@ def from_function(function: Callable[..., Any], weight: float = 1.0) -> RewardSp
             f"the reward {name} cannot be loaded by another process",
             found=_what(function),
             expected="a function at the top level of a file",
-            remedy="rewards run in processes that are killed at their deadline: put the function in a "
-            "file of its own, reward='file.py:function'",
+            remedy="rewards run in separate processes with deadlines: put the function in a file "
+            "of its own, reward='file.py:function'",
         )
     path = os.path.abspath(code.co_filename)
     text.reads(path, name)
@@ -143,15 +161,14 @@ def _what(function: Callable[..., Any]) -> str:
 
 
 def _package_module(module: str, path: str) -> str:
-    """The module's dotted name where it is part of a package, so that its relative imports work; else an
-    empty string."""
+    """Return the module's dotted name if it is part of a package, so that relative imports work; else ""."""
     existing = sys.modules.get(module)
     same = existing is not None and os.path.abspath(getattr(existing, "__file__", None) or "") == path
     return module if same and "." in module else ""
 
 
 def _split_weight(text: str) -> tuple[str, float]:
-    """(the text without its weight, the weight), which is 1 where the text has none."""
+    """Return (the text without its weight, the weight). The default weight is 1."""
     body, _, last = text.rpartition(":")
     try:
         weight = float(last) if body else 1.0
@@ -162,16 +179,18 @@ def _split_weight(text: str) -> tuple[str, float]:
     if not math.isfinite(weight) or weight == 0:
         raise PlanError.of(
             "reward-weight",
-            f"the weight of reward '{body}' has no use",
+            f"the weight of reward '{body}' is invalid",
             found=last,
-            expected="a number that is not 0",
+            expected="a finite number other than 0",
         )
     return body, weight
 
 
 def _split_source(text: str) -> tuple[str, str]:
-    """(the text without its source, the source), which is empty where the text names none. A path as a whole
-    names none."""
+    """Return (the text without its source, the source). The source is empty if the text names none.
+
+    An existing path does not name a source, even if it contains an @.
+    """
     body, at, source = text.rpartition("@")
     return (
         (body, source) if at and body and SOURCE.fullmatch(source) and not Path(text).exists() else (text, "")
@@ -179,7 +198,7 @@ def _split_source(text: str) -> tuple[str, str]:
 
 
 def _remote(written: str) -> RewardSpec:
-    """The reward of a server. A number after the path is a weight; after the host it is a port."""
+    """Parse a server's URL. A number after the path is a weight; a number after the host is a port."""
     scheme, _, rest = written.partition("://")
     host, slash, path = rest.partition("/")
     path, weight = _split_weight(path) if path else (path, 1.0)
@@ -188,14 +207,14 @@ def _remote(written: str) -> RewardSpec:
     try:
         parts = urlsplit(url)
         usable = bool(parts.hostname) and (parts.port is None or parts.port > 0) and parts.username is None
-    except ValueError:  # no port
+    except ValueError:  # invalid port
         usable = False
     if not usable:
         raise PlanError.of(
             "reward-url",
-            "the reward's URL cannot be asked",
+            "the reward's URL is invalid",
             found=f"{scheme}://…@…" if "@" in host else url,
-            expected="http://HOST:PORT/PATH, without a user's name",
+            expected="http://HOST:PORT/PATH, without a user name",
         )
     return RewardSpec(
         "remote", path.rstrip("/").rpartition("/")[2] or str(parts.hostname), weight, path=url, source=source
@@ -207,10 +226,10 @@ def _function(written: str, body: str, weight: float) -> RewardSpec:
     if path.rpartition(".py:")[2].isidentifier() and ".py:" in path:
         raise PlanError.of(
             "reward-weight",
-            f"the weight of reward '{path}' is no number",
+            f"the weight of reward '{path}' is not a number",
             found=name,
-            expected="a number that is not 0",
-            remedy=f"{path}:1.0, or leave it out",
+            expected="a finite number other than 0",
+            remedy=f"{path}:1.0, or remove it",
         )
     if not path.endswith(".py"):
         raise _no_function(written, (path or body).rstrip(":"))
@@ -219,7 +238,7 @@ def _function(written: str, body: str, weight: float) -> RewardSpec:
 
 
 def _no_function(written: str, path: str) -> PlanError:
-    """The error for a reward with a file but no function, with the functions that the file has."""
+    """Return the error for a reward with a file but no function. It lists the file's functions."""
     names = [f"{path}:{name}" for name in text.functions(path)] if path.endswith(".py") else []
     return PlanError.of(
         "reward-function",
@@ -234,7 +253,7 @@ def _model(folder: str) -> str:
     if not (Path(folder) / "config.json").exists():
         raise PlanError.of(
             "reward-model",
-            f"the folder {folder} holds no model",
+            f"the folder {folder} does not contain a model",
             expected="a config.json in it",
             found=listed(sorted(item.name for item in Path(folder).iterdir())),
         )

@@ -1,9 +1,9 @@
-"""A reward worker: one process that loads scorers and scores rows. It sends one reply for each row, with the
-row's place, and ends with its parent.
+"""Reward worker: a process that loads scorers, scores rows, and ends with its parent.
 
-Run as ``python -m rlflow.rewards.reward_worker PARENT REPLIES WALLS``: the parent's process id, the
-descriptor that replies go to, and what the process may do, as JSON (``Confinement.words``). Requests come on
-standard input. Both are moved out of reach, so that what user code reads or prints cannot disturb them.
+It runs as ``python -m rlflow.rewards.reward_worker PARENT REPLIES WALLS``: the parent's process id, the
+descriptor for replies, and the process's rights as JSON (``Confinement.words``). Requests arrive on standard
+input; each row gets one reply with the row's place. Requests and replies use other descriptors than standard
+input and output, so that user code that reads or prints cannot disturb them.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ from rlflow.rewards.forms import OPENRLHF, by_batch
 if TYPE_CHECKING:
     from rlflow.rewards.together import SideBySide
 
-# bytes that a parser may take beyond what the process has: 9**9**9 must not take the machine
+# Additional bytes that a parser may allocate: an answer such as 9**9**9 must not exhaust the machine.
 BUILT_IN_MEMORY = 4 << 30
 
 
 def main() -> None:
-    """Take the command line, put up the walls, and answer requests until standard input is closed."""
+    """Read the command line, enter the sandbox, and answer requests until standard input is closed."""
     RewardWorker(*begun()).serve()
 
 
 def begun() -> tuple[int, int]:
-    """Begin a process as its command line says: tie it to its parent, move requests and replies out of reach,
-    put up the walls. Gives the descriptors of both."""
+    """Prepare the process according to its command line, and return the descriptors (requests, replies).
+
+    It ties the process to its parent, moves requests and replies to other descriptors, and enters the
+    sandbox.
+    """
     parent, replies = int(sys.argv[1]), int(sys.argv[2])
     kin.die_with(parent)
     requests = os.dup(0)
@@ -50,8 +53,10 @@ def begun() -> tuple[int, int]:
 
 
 def confine(words: dict[str, Any]) -> None:
-    """Put up the walls around this process that ``words`` asks for (``Confinement.words``): those of built-in
-    scorers, or those of users' rewards."""
+    """Enter the sandbox for built-in scorers or users' rewards.
+
+    ``words``: the process's rights (``Confinement.words``).
+    """
     if words["built_in"]:
         walls.around_scorers(words["folder"])
     else:
@@ -59,18 +64,20 @@ def confine(words: dict[str, Any]) -> None:
 
 
 class RequestWorker:
-    """Loads what requests name and answers requests, with one reply for each part of a request. ``requests``
-    and ``replies`` are descriptors. A kind of worker says what it loads and how it answers."""
+    """Loads objects and answers requests, with one reply for each part of a request.
+
+    ``requests`` and ``replies`` are descriptors. Subclasses define how to load and how to answer.
+    """
 
     def __init__(self, requests: int, replies: int) -> None:
         self._requests, self._replies = requests, replies
 
     def load(self, key: str, packed: dict[str, Any]) -> None:
-        """Load what a request calls ``key``. May raise anything."""
+        """Load the object that requests call ``key``. May raise any exception."""
         raise NotImplementedError
 
     def answers(self, request: dict[str, Any]) -> Iterator[Any]:
-        """The answer to each part of a request, in order, as soon as it is there."""
+        """Yield the answer to each part of a request, in order, as soon as it is available."""
         raise NotImplementedError
 
     def serve(self) -> None:
@@ -82,8 +89,11 @@ class RequestWorker:
                 self._answer(frames.unpacked(body))
 
     def _answer(self, request: dict[str, Any]) -> None:
-        """Answer one request. A child that a function forks and that returns from the function ends there:
-        this process alone replies."""
+        """Answer one request.
+
+        Only this process replies: if a function forks a child and the child returns from the function, the
+        child ends there.
+        """
         number = request["number"]
         if "load" in request:
             with kin.here_alone():
@@ -92,7 +102,7 @@ class RequestWorker:
             return
         self._reply(frames.reply(number, frames.WHOLE, {"ready": True}))
         for place, answer in enumerate(self.answers(request)):
-            # at once: whoever waits counts the time of the next one
+            # Send it at once: the pool already counts the time of the next answer.
             self._reply(frames.reply(number, place, answer))
 
     def _loaded(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -121,7 +131,7 @@ class RewardWorker(RequestWorker):
         self._scorers[key] = (packed, scorers.build(packed["kind"], packed["settings"]))
 
     def answers(self, request: dict[str, Any]) -> Iterator[Any]:
-        """The verdict on each row."""
+        """Yield the verdict on each row."""
         described, scorer = self._scorers[request["key"]]
         rows = [given_back(dict(zip(request["names"], values, strict=True))) for values in request["rows"]]
         with _memory(described["kind"]):
@@ -131,7 +141,7 @@ class RewardWorker(RequestWorker):
         self, described: dict[str, Any], scorer: scorers.Score, rows: Sequence[scorers.Row], timeout: float
     ) -> Iterator[Any]:
         if described["settings"].get("later"):
-            from rlflow.rewards.together import SideBySide  # loads asyncio, which other rewards do without
+            from rlflow.rewards.together import SideBySide  # imports asyncio, which other rewards do not need
 
             self._async = self._async or SideBySide()
             with kin.here_alone():
@@ -154,7 +164,7 @@ class RewardWorker(RequestWorker):
 
 
 def _score(scorer: scorers.Score, row: scorers.Row) -> Any:
-    """The verdict on the row; see ``values.verdict``."""
+    """Return the verdict on the row; see ``values.verdict``."""
     try:
         return values.verdict(scorer(**row))
     except BaseException as error:  # a user's function may raise anything, SystemExit included
@@ -163,8 +173,10 @@ def _score(scorer: scorers.Score, row: scorers.Row) -> Any:
 
 @contextlib.contextmanager
 def _memory(kind: str) -> Iterator[None]:
-    """While inside, limit the memory that a built-in scorer may allocate. Users' functions are not limited:
-    they may hold a model."""
+    """Limit the memory that a built-in scorer may allocate inside the context.
+
+    Users' functions are not limited: they may hold a model.
+    """
     if kind == "function" or sys.platform != "linux":
         yield
         return
@@ -182,7 +194,7 @@ def _memory(kind: str) -> Iterator[None]:
 
 
 def line_of(error: BaseException, file: str) -> int:
-    """The last line of the user's file that the error went through."""
+    """Return the last line of the user's file in the error's traceback."""
     if isinstance(error, SyntaxError):
         return error.lineno or 1
     return next(

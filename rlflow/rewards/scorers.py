@@ -1,5 +1,7 @@
-"""The scorers, as a worker process builds them. A scorer is a function of named row columns that gives a
-number, or None for no score."""
+"""Scorers, as a worker process builds them.
+
+A scorer is a function of named row columns that returns a number, or None for no score.
+"""
 
 from __future__ import annotations
 
@@ -21,41 +23,44 @@ from rlflow.rewards.values import SCORE
 
 Score = Callable[..., Any]
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-FINAL = "####"  # what GSM8K writes before the final answer
-# not a heading such as "#### 2. Check"
+FINAL = "####"  # GSM8K writes it before the final answer
+# Does not match a heading such as "#### 2. Check".
 FINAL_NUMBER = re.compile(r"####[ \t]*\$?(-?\d[\d,]*(?:\.\d+)?)\.?[ \t]*$", re.MULTILINE)
-# no mathematics
+# Words of programs, which do not occur in mathematics.
 CODE = re.compile(r"__|\b(?:import|lambda|eval|exec|compile|getattr|globals|open|os|sys|subprocess)\b")
 BUILT_IN = ("match", "math", "reasoning_gym")  # kinds that come with rlflow; they score from 0 to 1
 
 
 def build(kind: str, settings: Mapping[str, Any]) -> Score:
-    """The scorer of a kind: match, math, reasoning_gym, function."""
+    """Return the scorer of a kind: match, math, reasoning_gym or function."""
     return BUILDERS[kind](**settings)
 
 
 def match(extract: bool = False) -> Score:
-    """The scorer that compares texts: ``exact``. ``extract``: whether it gives what it compares too, for
-    votes."""
+    """Return the scorer that compares texts: ``exact``.
+
+    ``extract``: also return the compared answer, for votes.
+    """
     return _with_answer(exact, compared) if extract else exact
 
 
 def exact(*, completion: str, answer: str) -> float:
-    """1.0 where the response's answer equals the right one letter by letter, else 0.0. Where the right answer
-    has ``####`` (GSM8K), the numbers after it are compared."""
+    """Return 1.0 if the response's answer equals the correct answer exactly, else 0.0.
+
+    If the correct answer has ``####`` (GSM8K), the numbers after it are compared.
+    """
     if FINAL in answer:
         return float(_final(answer) == _final(completion))
     return float(final_answer(completion) == answer.strip())
 
 
 def compared(*, completion: str, answer: str) -> str:
-    """The part of a response that ``exact`` compares; empty where there is none."""
+    """Return the part of a response that ``exact`` compares; may be empty."""
     return _final(completion) if FINAL in answer else final_answer(completion)
 
 
 def _with_answer(score: Score, read: Callable[..., str]) -> Score:
-    """The scorer with the answer that ``read`` takes out of the response beside its score, unless that is
-    empty."""
+    """Return a scorer that also returns the answer that ``read`` extracts, unless it is empty."""
 
     def both(**row: Any) -> dict[str, Any]:
         answer = read(**row)
@@ -65,7 +70,7 @@ def _with_answer(score: Score, read: Callable[..., str]) -> Score:
 
 
 def final_answer(completion: str) -> str:
-    """The answer within a response: the text of the last ``<answer>…</answer>``, else the whole response."""
+    """Return the text of the last ``<answer>…</answer>`` in a response, else the full response."""
     tagged = ANSWER.findall(completion)
     return (tagged[-1] if tagged else completion).strip()
 
@@ -77,9 +82,11 @@ def _final(text: str) -> str:
 
 
 def reasoning_gym(task: str, parameters: Mapping[str, Any], extract: bool = False) -> Score:
-    """The scorer that comes with a reasoning-gym task. One that evaluates text gets plain answers alone; see
-    ``rlflow.rewards.plain``.
-    ``extract``: whether it gives the answer within the response too, for votes."""
+    """Return the scorer that comes with a reasoning-gym task.
+
+    A scorer that evaluates text only gets plain answers; see ``rlflow.rewards.plain``. ``extract``: also
+    return the answer in the response, for votes.
+    """
     from rlflow.data.frozen import thawed
 
     kind, config = require("reasoning_gym.factory", extra="tasks").DATASETS[task]
@@ -98,9 +105,11 @@ Row = Mapping[str, Any]
 def portions(
     kind: str, settings: Mapping[str, Any], rows: Sequence[Row]
 ) -> Iterator[tuple[Sequence[Row], bool]]:
-    """The rows in order, in portions, each with whether to score it in a process that ends afterwards. That
-    holds for all rows of a scorer that evaluates text, and for those rows of ``math`` whose completion has
-    words of programs in it."""
+    """Yield the rows in portions, each with whether to score it in a process that ends afterwards.
+
+    This is true for all rows of a scorer that evaluates text, and for rows of ``math`` whose completion
+    contains words of programs.
+    """
     if kind != "math":
         yield rows, kind == "reasoning_gym" and plain.evaluates(settings["task"])
         return
@@ -109,23 +118,25 @@ def portions(
 
 
 def math(extract: bool = False) -> Score:
-    """The scorer that compares mathematical expressions with math-verify. ``extract``: whether it gives the
-    expression that it found in the response too, for votes. Raises PlanError where math-verify is not
-    installed."""
+    """Return the scorer that compares mathematical expressions with math-verify.
+
+    ``extract``: also return the expression found in the response, for votes. Raises PlanError if math-verify
+    is not installed.
+    """
     verifier = require("math_verify", extra="tasks")
     logging.getLogger("math_verify").setLevel(logging.ERROR)
 
     def scored(*, completion: str, answer: str) -> Any:
-        """1.0 where both say the same number, set or expression, else 0.0; None where the right answer cannot
-        be read as one.
+        """Return 1.0 if both are the same number, set or expression, else 0.0.
 
-        Of a right answer with ``####`` (GSM8K) only the text after it counts. Of a response the number after
-        its last ``####`` counts; where there is no such number, its last box, or its last expression.
+        Returns None if the correct answer cannot be parsed. In a correct answer with ``####`` (GSM8K), only
+        the text after it counts. In a response, the number after the last ``####`` counts; without such a
+        number, the last box or the last expression.
         """
         right = _read(verifier, answer.rpartition(FINAL)[2])
         if not right:
             return None
-        # what stands before it may hold dollars, which would be read as LaTeX
+        # Text before it may contain dollars, which would be parsed as LaTeX.
         final = FINAL_NUMBER.findall(final_answer(completion))
         claim = (
             _read(verifier, final[-1])
@@ -139,8 +150,10 @@ def math(extract: bool = False) -> Score:
 
 
 def _said(claim: Sequence[Any]) -> str:
-    """The expression that math-verify read in a response, in one writing for equal ones; as it stands there
-    where it cannot be written."""
+    """Return the expression found in a response as text, or an empty string if that fails.
+
+    Equal expressions give the same text.
+    """
     for each in claim:
         with contextlib.suppress(Exception):  # such as a number of too many digits
             return str(each)
@@ -148,7 +161,7 @@ def _said(claim: Sequence[Any]) -> str:
 
 
 def _read(verifier: Any, answer: str) -> Any:
-    """An answer parsed by math-verify, also where it stands bare instead of between dollars or in a box."""
+    """Return an answer parsed by math-verify, also if it is not between dollars or in a box."""
     answer = answer.strip()
     marked = "$" in answer or "\\boxed" in answer or "\\(" in answer or "\\[" in answer
     return verifier.parse(answer if marked or not answer else f"\\boxed{{{answer}}}", parsing_timeout=None)
@@ -157,20 +170,26 @@ def _read(verifier: Any, answer: str) -> Any:
 def function(
     file: str, function: str, source: str, module: str = "", later: bool = False, form: str = ""
 ) -> Score:
-    """The named function of a user's file, loaded from ``source``, the text that the run read at its start;
-    where the file is part of a package, imported as ``module``. ``later``: whether it is async. ``form``: the
-    project that has functions of its form."""
+    """Return the named function of a user's file.
+
+    It is loaded from ``source``, the text that the run read at its start. If the file is part of a package,
+    it is imported as ``module``. ``later``: whether the function is async. ``form``: the project whose form
+    it has.
+    """
     scorer: Score = getattr(user_module(file, source, module), function)
     return by_row(scorer) if form == VERL.project else scorer
 
 
 def user_module(file: str, source: str, module: str = "") -> types.ModuleType:
-    """A user's file as a module, from its text; where it is part of a package, imported as ``module``."""
+    """Return a user's file as a module, built from its text.
+
+    If the file is part of a package, it is imported as ``module``.
+    """
     return _imported(file, module) if module else _loaded(file, source)
 
 
 def _loaded(file: str, source: str) -> types.ModuleType:
-    """The file as a module. Its folder is importable, as for ``python FILE``."""
+    """Return the file as a module. Its folder becomes importable, as for ``python FILE``."""
     sys.path.insert(0, os.path.dirname(file))
     name = f"reward_{abs(hash(file)):x}"
     module = types.ModuleType(name)

@@ -1,4 +1,4 @@
-"""Reading a reward function out of its file's text, without importing it."""
+"""Read a reward function from its file's text, without importing the file."""
 
 from __future__ import annotations
 
@@ -12,31 +12,34 @@ from rlflow.errors import Place, PlanError, listed, nearest
 from rlflow.rewards.forms import Form, form_of
 
 Def = ast.FunctionDef | ast.AsyncFunctionDef
-# CPython 3.11 counts the depth of all its parsers in one place: two threads that parse may get a SystemError
+# In CPython 3.11 all parsers share one depth counter: two threads that parse at once may get a SystemError.
 _PARSING = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Reads:
-    """The row columns, and fields of the data, that a reward function takes as parameters."""
+    """The row columns and data fields that a reward function takes as parameters."""
 
     required: tuple[str, ...]  # names without a default
     optional: tuple[str, ...]  # names with a default
     place: Place  # where the function is defined
     rest: bool = False  # whether it has **kwargs, which take all fields of the data
-    # the form of another project, where it has one; None where its parameters name columns
+    # The other project's form, if the function has one; None if its parameters name columns.
     form: Form | None = None
-    later: bool = False  # whether it is async, so that rows can be scored side by side in one process
+    later: bool = False  # whether it is async, so that one process can score rows concurrently
 
 
 def reads(file: str, function: str) -> Reads:
-    """The parameters of a top-level function of a file. Raises PlanError where the file cannot be read, has
-    no such function, or the function cannot be a reward."""
+    """Return the parameters of a top-level function of a file.
+
+    Raises PlanError if the file cannot be read, does not define the function, or the function cannot be a
+    reward.
+    """
     functions = {node.name: node for node in _functions(tree(file).body)}
     if function not in functions:
         raise PlanError.of(
             "reward-function",
-            f"{file} defines no function '{function}' at its top level",
+            f"{file} does not define a function '{function}' at its top level",
             place=Place(file, 1),
             found=listed(functions),
             expected=f"def {function}(completion, answer): …",
@@ -47,15 +50,17 @@ def reads(file: str, function: str) -> Reads:
 
 
 def source(file: str, what: str = "reward") -> str:
-    """The text of a reward's file, or of another user's file, ``what`` for messages. Raises PlanError where
-    it cannot be read."""
+    """Return the text of a reward's file, or of another user file named ``what`` in messages.
+
+    Raises PlanError if it cannot be read.
+    """
     path = Path(file)
     if not path.is_file():
         siblings = [item.name for item in path.parent.glob("*.py")] if path.parent.is_dir() else []
         raise PlanError.of(
             f"{what}-file",
             f"no such {what} file: {file}",
-            found=f"{path.parent} holds {listed(sorted(siblings))}",
+            found=f"{path.parent} contains {listed(sorted(siblings))}",
             expected=f"file.py:{'function' if what == 'reward' else 'Class'}",
             nearest=nearest(path.name, siblings),
         )
@@ -68,12 +73,15 @@ def source(file: str, what: str = "reward") -> str:
 
 
 def functions(file: str) -> list[str]:
-    """Names of the top-level functions of a file. Raises PlanError where it cannot be read or parsed."""
+    """Return the names of the top-level functions of a file.
+
+    Raises PlanError if it cannot be read or parsed.
+    """
     return [node.name for node in _functions(tree(file).body)]
 
 
 def tree(file: str, what: str = "reward") -> ast.Module:
-    """The parsed text of a user's file. Raises PlanError where it cannot be read or is not Python."""
+    """Return the parsed text of a user's file. Raises PlanError if it cannot be read or is not Python."""
     try:
         with _PARSING:
             return ast.parse(source(file, what), file)
@@ -85,7 +93,7 @@ def tree(file: str, what: str = "reward") -> ast.Module:
 
 
 def _functions(body: list[ast.stmt]) -> Iterator[Def]:
-    """Functions that a module's body binds, those under ``if`` and ``try`` included."""
+    """Yield the functions that a module's body defines, also under ``if`` and ``try``."""
     for node in body:
         if isinstance(node, Def):
             yield node
@@ -116,7 +124,7 @@ def _parameters(node: Def, place: Place) -> Reads:
             isinstance(node, ast.AsyncFunctionDef) and not form.batch,
         )
     if arguments.kwarg and "completion" not in (*required, *optional):
-        required.append("completion")  # it arrives in **kwargs
+        required.append("completion")  # passed through **kwargs
     return Reads(
         tuple(required),
         tuple(optional),

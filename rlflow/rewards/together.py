@@ -1,4 +1,4 @@
-"""What async functions of a user await side by side in one process."""
+"""Run users' async functions concurrently in one process."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from rlflow.rewards import values
 
 
 class SideBySide:
-    """An event loop that lives as long as its process, so that what user code keeps between calls, such as
-    connections, stays usable."""
+    """An event loop that lives as long as its process.
+
+    Objects that user code keeps between calls, such as connections, stay usable.
+    """
 
     def __init__(self) -> None:
         self._runner: asyncio.Runner | None = None
 
     def close(self) -> None:
-        """End the loop."""
+        """Close the loop."""
         if self._runner is not None:
             self._runner.close()
 
     def results(self, waiting: Sequence[Coroutine[Any, Any, Any]]) -> Iterator[Any]:
-        """What each coroutine gives, in order, each as soon as it and those before it are there."""
+        """Yield each coroutine's result in order, as soon as it and all earlier ones are finished."""
         self._runner = self._runner or asyncio.Runner()
         loop = self._runner.get_loop()
         tasks = [loop.create_task(each) for each in waiting]
@@ -34,13 +36,15 @@ class SideBySide:
         finally:
             for task in tasks:
                 task.cancel()
-            # in a child that the user's code forked while the loop was running
+            # In a child that the user's code forked while the loop was running, the loop cannot run.
             with contextlib.suppress(RuntimeError):
                 loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
     def scores(self, function: Callable[..., Any], rows: Sequence[Any], timeout: float) -> Iterator[Any]:
-        """The verdict of each row, as ``results`` gives it. A row that awaits longer than ``timeout`` seconds
-        is cancelled, and missing."""
+        """Yield the verdict on each row, in the order of ``results``.
+
+        A row that takes longer than ``timeout`` seconds is cancelled, and its score is missing.
+        """
         return self.results([_score(function, row, timeout) for row in rows])
 
 

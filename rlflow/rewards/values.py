@@ -1,5 +1,7 @@
-"""What a reward function gave, as the message about its row: a number, alone or with others and an answer
-beside it, or why there is none."""
+"""Convert a reward function's return value to the message about its row.
+
+The message is a number, a number with further numbers and an answer, or the cause of a missing score.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +17,28 @@ from typing import Any
 from rlflow.processes.user_frames import failure_of, own_lines, own_place, whole
 from rlflow.rewards.hints import hint
 
-MESSAGE = 2000  # characters of an error that are sent
-SCORE = "score"  # the key of a dictionary whose number counts
-# the key of a dictionary under which is the answer that the function read out of the response, as verl names
-# it
+MESSAGE = 2000  # most characters of an error in a message
+SCORE = "score"  # the key of the score in a returned dictionary
+# The key of the answer extracted from the response in a returned dictionary, as in verl.
 ANSWER = "pred"
-LONGEST = 1000  # characters of an answer that are sent
-OTHERS = 32  # most other numbers of a row that are logged
-NOT_HELD = "which float32 cannot hold: scale it down"
+LONGEST = 1000  # most characters of an answer in a message
+OTHERS = 32  # most further numbers of a row that are logged
+NOT_HELD = "too large for float32: scale it down"
 RETURNED = "the function returned"
-LARGEST = 3.4028234663852886e38  # of float32, which scores are kept in
-# causes that are what was returned, so that no line of the function is in their message
+LARGEST = 3.4028234663852886e38  # the largest float32; scores are stored as float32
+# Causes that concern the returned value, so that their message contains no line of the function.
 OF_VALUES = ("none", "nan", "type", "overflow")
 _PRINTED: set[str] = set()  # the lines of users' files whose tracebacks this process has printed
-KEY = re.compile(r"[\w.@/-]{1,64}")  # keys under which they are; others are left out
+KEY = re.compile(r"[\w.@/-]{1,64}")  # valid keys of further numbers; others are skipped
 
 
 def verdict(value: Any, source: str = RETURNED) -> Any:
-    """The value that a reward returned for a row: a finite float, {"score": float, "others": {key: float},
-    "answer": text} for a dictionary with more than its score, of which others or answer may be missing, or
-    [cause, message] where there is no score. ``source``: see ``number``."""
+    """Convert a reward's return value for a row.
+
+    Returns a finite float, or [cause, message] if there is no score. For a dictionary with more than its
+    score, returns {"score": float, "others": {key: float}, "answer": text}; "others" and "answer" are
+    optional. ``source``: see ``number``.
+    """
     if not isinstance(value, Mapping):
         return number(value, source)
     if SCORE not in value:
@@ -46,13 +50,12 @@ def verdict(value: Any, source: str = RETURNED) -> Any:
 
 
 def _answer(value: Any) -> str | None:
-    """An answer as text, which is what votes are counted by; None for what is neither text nor a number, and
-    for no text."""
+    """Return an answer as text, for counting votes; None for an empty text or another type."""
     return str(value)[:LONGEST] or None if isinstance(value, str | numbers.Real) else None
 
 
 def _others(value: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
-    """The finite numbers of a dictionary beside its score, at most OTHERS."""
+    """Yield the finite numbers of a dictionary except its score, at most OTHERS."""
     count = 0
     for key, other in value.items():
         if (
@@ -68,8 +71,10 @@ def _others(value: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
 
 
 def number(value: Any, source: str = RETURNED) -> Any:
-    """The value as a finite float, or [cause, message] where it is none. ``source``: where it is from, with
-    which the message begins."""
+    """Return the value as a finite float, or [cause, message] if it is not one.
+
+    ``source``: the beginning of the message, which names where the value comes from.
+    """
     if value is None:
         return ["none", f"{source} None"]
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
@@ -81,7 +86,7 @@ def number(value: Any, source: str = RETURNED) -> Any:
         ]
     try:
         score = float(value)
-    except OverflowError:  # of an int
+    except OverflowError:  # from a large int
         return ["overflow", f"{source} a number beyond 1e308, {NOT_HELD}"]
     if not math.isfinite(score):
         return ["nan", f"{source} {score}"]
@@ -89,38 +94,40 @@ def number(value: Any, source: str = RETURNED) -> Any:
 
 
 def _instead(value: Any) -> str:
-    """Advice for a function that returns a dictionary, a list or a coroutine, as other programs take them."""
+    """Return advice for a function that returns a dictionary, list or coroutine."""
     if isinstance(value, Mapping):
         keys = [repr(name) for name, score in value.items() if isinstance(score, numbers.Real)]
-        return f": the number under '{SCORE}' counts; name it so instead of {keys[0]}" if keys else ""
+        return f": use the key '{SCORE}' for the score instead of {keys[0]}" if keys else ""
     if isinstance(value, list | tuple):
-        return ": it is called for one row, and gives the number of that row"
+        return ": it is called for one row, and must return one number"
     return ": define the function with async def" if inspect.iscoroutine(value) else ""
 
 
 def raised(error: BaseException) -> list[str]:
-    """The cause and message for a row whose function raised: the error's text with its place, cut to a length
-    that can be sent. The whole traceback is printed, once for each line of the user's that raises: what a
-    reward prints is kept in the run's folder."""
+    """Return [cause, message] for a row whose function raised: the error's text with its place, shortened.
+
+    The full traceback is printed once for each raising line of the user's file; the run folder keeps what
+    rewards print.
+    """
     place = own_place(error) if own_lines(error) else ""
     if place and place not in _PRINTED:
         _PRINTED.add(place)
-        with contextlib.suppress(Exception):  # an error whose own text cannot be made, or a closed stream
+        with contextlib.suppress(Exception):  # the error's text may raise, or the stream may be closed
             print(whole(error), file=sys.stderr, end="", flush=True)
     return ["raised", message(error)]
 
 
 def message(error: BaseException) -> str:
-    """The error's text with the place where it was raised, cut to a length that can be sent."""
+    """Return the error's text with the place where it was raised, shortened to MESSAGE characters."""
     origin = own_place(error)
     place = f"{origin}: " if origin else ""
     try:
         failure = failure_of(error)
         return f"{place}{failure}"[:MESSAGE] + hint(error) + _callers(failure.lines)
-    except Exception:  # an error whose own text cannot be made
+    except Exception:  # the error's text may raise
         return f"{place}{type(error).__name__}"
 
 
 def _callers(lines: Sequence[str]) -> str:
-    """The user's lines that led to the one that raised, the nearest first."""
+    """Return the user's lines that called the raising one, the nearest first."""
     return f"; called by {', '.join(lines[1:])}" if lines[1:] else ""

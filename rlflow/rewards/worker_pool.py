@@ -1,5 +1,7 @@
-"""Worker processes and the pool that keeps them: messages with deadlines, what a process prints, a kill that
-ends its children too, and the start of the next one."""
+"""Run worker processes in a pool: send requests with deadlines, read output, kill and restart processes.
+
+A kill also ends the children of a process.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,9 @@ from rlflow.processes.watchdog import kin
 from rlflow.rewards import frames
 from rlflow.rewards.confinement import MARK, STRICT, Confinement
 
-TAIL = 4096  # bytes kept of what a worker prints
-START = 120.0  # seconds for a worker to start, load what it needs and take a request
-GRACE = 1.0  # seconds beyond a deadline after which a process whose requests wait side by side is killed
+TAIL = 4096  # last bytes of a worker's output that are kept
+START = 120.0  # seconds for a worker to start, load its object and take a request
+GRACE = 1.0  # seconds after a deadline until a process with concurrent requests is killed
 TRIES = 3  # workers in a row that may end while they load, or before they take a request
 
 Hear = Callable[[bytes], object]
@@ -37,7 +39,7 @@ Job = TypeVar("Job")
 
 
 class Died(Exception):
-    """The worker process ended, closed its end of the pipe, or sent what is no reply."""
+    """The worker process ended, closed its end of the pipe, or sent an invalid reply."""
 
 
 class RewardLate(Exception):
@@ -49,16 +51,19 @@ class Idle(Exception):
 
 
 def in_worker() -> bool:
-    """Whether this process is a reward worker. A user's file that starts a run when it is loaded must not
-    start one there."""
+    """Whether this process is a reward worker.
+
+    A user's file that starts a run when it is loaded must not start one in a worker.
+    """
     return MARK in os.environ
 
 
 class WorkerProcess:
-    """A running worker in a private folder, for built-in scorers or for users' rewards. The thread that makes
-    it must live as long as it:
-    on Linux the kernel kills the worker when that thread ends. ``hear`` is called with what the worker
-    prints."""
+    """A running worker in a private folder, for built-in scorers or for users' rewards.
+
+    The thread that creates it must live as long as the worker: on Linux the kernel kills the worker when that
+    thread ends. ``hear``: called with the worker's output.
+    """
 
     def __init__(
         self,
@@ -68,8 +73,10 @@ class WorkerProcess:
         program: str = "rlflow.rewards.reward_worker",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``program``: the module that the process runs. ``clock``: gives the seconds that deadlines
-        count."""
+        """Start the process. ``program``: the module that it runs.
+
+        ``clock``: returns the seconds used for deadlines.
+        """
         self.built_in, self._hear, self._clock = built_in, hear, clock
         self._folder, name = _own_folder(), secrets.token_hex(8)
         replies, far_end = os.pipe()
@@ -107,8 +114,8 @@ class WorkerProcess:
         self._output = self.child.stdout.fileno()
         self._replies = replies
         self._reader, self._tail = frames.FrameReader(frames.LIMIT), b""
-        self.loaded: set[str] = set()  # keys of what it has loaded
-        # number of the last request; it starts at random so that user code cannot guess it
+        self.loaded: set[str] = set()  # keys of the loaded objects
+        # Number of the last request. It starts at a random value, so that user code cannot guess it.
         self._number = secrets.randbits(32)
         self._events = selectors.DefaultSelector()
         for descriptor in (self._requests, self._output, self._replies):
@@ -117,8 +124,10 @@ class WorkerProcess:
             self._events.register(descriptor, selectors.EVENT_READ)
 
     def send(self, message: dict[str, Any], seconds: float) -> None:
-        """Send a request. Raises Died where the process has ended, RewardLate where it does not take the
-        whole message in time."""
+        """Send a request.
+
+        Raises Died if the process has ended, RewardLate if it does not take the complete message in time.
+        """
         self._number += 1
         unsent, until = (
             memoryview(frames.packed({**message, "number": self._number})),
@@ -136,26 +145,30 @@ class WorkerProcess:
             self._events.unregister(self._requests)
 
     def receive(self, seconds: float, place: int = frames.WHOLE) -> Any:
-        """The reply to the last request, or to the row at ``place`` of it. Raises RewardLate after so many
-        seconds, and Died where the process has ended, or user code has broken the stream or replied for
-        another row."""
+        """Return the reply to the last request, or to its row at ``place``.
+
+        Raises RewardLate after ``seconds``. Raises Died if the process has ended, or if user code has broken
+        the stream or replied for another row.
+        """
         until = Deadline(seconds, self._clock)
         try:
             while (body := self._reader.next()) is None:
                 self._wait(until)
             number, replied_place, reply = frames.unpacked(body)
             if self._output in self._events.get_map():
-                # what it printed before it replied may be the last that anybody reads
+                # Read the output printed before the reply, since nobody may read it later.
                 self._take(self._output)
         except (ValueError, TypeError) as error:
-            raise Died(f"the process sent what is no reply: {error}") from None
+            raise Died(f"the process sent an invalid reply: {error}") from None
         if (number, replied_place) != (self._number, place):
-            raise Died("the process sent a reply to something else")
+            raise Died("the process sent a reply to another request or row")
         return reply
 
     def _wait(self, until: Deadline) -> None:
-        """Read what the process has sent and printed; wait for it until the deadline. Looks once more after
-        the deadline."""
+        """Wait until the deadline for data from the process, and read it.
+
+        Checks once more after the deadline.
+        """
         seconds = until.left()
         events = self._events.select(min(max(seconds, 0), LOOK))
         for key, _ in events:
@@ -180,7 +193,7 @@ class WorkerProcess:
             raise Died(self._last_words())
 
     def _last_words(self) -> str:
-        """A text that says how the process ended, with the end of its output."""
+        """Return a text that states how the process ended, with the end of its output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.child.wait(0.5)
         code = self.child.returncode
@@ -199,16 +212,18 @@ class WorkerProcess:
         return f"the process {ending}" + (f"; it last printed: {printed[-500:]}" if printed else "")
 
     def signal_group(self) -> None:
-        """Kill the process and its process group, from any thread; ``kill`` ends descendants that have left
-        the group."""
+        """Kill the process and its process group; callable from any thread.
+
+        Descendants that have left the group are ended by ``kill``.
+        """
         self.child.note_descendants()
         self.child.signal_group()
 
     def kill(self) -> None:
-        """Kill the process and all that it has started, also in other sessions, and wait until it is gone."""
+        """Kill the process and all its descendants, also in other sessions, and wait until it has ended."""
         self.child.note_descendants()
         self.child.end()
-        with contextlib.suppress(BlockingIOError, OSError):  # what it printed after its last reply
+        with contextlib.suppress(BlockingIOError, OSError):  # output after the last reply
             self._hear(os.read(self._output, 1 << 16))
         self._events.close()
         os.close(self._replies)
@@ -220,30 +235,32 @@ class WorkerProcess:
 
 @dataclass(frozen=True)
 class Load:
-    """What a process loads before it takes a request."""
+    """The object that a process loads before it takes a request."""
 
-    key: str  # by which a process knows it again
-    packed: Mapping[str, Any]  # plain values from which the worker makes it
-    file: str  # of the user; empty where there is none
-    built_in: bool  # whether it comes with rlflow, so that a process of its own kind runs it
-    rule: str  # of the error for what cannot be loaded
+    key: str  # by which a process recognises an object that it has loaded
+    packed: Mapping[str, Any]  # plain values from which the worker builds it
+    file: str  # the user's file; empty if there is none
+    built_in: bool  # whether it comes with rlflow; such objects have their own processes
+    rule: str  # rule of the error if it cannot be loaded
     name: str  # in messages
 
     def cannot(self, reply: Mapping[str, Any]) -> PlanError:
-        """The error for a worker's reply that it cannot load this."""
+        """Return the error for a worker's reply that it cannot load this object."""
         return PlanError.of(
             self.rule,
             f"the {self.name} cannot be loaded: {reply['failed']}",
             place=Place(self.file, reply["line"]) if self.file else None,
-            remedy="its file must load by itself: python FILE",
+            remedy="make sure that the file can be run by itself: python FILE",
         )
 
 
 class WorkerPool(Generic[Job]):
-    """Slots with worker processes, which start with the first job and end with the pool. Several threads may
-    use it at once. ``name``: of its threads. ``closed``: the message of the error for a closed pool.
-    ``program``: the module that processes run. ``confinement``: what users' code may do. ``clock``: gives the
-    seconds that deadlines count."""
+    """Slots with worker processes, which start with the first job and end with the pool.
+
+    Several threads may use it at once. ``name``: name of its threads. ``closed``: message of the error for a
+    closed pool. ``program``: the module that processes run. ``confinement``: the rights of users' code.
+    ``clock``: returns the seconds used for deadlines.
+    """
 
     def __init__(
         self,
@@ -254,16 +271,16 @@ class WorkerPool(Generic[Job]):
         hear: Hear = lambda data: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        # ``hear`` is called with what processes print, from several threads
+        # ``hear`` is called with the processes' output, from several threads.
         self.name, self.hear = name, hear
         self.program, self.confinement, self.clock = program, confinement, clock
         self.slots: list[Slot[Job]] = []
         self.closed = threading.Event()
-        self.lock = threading.Lock()  # around starts of slots and jobs, so that none comes after the end
+        self.lock = threading.Lock()  # held while slots and jobs start, so that none starts after the end
         self._message = closed
 
     def begin(self, slot: Slot[Job]) -> None:
-        """Start a slot. The caller has the lock. Raises RuntimeError for a closed pool."""
+        """Start a slot. The caller holds the lock. Raises RuntimeError for a closed pool."""
         self.check_open()
         if not self.slots:
             atexit.register(self.close)
@@ -271,18 +288,18 @@ class WorkerPool(Generic[Job]):
         slot.start()
 
     def check_open(self) -> None:
-        """Raises RuntimeError for a closed pool."""
+        """Raise RuntimeError for a closed pool."""
         if self.closed.is_set():
             raise RuntimeError(self._message)
 
     def put(self, jobs: queue.SimpleQueue[Job | None], job: Job) -> None:
-        """Hand a job to the slots that take from ``jobs``. Raises RuntimeError for a closed pool."""
+        """Submit a job to the slots that read from ``jobs``. Raises RuntimeError for a closed pool."""
         with self.lock:
             self.check_open()
             jobs.put(job)
 
     def close(self) -> None:
-        """Kill all processes. Jobs under way fail with RuntimeError."""
+        """Kill all processes. Jobs in progress fail with RuntimeError."""
         with self.lock:
             self.closed.set()
         slots = [*self.slots]
@@ -293,14 +310,16 @@ class WorkerPool(Generic[Job]):
         atexit.unregister(self.close)
 
     def pids(self) -> list[int]:
-        """Process ids of the workers that run now."""
+        """Return the process ids of the running workers."""
         return [process.child.pid for slot in [*self.slots] for process in [*slot.processes.values()]]
 
 
 class Slot(threading.Thread, Generic[Job]):
-    """A thread that does jobs with up to two worker processes, one for users' code and one for built-in
-    scorers: it starts them, sends them requests, kills them at a deadline and starts the next ones. A kind of
-    pool says how its jobs are done."""
+    """A thread that runs jobs with up to two worker processes: one for users' code, one for built-in scorers.
+
+    It starts the processes, sends them requests, kills them at a deadline and restarts them. Subclasses
+    define how jobs are done.
+    """
 
     def __init__(self, pool: WorkerPool[Job], jobs: queue.SimpleQueue[Job | None]) -> None:
         super().__init__(name=pool.name, daemon=True)
@@ -309,15 +328,15 @@ class Slot(threading.Thread, Generic[Job]):
         self._guard = threading.Lock()
 
     def do(self, job: Job) -> None:
-        """Do a job. What it raises goes to ``fail``."""
+        """Run a job. An exception goes to ``fail``."""
         raise NotImplementedError
 
     def fail(self, job: Job, error: BaseException) -> None:
-        """End a job with an error, which the thread that waits for it raises."""
+        """End a job with an error, which the waiting thread raises."""
         raise NotImplementedError
 
     def run(self) -> None:
-        """Do jobs until ``stop``, then end the processes."""
+        """Run jobs until ``stop``, then end the processes."""
         while (job := self.jobs.get()) is not None:
             try:
                 self.do(job)
@@ -336,10 +355,12 @@ class Slot(threading.Thread, Generic[Job]):
     def feed(
         self, load: Load, message: dict[str, Any], seconds: float, checks: Iterator[Callable[[Any], Any]]
     ) -> Iterator[Any]:
-        """Send a request, and give its replies as soon as they are there, each within ``seconds`` and as the
-        next of ``checks`` gives it. Raises Idle where a process ends before it takes the request, Died and
-        RewardLate where it ends or is late after that, PlanError for what cannot be loaded and RuntimeError
-        for a closed pool."""
+        """Send a request, and yield its replies as they arrive, each converted by the next of ``checks``.
+
+        Each reply must arrive within ``seconds``. Raises Idle if the process ends before it takes the
+        request, and Died or RewardLate if it ends or is late after that. Raises PlanError for an object that
+        cannot be loaded, and RuntimeError for a closed pool.
+        """
         try:
             process = self._ready(load)
             process.send(message, START)
@@ -355,14 +376,14 @@ class Slot(threading.Thread, Generic[Job]):
             raise
 
     def kill(self, built_in: bool) -> None:
-        """Kill a process; the next request starts another."""
+        """Kill a process. The next request starts another one."""
         with self._guard:
             process = self.processes.pop(built_in, None)
         if process is not None:
             process.kill()
 
     def _ready(self, load: Load) -> WorkerProcess:
-        """The slot's process, with what is to be loaded."""
+        """Return the slot's process after it has loaded the object."""
         pool = self.pool
         with self._guard:
             pool.check_open()
@@ -385,8 +406,10 @@ class Slot(threading.Thread, Generic[Job]):
 
 
 def _own_folder() -> str:
-    """Make an empty folder that this user alone can read. Where this process is killed, the run's watchdog
-    removes the folder, which it knows by its name."""
+    """Create an empty folder that only this user can read.
+
+    If this process is killed, the run's watchdog removes the folder, which it recognises by its name.
+    """
     run = os.environ.get(kin.MARK, "").rpartition("/")[2]
     return tempfile.mkdtemp(prefix=f"rlflow-{run}-" if run else "rlflow-", suffix=".reward")
 

@@ -165,7 +165,7 @@ def test_sources_are_judged_on_workers_as_in_one_process_and_what_rewards_print_
     lines = [(run / "notes.txt").read_text().splitlines() for run in (here, there)]
     notes = [[line.partition("  ")[2] for line in each if "missing" in line] for each in lines]
     assert notes[0] == notes[1]
-    assert "judges.py:6: the list that the function returned has None" in notes[0][0]
+    assert "judges.py:6: the list returned by the function contains None" in notes[0][0]
     printed = [sorted((run / FILE).read_text().splitlines()) for run in (here, there)]
     assert printed[0] == printed[1]
     # two samples of three prompts, twice

@@ -218,7 +218,7 @@ def test_a_score_is_a_number_and_of_built_in_scorers_one_from_0_to_1(reply, buil
     ],
 )
 def test_what_is_no_verdict_counts_as_a_process_that_died(reply):
-    with pytest.raises(Died, match="no score"):
+    with pytest.raises(Died, match="not a score"):
         _verdict(reply, False)
 
 
@@ -304,7 +304,7 @@ def test_tasks_whose_scorers_evaluate_text_are_refused_where_they_cannot_be_isol
     monkeypatch.setattr(probe, "missing", lambda: ("files",))
     for task in ("countdown", "composite"):
         data = Judged(gym.scorer(task, {}))
-        with pytest.raises(PlanError, match=r"no wall around files(.|\n)*--unsafe-scorers"):
+        with pytest.raises(PlanError, match=r"the sandbox cannot restrict files(.|\n)*--unsafe-scorers"):
             bind([parse_reward("task")], RewardPool(), data)
         assert bind([parse_reward("task")], RewardPool(), data, unsafe=True)
     assert bind([parse_reward("task")], RewardPool(), Judged(gym.scorer("chain_sum", {})))

@@ -232,11 +232,11 @@ def test_a_batch_without_a_number_for_each_row_is_missing_whole(returned):
 def test_numbers_of_a_batch_are_judged_row_by_row():
     rows = [{"prompt": "p", "completion": "c", "label": {"a": 1}}] * 4
     found = list(by_batch(lambda queries, labels: [1, math.nan, [1.0], labels[3]["a"]], rows))
-    assert found[2] == ["type", "the list that the function returned has list, not a number"]
+    assert found[2] == ["type", "the list returned by the function contains list, not a number"]
     found_in_dict = list(by_batch(lambda queries, labels: {"rewards": [math.nan, "1", 0, 0]}, rows))
     assert found_in_dict[:2] == [
-        ["nan", "the list that the function returned has nan"],
-        ["type", "the list that the function returned has str, not a number"],
+        ["nan", "the list returned by the function contains nan"],
+        ["type", "the list returned by the function contains str, not a number"],
     ]
     assert [item if isinstance(item, float) else item[0] for item in found] == [1.0, "nan", "type", 1.0]
 

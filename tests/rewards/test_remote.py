@@ -45,7 +45,7 @@ def test_a_server_is_named_by_its_url_with_a_port_and_a_weight(written, spec):
     ["http://", "http:///get_reward", "http://judge:port/x", "http://me:secret@judge/x", "http://judge:0/x"],
 )
 def test_a_url_that_cannot_be_asked_is_refused_and_no_password_is_shown(written):
-    with pytest.raises(PlanError, match="cannot be asked") as error:
+    with pytest.raises(PlanError, match="URL is invalid") as error:
         parse_reward(written)
     assert "secret" not in str(error.value)
 

@@ -93,5 +93,5 @@ def test_a_tasks_own_scorer_judges_its_rows(pool, task):
 
 
 def test_a_task_without_answers_is_refused(pool):
-    with pytest.raises(PlanError, match="no scorer of its own"):
+    with pytest.raises(PlanError, match="neither a scorer of their own"):
         bind([parse_reward("task")], pool, None)

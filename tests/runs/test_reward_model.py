@@ -71,5 +71,5 @@ def test_a_reward_model_learns_pairs_and_its_scores_are_those_of_a_run(tmp_path,
 
 def test_a_reward_model_with_another_tokenizer_is_refused(task, tmp_path):
     other = make(tmp_path / "other", "llama")
-    with pytest.raises(PlanError, match=r"reads other tokens(.|\n)*file.py:function"):
+    with pytest.raises(PlanError, match=r"uses other tokens(.|\n)*file.py:function"):
         rlflow.run("grpo", **task, **{"hp.max_tokens": 8}, reward=str(other))

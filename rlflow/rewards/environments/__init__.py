@@ -1,8 +1,8 @@
-"""Environments: what answers a model between its turns. User code runs in processes that are killed at a
-call's deadline; an episode that fails has no score, never a score of 0.
+"""Run environments, which answer a model between its turns.
 
-Here: naming an environment, reading its class out of the file's text, the processes that hold episodes, with
-a deadline for each call. Not here: sampling turn by turn (`rlflow.execution.episodes`), which role has which
-environment (`rlflow.config.roles.environments`). Importing this package loads no torch: the worker processes
-start through it.
+User code runs in processes that are killed at a call's deadline. A failed episode has a missing score, never
+a score of 0. The package parses environment names, reads a class from its file's text, and keeps the
+processes with the episodes. Sampling turn by turn is in `rlflow.execution.episodes`; the assignment of
+environments to roles is in `rlflow.config.roles.environments`. Importing this package does not load torch,
+since worker processes start through it.
 """

@@ -1,5 +1,8 @@
-"""EnvironmentPool: processes that hold episodes. A call that hangs or ends its process fails its own episode
-alone; the others of the process are played again in another one, with the same words, and go on."""
+"""EnvironmentPool: processes that hold episodes.
+
+If a call hangs or ends its process, only its own episode fails. The other episodes of the process are
+replayed in a new process, with the same replies, and continue.
+"""
 
 from __future__ import annotations
 
@@ -34,49 +37,49 @@ from rlflow.rewards.worker_pool import (
     WorkerProcess,
 )
 
-HELPERS = 8  # processes among which the other calls of a process are dealt out, once one of them has hung
-# why an episode failed; see Failure
+HELPERS = 8  # after a call has hung, its process's other calls are split among this many processes
+# Causes of a failed episode; see Failure.
 CAUSES = ("raised", "type", "overflow", "timeout", "died", "diverged", "lost")
 
 
 class Failure(NamedTuple):
-    """Why an episode failed."""
+    """The reason why an episode failed."""
 
-    # raised; type (an answer that is none); overflow (a number that float32 cannot hold); timeout; died;
-    # diverged (played again, it answered otherwise); lost (its process ended, and it cannot be played again)
+    # raised; type (an invalid answer); overflow (a number too large for float32); timeout; died; diverged (a
+    # replay gave other answers); lost (the process ended and the environment does not allow replays)
     cause: str
     message: str
 
     @staticmethod
     def of_sum(score: float) -> Failure | None:
-        """Why an episode has no score, where float32 cannot hold the sum of its turns' rewards; None where it
-        can."""
+        """Return the failure of an episode whose summed rewards are too large for float32; else None."""
         held = abs(score) <= LARGEST
         return (
             None if held else Failure("overflow", f"the rewards of its turns add up to {score:g}, {NOT_HELD}")
         )
 
 
-Answer = Mapping[str, Any] | Failure  # of a call, as the worker's ``checked`` gives it
+Answer = Mapping[str, Any] | Failure  # answer to a call, as the worker's ``checked`` returns it
 
 
 @dataclass(eq=False)
 class Episode:
-    """One row's episode: what its process was called with, and what it answered, so that it can be played
-    again."""
+    """The episode of one row, with its calls and answers, so that it can be replayed."""
 
     number: int
     slot: int
     calls: list[Sequence[Any]] = field(default_factory=list)
     answers: list[Mapping[str, Any]] = field(default_factory=list)
     failure: Failure | None = None
-    process: WorkerProcess | None = None  # that answered its last call
+    process: WorkerProcess | None = None  # the process that answered its last call
 
 
 class EnvironmentPool(WorkerPool["_Calls"]):
-    """Up to ``spec.bounds.parallel`` processes with episodes of one environment. The first episodes start
-    them. ``confinement``: what the user's code may do. ``clock``: gives the seconds that deadlines of calls
-    count. Several threads may use the pool at once."""
+    """Up to ``spec.bounds.parallel`` processes with episodes of one environment.
+
+    The first episodes start the processes. Several threads may use the pool at once. ``confinement``: the
+    rights of users' code. ``clock``: returns the seconds used for call deadlines.
+    """
 
     def __init__(
         self,
@@ -97,15 +100,17 @@ class EnvironmentPool(WorkerPool["_Calls"]):
         self.load = Load("", spec.packed, spec.path, False, "env-load", f"environment {spec.name}")
         self.processes = spec.bounds.parallel or max(2, os.cpu_count() or 1)
         self.failures: dict[str, str] = {}  # cause → message of the first failure
-        self.failed: Counter[str] = Counter()  # cause → how many episodes
+        self.failed: Counter[str] = Counter()  # cause → number of episodes
         self._numbers = itertools.count()
         self._homes: list[_EnvironmentSlot] = []  # the slots of episodes, by Episode.slot
 
     def open(
         self, rows: Sequence[Mapping[str, Any]], seeds: Sequence[int]
     ) -> tuple[list[Episode], list[Answer]]:
-        """Begin an episode for each row, with its columns by name, and its seed. Gives what each says
-        first."""
+        """Start an episode for each row, with its columns by name and its seed.
+
+        Returns (episodes, the first message of each).
+        """
         self._start(min(self.processes, max(len(rows), 1)))
         count = min(self.processes, max(len(rows), 1))
         numbers = [next(self._numbers) for _ in rows]
@@ -119,7 +124,7 @@ class EnvironmentPool(WorkerPool["_Calls"]):
         return episodes, self.call(episodes, calls)
 
     def step(self, episodes: Sequence[Episode], replies: Sequence[str]) -> list[Answer]:
-        """The answers of episodes to what their models said."""
+        """Return the answers of episodes to their models' replies."""
         return self.call(
             episodes,
             [["step", episode.number, text] for episode, text in zip(episodes, replies, strict=True)],
@@ -128,7 +133,7 @@ class EnvironmentPool(WorkerPool["_Calls"]):
     def tools(
         self, episodes: Sequence[Episode], calls: Sequence[Sequence[tuple[str, Mapping[str, Any]]]]
     ) -> list[Answer]:
-        """The results of the tools that each episode's model called."""
+        """Return the results of each episode's tool calls."""
         return self.call(
             episodes,
             [
@@ -138,7 +143,7 @@ class EnvironmentPool(WorkerPool["_Calls"]):
         )
 
     def end(self, episodes: Sequence[Episode]) -> list[Answer]:
-        """End episodes. Gives the score of each that has one."""
+        """End episodes. Returns a score for each episode that has one."""
         if not self.spec.source.ends:
             for episode in episodes:
                 self._homes[episode.slot].forget(episode)
@@ -146,8 +151,10 @@ class EnvironmentPool(WorkerPool["_Calls"]):
         return self.call(episodes, [["end", episode.number] for episode in episodes])
 
     def call(self, episodes: Sequence[Episode], calls: Sequence[Sequence[Any]]) -> list[Answer]:
-        """Carry out a call of each episode. Raises PlanError where the class cannot be loaded, RuntimeError
-        for a closed pool."""
+        """Run one call of each episode, and return the answers.
+
+        Raises PlanError if the class cannot be loaded, RuntimeError for a closed pool.
+        """
         answers: list[Answer | None] = [None] * len(episodes)
         places: dict[int, list[int]] = {}
         for place, episode in enumerate(episodes):
@@ -178,21 +185,21 @@ class EnvironmentPool(WorkerPool["_Calls"]):
 
 @dataclass(frozen=True, eq=False)
 class _Calls:
-    """Calls of episodes, which one slot carries out, and what waits for their answers."""
+    """Calls of episodes that one slot runs, and the future for their answers."""
 
     calls: Sequence[tuple[Episode, Sequence[Any]]]
     answers: Future[list[Answer]] = field(default_factory=Future)
 
 
 class _EnvironmentSlot(Slot[_Calls]):
-    """Has episodes in its process, and carries out their calls, one after another."""
+    """Holds episodes in its process, and runs their calls one after another."""
 
     def __init__(self, pool: EnvironmentPool, helps: bool = False) -> None:
-        """``helps``: whether it is there for a few calls of another one."""
+        """Create a slot. ``helps``: whether it only takes over a few calls of another slot."""
         super().__init__(pool, queue.SimpleQueue())
         self._environments, self._helps = pool, helps
         self.spec = pool.spec
-        self._over: list[int] = []  # episodes that its process need not keep
+        self._over: list[int] = []  # finished episodes, which its process can drop
 
     def do(self, job: _Calls) -> None:
         job.answers.set_result(self._answered(job.calls))
@@ -201,19 +208,19 @@ class _EnvironmentSlot(Slot[_Calls]):
         job.answers.set_exception(error)
 
     def submit(self, calls: Sequence[tuple[Episode, Sequence[Any]]]) -> Future[list[Answer]]:
-        """Have calls carried out. Raises RuntimeError for a closed pool."""
+        """Submit calls, and return the future for their answers. Raises RuntimeError for a closed pool."""
         job = _Calls(calls)
         self.pool.put(self.jobs, job)
         return job.answers
 
     def forget(self, episode: Episode) -> None:
-        """Have the process drop an episode, with its next calls. Called from another thread."""
+        """Let the process drop an episode at its next request. Called from another thread."""
         self._over.append(episode.number)
 
     def _answered(self, calls: Sequence[tuple[Episode, Sequence[Any]]]) -> list[Answer]:
-        """The answer to each call. What fails an episode is kept with it."""
+        """Return the answer to each call. A failure is also stored in its episode."""
         answers: dict[int, Answer] = {}
-        helped: dict[int, Answer] = {}  # of calls that other processes carried out
+        helped: dict[int, Answer] = {}  # answers from helper processes
         left, together, idle = list(range(len(calls))), True, 0
         while left:
             try:
@@ -230,7 +237,7 @@ class _EnvironmentSlot(Slot[_Calls]):
                 continue
             answers |= zip(portion, replied, strict=False)
             if culprit is not None and self.spec.source.later and len(portion) > 1:
-                # any of those that waited side by side may be the one: each is called by itself
+                # The faulty one among the concurrent calls is unknown: run each call separately.
                 together = False
             elif culprit is not None:
                 answers[portion[len(replied)]] = calls[portion[len(replied)]][0].failure = culprit
@@ -252,9 +259,11 @@ class _EnvironmentSlot(Slot[_Calls]):
     def _helped(
         self, calls: Sequence[tuple[Episode, Sequence[Any]]], left: Sequence[int]
     ) -> dict[int, Answer]:
-        """The answers to the calls that are left after one that hung, by their places, noted with their
-        episodes. Others may hang too: so that each does not wait for the deadline of the one before, they are
-        dealt out among processes of their own, in which their episodes are played again."""
+        """Return the answers to the calls that remain after a call has hung, by place.
+
+        Also stores them in their episodes. Other calls may hang too. So that they do not wait for each
+        other's deadlines, the calls are split among helper processes, which first replay the episodes.
+        """
         pool = self._environments
         helpers = [_EnvironmentSlot(pool, helps=True) for _ in range(min(len(left), HELPERS))]
         with pool.lock:
@@ -280,7 +289,7 @@ class _EnvironmentSlot(Slot[_Calls]):
                 helper.join()
 
     def _kept(self, episode: Episode, call: Sequence[Any], answer: Answer | None) -> Answer:
-        """The answer, noted with its episode; where there is none, what failed the episode."""
+        """Store the answer in its episode, and return it. Without an answer, return the episode's failure."""
         if answer is None or isinstance(answer, Failure):
             episode.failure = answer or episode.failure
             assert episode.failure is not None
@@ -292,8 +301,11 @@ class _EnvironmentSlot(Slot[_Calls]):
     def _fed(
         self, calls: Sequence[tuple[Episode, Sequence[Any]]], side_by_side: bool
     ) -> tuple[list[Answer], Failure | None]:
-        """The answers to calls, up to one at which the process died or was late, and that failure. Raises
-        Idle where it ended before it took them."""
+        """Return (answers, failure): the answers up to the call at which the process died or was late.
+
+        The failure is None if all calls were answered. Raises Idle if the process ended before it took the
+        calls.
+        """
         if not calls:
             return [], None
         bounds, answers = self.spec.bounds, list[Answer]()
@@ -313,22 +325,25 @@ class _EnvironmentSlot(Slot[_Calls]):
         return answers, None
 
     def _bring(self, episodes: Sequence[Episode]) -> None:
-        """Play again, in the process that is there now, those of some episodes that an earlier process had.
-        One that ends the process fails, and the others are brought anew."""
+        """Replay the episodes that an earlier process had in the present process.
+
+        If a replay ends the process, that episode fails, and the other episodes are replayed in the next
+        process.
+        """
         while episode := next(
             (each for each in episodes if each.failure is None and each.calls and not self._has(each)), None
         ):
             if not self.spec.source.repeatable:
                 episode.failure = Failure(
                     "lost",
-                    "the process of its episode ended by another's fault, and the environment says that an "
-                    "episode cannot be played again (repeatable = False)",
+                    "another episode ended the process, and the environment does not allow an "
+                    "episode to be replayed (repeatable = False)",
                 )
                 continue
             again, culprit = self._fed([(episode, call) for call in episode.calls], False)
             if culprit is not None:
                 episode.failure = Failure(
-                    "diverged", f"played again, it did not answer as before: {culprit.message}"
+                    "diverged", f"in a replay it did not answer as before: {culprit.message}"
                 )
             elif again != episode.answers:
                 where = next(
@@ -338,7 +353,7 @@ class _EnvironmentSlot(Slot[_Calls]):
                 )
                 episode.failure = Failure(
                     "diverged",
-                    f"played again, answer {where} was another: {_short(again[where])} in place of "
+                    f"in a replay, answer {where} differed: {_short(again[where])} instead of "
                     f"{_short(episode.answers[where])}",
                 )
 
@@ -347,13 +362,12 @@ class _EnvironmentSlot(Slot[_Calls]):
 
 
 def _answer(reply: Any, call: Sequence[Any]) -> Answer:
-    """The reply where it can be one of an environment. Raises Died for any other, which the worker cannot
-    have sent."""
+    """Return the reply if it can come from an environment. Raises Died for any other reply."""
     if isinstance(reply, list) and len(reply) == 2 and reply[0] in CAUSES and isinstance(reply[1], str):
         return Failure(*reply)
     if isinstance(reply, dict) and _sound(reply, call):
         return reply
-    raise Died("the process sent what is no answer of an environment")
+    raise Died("the process sent a reply that is not a valid environment answer")
 
 
 def _sound(reply: Mapping[Any, Any], call: Sequence[Any]) -> bool:
@@ -393,7 +407,7 @@ def _short(answer: Any) -> str:
 def _cannot_start(spec: EnvironmentSpec, why: str) -> PlanError:
     return PlanError.of(
         "env-load",
-        f"the process of the environment {spec.name} does not start, {TRIES} times in a row: "
+        f"the process of the environment {spec.name} failed to start {TRIES} times in a row: "
         f"{why or f'no answer after {START:g} s'}",
         place=spec.place,
         expected="a process that loads the class and answers",

@@ -1,4 +1,4 @@
-"""Reading an environment's class out of its file's text, without importing it."""
+"""Read an environment's class from its file's text, without importing the file."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rlflow.errors import Place, PlanError, listed, nearest
 from rlflow.rewards import text
 from rlflow.rewards.environments.tool_schema import Tool, tool_of
 
-REQUIRED = object()  # the default of a setting that has none
-UNKNOWN = object()  # the default of a setting that the text does not tell
-OWN = ("reset", "step", "score", "close")  # methods that are no tools
-SEED = "seed"  # the parameter of ``reset`` that is no column
+REQUIRED = object()  # marks a setting without a default
+UNKNOWN = object()  # marks a default that is not a literal
+OWN = ("reset", "step", "score", "close")  # methods that are not tools
+SEED = "seed"  # the parameter of ``reset`` that is not a column
 
 Def = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -24,40 +24,45 @@ Def = ast.FunctionDef | ast.AsyncFunctionDef
 class EnvironmentSetting:
     """A parameter of the class's ``__init__``."""
 
-    type: Any  # as annotated; Any where it is not
-    default: Any  # REQUIRED, UNKNOWN or the value
+    type: Any  # as annotated; Any without an annotation
+    default: Any  # the value, REQUIRED or UNKNOWN
 
 
 @dataclass(frozen=True)
 class ClassSource:
-    """An environment as its file's text describes it."""
+    """An environment's class, as its file's text describes it."""
 
-    place: Place  # of the class
-    text: str  # of the whole file
+    place: Place  # where the class is defined
+    text: str  # text of the complete file
     settings: Mapping[str, EnvironmentSetting] = field(default_factory=dict)
-    required: tuple[str, ...] = ()  # columns that ``reset`` reads
-    optional: tuple[str, ...] = ()  # columns that it takes where rows have them
-    rest: bool = False  # whether it takes all fields of the data
-    tools: tuple[Tool, ...] = ()  # methods that a model may call, of a class without ``step``
-    # whether an episode that is played again with the same words gives the same answers
+    required: tuple[str, ...] = ()  # columns that ``reset`` requires
+    optional: tuple[str, ...] = ()  # columns that ``reset`` uses if rows have them
+    rest: bool = False  # whether ``reset`` accepts all fields of the data
+    tools: tuple[Tool, ...] = ()  # methods that a model may call, in a class without ``step``
+    # Whether an episode that is replayed with the same replies gives the same answers.
     repeatable: bool = True
-    # whether the class gives rewards of its own: it has ``score``, or a turn with a reward
+    # Whether the class gives rewards: it has ``score``, or a turn with a reward.
     scores: bool = False
-    later: bool = False  # whether a method is async, so that episodes of one process can wait side by side
-    opens: bool = True  # whether it has ``reset``; without, an episode begins with its first turn
-    ends: bool = True  # whether it has ``score`` or ``close``; without, nothing is called at an episode's end
+    later: bool = False  # whether a method is async, so that episodes of one process can wait concurrently
+    opens: bool = True  # whether it has ``reset``; without it, an episode begins with its first turn
+    ends: bool = (
+        True  # whether it has ``score`` or ``close``; without them, no method is called at an episode's end
+    )
 
 
 def read_class(file: str, name: str) -> ClassSource:
-    """The class of a file. Raises PlanError where the file cannot be read, or has no such class, or the class
-    can be no environment."""
+    """Return the description of a class in a file.
+
+    Raises PlanError if the file cannot be read, does not have the class, or the class cannot be an
+    environment.
+    """
     tree = text.tree(file, "environment")
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     if name not in classes:
         shown = str(Place(file, 1)).removesuffix(":1")
         raise PlanError.of(
             "env-class",
-            f"{shown} defines no class '{name}' at its top level",
+            f"{shown} does not define a class '{name}' at its top level",
             place=Place(file, 1),
             found=listed(classes),
             expected="a class with reset and step, or with tools",
@@ -68,7 +73,7 @@ def read_class(file: str, name: str) -> ClassSource:
     methods = {
         method.name: method for each in reversed(known) for method in each.body if isinstance(method, Def)
     }
-    whole = len(known) == 1 + sum(len(each.bases) for each in known)  # no base that is defined elsewhere
+    whole = len(known) == 1 + sum(len(each.bases) for each in known)  # whether all bases are in this file
     place = Place(file, node.lineno)
     public = [
         method
@@ -79,7 +84,7 @@ def read_class(file: str, name: str) -> ClassSource:
     if whole and "step" not in methods and not tools:
         raise PlanError.of(
             "env-class",
-            f"the class '{name}' is no environment: it has neither step nor tools",
+            f"the class '{name}' is not an environment: define step() or public methods as tools",
             place=place,
             found=listed(methods),
             expected="step(self, said) -> Turn, or public methods that a model may call",
@@ -103,12 +108,15 @@ def read_class(file: str, name: str) -> ClassSource:
 
 
 def class_names(file: str) -> list[str]:
-    """Names of the top-level classes of a file. Raises PlanError where it cannot be read or parsed."""
+    """Return the names of the top-level classes of a file.
+
+    Raises PlanError if it cannot be read or parsed.
+    """
     return [node.name for node in text.tree(file, "environment").body if isinstance(node, ast.ClassDef)]
 
 
 def _lineage(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> list[ast.ClassDef]:
-    """The class and its bases in the same file, the nearest first."""
+    """Return the class and its bases in the same file, the nearest first."""
     line = [node]
     for each in line:
         bases = [classes[base.id] for base in each.bases if isinstance(base, ast.Name) and base.id in classes]
@@ -117,8 +125,10 @@ def _lineage(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> list[as
 
 
 def _parameters(method: Def, file: str) -> Iterator[tuple[ast.arg, ast.expr | None]]:
-    """The parameters after ``self``, each with its default. Raises PlanError for ``*arguments`` and
-    positional-only ones."""
+    """Yield the parameters after ``self``, each with its default.
+
+    Raises PlanError for ``*arguments`` and positional-only parameters.
+    """
     arguments = method.args
     if arguments.posonlyargs or arguments.vararg:
         raise PlanError.of(
@@ -166,7 +176,7 @@ def _columns(method: Def | None, file: str) -> tuple[tuple[str, ...], tuple[str,
 
 
 def _flag(known: list[ast.ClassDef], name: str, default: bool) -> bool:
-    """The value of a class attribute that is True or False."""
+    """Return the value of a boolean class attribute."""
     for each in known:
         for statement in each.body:
             match statement:
@@ -182,7 +192,7 @@ def _flag(known: list[ast.ClassDef], name: str, default: bool) -> bool:
 
 
 def _rewards(methods: Any) -> bool:
-    """Whether any method makes a Turn with a reward, or with keywords that the text does not tell."""
+    """Whether any method makes a Turn with a reward, or with ``**keywords`` that may include one."""
     calls = (node for method in methods for node in ast.walk(method) if isinstance(node, ast.Call))
     named = (
         node for node in calls if (getattr(node.func, "id", "") or getattr(node.func, "attr", "")) == "Turn"

@@ -1,5 +1,7 @@
-"""An environment as a user names it, ``--env FILE.py:Class`` with ``--env.NAME VALUE``: its class, its
-settings and the bounds of its episodes."""
+"""Parse the environment that a user names with ``--env FILE.py:Class`` and ``--env.NAME VALUE``.
+
+The result is its class, its settings and the bounds of its episodes.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ SHIPPED: Mapping[str, tuple[str, str]] = {  # name → (module, class) of the en
 }
 
 
-# library → (module, class) of what speaks for its environments, as LIBRARY:ID
+# Library → (module, class) of the adapter for its environments, named LIBRARY:ID.
 ADAPTERS: Mapping[str, tuple[str, str]] = {
     "openenv": ("rlflow.rewards.environments.adapters.openenv", "OpenEnvSession"),
     "openrlhf": ("rlflow.rewards.environments.adapters.openrlhf", "Agent"),
@@ -38,28 +40,30 @@ ADAPTERS: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Bounds:
-    """The bounds of episodes, which every environment has as ``--env.NAME``."""
+    """The bounds of episodes. Every environment has them as ``--env.NAME``."""
 
-    turns: Annotated[int, Ge(1)] = 8  # most turns of the model in an episode
-    # most tokens that the environment says between two turns; the rest is cut off
+    turns: Annotated[int, Ge(1)] = 8  # most model turns in an episode
+    # Most tokens of an environment message between two turns; longer messages are cut.
     says: Annotated[int, Ge(1)] = 512
     seconds: Annotated[float, Gt(0)] = 60.0  # seconds for each call of the environment
-    parallel: Annotated[int, Ge(1)] | None = None  # most processes of episodes; without, one for each core
-    # whether the text of one, in what the environment says, is text or becomes one
+    parallel: Annotated[int, Ge(1)] | None = None  # most processes; None: one for each core
+    # Whether the text of a control token in an environment message stays text, or becomes the token.
     control_tokens: Literal["text", "allow"] = "text"
 
 
 @dataclass(frozen=True)
 class EnvironmentSpec:
-    """An environment with its settings, from which any process can make episodes. Plain values, so that it
-    can be sent."""
+    """An environment with its settings, from which any process can create episodes.
 
-    name: str  # as messages and graphs show it, such as search.py:Search
-    path: str  # of the file
-    cls: str  # name of the class
-    module: str  # dotted name of the file's module where that is part of a package; else empty
+    Plain values, so that it can be sent.
+    """
+
+    name: str  # in messages and graphs, such as search.py:Search
+    path: str  # the file
+    cls: str  # the class
+    module: str  # dotted name of the file's module if it is part of a package; else empty
     source: ClassSource
-    settings: Mapping[str, Any]  # of the class, plain values
+    settings: Mapping[str, Any]  # settings of the class, plain values
     paths: tuple[str, ...]  # names of the settings that are paths
     bounds: Bounds
 
@@ -70,12 +74,12 @@ class EnvironmentSpec:
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """The tools that a model may call; none of an environment with ``step``."""
+        """The tools that a model may call; empty for an environment with ``step``."""
         return self.source.tools
 
     @property
     def library(self) -> str:
-        """The library whose environment it is; empty where it is the user's own, or ships with rlflow."""
+        """The library of the environment; empty for the user's own and for those that come with rlflow."""
         return self.name.partition(":")[0] if self.module and ":" in self.name else ""
 
     @cached_property
@@ -94,8 +98,7 @@ class EnvironmentSpec:
 
     @cached_property
     def digest(self) -> str:
-        """16 hex digits that change with what the file says, with the settings and with how far episodes
-        go."""
+        """16 hex digits that change with the file's text, the settings, and the length bounds of episodes."""
         code = ast.unparse(ast.parse(self.source.text))
         shaping = [
             self.cls,
@@ -113,9 +116,11 @@ class EnvironmentSpec:
 
 
 def parse_environment(written: str, values: Mapping[str, Any], flag: str = "env") -> EnvironmentSpec:
-    """The environment that a flag names. values: those of ``--env.NAME``; flag: the one that names it, such
-    as actor.env. The file is read, not imported. Raises PlanError where there is no such environment, and for
-    settings that it does not have or take."""
+    """Return the environment that a flag names.
+
+    ``values``: values of ``--env.NAME``. ``flag``: the flag, such as actor.env. The file is read, not
+    imported. Raises PlanError for an unknown environment, and for unknown or invalid settings.
+    """
     path, cls, module = _named(written, flag)
     library, _, named = written.partition(":")
     if library in ADAPTERS:
@@ -128,8 +133,8 @@ def parse_environment(written: str, values: Mapping[str, Any], flag: str = "env"
             f"the class '{cls}' has a setting '{reserved[0]}', which is a bound of every episode",
             place=source.place,
             found=f"{reserved[0]} in __init__",
-            expected=f"other names than {listed(sorted(bounds))}",
-            remedy=f"call it {reserved[0]}_",
+            expected=f"a name other than {listed(sorted(bounds))}",
+            remedy=f"rename it to {reserved[0]}_",
         )
     settings, paths = _settings(
         source, {name: value for name, value in values.items() if name not in bounds}, cls, flag
@@ -148,7 +153,7 @@ def parse_environment(written: str, values: Mapping[str, Any], flag: str = "env"
 
 
 def _named(written: str, flag: str) -> tuple[str, str, str]:
-    """(file, class, module) of an environment. Raises PlanError."""
+    """Return (file, class, module) of an environment. Raises PlanError."""
     own = SHIPPED.get(written) or ADAPTERS.get(written.partition(":")[0] if ":" in written else "")
     if own is not None:
         module, cls = own
@@ -160,7 +165,7 @@ def _named(written: str, flag: str) -> tuple[str, str, str]:
         near = nearest(written, [*SHIPPED, *names, *(f"{library}:{cls}" for library in ADAPTERS)])
         raise PlanError.of(
             "env-unknown",
-            f"--{flag} names no environment: '{written}'",
+            f"--{flag} does not name an environment: '{written}'",
             found=written,
             expected=f"FILE.py:Class, {listed(f'{library}:ID' for library in ADAPTERS)}, or one of "
             f"{listed(SHIPPED)}",
@@ -173,8 +178,11 @@ def _named(written: str, flag: str) -> tuple[str, str, str]:
 def _settings(
     source: ClassSource, texts: Mapping[str, Any], cls: str, flag: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The values of the class's settings that flags have, in their types, and which of them are paths, made
-    absolute. Raises PlanError for unknown, missing and unsuitable ones, all at once."""
+    """Return (setting values in their types, names of the settings that are paths).
+
+    ``texts``: values given by flags. Paths become absolute. Raises one PlanError for all unknown, missing and
+    invalid settings.
+    """
     known, problems = source.settings, []
     values: dict[str, Any] = {}
     paths = []
@@ -189,7 +197,7 @@ def _settings(
                     found=f"--{flag}.{name}",
                     expected=f"one of {listed(names)}",
                     nearest=nearest(name, names),
-                    remedy=f"leave it out, or declare it: def __init__(self, *, {name}: str)",
+                    remedy=f"remove it, or declare it: def __init__(self, *, {name}: str)",
                 )
             )
             continue

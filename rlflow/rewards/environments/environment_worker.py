@@ -1,8 +1,7 @@
-"""A worker of environments: one process that holds episodes and answers calls of theirs. It sends one reply
-for each call, in their order, and ends with its parent.
+"""Environment worker: a process that holds episodes, answers their calls, and ends with its parent.
 
-Run as ``python -m rlflow.rewards.environments.environment_worker PARENT REPLIES WALLS``, as workers of
-rewards are.
+It sends one reply for each call, in their order. It runs as ``python -m
+rlflow.rewards.environments.environment_worker PARENT REPLIES WALLS``, like reward workers.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ from rlflow.rewards.reward_worker import RequestWorker, begun
 from rlflow.rewards.scorers import user_module
 from rlflow.rewards.together import SideBySide
 
-LONGEST = 1 << 17  # characters that an environment says in a turn: longer text is cut
-LOGGED = 32  # most numbers of a turn's log
+LONGEST = 1 << 17  # most characters of an environment message; longer text is cut
+LOGGED = 32  # most numbers in a turn's log
 
 # ["open", number, columns, seed], ["step", number, said], ["tools", number, calls] or ["end", number]
 Call = Sequence[Any]
 
 
 def main() -> None:
-    """Take the command line, put up the walls, and answer requests until standard input is closed."""
+    """Read the command line, enter the sandbox, and answer requests until standard input is closed."""
     EnvironmentWorker(*begun()).serve()
 
 
 class Refused(Exception):
-    """An answer of an environment that is none. cause: as of ``Failure``."""
+    """An environment returned an invalid answer. ``cause``: as in ``Failure``."""
 
     def __init__(self, message: str, cause: str = "type") -> None:
         super().__init__(message)
@@ -50,7 +49,7 @@ class Refused(Exception):
 
 
 class EnvironmentWorker(RequestWorker):
-    """Answers calls of episodes with the class that it has loaded."""
+    """Answers the calls of episodes with the class that it has loaded."""
 
     def __init__(self, requests: int, replies: int) -> None:
         super().__init__(requests, replies)
@@ -69,7 +68,7 @@ class EnvironmentWorker(RequestWorker):
         self._make, self._later = lambda: kind(**settings), packed["later"]
 
     def answers(self, request: dict[str, Any]) -> Iterator[Any]:
-        """The answer to each call; episodes that are over are dropped first."""
+        """Return the answer to each call, as an iterator. Finished episodes are dropped first."""
         for over in request["over"]:
             self._episodes.pop(over, None)
         calls, seconds = request["calls"], request["seconds"]
@@ -93,21 +92,24 @@ class EnvironmentWorker(RequestWorker):
             return failed(error)
 
     def _failed(self, number: int) -> Any:
-        """Drop an episode that has failed, and call its ``close``. Gives an awaitable where that is async."""
+        """Drop a failed episode, and call its ``close``. Returns an awaitable if ``close`` is async."""
         episode = self._episodes.pop(number, None)
-        with contextlib.suppress(Exception):  # why the episode failed is what counts
+        with contextlib.suppress(Exception):  # only the episode's own failure is reported
             return _close(episode)
         return None
 
     async def _awaited(self, call: Call, seconds: float) -> Any:
-        """The answer to a call of an async method. Calls wait side by side; each has its own deadline."""
+        """Return the answer to a call of an async method.
+
+        Calls run concurrently; each has its own deadline.
+        """
         limit = TimeLimit(seconds)
         try:
             async with limit:
                 answer = self._called(call)
                 return checked(call, await answer if inspect.isawaitable(answer) else answer)
         except BaseException as error:  # as above
-            if limit.expired():  # it is not asked for anything more
+            if limit.expired():  # it gets no further calls
                 self._episodes.pop(call[1], None)
                 return ["timeout", f"no answer after {seconds:g} s"]
             with contextlib.suppress(Exception):
@@ -116,7 +118,7 @@ class EnvironmentWorker(RequestWorker):
             return failed(error)
 
     def _called(self, call: Call) -> Any:
-        """Call the method of a call. Gives its value, or an awaitable of it for an async one."""
+        """Call the method for a call. Returns its value, or an awaitable of it for an async method."""
         kind, number, *rest = call
         if kind == "open":
             columns, seed = rest
@@ -127,7 +129,7 @@ class EnvironmentWorker(RequestWorker):
                 if reset is not None
                 else None
             )
-        if number not in self._episodes:  # it has no ``reset``
+        if number not in self._episodes:  # a class without ``reset``
             self._episodes[number] = self._make()
         if kind == "step":
             return self._episodes[number].step(*rest)
@@ -144,7 +146,7 @@ class EnvironmentWorker(RequestWorker):
     def _used(
         self, episode: Any, calls: Sequence[tuple[str, Mapping[str, Any]]]
     ) -> list[str] | Awaitable[list[str]]:
-        """Use tools. Gives their results as text, in the order of the calls."""
+        """Call tools. Returns their results as text, in the order of the calls."""
         return (
             self._used_later(episode, calls)
             if self._later
@@ -152,7 +154,7 @@ class EnvironmentWorker(RequestWorker):
         )
 
     def _ended(self, episode: Any) -> Any:
-        """The episode's own score, where it has one, or an awaitable of it; its ``close`` is called."""
+        """Return the episode's own score if it has one, or an awaitable of it; then call its ``close``."""
         if self._later:
             return _ended_later(episode)
         score = episode.score() if hasattr(episode, "score") else None
@@ -180,9 +182,11 @@ def _takes_seed(reset: Callable[..., Any]) -> bool:
 
 
 def _use(episode: Any, name: str, arguments: Mapping[str, Any]) -> Any:
-    """Use a tool. Gives its result: text as it is, anything else as JSON shows it. The text of an error that
-    it raises is a result too, since the model may call the tool in another way; but for an error of a
-    service, which is none of the model's making."""
+    """Call a tool, and return its result: a text unchanged, anything else as JSON.
+
+    The text of an error is a result too, since the model may call the tool differently. Service errors are
+    raised, since the model did not cause them.
+    """
     try:
         result = getattr(episode, name)(**arguments)
     except Exception as error:
@@ -204,8 +208,11 @@ async def _awaited_tool(result: Awaitable[Any]) -> str:
 
 
 def is_service_error(error: BaseException) -> bool:
-    """Whether an error says that a service does not answer: of the network, also where a library has wrapped
-    it in an error of its own, or one that the author declares by ``service = True`` on its class."""
+    """Whether an error means that a service does not answer.
+
+    True for network errors, also if a library has wrapped them, and for errors whose class has ``service =
+    True``.
+    """
     return any(
         getattr(each, "service", False) or isinstance(each, ConnectionError | TimeoutError)
         for each in hints.causes(error)
@@ -213,24 +220,24 @@ def is_service_error(error: BaseException) -> bool:
 
 
 def as_result(error: Exception) -> str:
-    """An error of a tool as the model reads it."""
+    """Return an error of a tool as the model reads it."""
     return f"{type(error).__name__}: {error}"
 
 
 def shown(value: Any) -> str:
-    """The result of a tool as text."""
+    """Return the result of a tool as text."""
     if isinstance(value, str):
         return value
     return json.dumps(value, default=str, ensure_ascii=False)
 
 
 def failed(error: BaseException) -> list[str]:
-    """The cause and message of a call that raised."""
+    """Return [cause, message] of a call that raised."""
     return [error.cause, str(error)] if isinstance(error, Refused) else values.raised(error)
 
 
 def checked(call: Call, answer: Any) -> dict[str, Any]:
-    """An answer as plain values. Raises Refused for what no environment may answer."""
+    """Return an answer as plain values. Raises Refused for an invalid answer."""
     kind = call[0]
     if kind == "open":
         said, changes = _said(answer if answer is not None else "", "reset")
@@ -242,7 +249,7 @@ def checked(call: Call, answer: Any) -> dict[str, Any]:
         return {"results": [said for said, _ in results], **_together([changes for _, changes in results])}
     if answer is None:
         raise Refused(
-            "step returned None, as a method without a return does: return rlflow.Turn(…), and "
+            "step returned None, like a method without a return statement: return rlflow.Turn(…), and "
             "Turn(done=True) at the end"
         )
     if not isinstance(answer, Turn):
@@ -269,8 +276,10 @@ def _together(changes: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _said(value: Any, what: str) -> tuple[Any, dict[str, float]]:
-    """Text, or messages, as a tokenizer takes them, and what was changed for that, as in CHANGES. Raises
-    Refused for anything else."""
+    """Return (text or messages that a tokenizer accepts, changes). The changes have the keys of CHANGES.
+
+    Raises Refused for other values.
+    """
     value, replaced = mended(value)
     changes = {"replaced": float(replaced)} if replaced else {}
     if is_messages(value):
@@ -279,15 +288,15 @@ def _said(value: Any, what: str) -> tuple[Any, dict[str, float]]:
             content = messages[-1].get("content") or ""
             if len(content) < over:
                 raise Refused(
-                    f"{what}: found messages of more than {LONGEST} characters, of which the last has "
-                    "too few to be cut"
+                    f"{what}: found messages of more than {LONGEST} characters, and the last one is "
+                    "too short to be cut",
                 )
             messages[-1]["content"], changes["cut"] = content[: len(content) - over], 1.0
         return messages, changes
     if not isinstance(value, str):
         wrong = next(filter(None, map(fault, value)), "") if isinstance(value, list) else ""
-        found = f"found a message that is none: {wrong}" if wrong else f"found {type(value).__name__}"
-        raise Refused(f"{what}: {found}, expected text, or messages as [{{'role': …, 'content': …}}]")
+        found = f"found an invalid message: {wrong}" if wrong else f"found {type(value).__name__}"
+        raise Refused(f"{what}: {found}, expected text, or messages such as [{{'role': …, 'content': …}}]")
     return value[:LONGEST], changes | ({"cut": 1.0} if len(value) > LONGEST else {})
 
 

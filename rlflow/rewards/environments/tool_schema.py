@@ -1,5 +1,7 @@
-"""Tools: typed, documented methods of an environment that a model may call, as JSON schemas of a chat
-template."""
+"""Describe tools as JSON schemas for chat templates.
+
+A tool is a typed, documented method that a model may call.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ SIMPLE = {
     "list": "array",
 }
 HEADING = re.compile(r"^\s*(?:Args|Arguments|Parameters|Returns|Raises|:return)")
-# of a docstring: "name: text", ":param name: text"
+# Argument lines of a docstring: "name: text", ":param name: text".
 ARGUMENT = re.compile(r"^\s*(?::param\s+)?(\w+)(?:\s*\([^)]*\))?:\s*(.+)$")
 
 
@@ -30,7 +32,7 @@ class Tool:
     """A method that a model may call."""
 
     name: str
-    schema: Mapping[str, Any]  # as chat templates take it: {"type": "function", "function": {…}}
+    schema: Mapping[str, Any]  # as chat templates expect it: {"type": "function", "function": {…}}
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -39,23 +41,25 @@ class Tool:
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The schema of each parameter by its name."""
+        """The schema of each parameter, by name."""
         properties: Mapping[str, Any] = self.schema["function"]["parameters"]["properties"]
         return properties
 
 
 def tool_of(method: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Tool:
-    """The tool that a method is. Raises PlanError for one without a docstring, and for a parameter without a
-    type that JSON has."""
+    """Return the tool for a method.
+
+    Raises PlanError for a method without a docstring, and for a parameter without a type that JSON supports.
+    """
     place, docstring = Place(file, method.lineno), ast.get_docstring(method)
     if not docstring:
         raise PlanError.of(
             "env-tool",
-            f"the tool '{method.name}' has no docstring, so no model is told what it does",
+            f"the tool '{method.name}' has no docstring that describes it to the model",
             place=place,
             found="no docstring",
-            expected="a sentence that says what the tool does",
-            remedy=f"write one, or name the method _{method.name} if it is no tool",
+            expected="a docstring that describes the tool",
+            remedy=f"write one, or name the method _{method.name} if it is not a tool",
         )
     arguments = method.args
     every = [*arguments.posonlyargs, *arguments.args][1:] + arguments.kwonlyargs
@@ -77,7 +81,7 @@ def tool_of(method: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Tool:
         if kind is None:
             raise PlanError.of(
                 "env-tool",
-                f"the parameter '{argument.arg}' of the tool '{method.name}' has no type that JSON has",
+                f"the parameter '{argument.arg}' of the tool '{method.name}' does not have a type that JSON supports",
                 place=Place(file, argument.lineno),
                 found=ast.unparse(argument.annotation) if argument.annotation else "no annotation",
                 expected=f"one of {', '.join(SIMPLE)}, list[…] or Literal[…]",
@@ -96,20 +100,20 @@ def tool_of(method: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Tool:
 
 
 def _summary(docstring: str) -> str:
-    """The docstring up to what it says of arguments."""
+    """Return the docstring up to the description of arguments."""
     first, *rest = docstring.splitlines()
     more = itertools.takewhile(lambda line: not HEADING.match(line) and not ARGUMENT.match(line), rest)
     return " ".join(" ".join([first, *more]).split())
 
 
 def _described(docstring: str) -> dict[str, str]:
-    """Descriptions of parameters in a docstring, one on a line."""
+    """Return name → description of the parameters in a docstring, one on each line."""
     matches = (ARGUMENT.match(line) for line in docstring.splitlines()[1:])
     return {match[1]: match[2].strip() for match in matches if match}
 
 
 def _schema(annotation: ast.expr | None) -> dict[str, Any] | None:
-    """The JSON schema of an annotation; None where there is none."""
+    """Return the JSON schema of an annotation; None if JSON does not support it."""
     match annotation:
         case ast.Name(id=name) if name in SIMPLE:
             return {"type": SIMPLE[name]}

@@ -143,7 +143,7 @@ def test_an_episode_that_is_played_again_and_answers_otherwise_fails(pooled):
     assert causes(pool.step(episodes[1:], ["c"])) == ["died"]
     answer = pool.step(episodes[:1], ["d"])[0]
     assert causes([answer]) == ["diverged"]
-    assert "played again, answer 1 was another" in answer.message
+    assert "in a replay, answer 1 differed" in answer.message
 
 
 def test_an_episode_that_cannot_be_played_again_is_lost_with_its_process(pooled):
@@ -216,7 +216,7 @@ def test_a_process_that_never_starts_is_told(tmp_path):
     )
     pool = EnvironmentPool(parse_environment(f"{file}:Own", {}))
     try:
-        with pytest.raises(PlanError, match=r"does not start, 3 times in a row: .*exited with code 4"):
+        with pytest.raises(PlanError, match=r"failed to start 3 times in a row: .*exited with code 4"):
             pool.step(opened(pool, "{}")[0], ["x"])
     finally:
         pool.close()
@@ -274,11 +274,11 @@ def test_a_sum_of_rewards_that_float32_cannot_hold_is_no_score():
     assert Failure.of_sum(3e38) is None
     cause, message = Failure.of_sum(-6e38)
     assert cause == "overflow"
-    assert "turns add up to -6e+38, which float32 cannot hold" in message
+    assert "turns add up to -6e+38, too large for float32" in message
 
 
 @pytest.mark.parametrize("reward", [1e308, -(10**400)])
 def test_a_reward_that_float32_cannot_hold_fails_its_episode_by_that_cause(reward):
-    with pytest.raises(Refused, match="Turn.reward is .*which float32 cannot hold") as caught:
+    with pytest.raises(Refused, match="Turn.reward is .*too large for float32") as caught:
         checked(["step"], Turn(reward=reward))
     assert failed(caught.value)[0] == "overflow"

@@ -80,11 +80,11 @@ def test_a_class_without_rewards_or_async_says_so(file):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("class Ow: ...", r"own.py:1: .* defines no class 'Own'(?s:.*)nearest:  Ow"),
+        ("class Ow: ...", r"own.py:1: .* does not define a class 'Own'(?s:.*)nearest:  Ow"),
         ("\nclass Own:\n    def run(self): return 1", r"own.py:3: the tool 'run' has no docstring"),
         (
             "\nclass Own:\n    def _run(self): return 1",
-            r"own.py:2: the class 'Own' is no environment: it has neither step nor tools",
+            r"own.py:2: the class 'Own' is not an environment: define step\(\) or public methods as tools",
         ),
         (
             "class Own:\n    def step(self, said): ...\n    def reset(self, *columns): ...",

@@ -63,8 +63,12 @@ def test_the_digest_changes_with_what_shapes_episodes_and_with_nothing_else(own)
 @pytest.mark.parametrize(
     ("written", "given", "says"),
     [
-        ("own.py", {}, r"--env names no environment: 'own.py'(?s:.*)name one of: own.py:Own, own.py:Bad"),
-        ("own", {}, r"--env names no environment: 'own'(?s:.*)expected: FILE.py:Class"),
+        (
+            "own.py",
+            {},
+            r"--env does not name an environment: 'own.py'(?s:.*)name one of: own.py:Own, own.py:Bad",
+        ),
+        ("own", {}, r"--env does not name an environment: 'own'(?s:.*)expected: FILE.py:Class"),
         (
             "texarena:Nim-v0",
             {},

@@ -48,7 +48,7 @@ def search(self, query: str, topk: int = 3, *, exact: bool, tags: list[str], kin
         ("def a(self, q: str): ...", "own.py:1: the tool 'a' has no docstring"),
         (
             'def a(self,\n      q):\n    "Says."',
-            "own.py:2: the parameter 'q' of the tool 'a' has no type that JSON has",
+            "own.py:2: the parameter 'q' of the tool 'a' does not have a type that JSON supports",
         ),
         ('def a(self, q: set):\n    "Says."', "found:    set"),
         ('def a(self, q: list[set]):\n    "Says."', r"found:    list\[set\]"),

@@ -1,6 +1,6 @@
-"""Environments of other libraries, named by the library and what it calls them: `--env textarena:ID`,
-`skyrl_gym:ID`, `openenv:URL`, `openrlhf:FILE`.
+"""Adapters for environments of other libraries.
 
-Here: one class a module, which holds an episode of a library and gives its answers as turns.
-Not here: the libraries themselves, or anything that a user's own environment could not do.
+Their names are `textarena:ID`, `skyrl_gym:ID`, `openenv:URL` and `openrlhf:FILE`, given with `--env`. Each
+module has one class, which holds an episode of a library and returns its answers as turns. The adapters use
+nothing that a user's own environment could not use.
 """

@@ -1,8 +1,7 @@
-"""`--env openenv:URL`: an environment that an OpenEnv server holds (https://github.com/meta-pytorch/OpenEnv),
-over its WebSocket.
+"""`--env openenv:URL`: an environment on an OpenEnv server, over its WebSocket.
 
-A session of the server is an episode. The processes of environments have a network with ``--reward-network
-true`` alone.
+A session of the server is an episode (https://github.com/meta-pytorch/OpenEnv). Environment processes have
+network access only with ``--reward-network true``.
 """
 
 from __future__ import annotations
@@ -20,21 +19,26 @@ from rlflow.processes.clients.patience import Passing, Patience, Unanswered, lef
 
 
 class ServerError(RuntimeError):
-    """The server answered with an error: none of the model's making."""
+    """The server answered with an error, which the model did not cause."""
 
 
 class OpenEnvSession:
-    """One episode. What the model says is one field of the action; what it reads is one field of the
-    observation."""
+    """One episode on the server.
 
-    repeatable = False  # nothing is known of what the server does by chance
+    The model's reply is one field of the action. One field of the observation is the answer.
+    """
+
+    repeatable = False  # the server may use randomness
 
     def __init__(
         self, *, id: str, action: str = "message", observation: str = "", chat: bool = False
     ) -> None:
-        """id: URL of the server. action: the action's field for what the model said. observation: the field
-        that the model reads; without, the only one with text, or else all as JSON. chat: whether that is a
-        message of the role user, or text."""
+        """Connect to a server.
+
+        id: URL of the server. action: the action's field for the model's reply. observation: the field that
+        the model reads; by default the only text field, else the complete observation as JSON. chat: whether
+        the answer is a message with the role user, or text.
+        """
         client: Any = require("websockets.sync.client", extra="environments")
         scheme, _, rest = id.rstrip("/").partition("://")
         url = f"{ {'http': 'ws', 'https': 'wss'}.get(scheme, scheme) }://{rest}/ws"
@@ -42,13 +46,13 @@ class OpenEnvSession:
         self.action, self.observation, self.chat = action, observation, chat
 
     def reset(self, prompt: str, answer: str = "", *, seed: int, **fields: Any) -> Any:
-        """Begin. The server's ``reset`` gets those of the record's fields that it takes."""
+        """Start an episode. The server's ``reset`` gets the fields of the record that it accepts."""
         return self._read(
             self._asked("reset", {"seed": seed, "prompt": prompt, "answer": answer, **fields})["observation"]
         )
 
     def step(self, text: str) -> Turn:
-        """Act."""
+        """Send the model's reply as an action."""
         result = self._asked("step", {self.action: text})
         done = bool(result.get("done"))
         return Turn(
@@ -71,7 +75,7 @@ class OpenEnvSession:
         return result
 
     def _read(self, observation: dict[str, Any]) -> Any:
-        """The text of an observation that the model reads, or its message."""
+        """Return the part of an observation that the model reads, as a text or a message."""
         texts = [
             value for name, value in observation.items() if isinstance(value, str) and name != "metadata"
         ]
@@ -81,12 +85,14 @@ class OpenEnvSession:
 
 
 def _connected(connect: Callable[..., Any], url: str, seconds: float) -> Any:
-    """The connection to a server, which may redirect within its host. Raises Unanswered for one that cannot
-    be had within so many seconds."""
+    """Connect to a server, which may redirect to another URL on its host.
+
+    Raises Unanswered if it cannot connect within ``seconds``.
+    """
     exceptions: Any = require("websockets.exceptions", extra="environments")
     for _ in range(REDIRECTS):
         try:
-            # it lives as long as the episode
+            # Entered without "with": the connection lives as long as the episode.
             return connect(url, max_size=1 << 24, open_timeout=seconds).__enter__()
         except exceptions.InvalidStatus as error:
             reply = _reply(error.response)
@@ -95,7 +101,7 @@ def _connected(connect: Callable[..., Any], url: str, seconds: float) -> Any:
                 raise refused(reply) from error
             url = target
         except (OSError, exceptions.InvalidHandshake) as error:
-            # of a connection that ends within the handshake
+            # A connection that ends during the handshake has an EOFError as cause.
             cause = error if isinstance(error, OSError) else error.__cause__
             kind = (
                 Passing if isinstance(cause, EOFError) or cause is not None and passes(cause) else Unanswered
@@ -105,7 +111,7 @@ def _connected(connect: Callable[..., Any], url: str, seconds: float) -> Any:
 
 
 def _reply(response: Any) -> Reply:
-    """The answer of a server that does not open a WebSocket."""
+    """Return the answer of a server that does not open a WebSocket."""
     headers = http.client.HTTPMessage()
     for name, value in response.headers.raw_items():
         headers[name] = value

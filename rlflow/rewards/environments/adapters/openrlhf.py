@@ -1,8 +1,7 @@
-"""`--env openrlhf:FILE.py`: the class `AgentInstance` of a file as OpenRLHF takes it with
-`--agent_func_path`.
+"""`--env openrlhf:FILE.py`: the class `AgentInstance` of a file for OpenRLHF's `--agent_func_path`.
 
-Such a file imports its base classes from `openrlhf.utils.agent`. Where OpenRLHF is not installed these are
-stand-ins that do nothing, since here no executor of its runs the episode.
+Such a file imports its base classes from `openrlhf.utils.agent`. If OpenRLHF is not installed, empty
+stand-ins replace them, since no OpenRLHF executor runs the episode.
 """
 
 from __future__ import annotations
@@ -22,29 +21,33 @@ BASES = ("AgentInstanceBase", "AgentExecutorBase", "MultiTurnAgentExecutor", "Si
 
 
 class Agent:
-    """One episode. The reward of a turn is its ``rewards``; what the agent says goes on right where the model
-    stopped."""
+    """One episode. The reward of a turn is its ``rewards``.
+
+    The agent's text continues the model's text directly.
+    """
 
     def __init__(self, *, id: Path) -> None:
-        """id: the file."""
+        """Load the agent. id: the file."""
         _stand_in()
         self.agent: Any = user_module(str(id), id.read_text("utf-8")).AgentInstance()
         self.observation = self.label = ""
 
     async def reset(self, prompt: str, answer: str = "", *, seed: int) -> str:
-        """Begin with a prompt, and with ``answer`` as its label. Text that the agent puts behind it is said
-        before the first turn."""
+        """Start with a prompt, and with ``answer`` as its label.
+
+        Text that the agent appends to the prompt precedes the first turn.
+        """
         begun = await self.agent.reset({"observation": prompt, "label": answer})
         self.observation, self.label = str(begun["observation"]), answer
         if not self.observation.startswith(prompt):
             raise ValueError(
-                "the agent words prompts anew, which are encoded before an episode begins: found "
-                f"{self.observation[:80]!r}, expected it to begin with {prompt[:80]!r}"
+                "the agent changes prompts, but they are encoded before an episode begins: found "
+                f"{self.observation[:80]!r}, expected a text that begins with {prompt[:80]!r}"
             )
         return self.observation[len(prompt) :]
 
     async def step(self, text: str) -> Turn:
-        """Act."""
+        """Send the model's reply to the agent."""
         states = {
             "observation_text": self.observation,
             "action_text": text,
@@ -61,13 +64,12 @@ class Agent:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is a number, or a tensor of one."""
+    """Whether a value is a number, or a tensor with one number."""
     return isinstance(value, numbers.Real) or getattr(value, "ndim", None) == 0
 
 
 def _stand_in() -> None:
-    """Make the module importable from which agents take their base classes, where OpenRLHF is not
-    installed."""
+    """Make the module with the agents' base classes importable if OpenRLHF is not installed."""
     if MODULE in sys.modules or importlib.util.find_spec("openrlhf") is not None:
         return
     parts = MODULE.split(".")

@@ -11,35 +11,41 @@ from rlflow.extras import require
 
 
 class Gym:
-    """One episode. The fields of a record are the environment's ``extras``; those without ``reward_spec`` get
-    one of ``answer``."""
+    """One episode of an environment.
+
+    A record's fields are the environment's ``extras``. If the record lacks ``reward_spec``, one is made from
+    ``answer``.
+    """
 
     def __init__(
         self, *, id: str, config: str = "{}", max_turns: int | None = None, chat: bool = False
     ) -> None:
-        """id: as `skyrl_gym.make` takes it, such as gsm8k. config: its settings, as JSON. max_turns: those
-        that it is told of. chat:
-        whether its messages go through the chat template, or are put behind the model's words as text."""
+        """Store the settings.
+
+        id: a name that `skyrl_gym.make` accepts, such as gsm8k. config: its settings, as JSON. max_turns: the
+        limit passed to the environment. chat: whether its messages go through the chat template, or are
+        appended to the model's text.
+        """
         self.gym: Any = require("skyrl_gym", extra="environments")
         omegaconf: Any = require("omegaconf", extra="environments")
         self.id, self.config, self.chat = id, omegaconf.OmegaConf.create(json.loads(config)), chat
         self.turns = {} if max_turns is None else {"max_turns": max_turns}
 
     def reset(self, prompt: str, answer: str = "", *, seed: int, **fields: Any) -> Any:
-        """Begin with a record of the data."""
+        """Start with a record of the data."""
         extras = {"reward_spec": {"method": "rule", "ground_truth": answer}, **fields, **self.turns}
         self.episode = self.gym.make(self.id, env_config=self.config, extras=extras)
         whole = [{"role": "user", "content": prompt}]
         begun, _ = self.episode.init(list(whole))
         if list(begun[:1]) != whole:
             raise ValueError(
-                f"{self.id} words prompts anew, which are encoded before an episode begins: found "
+                f"{self.id} changes prompts, but they are encoded before an episode begins: found "
                 f"{begun[:1]}, expected {whole}"
             )
         return self._says(begun[1:])
 
     def step(self, text: str) -> Turn:
-        """Act."""
+        """Send the model's reply to the environment."""
         output = self.episode.step(text)
         measured = self.episode.get_metrics() if output["done"] else {}
         log = {name: float(value) for name, value in measured.items() if isinstance(value, numbers.Real)}

@@ -1,5 +1,7 @@
-"""`--env textarena:ID`: the model plays a game of TextArena (Guertler et al. 2025, arXiv:2504.11442) that is
-for one player."""
+"""`--env textarena:ID`: the model plays a single-player game of TextArena (Guertler et al.
+
+2025, arXiv:2504.11442).
+"""
 
 from __future__ import annotations
 
@@ -16,30 +18,36 @@ OWN = 0  # the number of the only player
 
 
 class Game:
-    """One game. Its rules come before the model's first turn, and after each turn what the game says to it;
-    the reward is the game's, at its end. The prompt of the data stands before all of it."""
+    """One game.
+
+    The model reads the prompt of the data, then the rules, and after each turn the game's message. The reward
+    is the game's own, at its end.
+    """
 
     def __init__(self, *, id: str, chat: bool = False) -> None:
-        """id: as `textarena.make` takes it, such as GuessTheNumber-v0. chat: whether what the game says is a
-        message of the role user, for models with a chat template, or text."""
+        """Create the game.
+
+        id: a name that `textarena.make` accepts, such as GuessTheNumber-v0. chat: whether the game's messages
+        have the role user, for models with a chat template, or are text.
+        """
         arena: Any = require("textarena", extra="environments")
         known = arena.envs.registration.ENV_REGISTRY
         if id not in known:
             raise PlanError.of(
                 "env-unknown",
-                f"TextArena has no game '{id}'",
+                f"TextArena does not have a game '{id}'",
                 found=id,
                 expected=f"one of its {len(known)} games",
                 nearest=nearest(id, known),
                 remedy="textarena.pprint_registry_detailed() lists them",
             )
-        raw = f"{id}-raw"  # without wrappers, which would say again what was said before
+        raw = f"{id}-raw"  # without wrappers, which would repeat earlier messages
         self.game, self.chat = arena.make(raw if raw in known else id), chat
-        self.chance: Any = None  # the state of its generator
+        self.chance: Any = None  # the state of its random generator
         self.own_words = arena.ObservationType.PLAYER_ACTION
 
     def reset(self, *, seed: int) -> Any:
-        """Begin the game."""
+        """Start the game."""
         with self._own_chance():
             random.seed(seed)
             self.game.reset(num_players=1, seed=seed)
@@ -60,7 +68,7 @@ class Game:
         )
 
     def _heard(self) -> Any:
-        """The words of the game since it was last asked, without the player's own."""
+        """Return the game's messages since the last call, without the player's own."""
         _, text = self.game.get_observation()
         if not isinstance(text, str):
             text = "\n".join(words for _, words, kind in text if kind is not self.own_words)
@@ -68,8 +76,11 @@ class Game:
 
     @contextmanager
     def _own_chance(self) -> Iterator[None]:
-        """Games draw from the one generator of their process; with a state of its own each is the same beside
-        others and alone."""
+        """Use the episode's own random state inside the context.
+
+        Games draw from the process's one generator. With a state of its own, a game does not depend on other
+        games.
+        """
         outer = random.getstate()
         if self.chance is not None:
             random.setstate(self.chance)

@@ -1,5 +1,4 @@
-"""Environments that come with rlflow, named without a file: `--env retry`, `--env search`, `--env python`.
+"""Environments that come with rlflow: `--env retry`, `--env search`, `--env python`.
 
-Here: one class a module, written as a user's own would be.
-Not here: anything that a user's own environment could not do.
+Each module has one class, written like a user's own environment.
 """

@@ -1,5 +1,7 @@
-"""Passages of a JSON Lines file, and BM25 over them (Robertson and Zaragoza 2009), for `--env search` and
-`rlflow serve retrieve`."""
+"""Read passages from a JSON Lines file, and rank them with BM25 (Robertson and Zaragoza 2009).
+
+`--env search` and `rlflow serve retrieve` use it.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +19,24 @@ from rlflow.extras import require
 class Passages:
     """The passages of a file, in its order."""
 
-    texts: list[str]  # a title before its text, with a colon between them
-    contents: list[str]  # a title on a line of its own before its text, as verl's clients read it
-    ids: list[str]  # the field ``id``, or the number of the line from 0
+    texts: list[str]  # "title: text"
+    contents: list[str]  # the title on its own line before the text, as verl's clients read it
+    ids: list[str]  # the field ``id``, or the passage's number from 0
 
     @staticmethod
     def of(file: Path) -> Passages:
-        """Read a file with an object in each line: ``text`` and, if wanted, ``title``; or ``contents``, as
-        verl's corpora have it. Raises PlanError for a file that is no such one."""
+        """Read a file with one object per line.
+
+        An object has ``text`` and optionally ``title``, or ``contents`` as in verl's corpora. Raises
+        PlanError for an unreadable or invalid file.
+        """
         try:
             lines = [line for line in file.read_text("utf-8").split("\n") if line.strip()]
         except (OSError, ValueError) as error:
             raise _unread(file, str(error)) from error
         records = [_record(file, number, line) for number, line in enumerate(lines, 1)]
         if not records:
-            raise _unread(file, "no passage")
+            raise _unread(file, "no passages")
         ids = [str(record.get("id", number)) for number, record in enumerate(records)]
         return Passages(
             [_joined(record, ": ") for record in records], [_joined(record, "\n") for record in records], ids
@@ -48,19 +53,21 @@ def _record(file: Path, number: int, line: str) -> dict[str, Any]:
     if not all(
         _sound(record[name]) for name in ("text", "contents", "title", "id") if record.get(name) is not None
     ):
-        raise _unread(file, f"line {number}: {line[:80]}, with a lone surrogate or another value than a text")
+        raise _unread(
+            file, f"line {number}: {line[:80]}, with a lone surrogate or a value that is not a text"
+        )
     return record
 
 
 def _sound(value: Any) -> bool:
-    """Whether a value is a text that can be sent, or a whole number."""
+    """Whether a value is an integer, or a text that can be sent."""
     return isinstance(value, int) or (
         isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
     )
 
 
 def _joined(record: dict[str, Any], between: str) -> str:
-    """A title, what stands between, and the text; the text alone where there is no title."""
+    """Return the title, ``between`` and the text; only the text if there is no title."""
     title, text = str(record.get("title") or ""), record["text"] if "text" in record else record["contents"]
     return f"{title}{between}{text}" if title else text
 
@@ -70,9 +77,9 @@ def _unread(file: Path, content: str) -> PlanError:
         "corpus",
         f"the corpus '{file}' cannot be read",
         found=content,
-        expected='a JSON Lines file: {"text": "…"} in each line, with "title" and "id" if wanted, or '
+        expected='a JSON Lines file: {"text": "…"} in each line, optionally with "title" and "id", or '
         '{"contents": "…"}',
-        remedy="name another file, or write it so",
+        remedy="name another file, or convert it to this format",
     )
 
 
@@ -85,8 +92,10 @@ class BM25:
         self._index.index(self._bm25s.tokenize(list(texts), show_progress=False), show_progress=False)
 
     def ranked(self, query: str, count: int) -> list[tuple[int, float]]:
-        """(number of a passage, score) of those that fit a query best, the best one first; none for a query
-        without words."""
+        """Return (passage number, score) of the best matches for a query, best first.
+
+        Empty for a query without words.
+        """
         tokens = self._bm25s.tokenize(query, show_progress=False, return_ids=False)
         if not tokens or not tokens[0]:
             return []

@@ -1,4 +1,4 @@
-"""`--env retry`: the model is told whether its answer is right, and may answer again."""
+"""`--env retry`: after a wrong answer, the model may answer again."""
 
 from __future__ import annotations
 
@@ -6,22 +6,27 @@ from rlflow.author.turn import Turn
 
 
 class Retry:
-    """Compares what the model says with the field ``answer``, letter by letter. A right answer ends the
-    episode with reward 1."""
+    """Compares the model's reply with the field ``answer`` exactly.
+
+    A correct reply ends the episode with reward 1.
+    """
 
     def __init__(self, *, wrong: str = " no. ", less: str = "", more: str = "", cost: float = 0.0) -> None:
-        """wrong: the words after a wrong answer. less, more: those after a number that is too large, or too
-        small. cost: of a wrong answer, taken off the reward of its turn."""
+        """Store the settings.
+
+        wrong: the message after a wrong answer. less, more: messages after a number that is too large, or too
+        small; default: wrong. cost: subtracted from the reward of a turn with a wrong answer.
+        """
         self.wrong, self.less, self.more, self.cost = wrong, less or wrong, more or wrong, cost
         self.answer = ""
         self.tries = 0
 
     def reset(self, answer: str, *, seed: int) -> None:
-        """Begin with a question whose right answer is known."""
+        """Start with a question whose correct answer is known."""
         self.answer = answer.strip()
 
     def step(self, text: str) -> Turn:
-        """Judge an answer."""
+        """Compare a reply with the answer."""
         self.tries += 1
         if text.strip() == self.answer:
             return Turn(reward=1.0, done=True, log={"tries": self.tries})

@@ -1,7 +1,7 @@
-"""Runs code in this process, which can only compute.
+"""Program that runs code in this process inside the sandbox, so that the code can only compute.
 
 Run as ``python -m rlflow.rewards.environments.shipped.sandbox PARENT FOLDER MEGABYTES SECONDS FILE``, by the
-process PARENT, with which it ends. The code is in FILE; standard input is the code's own.
+process PARENT, with which it ends. FILE contains the code, and standard input belongs to the code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rlflow.processes.watchdog import kin
 
 
 def main() -> None:
-    """Put up the walls, read the code, run it."""
+    """Enter the sandbox, read the code, and run it."""
     kin.die_with(int(sys.argv[1]))
     folder, megabytes, seconds = sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
     code = Path(sys.argv[5]).read_text("utf-8")

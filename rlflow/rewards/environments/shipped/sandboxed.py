@@ -1,5 +1,4 @@
-"""Runs a piece of code that a model or a stranger wrote in a process of its own behind walls, and takes what
-it prints."""
+"""Run untrusted code in a separate sandboxed process, and collect its output."""
 
 from __future__ import annotations
 
@@ -18,22 +17,25 @@ from rlflow.processes.sandbox import limits
 from rlflow.processes.watchdog.kin import MARK
 
 PROGRAM = "rlflow.rewards.environments.shipped.sandbox"
-OUTPUT = 1 << 20  # most bytes of each stream that are kept; the rest is read and dropped
+OUTPUT = 1 << 20  # most bytes of each stream that are kept; the rest is read and discarded
 
 
 class Ended(NamedTuple):
-    """How code ended."""
+    """How the code ended."""
 
     late: bool  # whether it was killed at its deadline
-    code: int  # exit code, or minus the number of the signal that ended it
+    code: int  # exit code, or the negative number of the signal that ended it
     stdout: str
     stderr: str
     seconds: float
 
 
 def ended(code: str, folder: str, megabytes: int, seconds: float, stdin: str = "") -> Ended:
-    """Run code in ``folder``, whose files it may read. ``megabytes``: of memory. ``seconds``: after which it
-    is killed. Raises OSError, and UnicodeEncodeError for texts with lone surrogates."""
+    """Run code in ``folder``, whose files it may read.
+
+    ``megabytes``: limit of its memory. ``seconds``: it is killed after this time. Raises OSError, and
+    UnicodeEncodeError for texts with lone surrogates.
+    """
     with (
         tempfile.NamedTemporaryFile(dir=Path(folder).parent) as source,
         tempfile.TemporaryFile(dir=folder) as given,
@@ -85,6 +87,6 @@ class _Stream:
                 self._kept += data[: OUTPUT - len(self._kept)]
 
     def text(self) -> str:
-        """The text that was kept, once the stream has ended."""
+        """Wait for the end of the stream, and return the kept text."""
         self._thread.join()
         return self._kept.decode(errors="replace")

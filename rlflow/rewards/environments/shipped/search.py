@@ -1,10 +1,9 @@
-"""`--env search`: the model searches a corpus between its thoughts, as Search-R1 (Jin et al. 2025,
-arXiv:2503.09516) has it.
+"""`--env search`: the model searches a corpus while it reasons, as in Search-R1.
 
-``<search>query</search>`` is answered with ``<information>passages</information>``; ``<answer>text</answer>``
-ends the episode. The corpus is a JSON Lines file with the field ``text`` and, if wanted, ``title``, which
-BM25 ranks in the process of the environment; or a server that ranks passages is asked, such as `rlflow serve
-retrieve`.
+Search-R1: Jin et al. 2025, arXiv:2503.09516. ``<search>query</search>`` is answered with
+``<information>passages</information>``; ``<answer>text</answer>`` ends the episode. The corpus is a JSON
+Lines file with the field ``text`` and optionally ``title``, which BM25 ranks in the environment's process.
+Alternatively, a server ranks passages, such as `rlflow serve retrieve`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Corpus:
         self.index = BM25(self.passages)
 
     def best(self, query: str, count: int) -> list[str]:
-        """The passages that fit a query best, the best one first; none for a query without words."""
+        """Return the passages that match a query best, best first; empty for a query without words."""
         return [self.passages[number] for number, _ in self.index.ranked(query, count)]
 
 
@@ -40,8 +39,10 @@ class Retriever:
         self.url = url
 
     def best(self, query: str, count: int) -> list[str]:
-        """The passages that fit a query best, the best one first. Raises ConnectionError and ValueError for a
-        server that fails."""
+        """Return the passages that match a query best, best first.
+
+        Raises ConnectionError or ValueError if the server fails.
+        """
         (documents,) = post(self.url, {"queries": [query], "topk": count, "return_scores": True})["result"]
         return [
             str(document.get("text") or document["contents"])
@@ -51,13 +52,12 @@ class Retriever:
 
 @functools.lru_cache(maxsize=4)
 def corpus_of(file: Path) -> Corpus:
-    """The corpus in a file, indexed once for all episodes of a process."""
+    """Return the corpus in a file, indexed once for all episodes of a process."""
     return Corpus(file)
 
 
 class Search:
-    """Answers searches. The answer is judged by the run's rewards, such as `task`, which read what stands
-    between the tags."""
+    """Answers searches. The run's rewards, such as `task`, score the text between the answer tags."""
 
     def __init__(
         self,
@@ -68,8 +68,11 @@ class Search:
         opens: str = " <information>",
         closes: str = "</information> ",
     ) -> None:
-        """corpus: the file of passages. retriever: in its place the URL of a server, such as
-        {search}/retrieve. topk: passages that a search gives. opens, closes: what stands around them."""
+        """Open the corpus.
+
+        corpus: the file of passages. retriever: instead of a file, the URL of a server, such as
+        {search}/retrieve. topk: passages returned by a search. opens, closes: the texts around them.
+        """
         if (corpus is None) == (not retriever):
             raise ValueError("search needs either --env.corpus FILE or --env.retriever URL")
         self.corpus: Corpus | Retriever = Retriever(retriever) if corpus is None else corpus_of(corpus)
@@ -77,7 +80,7 @@ class Search:
         self.searches = 0
 
     def step(self, text: str) -> Turn:
-        """Carry out the last search of a turn, or end with its answer."""
+        """Run the last search of a turn, or end the episode with its answer."""
         if ANSWERED.search(text):
             return Turn(done=True, log={"searches": self.searches})
         queries = ASKED.findall(text)

@@ -36,5 +36,5 @@ def test_its_feedback_is_said_and_its_rewards_are_those_of_the_turns():
 def test_an_agent_that_changes_the_prompt_is_refused(tmp_path):
     file = tmp_path / "other.py"
     file.write_text(FILE.read_text().replace('states["observation"] + " Guess: "', '"Another"'))
-    with pytest.raises(ValueError, match="words prompts anew"):
+    with pytest.raises(ValueError, match="changes prompts"):
         asyncio.run(Agent(id=file).reset("A number?", seed=0))

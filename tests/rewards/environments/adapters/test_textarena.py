@@ -59,4 +59,4 @@ def test_it_plays_behind_the_walls_by_messages_too_and_an_unknown_game_says_so()
     ) as games:
         _, (answer,) = games.open([{}], [0])
     assert isinstance(answer, Failure)
-    assert "TextArena has no game 'GuessTheNumbr-v0'" in answer.message
+    assert "TextArena does not have a game 'GuessTheNumbr-v0'" in answer.message
