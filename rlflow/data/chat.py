@@ -33,7 +33,7 @@ STOPS = 5
 LONGEST = 1 << 18
 REPEATS = 8
 PORTION = 1 << 22  # characters sent at once, since the memory of the rendering process is limited
-THOUGHT = "</think>"  # the text by which templates recognise the end of a thought
+THOUGHT = "</think>"  # templates recognise the end of a thought by this text
 SEPARATE = "make each turn of the assistant a completion of its own, with the earlier turns in its prompt"
 PROGRAM = Path(__file__).with_name("rendering.py")
 # Variables that rlflow sets for every template.
@@ -183,7 +183,7 @@ class ChatTemplate:
                 "chat-template",
                 f"the chat template of {self.folder} refuses a prompt: {reply['error']}",
                 found=f"roles {listed(message['role'] for message in messages)}",
-                expected="roles that the template takes",
+                expected="roles that the template accepts",
             )
         if "limit" in reply:
             raise self._stopped(reply["limit"], messages)

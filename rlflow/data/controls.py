@@ -230,7 +230,7 @@ def without(state: dict[str, Any], ids: Set[int]) -> dict[str, Any]:
 
 
 def _within(part: Any) -> Any:
-    """Return a part of a tokenizer's JSON, changed for text in mid-sentence: no space is put before it."""
+    """Return a part of a tokenizer's JSON, changed for text in mid-sentence: without a space before it."""
     if isinstance(part, dict):
         changed = {"prepend_scheme": "never"} if part.get("prepend_scheme") == "first" else {}
         return {

@@ -1,4 +1,4 @@
-"""Preview what a model will read of a data set.
+"""Preview a data set as a model will read it.
 
 A preview has the mapped fields, the lengths of all records, the skipped records, and a few complete rows.
 """
@@ -136,7 +136,7 @@ def _summary(lengths: Sequence[int]) -> LengthSummary | None:
 
 def _wording(data: Dataset) -> str:
     if isinstance(data.encoder, ByteEncoder):
-        return "as bytes, since no model is named"
+        return "as bytes, since the run has no model"
     return data.worded or "as plain text, without a chat template"
 
 

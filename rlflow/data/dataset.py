@@ -38,7 +38,7 @@ class Dataset:
     wording: Wording = Wording()
     declared: Mapping[str, Kind] = field(default_factory=dict)  # columns beyond the standard ones
     task: ScorerSpec | None = None
-    # Name → field of the file from which it is read.
+    # Name → its field in the file.
     fields: Mapping[str, str] = field(default_factory=dict)
     dropped: int = 0  # records dropped because their prompt is longer than ``max_prompt``
     doubles: int = 0  # dropped repetitions of questions that a task drew more than once
@@ -127,7 +127,7 @@ class Dataset:
 
     @property
     def shape(self) -> Shape:
-        """Whether the records are prompts alone, prompts with completions, or pairs of responses."""
+        """The shape of the records: prompts alone, prompts with completions, or pairs of responses."""
         return ("prompts", "completions", "pairs")[len(self._like.responses)]
 
     @property
@@ -199,7 +199,7 @@ class Dataset:
         )
 
     def faulty(self, index: Sequence[int]) -> dict[int, Fault]:
-        """Return record index → fault, for the records at ``index`` that no model can be given."""
+        """Return record index → fault, for the unusable records at ``index``."""
         return faults(self.records, index, self.encoder, self.wording, self.room, self.name)
 
     def longest(self) -> tuple[int, int]:

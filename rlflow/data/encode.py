@@ -170,7 +170,7 @@ class ByteEncoder:
         return [list(text.encode()) for text in self.worded(wordings)]
 
     def asked(self, texts: Sequence[str | list[Message]], wording: Wording) -> list[list[int]]:
-        """Return the bytes of each text. No text can contain END."""
+        """Return the bytes of each text, without END."""
         return self.prompts(_worded(texts, wording))
 
     def responses(self, texts: Sequence[str], chat: bool = True) -> list[list[int]]:

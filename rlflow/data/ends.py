@@ -109,7 +109,7 @@ class Ends:
             problems.append(
                 Problem(
                     "model-ends",
-                    f"the files of {self.folder} do not agree on what ends a reply",
+                    f"the files of {self.folder} name different tokens as the end of a reply",
                     found=found,
                     expected=f"{file.name} to name all of them: other programs do not stop at a token "
                     "that it does not name",

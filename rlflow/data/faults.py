@@ -64,7 +64,7 @@ class Fault:
 def faults(
     records: Sequence[Record], index: Sequence[int], encoder: Encoder, wording: Wording, room: Room, name: str
 ) -> dict[int, Fault]:
-    """Return record index → fault, for the records at ``index`` that no model can be given.
+    """Return record index → fault, for the unusable records at ``index``.
 
     Encodes records together, and one by one only if that fails. ``name``: name of the data set in messages.
     """
@@ -251,7 +251,7 @@ def _spoken(cause: Cause, of_cause: Sequence[Fault]) -> str:
 
 
 def places_of(places: Iterable[Place | None]) -> str:
-    """Return the first PLACES places in parentheses after a space; empty if no record comes from a file."""
+    """Return the first PLACES places in parentheses after a space; empty for records without a place."""
     known = [str(place) for place in places if place]
     ellipsis = ", …" if len(known) > PLACES else ""
     return f" ({', '.join(_short(known[:PLACES]))}{ellipsis})" if known else ""
@@ -281,6 +281,6 @@ def refused(name: str, faults: Sequence[Fault], judged: int, room: Room) -> Plan
         f"{len(faults)} of {judged} records of {name} cannot be used",
         found=spoken(faults),
         expected=str(room) if too_long else "records that every model of the run can read",
-        remedy=f"correct them; or --bad-records skip skips and counts them{shorter}",
+        remedy=f"correct them; or --bad-records skip drops and counts them{shorter}",
     )
     return PlanError(*[*by_message.values()][:SHOWN], summary)

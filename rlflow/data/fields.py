@@ -56,7 +56,7 @@ class Mapped:
 
     @property
     def shape(self) -> Shape:
-        """Whether the records are prompts alone, prompts with completions, or pairs of responses."""
+        """The shape of the records: prompts alone, prompts with completions, or pairs of responses."""
         return (
             "completions"
             if "completion" in self.fields

@@ -37,7 +37,7 @@ def frozen(value: Any) -> Any:
 
 
 def thawed(value: Any) -> Any:
-    """Return the value from which ``frozen`` made this one."""
+    """Restore the value that was passed to ``frozen``."""
     if isinstance(value, list):
         return [thawed(item) for item in value]
     if not isinstance(value, dict):

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlflow.author.columns import FIELD, field_column
 
-# Name → fields in which it is looked up.
+# Name → names of the fields that may contain it, the first match counts.
 OTHER_NAMES = {"ground_truth": ("ground_truth", "reward_model.ground_truth")}
 ABSENT = ""  # the text for a record without the field; not valid JSON
 
@@ -65,7 +65,7 @@ def choose_fields(
 
 
 def _source(records: Sequence[Mapping[str, Any]], name: str, chosen: Mapping[str, str | None]) -> str | None:
-    """Return the field from which a name is read; None if no record has it."""
+    """Return the field for a name; None if all records lack it."""
     candidates = (chosen[name],) if name in chosen else OTHER_NAMES.get(name, (name,))
     return next(
         (source for source in candidates if source and any(present(record, source) for record in records)),

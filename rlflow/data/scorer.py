@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScorerSpec:
-    """Description of a row scorer, from which a process builds it."""
+    """Description of a row scorer. A process builds the scorer from it."""
 
     kind: str  # match, math, reasoning_gym or function
     reads: tuple[str, ...] = ("completion", "answer")  # row columns that it requires

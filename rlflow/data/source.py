@@ -20,7 +20,7 @@ from rlflow.data.records import Raw
 from rlflow.errors import PlanError, Problem, listed, nearest
 
 STEP = 1024  # records that are encoded at once
-TRIED = 1000  # at least one of this many records must suit the settings
+TRIED = 1000  # the settings must suit at least one record of the first TRIED
 
 
 def unchanged(encoder: Encoder) -> Encoder:

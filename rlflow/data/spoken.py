@@ -1,4 +1,4 @@
-"""Decode what a model said: the text of a response, including the special tokens inside it.
+"""Decode responses to text, including the special tokens inside them.
 
 A tokenizer marks its special tokens. They include ends of turns, but also ``<answer>`` or ``<think>`` if the
 model was trained with them as special tokens. The end token of a response and padding are not part of the

@@ -35,7 +35,7 @@ def check_template(template: ChatTemplate, tools: Sequence[Mapping[str, Any]], p
             "env-tools",
             f"the chat template of {template.folder} does not describe tools",
             found=f"no {missing[0]} in it",
-            expected="a template that takes tools",
+            expected="a template that accepts tools",
             remedy=REMEDY,
         )
     (between,) = template.after_reply([question], [[{"role": "tool", "content": RESULT}]])
@@ -76,6 +76,6 @@ def no_template(folder: Path) -> PlanError:
         "env-tools",
         f"tools require a chat template, and the tokenizer of {folder} has none",
         found="prompts that are plain text",
-        expected="a model with a chat template that takes tools",
+        expected="a model with a chat template that accepts tools",
         remedy="use an instruct model with --model, or write an environment with step",
     )

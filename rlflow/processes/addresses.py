@@ -30,7 +30,7 @@ class Address:
 def addresses(services: Iterable[Service]) -> dict[str, Address]:
     """Return the address of each service, by name.
 
-    Chooses ports that are free now, but does not reserve them. Raises PlanError if no port is free.
+    Chooses ports that are free now, but does not reserve them. Raises PlanError if none is found.
     """
     used: set[int] = set()
     return {each.name: _address(each, used) for each in services}
@@ -55,7 +55,7 @@ def _free(used: set[int]) -> int:
             return port
     raise PlanError.of(
         "service-port",
-        "no port is free for a service",
+        "cannot find a free port for a service",
         found=f"{TRIES} ports that are used",
         expected=f"a free port of {LOOPBACK}",
         remedy="end the programs that use them, or give the URL of a running service",

@@ -144,8 +144,8 @@ def short(flag: str) -> str:
 def may_change(flag: str, value: Any, recorded: Mapping[str, Any]) -> bool:
     """Whether a flag may be given when a run is resumed.
 
-    This is true for service settings that do not change answers, for an unchanged command, and for a new URL
-    instead of a URL. ``recorded``: the flags with which the run was started.
+    This is true for service settings that do not change answers, for an unchanged command, and for a new
+    URL of a service that others run. ``recorded``: the flags with which the run was started.
     """
     head, _, rest = flag.partition(".")
     name, _, setting = rest.partition(".")

@@ -80,7 +80,7 @@ def _is(interface: Interface, wanted: str) -> bool:
 
 
 def _by_route(head: str, there: Iterable[Interface]) -> Interface | None:
-    """Return the interface for packets to ``head``. No packets are sent."""
+    """Return the interface for packets to ``head``, without sending a packet."""
     family = socket.AF_INET6 if ":" in head else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as asking:

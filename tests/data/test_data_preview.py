@@ -41,7 +41,7 @@ def test_special_tokens_are_marked_where_they_stand(tmp_path, tokenizer):
 def test_a_pair_is_two_rows_with_one_prompt(tmp_path):
     data = open_data(write(tmp_path, [{"prompt": "p", "chosen": "yes", "rejected": "no"}]))
     shown = preview(data, 1)
-    assert shown.wording == "as bytes, since no model is named"
+    assert shown.wording == "as bytes, since the run has no model"
     assert [row.response.text for row in shown.rows if row.response] == ["yes", "no"]
     assert [row.columns["chosen"] for row in shown.rows] == [True, False]
     assert shown.prompts is not None

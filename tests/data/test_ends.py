@@ -97,7 +97,7 @@ def test_a_template_without_an_end_is_told(folder):
 
 def test_rlflow_data_shows_the_contradiction(folder, jsonl):
     shown = preview(open_data(jsonl({"prompt": "p", "completion": "c"}), tokenizer=folder(ENDED, [1])), 1)
-    assert "do not agree on what ends a reply" in shown.warnings[0]
+    assert "name different tokens as the end of a reply" in shown.warnings[0]
     assert shown.rows[0].response.ids[-1] == 0
 
 

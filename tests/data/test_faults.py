@@ -174,7 +174,7 @@ def test_the_error_tells_the_first_of_each_kind_in_full_and_then_all_lines():
         "prompt (256 positions)\n12 of 13 records of d.jsonl cannot be used\n  found:    11 without a "
         "prompt (d.jsonl:1, :3, :5, :6, :7, :8, :9, :10, …); 1 too long, the longest of 6 tokens "
         "(d.jsonl:4)\n  expected: at most 4 tokens of a prompt (256 positions)\n  remedy:   correct them; "
-        "or --bad-records skip skips and counts them, --data.max_prompt 4 drops longer prompts"
+        "or --bad-records skip drops and counts them, --data.max_prompt 4 drops longer prompts"
     )
 
 

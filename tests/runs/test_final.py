@@ -37,4 +37,4 @@ def test_the_generation_config_of_a_final_model_names_every_end(tmp_path):
     usual = (run.folder / "settings.json").stat().st_mode
     # weights too, for who may read the rest
     assert [path.name for path in final.iterdir() if path.stat().st_mode != usual] == []
-    assert "do not agree on what ends a reply" in (run.folder / "notes.txt").read_text()
+    assert "name different tokens as the end of a reply" in (run.folder / "notes.txt").read_text()

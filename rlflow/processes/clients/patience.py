@@ -21,7 +21,7 @@ DEFAULT = 60.0  # seconds for a request whose caller has no deadline
 # Share of a call's time reserved for the caller, so that it receives the failure before it is killed.
 MARGIN = 0.05
 
-# Second of the clock by which the present call must end.
+# The clock's second at which the present call must have ended.
 _limit: ContextVar[float | None] = ContextVar("limit", default=None)
 
 

@@ -332,7 +332,7 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
 def landlock_version() -> int:
-    """Return the kernel's version of Landlock; 0 if it has none."""
+    """Return the kernel's version of Landlock; 0 without Landlock."""
     return max(0, int(_libc().syscall(CREATE_RULESET, None, 0, 1))) if sys.platform == "linux" else 0
 
 

@@ -53,7 +53,7 @@ class WatchedRun:
 
     folder: str  # the run's folder as the user wrote it
     path: str  # the absolute path of the folder
-    stacks: int  # the descriptor to which the process writes its stacks; -1 for none
+    stacks: int  # the process's descriptor for its stacks; -1 for none
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Dog:
     listen: Callable[[], bool] = lambda: False
     silent: float = 0.0  # seconds without a heartbeat
     beats: int = -1  # heartbeats at the last check
-    # Number of a running node → seconds in which the process could run.
+    # Number of a running node → its seconds so far, without those of a stopped process.
     ran: dict[int, float] = field(default_factory=dict)
     asked: list[float] = field(default_factory=list)  # for each request to stop, the seconds since then
     entries: list[NodeUnderWay] = field(default_factory=list)  # running nodes at the last check

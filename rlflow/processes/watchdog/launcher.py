@@ -93,7 +93,7 @@ def apart() -> int | None:
 
 
 class Launcher:
-    """Waits for the child that runs. ``pipe_end``: the descriptor from which its messages are read."""
+    """Waits for the child that runs. ``pipe_end``: the descriptor for the child's messages."""
 
     def __init__(self, child: int, pipe_end: int) -> None:
         self.child, self._pipe_end = child, pipe_end
