@@ -1,5 +1,5 @@
-"""Algorithms, one file each: settings, stages, losses and one flow, which import from `rlflow` alone.
+"""Algorithms, one file each. A file has settings, stages, losses and a flow; it imports only from `rlflow`.
 
-Here: what differs from algorithm to algorithm. Not here: arithmetic that several share
-(`rlflow.author.functional`), and anything that runs them.
+These files contain the differences between algorithms. Arithmetic that several algorithms share is in
+`rlflow.author.functional`. The code that runs them is elsewhere in `rlflow`.
 """

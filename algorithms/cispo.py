@@ -1,9 +1,9 @@
-"""Clipped Importance-Sampling Policy Optimization (MiniMax 2025, "MiniMax-M1").
+"""Clipped Importance-Sampling Policy Optimization, CISPO (MiniMax 2025, "MiniMax-M1").
 
-REINFORCE with GRPO's advantages: the ratio is a weight without gradient, cut at `ratio_cap`, so no token
-loses its gradient to the clip. `ratio_cap` is the largest ratio itself, not its distance from 1; there is no
-lower bound, as in the paper's runs. Differs from the paper in the truncated weights between sampler and
-trainer (Yao et al. 2025).
+REINFORCE with GRPO's advantages. The policy ratio is a weight without gradient, capped at `ratio_cap`. In
+contrast to PPO's clip, every token keeps its gradient. `ratio_cap` is the largest ratio itself, not its
+distance from 1. As in the paper's runs, the ratio has no lower bound. Difference from the paper: truncated
+weights correct the difference between sampler and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ from rlflow import compare, flow, loss, truncated_weights
 class CISPO:
     samples: Annotated[int, Ge(2)] = 8  # responses per prompt
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
-    ratio_cap: Annotated[float, Ge(1)] = 5.0  # the largest weight of a token by the policy ratio
-    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    ratio_cap: Annotated[float, Ge(1)] = 5.0  # largest weight that the policy ratio can give a token
+    is_cap: Annotated[float, Gt(0)] = 2.0  # cap on the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
 

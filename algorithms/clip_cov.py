@@ -1,11 +1,10 @@
 """Clip-Cov, and with `form="kl"` KL-Cov (Cui et al. 2025, "The Entropy Mechanism of Reinforcement Learning").
 
-GRPO in which the few tokens that lower the entropy most, those of high covariance between log-prob and
-advantage, are held back:
-Clip-Cov draws some of them and takes no gradient from them; KL-Cov takes the highest and, instead of the
-clip, charges them for moving. Differs from the paper in choosing the tokens once, over all rows of the
-iteration and by the log-probs before its first step, and in the truncated weights between sampler and trainer
-(Yao et al. 2025).
+GRPO that restrains the few tokens with a high covariance between log-prob and advantage. These tokens lower
+the entropy most. Clip-Cov draws some of them and gives them no gradient. KL-Cov takes the highest ones,
+penalises each change of their log-probs, and does not clip. Differences from the paper: the tokens are chosen
+once, over all rows of the iteration, by the log-probs before its first step. Truncated weights correct the
+difference between sampler and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -33,14 +32,14 @@ from rlflow import (
 class ClipCov:
     samples: Annotated[int, Ge(2)] = 8  # responses per prompt
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
-    form: Literal["clip", "kl"] = "clip"  # tokens held back get no gradient, or a charge for moving
-    # of all tokens, held back at most; one token at least, and none at 0
+    form: Literal["clip", "kl"] = "clip"  # restrained tokens get no gradient ("clip"), or a penalty ("kl")
+    # largest share of all tokens to restrain; at least one token, and none at 0
     share: Annotated[float, Ge(0), Le(1)] = 2e-4
-    cov_low: float = 1.0  # "clip": tokens are drawn from those with a covariance above this
+    cov_low: float = 1.0  # "clip": tokens are drawn whose covariance is above this
     cov_high: float = 5.0  # and below this
-    beta: Annotated[float, Ge(0)] = 1.0  # "kl": price of one nat by which a token held back moves
+    beta: Annotated[float, Ge(0)] = 1.0  # "kl": penalty per nat of change in a restrained token's log-prob
     clip: Annotated[float, Gt(0)] = 0.2  # "clip": trust region of the policy ratio
-    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    is_cap: Annotated[float, Gt(0)] = 2.0  # cap on the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
 

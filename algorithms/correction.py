@@ -1,12 +1,12 @@
 """Self-correction in two attempts: the second stage of SCoRe (Kumar et al. 2024, "Training Language Models to
 Self-Correct via Reinforcement Learning").
 
-The policy answers, is told to look again, and answers once more; one update trains both attempts (eq. 4), the
-second of which is paid alpha times what it adds to the first (section 5.2). The price of leaving the
-reference is a term of the loss, for both attempts (eq. 4). An attempt is credited with its own pay alone:
-paid for the second, a first attempt would learn to be wrong. Differs from the paper in the baseline, which is
-the mean of the same attempt in the other rows of the prompt, in having no first stage, and in the truncated
-weights between sampler and trainer (Yao et al. 2025).
+The policy answers, is asked to check its answer, and answers again. One update trains both attempts (eq. 4).
+The reward of the second attempt is its score plus alpha times its improvement over the first (section 5.2).
+For both attempts, the loss has a KL term to the reference (eq. 4). Each attempt gets only its own reward: if
+a first attempt were rewarded for the improvement, it would learn to be wrong. Differences from the paper: the
+baseline is the mean of the same attempt in the other rows of the prompt. The first stage is not implemented.
+Truncated weights correct the difference between sampler and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -34,26 +34,26 @@ from rlflow import (
 class Correction:
     samples: Annotated[int, Ge(2)] = 4  # first attempts per prompt; each is followed by one second attempt
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest attempt
-    # before the question
+    # comes before the repeated question
     request: str = "There might be an error in this answer. Correct it if there is one, and answer again:"
-    # pay of the second attempt for each point that it adds to the first
+    # reward of the second attempt per point of improvement over the first
     alpha: Annotated[float, Ge(0)] = 10.0
-    beta: Annotated[float, Ge(0)] = 0.01  # weight of the KL term in the loss; 0 needs no reference
+    beta: Annotated[float, Ge(0)] = 0.01  # KL coefficient in the loss; 0 needs no reference
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
-    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    is_cap: Annotated[float, Gt(0)] = 2.0  # cap on the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
 
 
 @stage(gives={"question": text})
 def look_again(prompt, *, request):
-    """What the policy is told after its first attempt."""
+    """Build the prompt that follows the first attempt."""
     return [f"\n{request}\n{question}" for question in prompt]
 
 
 @stage(gives={"first_gain": row("float32"), "second_gain": row("float32")}, rows="group")
 def shape(scores, second_scores: row("float32"), group, *, alpha):
-    """The pay of each attempt, less the mean pay of the same attempt in the other rows of the prompt."""
+    """Return each attempt's reward minus the mean reward of that attempt in the prompt's other rows."""
     second = second_scores + alpha * (second_scores - scores)
     return (
         scores - leave_one_out(scores, group),
@@ -77,7 +77,7 @@ def policy_loss(new, logprobs, advantages, weights, ref_logprobs=None, *, clip, 
 
 
 def last_attempt(prompts, actor, reward, hp):
-    """What is measured on held-out prompts: the second attempt alone."""
+    """Sample and score the second attempt. Evaluation on held-out prompts measures only this attempt."""
     first = actor.generate(prompts, max_tokens=hp.max_tokens)
     last = actor.generate(
         ask(first | look_again(first, request=hp.request), "question", after="tokens"),

@@ -1,10 +1,10 @@
-"""Completion Pruning Policy Optimization (Lin et al. 2025).
+"""Completion Pruning Policy Optimization, CPPO (Lin et al. 2025).
 
-GRPO that trains on the responses of each group with the largest absolute advantage alone: an update by the
-others would change little. They are dropped before the policy scores them, so that an iteration costs less.
-Differs from the paper in the averaging over all tokens (its own is per response), in having no KL term, and
-in the truncated weights between sampler and trainer (Yao et al. 2025); prompts that would fill up the freed
-places (its dynamic allocation) are a larger `--prompts`.
+GRPO that trains only on the responses of each group with the largest absolute advantages. The other responses
+would change the policy little. They are dropped before the policy scores them, which saves time. Differences
+from the paper: the loss is the mean over all tokens (the paper's is per response). It has no KL term.
+Truncated weights correct the difference between sampler and trainer (Yao et al. 2025). The paper fills the
+freed places with more prompts (dynamic allocation); use a larger `--prompts` instead.
 """
 
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ from rlflow import choose, clipped_gain, compare, flow, loss, row, stage, trunca
 class CPPO:
     samples: Annotated[int, Ge(2)] = 16  # responses per prompt
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
-    # responses of each group to train on, those of the largest absolute advantage
+    # responses of each group to train on: the ones with the largest absolute advantage
     kept: Annotated[int, Ge(1)] = 4
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
-    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    is_cap: Annotated[float, Gt(0)] = 2.0  # cap on the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
 
 
 @stage(gives={"magnitude": row("float32")})
 def magnitude(advantages, mask):
-    """The absolute advantage of a response, one number at all of its tokens. A missing score (NaN) is never
-    among the largest."""
+    """Return the absolute advantage of each response, the same at all of its tokens. A row with a missing
+    score (NaN) never ranks among the largest."""
     return torch.where(mask, advantages.abs(), 0.0).amax(1)
 
 

@@ -1,10 +1,11 @@
 """A solver and a verifier that learn together (after RL Tango, Zha et al. 2025, "Reinforcing Generator and
 Verifier Together").
 
-The verifier reads each answer several times and says whether it is right. It is paid for being right about
-that, the solver for its score and for being believed; each row is compared with the others of its group,
-those of a prompt or of an answer. Differs from the paper in judging whole answers and not steps, in the plain
-sum of the two payments, and in the truncated weights between sampler and trainer (Yao et al. 2025).
+The verifier reads each answer several times and gives verdicts: right or wrong. A verdict is rewarded if it
+is correct. An answer is rewarded by its score and by the share of verdicts that call it right. Answers are
+compared within their prompt, verdicts within their answer. Differences from the paper: the verifier checks
+answers, not single steps. The solver's reward is a fixed weighted sum of its two parts. Truncated weights
+correct the difference between sampler and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -31,16 +32,16 @@ from rlflow import (
 @dataclass(frozen=True)
 class Critique:
     samples: Annotated[int, Ge(2)] = 8  # answers per prompt
-    verdicts: Annotated[int, Ge(2)] = 4  # readings of each answer
+    verdicts: Annotated[int, Ge(2)] = 4  # verdicts on each answer
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest answer
-    max_verdict: Annotated[int, Ge(1)] = 512  # longest reading, in tokens
-    request: str = "Is this answer right? End with RIGHT or WRONG."  # after the question and an answer
-    right: str = "RIGHT"  # the word by which the verifier says that an answer is right
-    wrong: str = "WRONG"  # and that it is wrong; the last of the two in a reading counts
-    correct: float = 0.5  # the score from which an answer is right
-    trust: Annotated[float, Ge(0), Le(1)] = 0.2  # share of the solver's pay that is for being believed
+    max_verdict: Annotated[int, Ge(1)] = 512  # longest verdict, in tokens
+    request: str = "Is this answer right? End with RIGHT or WRONG."  # comes after the question and an answer
+    right: str = "RIGHT"  # the verifier's word for a right answer
+    wrong: str = "WRONG"  # and for a wrong one; the last of the two words in a verdict counts
+    correct: float = 0.5  # an answer with at least this score is right
+    trust: Annotated[float, Ge(0), Le(1)] = 0.2  # weight of the verdicts in the solver's reward
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
-    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    is_cap: Annotated[float, Gt(0)] = 2.0  # cap on the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
 
@@ -52,8 +53,8 @@ def ask_verifier(prompt, completion, *, request):
 
 @stage(gives={"agrees": row("float32"), "believes": row("float32")})
 def judge(completion, scores, *, right, wrong, correct):
-    """Whether a reading is right about its answer, and whether it believes it. One without a verdict does
-    neither."""
+    """Check each verdict: whether it is correct, and whether it calls the answer right. A text without a
+    verdict does neither."""
     places = [(said.rfind(right), said.rfind(wrong)) for said in completion]
     yes, no = torch.tensor([y > n for y, n in places]), torch.tensor([n > y for y, n in places])
     agrees = torch.where(scores >= correct, yes, no).to(scores)

@@ -1,9 +1,9 @@
-"""Decoupled Clip and Dynamic Sampling Policy Optimization (Yu et al. 2025).
+"""Decoupled Clip and Dynamic Sampling Policy Optimization, DAPO (Yu et al. 2025).
 
-GRPO with a wider clip upwards, groups of equal scores replaced by fresh ones (dynamic sampling, `repeat`), a
-soft penalty for responses near the longest length, the mean over all tokens, and no KL. Differs from the
-paper in the truncated weights between sampler and trainer (Yao et al. 2025). A group is judged mixed by its
-scores before the penalty.
+GRPO with a larger upper clip bound, a soft penalty for responses near the maximum length, the mean over all
+tokens, and without KL. Dynamic sampling (`repeat`) replaces groups with equal scores by new groups. It uses
+the scores before the length penalty. Difference from the paper: truncated weights correct the difference
+between sampler and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -18,30 +18,30 @@ from rlflow import clipped_gain, compare, flow, group_std, loss, repeat, stage, 
 class DAPO:
     samples: Annotated[int, Ge(2)] = 16  # responses per prompt
     max_tokens: Annotated[int, Ge(1)] = 20480  # longest response
-    groups: Annotated[int, Ge(1)] = 64  # mixed groups to train on in each iteration
-    tries: Annotated[int, Ge(1)] = 10  # how often prompts are drawn for them at most
-    # the last tokens before max_tokens, over which the penalty grows; 0 is none
+    groups: Annotated[int, Ge(1)] = 64  # groups with unequal scores to train on in each iteration
+    tries: Annotated[int, Ge(1)] = 10  # how often an iteration may draw prompts to find these groups
+    # the penalty grows over this many tokens before max_tokens; 0: no penalty
     overlong: Annotated[int, Ge(0)] = 4096
-    penalty: Annotated[float, Ge(0)] = 1.0  # at max_tokens
-    clip_low: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio downwards
-    clip_high: Annotated[float, Gt(0)] = 0.28  # and upwards
-    # largest ratio on a negative advantage (Ye et al. 2020); None: any
+    penalty: Annotated[float, Ge(0)] = 1.0  # penalty of a response of max_tokens tokens
+    clip_low: Annotated[float, Gt(0)] = 0.2  # the ratio is clipped at 1 - clip_low
+    clip_high: Annotated[float, Gt(0)] = 0.28  # and at 1 + clip_high
+    # dual clip: cap on the ratio at negative advantages (Ye et al. 2020); None: no cap
     dual_clip: Annotated[float, Gt(1)] | None = None
-    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    is_cap: Annotated[float, Gt(0)] = 2.0  # cap on the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 512  # rows per optimizer step, over all ranks
 
 
 @stage(gives="keep", rows="group")
 def mixed(scores, group):
-    """A deviation as small as rounding teaches nothing and would be blown up by the division."""
+    """A deviation within rounding error carries no signal, and dividing by it would amplify the error."""
     return group_std(scores, group) > 1e-6
 
 
 @stage(gives="scores")
 def shorten(scores, mask, *, max_tokens, overlong, penalty):
-    """Soft over-long punishment (eq. 13), from 0 at max_tokens - overlong tokens down to -penalty at
-    max_tokens and beyond."""
+    """Subtract the soft over-long punishment (eq. 13) from the scores. It is 0 up to max_tokens - overlong
+    tokens, rises linearly, and is `penalty` from max_tokens on."""
     excess = (mask.sum(1) - (max_tokens - overlong)).to(scores.dtype) / overlong
     return scores - penalty * excess.clamp(0, 1)
 

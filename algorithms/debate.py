@@ -1,11 +1,11 @@
 """Two players who answer, read each other, and answer again (Du et al. 2023, "Improving Factuality and
-Reasoning through Multiagent Debate"), trained by what comes of it (after MAPoRL, Park et al. 2025).
+Reasoning through Multiagent Debate"), trained on the result (after MAPoRL, Park et al. 2025).
 
-One player opens, the other answers with the opening before it, and the first closes with both before it. A
-turn is paid its own score and a share of the mean score of the turns that come after it, so that a player
-also learns to help the other. It is compared with the same turn in the other debates on the prompt. Differs
-from the papers in that the players speak one after another, in having two players and a verifiable reward,
-and in the truncated weights between sampler and trainer (Yao et al. 2025).
+The first player opens. The second player reads the opening and replies. The first player reads both and
+closes. The reward of a turn is its own score plus a share of the mean score of later turns, which also
+rewards helping the other player. Each turn is compared with the same turn in the prompt's other debates.
+Differences from the papers: the players speak one after another. There are two players and a verifiable
+reward. Truncated weights correct the difference between sampler and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -21,17 +21,17 @@ from rlflow import ask, clipped_gain, concat, flow, leave_one_out, loss, row, st
 class Debate:
     samples: Annotated[int, Ge(2)] = 8  # debates per prompt
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest turn
-    request: str = "That was another player's answer. Give your own:"  # before the question
-    share: Annotated[float, Ge(0), Le(1)] = 0.3  # of a turn's pay that is for the turns after it
+    request: str = "That was another player's answer. Give your own:"  # comes before the repeated question
+    share: Annotated[float, Ge(0), Le(1)] = 0.3  # weight of the later turns' scores in a turn's reward
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
-    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    is_cap: Annotated[float, Gt(0)] = 2.0  # cap on the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
 
 
 @stage(gives={"question": text})
 def pass_on(prompt, completion, topic: text, *, request):
-    """What the next player reads: all that was said, and the question once more."""
+    """Build the next player's prompt: the debate so far, and the question again."""
     said = zip(prompt, completion, topic, strict=True)
     return [f"{before} {answer}\n{request}\n{question}" for before, answer, question in said]
 
@@ -41,7 +41,7 @@ def pass_on(prompt, completion, topic: text, *, request):
     rows="group",
 )
 def settle(scores, reply_scores: row("float32"), closing_scores: row("float32"), group, *, share):
-    """The pay of each turn, less the mean pay of the same turn in the other debates on the prompt."""
+    """Return each turn's reward minus the mean reward of that turn in the prompt's other debates."""
     later = (reply_scores + closing_scores) / 2
     pays = (
         (1 - share) * scores + share * later,

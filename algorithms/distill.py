@@ -1,12 +1,13 @@
-"""On-policy distillation (Agarwal et al. 2024, GKD; Lu et al. 2025, Thinking Machines): the teacher judges
-each token of the student.
+"""On-policy distillation (Agarwal et al. 2024, GKD; Lu et al. 2025, Thinking Machines): the teacher scores
+the student's tokens.
 
-The student samples; the advantage of a token is minus its reverse KL to the teacher, log p_teacher - log
-p_student, with no discount, so each token answers for itself. With `jsd` below 1 it is GKD's generalised
-Jensen-Shannon divergence that is descended, down to the forward KL at 0: of any sum over the vocabulary of
-p_student g(p_teacher / p_student), a token's advantage is u g'(u) - g(u) at its u = p_teacher / p_student.
-Differs from GKD in the policy gradient on the sampled token in place of the sum over the vocabulary, and from
-both in the clipped ratio and the truncated weights between sampler and trainer (Yao et al. 2025).
+The student samples. The advantage of a token is minus its reverse KL to the teacher: log p_teacher - log
+p_student. It is not discounted: each token gets only its own reward. With `jsd` below 1, the divergence is
+GKD's generalised Jensen-Shannon divergence, and at 0 the forward KL. In general, for a divergence of the form
+sum over the vocabulary of p_student g(u) with u = p_teacher / p_student, the advantage of a token is u g'(u)
+- g(u). Differences: GKD sums over the vocabulary, while this file takes the policy gradient of the sampled
+token. In addition to both papers it has the clipped ratio, and truncated weights between sampler and trainer
+(Yao et al. 2025).
 """
 
 import math
@@ -23,17 +24,17 @@ from rlflow import clipped_gain, flow, kl, loss, stage, token, truncated_weights
 class Distill:
     samples: Annotated[int, Ge(1)] = 4  # responses per prompt
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
-    # GKD's beta: 1 is the reverse KL, 0 the forward KL, what lies between a mixture of both
+    # GKD's beta: 1 is the reverse KL, 0 the forward KL, a value between them a mixture
     jsd: Annotated[float, Ge(0), Le(1)] = 1.0
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
-    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    is_cap: Annotated[float, Gt(0)] = 2.0  # cap on the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
 
 
 @stage(gives="advantages")
 def judge(logprobs, teacher_logprobs: token(torch.float32), mask, *, jsd=1.0):
-    """The advantages, and estimates of the reverse KL and of the divergence that is descended."""
+    """Return the advantages, with estimates of the reverse KL and of the divergence that training lowers."""
     reverse_kl, log_u = kl(logprobs, teacher_logprobs, "k1"), teacher_logprobs - logprobs
     if jsd == 1:
         return torch.where(mask, -reverse_kl, 0.0), {"reverse_kl": reverse_kl}

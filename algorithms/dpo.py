@@ -1,8 +1,8 @@
-"""Direct Preference Optimization (Rafailov et al. 2023), and with `form="ipo"` Identity Preference
+"""Direct Preference Optimization, DPO (Rafailov et al. 2023), and with `form="ipo"` Identity Preference
 Optimization (Azar et al. 2024).
 
-Offline: the data have pairs, `chosen` and `rejected`. A response's margin is the sum of its tokens'
-log-ratios to the reference, for both forms; TRL divides IPO's by the length.
+Offline: the data contain pairs, one response `chosen` and one rejected. For both forms, the margin of a
+response is the sum of its tokens' log-ratios to the reference. (TRL divides IPO's margin by the length.)
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from rlflow import flow, loss, row, row_sum
 
 @dataclass(frozen=True)
 class DPO:
-    beta: Annotated[float, Gt(0)] = 0.1  # how strongly the policy is held to the reference
-    # logistic loss of the gap, or its squared distance from 1 / (2 beta)
+    beta: Annotated[float, Gt(0)] = 0.1  # how strongly the loss keeps the policy near the reference
+    # logistic loss of the gap ("sigmoid"), or squared distance of the gap from 1 / (2 beta) ("ipo")
     form: Literal["sigmoid", "ipo"] = "sigmoid"
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 64  # rows per optimizer step, over all ranks; a pair is two

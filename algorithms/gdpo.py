@@ -1,11 +1,11 @@
 """Group reward-Decoupled Normalization Policy Optimization, GDPO (Liu et al. 2026).
 
-GRPO for several rewards. Each is compared within its group by itself, and the weighted sum of these
-advantages is whitened over the batch. Where the rewards are added first, different combinations of them that
-have equal sums get equal advantages. Each `--reward X:WEIGHT` is a role of its own. Its weight is that of its
-advantages, since the comparison takes any factor out of the scores. Differs from the paper in the averaging
-over all tokens, in having no KL term, and in the truncated weights between sampler and trainer (Yao et al.
-2025). With one reward this is GRPO with whitened advantages.
+GRPO for several rewards. Each reward's scores are normalised within their group separately. The weighted sum
+of these advantages is whitened over the batch. (If rewards were added first, different combinations with
+equal sums would get equal advantages.) Each `--reward X:WEIGHT` is a role of its own. WEIGHT scales the
+advantages of X, because normalising removes any factor of the scores. With one reward, this is GRPO with
+whitened advantages. Differences from the paper: the loss is the mean over all tokens. It has no KL term.
+Truncated weights correct the difference between sampler and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class GDPO:
     samples: Annotated[int, Ge(2)] = 8  # responses per prompt
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
-    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    is_cap: Annotated[float, Gt(0)] = 2.0  # cap on the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
 
@@ -34,8 +34,8 @@ def weigh(of_reward, *, weight):
 
 @stage(gives="advantages")
 def add(advantages, of_reward, *, weight):
-    """The advantages of one more reward added. A missing score (NaN) of any reward leaves its row out of the
-    update."""
+    """Add the advantages of one more reward. If any reward's score is missing (NaN), the update skips the
+    row."""
     return advantages + weight * of_reward
 
 

@@ -1,9 +1,10 @@
-"""Geometric-Mean Policy Optimization (Zhao et al. 2025).
+"""Geometric-Mean Policy Optimization, GMPO (Zhao et al. 2025).
 
-GRPO's advantages and one ratio per response, the geometric mean of its tokens' ratios as in GSPO; but each
-token is clipped, in log space and only where it would raise the gain, so that one outlier does not decide for
-its response. Differs from the paper in the truncated weights between sampler and trainer (Yao et al. 2025),
-of which a response gets its tokens' mean.
+GRPO's advantages with one ratio per response, the geometric mean of its tokens' ratios, as in GSPO. In
+contrast to GSPO, each token is clipped before the mean, in log space and only if its change would raise the
+gain. One outlier therefore does not decide for its response. Difference from the paper: truncated weights
+correct the difference between sampler and trainer (Yao et al. 2025); a response gets the mean of its tokens'
+weights.
 """
 
 from dataclasses import dataclass
@@ -19,9 +20,9 @@ from rlflow import compare, flow, geometric_gain, loss, row_mean, truncated_weig
 class GMPO:
     samples: Annotated[int, Ge(2)] = 8  # responses per prompt
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
-    clip_low: Annotated[float, Gt(0)] = 0.4  # trust region of a token's log-ratio downwards
-    clip_high: Annotated[float, Gt(0)] = 0.4  # and upwards
-    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    clip_low: Annotated[float, Gt(0)] = 0.4  # a token's log-ratio is clipped at -clip_low
+    clip_high: Annotated[float, Gt(0)] = 0.4  # and at clip_high
+    is_cap: Annotated[float, Gt(0)] = 2.0  # cap on the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
 

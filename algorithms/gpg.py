@@ -1,8 +1,9 @@
-"""Group Policy Gradient (Chu et al. 2025).
+"""Group Policy Gradient, GPG (Chu et al. 2025).
 
-The policy gradient itself: scores minus the group's mean, no ratio, no clip, no KL, no deviation. Groups of
-equal scores have no gradient; `alpha` scales the others up to the whole batch. Differs from the paper in the
-truncated weights between sampler and trainer (Yao et al. 2025).
+The plain policy gradient with scores minus their group's mean. It has no ratio, clip or KL, and does not
+divide by the deviation. Groups with equal scores have no gradient; `alpha` scales up the others to make up
+for them. Difference from the paper: truncated weights correct the difference between sampler and trainer (Yao
+et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -18,14 +19,14 @@ from rlflow import RANK0, flow, group_mean, group_std, loss, stage, truncated_we
 class GPG:
     samples: Annotated[int, Ge(2)] = 8  # responses per prompt
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
-    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    is_cap: Annotated[float, Gt(0)] = 2.0  # cap on the importance weights between sampler and trainer
     minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
 
 
-@stage(gives="advantages", dispatch=RANK0)  # alpha is over the whole batch
+@stage(gives="advantages", dispatch=RANK0)  # alpha needs the complete batch
 def compare(scores, group, mask):
-    """alpha (score - group's mean), alpha = rows / rows of groups with unequal scores (eq. 9). NaN leaves its
-    row out."""
+    """Return alpha (score - group's mean), with alpha = rows / rows of groups with unequal scores (eq. 9).
+    The update skips a row whose score is missing (NaN)."""
     there = scores.isfinite()
     unequal = there & (group_std(scores, group) > 0)
     alpha = there.sum().double() / unequal.sum().clamp(min=1)

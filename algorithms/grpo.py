@@ -1,9 +1,9 @@
-"""Group Relative Policy Optimization (Shao et al. 2024), with the settings of Dr. GRPO (Liu et al. 2025).
+"""Group Relative Policy Optimization, GRPO (Shao et al. 2024), with settings for Dr. GRPO (Liu et al. 2025).
 
-Differs from the first paper in the averaging over all tokens of the minibatch (DAPO, Yu et al. 2025; the
-paper's is `mean="row-tokens"`), in having no KL term unless beta is set, in that term's estimator (the
-paper's is `estimator="k3"`), and in the truncated weights between sampler and trainer (Yao et al. 2025).
-`deviation=False` with `mean="constant"` is Dr. GRPO.
+Differences from the first paper: the loss is the mean over all tokens of the minibatch (DAPO, Yu et al. 2025;
+the paper's is `mean="row-tokens"`). The KL term exists only if beta > 0, and its default estimator is k2 (the
+paper's is `estimator="k3"`). Truncated weights correct the difference between sampler and trainer (Yao et al.
+2025). For Dr. GRPO, set `deviation=False` and `mean="constant"`.
 """
 
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ from rlflow import clipped_gain, compare, flow, kl_penalty, loss, truncated_weig
 class GRPO:
     samples: Annotated[int, Ge(2)] = 8  # responses per prompt
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
-    # divide by the group's deviation; false weighs questions by how mixed their scores are
+    # divide advantages by the standard deviation of the group's scores; Dr. GRPO does not
     deviation: bool = True
-    beta: Annotated[float, Ge(0)] = 0.0  # weight of the KL term in the loss; 0 needs no reference
-    # of that KL, by gradient: right on-policy, forward KL, right off-policy too
+    beta: Annotated[float, Ge(0)] = 0.0  # KL coefficient in the loss; 0 needs no reference
+    # KL estimator; gradient of k2: right on-policy, k3: forward KL, k3-weighted: right off-policy too
     estimator: Literal["k2", "k3", "k3-weighted"] = "k2"
-    # over all tokens, each row's tokens first, or rows x max_tokens
+    # average the loss over all tokens, over each row's tokens first, or divide its sum by rows x max_tokens
     mean: Literal["tokens", "row-tokens", "constant"] = "tokens"
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
-    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    is_cap: Annotated[float, Gt(0)] = 2.0  # cap on the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
 

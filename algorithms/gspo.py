@@ -1,9 +1,9 @@
-"""Group Sequence Policy Optimization (Zheng et al. 2025).
+"""Group Sequence Policy Optimization, GSPO (Zheng et al. 2025).
 
-GRPO's advantages with one ratio per response, the geometric mean of its tokens' ratios, and a clip range that
-is as narrow as such means are. Written as GSPO-token (eq. 14), which has the same gradient and lets the
-truncated weights between sampler and trainer (Yao et al. 2025) act on tokens; these weights are what differs
-from the paper.
+GRPO's advantages with one ratio per response, the geometric mean of its tokens' ratios. The clip range is
+narrow because such means stay close to 1. The loss has the form of GSPO-token (eq. 14), which has the same
+gradient. Difference from the paper: truncated weights correct each token for the difference between sampler
+and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from rlflow import clipped_gain, compare, flow, loss, row_mean, truncated_weight
 class GSPO:
     samples: Annotated[int, Ge(2)] = 8  # responses per prompt
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
-    clip_low: Annotated[float, Gt(0)] = 3e-4  # trust region of a response's ratio downwards
-    clip_high: Annotated[float, Gt(0)] = 4e-4  # and upwards
-    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    clip_low: Annotated[float, Gt(0)] = 3e-4  # the ratio of a response is clipped at 1 - clip_low
+    clip_high: Annotated[float, Gt(0)] = 4e-4  # and at 1 + clip_high
+    is_cap: Annotated[float, Gt(0)] = 2.0  # cap on the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
 
@@ -28,7 +28,7 @@ class GSPO:
 @loss
 def policy_loss(new, logprobs, advantages, weights, mask, *, low, high):
     fixed = new.logprobs.detach()
-    # of the response; the gradient goes through its tokens
+    # mean over the response; the gradient flows through each token
     log_ratio = row_mean(fixed - logprobs, mask)[:, None]
     ratio = (log_ratio.clamp(max=10) + new.logprobs - fixed).exp()
     clipped = (ratio < 1 - low) | (ratio > 1 + high)

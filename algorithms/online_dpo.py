@@ -1,7 +1,7 @@
-"""Online DPO (Guo et al. 2024): two fresh responses to each prompt, the one with the higher score is chosen.
+"""Online DPO (Guo et al. 2024): DPO on two new responses per prompt; the better one is chosen.
 
-Differs from the paper in judging by any reward instead of an AI's preference, and in leaving pairs of equal
-scores out of the update instead of taking the first response as chosen.
+Differences from the paper: any reward can score the responses, not only an AI's preference. The update skips
+pairs with equal scores; the paper takes the first response as chosen.
 """
 
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ from rlflow import flow, leave_one_out, loss, row, row_sum, stage
 @dataclass(frozen=True)
 class OnlineDPO:
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
-    beta: Annotated[float, Gt(0)] = 0.1  # how strongly the policy is held to the reference
+    beta: Annotated[float, Gt(0)] = 0.1  # how strongly the loss keeps the policy near the reference
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 64  # rows per optimizer step, over all ranks; a pair is two
 
 
 @stage(gives={"sign": row(torch.float32)}, rows="group")
 def compare(scores, group):
-    """1 for the response with the higher score, -1 for the other; NaN, which leaves the pair out, where they
-    tie or one is missing."""
+    """Return 1 for the response with the higher score and -1 for the other. If the scores are equal or one is
+    missing, return NaN for both, and the update skips the pair."""
     sign = (scores - leave_one_out(scores, group)).sign()
     return torch.where(sign == 0, torch.nan, sign), {"tied": (sign == 0).float()}
 

@@ -1,9 +1,10 @@
-"""On-Policy RL with Optimal Baseline (Hao et al. 2025).
+"""On-Policy RL with Optimal Baseline, OPO (Hao et al. 2025).
 
-The baseline of a group is the mean of its scores weighted by length, which has the least variance where the
-gradient of a response grows with its length. Exactly on-policy: one step per iteration over all its rows, no
-ratio, no clip, no KL. Differs from the paper in the truncated weights between sampler and trainer (Yao et al.
-2025), and in the constant divisor: the sum over a response's tokens by max_tokens.
+The baseline of a group is the mean of its scores weighted by response length. This baseline has the least
+variance if the gradient of a response grows with its length. Exactly on-policy: each iteration makes one step
+over all its rows, without ratio, clip or KL. Differences from the paper: truncated weights correct the
+difference between sampler and trainer (Yao et al. 2025). The sum over a response's tokens is divided by the
+constant max_tokens.
 """
 
 from dataclasses import dataclass
@@ -19,13 +20,13 @@ from rlflow import flow, length_weighted_mean, loss, stage, truncated_weights
 class OPO:
     samples: Annotated[int, Ge(2)] = 8  # responses per prompt
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
-    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    is_cap: Annotated[float, Gt(0)] = 2.0  # cap on the importance weights between sampler and trainer
 
 
 @stage(gives="advantages", rows="group")
 def compare(scores, group, mask):
-    """Score minus the group's length-weighted mean. A missing score (NaN) leaves its row out of the
-    update."""
+    """Return the score minus the group's length-weighted mean. The update skips a row whose score is missing
+    (NaN)."""
     advantage = scores - length_weighted_mean(scores, mask.sum(1), group)
     return torch.where(mask, advantage[:, None], 0.0)
 

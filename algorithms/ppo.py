@@ -1,8 +1,8 @@
-"""Proximal Policy Optimization for language models (Schulman et al. 2017; Ouyang et al. 2022).
+"""Proximal Policy Optimization, PPO, for language models (Schulman et al. 2017; Ouyang et al. 2022).
 
-Token level, with a learned critic, GAE, whitened advantages, a KL charge in the reward (k1), and importance
-weights between sampler and trainer. Differs from the papers in the truncated weights (Yao et al. 2025) and in
-whitening over the whole batch.
+Token-level PPO with a learned critic, GAE, whitened advantages, and a KL penalty in the reward (estimator
+k1). Differences from the papers: truncated weights correct the difference between sampler and trainer (Yao et
+al. 2025). Advantages are whitened over the complete batch of the iteration.
 """
 
 from dataclasses import dataclass
@@ -30,19 +30,19 @@ from rlflow import (
 class PPO:
     samples: Annotated[int, Ge(1)] = 1  # responses per prompt
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
-    beta: Annotated[float, Ge(0)] = 0.05  # price of one nat of KL to the reference; 0 needs no reference
+    beta: Annotated[float, Ge(0)] = 0.05  # KL coefficient, per nat; 0 needs no reference
     gamma: Annotated[float, Ge(0), Le(1)] = 1.0  # discount per token
     lam: Annotated[float, Ge(0), Le(1)] = 0.95  # GAE: 0 trusts the critic, 1 trusts the return
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
-    # and upwards, where it is another (Yu et al. 2025); None: as downwards
+    # upper clip bound, if it differs from the lower (Yu et al. 2025); None: as clip
     clip_high: Annotated[float, Gt(0)] | None = None
-    # largest ratio on a negative advantage (Ye et al. 2020); None: any
+    # dual clip: cap on the ratio at negative advantages (Ye et al. 2020); None: no cap
     dual_clip: Annotated[float, Gt(1)] | None = None
     value_clip: Annotated[float, Gt(0)] = 0.5  # how far a value may move from the old one in one iteration
-    # error from which the value loss is linear (Huber 1964); None: none
+    # the value loss is linear in errors above this (Huber 1964); None: always quadratic
     value_huber: Annotated[float, Gt(0)] | None = None
-    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
-    warmup: Annotated[int, Ge(0)] = 0  # first iterations, in which only the critic learns
+    is_cap: Annotated[float, Gt(0)] = 2.0  # cap on the importance weights between sampler and trainer
+    warmup: Annotated[int, Ge(0)] = 0  # number of first iterations that train only the critic
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 64  # rows per optimizer step, over all ranks
 
@@ -53,7 +53,7 @@ def charge_kl(scores, logprobs, mask, ref_logprobs=None, *, beta):  # absent whe
     return place_last(scores, mask) - torch.where(mask, charge, 0.0)
 
 
-@stage(gives="advantages", dispatch=RANK0)  # mean and deviation are over the whole batch
+@stage(gives="advantages", dispatch=RANK0)  # mean and deviation need the complete batch
 def normalise(advantages, mask):
     return whiten(advantages, mask)
 

@@ -1,9 +1,9 @@
-"""PPO whose price of KL follows a target (Ziegler et al. 2019, section 2.2): `beta` rises while the policy is
-further from the reference than `target_kl`, and falls while it is nearer.
+"""PPO with an adaptive KL coefficient (Ziegler et al. 2019, section 2.2). `beta` rises while the KL of the
+policy to the reference is above `target_kl`, and falls while it is below.
 
-Differs from PPO (ppo.py) in this alone: `beta` is state of the flow, saved and resumed with the run. Differs
-from the paper in what PPO differs, and in naming the step by `horizon`, as its code does: the rows over which
-beta changes by at most a fifth, about.
+The only difference from PPO (ppo.py): `beta` is state of the flow, saved and resumed with the run. From the
+paper it differs as PPO does, and in how `horizon` sets the step, which follows the authors' code: over
+`horizon` rows, beta changes by about a fifth at most.
 """
 
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from rlflow.algorithms.ppo import PPO, normalise, policy_loss, value_loss
 
 @dataclass(frozen=True)
 class AdaptivePPO(PPO):
-    beta: Annotated[float, Gt(0)] = 0.05  # price of one nat of KL to the reference, at the start
-    # KL of a whole response to the reference, in nats, that is aimed at
+    beta: Annotated[float, Gt(0)] = 0.05  # KL coefficient at the start, per nat
+    # target for the KL of a complete response to the reference, in nats
     target_kl: Annotated[float, Gt(0)] = 6.0
-    horizon: Annotated[float, Gt(0)] = 10000  # rows over which beta changes by at most a fifth, about
+    horizon: Annotated[float, Gt(0)] = 10000  # rows over which beta changes by about a fifth at most
 
 
 @stage(gives="rewards")

@@ -1,9 +1,10 @@
-"""PPO for a model that acts in turns, with the reward of a turn where the turn ends (Zeng et al. 2025,
+"""PPO for a model that acts in turns, with each turn's reward at the end of the turn (Zeng et al. 2025,
 "Reinforcing Multi-Turn Reasoning in LLM Agents via Turn-Level Reward Design": MT-PPO).
 
-Differs from PPO (ppo.py) in this alone: what an environment pays for a turn is at that turn's last token, so
-no later turn answers for it. What the score has beside it is at the end of the response; without an
-environment that is all of it, and this is PPO. Differs from the paper in what PPO differs.
+The only difference from PPO (ppo.py): the environment's reward for a turn is placed at the last token of that
+turn. Later turns therefore get no credit for it. The rest of the score is placed at the end of the response.
+Without an environment that is the complete score, and the algorithm is PPO. From the paper it differs as PPO
+does.
 """
 
 from dataclasses import dataclass
@@ -18,11 +19,11 @@ from rlflow.algorithms.ppo import PPO, normalise, policy_loss, value_loss
 
 @dataclass(frozen=True)
 class TurnPPO(PPO):
-    max_tokens: Annotated[int, Ge(1)] = 4096  # longest episode, with what the environment says
+    max_tokens: Annotated[int, Ge(1)] = 4096  # longest episode, including messages of the environment
 
 
 @stage(gives="rewards", dispatch=DP_COMPUTE)
-# optional: absent where nothing gives them
+# turn_rewards is absent without an environment that gives them, ref_logprobs when beta is 0
 def credit_turns(scores, logprobs, mask, turn_rewards=None, ref_logprobs=None, *, beta):
     earned = torch.zeros_like(logprobs) if turn_rewards is None else turn_rewards
     charge = 0 if ref_logprobs is None else beta * kl(logprobs, ref_logprobs, "k1")

@@ -1,12 +1,13 @@
 """PRIME: Process Reinforcement through Implicit Rewards (Cui et al. 2025).
 
-A second model, `prm`, learns from outcomes alone to tell right responses from wrong ones by their likelihood.
-What it makes of a token, beta log(prm / reference), is that token's reward, beside the outcome's, both less
-the mean of the other responses to the prompt (eq. 5). Differs from the paper in having no filter of prompts
-by accuracy (put `repeat` around the sampling, as DAPO does), in whitening the returns as the authors' code
-does, and in the truncated weights between sampler and trainer (Yao et al. 2025). As in the paper, `prm`
-scores the rows before it learns from them. Eq. 5 is taken as printed: the authors' code adds a token's
-distance from the mean of its own response, over samples - 1.
+A second model, `prm`, learns from outcomes alone to give right responses a higher likelihood than wrong ones.
+Its reward for a token is beta log(prm / reference). The outcome's reward is added at the last token. From
+both, the mean of the other responses to the prompt is subtracted (eq. 5). As in the paper, `prm` scores the
+rows before it learns from them. As in the authors' code, the returns are whitened. Differences from the
+paper: prompts are not filtered by accuracy (for that, put `repeat` around the sampling, as DAPO does).
+Truncated weights correct the difference between sampler and trainer (Yao et al. 2025). Eq. 5 is implemented
+as printed; the authors' code also adds a token's distance from the mean of its own response, divided by
+samples - 1.
 """
 
 from dataclasses import dataclass
@@ -37,28 +38,28 @@ from rlflow import (
 class PRIME:
     samples: Annotated[int, Ge(2)] = 4  # responses per prompt
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
-    beta: Annotated[float, Gt(0)] = 0.05  # reward of one nat of log(prm / reference)
-    correct: float = 0.5  # the score from which a response counts as right
+    beta: Annotated[float, Gt(0)] = 0.05  # reward per nat of log(prm / reference)
+    correct: float = 0.5  # a response with at least this score is right
     gamma: Annotated[float, Ge(0), Le(1)] = 1.0  # discount per token
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
-    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    is_cap: Annotated[float, Gt(0)] = 2.0  # cap on the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes of the policy over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
 
 
 @stage(gives="rewards", rows="group")
 def reward_tokens(prm_logprobs: token(torch.float32), ref_logprobs, scores, group, mask, *, beta):
-    """Process rewards less the mean of the other responses' means, and at the last token the score less the
-    mean of the others'."""
+    """Return process rewards minus the mean of the other responses' means. The last token also gets the score
+    minus the mean of the other scores."""
     process = beta * (prm_logprobs - ref_logprobs)
     process = process - leave_one_out(row_mean(process, mask), group)[:, None]
     return torch.where(mask, process, 0.0) + place_last(scores - leave_one_out(scores, group), mask)
 
 
-@stage(gives="advantages", dispatch=RANK0)  # mean and deviation are over the whole batch
+@stage(gives="advantages", dispatch=RANK0)  # mean and deviation need the complete batch
 def normalised_returns(rewards, mask, *, gamma):
-    """Rewards to go, whitened. A missing score (NaN) leaves its row out of the statistics and of the
-    update."""
+    """Return the rewards to go, whitened. A row with a missing score (NaN) is excluded from the statistics
+    and from the update."""
     return whiten(reward_to_go(rewards, mask, gamma), mask)
 
 

@@ -1,9 +1,8 @@
 """Reward-ranked fine-tuning, RAFT (Dong et al. 2023).
 
-The policy is trained by maximum likelihood on the best responses of each group, and on nothing else. Needs no
-ratio, no baseline and no reference. Differs from the paper in that the policy that samples is the one that
-has just been trained, in every iteration, and in leaving groups out whose scores are all equal (`mixed`):
-their best response is not better than the others.
+Maximum likelihood on the best responses of each group, without ratio, baseline or reference. Differences from
+the paper: every iteration samples with the policy that the previous iteration trained. If `mixed` is set, the
+update skips groups with equal scores, because their best response is no better than the others.
 """
 
 from dataclasses import dataclass
@@ -18,15 +17,15 @@ from rlflow import choose, flow, group_std, loss, row, stage
 class RAFT:
     samples: Annotated[int, Ge(2)] = 8  # responses per prompt
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
-    best: Annotated[int, Ge(1)] = 1  # responses of each group to learn from, those with the highest scores
-    mixed: bool = True  # learn from groups of unequal scores only
+    best: Annotated[int, Ge(1)] = 1  # responses of each group to learn from: the ones with the highest scores
+    mixed: bool = True  # learn only from groups with unequal scores
     epochs: Annotated[int, Ge(1)] = 1  # passes over the chosen rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 64  # rows per optimizer step, over all ranks
 
 
 @stage(gives={"mixed": row("bool")}, rows="group")
 def unequal(scores, group):
-    """Whether the scores of a row's group differ by more than rounding."""
+    """Return whether the scores of a row's group differ by more than rounding error."""
     return group_std(scores, group) > 1e-6
 
 

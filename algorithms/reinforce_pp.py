@@ -1,9 +1,10 @@
-"""REINFORCE++ (Hu 2025), and with `baseline` REINFORCE++-baseline.
+"""REINFORCE++ (Hu 2025), and with `baseline=True` REINFORCE++-baseline.
 
-REINFORCE with PPO's clip, a KL charge on each token, and returns whitened over all tokens of the batch
-instead of a critic. `baseline=True` first takes the group's mean off the scores, without its deviation.
-Differs from the paper in the truncated weights between sampler and trainer (Yao et al. 2025), and in charging
-k1 in the reward with the baseline as well.
+REINFORCE with PPO's clip and a KL penalty on each token. Returns are whitened over all tokens of the batch;
+there is no critic. With `baseline=True`, the group's mean is first subtracted from the scores, without
+dividing by the deviation. Differences from the paper: truncated weights correct the difference between
+sampler and trainer (Yao et al. 2025). With the baseline, the KL penalty is also in the reward, estimated by
+k1.
 """
 
 from dataclasses import dataclass
@@ -31,11 +32,11 @@ from rlflow import (
 class ReinforcePP:
     samples: Annotated[int, Ge(1)] = 4  # responses per prompt; 1 is enough without the baseline
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
-    baseline: bool = False  # take the group's mean off the scores
-    beta: Annotated[float, Ge(0)] = 0.01  # price of one nat of KL to the reference; 0 needs no reference
+    baseline: bool = False  # subtract the group's mean from the scores
+    beta: Annotated[float, Ge(0)] = 0.01  # KL coefficient, per nat; 0 needs no reference
     gamma: Annotated[float, Ge(0), Le(1)] = 1.0  # discount per token
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
-    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    is_cap: Annotated[float, Gt(0)] = 2.0  # cap on the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
 
@@ -46,16 +47,16 @@ def centre(scores, group):
 
 
 @stage(gives="rewards")
-# an optional column: absent when beta is 0
+# ref_logprobs is optional: absent when beta is 0
 def charge_kl(scores, logprobs, mask, ref_logprobs=None, *, beta):
     charge = 0 if ref_logprobs is None else beta * kl(logprobs, ref_logprobs, "k1")
     return place_last(scores, mask) - torch.where(mask, charge, 0.0)
 
 
-@stage(gives="advantages", dispatch=RANK0)  # mean and deviation are over the whole batch
+@stage(gives="advantages", dispatch=RANK0)  # mean and deviation need the complete batch
 def normalised_returns(rewards, mask, *, gamma):
-    """Rewards to go, whitened. A missing score (NaN) leaves its row out of the statistics and of the
-    update."""
+    """Return the rewards to go, whitened. A row with a missing score (NaN) is excluded from the statistics
+    and from the update."""
     return whiten(reward_to_go(rewards, mask, gamma), mask)
 
 

@@ -1,9 +1,9 @@
 """ReMax (Li et al. 2024): REINFORCE with the score of the greedy response as baseline.
 
-No critic and no groups: one sampled and one greedy response per prompt. Differs from the authors' code in the
-KL charge, which accumulates over the tokens to come as their paper has it, in the clipped ratio, which leaves
-the first step as it is and allows more than one, and in the truncated weights between sampler and trainer
-(Yao et al. 2025).
+No critic and no groups: the policy samples one response and one greedy response per prompt. Differences from
+the authors' code: the KL penalty of a token also counts for the tokens before it, as in the paper. The
+clipped ratio does not change the first step and allows more steps. Truncated weights correct the difference
+between sampler and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ from rlflow import clipped_gain, flow, kl, loss, place_last, reward_to_go, row, 
 
 @dataclass(frozen=True)
 class ReMax:
-    samples: Annotated[int, Ge(1)] = 1  # responses per prompt, besides the greedy one
+    samples: Annotated[int, Ge(1)] = 1  # responses per prompt, in addition to the greedy one
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
-    beta: Annotated[float, Ge(0)] = 0.05  # price of one nat of KL to the reference; 0 needs no reference
+    beta: Annotated[float, Ge(0)] = 0.05  # KL coefficient, per nat; 0 needs no reference
     gamma: Annotated[float, Ge(0), Le(1)] = 1.0  # discount per token
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
-    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    is_cap: Annotated[float, Gt(0)] = 2.0  # cap on the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
 
 
 @stage(gives="rewards")
-# an optional column: absent when beta is 0
+# ref_logprobs is optional: absent when beta is 0
 def charge_kl(scores, logprobs, mask, ref_logprobs=None, *, beta):
     charge = 0 if ref_logprobs is None else beta * kl(logprobs, ref_logprobs, "k1")
     return place_last(scores, mask) - torch.where(mask, charge, 0.0)
@@ -36,8 +36,8 @@ def charge_kl(scores, logprobs, mask, ref_logprobs=None, *, beta):
 
 @stage(gives="advantages")
 def compare(rewards, baseline: row(torch.float32), mask, *, gamma):
-    """Reward to go minus the score of the greedy response. A missing one of the two (NaN) leaves the row out
-    of the update."""
+    """Return the reward to go minus the score of the greedy response. If either is missing (NaN), the update
+    skips the row."""
     return torch.where(mask, reward_to_go(rewards, mask, gamma) - baseline[:, None], 0.0)
 
 

@@ -1,10 +1,10 @@
-"""REINFORCE Leave-One-Out (Ahmadian et al. 2024, "Back to Basics").
+"""REINFORCE Leave-One-Out, RLOO (Ahmadian et al. 2024, "Back to Basics").
 
-Each response is compared with the mean of the other responses to its prompt. The KL to the reference is
-charged in the score of the whole response, as in the paper. Differs from it in the clipped ratio, which
-leaves the first step as it is and allows more than one, in the truncated weights between sampler and trainer
-(Yao et al. 2025), and in the constant divisor: the sum over a response's tokens, the paper's gradient, by
-max_tokens.
+Each response is compared with the mean of the other responses to its prompt. As in the paper, the KL to the
+reference is subtracted from the score of the complete response. Differences from the paper: the clipped ratio
+does not change the first step and allows more steps. Truncated weights correct the difference between sampler
+and trainer (Yao et al. 2025). The sum over a response's tokens, which is the paper's gradient, is divided by
+the constant max_tokens.
 """
 
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ from rlflow import clipped_gain, flow, kl, leave_one_out, loss, row_sum, stage, 
 class RLOO:
     samples: Annotated[int, Ge(2)] = 4  # responses per prompt
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
-    beta: Annotated[float, Ge(0)] = 0.05  # price of one nat of KL to the reference; 0 needs no reference
+    beta: Annotated[float, Ge(0)] = 0.05  # KL coefficient, per nat; 0 needs no reference
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
-    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    is_cap: Annotated[float, Gt(0)] = 2.0  # cap on the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
 
@@ -35,7 +35,8 @@ def charge_kl(scores, logprobs, mask, ref_logprobs, *, beta):
 
 @stage(gives="advantages", rows="group")
 def compare(scores, group, mask):
-    """Score minus the mean of the others'. A missing score (NaN) leaves its row out of the update."""
+    """Return the score minus the mean of the other scores. The update skips a row with a missing score
+    (NaN)."""
     return torch.where(mask, (scores - leave_one_out(scores, group))[:, None], 0.0)
 
 

@@ -1,8 +1,8 @@
 """Soft Adaptive Policy Optimization, SAPO (Gao et al. 2025).
 
-GRPO whose clip is a smooth gate around a ratio of 1, so that no token's gradient ends at a bound; tokens of
-negative advantage are gated more sharply. Differs from the paper in the truncated weights between sampler and
-trainer (Yao et al. 2025).
+GRPO with a smooth gate around a ratio of 1 instead of the clip: the gradient of a token shrinks gradually and
+is not cut off at a bound. The gate is sharper for tokens with a negative advantage. Difference from the
+paper: truncated weights correct the difference between sampler and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from rlflow import compare, flow, loss, truncated_weights
 class SAPO:
     samples: Annotated[int, Ge(2)] = 8  # responses per prompt
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
-    tau_pos: Annotated[float, Gt(0)] = 1.0  # sharpness of the gate where the advantage is positive
-    tau_neg: Annotated[float, Gt(0)] = 1.05  # and where it is not
-    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    tau_pos: Annotated[float, Gt(0)] = 1.0  # sharpness of the gate for positive advantages
+    tau_neg: Annotated[float, Gt(0)] = 1.05  # and for all others
+    is_cap: Annotated[float, Gt(0)] = 2.0  # cap on the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
 
@@ -29,7 +29,7 @@ class SAPO:
 def policy_loss(new, logprobs, advantages, weights, *, tau_pos, tau_neg):
     ratio = (new.logprobs - logprobs).exp()
     tau = torch.where(advantages > 0, tau_pos, tau_neg).to(ratio)
-    gate = 4 / tau * (tau * (ratio - 1)).sigmoid()  # of slope 1 at a ratio of 1, and ever less on both sides
+    gate = 4 / tau * (tau * (ratio - 1)).sigmoid()  # slope 1 at a ratio of 1, smaller on both sides
     return -weights * gate * advantages, {"ratio_max": ratio}
 
 

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: maximum likelihood of the completions in the data, token mean."""
+"""Supervised fine-tuning, SFT: maximum likelihood of the completions in the data, averaged over tokens."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,10 +1,11 @@
 """Tapered Off-Policy REINFORCE, TOPR (Le Roux et al. 2025).
 
-No clip and no reference: responses with a positive reward are learnt by their likelihood, whatever the ratio
-between the policy and the sampler, and those with a negative one are weighed by that ratio, at most 1, so
-that what has become unlikely is pushed down no further (section 3). The ratio is of whole responses, and to
-the sampler's own log-probs, so that rows may be old. The baseline is a constant, which says how much right
-and wrong responses weigh. Differs from the paper in learning in every iteration from rows of its own.
+Responses with a positive reward are learned by maximum likelihood, for any ratio between policy and sampler.
+Responses with a negative reward are weighted by that ratio, at most 1. The update therefore does not push
+down responses that have already become unlikely (section 3). There is no clip and no reference. The ratio is
+of complete responses and uses the sampler's own log-probs, which permits old rows. The baseline is a
+constant; it sets the relative weight of right and wrong responses. Difference from the paper: every iteration
+learns from new rows.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from rlflow import flow, loss, row_sum, stage
 class TOPR:
     samples: Annotated[int, Ge(1)] = 8  # responses per prompt
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
-    baseline: float = 0.5  # taken off each score; what is left over is the reward
+    baseline: float = 0.5  # subtracted from each score; the difference is the reward
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
 
@@ -32,7 +33,7 @@ def relative(scores, mask, *, baseline):
 
 @loss
 def policy_loss(new, sampled_logprobs, advantages, mask):
-    log_ratio = row_sum(new.logprobs.detach() - sampled_logprobs, mask)[:, None]  # of the whole response
+    log_ratio = row_sum(new.logprobs.detach() - sampled_logprobs, mask)[:, None]  # of the complete response
     taper = torch.where(advantages < 0, log_ratio.clamp(max=0).exp(), 1.0)
     return -taper * advantages * new.logprobs, {"taper": torch.where(advantages < 0, taper, torch.nan)}
 

@@ -1,11 +1,11 @@
 """VAPO: Value-based Augmented PPO (Yue et al. 2025).
 
-PPO with a learned critic for long responses. The critic learns from returns with lambda 1, the policy from
-advantages whose lambda grows with the response, 1 - 1 / (alpha length) (eq. 5 and 6); the critic learns alone
-first (value pretraining); and the policy's step has a second loss, the likelihood of right responses,
-averaged over their own tokens alone (eq. 9 and 10). With the averaging over all tokens and the wider clip
-upwards of DAPO. Differs from the paper in the truncated weights between sampler and trainer (Yao et al.
-2025), which weigh both losses.
+PPO with a learned critic for long responses. Differences from PPO (ppo.py): the critic learns from returns
+with lambda 1. The policy learns from advantages whose lambda grows with the response length: 1 - 1 / (alpha
+length) (eq. 5 and 6). The critic first learns alone (value pretraining). The policy has a second loss: the
+likelihood of right responses, averaged over their own tokens (eq. 9 and 10). As in DAPO, the loss is the mean
+over all tokens, and the upper clip bound is larger. Difference from the paper: truncated weights correct both
+losses for the difference between sampler and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ class VAPO:
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
     alpha: Annotated[float, Gt(0)] = 0.05  # the policy's lambda is 1 - 1 / (alpha tokens), at least 0
     mu: Annotated[float, Ge(0)] = 0.1  # weight of the likelihood of right responses
-    correct: float = 0.5  # the score from which a response is right
-    clip_low: Annotated[float, Gt(0)] = 0.2  # the ratio counts down to 1 - clip_low
-    clip_high: Annotated[float, Gt(0)] = 0.28  # and up to 1 + clip_high
-    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
-    warmup: Annotated[int, Ge(0)] = 50  # first iterations, in which only the critic learns
+    correct: float = 0.5  # a response with at least this score is right
+    clip_low: Annotated[float, Gt(0)] = 0.2  # the ratio is clipped at 1 - clip_low
+    clip_high: Annotated[float, Gt(0)] = 0.28  # and at 1 + clip_high
+    is_cap: Annotated[float, Gt(0)] = 2.0  # cap on the importance weights between sampler and trainer
+    warmup: Annotated[int, Ge(0)] = 50  # number of first iterations that train only the critic
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 512  # rows per optimizer step, over all ranks
 
@@ -38,7 +38,7 @@ def is_right(scores, *, correct):
 
 @stage(gives=("advantages", "returns"))
 def decoupled_gae(scores, values, mask, *, alpha):
-    """Advantages with the lambda of each response's length, returns with lambda 1; no discount."""
+    """Return advantages with a lambda by response length, and returns with lambda 1; without discount."""
     rewards, lengths = place_last(scores, mask), mask.sum(1).clamp(min=1)
     lam = (1 - 1 / (alpha * lengths.to(values))).clamp(min=0)
     advantages, _ = gae(rewards, values, mask, gamma=1.0, lam=lam)

@@ -1,12 +1,13 @@
 """VinePPO (Kazemnejad et al. 2025, "Refining Credit Assignment in RL Training of LLMs").
 
-PPO without a critic: the value of the beginning of each step is the mean score of responses that go on from
-it (eq. 5), and the advantage of a step's tokens is the value after the step less that before it (eq. 6);
-after the last one it is the score. Differs from the paper in steps of equal length, where the paper's are
-lines of reasoning, and in the truncated weights between sampler and trainer (Yao et al. 2025). Differs from
-the authors' run in three more: that whitens the advantages over the batch; it passes twice over the rows of
-an iteration (here `--hp.epochs 2`); and its loss has a KL term of weight 1e-4 by the estimator k3, cut off at
-10 (here `--hp.beta 1e-4`, by k2). A response that goes on may be as long as a whole one.
+PPO without a critic. A response is divided into steps. The value at the beginning of a step is the mean score
+of new responses that continue from there (eq. 5). The advantage of a step's tokens is the value after the
+step minus the value before it (eq. 6); after the last step, the value is the score. Differences from the
+paper: steps have equal length, while the paper's steps are lines of reasoning. Truncated weights correct the
+difference between sampler and trainer (Yao et al. 2025). Further differences from the authors' run: they
+whiten advantages over the batch. They pass twice over the rows of an iteration (here `--hp.epochs 2`). Their
+loss has a KL term of weight 1e-4 with estimator k3, cut off at 10 (here `--hp.beta 1e-4`, with k2). A
+continuation may be as long as a complete response.
 """
 
 from dataclasses import dataclass
@@ -32,19 +33,19 @@ from rlflow import (
 @dataclass(frozen=True)
 class VinePPO:
     samples: Annotated[int, Ge(1)] = 8  # responses per prompt
-    rollouts: Annotated[int, Ge(1)] = 9  # responses that go on from the beginning of each step
+    rollouts: Annotated[int, Ge(1)] = 9  # continuations from the beginning of each step
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response, and longest continuation
-    step: Annotated[int, Ge(1)] = 128  # tokens of a step
-    beta: Annotated[float, Ge(0)] = 0.0  # weight of the KL term in the loss; 0 needs no reference
+    step: Annotated[int, Ge(1)] = 128  # tokens per step
+    beta: Annotated[float, Ge(0)] = 0.0  # KL coefficient in the loss; 0 needs no reference
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
-    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    is_cap: Annotated[float, Gt(0)] = 2.0  # cap on the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 64  # rows per optimizer step, over all ranks
 
 
 @stage(gives={"begins": token("bool")})
 def steps(mask, *, step):
-    """The first token of each step: of the policy's own tokens, every step-th."""
+    """Mark the first token of each step: every step-th of the policy's own tokens."""
     return mask & ((mask.cumsum(1) - 1) % step == 0)
 
 
@@ -55,15 +56,16 @@ def mean_score(scores, group):
 
 @stage(gives="advantages")
 def gain_of_steps(scores, state_values: token("float32"), mask):
-    """The value after each token's step less that before it. A step whose beginning has no value (NaN)
-    belongs to the one before; a response without the first one is left out of the update."""
+    """Return, at each token, the value after its step minus the value before it. If the beginning of a step
+    has no value (NaN), the step is joined to the one before. If the first beginning has no value, the update
+    skips the response."""
     known = mask & ~state_values.isnan()
     before, after = torch.empty_like(state_values), torch.empty_like(state_values)
-    value = scores  # at the next beginning after a token
+    value = scores  # the value at the next beginning after a token
     for t in reversed(range(mask.shape[1])):
         after[:, t] = value
         value = torch.where(known[:, t], state_values[:, t], value)
-    value = torch.full_like(scores, torch.nan)  # at the latest beginning up to a token
+    value = torch.full_like(scores, torch.nan)  # the value at the last beginning up to a token
     for t in range(mask.shape[1]):
         value = before[:, t] = torch.where(known[:, t], state_values[:, t], value)
     return torch.where(mask, after - before, 0.0)
