@@ -1,6 +1,6 @@
-"""Learning, apart from any engine: the two protocols of backends, and what all trainers share.
+"""Training code that all backends share, and the two protocols that a backend implements.
 
-Here: minibatches and micro-batches, divisors, metrics, learning rates, the loop of an update. Not here:
-models and optimizers (`rlflow.backends`), advantages and losses of algorithms (`rlflow.author.functional`,
-`rlflow.algorithms`).
+The package has minibatches and micro-batches, loss divisors, metrics, learning rates and the update loop.
+Models and optimizers are in `rlflow.backends`. Advantages and losses of algorithms are in
+`rlflow.author.functional` and `rlflow.algorithms`.
 """

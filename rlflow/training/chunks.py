@@ -1,4 +1,4 @@
-"""Rows that end one after another, cut into chunks."""
+"""Divide rows into chunks in the order in which they end."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from torch import Tensor
 
 
 def chunked(ended: Iterable[Tensor], rows: int, chunks: int) -> Iterator[Tensor]:
-    """``chunks`` chunks of ``rows`` rows in the order in which they end, sizes differing by at most one, each
-    as soon as its last row has
-    ended: int64, ascending. ``ended``: rows, in any portions. With fewer rows than chunks the last ones are
-    empty. Raises ValueError where not all rows end."""
+    """Yield the rows in ``chunks`` chunks by end time, each chunk as soon as its last row has ended.
+
+    ended: int64 numbers of rows that have ended, in portions of any size. A chunk has int64 row numbers in
+    ascending order. Chunk sizes differ by at most one. With fewer rows than chunks, the last chunks are
+    empty. Raises ValueError if not all ``rows`` rows end.
+    """
     waiting = torch.zeros(0, dtype=torch.int64)
     sizes = [len(part) for part in torch.arange(rows).tensor_split(chunks)][::-1]
     for portion in ended:

@@ -1,7 +1,7 @@
-"""The loop of an update, the same for every engine: rows left out, minibatches, micro-batches, divisors,
-metrics, skipped steps.
+"""The update loop, the same for every backend: select rows, divide them into minibatches and micro-batches,
+compute losses and divisors, take or skip optimizer steps, collect metrics.
 
-Here too: how many of the tokens that an update reads have a gradient.
+It also counts how many of the tokens that an update reads have a gradient.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ TOKENS = "funnel/tokens"
 
 
 def watch(new: New, mask: Tensor, columns: Mapping[str, Tensor], meter: Meter) -> None:
-    """Have tokens counted when the gradient of a micro-batch has come back to ``new``, before the loss is a
-    function of it.
+    """Count tokens when the gradient of a micro-batch reaches ``new``. Call this before computing the loss.
 
-    mask: bool [rows, T]; columns: what the loss reads, float [rows, T], of which ``logprobs`` says on which
-    side of 1 a ratio is and ``advantages`` which tokens have anything to learn from."""
+    mask: bool [rows, T]. columns: float [rows, T], read by the loss. ``logprobs`` tells whether a ratio is
+    above or below 1; ``advantages`` tells which tokens have a nonzero advantage."""
     computed = new.logprobs if new.logprobs is not None else new.values
     if computed is None or not computed.requires_grad:
         return
     old = columns.get("logprobs") if new.logprobs is not None else None
-    # a hook that named the tensor itself would keep its graph, and the weights, for as long as the process
+    # a hook with a reference to the tensor itself would keep its graph, and the weights, until the process
+    # ends
     values = computed.detach()
 
     def count(gradient: Tensor) -> None:
@@ -47,8 +47,8 @@ def watch(new: New, mask: Tensor, columns: Mapping[str, Tensor], meter: Meter) -
 def _of_tokens(
     gradient: Tensor, new: Tensor, old: Tensor | None, advantages: Tensor | None
 ) -> dict[str, Tensor]:
-    """Name → value of each token [rows, T], whose sums over all tokens of an update are what ``token_funnel``
-    is made of."""
+    """Return per-token values [rows, T] by name. ``token_funnel`` computes its metrics from their sums over
+    all tokens of an update."""
     size = gradient.abs().double()
     values = {"with_gradient": gradient != 0, "size": size, "square": size**2}
     if old is None:
@@ -61,14 +61,15 @@ def _of_tokens(
 
 
 def token_funnel(totals: Mapping[str, Totals]) -> dict[str, float]:
-    """The metrics from the totals of all ranks, over all optimizer steps of an update: each token counts once
-    in every epoch.
+    """Return the token metrics, from the totals of all ranks over all optimizer steps of an update. Each
+    token counts once per epoch.
 
-    funnel/tokens                   tokens under the mask
-    funnel/tokens_with_gradient     of them those with ∂loss/∂log-prob ≠ 0; of a value loss, ∂loss/∂value
-    funnel/tokens_effective         (Σ|g|)² / Σg², as many tokens as gradients of one size would be
-    funnel/tokens_clipped_above     tokens with an advantage but no gradient, whose ratio to ``logprobs`` is above 1; below: under 1
-    funnel/moved                    mean |new log-prob - logprobs| of a token, nats: 0 in an update of one step, which the executor measures
+    funnel/tokens                   tokens under the mask funnel/tokens_with_gradient     tokens with
+    ∂loss/∂log-prob ≠ 0 (with a value loss: ∂loss/∂value ≠ 0) funnel/tokens_effective         (Σ|g|)² / Σg²:
+    the number of tokens that equal gradients would need funnel/tokens_clipped_above     tokens with an
+    advantage but no gradient and a ratio to ``logprobs`` above 1; `_below`: below 1 funnel/moved
+    mean |new log-prob - logprobs| of a token over the steps of an update, nats; with one step it is 0, and
+    the executor measures it afterwards
     """
     if "with_gradient" not in totals:
         return {}
@@ -86,44 +87,44 @@ def token_funnel(totals: Mapping[str, Totals]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """An optimizer step as it went."""
+    """The result of an optimizer step."""
 
-    applied: bool  # False where the gradient was not finite: nothing changed then
+    applied: bool  # False if the gradient was not finite; then the step changed nothing
     grad_norm: float
     lr: float
 
 
 class Learner(Protocol):
-    """One model that ``learn`` can train: the protocol that trainers fulfil."""
+    """A model that ``learn`` can train. Trainers implement this protocol."""
 
     device: torch.device
     peers: Peers
 
     def compute(self, rows: Batch, want: tuple[str, ...]) -> New:
-        """The quantities of ``want`` for padded rows, differentiable, token columns padded as
+        """Return the quantities in ``want`` for padded rows, differentiable. Token columns are padded as
         ``rows["tokens"]``."""
 
     def backward(self, objective: Tensor) -> None:
-        """Add the gradient of a 0-d objective to that of the step under way."""
+        """Add the gradient of a 0-d objective to the gradient of the current step."""
 
     def idle(self, want: tuple[Quantity, ...]) -> None:
-        """Take part in a micro-batch of other ranks, where ranks compute in lockstep: a forward and a
-        backward that add nothing."""
+        """Join a micro-batch of other ranks that compute in lockstep: run a forward and a backward that add
+        nothing."""
 
     def step(self) -> OptimizerStep:
-        """Add up the gradients of all ranks, clip, change the weights, clear the gradient."""
+        """Sum the gradients of all ranks, clip, change the weights, clear the gradient."""
 
 
 @dataclass(frozen=True)
 class Passes:
-    """How often and in what pieces an update goes through its rows."""
+    """How an update divides and repeats its rows."""
 
     epochs: int = 1  # passes over all rows
     minibatch: int | None = None  # rows per optimizer step over all ranks; None: all
-    mean: Means = "tokens"  # how a minibatch's values become one; a tuple: those of each of several losses
-    seed: int = 0  # of the order of rows
+    mean: Means = "tokens"  # how the loss values of a minibatch are averaged; with several losses a tuple
+    seed: int = 0  # for the order of the rows
     micro_tokens: int = 16384  # padded tokens per forward
-    # a step's units into micro-batches; None: as above
+    # divides a step's units into micro-batches; None: by micro_tokens
     cut: Callable[[Batch, Sequence[Tensor]], Iterable[list[Tensor]]] | None = None
 
     def __post_init__(self) -> None:
@@ -136,8 +137,7 @@ class Passes:
 
 @dataclass(frozen=True)
 class RankShare:
-    """One rank's rows of one optimizer step, in units, and the totals of the whole minibatch over all
-    ranks."""
+    """One rank's rows of one optimizer step, in units, with the totals of the minibatch over all ranks."""
 
     units: Sequence[Tensor]
     totals: MinibatchTotals
@@ -146,9 +146,10 @@ class RankShare:
 def steps(
     units: Sequence[Tensor], counts: Tensor, passes: Passes, own: Tensor | None = None
 ) -> Iterator[RankShare]:
-    """The optimizer steps of an update, each with all its rows. ``counts``: int64 [rows], tokens that count.
-    ``own``: bool [rows, losses], the rows of each of several losses. A minibatch in which no token counts
-    takes no step."""
+    """Yield the optimizer steps of an update. Each step has all its rows.
+
+    counts: int64 [rows], tokens under the mask. own: bool [rows, losses], the rows of each loss if there are
+    several. A minibatch without any token under its mask takes no step."""
     for epoch in range(passes.epochs):
         for minibatch in minibatches(units, rows=passes.minibatch, seed=passes.seed, epoch=epoch):
             rows = torch.cat(minibatch)
@@ -160,14 +161,14 @@ def steps(
 class Meters(NamedTuple):
     """Running totals of an update."""
 
-    loss: Meter  # of the metrics that its losses give
-    signal: Meter  # of what is watched on the way back through them
+    loss: Meter  # metrics that the losses return
+    signal: Meter  # token metrics that ``watch`` measures during backward
 
 
 def learn(
     engine: Learner, batch: Batch, loss: Loss, settings: Mapping[str, Any], passes: Passes
 ) -> dict[str, float]:
-    """Train on every row of ``batch`` that can be learned from, ``passes.epochs`` times; return metrics."""
+    """Train ``passes.epochs`` times on every usable row of ``batch``; return the metrics."""
     rows = learnable(batch, loss)
     units = units_of(group_of(rows.batch) if loss.rows == "group" else torch.arange(len(rows.batch)))
     own = own_rows(rows.batch, loss) if isinstance(loss, JointLoss) else None
@@ -185,14 +186,14 @@ def learn_shares(
     passes: Passes,
     shares: Iterable[RankShare],
 ) -> Learned:
-    """Take the given steps. On several ranks each calls this with its own rows and shares, one for every
-    step, empty ones included."""
+    """Take the given steps. Each rank calls this with its own rows and shares. Every rank has one share per
+    step, even if it is empty."""
     counts, cut = mask_counts(batch), passes.cut or _padded(passes.micro_tokens)
     meters, steps, parts = Meters(Meter(), Meter()), _Steps(), terms(loss, settings, passes.mean)
     for share in shares:
         objective = torch.zeros((), dtype=torch.float64, device=engine.device)
         micros = list(cut(batch, share.units))
-        # asked before any, since ranks in lockstep wait for each other in each
+        # every rank exchanges this count before its first micro-batch, because ranks in lockstep wait in each
         idle = engine.peers.idle(len(micros), engine.device)
         for micro in micros:
             rows = torch.cat(micro)
@@ -213,13 +214,13 @@ def _padded(tokens: int) -> Callable[[Batch, Sequence[Tensor]], Iterable[list[Te
 class Learned:
     """The results of an update on one rank."""
 
-    totals: Mapping[str, Totals]  # of the loss's metrics over its own rows
-    signal: Mapping[str, Totals]  # of what was watched on the way back through the loss, likewise
-    steps: Mapping[str, float]  # totals of the steps, which all ranks took
+    totals: Mapping[str, Totals]  # of the loss's metrics over this rank's rows
+    signal: Mapping[str, Totals]  # of the token metrics that ``watch`` measures, over this rank's rows
+    steps: Mapping[str, float]  # totals of the steps; equal on all ranks
 
 
 def together(ranks: Sequence[Learned], left_out: int) -> dict[str, float]:
-    """The metrics of an update from those of its ranks."""
+    """Combine the results of all ranks into the metrics of an update."""
     totals, signal = added(rank.totals for rank in ranks), added(rank.signal for rank in ranks)
     return reported(totals) | token_funnel(signal) | dict(ranks[0].steps) | {"left_out": float(left_out)}
 
@@ -233,8 +234,8 @@ def _backward(
     totals: MinibatchTotals,
     meters: Meters,
 ) -> Tensor:
-    """Add the gradient of these rows' share; return the share, 0-d float64. counts: int64 [rows], tokens that
-    count."""
+    """Add the gradient of these rows' share of the objective; return the share, 0-d float64. counts: int64
+    [rows], tokens under the mask."""
     mask = rows["mask"].to(engine.device)
     new = only_masked(engine.compute(rows, want), mask)
     watch(new, mask, _token_columns(rows, mask), meters.signal)
@@ -263,8 +264,8 @@ def _backward(
 
 
 def _share(term: LossTerm, rows: Batch, new: New, mask: Tensor, weights: Tensor, meter: Meter) -> Tensor:
-    """The addend of one loss in the objective, ``scale`` times the share of its rows in its average. Gives a
-    0-d float64."""
+    """Return one loss's part of the objective as 0-d float64: ``scale`` times the share of its rows in its
+    average."""
     value, metrics = term.loss(new, *loss_columns(rows, term.loss, mask.device), **term.settings)
     share = weighted_sum(value, mask, weights.to(mask.device), term.mean)
     groups = int(group_of(rows)[-1]) + 1 if term.loss.rows == "group" else 0
@@ -273,23 +274,22 @@ def _share(term: LossTerm, rows: Batch, new: New, mask: Tensor, weights: Tensor,
 
 
 def _token_columns(rows: Batch, mask: Tensor) -> dict[str, Tensor]:
-    """The columns of a policy's loss that say what clipping did, on the device of the mask and of its shape
-    [rows, T]."""
+    """Return the columns that show clipping, moved to the device of the mask and with its shape [rows, T]."""
     values = {name: rows[name] for name in ("logprobs", "advantages") if name in rows.columns}
     return {name: value.to(mask.device) for name, value in values.items() if value.shape == mask.shape}
 
 
 def loss_columns(rows: Batch, loss: Loss, device: torch.device) -> list[Any]:
-    """The padded columns that the loss names, in its order; None for an optional one that is absent."""
+    """Return the padded columns that the loss names, in its order. An absent optional column is None."""
     values = [rows[p.name] if p.name in rows.columns else None for p in loss.signature.columns]
     return [value.to(device) if isinstance(value, Tensor) else value for value in values]
 
 
 def only_masked(new: New, mask: Tensor) -> New:
-    """The values, with a gradient under the mask only.
+    """Return the values with a gradient only under the mask.
 
-    A NaN in a column outside the mask makes 0 · NaN on the way back, which ``where`` stops and multiplication
-    would not."""
+    A NaN in a column outside the mask would make 0 · NaN in the backward pass. ``where`` stops it, a
+    multiplication by the mask would not."""
 
     def cut(x: Tensor | None) -> Tensor | None:
         return x if x is None or x.dim() == 1 else torch.where(mask, x, x.detach())
@@ -317,7 +317,7 @@ class _Steps:
         self.norms.append(step.grad_norm)
 
     def result(self) -> dict[str, float]:
-        """Means over the steps taken; ``loss`` and ``grad_norm`` are absent where none was."""
+        """Return means over the steps taken. Without any step, ``loss`` and ``grad_norm`` are absent."""
         out = {
             "steps": float(self.count),
             "skipped_steps": float(self.skipped),

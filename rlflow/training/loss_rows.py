@@ -1,4 +1,4 @@
-"""Which rows of a batch a loss learns from, and how they hang together."""
+"""Select the rows of a batch that a loss learns from, and number their groups."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from rlflow.author.joint import JointLoss
 from rlflow.author.loss import Loss
 from rlflow.errors import FlowError
 
-# a row that is left out because another of its group is, or because no loss's `where` has it
+# marks of skipped rows: another row of the group is skipped, or no loss uses the row (`where`)
 WITH_GROUP, NO_LOSS = -1, -2
-MODEL_COLUMNS = ("prompt_tokens", "tokens", "mask")  # what every update reads, whatever its loss names
+MODEL_COLUMNS = ("prompt_tokens", "tokens", "mask")  # columns that every update reads
 
 
 @dataclass(frozen=True)
 class KeptRows:
-    """The rows to learn from and how many were left out."""
+    """The rows to learn from, and the number of skipped rows."""
 
     batch: Batch
     left_out: int
 
 
 def columns_read(batch: Batch, loss: Loss) -> tuple[str, ...]:
-    """The columns of ``batch`` that an update with ``loss`` reads. Raises FlowError where one is missing."""
+    """Return the columns of ``batch`` that an update with ``loss`` reads. Raises FlowError if one is
+    missing."""
     parameters = loss.signature.columns
     needed = [*MODEL_COLUMNS, *(p.name for p in parameters if not p.optional)]
     for name in needed:
@@ -38,10 +39,10 @@ def columns_read(batch: Batch, loss: Loss) -> tuple[str, ...]:
 
 
 def learnable(batch: Batch, loss: Loss) -> KeptRows:
-    """The rows without a non-finite value, under its mask, in a float column that the loss reads.
+    """Select the rows whose float columns are finite, among the columns that the loss reads.
 
-    Of a token column only entries under ``mask`` count, of others the value itself. For a loss over groups
-    the whole group of such a row is left out.
+    In a token column, only entries under ``mask`` are checked. If the loss is over groups, a row with a
+    non-finite value excludes its complete group.
     """
     marks = broken_columns(batch, loss)
     if loss.rows == "group":
@@ -52,8 +53,8 @@ def learnable(batch: Batch, loss: Loss) -> KeptRows:
 
 
 def broken_columns(batch: Batch, loss: Loss) -> Tensor:
-    """int64 [rows]: which of the columns that the loss reads, counted from 1, is the first that is not
-    finite; 0 where all are. Of several losses each has its own rows; NO_LOSS where a row is none's."""
+    """Return int64 [rows]: the number of the first non-finite column that the loss reads, from 1; 0 if all
+    are finite. With several losses, each checks its own rows; NO_LOSS if no loss uses the row."""
     broken = torch.zeros(len(batch), dtype=torch.int64)
     if not isinstance(loss, JointLoss):
         return _first_broken(batch, loss, loss.signature.column_names, broken)
@@ -65,8 +66,8 @@ def broken_columns(batch: Batch, loss: Loss) -> Tensor:
 
 
 def _first_broken(batch: Batch, loss: Loss, names: tuple[str, ...], broken: Tensor) -> Tensor:
-    """``broken`` with the number among ``names`` of the first column of the loss that is not finite, where it
-    has none."""
+    """Return ``broken`` with the marks of one loss added: for each unmarked row, the number among ``names``
+    of the loss's first non-finite column."""
     for parameter in loss.signature.columns:
         if parameter.name in batch:
             broken[(broken == 0) & _broken(batch, batch.data[parameter.name])] = (
@@ -76,24 +77,25 @@ def _first_broken(batch: Batch, loss: Loss, names: tuple[str, ...], broken: Tens
 
 
 def own_rows(batch: Batch, loss: JointLoss) -> Tensor:
-    """bool [rows, losses]: the rows of each of several losses."""
+    """Return bool [rows, losses]: the rows of each loss."""
     everything = torch.ones(len(batch), dtype=torch.bool)
     return torch.stack([everything if name is None else batch[name].bool() for name in loss.where], 1)
 
 
 def with_groups(broken: Tensor, groups: Tensor, mark: int) -> Tensor:
-    """The marks of rows, with ``mark`` set for rows that are left out because another row of their group
-    is."""
+    """Return the marks with ``mark`` added for rows that are skipped because of another row of their
+    group."""
     return torch.where((broken == 0) & whole_groups(broken > 0, groups), mark, broken)
 
 
 def whole_groups(rows: Tensor, groups: Tensor) -> Tensor:
-    """bool [rows]: all rows of a group of which one is marked; ``groups`` count from 0 along the batch."""
+    """Return bool [rows]: the rows of all groups with a marked row. ``groups`` count from 0 along the
+    batch."""
     return torch.bincount(groups, rows.double())[groups] > 0 if len(rows) else rows
 
 
 def _broken(batch: Batch, column: Data) -> Tensor:
-    """bool [rows]: where a column has a non-finite value."""
+    """Return bool [rows]: whether the column has a non-finite value in the row."""
     none = torch.zeros(len(batch), dtype=torch.bool)
     if (
         not isinstance(column.value, Tensor)
@@ -112,19 +114,19 @@ def _broken(batch: Batch, column: Data) -> Tensor:
 
 
 def mask_counts(batch: Batch) -> Tensor:
-    """int64 [rows]: the tokens of each row that count."""
+    """Return int64 [rows]: each row's number of tokens under the mask."""
     mask = batch.data["mask"]
     return _per_row(mask.value, mask.row_lengths).long()
 
 
 def token_counts(batch: Batch) -> Tensor:
-    """int64 [rows]: tokens of each row, prompt included."""
+    """Return int64 [rows]: each row's number of tokens, including the prompt."""
     return batch.data["prompt_tokens"].row_lengths + batch.data["tokens"].row_lengths
 
 
 def group_of(batch: Batch) -> Tensor:
-    """int64 [rows]: the number of each row's group, counted from 0 along the batch: a run of one value of
-    ``group``, or without that column of one position in the data stream."""
+    """Return int64 [rows]: the number of each row's group, from 0 along the batch. A group is a run of equal
+    values of ``group``, or, without that column, of one position in the data stream."""
     if "group" not in batch:
         return batch.axis.slots
     group = batch.data["group"].value

@@ -1,5 +1,5 @@
-"""Metrics of an update: masked means over everything seen, maxima for names that end in ``_max``. Missing
-values are NaN."""
+"""Metrics of an update: masked means over all values, and maxima if the name ends in ``_max``. NaN means a
+missing value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# share of what adapters have learned that is lost where they are merged into weights of fewer bits
+# share of the adapters' learning that is lost when they are merged into weights of fewer bits
 MERGE_ROUNDING = "merge_rounding"
 OWN = (
     "loss",
@@ -37,11 +37,11 @@ class Meter:
         self.totals: dict[str, Tensor] = {}
 
     def add(self, metrics: Mapping[str, Any], mask: Tensor, groups: int) -> None:
-        """Take a micro-batch's metrics: per token [rows, T], row [rows], group [groups] or one number, which
-        weighs as its rows.
+        """Add the metrics of a micro-batch: one value per token [rows, T], row [rows] or group [groups], or a
+        single number, weighted by its rows.
 
-        mask: bool [rows, T]; rows without a True count for nothing. Raises ValueError for other shapes and
-        for our own names.
+        mask: bool [rows, T]; rows without a True are ignored. Raises ValueError for other shapes and for
+        names that the trainer reserves (OWN).
         """
         for name, value in metrics.items():
             if name in OWN:
@@ -54,17 +54,17 @@ class Meter:
             self.totals[name] = _joined(self.totals[name], new) if name in self.totals else new
 
     def observe(self, values: Mapping[str, Tensor], mask: Tensor) -> None:
-        """Take what the trainer itself measures of each token [rows, T], under the mask, bool [rows, T]."""
+        """Add the trainer's own measurements of each token [rows, T], under the mask, bool [rows, T]."""
         for name, value in values.items():
             new = _totals(value.detach()[mask].double(), weight=1)
             self.totals[name] = _joined(self.totals[name], new) if name in self.totals else new
 
     def result(self) -> dict[str, float]:
-        """Name → mean or maximum; see ``reported``."""
+        """Return name → mean or maximum; see ``reported``."""
         return reported(self.taken())
 
     def taken(self) -> dict[str, Totals]:
-        """The totals of one rank; ``added`` adds up those of several."""
+        """Return the totals of this rank; ``added`` sums the totals of several ranks."""
         return {name: tuple(totals.tolist()) for name, totals in self.totals.items()}
 
 
@@ -72,7 +72,7 @@ Totals = tuple[float, ...]  # sum, weight, maximum, number of missing values
 
 
 def added(parts: Iterable[Mapping[str, Totals]]) -> dict[str, Totals]:
-    """The totals of all ranks."""
+    """Sum the totals of all ranks."""
     out: dict[str, Totals] = {}
     for part in parts:
         for name, new in part.items():
@@ -82,8 +82,8 @@ def added(parts: Iterable[Mapping[str, Totals]]) -> dict[str, Totals]:
 
 
 def reported(totals: Mapping[str, Totals]) -> dict[str, float]:
-    """Name → mean, or maximum for ``_max``; ``NAME_nan`` counts what was left out, where there is any. A name
-    without a value is absent."""
+    """Return name → mean, or maximum for ``_max``. ``NAME_nan`` counts missing values, if any. A name without
+    a value is absent."""
     out = {}
     for name, (total, weight, highest, missing) in totals.items():
         if weight:
@@ -94,7 +94,7 @@ def reported(totals: Mapping[str, Totals]) -> dict[str, float]:
 
 
 def _entries(name: str, value: Tensor, mask: Tensor, groups: int) -> Tensor:
-    """The values that count, float64, flat or 0-d."""
+    """Return the values that count, float64, flat or 0-d."""
     value = value.double()
     if value.dim() == 0:
         return value
@@ -111,7 +111,7 @@ def _entries(name: str, value: Tensor, mask: Tensor, groups: int) -> Tensor:
 
 
 def _totals(entries: Tensor, weight: int) -> Tensor:
-    """float64 [4]: sum, weight, maximum, number of missing values."""
+    """Return float64 [4]: sum, weight, maximum, number of missing values."""
     present = ~entries.isnan()
     known = torch.where(present, entries, 0.0)
     lowest = torch.full((1,), -torch.inf, dtype=torch.float64, device=entries.device)

@@ -1,8 +1,8 @@
-"""How rows are cut: epochs into minibatches (one optimizer step each), minibatches into micro-batches (one
-forward each).
+"""Divide rows: epochs into minibatches (one optimizer step each), minibatches into micro-batches (one forward
+each).
 
-Rows move in units: single rows, or whole groups for a loss over groups. A unit is an int64 tensor of row
-numbers.
+Rows are kept in units: single rows, or complete groups for a loss over groups. A unit is an int64 tensor of
+row numbers.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from rlflow.author.seeds import permutation
 
 
 def units_of(groups: Tensor) -> list[Tensor]:
-    """The rows of each group of int64 [rows], which is non-decreasing from 0. Single rows are groups of their
-    own."""
+    """Return the rows of each group. ``groups``: int64 [rows], non-decreasing from 0. If every row has its
+    own number, each unit is one row."""
     sizes = torch.bincount(groups) if len(groups) else groups
     return list(torch.split(torch.arange(len(groups)), sizes.tolist()))
 
@@ -26,18 +26,17 @@ def units_of(groups: Tensor) -> list[Tensor]:
 def minibatches(
     units: Sequence[Tensor], *, rows: int | None, seed: int, epoch: int
 ) -> Iterator[list[Tensor]]:
-    """The units of each optimizer step, in an order drawn from (seed, epoch).
+    """Yield the units of each optimizer step, in an order drawn from (seed, epoch).
 
-    A minibatch takes units while it has at most ``rows`` rows (at least one unit); None: all. The last may be
-    short.
+    A minibatch has at most ``rows`` rows, or a single larger unit; None: all. The last one may be smaller.
     """
     order = (units[i] for i in permutation(len(units), seed, epoch).tolist())
     return _filled(order, lambda first: rows or math.inf)
 
 
 def microbatches(units: Sequence[Tensor], lengths: Tensor, *, tokens: int) -> Iterator[list[Tensor]]:
-    """Units with rows of similar ``lengths`` [rows], the longest first, while their padded size is at most
-    ``tokens``."""
+    """Yield micro-batches of units with similar ``lengths`` [rows], longest first, each of at most ``tokens``
+    padded tokens or a single unit."""
     longest = [int(lengths[unit].max()) for unit in units]
     order = sorted(range(len(units)), key=lambda i: (-longest[i], int(units[i][0])))
     width = {int(units[i][0]): max(longest[i], 1) for i in order}
@@ -45,7 +44,8 @@ def microbatches(units: Sequence[Tensor], lengths: Tensor, *, tokens: int) -> It
 
 
 def _filled(units: Iterable[Tensor], capacity: Callable[[Tensor], float]) -> Iterator[list[Tensor]]:
-    """Runs of units, each with at most as many rows as its first unit says, and at least that unit."""
+    """Yield runs of units. The first unit sets the capacity of its run in rows; a run has at least one
+    unit."""
     rows_taken: list[Tensor] = []
     count, room = 0, 0.0
     for unit in units:

@@ -1,5 +1,4 @@
-"""The number that is minimised: a loss's values, averaged over a whole minibatch that may be computed in
-pieces."""
+"""The minimised objective: loss values averaged over a complete minibatch, even if computed in pieces."""
 
 from __future__ import annotations
 
@@ -10,12 +9,12 @@ import torch
 from torch import Tensor
 
 Mean = Literal["tokens", "rows", "row-tokens"] | float
-Means = Mean | tuple[Mean, ...]  # of one loss, or of each of several in one step
+Means = Mean | tuple[Mean, ...]  # for one loss, or for each of several losses in a step
 
 
 @dataclass(frozen=True)
 class New:
-    """The quantities that the model computes for a loss; None for one that was not asked for."""
+    """The quantities that the model computes for a loss; None if the loss does not request one."""
 
     logprobs: Tensor | None = None  # [rows, T]
     entropy: Tensor | None = None  # [rows, T]
@@ -23,7 +22,7 @@ class New:
     scores: Tensor | None = None  # [rows]
 
     def rows(self, index: Tensor, width: int) -> New:
-        """The quantities of some rows, int64 [n], whose tokens fit into ``width``."""
+        """Return the quantities of some rows, int64 [n], cut to ``width`` tokens."""
         return New(
             **{
                 name: None if x is None else x[index, :width] if x.dim() == 2 else x[index]
@@ -34,22 +33,22 @@ class New:
 
 @dataclass(frozen=True)
 class MinibatchTotals:
-    """Counts over a whole minibatch and all ranks. Every divisor comes from tokens and rows, or, where a step
-    has several losses, from those of each one's own rows."""
+    """Token and row counts of a complete minibatch over all ranks. Divisors come from these counts; with
+    several losses, from the counts of each loss's own rows."""
 
-    tokens: int  # that count
-    rows: int  # that have any
-    parts: tuple[tuple[int, int], ...] = ()  # (tokens, rows) by loss, where there are several
+    tokens: int  # tokens under the mask
+    rows: int  # rows with such a token
+    parts: tuple[tuple[int, int], ...] = ()  # (tokens, rows) per loss; () with a single loss
 
     @staticmethod
     def of(counts: Tensor, own: Tensor | None = None) -> MinibatchTotals:
-        """The totals from ``counts``, int64 [rows]: tokens of each row that count. own: bool [rows, losses],
-        the rows of each loss."""
+        """Compute the totals. counts: int64 [rows], each row's tokens under the mask. own: bool [rows,
+        losses], the rows of each loss."""
         parts = [_totals(counts * rows) for rows in own.unbind(1)] if own is not None else []
         return MinibatchTotals(*_totals(counts), tuple(parts))
 
     def of_loss(self, number: int) -> MinibatchTotals:
-        """The totals of the rows of one loss."""
+        """Return the totals of the rows of one loss."""
         return MinibatchTotals(*self.parts[number]) if self.parts else self
 
 
@@ -58,9 +57,9 @@ def _totals(counts: Tensor) -> tuple[int, int]:
 
 
 def row_weights(counts: Tensor, mean: Mean, totals: MinibatchTotals) -> Tensor:
-    """float64 [rows]: what one value of each row weighs in the objective.
+    """Return float64 [rows]: the weight of one value of each row in the objective.
 
-    counts: int64 [rows], tokens of each row that count. Rows with none weigh 0 and are in no divisor.
+    counts: int64 [rows], each row's tokens under the mask. Rows without any weigh 0 and count in no divisor.
     """
     present = (counts > 0).double()
     if mean == "tokens":
@@ -73,10 +72,10 @@ def row_weights(counts: Tensor, mean: Mean, totals: MinibatchTotals) -> Tensor:
 
 
 def weighted_sum(value: Tensor, mask: Tensor, weights: Tensor, mean: Mean) -> Tensor:
-    """The share of these rows in the objective, 0-d float64.
+    """Return the share of these rows in the objective, 0-d float64.
 
-    value: [rows, T] or [rows], as a loss returned it; mask: bool [rows, T]; weights: float64 [rows] from
-    ``row_weights``. Raises ValueError where the shape of the value and ``mean`` do not go together.
+    value: [rows, T] or [rows], as the loss returned it; mask: bool [rows, T]; weights: float64 [rows] from
+    ``row_weights``. Raises ValueError if ``mean`` does not fit the shape of the value.
     """
     check_shape(value, mask, mean)
     inside = mask if value.dim() == 2 else weights > 0
@@ -85,7 +84,7 @@ def weighted_sum(value: Tensor, mask: Tensor, weights: Tensor, mean: Mean) -> Te
 
 
 def check_mean(mean: Means) -> None:
-    """Raises ValueError for what is no way to average."""
+    """Raise ValueError for an unknown reduction, or a number that is not above 0."""
     if isinstance(mean, tuple):
         for each in mean:
             check_mean(each)
@@ -97,7 +96,8 @@ def check_mean(mean: Means) -> None:
 
 
 def check_shape(value: Tensor, mask: Tensor, mean: Mean) -> None:
-    """Per-row values take mean='rows' or a number, per-token values any but 'rows'. Raises ValueError."""
+    """Check that per-row values have mean='rows' or a number, and per-token values have any but 'rows'.
+    Raises ValueError."""
     if value.shape not in (mask.shape, mask.shape[:1]):
         raise ValueError(
             f"loss: found a value of shape {list(value.shape)}, expected one number per token "

@@ -1,4 +1,4 @@
-"""The ranks that train one model together: those of a torch group, or this process alone."""
+"""The ranks that train one model together: a torch group, or this process alone."""
 
 from __future__ import annotations
 
@@ -10,37 +10,35 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-BUCKET = 64 << 20  # bytes of gradients that are added up at once
+BUCKET = 64 << 20  # bytes of gradients in one all-reduce
 
 
 @dataclass(frozen=True)
 class Peers:
     """The ranks that train one model together."""
 
-    # torch's group of the data-parallel ranks; None: its default group, or this process alone where there is
-    # none
+    # torch's group of the data-parallel ranks; None: the default group, or this process alone without one
     group: Any = None
-    # whether ranks compute micro-batch by micro-batch together, as those must that hold a part of the weights
-    # each
+    # whether ranks compute each micro-batch together; required if each rank holds a part of the weights
     lockstep: bool = False
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         if self.group is not None:
             return int(self.group.size())
         return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
     def total(self, numbers: Tensor) -> Tensor:
-        """The sum over all ranks; the tensor itself where there is one."""
+        """Return the sum over all ranks; with one rank, the tensor itself."""
         if self.ranks > 1:
             numbers = numbers.clone()
             dist.all_reduce(numbers, group=self.group)
         return numbers
 
     def idle(self, count: int, device: torch.device) -> int:
-        """How many micro-batches more than this rank's ``count`` the busiest one has, which ranks in lockstep
-        take with it."""
+        """Return how many extra micro-batches this rank must join: the largest count of all ranks minus its
+        own ``count``. It is 0 without lockstep."""
         if self.ranks == 1 or not self.lockstep:
             return 0
         most = torch.tensor(count, device=device)
@@ -48,7 +46,7 @@ class Peers:
         return int(most) - count
 
     def add_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Give every rank the sum of all ranks' gradients, in place. A rank without one counts as 0."""
+        """Replace each gradient by the sum over all ranks. A missing gradient counts as 0."""
         if self.ranks == 1:
             return
         for bucket in _buckets(parameters):
@@ -65,7 +63,7 @@ class Peers:
 
 
 def _buckets(parameters: Iterable[Tensor]) -> Iterable[list[Tensor]]:
-    """Parameters of one dtype, up to BUCKET bytes; a larger one alone."""
+    """Yield buckets of parameters with one dtype and at most BUCKET bytes; a larger parameter has its own."""
     bucket: list[Tensor] = []
     for parameter in parameters:
         if bucket and (

@@ -1,5 +1,5 @@
-"""Rows whose prompts begin with the same tokens: families, whose common beginning a trainer can compute once,
-and their micro-batches."""
+"""Group rows whose prompts share their first tokens (families), so that a trainer computes the shared prefix
+once."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from torch import Tensor
 
 from rlflow.author.batch import Batch, Data
 
-LEAST = 4  # tokens of a beginning that is worth computing apart
+LEAST = 4  # shorter prefixes are not worth sharing
 
 
 @dataclass(frozen=True)
 class Family:
-    """Rows, ascending, whose prompts begin with the same ``shared`` tokens, each prompt with at least one
-    more; those without kin are one family with ``shared`` 0."""
+    """Rows, ascending, whose prompts share their first ``shared`` tokens and have at least one more. All rows
+    without a shared prefix form one family with ``shared`` 0."""
 
     rows: tuple[int, ...]
     shared: int
 
 
 def families(prompts: Data) -> list[Family]:
-    """The families of the rows of a prompt column, by their first rows, so that as few tokens as can be are
-    computed."""
+    """Return the families of the rows of a prompt column, sorted by first row. The division computes as few
+    tokens as possible."""
     rows_of: dict[bytes, list[int]] = {}
     for row, tokens in enumerate(prompts.split()):
-        # whose order is that of the tokens
+        # big-endian bytes sort in the order of the tokens
         rows_of.setdefault(tokens.numpy().astype(">i8").tobytes(), []).append(row)
     distinct = sorted(rows_of)
     alone: list[int] = []
@@ -49,10 +49,10 @@ def families(prompts: Data) -> list[Family]:
 
 
 def _cut(prompts: Sequence[np.ndarray], counts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(begin, end, common tokens) of the runs of sorted, different prompts that save most: of n rows n - 1 do
-    not compute the beginning.
-    counts: rows of each prompt. The best cut of the first prompts is made of the best cuts of fewer (dynamic
-    programming)."""
+    """Yield (begin, end, common tokens) of the runs of sorted, distinct prompts that save the most tokens.
+
+    counts: rows of each prompt. In a run of n rows, n - 1 rows save the common tokens. Dynamic programming:
+    the best division of the first prompts extends the best division of fewer prompts."""
     before = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     with_next = np.array(
         [_common(one, other) for one, other in zip(prompts, prompts[1:], strict=False)], dtype=np.int64
@@ -73,15 +73,15 @@ def _cut(prompts: Sequence[np.ndarray], counts: Sequence[int]) -> Iterator[tuple
 
 
 def _common(one: np.ndarray, other: np.ndarray) -> int:
-    """How many tokens two prompts begin with alike, short of all tokens of either."""
+    """Return the length of the common prefix of two prompts, at most all but one token of the shorter."""
     most = min(len(one), len(other))
     differ = (one[:most] != other[:most]).nonzero()[0]
     return min(int(differ[0]) if len(differ) else most, most - 1)
 
 
 def packed_microbatches(batch: Batch, units: Sequence[Tensor], *, tokens: int) -> Iterator[list[Tensor]]:
-    """``units`` of rows of ``batch``, family by family, while the tokens that are computed of them are at
-    most ``tokens``: those of each row, and a family's common ones once."""
+    """Yield micro-batches of ``units``, family by family, that compute at most ``tokens`` tokens or have a
+    single unit. A family's shared prefix counts once, the other tokens of each row count in full."""
     rows = torch.cat(list(units)) if units else torch.zeros(0, dtype=torch.int64)
     prompts = batch.data["prompt_tokens"].take(rows, batch.axis)
     whole = (prompts.row_lengths + batch.data["tokens"].row_lengths[rows]).tolist()

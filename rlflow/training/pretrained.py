@@ -1,9 +1,9 @@
-"""What is read of a model folder: its config, its tokenizer, and weights as safetensors. No code in it is
-run, and nothing in it is unpickled.
+"""Read model folders: config, tokenizer, and weights as safetensors. Nothing here runs code of the folder or
+unpickles.
 
-Each load by transformers goes through here. Left to itself it runs Python files of the folder that a config
-names under ``auto_map``, once somebody answers y on standard input; it unpickles weights where there are no
-safetensors; and it fetches an attention kernel that a config names, and runs that.
+All loading through transformers goes through this module. By default, transformers runs Python files that a
+config names under ``auto_map`` once somebody answers y on standard input. Without safetensors it unpickles
+weights. It also fetches and runs an attention kernel that a config names.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ CONFIG, TOKENIZER, ADAPTERS = "config.json", "tokenizer_config.json", "adapter_c
 GENERATION, VOCABULARY, ADDED = "generation_config.json", "tokenizer.json", "added_tokens.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TEMPLATE, TEMPLATES, TOKENS = "chat_template.jinja", "additional_chat_templates", "special_tokens_map.json"
-# names of chat templates, where a tokenizer has several
+# names of chat templates if a tokenizer has several
 DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# by which tokenizers parse what a model said, of newer and of older transformers
+# keys by which newer and older transformers parse responses
 PARSERS = ("response_template", "response_schema")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def read_config(folder: Path, **options: Any) -> Any:
-    """The config. Raises PlanError for what ``check`` refuses and for a model that needs code of its
+    """Return the config. Raises PlanError if ``check`` refuses the folder, or if the model needs code of the
     folder."""
     from transformers import AutoConfig
 
@@ -43,23 +43,24 @@ def read_config(folder: Path, **options: Any) -> Any:
 
 
 class Boundary(NamedTuple):
-    """Where rotary frequencies change with the longest row of a batch: in a batch with a row of more than
-    ``tokens`` tokens, all rows get others. grows: whether they go on changing with each longer row."""
+    """Row length at which rotary frequencies change. If a batch has a row of more than ``tokens`` tokens, all
+    its rows get other frequencies. grows: they change again with each longer row."""
 
     tokens: int
     grows: bool
 
     def reach(self, longest: int) -> int | None:
-        """The most tokens of a row that has the frequencies chosen for ``longest``; None where they hold for
-        all longer ones."""
+        """Return the longest row with the same frequencies as a batch whose longest row has ``longest``
+        tokens; None if there is no limit."""
         if longest <= self.tokens:
             return self.tokens
         return longest if self.grows else None
 
 
 def length_boundaries(config: Any) -> dict[str | None, Boundary]:
-    """Kind of layers (None: all) → the boundary at which transformers changes their rotary frequencies: those
-    of rope types longrope and dynamic. Empty for a model whose frequencies never change."""
+    """Return the boundary at which transformers changes rotary frequencies, by kind of layer (None: all).
+
+    Only rope types longrope and dynamic have one. Empty if the model's frequencies never change."""
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None)
     if not isinstance(rope, dict):
@@ -81,8 +82,8 @@ def _boundary(config: Any, rope: dict[str, Any]) -> Boundary | None:
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """The tokenizer. Raises PlanError for one that needs code of its folder, and what transformers raises
-    otherwise."""
+    """Return the tokenizer. Raises PlanError if it needs code of the folder; passes on other errors of
+    transformers."""
     from transformers import AutoTokenizer
 
     never_ask()
@@ -95,14 +96,14 @@ def read_tokenizer(folder: Path) -> Any:
 
 
 def read_generation_config(folder: Path) -> Any:
-    """The folder's generation config: end tokens and defaults of sampling."""
+    """Return the folder's generation config: end tokens and sampling defaults."""
     from transformers import GenerationConfig
 
     return GenerationConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def read_model(kind: Any, folder: Path, **options: Any) -> Any:
-    """A model of an Auto class ``kind``; with ``output_loading_info`` a pair. Raises PlanError as
+    """Return a model of the Auto class ``kind``; with ``output_loading_info``, a pair. Raises PlanError as
     ``read_config`` does."""
     check(folder)
     never_ask()
@@ -117,14 +118,14 @@ def read_model(kind: Any, folder: Path, **options: Any) -> Any:
 
 
 def empty_model(kind: Any, config: Any, dtype: Any) -> Any:
-    """A model of an Auto class ``kind`` with weights that are drawn, not read."""
+    """Return a model of the Auto class ``kind`` with random weights."""
     never_ask()
     return kind.from_config(config, dtype=dtype, trust_remote_code=False)
 
 
 def read_templates(folder: Path) -> dict[str, str]:
-    """Name → chat template of the folder's tokenizer, which is not loaded. Files of their own go before its
-    config, as transformers reads them; one alone is named default."""
+    """Return the chat templates by name, without loading the tokenizer. As in transformers, template files
+    override the config. A single template is named default."""
     files = {"default": folder / TEMPLATE} | {
         path.stem: path for path in sorted((folder / TEMPLATES).glob("*.jinja"))
     }
@@ -139,8 +140,8 @@ def read_templates(folder: Path) -> dict[str, str]:
 
 
 def read_special_tokens(folder: Path) -> dict[str, str]:
-    """Name → special token, as the files of the folder name them, and no text for a usual one that they do
-    not: the class of the tokenizer, which is not loaded, may have one."""
+    """Return the special tokens by name, as the folder's files name them. A usual name that the files do not
+    have is an empty text; the tokenizer's class, which is not loaded, may define it."""
     named = {**read_object(folder / TOKENS), **read_object(folder / TOKENIZER)}
     texts = {
         name: value.get("content") if isinstance(value, dict) else value
@@ -151,8 +152,8 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
 
 
 def read_added_tokens(folder: Path) -> dict[str, int]:
-    """Text → id of each token beside the vocabulary proper, as the files of the folder name them: control
-    tokens are among these. The class of the tokenizer, which is not loaded, may have others."""
+    """Return the ids of added tokens by text, as the folder's files name them. Control tokens are among them.
+    The tokenizer's class, which is not loaded, may define more."""
     decoder = read_object(folder / TOKENIZER).get("added_tokens_decoder")
     listed = read_object(folder / VOCABULARY).get("added_tokens")
     named = decoder if isinstance(decoder, dict) else {}
@@ -166,21 +167,21 @@ def read_added_tokens(folder: Path) -> dict[str, int]:
 
 
 def read_tokenizer_file(folder: Path) -> dict[str, Any]:
-    """The content of tokenizer.json, of which no tokenizer is made; an empty object where there is none."""
+    """Return the content of tokenizer.json without making a tokenizer; an empty object if it is missing."""
     return read_object(folder / VOCABULARY)
 
 
 def read_vocabulary_size(folder: Path) -> int | None:
-    """The number of token ids of the model, as its config names it; None where the config does not say, since
-    the class of the model has a default."""
+    """Return the number of token ids that the config names. None if it names none: the model's class then has
+    a default."""
     config = read_object(folder / CONFIG)
     sizes = (part.get("vocab_size") for part in (config.get("text_config"), config) if isinstance(part, dict))
     return next((size for size in sizes if isinstance(size, int)), None)
 
 
 def read_end_tokens(folder: Path) -> dict[str, tuple[int, ...]]:
-    """File → the end tokens that it names, of the generation config and of the config, of which the text part
-    counts too. Where neither names any, those that transformers gives such a model."""
+    """Return the end tokens by file: of the generation config and of the config, including its text part. If
+    neither names any, return the default of transformers for such a model."""
     config = read_object(folder / CONFIG)
     parts: dict[str, list[Any]] = {
         GENERATION: [read_object(folder / GENERATION)],
@@ -196,10 +197,10 @@ def read_end_tokens(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _given(folder: Path) -> tuple[int, ...]:
-    """The end tokens of the class of a model whose files name none."""
+    """Return the default end tokens of the model's class, for files that name none."""
     try:
         config = read_config(folder)
-    except Exception:  # whoever loads the model says so
+    except Exception:  # loading the model reports the error
         return ()
     return tuple(
         dict.fromkeys(
@@ -216,22 +217,22 @@ def _numbers(values: Iterable[Any]) -> Iterator[int]:
 
 
 def parses_responses(folder: Path) -> bool:
-    """Whether the folder's tokenizer says how what the model said is parsed."""
+    """Return whether the folder's tokenizer defines how to parse responses."""
     own = read_object(folder / TOKENIZER)
     return any(own.get(name) for name in PARSERS)
 
 
 def never_ask() -> None:
-    """Within this process, whatever loads a folder without saying whether to trust its code is refused:
-    transformers would ask on standard input, and go by what stands there."""
+    """Make transformers refuse code of a folder in this process instead of asking on standard input, for
+    calls without ``trust_remote_code``."""
     from transformers import dynamic_module_utils
 
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
 
 
 def check(folder: Path) -> None:
-    """Raises PlanError where a config is damaged, the model needs code of its folder, the weights are pickles
-    or an adapter, or the config names code to be fetched: before anything is loaded."""
+    """Check a model folder before anything is loaded. Raises PlanError if a config is damaged, the model
+    needs code of the folder, the weights are pickles or an adapter, or the config names code to fetch."""
     from transformers import CONFIG_MAPPING
 
     for file in (folder / name for name in (CONFIG, GENERATION)):
@@ -250,7 +251,7 @@ def check(folder: Path) -> None:
     if (folder / ADAPTERS).is_file():
         raise PlanError.of(
             "model-adapter",
-            f"the model folder '{folder}' holds an adapter beside the weights or in place of them",
+            f"the model folder '{folder}' contains an adapter",
             found=ADAPTERS,
             expected="a model's own weights",
             remedy="merge them once with peft: "
@@ -264,16 +265,16 @@ def check(folder: Path) -> None:
     if fetched:
         raise PlanError.of(
             "model-kernel",
-            f"the config of '{folder}' names code to be fetched and run",
+            f"the config of '{folder}' names code to fetch and run",
             found=listed(fetched),
-            expected="an attention of the installed packages, such as sdpa",
-            remedy=f"take that line out of {folder / CONFIG}",
+            expected="an attention implementation of an installed package, such as sdpa",
+            remedy=f"remove that line from {folder / CONFIG}",
         )
     _check_weights(folder)
 
 
 def _check_weights(folder: Path) -> None:
-    """Raises PlanError for pickles. A folder without any weights is left for transformers to tell."""
+    """Raise PlanError for pickles. If a folder has no weights at all, transformers reports it."""
     named = [
         text for _, value in _entries(read_object(folder / INDEX).get("weight_map")) for text in _texts(value)
     ]
@@ -284,7 +285,7 @@ def _check_weights(folder: Path) -> None:
     if not there and (pickles or elsewhere):
         raise PlanError.of(
             "model-pickles",
-            f"the model folder '{folder}' has no weights that can be read without running code",
+            f"the model folder '{folder}' has no weights that can be loaded without running code",
             found=listed(elsewhere or pickles),
             expected="weights as safetensors",
             remedy=_conversion(folder),
@@ -292,14 +293,15 @@ def _check_weights(folder: Path) -> None:
 
 
 def _conversion(folder: Path) -> str:
-    """How to make safetensors of pickles. The command reads them, and so asks for trust."""
+    """Return a command that converts .bin weights. It unpickles them, so the text asks the user to trust
+    them."""
     names = read_object(folder / CONFIG).get("architectures")
     scores = isinstance(names, list) and any(
         str(name).endswith("ForSequenceClassification") for name in names
     )
     kind = "AutoModelForSequenceClassification" if scores else "AutoModelForCausalLM"
     return (
-        'take a folder with safetensors, or, if you trust this one, convert it once: python -c "import '
+        'use a folder with safetensors, or, if you trust this one, convert it once: python -c "import '
         "transformers as t; "
         f"[k.from_pretrained('{folder}').save_pretrained('{folder}-safe') for k in (t.{kind}, "
         't.AutoTokenizer)]"'
@@ -307,8 +309,8 @@ def _conversion(folder: Path) -> str:
 
 
 def named_code(folder: Path) -> list[str]:
-    """Python of the folder, or of another, that its configs name: ``AutoConfig: modeling.OwnConfig``. Where
-    transformers knows the model by itself it needs none of it."""
+    """Return the Python code that the configs name, in the folder or elsewhere: ``AutoConfig:
+    modeling.OwnConfig``. If transformers supports the model itself, it does not need this code."""
     places = [
         f"{name}: {', '.join(_texts(value))}"
         for file in (CONFIG, TOKENIZER)
@@ -318,39 +320,39 @@ def named_code(folder: Path) -> list[str]:
 
 
 def _mapped(file: Path) -> Iterator[tuple[str, Any]]:
-    """The entries of ``auto_map``. Older tokenizers have a list there."""
+    """Yield the entries of ``auto_map``. In older tokenizers it is a list."""
     own = read_object(file).get("auto_map")
     yield from own.items() if isinstance(own, dict) else [("AutoTokenizer", own)] if own else []
 
 
 def _wants_code(folder: Path, file: str, kind: str, error: Exception) -> PlanError | None:
-    """The error where a load failed and the folder names code for it; None where it names none."""
+    """Return the PlanError for a failed load if the folder names code for it, else None."""
     return None if isinstance(error, PlanError | OSError) else _code(folder, file, kind)
 
 
 def _code(folder: Path, file: str, kind: str) -> PlanError | None:
-    """The refusal of code that the folder names for an Auto class; None where it names none."""
+    """Return the PlanError for code that the folder names for an Auto class; None if it names none."""
     named = [f"{kind}: {', '.join(_texts(value))}" for name, value in _mapped(folder / file) if name == kind]
     if not named:
         return None
     return PlanError.of(
         "model-code",
-        f"the model folder '{folder}' needs Python code of its own, and no code of a model folder is run",
+        f"the model folder '{folder}' needs its own Python code, and rlflow never runs code of a model folder",
         found=f"auto_map in {file}: {listed(named)}",
-        expected="a model that the installed transformers knows by itself",
-        remedy="a newer transformers, if that knows it; else another folder with --model",
+        expected="a model that the installed transformers supports",
+        remedy="install a newer transformers if that supports it; else name another folder with --model",
     )
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object of a file of a model folder; an empty one where the file holds none, which others
-    tell."""
+    """Return the JSON object in a file of a model folder; an empty object if the file has none. Other checks
+    report damaged files."""
     content = _parsed(file)
     return content if isinstance(content, dict) else {}
 
 
 def _parsed(file: Path) -> Any:
-    """The JSON value of a regular file; None where it holds none."""
+    """Return the JSON value in a regular file; None if there is none."""
     try:
         return json.loads(file.read_bytes()) if file.is_file() else None
     except (OSError, ValueError, RecursionError):
@@ -358,7 +360,7 @@ def _parsed(file: Path) -> Any:
 
 
 def _entries(value: Any) -> Iterator[tuple[str, Any]]:
-    """The names and values of an object, and of all objects inside it."""
+    """Yield the names and values of an object and of all objects inside it."""
     waiting = [value]
     while waiting:
         one = waiting.pop()
@@ -368,6 +370,6 @@ def _entries(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _texts(value: Any) -> list[str]:
-    """The texts of a value: itself, or those of a list or an object."""
+    """Return the texts of a value: itself, or its items if it is a list or an object."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (value,)
     return [item for item in inner if isinstance(item, str)]

@@ -1,11 +1,12 @@
-"""The two protocols of a backend. A backend is one module in ``backends/`` that defines ``Trainer``,
-``Generator`` or both, each with a frozen dataclass ``Settings`` of what a user may set (``--ROLE.NAME``),
-every field commented.
+"""The two protocols of a backend, and the optional ones.
 
-Whatever a class can do beyond its protocol is said once: by a field of the ``Capabilities`` that it returns,
-or by having the methods of one of the optional protocols below. An optional protocol is checked with
-``issubclass`` or ``isinstance``; a class that inherits its methods and cannot do it sets one of them to
-None."""
+A backend is one module in ``backends/`` that defines ``Trainer``, ``Generator`` or both. Each class has a
+frozen dataclass ``Settings`` with the options of a user (``--ROLE.NAME``); every field has a comment.
+
+A class declares each ability beyond its protocol in one place: in a field of the ``Capabilities`` that it
+returns, or by having the methods of an optional protocol below. Optional protocols are checked with
+``issubclass`` or ``isinstance``. If a class inherits such methods without supporting them, it sets one of
+them to None."""
 
 from __future__ import annotations
 
@@ -38,57 +39,57 @@ class ModelSpec:
     trained: bool = False  # whether an optimizer is needed
     device: str = "cpu"  # ``cpu``, ``cuda`` or ``cuda:N``
     dtype: str = "float32"  # of weights and arithmetic
-    seed: int = 0  # of a new head's weights
+    seed: int = 0  # for the weights of a new head
     updates: int = 0  # optimizer steps expected over the run, for schedules that end; 0: unknown
-    #: tokens of the longest row that can come, by which rotary frequencies are chosen; 0: as many as the
-    #: model has positions
+    #: tokens of the longest possible row, which selects rotary frequencies; 0: the model's number of
+    #: positions
     longest: int = 0
-    # torch's group of the ranks, where they are threads of one process; None: torch's default group, if there
-    # is one
+    # torch's group of the ranks if they are threads of one process; None: torch's default group, if there is
+    # one
     group: Any = None
-    # the tokens at which a generator ends a row; (): those that the folder's configs and its tokenizer name
+    # tokens at which a generator ends a row; (): the tokens that the folder's configs and tokenizer name
     ends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a trainer or generator can do beyond its protocol, and what it needs, by its class and its
-    settings."""
+    """What a trainer or generator supports beyond its protocol, and what it needs. This depends on its class
+    and its settings."""
 
-    tensor: int = 1  # adjacent ranks that get the same rows and compute them together
-    # every rank of the pool takes part in each call, with or without rows, in one order: each holds a part
+    tensor: int = 1  # number of adjacent ranks that get the same rows and compute them together
+    # every rank of the pool joins each call, with or without rows, in one order: each holds a part
     collective: bool = False
-    # its ranks may be threads of one process: it computes together by ``ModelSpec.group`` alone
+    # its ranks may be threads of one process: it communicates only through ``ModelSpec.group``
     threads: bool = False
-    float64: bool = True  # it computes and keeps weights in float64 if ``ModelSpec.dtype`` says so
-    # parts that ``sleep`` frees, each apart: weights, optimizer, gradient, cache
+    float64: bool = True  # it computes and keeps weights in float64 if ``ModelSpec.dtype`` requests it
+    # parts that ``sleep`` can free one by one: weights, optimizer, gradient, cache
     movable: tuple[str, ...] = ()
-    passing: tuple[str, ...] = ()  # parts that are in memory while they are used, and not otherwise
+    passing: tuple[str, ...] = ()  # parts that are in memory only while they are used
     # of a trainer
-    row_exact: bool = False  # numbers of a row are the same bits whichever rows are computed with it
-    adapters: bool = False  # it trains adapters in addition to weights that stay as they are
-    live: bool = False  # ``weights()`` are the tensors that it trains and no copies, if it trains no adapters
-    packs: bool = False  # it computes once what prompts begin with alike
-    # parts of its memory that ranks divide; None: nothing is known of its memory
+    row_exact: bool = False  # the numbers of a row are bit-equal for any other rows in the batch
+    adapters: bool = False  # it trains adapters; the other weights stay constant
+    live: bool = False  # ``weights()`` returns the trained tensors, not copies, if it trains no adapters
+    packs: bool = False  # it computes a common prefix of prompts once
+    # parts of its memory that are divided among ranks; None: its memory use is unknown
     divided: tuple[str, ...] | None = None
-    copied: bool = False  # its optimizer has weights of its own in addition to the model's
+    copied: bool = False  # its optimizer keeps its own copy of the weights
     flat: bool = False  # it divides flattened tensors
     # of a generator
     temperatures: tuple[float, float] = (0.0, math.inf)  # lowest above 0 and highest that it samples at
-    batch_tokens: int = 0  # tokens that it takes at once; 0: all
-    longest: int = 0  # tokens of a row that it takes at most; 0: as many as its model
-    cache_bytes: int = 0  # of its cache, if settings say how large it is
-    # it can sample with the tensors of a ``live`` trainer of its process (``SharesWeights``)
+    batch_tokens: int = 0  # most tokens that it takes at once; 0: no limit
+    longest: int = 0  # most tokens per row; 0: as many as its model has positions
+    cache_bytes: int = 0  # size of its cache, if settings determine it
+    # it can sample with the tensors of a ``live`` trainer in its process (``SharesWeights``)
     shares: bool = False
 
 
 @runtime_checkable
 class Declares(Protocol):
-    """A class that returns what it can do. A subclass that adds to what it inherits calls
-    ``super().capabilities`` and replaces fields."""
+    """A class that declares its capabilities. A subclass with more of them calls ``super().capabilities`` and
+    replaces fields."""
 
     def capabilities(self, settings: Any, device: str) -> Capabilities:
-        """A class method: what the class can do with these settings. ``device``: cpu or cuda."""
+        """Return what the class supports with these settings (a class method). ``device``: cpu or cuda."""
 
 
 @dataclass(frozen=True)
@@ -97,22 +98,23 @@ class Sampling:
 
     samples: int = 1  # responses per prompt
     max_tokens: int = 16  # longest response
-    temperature: float = 1.0  # by which logits are divided; 0 is greedy
+    temperature: float = 1.0  # divides the logits; 0 is greedy
     top_p: float = 1.0  # smallest set of tokens with this probability; 1: all tokens
     top_k: int = 0  # tokens of highest probability; 0: all tokens
-    stop: tuple[str, ...] = ()  # strings that end a row, and are kept in it
-    # tokens that end a row beside those of the model, and are kept in its text
+    stop: tuple[str, ...] = ()  # strings that end a row; its text includes them
+    # tokens that end a row, in addition to the model's; its text includes them
     stop_token_ids: tuple[int, ...] = ()
-    # whether the text of a row is without special tokens, also of those that are inside it
+    # whether to remove special tokens from the text of a row, also inside it
     skip_special_tokens: bool = False
-    min_tokens: int = 0  # this many tokens come first that end no row
-    # a recorded list that says how many tokens each row has, whatever is sampled; (): rows end by themselves
+    min_tokens: int = 0  # no token ends a row before this many
+    # a recorded list with the number of tokens of each row, whatever is sampled; (): rows end by themselves
     lengths: tuple[int, ...] = ()
 
     def of_rows(self, keys: Tensor) -> list[Sampling]:
-        """How each row is sampled, by the keys of their axis [rows, 2 or more]: with ``lengths`` as many
-        tokens at least as at most. The list has one number for each row in the order of the data stream, from
-        its beginning, and begins again where it ends."""
+        """Return how each row is sampled, by the keys of their axis [rows, 2 or more].
+
+        With ``lengths``, a row's number of tokens is both its minimum and its maximum. The list has one
+        number per row, in the order of the data stream from its beginning. After its end it starts again."""
         if not self.lengths:
             return [self] * len(keys)
         numbers = keys[:, -2] * self.samples + keys[:, -1]
@@ -124,27 +126,27 @@ class Sampling:
 
 
 def as_long(rows: Batch, sampling: Sampling) -> Batch:
-    """Rows that a generator gave. Raises ValueError where ``sampling`` says how long they are and they are
-    not."""
+    """Return the rows of a generator after checking their lengths. Raises ValueError if they differ from the
+    lengths that ``sampling`` prescribes."""
     if sampling.lengths:
         lengths = rows.data["tokens"].row_lengths
         expected = [each.max_tokens for each in sampling.of_rows(rows.axis.keys)]
         if lengths.tolist() != expected:
             raise ValueError(
-                f"generate: found rows of {lengths.tolist()} tokens, expected those of the recorded "
+                f"generate: found rows of {lengths.tolist()} tokens, expected the lengths of the recorded "
                 f"list: {expected}"
             )
     return rows
 
 
 class Trainer(Protocol):
-    """Holds one model's weights and learns; one instance per rank."""
+    """Holds and trains the weights of one model; one instance per rank."""
 
     def __init__(self, spec: ModelSpec, settings: Any) -> None: ...
 
     def forward(self, batch: Batch, want: tuple[str, ...] = ("logprobs",)) -> Batch:
-        """Columns of ``want`` (logprobs, entropy, values: token level; scores: row level) from prompt_tokens,
-        tokens and, where present, temperature. Same axis as ``batch``."""
+        """Return the columns in ``want`` (logprobs, entropy, values: token level; scores: row level),
+        computed from prompt_tokens, tokens and, if present, temperature. Same axis as ``batch``."""
 
     def update(
         self,
@@ -157,37 +159,37 @@ class Trainer(Protocol):
         seed: int = 0,
         **settings: Any,
     ) -> dict[str, float]:
-        """Minibatches of ``loss`` in an order drawn from ``seed``; metrics are means over the rows seen,
-        ``_max`` maxima."""
+        """Train on minibatches with ``loss``, in an order drawn from ``seed``. Return metrics: means over the
+        rows, or maxima for ``_max``."""
 
     def update_shares(
         self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Means, settings: Mapping[str, Any]
     ) -> Learned:
-        """One rank's part of an update: its rows, and of each optimizer step its share, which may be empty.
-        Every rank takes every step; gradients are summed over the ranks of torch's default group."""
+        """Take one rank's part of an update: its rows, and its share of each optimizer step, which may be
+        empty. Every rank takes every step. Gradients are summed over the ranks of torch's default group."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, tensor) of the language model, without heads of our own."""
+        """Yield (Hugging Face name, tensor) of the language model, without rlflow's own heads."""
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder."""
 
     def load(self, folder: Path) -> None:
-        """Read weights from a folder that ``save`` wrote."""
+        """Read weights from a folder that ``save`` has written."""
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that a bit-equal continuation needs, by name: ``parameters/NAME``, optimizer state,
-        ``steps``. Live tensors."""
+        """Return all tensors that a bit-equal continuation needs, by name: ``parameters/NAME``, optimizer
+        state, ``steps``. They are the live tensors."""
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Continue from what ``state`` gave."""
+        """Load a state that ``state`` returned."""
 
     def sleep(self, *parts: str) -> None:
-        """Free the memory of these parts, or of all that are ``movable``. Nothing asleep is used before
-        ``wake``. What ``pieces`` has shown stays good: storages are emptied and filled again."""
+        """Free the memory of these parts, or of all ``movable`` ones. A freed part is not used before
+        ``wake``. The views that ``pieces`` returned stay valid: storages are emptied and filled again."""
 
     def wake(self, *parts: str) -> None:
-        """Bring them back, bit for bit."""
+        """Restore freed parts, bit for bit."""
 
 
 @runtime_checkable
@@ -195,92 +197,94 @@ class ForwardsAhead(Protocol):
     """A trainer whose next update can continue from a forward."""
 
     def forward_ahead(self, batch: Batch, want: tuple[str, ...] = ("logprobs",)) -> Batch:
-        """``forward``, called in its place if the role's next update takes all of these rows in its first
-        step."""
+        """Do ``forward`` and keep what the next update needs. It is called instead of ``forward`` if the
+        role's next update takes all these rows in its first step."""
 
 
 @runtime_checkable
 class ResizesPasses(Protocol):
-    """A trainer whose passes can be made smaller."""
+    """A trainer that can reduce the size of its passes."""
 
     def resize_passes(self, tokens: int) -> int:
-        """Compute at most so many tokens in a pass from now on. Gives the number until now."""
+        """Compute at most this many tokens in a pass from now on. Return the previous limit."""
 
 
 @runtime_checkable
 class ShowsPieces(Protocol):
-    """A trainer that shows which boxes of its weights a rank holds, so that a plan can move them."""
+    """A trainer that shows which boxes of its weights a rank holds, for a transfer plan."""
 
     def pieces(self) -> Mapping[str, TensorViews] | None:
-        """By Hugging Face name of each tensor of ``weights`` the boxes that this rank holds, in live memory,
-        nothing gathered; None if what is trained is no such tensor (adapters)."""
+        """Return the boxes in live memory that this rank holds, by Hugging Face name of each tensor of
+        ``weights``. Nothing is gathered. None if the trained tensors are not such weights (adapters)."""
 
 
 class Generator(Protocol):
-    """Samples from a model that someone else trains."""
+    """Samples from a model that a trainer trains."""
 
     def __init__(self, spec: ModelSpec, settings: Any) -> None: ...
 
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
-        """tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version over
-        ``prompts.axis.repeat(samples)``; ``seeds`` has one number per row, and a row's tokens depend on its
-        prompt and its seed alone: one with a smaller ``max_tokens`` is the same row, cut. Raises PlanError,
-        before anything is sampled, if the model has no positions for a prompt and ``max_tokens``."""
+        """Sample ``sampling.samples`` responses for each prompt.
+
+        Returns tokens, mask, completion, finish, sampled_logprobs, temperature and policy_version over
+        ``prompts.axis.repeat(samples)``. ``seeds`` has one number per row. A row's tokens depend only on its
+        prompt and its seed: with a smaller ``max_tokens``, a row is the same, cut off. Before sampling,
+        raises PlanError if the model has too few positions for a prompt and ``max_tokens``."""
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Take new weights; ``version`` is the number of updates behind them."""
+        """Take new weights; ``version`` is the number of updates that produced them."""
 
     def sleep(self, *parts: str) -> None:
-        """Take parts out of memory, as a trainer's ``sleep`` does: weights and cache."""
+        """Free the memory of parts (weights, cache), as a trainer's ``sleep`` does."""
 
     def wake(self, *parts: str) -> None:
-        """Bring parts back into memory."""
+        """Restore freed parts."""
 
 
 @runtime_checkable
 class GivesChunks(Protocol):
-    """A generator that gives rows chunk by chunk."""
+    """A generator that returns rows in chunks."""
 
     def generate_chunks(
         self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int
     ) -> Iterator[Batch]:
-        """The rows of ``generate``, bit for bit, in ``chunks`` batches, each as soon as its last row has
-        ended. Their axes are taken from one, ``prompts.axis.repeat(samples)``. Which rows a chunk has depends
-        on what is sampled, never on timing; ``rlflow.training.chunks`` says how."""
+        """Yield the rows of ``generate``, bit for bit, in ``chunks`` batches, each as soon as its last row
+        has ended. Their axes are taken from ``prompts.axis.repeat(samples)``. The rows of a chunk depend on
+        the sampled tokens, never on timing; see ``rlflow.training.chunks``."""
 
 
 @runtime_checkable
 class ScoresTokens(Protocol):
-    """A generator that scores tokens which it did not sample."""
+    """A generator that can score tokens that it did not sample."""
 
     def logprobs(self, batch: Batch) -> Batch:
-        """`logprobs` of given tokens with the weights that it samples with, as ``Trainer.forward`` gives
-        them."""
+        """Return `logprobs` of given tokens under the weights that it samples with, as ``Trainer.forward``
+        does."""
 
 
 @runtime_checkable
 class SharesWeights(Protocol):
-    """A generator that can sample with a trainer's own tensors. Having ``share`` is not enough, since a
-    subclass may change what ``receive`` does: the class says so with ``Capabilities.shares``."""
+    """A generator that can sample with a trainer's own tensors. Having ``share`` is not enough, because a
+    subclass may change ``receive``: the class must also set ``Capabilities.shares``."""
 
     def share(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Sample from now on with these tensors themselves, which a trainer of the same process trains, in
-        the dtype that it samples in. ``receive`` is called as before, and finds them in their place."""
+        """Sample from now on with these tensors themselves, in their dtype. A trainer in the same process
+        trains them. ``receive`` is called as before, and finds them already in place."""
 
 
 @runtime_checkable
 class ShowsDestinations(Protocol):
-    """A generator that shows where in its memory weights belong, so that a plan can write them there."""
+    """A generator that shows where its memory holds each weight, so that a plan can write there."""
 
     def destinations(self, tensors: Mapping[str, Spread]) -> Destinations:
-        """Where in its memory each of these tensors belongs."""
+        """Return where in its memory each of these tensors belongs."""
 
     def writing(self, version: int) -> AbstractContextManager[None]:
-        """A context in which that memory may be written and nothing is sampled; afterwards these are the
-        weights of this version."""
+        """Return a context that permits writing that memory and blocks sampling. After the context, the
+        weights have this version."""
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Write weights by its own loader."""
+        """Write weights with its own loader."""
 
 
 Metrics = Mapping[str, float]

@@ -13,26 +13,26 @@ Shape = Literal["constant", "linear", "cosine"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """A learning rate by step: it rises linearly, then stays or falls. Raises PlanError where it should fall
-    and ``total`` does not say when."""
+    """A learning rate by step: it rises linearly, then stays or falls. Raises PlanError if it should fall and
+    ``total`` does not set an end."""
 
     peak: float  # highest rate
     shape: Shape = "constant"  # after the warmup
-    warmup: int = 0  # steps in which it rises from 0
-    total: int = 0  # step at which a falling rate is 0
+    warmup: int = 0  # steps over which it rises from 0
+    total: int = 0  # step at which a falling rate reaches 0
 
     def __post_init__(self) -> None:
         if self.shape != "constant" and self.total <= self.warmup:
             raise PlanError.of(
                 "schedule",
-                f"the schedule '{self.shape}' does not know when to end",
+                f"the schedule '{self.shape}' needs an end",
                 found=f"warmup={self.warmup} and {self.total} updates in all",
                 expected="more updates than warmup",
-                remedy="the schedule 'constant' needs no number of updates",
+                remedy="use more updates, or the schedule 'constant', which needs no number of updates",
             )
 
     def rate(self, step: int) -> float:
-        """The learning rate of the ``step``-th optimizer step, counted from 0."""
+        """Return the learning rate of the ``step``-th optimizer step, counted from 0."""
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup
         if self.shape == "constant":

@@ -1,9 +1,9 @@
-"""How many threads torch computes with: all where models are worked with, one elsewhere.
+"""Set the number of threads that torch computes with: all for models, one for everything else.
 
-Each thread that computes has a team of OpenMP threads of its own as long as it lives. Where all teams
-together are more than the cores, libgomp puts them to sleep after every operation, and work of many small
-operations, such as sampling with a small model, takes twice as long. Stages, whose operations are few,
-compute alone: their results do not depend on the number of threads either.
+Each thread that computes keeps its own team of OpenMP threads. If all teams together have more threads than
+there are cores, libgomp puts them to sleep after every operation. Then work with many small operations, such
+as sampling with a small model, takes twice as long. Stages have few operations and compute with one thread.
+Their results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import torch
 
 
 def keep() -> None:
-    """Fix the number of torch threads of the current thread. Otherwise torch reads the global number when the
-    thread first computes."""
+    """Fix the number of torch threads for the current thread. Otherwise torch reads the global number when
+    the thread first computes."""
     torch.set_num_threads(torch.get_num_threads())
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """While inside, torch computes with one thread in this thread, and in those that compute for the first
-    time."""
+    """Make torch compute with one thread inside this context, in this thread and in threads that compute for
+    the first time."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -34,7 +34,7 @@ def alone() -> Iterator[None]:
 
 
 def others_alone() -> None:
-    """Threads that compute for the first time from now on do so alone; this one does not."""
+    """Make threads that compute for the first time from now on use one torch thread. This thread does not."""
     keep()
     other = threading.Thread(target=torch.set_num_threads, args=(1,))
     other.start()

@@ -235,7 +235,7 @@ def test_a_kernel_that_a_config_names_is_not_fetched(hostile):
     for value in ("owner/kernel", {"text_config": "owner/kernel:function"}):
         folder = hostile()
         changed(folder / "config.json", attn_implementation=value)
-        with pytest.raises(PlanError, match="names code to be fetched and run"):
+        with pytest.raises(PlanError, match="names code to fetch and run"):
             pretrained.read_config(folder)
         shutil.rmtree(folder)
 
@@ -279,7 +279,7 @@ def test_pickled_weights_are_refused_with_a_way_out(pickled, name):
     for load in (pretrained.read_config, lambda folder: pretrained.read_model(AutoModelForCausalLM, folder)):
         with pytest.raises(
             PlanError,
-            match=rf"no weights that can be read without running code\n +found: +{name}(.|\n)*convert it "
+            match=rf"no weights that can be loaded without running code\n +found: +{name}(.|\n)*convert it "
             r"once",
         ):
             load(pickled)
@@ -374,7 +374,7 @@ def test_a_run_neither_runs_nor_asks_to_run_code_of_its_model_folder(hostile, tm
         "run", "grpo", "--model", hostile("config.json", "tokenizer_config.json"), *RUN, folder=tmp_path
     )
     assert refused.returncode == 2
-    assert "needs Python code of its own, and no code of a model folder is run" in refused.stderr
+    assert "needs its own Python code, and rlflow never runs code of a model folder" in refused.stderr
     assert "[y/N]" not in refused.stdout + refused.stderr
 
 

@@ -15,7 +15,7 @@ def test_rows_of_the_recorded_lengths_pass_and_others_are_refused():
     assert len(as_long(rows(2, 3, 2), sampling)) == 3
     with pytest.raises(
         ValueError,
-        match=r"found rows of \[2, 2, 2\] tokens, expected those of the recorded list: \[2, 3, 2\]",
+        match=r"found rows of \[2, 2, 2\] tokens, expected the lengths of the recorded list: \[2, 3, 2\]",
     ):
         as_long(rows(2, 2, 2), sampling)
     assert len(as_long(rows(9), Sampling())) == 1
