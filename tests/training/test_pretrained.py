@@ -193,7 +193,7 @@ def test_a_config_that_needs_code_is_refused(hostile):
         lambda folder: pretrained.read_model(AutoModelForCausalLM, folder),
     ):
         with pytest.raises(
-            PlanError, match=r"needs Python code of its own(.|\n)*auto_map in config.json: Auto\w+: evil\.\w+"
+            PlanError, match=r"needs its own Python code(.|\n)*auto_map in config.json: Auto\w+: evil\.\w+"
         ):
             load(folder)
 
@@ -218,7 +218,7 @@ def test_a_tokenizer_that_needs_code_is_refused(hostile, read, named):
     changed(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": named})
     with pytest.raises(
         PlanError,
-        match=r"needs Python code of its own(.|\n)*auto_map in tokenizer_config.json: AutoTokenizer: evil",
+        match=r"needs its own Python code(.|\n)*auto_map in tokenizer_config.json: AutoTokenizer: evil",
     ):
         read(folder)
 
@@ -265,7 +265,7 @@ def test_each_backend_refuses_pickles_and_code(backend, pickled, hostile):
     half = getattr(module, "Trainer", None) or module.Generator
     for folder, words in (
         (pickled, "without running code"),
-        (hostile("config.json"), "needs Python code of its own"),
+        (hostile("config.json"), "needs its own Python code"),
     ):
         with pytest.raises(PlanError, match=words):
             half(ModelSpec(folder))
@@ -303,7 +303,7 @@ def test_adapters_beside_weights_are_refused(tmp_path):
     model than is trained."""
     folder = shutil.copytree(MODEL, tmp_path / "model")
     (folder / "adapter_config.json").write_text("{}")
-    with pytest.raises(PlanError, match="holds an adapter"):
+    with pytest.raises(PlanError, match="contains an adapter"):
         pretrained.read_model(AutoModelForCausalLM, folder)
 
 

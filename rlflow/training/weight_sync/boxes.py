@@ -1,4 +1,4 @@
-"""Boxes: which elements of a tensor, as half-open ranges per dimension."""
+"""Boxes: sets of elements of a tensor, as half-open ranges per dimension."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ Box = tuple[tuple[int, int], ...]
 
 
 def whole(shape: Sequence[int]) -> Box:
-    """The box of all elements of a tensor of ``shape``."""
+    """Return the box of all elements of a tensor of ``shape``."""
     return tuple((0, size) for size in shape)
 
 
 def lengths(box: Box) -> tuple[int, ...]:
-    """Elements of the box along each dimension."""
+    """Return the number of elements along each dimension."""
     return tuple(high - low for low, high in box)
 
 
 def volume(box: Box) -> int:
-    """How many elements; 1 for the box of a scalar."""
+    """Return the number of elements; 1 for the box of a scalar."""
     return math.prod(max(0, high - low) for low, high in box)
 
 
 def overlap(one: Box, other: Box) -> Box:
-    """The elements that both boxes have; its volume is 0 where there are none."""
+    """Return the elements that both boxes have. Its volume is 0 if they have none in common."""
     return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
 
 
 def within(inner: Box, outer: Box) -> tuple[slice, ...]:
-    """Slices that select ``inner`` from a tensor that holds just the elements of ``outer``."""
+    """Return slices that select ``inner`` from a tensor with the elements of ``outer``."""
     return tuple(
         slice(low - start, high - start) for (low, high), (start, _) in zip(inner, outer, strict=True)
     )
 
 
 def contains(outer: Box, inner: Box) -> bool:
-    """Whether all elements of ``inner`` are among those of ``outer``."""
+    """Return whether ``outer`` has all elements of ``inner``."""
     return all(a <= c and d <= b for (a, b), (c, d) in zip(outer, inner, strict=True))
 
 
 def flat_boxes(shape: Sequence[int], start: int, stop: int) -> list[Box]:
-    """The elements ``start`` to ``stop`` of a tensor in row-major order, as at most 2 ndim - 1 boxes, each of
-    them contiguous there."""
+    """Return the elements ``start`` to ``stop`` in row-major order as at most 2 ndim - 1 boxes. Each box is
+    contiguous in that order."""
     if stop <= start:
         return []
     if len(shape) <= 1:
@@ -62,6 +62,7 @@ def _in_row(shape: Sequence[int], row: int, start: int, stop: int) -> list[Box]:
 
 
 def chunk(size: int, index: int, parts: int) -> tuple[int, int]:
-    """The range of ``torch.chunk``: ceil(size / parts) each, the last ones shorter or empty."""
+    """Return the range of a chunk of ``torch.chunk``: ceil(size / parts) each, the last ones shorter or
+    empty."""
     step = -(-size // parts)
     return min(index * step, size), min((index + 1) * step, size)

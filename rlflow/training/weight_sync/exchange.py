@@ -1,5 +1,6 @@
-"""What ranks tell each other over their group, as plain values: lengths first, then JSON, bounded and
-checked. Who gets at a group's sockets, which know no secret, has no pickle to send."""
+"""Exchange plain values between ranks over their group: lengths first, then JSON, with limits and checks.
+
+The sockets of a group are not authenticated, so nothing here unpickles what they deliver."""
 
 from __future__ import annotations
 
@@ -11,14 +12,16 @@ from pydantic import TypeAdapter, ValidationError
 
 from rlflow.training.weight_sync.transport import TransferError
 
-LARGEST = 256 << 20  # bytes that one rank may tell
+LARGEST = 256 << 20  # most bytes that one rank may send
 TEXT = TypeAdapter(str)
 T = TypeVar("T")
 
 
 def exchange(own: T, kind: TypeAdapter[T], group: dist.ProcessGroup | None = None) -> list[T]:
-    """All-gather of plain values: what each rank of the group passed as ``own``, in rank order. Every rank of
-    the group has to call it. Raises TransferError for a value that is too long or not of this kind."""
+    """Return the value of ``own`` on each rank of the group, in rank order (an all-gather).
+
+    Every rank of the group must call it. Raises TransferError for a value that is too long or not of
+    ``kind``."""
     return [_decoded(rank, raw, kind) for rank, raw in enumerate(_gathered(kind.dump_json(own), group))]
 
 
@@ -27,9 +30,7 @@ def _gathered(own: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
     dist.all_gather(list(lengths.view(-1, 1).unbind()), torch.tensor([len(own)]), group=group)
     for rank, length in enumerate(lengths.tolist()):
         if not 0 < length <= LARGEST:
-            raise TransferError(
-                f"rank {rank} tells {length} bytes, expected at least one and at most {LARGEST}"
-            )
+            raise TransferError(f"rank {rank} sent {length} bytes, expected 1 to {LARGEST}")
     longest = int(lengths.max())
     padded = torch.zeros(longest, dtype=torch.uint8)
     padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
@@ -44,5 +45,5 @@ def _decoded(rank: int, raw: bytes, kind: TypeAdapter[T]) -> T:
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise TransferError(
-            f"rank {rank} tells what it should not: {where + ': ' if where else ''}{error.errors()[0]['msg']}"
+            f"rank {rank} sent an invalid value: {where + ': ' if where else ''}{error.errors()[0]['msg']}"
         ) from None

@@ -1,4 +1,4 @@
-"""A plan at work on one rank: bound once to its live memory, run after every update."""
+"""Run a plan on one rank: bind it once to the rank's live memory, run it after every update."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from rlflow.training.weight_sync.verify import Verifier
 
 @dataclass(frozen=True, eq=False)
 class Copies:
-    """Pairs of tensors that are copied on this rank without the network, bound to their memory."""
+    """Pairs of tensors to copy within this rank, bound to their memory."""
 
     into: list[Tensor]
     out_of: list[Tensor]
 
     @staticmethod
     def of(pairs: Iterable[tuple[Tensor, Tensor]]) -> Copies:
-        """Copies from (destination, source) pairs."""
+        """Build copies from (destination, source) pairs."""
         pairs = list(pairs)
         return Copies([into for into, _ in pairs], [out_of for _, out_of in pairs])
 
     def make(self) -> None:
-        """Copy every source into its destination, converted to its dtype."""
+        """Copy every source into its destination, converted to the destination's dtype."""
         if self.into:
             torch._foreach_copy_(self.into, self.out_of)
 
 
 class Resharder:
-    """Moves the weights of ``source`` on all ranks into the ``target`` of all ranks. Every rank makes one
-    from the same plan, and calls the same methods in the same order.
+    """Moves weights from the ``source`` of all ranks to the ``target`` of all ranks. Every rank makes one
+    from the same plan and calls the same methods in the same order.
 
-    source: what this rank holds; target: where what it needs is to lie. Both stay bound: memory that moves
-    needs a new Resharder.
-    buffers: 2 packs a bucket while the last one is on its way, 1 takes half the memory. verify_every: every
-    so many runs digests of what lies on all ranks are compared (0: never).
+    source: the views that this rank holds. target: the views that it must fill. Both stay bound; if memory
+    moves, make a new Resharder or call ``relocate``. buffers: with 2, a bucket is packed while the last one
+    is sent; 1 takes half the memory. verify_every: runs between comparisons of digests on all ranks (0:
+    never).
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class Resharder:
     # --------------------------------------------------------------------------------------------------------
 
     def run(self, version: int) -> None:
-        """Bring every destination to the trainers' weights. Raises TransferError where ranks are at different
-        versions, where another number of bytes came than was planned, and where a digest differs."""
+        """Copy the trainers' weights to every destination. Raises TransferError if ranks have different
+        versions, if the number of received bytes differs from the plan, or if a digest differs."""
         before = self.transport.received
         if self.rounds:
             self._exchange(version)
@@ -102,7 +102,7 @@ class Resharder:
         self.transport.start(self._slot, self.rounds[index])
 
     def _take(self, index: int) -> None:
-        """Wait for a bucket and unpack it, the next one under way."""
+        """Wait for a bucket, start the next one, and unpack the first."""
         more, slot = index + 1 < len(self.rounds), self._slot
         self.transport.wait()
         if more and self.buffers > 1:
@@ -115,27 +115,29 @@ class Resharder:
 
     def _check_versions(self, version: int) -> None:
         if other := {rank: sent for rank, sent in self.transport.versions().items() if sent != version}:
-            raise TransferError(f"rank {self.rank} takes version {version}, but ranks send others: {other}")
+            raise TransferError(
+                f"rank {self.rank} takes version {version}, but these ranks send other versions: {other}"
+            )
 
     def verify(self) -> None:
-        """Compare digests of the weights at all destinations with those of the trainers. Every rank calls it."""
+        """Compare digests of all destinations with the trainers' digests. Every rank must call it."""
         self.verifier.check(self.transport.total)
 
     def close(self) -> None:
-        """Let go of the bound memory and close the transport. The Resharder cannot be used afterwards."""
+        """Release the bound memory and close the transport. The Resharder cannot be used afterwards."""
         self._bound.clear()
         self.transport.close()
 
-    # -- its steps, for a transport that is not called from here
+    # -- its steps, for callers that carry the messages themselves
     # -------------------------------------------------------------------
 
     def copy_local(self) -> None:
-        """Copy the elements that this rank needs and holds itself."""
+        """Copy the elements that this rank both needs and holds."""
         self._local.make()
 
     def pack(self, index: int) -> dict[int, Tensor]:
-        """Bucket ``index`` as messages, one for all ranks that get the same, by the first of them
-        (``Round.first``): uint8, in memory that the bucket takes which comes ``buffers`` later."""
+        """Pack bucket ``index`` into messages, uint8. Ranks that get the same elements share one message,
+        under the first of them (``Round.first``). The bucket ``buffers`` later reuses the memory."""
         bucket, slot = self.rounds[index], index % self.buffers
         if (index, slot, True) not in self._bound:
             departures = self._departures(bucket, self.transport.outbox(slot), set(bucket.first.values()))
@@ -145,15 +147,15 @@ class Resharder:
         return {peer: parts[peer] for peer in dict.fromkeys(bucket.first.values())}
 
     def relocate(self, source: Mapping[str, TensorViews]) -> None:
-        """Bind to new memory of this rank's shards. Their boxes must be those of the plan."""
+        """Bind to new memory of this rank's shards. Their boxes must equal the plan's."""
         _check_bound(self.plan, self.rank, source, self.target)
         self.source, self.verifier = source, Verifier(self.plan, self.rank, source, self.target)
         self._bound.clear()
         self._local = self._own()
 
     def unpack(self, index: int, messages: Mapping[int, Tensor]) -> None:
-        """Bucket ``index`` from the message of each rank that it comes from. Raises TransferError where a
-        message is missing or has another length."""
+        """Unpack bucket ``index`` from the messages by sender. Raises TransferError if a message is missing
+        or has another length."""
         expected = {peer: size for peer, size in enumerate(self.rounds[index].received) if size}
         if (sizes := {peer: message.numel() for peer, message in messages.items()}) != expected:
             raise TransferError(
@@ -163,13 +165,13 @@ class Resharder:
         Copies.of(self._arrivals(self.rounds[index], messages)).make()
 
     def finish(self, version: int, received: int) -> None:
-        """All is there; ``received`` bytes of it came from other ranks. Raises TransferError where the plan
-        says another number."""
+        """End a transfer, with the number of bytes ``received`` from other ranks. Raises TransferError if it
+        differs from the plan."""
         if received != (expected := int(self.plan.stats.inbound[self.rank])):
             raise TransferError(f"rank {self.rank} received {received} bytes, the plan says {expected}")
         self.version, self.runs = version, self.runs + 1
 
-    # -- what is copied where
+    # -- copies and their memory
     # ----------------------------------------------------------------------------------------------------
 
     def _pack(self, index: int, slot: int) -> Copies:
@@ -190,7 +192,7 @@ class Resharder:
     def _departures(
         self, bucket: Round, outbox: Tensor, to: Container[int] | None = None
     ) -> Iterable[tuple[Tensor, Tensor]]:
-        """to: the ranks whose messages are wanted; None: all."""
+        """Pair each sent element's place in the outbox with its source. to: ranks to pack for; None: all."""
         flat = outbox[: sum(bucket.sent)].view(getattr(torch, bucket.dtype))
         for view, leg in zip(_views(flat, bucket.sends), bucket.sends, strict=True):
             if to is None or leg.peer in to:
@@ -204,7 +206,7 @@ class Resharder:
                 yield from ((piece.at(leg.box), view) for piece in self.target[leg.name].around(leg.box))
 
     def _own(self) -> Copies:
-        """The copies of elements that this rank needs and holds itself."""
+        """Return the copies of elements that this rank both needs and holds."""
         return Copies.of(
             pair for name, box in self.plan.local(self.rank) for pair in self._straight(name, box)
         )
@@ -217,7 +219,7 @@ class Resharder:
 
 
 def _views(flat: Tensor, legs: Sequence[Leg]) -> Iterable[Tensor]:
-    """The place of each box in a message."""
+    """Return the view of each box in a message."""
     sizes = [volume(leg.box) for leg in legs]
     return (
         (part.view(lengths(leg.box)) for part, leg in zip(torch.split(flat, sizes), legs, strict=True))
@@ -235,7 +237,7 @@ def _check_bound(
             if bound != expected:
                 raise PlanError.of(
                     "reshard-bound",
-                    f"rank {rank} {side} {name!r} otherwise than it said when the plan was made",
+                    f"the part of {name!r} that rank {rank} {side} differs from the plan",
                     found=str(bound),
                     expected=str(expected),
                     remedy="make the plan from the layouts of the tensors that are bound",

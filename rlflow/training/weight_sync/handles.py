@@ -1,10 +1,10 @@
-"""Memory of GPUs shared between the processes of one machine (CUDA IPC): each rank packs into a buffer of its
-own device, and the others copy straight out of it, on the same device or from one to another.
+"""Share GPU memory between the processes of one machine (CUDA IPC). Each rank packs into a buffer on its own
+device. The others copy directly from it, on the same device or across devices.
 
-What opens a buffer of another process is torch's own, as ``torch.multiprocessing`` sends tensors. A buffer is
-free when its owner and all who opened it have closed it, which torch looks for when it closes another, or
-when memory is short; and with its owner's process. torch counts them in a small file of /dev/shm, which goes
-with the last of them, and stays where all are killed.
+torch opens the buffers of other processes, as ``torch.multiprocessing`` does for tensors. A buffer is freed
+after its owner and all openers have closed it, or when its owner's process ends. torch checks this when it
+closes another buffer or when memory is short. It counts openers in a small file in /dev/shm, which the last
+process removes. The file stays if all processes are killed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing  # teaches ForkingPickler to send memory, where it would send what is in it
+import torch.multiprocessing  # makes ForkingPickler send handles of memory instead of its contents
 from pydantic import TypeAdapter
 from torch import Tensor
 
@@ -24,16 +24,16 @@ from rlflow.errors import PlanError
 from rlflow.training.weight_sync.exchange import TEXT, exchange
 from rlflow.training.weight_sync.segment import HEAD, Segment, check_machines, machine
 
-# machine, a name for the exchange of handles, and what is wrong, if anything is
+# machine, key for the exchange of handles, and the problem ("" if there is none)
 LENT = TypeAdapter(tuple[str, str, str])
 
 
 class Handles(Segment):
-    """group: the ranks, all on one machine, with gloo for what lies on the host. device: where their buffers
-    lie.
+    """A transport through shared GPU memory. group: the ranks, all on one machine, with gloo for tensors on
+    the host. device: the device of their buffers.
 
-    A device runs behind its host. So a rank waits for its own device before it tells the others that a bucket
-    is packed, or read.
+    A device runs asynchronously. Each rank therefore waits for its own device before it reports to the others
+    that a bucket is packed or read.
     """
 
     name = "handles"
@@ -43,8 +43,8 @@ class Handles(Segment):
         self.device = torch.device(device)
 
     def open(self, send: int, receive: int, slots: int) -> None:
-        """Raises PlanError, on all ranks alike, where they are on several machines, or a buffer cannot be
-        made or opened."""
+        """Make and open the buffers. Raises PlanError on all ranks if they are on several machines, or if a
+        buffer cannot be made or opened."""
         self._slots = slots
         size = HEAD + slots * (-(-send // HEAD) * HEAD)
         memory, handles, problem = self._lent(size)
@@ -59,8 +59,8 @@ class Handles(Segment):
             raise
 
     def _lent(self, size: int) -> tuple[Tensor | None, list[bytes], str]:
-        """A buffer, and a handle of it for each rank, since each that opens one is counted; or what is
-        wrong."""
+        """Return a buffer, one handle of it per other rank (torch counts each opener), and the problem if
+        there is one."""
         try:
             memory = torch.empty(size, dtype=torch.uint8, device=self.device)
             return (
@@ -71,20 +71,20 @@ class Handles(Segment):
                 ],
                 "",
             )
-        # an assertion is what a build without CUDA says
+        # a torch build without CUDA raises an AssertionError
         except (RuntimeError, AssertionError, OSError) as error:
             return None, [], _line(error)
 
     def _swapped(self, handles: list[bytes], name: str) -> list[bytes]:
-        """The handle for this rank from each rank. Handles are pickles, and so go through the store in which
-        the group has met: on one machine a file of this user alone, where sockets are open to others."""
+        """Return the handle for this rank from each rank. Handles are pickles, so they go through the group's
+        rendezvous store: on one machine a file of this user alone. Sockets are open to other users."""
         store: Any = cast(Any, dist).distributed_c10d._get_default_store()
         for rank, handle in enumerate(handles):
             store.set(f"rlflow/handles/{name}/{self.rank}/{rank}", handle)
         return [store.get(f"rlflow/handles/{name}/{rank}/{self.rank}") for rank in range(self.ranks)]
 
     def _opened(self, memory: Tensor | None, handles: list[bytes]) -> str:
-        """Open the buffers of all others; what is wrong, if anything is."""
+        """Open the buffers of all other ranks; return the problem, "" if there is none."""
         assert memory is not None
         try:
             self._memory = [
@@ -106,20 +106,19 @@ class Handles(Segment):
         super().release()
 
     def _settle(self) -> None:
-        """Wait until this rank's device has packed and read all that it was given."""
+        """Wait until this rank's device has finished packing and reading."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
     def close(self) -> None:
-        """Give the shared memory back."""
+        """Free the shared memory."""
         super().close()
         if self.device.type == "cuda":
             torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
 
 
 def check_shared(problems: Mapping[int, str]) -> None:
-    """Raise PlanError where a rank cannot share memory. problems: rank → message, empty where nothing is
-    wrong."""
+    """Raise PlanError if a rank cannot share memory. problems: rank → problem, "" if there is none."""
     lines = [f"rank {rank}: {problem}" for rank, problem in problems.items() if problem]
     if lines:
         raise PlanError.of(
@@ -133,5 +132,5 @@ def check_shared(problems: Mapping[int, str]) -> None:
 
 
 def _line(error: Exception) -> str:
-    """The first line of what a library says, of which CUDA's has many."""
+    """Return the first line of a library's error; CUDA's errors have many lines."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,4 +1,4 @@
-"""Layouts by their kind, from shapes alone: what a plan is made of before anything is loaded."""
+"""Layouts that follow from shapes and a kind of sharding, for plans made before anything is loaded."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Dim = Callable[[str, tuple[int, ...]], int | None]
 
 @dataclass(frozen=True)
 class Cut:
-    """Tensors cut along a dimension as ``torch.chunk`` does."""
+    """Divide tensors along a dimension as ``torch.chunk`` does."""
 
-    place: Sequence[int]  # which chunk each rank has, of ``parts``
+    place: Sequence[int]  # the chunk of each rank, of ``parts``
     parts: int
-    dim: Dim = lambda name, shape: 0  # which dimension of a tensor; None leaves it whole
+    dim: Dim = lambda name, shape: 0  # the dimension to divide; None: not divided
 
 
 def sharded(shapes: Shapes, dtype: str, cuts: Sequence[Cut], ranks: int = 0) -> WeightLayout:
-    """Each cut is made in what the one before has left: tensor parallel first, then FSDP, as on a 2-D mesh.
-    No cut at all: replicated over ``ranks``."""
+    """Return the layout of tensors under several cuts. Each cut divides the pieces of the one before: tensor
+    parallel first, then FSDP, as on a 2-D mesh. Without cuts, tensors are replicated over ``ranks``."""
     ranks = len(cuts[0].place) if cuts else ranks
     spreads: dict[tuple[object, ...], Spread] = {}
     tensors = {}
@@ -51,13 +51,13 @@ def _boxes(shape: tuple[int, ...], cuts: Sequence[tuple[Cut, int | None, int]]) 
 
 
 def replicated(shapes: Shapes, dtype: str, ranks: int) -> WeightLayout:
-    """Every rank holds every tensor whole."""
+    """Return the layout in which every rank holds every complete tensor."""
     return sharded(shapes, dtype, (), ranks)
 
 
 def flat(shapes: Shapes, dtype: str, ranks: int) -> WeightLayout:
-    """DeepSpeed ZeRO-3: each tensor flattened, ceil(numel / ranks) elements for each rank (Rajbhandari et al.
-    2020)."""
+    """Return DeepSpeed's ZeRO-3 layout: flattened tensors, ceil(numel / ranks) elements per rank (Rajbhandari
+    et al. 2020)."""
     spreads: dict[tuple[int, ...], Spread] = {}
     for shape in shapes.values():
         if shape not in spreads:
@@ -67,14 +67,16 @@ def flat(shapes: Shapes, dtype: str, ranks: int) -> WeightLayout:
 
 
 def row_parallel(name: str, shape: tuple[int, ...]) -> int | None:
-    """How tensor parallelism cuts a dense decoder (Shoeybi et al. 2019): o_proj and down_proj along their
-    inputs, other matrices along their outputs or vocabulary, vectors not at all. For estimates; what an
-    engine really does is traced."""
+    """Return the dimension that tensor parallelism divides in a dense decoder (Shoeybi et al. 2019).
+
+    o_proj and down_proj are divided along their inputs, other matrices along their outputs or vocabulary,
+    vectors not at all. For estimates; a real engine's layout is traced."""
     if len(shape) < 2:
         return None
     return 1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0
 
 
 def tensor_parallel(shapes: Shapes, dtype: str, size: int, ranks: int) -> WeightLayout:
-    """``ranks / size`` replicas of a model cut in ``size``, each on adjacent ranks."""
+    """Return the layout of ``ranks / size`` replicas of a model divided in ``size``, each on adjacent
+    ranks."""
     return sharded(shapes, dtype, [Cut([rank % size for rank in range(ranks)], size, row_parallel)])

@@ -1,4 +1,4 @@
-"""Which rank holds which boxes of which tensor."""
+"""Layouts: which rank holds which boxes of which tensor."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ WIDTHS = {
 class TensorShard:
     """The part of a tensor that one rank holds."""
 
-    shape: tuple[int, ...]  # of the whole tensor
+    shape: tuple[int, ...]  # of the complete tensor
     dtype: str  # without ``torch.``
     boxes: tuple[Box, ...]  # disjoint
 
 
-HELD = TypeAdapter(dict[str, TensorShard])  # what ranks tell each other
+HELD = TypeAdapter(dict[str, TensorShard])  # ranks exchange this
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How a tensor lies: the boxes of each rank, in rank order."""
+    """The layout of one tensor: the boxes of each rank, in rank order."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -50,11 +50,11 @@ class Spread:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one whole copy of the tensor."""
+        """Bytes of one complete copy of the tensor."""
         return math.prod(self.shape) * width(self.dtype)
 
     def holders(self) -> dict[Box, list[int]]:
-        """The distinct boxes that have elements, each with the ranks that hold it."""
+        """Return the distinct boxes that have elements, each with the ranks that hold it."""
         ranks_of: dict[Box, list[int]] = {}
         for rank, boxes in enumerate(self.boxes):
             for box in dict.fromkeys(boxes):
@@ -65,8 +65,8 @@ class Spread:
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """Every tensor by its Hugging Face name, in the order in which they are to move. Hashable: plans are kept
-    by it."""
+    """Every tensor by its Hugging Face name, in transfer order. Hashable, because plans are cached by
+    layout."""
 
     ranks: int
     tensors: Mapping[str, Spread] = field(hash=False)
@@ -84,8 +84,8 @@ class WeightLayout:
         return sum(spread.nbytes for spread in self.tensors.values())
 
     def among(self, before: int, after: int) -> WeightLayout:
-        """This layout on the ranks of one pool among the ranks of several: ``before`` ranks in front and
-        ``after`` behind hold nothing."""
+        """Return this layout with ranks of other pools added: ``before`` in front and ``after`` behind. They
+        hold nothing."""
         padded: dict[tuple[tuple[Box, ...], ...], tuple[tuple[Box, ...], ...]] = {}
         for spread in self.tensors.values():
             padded.setdefault(spread.boxes, (((),) * before) + spread.boxes + (((),) * after))
@@ -96,7 +96,7 @@ class WeightLayout:
         return WeightLayout(before + self.ranks + after, wider)
 
     def of(self, rank: int) -> dict[str, TensorShard]:
-        """The shards of one rank, by tensor name."""
+        """Return the shards of one rank, by tensor name."""
         return {
             name: TensorShard(spread.shape, spread.dtype, spread.boxes[rank])
             for name, spread in self.tensors.items()
@@ -104,8 +104,8 @@ class WeightLayout:
 
 
 def join(ranks: Sequence[Mapping[str, TensorShard]]) -> WeightLayout:
-    """One layout of what each rank says of itself. A rank may lack a name. Raises PlanError where ranks
-    differ in shape or dtype."""
+    """Combine the shards that each rank reports into one layout. A rank may lack a name. Raises PlanError if
+    ranks differ in shape or dtype."""
     first: dict[str, tuple[int, TensorShard]] = {}
     for rank, shards in enumerate(ranks):
         for name, shard in shards.items():
@@ -123,12 +123,12 @@ def _check_alike(name: str, rank: int, shard: TensorShard, other: int, other_sha
             f"ranks {other} and {rank} do not agree on tensor {name!r}",
             found=f"{shard.dtype} {list(shard.shape)} on rank {rank}",
             expected=f"{other_shard.dtype} {list(other_shard.shape)} as on rank {other}",
-            remedy="report the shape of the whole tensor in the checkpoint's coordinates on every rank",
+            remedy="report the shape of the complete tensor, in the checkpoint's coordinates, on every rank",
         )
 
 
 def width(dtype: str) -> int:
-    """Bytes of an element. Raises PlanError for a dtype that cannot be moved."""
+    """Return the bytes of an element. Raises PlanError for a dtype that cannot be moved."""
     if dtype not in WIDTHS:
         raise PlanError.of(
             "reshard-dtype", f"weights of dtype {dtype} cannot be moved", found=dtype, expected=listed(WIDTHS)
@@ -137,7 +137,8 @@ def width(dtype: str) -> int:
 
 
 def check_tiles(name: str, spread: Spread) -> None:
-    """The distinct boxes tile the tensor exactly; else a PlanError that names tensor and ranks."""
+    """Check that the distinct boxes tile the tensor exactly. Raises PlanError with the tensor and the
+    ranks."""
     holders = spread.holders()
     for box, ranks in holders.items():
         if len(box) != len(spread.shape) or not contains(whole(spread.shape), box):
@@ -160,8 +161,8 @@ def check_tiles(name: str, spread: Spread) -> None:
 
 
 def _first_clash(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
-    """Two boxes that overlap. They come sorted, so that one is compared with those only that begin before it
-    ends."""
+    """Return two boxes that overlap, or None. ``boxes`` are sorted, so a box is compared only with boxes that
+    begin before it ends."""
     for i, one in enumerate(boxes):
         for other in boxes[i + 1 :]:
             if one and other[0][0] >= one[0][1]:
@@ -174,9 +175,9 @@ def _first_clash(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
 def _untiled(name: str, spread: Spread, problem: str) -> PlanError:
     return PlanError.of(
         "reshard-tiles",
-        f"the shards of tensor {name!r} do not make it up exactly",
+        f"the shards of tensor {name!r} do not tile it exactly",
         found=problem,
-        expected=f"each element of {list(spread.shape)} in exactly one distinct box, which any number of "
-        "ranks may hold",
-        remedy="let every rank that trains report what it holds, once",
+        expected=f"each element of {list(spread.shape)} in exactly one distinct box; several ranks may hold "
+        "the same box",
+        remedy="let every training rank report its shards once",
     )

@@ -1,9 +1,8 @@
-"""Shared memory of one machine between ranks that have no group in common: a sender packs into a file of its
-own, and whoever drives the transfer tells receivers when a bucket is there, and the sender when its place may
-be taken again.
+"""Shared memory of one machine between ranks without a common group. A sender packs into its own file. The
+caller notifies receivers when a bucket is ready, and the sender when it may reuse the memory.
 
-The file is unlinked as soon as all receivers have opened it (``hide``): memory goes with its last process,
-however that ends.
+The file is unlinked as soon as all receivers have opened it (``hide``). Its memory is freed with its last
+process, even after a crash.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from rlflow.training.weight_sync.transport import Parcels
 
 
 class Mailbox(Parcels):
-    """A sender's. run: names the file, and lets the next ``open`` of the run remove what the dead have
-    left."""
+    """The sender's side. run: part of the file's name; the next ``open`` of the run removes files of dead
+    processes."""
 
     def __init__(self, run: str, root: Path = ROOT) -> None:
         super().__init__()
         self.run, self.root, self.place = run, root, SharedFile("", 0)
 
     def open(self, send: int, receive: int, slots: int) -> None:
-        """Raises PlanError where shared memory is too small."""
+        """Make the file. Raises PlanError if shared memory is too small."""
         self.room = -(-send // HEAD) * HEAD
         self.place = SharedFile.named(self.run, max(slots * self.room, HEAD), self.root)
         try:
@@ -41,15 +40,15 @@ class Mailbox(Parcels):
         return self._out[slot * self.room : (slot + 1) * self.room]
 
     def where(self, message: Tensor) -> tuple[int, int]:
-        """(first byte, byte after the last) of a message within the file."""
+        """Return the (first byte, byte after the last) of a message within the file."""
         start = int(message.storage_offset())
         return start, start + message.numel()
 
     def hide(self) -> None:
-        """All receivers have the file open."""
+        """Unlink the file. Call this when all receivers have it open."""
         self.place.hide()
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self.hide()
         super().close()

@@ -1,10 +1,10 @@
-"""Who sends what to whom: every missing byte from exactly one rank that holds it, in bounded buckets.
+"""Decide which rank sends what to which rank: every missing byte from exactly one holder, in bounded buckets.
 
-A piece is what a box that one rank needs has in common with a box that others hold. A rank takes what it
-holds itself from itself; anything else comes from a holder on its node if there is one, and of these from the
-least loaded. What moves is already of the narrower dtype. Tensors with one shape and layout are planned once,
-so that the time does not grow with the depth of a model. Nothing depends on timing, hashes or the rank that
-asks: all ranks make the same plan.
+A piece is the overlap of a box that one rank needs with a box that others hold. A rank copies from itself
+what it holds. Every other piece comes from a holder on the same node if there is one, and among these from
+the least loaded. Elements travel in the narrower dtype. Tensors with equal shape and layout are planned once,
+so planning time does not grow with the depth of a model. The plan does not depend on timing, hashes or the
+calling rank: all ranks make the same plan.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from rlflow.training.weight_sync.transfer_plan import (
 )
 
 BUCKET = 64 << 20  # bytes
-SHARE = 4  # a piece or part above 1 / SHARE of a bucket is cut, so that buckets fill well
-SPLIT = 1 << 20  # bytes: what several ranks could send is shared out among them in pieces of at least this
-KEPT = 8  # plans that are remembered
+SHARE = 4  # larger pieces or parts than 1 / SHARE of a bucket are divided, which fills buckets well
+SPLIT = 1 << 20  # bytes: pieces that several ranks could send are divided among them, down to this size
+KEPT = 8  # number of cached plans
 
 _plans: OrderedDict[tuple[object, ...], TransferPlan] = OrderedDict()
 
@@ -38,11 +38,11 @@ _plans: OrderedDict[tuple[object, ...], TransferPlan] = OrderedDict()
 def make_plan(
     source: WeightLayout, target: WeightLayout, node_of: Sequence[int] | None = None, bucket: int = BUCKET
 ) -> TransferPlan:
-    """node_of: the machine of each rank (None: all on one); bucket: the most bytes that a rank sends, or
-    receives, at once.
+    """Return the transfer plan from ``source`` to ``target``. The last plans are cached.
 
-    Raises PlanError where a tensor that is needed is held by nobody, its shapes differ, or the shards do not
-    make up the tensor.
+    node_of: the machine of each rank (None: all on one). bucket: the most bytes that a rank sends, or
+    receives, at once. Raises PlanError if no rank holds a needed tensor, its shapes differ, or the shards do
+    not tile the tensor.
     """
     nodes = tuple(node_of) if node_of is not None else (0,) * source.ranks
     key = (source, target, nodes, bucket)
@@ -81,8 +81,8 @@ def _made(source: WeightLayout, target: WeightLayout, nodes: tuple[int, ...], bu
 
 
 def wire(source: str, wanted: str) -> str:
-    """The dtype that travels: the wanted one unless the held one is narrower. Both ways the receiver has the
-    same bits."""
+    """Return the dtype that travels: the wanted dtype, or the held one if that is narrower. The receiver gets
+    the same bits in both cases."""
     return source if width(source) < width(wanted) else wanted
 
 
@@ -90,11 +90,10 @@ def _check_ranks(source: WeightLayout, target: WeightLayout, nodes: tuple[int, .
     if not source.ranks == target.ranks == len(nodes):
         raise PlanError.of(
             "reshard-ranks",
-            "the layouts are not over the same ranks",
-            found=f"{source.ranks} ranks in the source, {target.ranks} in the target, {len(nodes)} with "
-            "a node",
-            expected="all ranks of trainers and generators in each; those that hold or need nothing have "
-            "no boxes",
+            "the layouts have different numbers of ranks",
+            found=f"{source.ranks} ranks in the source, {target.ranks} in the target, nodes for {len(nodes)}",
+            expected="all ranks of trainers and generators in each layout; a rank that holds or needs "
+            "nothing has no boxes",
         )
 
 
@@ -115,7 +114,7 @@ def _source(name: str, wanted: Spread, source: WeightLayout) -> Spread:
     if have is None:
         raise PlanError.of(
             "reshard-name",
-            f"the generator needs tensor {name!r}, which no trainer holds",
+            f"the generator needs tensor {name!r}, but no trainer holds it",
             found=listed(source.tensors),
             nearest=nearest(name, source.tensors),
             remedy="let the trainer report tied weights under each of their checkpoint names",
@@ -123,7 +122,7 @@ def _source(name: str, wanted: Spread, source: WeightLayout) -> Spread:
     if have.shape != wanted.shape:
         raise PlanError.of(
             "reshard-shape",
-            f"trainer and generator do not agree on the shape of {name!r}",
+            f"trainer and generator have different shapes for {name!r}",
             found=f"{list(wanted.shape)} in the generator",
             expected=f"{list(have.shape)} as in the trainer",
             remedy="give both the same model folder",
@@ -138,8 +137,8 @@ def _source(name: str, wanted: Spread, source: WeightLayout) -> Spread:
 def _template(
     name: str, have: Spread, wanted: Spread, node: Numbers, bucket: int, size: int, count: int, load: Numbers
 ) -> Template:
-    """The moves of ``count`` tensors that lie alike, of which ``name`` is the first. load: elements that each
-    rank already sends of other tensors."""
+    """Return the moves of ``count`` tensors with the layout of the first one, ``name``. load: elements that
+    each rank already sends for other tensors."""
     check_tiles(name, have)
     ranks, holders = len(node), have.holders()
     holds = np.zeros((len(holders), ranks), bool)
@@ -163,7 +162,7 @@ def _table(boxes: Iterable[Box], ndim: int) -> Numbers:
 
 
 def _needs(name: str, wanted: Spread) -> tuple[Numbers, Numbers]:
-    """Ranks and boxes of all that is needed, each box once a rank."""
+    """Return ranks and boxes of everything that is needed. Each box appears once per rank."""
     needs = [
         (rank, box) for rank, boxes in enumerate(wanted.boxes) for box in dict.fromkeys(boxes) if volume(box)
     ]
@@ -184,13 +183,12 @@ def _check_apart(name: str, rank: int, boxes: list[Box]) -> None:
             f"rank {rank} needs boxes of {name!r} that overlap",
             found=" and ".join(str(list(box)) for box in clashes[0]),
             expected="boxes that are equal or disjoint",
-            remedy="let the engine reload the module of this parameter by itself",
+            remedy="let the engine itself reload the module of this parameter",
         )
 
 
 def _overlaps(sources: Numbers, receiver: Numbers, needed: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """(source box, receiver, what they have in common) wherever that is anything, by what is needed and then
-    by source."""
+    """Return (source box, receiver, overlap) for all overlaps, sorted by needed box, then by source."""
     low = np.maximum(needed[:, None, :, 0], sources[None, :, :, 0])
     high = np.minimum(needed[:, None, :, 1], sources[None, :, :, 1])
     need, source = np.nonzero((low < high).all(axis=2))
@@ -206,8 +204,7 @@ def _sent(
     size: int,
     load: Numbers,
 ) -> Moves:
-    """A sender for each piece. Pieces with one holder need no choice, and are most of those of sharded
-    trainers."""
+    """Choose a sender for each piece. Most pieces of sharded trainers have a single holder."""
     single = holds.sum(axis=1)[box] == 1
     moves = Moves(holds.argmax(axis=1)[box], receiver, boxes)
     if single.all():
@@ -230,8 +227,8 @@ def _sent(
 def _balanced(
     holds: np.ndarray, box: Numbers, moves: Moves, node: Numbers, size: int, load: Numbers
 ) -> Moves:
-    """Large pieces are cut among those that could send them, and each goes to the least loaded; the lowest
-    rank where several are."""
+    """Divide large pieces among their possible senders; give each piece to the least loaded sender, or the
+    lowest rank among several."""
     near: dict[tuple[int, int], list[int]] = {}
     could = [
         _candidates(near, holds, int(i), int(where), node)
@@ -251,7 +248,7 @@ def _balanced(
 def _candidates(
     known: dict[tuple[int, int], list[int]], holds: np.ndarray, box: int, where: int, node: Numbers
 ) -> list[int]:
-    """The holders of a box on a node, or all of them where it has none."""
+    """Return the holders of a box on a node, or all its holders if the node has none."""
     if (box, where) not in known:
         holders = np.nonzero(holds[box])[0]
         close = holders[node[holders] == where]
@@ -264,8 +261,9 @@ def _candidates(
 
 
 def cut(boxes: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
-    """Each box in ``counts`` pieces along its first dimension, or its longest where that one is too short;
-    and whose piece each is. A box has at most as many pieces as its longest dimension."""
+    """Divide each box into ``counts`` pieces along its first dimension, or along its longest if the first is
+    too short. Also return each piece's box number. A box has at most as many pieces as its longest
+    dimension."""
     if not boxes.shape[1]:
         return boxes, np.arange(len(boxes))
     sizes = boxes[:, :, 1] - boxes[:, :, 0]
@@ -281,15 +279,15 @@ def cut(boxes: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _parts(moves: Moves, limit: int) -> tuple[Moves, ...]:
-    """The pieces in parts of which no rank sends or receives more than ``limit`` elements. If all are too
-    many for a fraction of a bucket, pieces are cut small and those of every rank take turns, so that each
-    part loads all ranks alike."""
+    """Divide the pieces into parts. In a part, each rank sends and receives at most ``limit`` elements. If
+    all pieces exceed a fraction of a bucket, they are divided finely and interleaved by rank, so that each
+    part loads all ranks evenly."""
     if not len(moves):
         return ()
     if _most(moves) <= max(limit // SHARE, 1):
         return (moves,)
     small, place = _small(moves, max(limit // (2 * SHARE), 1))
-    # one peer of every rank after another
+    # rotate: in each round, every rank sends to another peer
     ring = (small.sender - small.receiver) % (1 + max(small.sender.max(), small.receiver.max()))
     order = np.lexsort((ring, place))
     return tuple(_windows(small.take(order), max(limit // SHARE, 1)))
@@ -301,7 +299,8 @@ def _most(moves: Moves) -> int:
 
 
 def _small(moves: Moves, most: int) -> tuple[Moves, np.ndarray]:
-    """Pieces of at most ``most`` elements, and which fraction of its own piece comes before each."""
+    """Return pieces of at most ``most`` elements, and for each the fraction of its original piece before
+    it."""
     place, share = np.zeros(len(moves)), np.ones(len(moves))
     while (moves.elements > most).any():
         counts = np.minimum(
@@ -315,7 +314,7 @@ def _small(moves: Moves, most: int) -> tuple[Moves, np.ndarray]:
 
 
 def _windows(moves: Moves, limit: int) -> Iterable[Moves]:
-    """Runs of pieces, each as long as the limit lets it be."""
+    """Yield runs of pieces, each as long as the limit permits."""
     sides = [(rank, _running(rank, moves.elements)) for rank in (moves.sender, moves.receiver)]
     start = 0
     while start < len(moves):
@@ -330,7 +329,7 @@ def _windows(moves: Moves, limit: int) -> Iterable[Moves]:
 
 
 def _running(rank: Numbers, elements: Numbers) -> Numbers:
-    """[pieces]: elements of the piece's rank up to and including the piece."""
+    """Return, for each piece, the elements of its rank up to and including the piece."""
     order = np.argsort(rank, kind="stable")
     total = np.cumsum(elements[order])
     first = np.searchsorted(rank[order], rank[order], side="left")
@@ -342,7 +341,7 @@ def _running(rank: Numbers, elements: Numbers) -> Numbers:
 def _buckets(
     names: Mapping[str, tuple[int, str]], templates: Sequence[Template], limit: int
 ) -> Iterable[Bucket]:
-    """Parts in the order of the target; of one dtype, so that nothing in a bucket is out of line."""
+    """Yield buckets in target order. A bucket has one dtype, which keeps buffers aligned."""
     for dtype in sorted({dtype for _, dtype in names.values()}, key=lambda dtype: (-width(dtype), dtype)):
         alike = [(name, index) for name, (index, dtype_of) in names.items() if dtype_of == dtype]
         items = [
@@ -352,7 +351,7 @@ def _buckets(
 
 
 def _runs(items: Sequence[Item], templates: Sequence[Template], limit: int) -> Iterable[list[Item]]:
-    """Consecutive items in runs, each as long as fits into ``limit`` elements."""
+    """Yield runs of consecutive items, each as long as fits into ``limit`` elements."""
     run: list[Item] = []
     total: Numbers = np.zeros(1, np.int64)
     for item in items:

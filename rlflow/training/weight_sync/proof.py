@@ -1,10 +1,9 @@
-"""The proof at the start that writing straight into an engine's memory does what its own reload does, bit for
-bit.
+"""Prove at the start of a run that writing directly into an engine's memory gives the same bits as its
+reload.
 
-What a trace cannot see are tensors that an engine derives after loading: packed, quantised or absorbed
-weights. So the engine first loads a pattern by itself; then another one, over which the first is written
-straight. Whatever then differs in any parameter or buffer is in a module that is loaded by the engine from
-now on.
+A trace cannot see tensors that an engine derives after loading: packed, quantised or absorbed weights.
+Therefore the engine first loads one pattern itself. Then it loads a second pattern, and the first is written
+directly over it. If any parameter or buffer now differs, the engine loads its module from then on.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ class Destinations:
     """The tensors that a Resharder writes into."""
 
     pieces: dict[str, TensorViews]  # tensor → views of the engine's memory
-    staged: dict[str, Tensor]  # tensor → whole tensor that the engine then loads itself
-    why: dict[str, str]  # module that has to load for itself → why
+    staged: dict[str, Tensor]  # tensor → complete tensor that the engine then loads itself
+    why: dict[str, str]  # module that the engine must load itself → reason
     device: torch.device = torch.device("cpu")
 
     def finish(self, reload: Reload) -> None:
-        """After each run: let the engine load what it must."""
+        """Let the engine load the staged tensors, after each run."""
         if self.staged:
             reload(iter(self.staged.items()))
 
@@ -46,14 +45,16 @@ def prove(
     reload: Reload,
     ties: Mapping[str, str] | None = None,
 ) -> Destinations:
-    """reload: the engine's own reload, of all tensors or of those of some modules; ties: names of the
-    trainer's that are one tensor (``shards.ties_of``). The weights are patterns afterwards. It takes the
-    memory of the engine's weights once more while it runs."""
+    """Return the proven destinations. The weights are patterns afterwards.
+
+    reload: the engine's own reload, for all tensors or for the tensors of some modules. ties: names of the
+    trainer that are one tensor (``shards.ties_of``). Takes the memory of the engine's weights a second time
+    while it runs."""
     alike = together(traced.ties, ties or {})
     reload(patterns(tensors, 1, alike))
     expected = {name: tensor.detach().clone() for name, tensor in _state(model)}
     reload(patterns(tensors, 2, alike))
-    for _ in range(2):  # what falls back is proved as well; by then nothing new may differ
+    for _ in range(2):  # also prove the fallback; the second pass should find no new difference
         places = destinations(traced, tensors)
         _write(places, tensors, alike, reload)
         if not (differing := _differing(model, expected)):
@@ -71,10 +72,9 @@ def prove(
 
 
 def _all_by_engine(places: Destinations, tensors: Mapping[str, Spread], differing: list[str]) -> Destinations:
-    """The engine cannot load parts: it gets the whole model."""
+    """Return destinations for an engine that cannot load parts: it gets the complete model."""
     why = places.why | {
-        name.rpartition(".")[0]: f"{name} differs even where its module is loaded by the engine"
-        for name in differing
+        name.rpartition(".")[0]: f"{name} differs even if the engine loads its module" for name in differing
     }
     staged = _stage(tensors, places.device)
     return Destinations(
@@ -90,7 +90,8 @@ def _stage(tensors: Mapping[str, Spread], device: torch.device) -> dict[str, Ten
 
 
 def destinations(traced: Traced, tensors: Mapping[str, Spread]) -> Destinations:
-    """Views of the engine's memory for all that can be written straight, memory of our own for the rest."""
+    """Return views of the engine's memory for tensors that can be written directly, and new memory for the
+    rest."""
     by_engine = traced.loaded_by_engine()
     device = next(
         (piece.view.device for views in traced.pieces.values() for piece in views.pieces), torch.device("cpu")
@@ -108,7 +109,7 @@ def destinations(traced: Traced, tensors: Mapping[str, Spread]) -> Destinations:
 def _write(
     places: Destinations, tensors: Mapping[str, Spread], ties: Mapping[str, str], reload: Reload
 ) -> None:
-    """Pattern 1, as a Resharder would."""
+    """Write pattern 1, as a Resharder would."""
     for name, values in patterns({name: tensors[name] for name in places.pieces}, 1, ties):
         for piece in places.pieces[name].pieces:
             piece.view.copy_(
@@ -123,7 +124,7 @@ def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _differing(model: nn.Module, expected: Mapping[str, Tensor]) -> list[str]:
-    """Parameters and buffers that have not the expected bits."""
+    """Return the parameters and buffers whose bits differ from the expected ones."""
     return [name for name, tensor in _state(model) if not _same(tensor.detach(), expected[name])]
 
 
@@ -136,7 +137,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def together(*ties: Mapping[str, str]) -> dict[str, str]:
-    """Tied tensor → one name for all tensors that are tied with it."""
+    """Return, for each tied tensor, one common name of all tensors tied to it."""
     pairs = nx.Graph(pair for some in ties for pair in some.items())
     return {name: min(names) for names in nx.connected_components(pairs) for name in names}
 
@@ -144,8 +145,8 @@ def together(*ties: Mapping[str, str]) -> dict[str, str]:
 def patterns(
     tensors: Mapping[str, Spread], salt: int, ties: Mapping[str, str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Small whole numbers that follow from the name and the place of each element; tied tensors have the
-    same."""
+    """Yield tensors of small integers that follow from the name and the position of each element. Tied
+    tensors are equal."""
     for name, spread in tensors.items():
         start = zlib.crc32(f"{salt} {ties.get(name, name)}".encode())
         index = torch.arange(spread.nbytes and torch.Size(spread.shape).numel())

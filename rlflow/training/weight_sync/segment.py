@@ -1,10 +1,10 @@
-"""Shared memory of one machine: each rank packs into a segment of its own, and the others copy straight out
-of it.
+"""A transport through shared memory of one machine. Each rank packs into its own segment, and the others copy
+directly from it.
 
-What moves is written once and read once. The files are unlinked as soon as all ranks have opened them, so
-that memory goes with its last process, however that ends. Only a death within ``open`` can leave a file: its
-name carries the run and the process with its start time, and the next ``open`` of the run removes what
-belongs to no living process.
+Each message is written once and read once. The files are unlinked as soon as all ranks have opened them, so
+their memory is freed with the last process, even after a crash. A file can stay only if a process dies within
+``open``. Its name contains the run and the process with its start time. The next ``open`` of the run removes
+files of dead processes.
 """
 
 from __future__ import annotations
@@ -29,28 +29,29 @@ from rlflow.training.weight_sync.exchange import exchange
 from rlflow.training.weight_sync.transfer_plan import Round
 from rlflow.training.weight_sync.transport import summed
 
-HEAD = 64  # bytes before the slots: of each, the version of what is in it
+HEAD = 64  # bytes before the slots: the version of each slot's content
 ROOT = Path("/dev/shm")
-FILE = TypeAdapter(tuple[str, int, str, str])  # path, bytes, machine, and what is wrong, if anything is
+FILE = TypeAdapter(tuple[str, int, str, str])  # path, bytes, machine, problem ("" if there is none)
 
 
 class SharedFile(NamedTuple):
-    """A file of shared memory: plain numbers and text, which travel to whoever opens it."""
+    """A file of shared memory, as plain numbers and text that can be sent to other processes."""
 
     path: str
     size: int  # bytes
 
     @classmethod
     def named(cls, run: str, size: int, root: Path = ROOT) -> SharedFile:
-        """A file of this process that is not there yet. Those that the dead of this run have left are
-        removed."""
+        """Return a new file name for this process; the file is not created. Files of dead processes of this
+        run are removed."""
         name = re.sub(r"[^A-Za-z0-9]", "-", run)
         sweep(name, root)
         return cls(str(root / f"rlflow-{name}-{secrets.token_hex(4)}-{Process.this().tag()}"), size)
 
     def create(self) -> str:
-        """Make it for this user alone, its memory taken at once: a full disk of shared memory would else kill
-        the process that writes. What is wrong, if anything is, since all ranks have to know."""
+        """Create the file for this user alone and allocate its memory. Return the problem, "" if there is
+        none, because all ranks must know it. Without the allocation, a full /dev/shm would kill the
+        writer."""
         try:
             handle = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
             try:
@@ -62,17 +63,18 @@ class SharedFile(NamedTuple):
         return ""
 
     def opened(self) -> Tensor:
-        """[size] uint8, shared with all who open it."""
+        """Return the memory, uint8 [size], shared with all who open it."""
         return torch.from_file(self.path, shared=True, size=self.size, dtype=torch.uint8)
 
     def hide(self) -> None:
-        """All who need it have it open: its memory goes with the last of them, however that ends."""
+        """Unlink the file when all readers have it open. Its memory is freed with the last process."""
         Path(self.path).unlink(missing_ok=True)
 
 
 class Segment:
-    """run: names the files; group: the ranks, all on one machine, over gloo (None: the default group). A
-    barrier of the group stands between packing and copying, and its timeout is the deadline."""
+    """A transport through shared memory. run: part of the file names. group: the ranks, all on one machine,
+    over gloo (None: the default group). A barrier of the group separates packing from copying; its timeout is
+    the deadline."""
 
     name = "segment"
     copies = False
@@ -90,7 +92,8 @@ class Segment:
     # --------------------------------------------------------------------------------------------------------
 
     def open(self, send: int, receive: int, slots: int) -> None:
-        """Raises PlanError where the ranks are on several machines, or shared memory is too small."""
+        """Make and open the files. Raises PlanError if ranks are on several machines or memory is too
+        small."""
         self._slots = slots
         room = -(-send // HEAD) * HEAD
         file = SharedFile.named(self.run, HEAD + slots * room, self.root)
@@ -113,12 +116,12 @@ class Segment:
         return self._memory[rank][8 * slot : 8 * slot + 8].view(torch.int64)
 
     def outbox(self, slot: int) -> Tensor:
-        """The memory into which this rank packs its messages of a slot, uint8. It is shared, and receivers
-        read it there."""
+        """Return the memory into which this rank packs its messages of a slot, uint8. Receivers read it
+        there."""
         return self._slot(self.rank, slot)
 
     def inbox(self, slot: int, bucket: Round) -> dict[int, Tensor]:
-        """The messages of a bucket by sender, uint8."""
+        """Return the messages of a bucket by sender, uint8."""
         sizes = zip(bucket.offsets, bucket.received, strict=True)
         return {
             peer: self._slot(peer, slot)[start : start + size]
@@ -134,15 +137,14 @@ class Segment:
         self._version, self._heard = version, {}
 
     def start(self, slot: int, bucket: Round) -> None:
-        """Stamp the packed bucket with its version: shared memory needs no sending, and others read it after
-        ``wait``. The version lies with the slot, since a rank that is ahead may have begun the next transfer
-        while others still read this one."""
+        """Stamp the packed bucket with its version. Shared memory needs no sending; others read it after
+        ``wait``. The version is stored with the slot, because a fast rank may begin the next transfer while
+        others still read this one."""
         self._stamp(self.rank, slot).fill_(self._version)
         self._last = slot, bucket
 
     def wait(self) -> None:
-        """Wait until all ranks have packed, and note the version that each sender has stamped on its
-        message."""
+        """Wait until all ranks have packed, and record the version that each sender has stamped."""
         dist.barrier(self.group)
         assert self._last is not None
         messages = self.inbox(*self._last)
@@ -154,30 +156,30 @@ class Segment:
         dist.barrier(self.group)
 
     def versions(self) -> dict[int, int]:
-        """The version of the weights that each sender stamped on its messages."""
+        """Return the version that each sender stamped on its messages."""
         return self._heard
 
     def total(self, numbers: Tensor) -> Tensor:
-        """The sum of numbers over all ranks."""
+        """Return the sum of numbers over all ranks."""
         return summed(numbers, self.group, torch.device("cpu"))
 
     def close(self) -> None:
-        """Give the shared memory back."""
+        """Free the shared memory."""
         self._memory = []
 
 
 def machine() -> str:
-    """A text that is equal for two processes exactly where they can share memory."""
+    """Return a text that is equal for two processes exactly if they can share memory."""
     return f"{socket.gethostname()} {boot()}"
 
 
 def check_machines(machines: Iterable[str]) -> None:
-    """Raises PlanError for ranks on several."""
+    """Raise PlanError if the ranks are on several machines."""
     distinct = set(machines)
     if len(distinct) > 1:
         raise PlanError.of(
             "reshard-machines",
-            "shared memory reaches no other machine",
+            "shared memory does not work across machines",
             found=f"ranks on {sorted({name.split()[0] for name in distinct})}",
             expected="all ranks on one machine",
             remedy="--weights auto, or alltoall",
@@ -185,8 +187,7 @@ def check_machines(machines: Iterable[str]) -> None:
 
 
 def check_room(problems: Mapping[str, str]) -> None:
-    """Raise PlanError where there is no room for shared memory. problems: process → message, empty where
-    nothing is wrong."""
+    """Raise PlanError if shared memory is too small. problems: process → problem, "" if there is none."""
     lines = [f"{who}: {problem}" for who, problem in problems.items() if problem]
     if lines:
         raise PlanError.of(
@@ -199,8 +200,8 @@ def check_room(problems: Mapping[str, str]) -> None:
 
 
 def sweep(run: str, root: Path = ROOT) -> list[Path]:
-    """Remove the files that dead processes of this run have left in ``root``. Gives their paths. A file of a
-    process that cannot be seen from here, in another container, stays."""
+    """Remove the files of dead processes of this run from ``root``; return their paths. Files of processes in
+    other containers stay, because their state is unknown."""
     owners = {path: Process.of_tag(path.name.rpartition("-")[2]) for path in root.glob(f"rlflow-{run}-*-*")}
     abandoned = [path for path, owner in owners.items() if owner is not None and owner.alive() is False]
     for path in abandoned:

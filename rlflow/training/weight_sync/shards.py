@@ -1,4 +1,4 @@
-"""Pieces of live tensors: which box of its tensor each has, and the memory in which it lies."""
+"""Pieces of live tensors: a box of a tensor and a view of its memory."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class ShardView:
     """A box of a tensor that this rank holds, as a view."""
 
     box: Box
-    # the elements of the box, of its shape and with any strides, in memory that stays where it is
+    # the elements of the box, in its shape and with any strides; the memory must not move
     view: Tensor
 
     def at(self, box: Box) -> Tensor:
-        """The elements of a box that lies within."""
+        """Return the elements of a box inside this one."""
         return self.view[within(box, self.box)] if box else self.view
 
 
@@ -42,29 +42,29 @@ class TensorViews:
     pieces: tuple[ShardView, ...]
 
     def held(self) -> TensorShard:
-        """The shard that these views cover, without their memory."""
+        """Return the shard that these views cover, without their memory."""
         return TensorShard(self.shape, self.dtype, tuple(piece.box for piece in self.pieces))
 
     def around(self, box: Box) -> list[ShardView]:
-        """The views whose box contains ``box``."""
+        """Return the views whose box contains ``box``."""
         return [piece for piece in self.pieces if contains(piece.box, box)]
 
 
 def held(pieces: Mapping[str, TensorViews]) -> dict[str, TensorShard]:
-    """The shards of this rank by tensor name, without their memory: what ranks exchange once before they
-    plan."""
+    """Return the shards of this rank by tensor name, without memory. Ranks exchange them once before
+    planning."""
     return {name: views.held() for name, views in pieces.items()}
 
 
 def pieces_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, TensorViews]:
-    """Views of a trainer's parameters by Hugging Face name: sharded by FSDP2 or tensor parallelism (DTensor),
-    by ZeRO-3, or whole. Tied parameters come under each of their names."""
+    """Return views of a trainer's parameters by Hugging Face name. They may be sharded by FSDP2 or tensor
+    parallelism (DTensor), by ZeRO-3, or complete. Tied parameters appear under each name."""
     return {name: _pieces(name, tensor) for name, tensor in tensors}
 
 
 def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Whether torch has sharded a tensor. Its module for that takes most of a second to import, in each
-    worker: where nothing has imported it, no tensor is sharded so."""
+    """Return whether torch has sharded a tensor. The check does not import torch's DTensor module, which
+    takes most of a second per worker: as long as nothing has imported it, DTensors do not exist."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
@@ -78,7 +78,7 @@ def _pieces(name: str, tensor: Tensor) -> TensorViews:
 
 
 def ties_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
-    """The names under which a tensor comes once more, each with the first one."""
+    """Return the additional names of tensors that appear more than once, each with the first name."""
     first: dict[tuple[int, int, torch.Size], str] = {}
     ties = {}
     for name, tensor in tensors:
@@ -94,21 +94,21 @@ def ties_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
 
 
 def from_plain(tensor: Tensor) -> TensorViews:
-    """A whole tensor as one view."""
+    """Return a complete tensor as one view."""
     return TensorViews(
         tuple(tensor.shape), dtype_name(tensor), (ShardView(whole(tensor.shape), tensor.detach()),)
     )
 
 
 def from_dtensor(name: str, tensor: DTensor) -> TensorViews:
-    """This rank's own box by its local shape and offset, which holds for uneven and strided shards too.
-    Raises PlanError for a tensor that is a sum over ranks."""
+    """Return this rank's box by its local shape and offset, also for uneven and strided shards. Raises
+    PlanError for a tensor that is a sum over ranks."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     if any(placement.is_partial() for placement in tensor.placements):
         raise PlanError.of(
             "reshard-partial",
-            f"tensor {name!r} is a sum over ranks, of which each holds a term",
+            f"tensor {name!r} is a sum over ranks, and each rank holds only one term",
             found=str(tensor.placements),
             expected="Shard or Replicate",
             remedy="redistribute it first",
@@ -131,29 +131,30 @@ def from_dtensor(name: str, tensor: DTensor) -> TensorViews:
 
 
 def _check_order(name: str, mesh: DeviceMesh) -> None:
-    """Torch sorts the ranks of a group, and FSDP2 shards by their order there, whatever the mesh says."""
+    """Check that mesh coordinates follow rank order: torch sorts a group's ranks, and FSDP2 shards by that
+    order."""
     groups = [dist.get_process_group_ranks(mesh.get_group(dim)) for dim in range(mesh.ndim)]
     if [ranks.index(mesh.get_rank()) for ranks in groups] != list(mesh.get_coordinate() or ()):
         raise PlanError.of(
             "reshard-mesh",
-            f"the mesh of tensor {name!r} does not say which shard a rank has",
+            f"the mesh of tensor {name!r} does not determine the shard of each rank",
             found=str(mesh),
             expected="ranks in ascending order along each dimension",
-            remedy="order the ranks of the rollout instead",
+            remedy="keep the trainer's ranks ascending, and reorder the rollout ranks instead",
         )
 
 
 def from_zero3(name: str, parameter: Tensor) -> TensorViews:
-    """A parameter that DeepSpeed has partitioned: ``ds_tensor`` has this rank's part, ``ds_shape`` the
-    shape."""
+    """Return this rank's part of a parameter that DeepSpeed has partitioned: data in ``ds_tensor``, shape in
+    ``ds_shape``."""
     group = getattr(parameter, "ds_process_group", None)
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     return from_flat(name, parameter.ds_tensor.detach(), tuple(parameter.ds_shape), rank, ranks)  # type: ignore[attr-defined]
 
 
 def from_flat(name: str, part: Tensor, shape: Sequence[int], rank: int, ranks: int) -> TensorViews:
-    """part: 1-D, the elements from ``rank * ceil(numel / ranks)`` on. What lies behind the tensor's end is
-    padding and never read."""
+    """Return the views of a flattened tensor's part. part: 1-D, the elements from ``rank * ceil(numel /
+    ranks)`` on. Padding after the tensor's end is never read."""
     start, stop = chunk(volume(whole(shape)), rank, ranks)
     if part.dim() != 1 or part.numel() < stop - start:
         raise PlanError.of(
@@ -170,5 +171,5 @@ def from_flat(name: str, part: Tensor, shape: Sequence[int], rank: int, ranks: i
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """The dtype's name without ``torch.``."""
+    """Return the dtype's name without ``torch.``."""
     return str(tensor.dtype).removeprefix("torch.")

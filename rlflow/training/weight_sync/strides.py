@@ -1,4 +1,4 @@
-"""Which boxes of a tensor a strided view of it shows, and where a copy of that view puts each."""
+"""Find the boxes of a tensor that a strided view shows, and where a copy of that view puts each box."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 from rlflow.training.weight_sync.boxes import Box
 
-MOST = 4096  # boxes of one view: more are no layout but a shuffle
+MOST = 4096  # most boxes of one view; a view with more is a shuffle rather than a layout
 
 
 class Untraceable(Exception):
-    """A view that is not made of boxes."""
+    """Raised for a view that does not consist of boxes."""
 
 
 @dataclass(frozen=True)
 class StridedAxis:
-    """One dimension of a copy: how far a step goes in the tensor that is read and in the one that is written,
-    in elements."""
+    """One dimension of a copy: its size, and the length of a step in the read and in the written tensor, in
+    elements."""
 
     size: int
     read: int
@@ -28,7 +28,7 @@ class StridedAxis:
 
 @dataclass(frozen=True)
 class CopiedBox:
-    """A box of what is read, and where it is written: sizes are those of the box."""
+    """A box of the read tensor, and where it is written. The sizes of the written view are the box's."""
 
     box: Box
     strides: tuple[int, ...]
@@ -38,9 +38,11 @@ class CopiedBox:
 def places(
     shape: Sequence[int], offset: int, axes: Sequence[StridedAxis], written: int
 ) -> Iterator[CopiedBox]:
-    """The boxes that a strided copy reads and writes: from element ``offset`` on of a contiguous tensor of
-    ``shape``, to element ``written`` on of another tensor. A loader may have narrowed, transposed, split or
-    joined dimensions, or repeated a tensor. Raises Untraceable."""
+    """Yield the boxes that a strided copy reads and writes.
+
+    It reads a contiguous tensor of ``shape`` from element ``offset`` on, and writes another tensor from
+    element ``written`` on. A loader may have narrowed, transposed, split or joined dimensions, or repeated a
+    tensor. Raises Untraceable."""
     rows = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     start = [offset // row % size for row, size in zip(rows, shape, strict=True)]
     runs: list[StridedAxis] = [StridedAxis(1, row, 0) for row in rows]
@@ -68,15 +70,15 @@ def places(
 
 
 def _continues(run: StridedAxis, axis: StridedAxis) -> bool:
-    """Whether ``axis`` steps from one end of the run to the next beginning, on both sides."""
+    """Return whether ``axis`` steps from one end of the run to the next beginning, on both sides."""
     return axis.read == run.read * run.size and (run.size == 1 or axis.written == run.written * run.size)
 
 
 def _by_dimension(
     shape: Sequence[int], rows: Sequence[int], start: Sequence[int], axes: Sequence[StridedAxis]
 ) -> Iterator[tuple[int | None, StridedAxis]]:
-    """The axes, each within one dimension of the tensor, the short steps first; those that repeat a tensor
-    have none."""
+    """Yield the axes, each within one dimension of the tensor, short steps first. Axes that repeat a tensor
+    have no dimension."""
     by_dimension: list[tuple[int | None, StridedAxis]] = []
     for axis in axes:
         if axis.size > 1:
@@ -87,7 +89,7 @@ def _by_dimension(
 def _split(
     shape: Sequence[int], rows: Sequence[int], start: Sequence[int], axis: StridedAxis
 ) -> Iterator[tuple[int, StridedAxis]]:
-    """An axis that was made by joining dimensions, as one for each of them."""
+    """Yield one axis per dimension for an axis that joins several dimensions."""
     dim = next(dim for dim in range(len(shape)) if rows[dim] <= axis.read)
     step, rest = divmod(axis.read, rows[dim])
     if rest:

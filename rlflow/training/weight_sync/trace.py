@@ -1,9 +1,9 @@
-"""Where an engine puts the weights that it is given, found out by watching its own ``load_weights``.
+"""Find where an engine puts each weight, by recording the copies that its own ``load_weights`` makes.
 
-The engine is given meta tensors, which have a shape and no memory. Views of them keep storage, offset and
-strides, so whatever a loader narrows, transposes or splits can be read off the copy that it makes at the end;
-the copy itself is left out. So there is no table of architectures, and fused, replicated and padded
-parameters need no case of their own.
+The engine loads meta tensors, which have a shape but no memory. Their views keep storage, offset and strides.
+The copy at the end therefore shows how a loader has narrowed, transposed or split a tensor. The copy itself
+is not made. No table of architectures is needed, and fused, replicated and padded parameters need no special
+case.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ Load = Callable[[Iterable[tuple[str, Tensor]]], Any]
 
 @dataclass
 class Traced:
-    """The record of a weight loader's copies: which tensors it wrote from which."""
+    """The copies of a weight loader: which tensors it wrote from which."""
 
-    # Hugging Face tensor that the engine copies → where
+    # Hugging Face tensor → the engine's memory that it is copied to
     pieces: dict[str, TensorViews] = field(default_factory=dict)
-    # tensor → modules of the engine that it goes to
+    # tensor → the engine's modules that use it
     modules: dict[str, set[str]] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)  # tensor that could not be followed → why
-    # module that only the engine itself can load → why
+    failed: dict[str, str] = field(default_factory=dict)  # tensor that could not be traced → reason
+    # module that only the engine itself can load → reason
     fallback: dict[str, str] = field(default_factory=dict)
-    #: tensor that goes where another one goes later → that other; they have the same values in any checkpoint
+    #: tensor → another tensor copied later to the same place; both have the same values in any checkpoint
     ties: dict[str, str] = field(default_factory=dict)
 
     def loaded_by_engine(self) -> set[str]:
-        """The tensors that the engine has to be given whole: those of modules in ``fallback``, of modules
-        that share a tensor with these, and so on."""
+        """Return the tensors that the engine must load itself: the tensors of modules in ``fallback``, of
+        modules that share a tensor with them, and so on."""
         names, modules = set(self.failed), set(self.fallback)
         while more := {name for name, used in self.modules.items() if name not in names and (used & modules)}:
             names |= more
@@ -50,9 +50,10 @@ class Traced:
 
 
 def trace(model: nn.Module, tensors: Mapping[str, Spread], load: Load | None = None) -> Traced:
-    """Destinations on this rank for the tensors that the trainers have (their shapes and dtypes). load: the
-    model's ``load_weights`` unless given. No memory of the model is written. Raises PlanError for a parameter
-    of the engine that nothing reaches."""
+    """Return the destinations on this rank of the trainers' tensors (shapes and dtypes).
+
+    load: a loader instead of the model's ``load_weights``. The model's memory is not written. Raises
+    PlanError if a parameter of the engine gets no weight."""
     load = load or model.load_weights  # type: ignore[assignment]
     memory = {name: parameter.data for name, parameter in model.named_parameters()}
     traced = Traced()
@@ -73,12 +74,12 @@ def trace(model: nn.Module, tensors: Mapping[str, Spread], load: Load | None = N
 
 
 def _attempt(load: Load | None, recorder: _Recorder, tensors: Mapping[str, Spread]) -> dict[str, str] | None:
-    """One pass; the tensor at which the loader failed, and how."""
+    """Run the loader once. If it fails at a tensor, return the tensor and the error, else None."""
     assert load is not None
     try:
         with torch.no_grad(), recorder:
             load(recorder.metas(tensors))
-    except Exception as error:  # whatever a loader does with a tensor that has no memory
+    except Exception as error:  # a loader may fail in any way on a tensor without memory
         if recorder.current is None:
             raise
         return {
@@ -88,14 +89,14 @@ def _attempt(load: Load | None, recorder: _Recorder, tensors: Mapping[str, Sprea
 
 
 def _restore(model: nn.Module, memory: Mapping[str, Tensor]) -> None:
-    """Loaders that assign a tensor have put one without memory in the parameter's place."""
+    """Put parameters back that a loader has replaced by tensors without memory."""
     for name, parameter in model.named_parameters():
         if name in memory and parameter.data.data_ptr() != memory[name].data_ptr():
             parameter.data = memory[name]
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes each copy from a tensor without memory into the model's, in place of making it."""
+    """Records each copy from a tensor without memory into the model's, instead of making it."""
 
     def __init__(self, model: nn.Module, tensors: Mapping[str, Spread]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -136,7 +137,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         engine = self._parameter(into)
         if engine is None:
-            self.failed[name] = "the loader copies it to memory that is no parameter"
+            self.failed[name] = "the loader copies it to memory that is not a parameter"
             return
         view = out_of.expand(into.shape)
         start, end = int(view.storage_offset()), int(into.storage_offset())
@@ -148,12 +149,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 piece = ShardView(place.box, into.detach().as_strided(sizes, place.strides, place.offset))
                 if key in self.copies and self.copies[key][0] != name:
                     self.ties[self.copies[key][0]] = name
-                self.copies[key] = (name, piece, engine)  # what comes later replaces what was there
+                self.copies[key] = (name, piece, engine)  # a later copy replaces an earlier one
         except Untraceable as problem:
             self.failed[name] = str(problem)
 
     def _parameter(self, into: Tensor) -> str | None:
-        """The name of the parameter that has this memory, None where there is none."""
+        """Return the name of the parameter that has this memory, or None."""
         for name, parameter in self.parameters.get(into.untyped_storage().data_ptr(), ()):
             end = parameter.storage_offset() + sum(
                 (n - 1) * s for n, s in zip(parameter.shape, parameter.stride(), strict=True)
@@ -171,7 +172,7 @@ def _fill(traced: Traced, recorder: _Recorder, tensors: Mapping[str, Spread]) ->
     for name, pieces in views.items():
         dtypes = {dtype_name(piece.view) for piece in pieces}
         if len(dtypes) > 1 or _cross(pieces):
-            traced.failed[name] = "its copies overlap in part, or are of several dtypes"
+            traced.failed[name] = "its copies overlap partly, or have several dtypes"
         traced.pieces[name] = TensorViews(tensors[name].shape, min(dtypes), tuple(pieces))
     for name in traced.failed:
         for module in traced.modules.get(name, ()):
@@ -185,7 +186,7 @@ def _cross(pieces: list[ShardView]) -> bool:
 
 
 def _check_reached(model: nn.Module, traced: Traced, recorder: _Recorder) -> None:
-    """Each parameter of the engine is copied to, or is in a module that the engine has to load."""
+    """Check that each parameter of the engine is copied to, or is in a module that the engine must load."""
     storages = {key[0] for key in recorder.copies}
     missed = []
     for name, parameter in model.named_parameters():
@@ -196,7 +197,7 @@ def _check_reached(model: nn.Module, traced: Traced, recorder: _Recorder) -> Non
     if missed and not traced.failed:
         raise PlanError.of(
             "reshard-unreached",
-            f"the engine's parameter {missed[0]!r} takes nothing of what the trainer has",
+            f"the engine's parameter {missed[0]!r} gets no weight of the trainer",
             found=listed(missed),
             expected=f"a copy from one of {len(recorder.tensors)} tensors",
             remedy="train and sample the same model",

@@ -1,5 +1,5 @@
-"""What moves from which rank to which, bucket by bucket: the result of the planner, and what can be said of
-it beforehand."""
+"""The result of the planner: which rank sends what to which rank, in buckets, and the statistics of the
+plan."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Moves:
         return counts
 
     def take(self, index: Numbers) -> Moves:
-        """The moves at ``index``, in that order."""
+        """Return the moves at ``index``, in that order."""
         return Moves(self.sender[index], self.receiver[index], self.boxes[index])
 
     @cached_property
@@ -48,11 +48,11 @@ class Moves:
         return order
 
     def sent_by(self, rank: int) -> list[tuple[int, Box]]:
-        """(receiver, box), by receiver."""
+        """Return (receiver, box) pairs, by receiver."""
         return self._picked(self._by_sender, self.sender, self.receiver, rank)
 
     def received_by(self, rank: int) -> list[tuple[int, Box]]:
-        """(sender, box), by sender."""
+        """Return (sender, box) pairs, by sender."""
         return self._picked(self._by_receiver, self.receiver, self.sender, rank)
 
     def _picked(self, order: Numbers, own: Numbers, peers: Numbers, rank: int) -> list[tuple[int, Box]]:
@@ -62,25 +62,25 @@ class Moves:
         return list(zip(peers[index].tolist(), boxes, strict=True))
 
     def traffic(self, ranks: int) -> Numbers:
-        """Elements from each rank to each: [ranks, ranks]."""
+        """Return the elements from each rank to each: [ranks, ranks]."""
         flat = np.bincount(self.sender * ranks + self.receiver, self.elements, ranks * ranks)
         return flat.astype(np.int64).reshape(ranks, ranks)
 
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """How all tensors of one shape and layout move."""
+    """The moves of all tensors with one shape and layout."""
 
     parts: tuple[Moves, ...]  # each small enough for a bucket
     local: Moves  # moves within a rank
-    missing: Numbers  # [ranks], elements that each rank needs and does not hold itself
-    outbound: tuple[Numbers, ...] = ()  # of each part, elements by rank
-    inbound: tuple[Numbers, ...] = ()  # of each part, elements by rank
+    missing: Numbers  # [ranks], elements that each rank needs and does not hold
+    outbound: tuple[Numbers, ...] = ()  # for each part, elements sent by rank
+    inbound: tuple[Numbers, ...] = ()  # for each part, elements received by rank
 
 
 @dataclass(frozen=True)
 class Item:
-    """A part of a tensor on its way."""
+    """A part of a tensor in a bucket."""
 
     name: str
     template: int
@@ -89,7 +89,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parts of tensors that move together, of one dtype on the wire."""
+    """Parts of tensors that move together, with one dtype on the wire."""
 
     dtype: str
     items: tuple[Item, ...]
@@ -97,7 +97,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Leg:
-    """A box of a tensor that goes to, or comes from, a peer."""
+    """A box of a tensor that is sent to, or received from, a peer."""
 
     peer: int
     name: str
@@ -105,7 +105,7 @@ class Leg:
 
 
 def firsts(sends: Iterable[Leg]) -> dict[int, int]:
-    """Peer → the first peer that is sent the same elements."""
+    """Return, for each peer, the first peer that gets the same elements."""
     legs: dict[int, list[tuple[str, Box]]] = {}
     for leg in sends:
         legs.setdefault(leg.peer, []).append((leg.name, leg.box))
@@ -115,8 +115,7 @@ def firsts(sends: Iterable[Leg]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Round:
-    """One bucket as one rank sees it: pieces in the order in which they lie in its messages, which go by
-    peer."""
+    """One bucket from the view of one rank. Legs are in the order of its messages, sorted by peer."""
 
     dtype: str
     sends: tuple[Leg, ...]
@@ -127,37 +126,36 @@ class Round:
 
     @cached_property
     def first(self) -> dict[int, int]:
-        """Peer → the first peer that gets the same elements from this rank: one message is enough for all of
-        them."""
+        """Return, for each peer, the first peer that gets the same elements; they share one message."""
         return firsts(self.sends)
 
 
 @dataclass(frozen=True, eq=False)
 class TransferPlan:
-    """All that moves from one layout of a model to another, in buckets."""
+    """All moves from one layout of a model to another, in buckets."""
 
     ranks: int  # of trainers and generators together
     limit: int  # bytes of a bucket, for each rank and direction
     templates: tuple[Template, ...]  # by number
     names: Mapping[str, tuple[int, str]]  # tensor → (number of its template, dtype on the wire)
-    buckets: tuple[Bucket, ...]  # in the order in which they move
+    buckets: tuple[Bucket, ...]  # in transfer order
     source: WeightLayout  # layout of the trainers
     target: WeightLayout  # layout of the generators
-    unused: tuple[str, ...] = ()  # tensors of the trainer that nobody needs
+    unused: tuple[str, ...] = ()  # tensors of the trainer that no generator needs
 
     def moves(self) -> Iterator[tuple[str, str, Moves]]:
-        """(name, dtype on the wire, pieces) of all that is sent."""
+        """Yield (name, dtype on the wire, pieces) of everything that is sent."""
         for bucket in self.buckets:
             for item in bucket.items:
                 yield item.name, bucket.dtype, self.templates[item.template].parts[item.part]
 
     def local(self, rank: int) -> list[tuple[str, Box]]:
-        """(tensor, box) of everything that the rank copies from its own memory."""
+        """Return (tensor, box) of everything that the rank copies from its own memory."""
         boxes_of = [template.local.sent_by(rank) for template in self.templates]
         return [(name, box) for name, (template, _) in self.names.items() for _, box in boxes_of[template]]
 
     def round(self, index: int, rank: int) -> Round:
-        """Bucket ``index`` as ``rank`` sees it."""
+        """Return bucket ``index`` from the view of ``rank``."""
         bucket, sends = self.buckets[index], self.sends(index, rank)
         receives = self._pieces(bucket, [part.received_by(rank) for part in self._parts(bucket)])
         traffic = self.traffic(index) * width(bucket.dtype)
@@ -170,7 +168,7 @@ class TransferPlan:
         )
 
     def sends(self, index: int, rank: int) -> tuple[Leg, ...]:
-        """The elements that ``rank`` sends in bucket ``index``, by receiver."""
+        """Return the elements that ``rank`` sends in bucket ``index``, by receiver."""
         bucket = self.buckets[index]
         return self._pieces(bucket, [part.sent_by(rank) for part in self._parts(bucket)])
 
@@ -184,7 +182,7 @@ class TransferPlan:
         return tuple(sorted(pieces, key=lambda piece: piece.peer))
 
     def traffic(self, index: int) -> Numbers:
-        """Elements from each rank to each in a bucket: [ranks, ranks]."""
+        """Return the elements from each rank to each in a bucket: [ranks, ranks]."""
         total = np.zeros((self.ranks, self.ranks), np.int64)
         for part in self._parts(self.buckets[index]):
             total += part.traffic(self.ranks)
@@ -203,12 +201,12 @@ class Stats:
     inbound: Numbers  # received
     outbound: Numbers  # sent
     local: Numbers  # copied within the rank
-    bound: Numbers  # needed and not held, below which no plan without compression can go
+    bound: Numbers  # needed and not held: the minimum of any plan without compression
     largest: tuple[Numbers, Numbers]  # (most that a rank sends in one bucket, most that it receives)
 
     @staticmethod
     def of(plan: TransferPlan) -> Stats:
-        """Counted from the plan alone; nothing is moved."""
+        """Compute the statistics from the plan alone, without moving anything."""
         zero = np.zeros(plan.ranks, np.int64)
         inbound, outbound, local, bound = zero.copy(), zero.copy(), zero.copy(), zero.copy()
         sent, received = zero.copy(), zero.copy()
@@ -227,16 +225,18 @@ class Stats:
         return Stats(inbound, outbound, local, bound, (sent, received))
 
     def peak(self, rank: int, buffers: int = 2, *, receives: bool = True) -> int:
-        """Bytes that a transfer takes beside the model: at most 2 buckets with one buffer each way, 4 with
-        two. receives: whether the transport has buffers of its own for what comes, as all-to-all does and a
-        shared segment does not."""
+        """Return the bytes that a transfer takes in addition to the model: at most 2 buckets with one buffer
+        each way, 4 with two. receives: whether the transport has its own receive buffers, as all-to-all does
+        and a shared segment does not."""
         sent, received = (int(side[rank]) for side in self.largest)
         return buffers * (sent + (received if receives else 0))
 
     def extra(self, transport: str) -> int:
-        """The most that any rank takes so, by the transport. Messages of Ray's store lie in the sender's one
-        buffer, and of two buckets in the store; on another machine the receiver's has them once more.
-        ``frozen``: in the store all that a sender sends."""
+        """Return the most additional bytes of any rank, by transport.
+
+        ``store``: Ray's store. The sender has one buffer, and the store holds the messages of two buckets. A
+        receiver on another machine has them a second time. ``frozen``: the store holds everything that a
+        sender sends."""
         sent, received = (int(side.max(initial=0)) for side in self.largest)
         return {
             "segment": 2 * sent,
@@ -248,12 +248,12 @@ class Stats:
 
 
 def by_rank(rank: Numbers, elements: Numbers, ranks: int) -> Numbers:
-    """int64 [ranks]: the sum of ``elements`` of each rank."""
+    """Return int64 [ranks]: the sum of ``elements`` per rank."""
     return np.bincount(rank, elements, ranks).astype(np.int64)
 
 
 def readable(count: int) -> str:
-    """Bytes for a reader."""
+    """Format a number of bytes."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= size:
             return f"{count / size:.2f} {unit}"

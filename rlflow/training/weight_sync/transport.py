@@ -1,4 +1,4 @@
-"""How a packed bucket gets from rank to rank."""
+"""Transports: how a packed bucket moves from rank to rank."""
 
 from __future__ import annotations
 
@@ -13,52 +13,52 @@ from rlflow.training.weight_sync.transfer_plan import Round
 
 
 class TransferError(RuntimeError):
-    """A transfer went wrong: what arrived is not what the plan says, or not what was sent."""
+    """A failed transfer: the received data differ from the plan or from the sent data."""
 
 
 class Transport(Protocol):
-    """A bucket is packed into ``outbox``, on its way from ``start`` on, and after ``wait`` readable in
-    ``inbox``. Slots are buffers that are used in turn; a transport with two lets the next bucket be packed
-    while the last one is still read."""
+    """Sends buckets. A bucket is packed into ``outbox``, sent from ``start`` on, and readable in ``inbox``
+    after ``wait``. Slots are buffers used in rotation. With two slots, the next bucket can be packed while
+    the last one is read."""
 
-    name: str  # as weights.json and a plan say it
-    received: int  # bytes that came from other ranks, ever
-    copies: bool  # whether it needs memory of its own for what comes
+    name: str  # as shown in weights.json and plans
+    received: int  # total bytes received from other ranks
+    copies: bool  # whether it needs its own memory for received messages
 
     def open(self, send: int, receive: int, slots: int) -> None:
-        """Make buffers of so many bytes. Every rank calls it."""
+        """Make buffers of this many bytes. Every rank must call it."""
 
     def outbox(self, slot: int) -> Tensor:
-        """The buffer into which a bucket is packed, uint8 [send]."""
+        """Return the buffer to pack a bucket into, uint8 [send]."""
 
     def inbox(self, slot: int, bucket: Round) -> dict[int, Tensor]:
-        """The messages of a bucket by sender, uint8. Each lies at the same place whenever it is asked for."""
+        """Return the messages of a bucket by sender, uint8. Each call returns the same memory."""
 
     def begin(self, version: int) -> None:
         """Begin a transfer of weights of this version."""
 
     def start(self, slot: int, bucket: Round) -> None:
-        """Begin to send the bucket's outbox and to receive its inbox."""
+        """Start to send the bucket's outbox and to receive its inbox."""
 
     def wait(self) -> None:
-        """Wait until the bucket that was started last has come, at most until the deadline of the group."""
+        """Wait until the bucket that was started last has arrived, at most until the group's deadline."""
 
     def release(self) -> None:
-        """Say that this rank has read the bucket. It is called where the same slot is to be packed next."""
+        """Report that this rank has read the bucket. Call it before packing the same slot again."""
 
     def versions(self) -> dict[int, int]:
-        """Sender → version of the weights that it sent, for the ranks heard from since ``begin``."""
+        """Return sender → version of its weights, for all ranks whose messages arrived since ``begin``."""
 
     def total(self, numbers: Tensor) -> Tensor:
-        """The sum of int64 numbers over all ranks, which wraps around."""
+        """Return the sum of int64 numbers over all ranks. It wraps around."""
 
     def close(self) -> None:
         """Free the memory of the transport."""
 
 
 class AllToAll:
-    """One ``all_to_all_single`` for a bucket, over gloo or NCCL. device: where buffers lie; that of the
-    group's collectives."""
+    """One ``all_to_all_single`` per bucket, over gloo or NCCL. device: device of the buffers, which must be
+    the device of the group's collectives."""
 
     name = "alltoall"
     copies = True
@@ -71,17 +71,18 @@ class AllToAll:
         self._agreed: Any = None
 
     def open(self, send: int, receive: int, slots: int) -> None:
-        """Allocate buffers. send, receive: bytes of the largest bucket; slots: buckets under way at once."""
+        """Allocate buffers. send, receive: bytes of the largest bucket; slots: number of buckets in
+        transit."""
         self._out = [torch.empty(send, dtype=torch.uint8, device=self.device) for _ in range(slots)]
         self._in = [torch.empty(receive, dtype=torch.uint8, device=self.device) for _ in range(slots)]
         self._versions = torch.zeros(dist.get_world_size(self.group), dtype=torch.int64, device=self.device)
 
     def outbox(self, slot: int) -> Tensor:
-        """The memory into which this rank packs its messages of a slot, uint8."""
+        """Return the memory into which this rank packs its messages of a slot, uint8."""
         return self._out[slot]
 
     def inbox(self, slot: int, bucket: Round) -> dict[int, Tensor]:
-        """The messages of a bucket by sender, uint8."""
+        """Return the messages of a bucket by sender, uint8."""
         ends = list(accumulate(bucket.received))
         return {
             peer: self._in[slot][end - size : end]
@@ -90,7 +91,7 @@ class AllToAll:
         }
 
     def begin(self, version: int) -> None:
-        """Begin a transfer, and tell all ranks the version of this rank's weights."""
+        """Begin a transfer, and send the version of this rank's weights to all ranks."""
         own = torch.full((1,), version, dtype=torch.int64, device=self.device)
         self._agreed = dist.all_gather(
             list(torch.split(self._versions, 1)), own, group=self.group, async_op=True
@@ -109,26 +110,26 @@ class AllToAll:
         self._work.wait()
 
     def release(self) -> None:
-        """Buffers are this rank's own."""
+        """Do nothing: each rank has its own buffers."""
 
     def versions(self) -> dict[int, int]:
-        """The version of the weights on each rank."""
+        """Return the version of the weights on each rank."""
         self._agreed.wait()
         return dict(enumerate(self._versions.tolist()))
 
     def total(self, numbers: Tensor) -> Tensor:
-        """The sum of numbers over all ranks."""
+        """Return the sum of numbers over all ranks."""
         return summed(numbers, self.group, self.device)
 
     def close(self) -> None:
-        """Give the buffers back."""
+        """Free the buffers."""
         self._out, self._in = [], []
 
 
 class Parcels:
-    """No transport: messages are carried from ``Resharder.pack`` to ``Resharder.unpack`` by somebody else, as
-    objects of a store or in memory. Digests are added up there as well: ``Verifier.terms`` and
-    ``compare``."""
+    """Buffers without a transport: the caller carries messages from ``Resharder.pack`` to
+    ``Resharder.unpack``, as objects of a store or in memory. The caller also sums the digests
+    (``Verifier.terms``, ``compare``)."""
 
     copies = False
 
@@ -140,16 +141,16 @@ class Parcels:
         self._out = torch.empty(send, dtype=torch.uint8)
 
     def outbox(self, slot: int) -> Tensor:
-        """The memory into which this rank packs its messages, uint8."""
+        """Return the memory into which this rank packs its messages, uint8."""
         return self._out
 
     def close(self) -> None:
-        """Give the buffer back."""
+        """Free the buffer."""
         self._out = torch.empty(0, dtype=torch.uint8)
 
 
 def summed(numbers: Tensor, group: dist.ProcessGroup | None, device: torch.device) -> Tensor:
-    """The sum of ``numbers`` over the ranks of the group, where ``numbers`` lie."""
+    """Return the sum of ``numbers`` over the ranks of the group, on the device of ``numbers``."""
     there = numbers.to(device, copy=True)
     dist.all_reduce(there, group=group)
     return there.to(numbers.device)

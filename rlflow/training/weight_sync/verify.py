@@ -1,6 +1,6 @@
-"""Whether what lies in every destination is what the trainers hold, by digests.
+"""Check by digests that every destination holds the trainers' weights.
 
-Here too: the digest of a tensor, which its layout does not change.
+The digest of a tensor does not depend on its layout.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from rlflow.training.weight_sync.shards import TensorViews
 from rlflow.training.weight_sync.transfer_plan import TransferPlan
 from rlflow.training.weight_sync.transport import TransferError
 
-ROWS = 1 << 16  # elements at once: more would take fresh memory from the system each time
+ROWS = 1 << 16  # elements at once: with more, each step would allocate new memory from the system
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digest(values: Tensor, box: Box) -> int:
-    """The digest of the elements of a box, signed 64 bits: one term of the digest of the tensor. ``values``
+    """Return the digest of the elements of a box, signed 64 bits: one term of the tensor's digest. ``values``
     has the shape of the box and any strides."""
     if not values.numel():
         return 0
@@ -34,7 +34,7 @@ def digest(values: Tensor, box: Box) -> int:
 
 
 def _summed(values: Tensor, box: Box) -> Tensor:
-    """[rows]: the terms of each row, without the coefficient of the row."""
+    """Return [rows]: the terms of each row, without the coefficient of the row."""
     terms = bits(values).to(torch.int64)
     for dim in range(values.dim() - 1, 0, -1):
         terms = (terms * _coefficients(dim, box[dim], values.device)).sum(-1)
@@ -42,7 +42,7 @@ def _summed(values: Tensor, box: Box) -> Tensor:
 
 
 def bits(values: Tensor) -> Tensor:
-    """Signed integers of the same bits."""
+    """Return signed integers with the same bits."""
     return values.detach().contiguous().view(_INTEGERS[values.element_size()])
 
 
@@ -53,19 +53,19 @@ def _coefficients(dim: int, span: tuple[int, int], device: torch.device) -> Tens
 
 @lru_cache(maxsize=64)
 def coefficients(dim: int, size: int) -> Tensor:
-    """[size] odd numbers by splitmix64, which do not depend on ``size``."""
+    """Return [size] odd numbers by splitmix64. A prefix does not depend on ``size``."""
     return splitmix((torch.arange(size) + (dim << 40)) * GOLDEN) | 1
 
 
 def wrapped(number: int) -> int:
-    """The number modulo 2^64, as a signed 64-bit integer."""
+    """Return the number modulo 2^64, as a signed 64-bit integer."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 class Verifier:
-    """Compares digests of weights. For each distinct box that any rank needs, the trainers make a digest of
-    their parts, each element counted on one rank. Every rank compares it with the digests of its own copies,
-    so each replica is checked, and one number per box is sent."""
+    """Compares digests of weights. For each distinct box that any rank needs, the trainers compute a digest
+    of their parts; each element counts on one rank. Every rank compares it with the digests of its own
+    copies. This checks each replica and sends one number per box."""
 
     def __init__(
         self,
@@ -78,14 +78,13 @@ class Verifier:
 
     @cached_property
     def _boxes(self) -> dict[tuple[str, Box], int]:
-        """The distinct boxes that ranks need, numbered alike on all ranks."""
+        """The distinct boxes that ranks need, with the same numbers on all ranks."""
         boxes = ((name, box) for name, spread in self.plan.target.tensors.items() for box in spread.holders())
         return {key: index for index, key in enumerate(boxes)}
 
     @cached_property
     def _counted(self) -> dict[str, list[Box]]:
-        """The boxes for which this rank adds to the digest, since it is their first holder; by tensor
-        name."""
+        """The boxes whose first holder is this rank, by tensor name. This rank adds them to the digest."""
         names = self.plan.target.tensors
         return {
             name: [
@@ -97,16 +96,16 @@ class Verifier:
         }
 
     def check(self, total: Callable[[Tensor], Tensor]) -> None:
-        """total: sums over the ranks."""
+        """Compare digests on all ranks. total: sums a tensor over the ranks."""
         self.compare(total(self.terms()))
 
     def terms(self) -> Tensor:
-        """int64: of each distinct box the part of its digest that this rank speaks for. Their sums over the
-        ranks wrap around."""
+        """Return int64: this rank's term in the digest of each distinct box. Their sums over the ranks wrap
+        around."""
         return torch.tensor([self._sent(name, box) for name, box in self._boxes], dtype=torch.int64)
 
     def compare(self, sums: Tensor) -> None:
-        """Raises TransferError with the tensors that differ here."""
+        """Raise TransferError with the tensors that differ on this rank. sums: digests of the trainers."""
         expected = sums.tolist()
         wrong = [
             f"{name} {list(piece.box)}"
@@ -117,7 +116,7 @@ class Verifier:
         if wrong:
             more = f", and {len(wrong) - 4} more" if len(wrong) > 4 else ""
             raise TransferError(
-                f"rank {self.rank} does not hold what the trainers hold: {', '.join(wrong[:4])}{more}"
+                f"rank {self.rank} does not hold the trainers' weights: {', '.join(wrong[:4])}{more}"
             )
 
     def _sent(self, name: str, box: Box) -> int:

@@ -97,7 +97,7 @@ def test_what_was_not_sent_or_not_asked_for_is_noticed(ends):
         receiver.finish(6, ends[0].terms())
     with pytest.raises(TransferError, match="received 0 bytes, the plan says"):
         receiver.finish(7)
-    with pytest.raises(PlanError, match="shared memory reaches no other machine"):
+    with pytest.raises(PlanError, match="shared memory does not work across machines"):
         check_machines(["one 1", "two 2"])
 
 

@@ -39,7 +39,7 @@ def test_a_layout_comes_as_it_went(held):
     ],
 )
 def test_what_is_of_another_kind_is_refused_with_the_rank(raw):
-    with pytest.raises(TransferError, match="rank 3 tells what it should not"):
+    with pytest.raises(TransferError, match="rank 3 sent an invalid value"):
         exchanges._decoded(3, raw, HELD)
 
 
@@ -60,4 +60,4 @@ def test_a_length_that_cannot_be_is_refused_before_memory_is_taken(on_ranks):
             exchange("mine", TEXT)
         return str(refused.value)
 
-    assert on_ranks(2, act)[1].startswith(f"rank 0 tells {1 << 50} bytes")
+    assert on_ranks(2, act)[1].startswith(f"rank 0 sent {1 << 50} bytes")

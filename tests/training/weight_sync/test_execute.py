@@ -151,7 +151,7 @@ def test_versions_and_digests_that_differ_are_noticed_when_they_are_compared(on_
     for rank, found in enumerate(on_ranks(2, faults)):
         assert (
             found["other version"]
-            == f"rank {rank} takes version {5 + rank}, but ranks send others: {{{1 - rank}: {6 - rank}}}"
+            == f"rank {rank} takes version {5 + rank}, but these ranks send other versions: {{{1 - rank}: {6 - rank}}}"
         )
         assert found["version"] == -1
         assert found["first"] == ""
@@ -187,7 +187,7 @@ def test_what_is_bound_must_be_what_the_plan_was_made_of(world):
         (world.sources[1], world.targets[0], "holds"),
     ):
         with pytest.raises(
-            PlanError, match=f"rank 0 {side} 'a.weight' otherwise than it said when the plan was made"
+            PlanError, match=f"the part of 'a.weight' that rank 0 {side} differs from the plan"
         ):
             Resharder(plan, 0, source, target, Parcels())
     missing = {name: held for name, held in world.targets[0].items() if name != "b.weight"}

@@ -219,7 +219,7 @@ def test_shards_that_do_not_make_up_the_tensor_are_refused_by_name_and_rank():
 
 def test_layouts_that_do_not_fit_together_are_refused():
     one, two = replicated({"a.weight": (4, 2)}, "float32", 2), replicated({"b.weight": (4, 2)}, "float32", 2)
-    assert "'b.weight', which no trainer holds" in refused(one, two)
+    assert "'b.weight', but no trainer holds it" in refused(one, two)
     assert "nearest:  a.weight" in refused(one, two)
     assert "[2, 4] in the generator" in refused(one, replicated({"a.weight": (2, 4)}, "float32", 2))
     assert "2 ranks in the source, 3 in the target" in refused(

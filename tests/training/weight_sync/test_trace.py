@@ -136,7 +136,7 @@ def test_what_is_traced_does_what_the_loader_does(rank, shuffled):
 def test_a_parameter_that_nothing_reaches_is_an_error_that_names_it():
     tensors = {name: spread for name, spread in TENSORS.items() if name != "down.weight"}
     with pytest.raises(
-        PlanError, match=r"the engine's parameter 'down\.weight' takes nothing of what the trainer has"
+        PlanError, match=r"the engine's parameter 'down\.weight' gets no weight of the trainer"
     ):
         trace(Split(0), tensors)
 
