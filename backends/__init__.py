@@ -1,6 +1,6 @@
-"""Backends, found by name: each a module or package here with a ``Trainer``, a ``Generator`` or both.
+"""Backends, found by name: each is a module or package here with a ``Trainer``, a ``Generator`` or both.
 
-Here: `local` (the reference), `fsdp` and `deepspeed` (train), `vllm` (samples), `null` (no model: functions
-of row keys, declared times). Not here: the protocols that they fulfil (`rlflow.training.protocols`), choosing
-and loading one for a role (`rlflow.config.roles.backends`).
+`local` is the reference. `fsdp` and `deepspeed` train, `vllm` samples. `null` has no model: its numbers are
+functions of row keys, and its calls take declared times. The protocols are in `rlflow.training.protocols`.
+`rlflow.config.roles.backends` chooses and loads a backend for a role.
 """

@@ -1,5 +1,7 @@
-"""The null backend: no model. Columns are functions of the row key, so that a lost, doubled or reordered row
-changes a digest; calls take the times that are declared. The whole engine runs on it."""
+"""The null backend: no model, for tests of the engine.
+
+Columns are functions of the row key, so a lost, doubled or reordered row changes a digest. Calls take the
+declared times."""
 
 from __future__ import annotations
 
@@ -27,9 +29,9 @@ VOCABULARY = 256
 
 
 def numbers(name: str, batch: Batch, width: int) -> Tensor:
-    """float32 [rows, width] in [0, 1): a function of the name, the row key and the place in the row. Of rows
-    that have a prompt places are counted from its first token, so that a later turn is not what the first one
-    was."""
+    """Return float32 [rows, width] in [0, 1): a function of the name, the row key and the position in the
+    row. In rows with a prompt, positions count from the prompt's first token, so turns get different
+    numbers."""
     seeds = torch.tensor(row_seeds(derived(name), batch.axis.keys), dtype=torch.int64)
     prompt = batch.data["prompt_tokens"].lengths if "prompt_tokens" in batch else None
     places = torch.arange(1, width + 1) + (0 if prompt is None else prompt[:, None])
@@ -39,7 +41,7 @@ def numbers(name: str, batch: Batch, width: int) -> Tensor:
 
 
 def token_numbers(name: str, batch: Batch) -> Data:
-    """A token column of ``numbers`` in [-1, 0]."""
+    """Return a token column of ``numbers``, negated: in (-1, 0]."""
     lengths = batch.data["tokens"].row_lengths
     width = int(lengths.max()) if len(lengths) else 0
     return Data.trimmed(Kind(Level.TOKEN, "float32"), -numbers(name, batch, width), batch.axis, lengths)
@@ -52,15 +54,15 @@ class Trainer:
     class Settings:
         """How long each call takes."""
 
-        forward_seconds: Annotated[float, Ge(0)] = 0.0  # how long a forward takes
-        row_seconds: Annotated[float, Ge(0)] = 0.0  # how long each of its rows takes beside that
-        update_seconds: Annotated[float, Ge(0)] = 0.0  # how long an update takes
+        forward_seconds: Annotated[float, Ge(0)] = 0.0  # seconds per forward
+        row_seconds: Annotated[float, Ge(0)] = 0.0  # additional seconds per row of a forward
+        update_seconds: Annotated[float, Ge(0)] = 0.0  # seconds per update
 
     defaults: ClassVar[Settings] = Settings()
 
     @classmethod
     def capabilities(cls, settings: Settings, device: str) -> Capabilities:
-        """What it can do. A subclass may need a process for each rank."""
+        """Return what the trainer supports. Subclasses run each rank in its own process."""
         return Capabilities(row_exact=True, threads=cls is Trainer)
 
     def __init__(self, spec: ModelSpec, settings: Settings = defaults) -> None:
@@ -69,7 +71,7 @@ class Trainer:
         self.peers = Peers(spec.group)
 
     def forward(self, batch: Batch, want: tuple[str, ...] = ("logprobs",)) -> Batch:
-        """Take the configured time, and give columns computed from token ids alone."""
+        """Wait the declared time and return columns computed from the row keys."""
         _take(self.settings.forward_seconds + self.settings.row_seconds * len(batch))
         return Batch(batch.axis, {name: self._column(name, batch) for name in want})
 
@@ -89,27 +91,27 @@ class Trainer:
         seed: int = 0,
         **settings: Any,
     ) -> dict[str, float]:
-        """Take the configured time, call the loss on each micro-batch, and count steps."""
+        """Wait the declared time, call the loss on each micro-batch, and count steps."""
         _take(self.settings.update_seconds)
         return learn(self, batch, loss, settings, Passes(epochs, minibatch, mean, seed))
 
     def update_shares(
         self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Means, settings: Mapping[str, Any]
     ) -> Learned:
-        """Train on the shares of all ranks of a pool, as ``update`` does on rows."""
+        """Train on one rank's shares, as ``update`` does on rows."""
         _take(self.settings.update_seconds)
         return learn_shares(self, batch, loss, settings, Passes(mean=mean), shares)
 
     def compute(self, rows: Batch, want: tuple[str, ...]) -> New:
-        """Quantities for a loss, computed from token ids alone."""
+        """Return the quantities for a loss, computed from the row keys."""
         columns = {name: self._column(name, rows).padded(rows.axis) for name in want}
         return New(**{name: columns.get(name) for name in ("logprobs", "entropy", "values", "scores")})
 
     def backward(self, objective: Tensor) -> None:
-        """Do nothing, since there is nothing to learn."""
+        """Do nothing: there are no weights."""
 
     def idle(self, want: tuple[str, ...]) -> None:
-        """Do nothing, since no other rank waits for this one."""
+        """Do nothing: no other rank waits for this one."""
 
     def step(self) -> OptimizerStep:
         """Count an optimizer step."""
@@ -117,60 +119,60 @@ class Trainer:
         return OptimizerStep(True, 0.0, 0.0)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The count of steps, in place of weights."""
+        """Yield the number of steps instead of weights."""
         yield "steps", torch.tensor(self.steps)
 
     def save(self, folder: Path) -> None:
-        """Write the count of steps as text."""
+        """Write the number of steps as text."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "null.txt").write_text(f"{self.steps} optimizer steps of no model\n")
 
     def load(self, folder: Path) -> None:
-        """Read the count of steps that ``save`` wrote."""
+        """Read the number of steps that ``save`` wrote."""
         self.steps = int((folder / "null.txt").read_text().split()[0])
 
     def state(self) -> dict[str, Tensor]:
-        """The count of optimizer steps, which is all the state that there is."""
+        """Return the number of optimizer steps, the only state."""
         return {"parameters/steps": torch.tensor(self.steps)}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Set the count of steps from a checkpoint's tensors."""
+        """Set the number of steps from a checkpoint's tensors."""
         self.steps = int(state["parameters/steps"])
 
     def sleep(self, *parts: str) -> None:
-        """Do nothing, since no memory is held."""
+        """Do nothing: there is no memory to free."""
 
     def wake(self, *parts: str) -> None:
-        """Do nothing, since nothing was put away."""
+        """Do nothing: nothing was freed."""
 
 
 class Generator:
-    """Responses of 1 to ``longest`` tokens, by the row key, of which ``max_tokens`` are sampled."""
+    """Samples responses of 1 to ``longest`` tokens, by the row key, cut off at ``max_tokens``."""
 
     @dataclass(frozen=True)
     class Settings:
         """How long sampling takes, and how long responses are."""
 
-        generate_seconds: Annotated[float, Ge(0)] = 0.0  # how long a call of generate takes
-        # how long each token of the longest response takes beside that
+        generate_seconds: Annotated[float, Ge(0)] = 0.0  # seconds per call of generate
+        # additional seconds per token of the longest response
         token_seconds: Annotated[float, Ge(0)] = 0.0
-        # tokens of the longest response, where max_tokens does not cut it
+        # tokens of the longest response, unless max_tokens is smaller
         longest: Annotated[int, Ge(1)] = 4096
-        # lengths are longest times a uniform number to this power: above 1 few are long
+        # lengths are longest times a uniform number to this power: above 1, few responses are long
         tail: Annotated[float, Ge(0)] = 4.0
 
     defaults: ClassVar[Settings] = Settings()
 
     @classmethod
     def capabilities(cls, settings: Settings, device: str) -> Capabilities:
-        """What it can do. A subclass may need a process for each rank."""
+        """Return what the generator supports. Subclasses run each rank in its own process."""
         return Capabilities(threads=cls is Generator)
 
     def __init__(self, spec: ModelSpec, settings: Settings = defaults) -> None:
         self.spec, self.settings, self.version = spec, settings, 0
 
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
-        """Take the configured time, and sample token ids from seeds alone."""
+        """Wait the declared time and return token ids computed from the row keys."""
         sampled = self._made(prompts, sampling)
         _take(
             self.settings.generate_seconds
@@ -181,7 +183,7 @@ class Generator:
     def generate_chunks(
         self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int
     ) -> Iterator[Batch]:
-        """The rows of ``generate``, as if each got a token at a time: rows end by length."""
+        """Yield the rows of ``generate`` by length, as if each row got one token at a time."""
         sampled = self._made(prompts, sampling)
         lengths = sampled.data["tokens"].row_lengths.tolist()
 
@@ -199,7 +201,7 @@ class Generator:
         rows = prompts.repeat(sampling.samples)
         keys = rows.axis.keys
         lengths = 1 + (_row_numbers("length", rows) ** self.settings.tail * self.settings.longest).long()
-        # whether a row ends by itself, also where that is at the last token that it may have
+        # whether a row ends by itself, possibly at its last permitted token
         stopped = lengths <= sampling.max_tokens
         lengths = lengths.clamp(max=sampling.max_tokens)
         if sampling.lengths:
@@ -212,7 +214,7 @@ class Generator:
             "policy_version": torch.full_like(tokens, self.version),
         }
         data = {name: Data(standard_kind(name), value, lengths) for name, value in columns.items()}  # type: ignore[arg-type]
-        stopped &= not sampling.lengths  # a length that was asked for is no end of the row's own
+        stopped &= not sampling.lengths  # a prescribed length is not the row's own end
         data["completion"] = Data(Kind(Level.TEXT), tuple(".".join(map(str, path)) for path in keys.tolist()))
         data["finish"] = Data(
             Kind(Level.TEXT), tuple("stop" if own else "length" for own in stopped.tolist())
@@ -226,26 +228,26 @@ class Generator:
         return Batch(rows.axis, data)
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Note the version of the weights, of which nothing is kept."""
+        """Record the version of the weights; the weights are not kept."""
         self.version = version
 
     def sleep(self, *parts: str) -> None:
-        """Do nothing, since no memory is held."""
+        """Do nothing: there is no memory to free."""
 
     def wake(self, *parts: str) -> None:
-        """Do nothing, since nothing was put away."""
+        """Do nothing: nothing was freed."""
 
 
 class Score:
     """The null reward: a number in [0, 1) per row key."""
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Mapping[str, Any]]:
-        """The score of each row, with no metrics."""
+        """Return the score of each row, without metrics."""
         return _row_numbers("scores", batch), {}
 
 
 def _row_numbers(name: str, batch: Batch) -> Tensor:
-    """float32 [rows] in [0, 1): a function of the name and the row key."""
+    """Return float32 [rows] in [0, 1): a function of the name and the row key."""
     return numbers(name, Batch(batch.axis, {}), 1)[:, 0]
 
 

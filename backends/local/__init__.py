@@ -1,8 +1,8 @@
 """The local backend: Hugging Face causal language models on one CPU or one GPU, in this process.
 
-Here: a Trainer and a Generator. Not here: several ranks that share one model (`fsdp`, `deepspeed`),
-minibatches (`rlflow.training`). It is the reference for others: everything by plain PyTorch, nothing sharded,
-results that tests compare with a forward pass row by row.
+It has a Trainer and a Generator. Several ranks that share one model are in `fsdp` and `deepspeed`,
+minibatches in `rlflow.training`. It is the reference for other backends: plain PyTorch, unsharded, and tests
+compare its results with a forward pass row by row.
 """
 
 from rlflow.backends.local.generator import Generator

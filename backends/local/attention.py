@@ -1,12 +1,12 @@
-"""Attention over packed rows (packing.py): each row attends to its family's common tokens, of which there is
-one copy, and to itself.
+"""Attention over packed rows (packing.py): each row attends to its own tokens and to its family's common
+tokens, which exist once.
 
-transformers makes a mask for each kind of layer and hands it to the layer's attention. Within ``over`` the
-"mask" is a ``PackedMask``, which says what to attend to, so that this works with every model whose attention
-is torch's ``scaled_dot_product_attention`` with masks from transformers: causal, with sliding windows, or in
-chunks. A query's attention to the common tokens and to its own row are computed apart, and joined by the
-logarithms of their sums (Milakov and Gimelshein 2018; Dao et al. 2022), in the backward pass too, so that
-keys and values of common tokens are never copied for each row.
+transformers makes a mask for each kind of layer and passes it to the layer's attention. Within ``over``, this
+"mask" is a ``PackedMask``, which describes what to attend to. This works with every model that uses torch's
+``scaled_dot_product_attention`` with masks from transformers: causal, with sliding windows, or in chunks. A
+query's attention to the common tokens and its attention to its own row are computed separately. They are
+joined by the logarithms of their sums (Milakov and Gimelshein 2018; Dao et al. 2022), also in the backward
+pass. Keys and values of common tokens are therefore never copied for each row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PACKED: ContextVar[tuple[Block, ...] | None] = ContextVar("packed", default=Non
 
 
 class PackedMask:
-    """The tokens that each token of ``blocks`` attends to. visible: which of the tokens before it in its row;
+    """The tokens that each token of ``blocks`` attends to. visible: which earlier tokens of its row it sees;
     None: all."""
 
     def __init__(self, blocks: tuple[Block, ...], visible: Visible | None) -> None:
@@ -41,18 +41,19 @@ class PackedMask:
         self._made: dict[tuple[Any, ...], Tensor] = {}
 
     def common(self, block: Block, like: Tensor) -> Tensor | None:
-        """Mask of common tokens to each other: [shared, shared], added to the products; None: causal."""
+        """Return the mask between common tokens: [shared, shared], added to the products; None: causal."""
         return self._between("common", block.shared, like, lambda: (torch.arange(block.shared),) * 2)
 
     def own(self, block: Block, run: Run, like: Tensor) -> Tensor | None:
-        """Mask of a row's tokens to each other: [length, length], added; None: causal."""
+        """Return the mask between a row's own tokens: [length, length], added; None: causal."""
         places = torch.arange(block.shared, block.shared + run.length)
         return self._between(
             ("own", block.shared, run.length), block.shared + run.length, like, lambda: (places, places)
         )
 
     def back(self, block: Block, like: Tensor) -> Tensor | None:
-        """Mask of all rows' tokens to the common ones: [tokens, shared], added; None: to all of them."""
+        """Return the mask from all rows' tokens to the common ones: [tokens, shared], added; None: all
+        visible."""
         return self._between(
             ("back", block), block.longest, like, lambda: (_positions(block), torch.arange(block.shared))
         )
@@ -73,20 +74,20 @@ class PackedMask:
 
 
 def _positions(block: Block) -> Tensor:
-    """The position in its row of each token that follows the common ones."""
+    """Return the position in its row of each token after the common ones."""
     return torch.cat(
         [torch.arange(block.shared, block.shared + run.length).repeat(run.count) for run in block.runs]
     )
 
 
 def over(blocks: tuple[Block, ...]) -> contextlib.AbstractContextManager[None]:
-    """A time in which models compute packed rows."""
+    """Return a context in which models compute packed rows."""
     return with_value(_PACKED, blocks)
 
 
 def mask_of_packed(local_size: int | None, visible: Visible, use_vmap: bool) -> PackedMask | None:
-    """The mask of the packed rows that are under way; None where none are. Raises ValueError for a mask that
-    no position explains."""
+    """Return the mask of the packed rows of the current ``over``; None outside one. Raises ValueError for a
+    mask that does not depend on positions alone."""
     blocks = _PACKED.get()
     if blocks is None:
         return None
@@ -99,8 +100,8 @@ def mask_of_packed(local_size: int | None, visible: Visible, use_vmap: bool) -> 
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """transformers' own, but for packed rows, steps of branched rows, and grouped heads under a mask, which a
-    CPU need not copy."""
+    """Replace transformers' attention for three cases: packed rows, steps of branched rows, and grouped heads
+    under a mask, whose keys a CPU need not copy."""
     if isinstance(attention_mask, PackedMask):
         return attend(query, key, value, attention_mask, **options), None
     if isinstance(attention_mask, StepMask):
@@ -121,10 +122,11 @@ def _attention(
 
 @contextlib.contextmanager
 def without_cudnn(device: torch.device) -> Iterator[None]:
-    """A time in which attention on a GPU is computed by PyTorch's own kernels, for steps of decoding. It
-    would take cuDNN's for padded rows, of which 3 in 20 equal calls differed in their last bits, so that
-    equal runs sampled other tokens (H100, PyTorch 2.11, bfloat16). For training cuDNN's is the one to have:
-    its gradients repeat, and those of PyTorch's flash attention do not."""
+    """Return a context in which attention on a GPU uses PyTorch's own kernels, for decode steps.
+
+    For padded rows PyTorch would choose cuDNN. 3 in 20 equal calls of cuDNN differed in their last bits, so
+    equal runs sampled different tokens (H100, PyTorch 2.11, bfloat16). Training should use cuDNN: its
+    gradients repeat, and the gradients of PyTorch's flash attention do not."""
     if device.type != "cuda":
         yield
         return
@@ -151,8 +153,8 @@ def attend(
     position_bias: Tensor | None = None,
     **_: Any,
 ) -> Tensor:
-    """[1, tokens, heads, size] from queries [1, heads, tokens, size], keys and values [1, key heads, tokens,
-    size]. Raises ValueError for what packed rows cannot have."""
+    """Return attention [1, tokens, heads, size] from queries [1, heads, tokens, size] and keys and values [1,
+    key heads, tokens, size]. Raises ValueError for options that packed rows do not support."""
     if dropout or is_causal is False or position_bias is not None:
         raise ValueError(
             "found dropout, a bias or no causal mask, expected plain causal attention over packed rows"
@@ -165,8 +167,8 @@ def attend(
 
 
 def by_copies(query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scaling: float | None) -> Tensor:
-    """Attention to packed rows where torch's does not give the logarithms of its sums: each row has a copy of
-    the common keys and values."""
+    """Compute attention of packed rows if torch's kernel does not return the logarithms of its sums. Each row
+    gets a copy of the common keys and values."""
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
     out = []
@@ -205,12 +207,12 @@ def _causal(length: int, like: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor, run: Run) -> Tensor:
-    """[rows, heads, length, size] of a run, as a view of [1, heads, tokens, size]."""
+    """Return [rows, heads, length, size] of a run, as a view of [1, heads, tokens, size]."""
     return x[0, :, run.start : run.end].unflatten(1, (run.count, run.length)).transpose(0, 1)
 
 
 class _Attention(torch.autograd.Function):
-    """Keeps what it is given and gives, and no more."""
+    """Saves only its inputs and outputs for the backward pass."""
 
     @staticmethod
     def forward(
@@ -284,8 +286,8 @@ class _Attention(torch.autograd.Function):
 def _parts(
     mask: PackedMask, block: Block, like: Tensor
 ) -> Iterator[tuple[Callable[[Tensor], Tensor], Tensor | None]]:
-    """Parts that attend to themselves alone: the common tokens, then the rows of each run. As views of [1,
-    heads, tokens, …], with their masks."""
+    """Yield the parts that attend only to themselves: the common tokens, then the rows of each run. Each is a
+    function from [1, heads, tokens, …] to a view, with its mask."""
     if block.shared:
         yield lambda x: x[:, :, block.start : block.start + block.shared], mask.common(block, like)
     for run in block.runs:
@@ -293,8 +295,8 @@ def _parts(
 
 
 def _join(out: Tensor, sums: Tensor, other: Tensor, other_sums: Tensor) -> None:
-    """Add to attention [1, heads, tokens, size] in place what attention to other keys gave. sums: the
-    logarithms of the sums by which each was divided, [1, heads, tokens]."""
+    """Join attention [1, heads, tokens, size] in place with the attention to other keys. sums: logarithms of
+    the sums that each was divided by, [1, heads, tokens]."""
     total = torch.logaddexp(sums, other_sums)
     out.copy_(out * (sums - total).exp()[..., None] + other * (other_sums - total).exp()[..., None])
     sums.copy_(total)

@@ -1,13 +1,12 @@
-"""The attention of a decode step in which several rows go on from one prompt: there is one copy of the
-prompt's keys and values.
+"""Attention of a decode step in which several rows continue one prompt. The prompt's keys and values exist
+once.
 
-A step's queries are few, so that its attention costs what reading keys and values costs. Those of a prompt
-are read once for all of its rows, and products with them are one matrix product for each prompt and key head
-in place of one for each row. The two parts of a row's scores, of its prompt and of its own tokens, meet in
-one softmax.
+A step has few queries, so reading keys and values takes most of its time. Here a prompt's keys and values are
+read once for all of its rows. Their products are one matrix product per prompt and key head, instead of one
+per row. A row's scores for its prompt and for its own tokens share one softmax.
 
-Within ``stepping`` the "mask" that transformers hands to a layer's attention is a ``StepMask`` (as in
-attention.py), and a layer's keys are those of the rows' own tokens.
+Within ``stepping``, the "mask" that transformers passes to a layer's attention is a ``StepMask`` (as in
+attention.py), and a layer's keys are the keys of the rows' own tokens.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from rlflow.author.scope import with_value
 from rlflow.backends.local.cache import GrowingLayer
 from rlflow.backends.local.positions import Visible, by_positions
 
-EXACT = (torch.float32, torch.float64)  # products in shorter numbers would round scores before the softmax
+EXACT = (torch.float32, torch.float64)  # shorter dtypes would round scores before the softmax
 
 
 class BranchedLayer(GrowingLayer):
-    """The keys and values of rows that go on from prompts: those of the prompts, and the rows' own."""
+    """The keys and values of rows that continue prompts: the prompts' and the rows' own."""
 
     def __init__(self, prompts: GrowingLayer) -> None:
         super().__init__()
@@ -35,15 +34,15 @@ class BranchedLayer(GrowingLayer):
         self.length = 0
 
     def get_seq_length(self) -> int:
-        """Tokens of a row so far, the prompt's included."""
+        """Return the tokens of a row so far, including the prompt's."""
         return self.before[0].shape[-2] + self.length
 
 
 class Branches:
-    """The rows that go on from each prompt, and the layers of their cache.
+    """The rows that continue each prompt, and the layers of their cache.
 
     of: int64 [rows], the number of each row's prompt, in order. inside: bool [prompts, width], False at
-    padding; None where there is none.
+    padding; None without padding.
     """
 
     def __init__(self, layers: list[BranchedLayer], of: Tensor, inside: Tensor | None) -> None:
@@ -56,7 +55,7 @@ class Branches:
         return int(self.layers[0].before[0].shape[-2])
 
     def take(self, index: Tensor) -> None:
-        """Keep the rows at these indices, which ascend. Prompts of which no row is left leave."""
+        """Keep the rows at these ascending indices. Prompts without remaining rows are dropped."""
         for layer in self.layers:
             if layer.is_initialized:
                 layer.reorder_cache(index)
@@ -68,15 +67,14 @@ class Branches:
         self._put(of)
 
     def _put(self, of: Tensor) -> None:
-        """Lay the rows of each prompt side by side, as many places for each as the one with most rows
-        needs."""
+        """Give each prompt as many row places as the prompt with most rows needs."""
         self.of, counts = of, torch.bincount(of)
         self.most = int(counts.max())
         self.even = bool((counts == self.most).all())
         self.places = of * self.most + torch.arange(len(of)) - (counts.cumsum(0) - counts)[of]
 
     def spread(self, rows: Tensor) -> Tensor:
-        """[prompts, most, …] of rows [rows, …]; what is in places without a row counts for nothing."""
+        """Return [prompts, most, …] from rows [rows, …]; places without a row are ignored."""
         if not self.even:
             rows = rows.new_zeros(int(self.of[-1] + 1) * self.most, *rows.shape[1:]).index_copy_(
                 0, self.places, rows
@@ -84,24 +82,22 @@ class Branches:
         return rows.unflatten(0, (-1, self.most))
 
     def gather(self, places: Tensor) -> Tensor:
-        """[rows, …] of what is at the rows' places, [prompts, most, …]."""
+        """Return [rows, …], the content of the rows' places in [prompts, most, …]."""
         rows = places.flatten(0, 1)
         return rows if self.even else rows[self.places]
 
 
 class StepMask:
-    """The places that the rows of ``branches`` see in one step. visible: which of the places before its own a
-    token sees; None:
-    all of them."""
+    """The places that the rows of ``branches`` see in one step. visible: which earlier places a token sees;
+    None: all of them."""
 
     def __init__(self, branches: Branches, visible: Visible | None) -> None:
         self.branches, self.visible = branches, visible
         self._hidden: tuple[Tensor | None, Tensor | None] | None = None
 
     def hidden(self, own: int) -> tuple[Tensor | None, Tensor | None]:
-        """The places that are not seen: of the prompts, bool [prompts, 1, 1, 1, width], and of the rows'
-        ``own`` tokens, bool [own]; None:
-        nothing."""
+        """Return the hidden places: of the prompts, bool [prompts, 1, 1, 1, width], and of the rows' ``own``
+        tokens, bool [own]; None: nothing is hidden."""
         if self._hidden is None:
             width, inside = self.branches.width, self.branches.inside
             before, after = None if inside is None else ~inside, None
@@ -122,14 +118,14 @@ _STEP: ContextVar[Branches | None] = ContextVar("step", default=None)
 
 
 def stepping(branches: Branches | None) -> AbstractContextManager[None]:
-    """A time in which a model computes one token for each row of ``branches``; with None nothing is
-    different."""
+    """Return a context in which a model computes one token for each row of ``branches``; with None, it
+    changes nothing."""
     return with_value(_STEP, branches)
 
 
 def mask_of_step(local_size: int | None, visible: Visible, use_vmap: bool) -> StepMask | None:
-    """The mask of the step that is under way; None where none is. Raises ValueError for a mask that no place
-    explains."""
+    """Return the mask of the current step; None outside one. Raises ValueError for a mask that does not
+    depend on positions alone."""
     branches = _STEP.get()
     if branches is None:
         return None
@@ -141,14 +137,12 @@ def mask_of_step(local_size: int | None, visible: Visible, use_vmap: bool) -> St
 def attend_step(
     query: Tensor, key: Tensor, value: Tensor, mask: StepMask, scaling: float | None = None
 ) -> Tensor:
-    """[rows, 1, heads, size] from queries [rows, heads, 1, size] and the own keys and values of the rows,
-    [rows, key heads, own, size]. Raises ValueError for keys that are not those of one layer."""
+    """Return attention [rows, 1, heads, size] from queries [rows, heads, 1, size] and the rows' own keys and
+    values, [rows, key heads, own, size]. Raises ValueError for keys that do not belong to a layer."""
     branches = mask.branches
     layer = next((layer for layer in branches.layers if layer.keys is key), None)
     if layer is None:
-        raise ValueError(
-            "found keys that are none of the cache's, expected those that a layer has just put there"
-        )
+        raise ValueError("found keys of no layer in the cache, expected keys that a layer has just stored")
     rows, heads, _one, size = query.shape
     kinds = key.shape[1]
     each = query.reshape(rows, kinds, heads // kinds, size) * (size**-0.5 if scaling is None else scaling)
@@ -170,8 +164,8 @@ def attend_step(
 
 
 def branched(cache: Cache, of: Tensor, inside: Tensor | None) -> Branches | None:
-    """Let rows go on from the prompts in a cache, whose layers are changed in place; None where some layer
-    keeps more than keys and values, which then stays as it is."""
+    """Make rows continue from the prompts in a cache, whose layers change in place. Return None and leave the
+    cache unchanged if a layer keeps more than keys and values, has a short dtype or is not on a CPU."""
     if not all(
         type(layer) is GrowingLayer and layer.dtype in EXACT and layer.device.type == "cpu"
         for layer in cache.layers

@@ -1,4 +1,4 @@
-"""The key-value cache of a decode loop: rows can leave it, and a step writes only its own entry."""
+"""The key-value cache of a decode loop: rows can be removed, and a step writes only its own entry."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
-SPARE = 64  # tokens of room at first; buffers then grow by half
+SPARE = 64  # additional tokens of capacity; buffers also grow by half
 
 
 class GrowingLayer(DynamicLayer):
-    """Keys and values [rows, heads, tokens, size] as views of buffers with room to spare.
+    """Keys and values [rows, heads, tokens, size] as views of buffers with spare capacity.
 
-    The cache that comes with transformers copies all that came before at every step, which for small models
-    is most of the time.
+    The cache of transformers copies all earlier tokens at every step. For small models that is most of the
+    time.
     """
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values, [rows, heads, new tokens, width], and give those of all tokens. Rooms grow
-        by doubling, so that appending does not copy each time."""
+        """Append keys and values, [rows, heads, new tokens, width]; return all keys and values. Buffers grow
+        by half, so most appends copy nothing."""
         if not self.is_initialized:
             self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
             self.rooms = _room(key_states), _room(value_states)
@@ -45,9 +45,8 @@ class GrowingLayer(DynamicLayer):
 
 
 def new_cache(config: Any) -> Cache:
-    """An empty cache for a model. Layers with a sliding window keep everything: their attention mask takes
-    care of the window. Layers that are not attention (linear, state space) get what transformers has for
-    them."""
+    """Return an empty cache for a model. Layers with a sliding window keep all tokens; their attention mask
+    applies the window. Layers without attention (linear, state space) use transformers' own cache."""
     cache = DynamicCache(config=config)
     cache.layers = [
         GrowingLayer() if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) else layer
@@ -59,7 +58,7 @@ def new_cache(config: Any) -> Cache:
 
 
 def _room(content: Tensor, needed: int = 0) -> Tensor:
-    """A buffer that starts with ``content`` and has room to grow."""
+    """Return a buffer that starts with ``content`` and has room to grow."""
     rows, heads, length, size = content.shape
     capacity = max(length, needed) * 3 // 2 + SPARE
     room = torch.empty(rows, heads, capacity, size, dtype=content.dtype, device=content.device)

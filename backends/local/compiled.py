@@ -1,9 +1,9 @@
-"""Layers of a model through torch.compile (Ansel et al. 2024): ``--ROLE.compile true``.
+"""Compile the layers of a model with torch.compile (Ansel et al. 2024): ``--ROLE.compile true``.
 
-Each layer is compiled by itself, around its attention, which stays as it is: attention to packed rows is no
-graph of tensors alone. Sizes of rows and tokens are symbols, so that one graph serves all of them. How a
-graph is laid out depends on the sizes with which it is first called; so it is called at once with rows of
-fixed sizes, and a run that is resumed computes with the graphs of the run that was cut.
+Each layer is compiled separately, except its attention: attention to packed rows is not a graph of tensors
+alone. Numbers of rows and tokens are symbolic, so one graph serves all sizes. The layout of a graph depends
+on the sizes of its first call. Therefore each graph is first called with fixed sizes, and a resumed run
+computes with the same graphs as the interrupted run.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from rlflow.backends.local.passes import hidden_states
 from rlflow.backends.local.sequences import Sequences, sequences
 from rlflow.errors import PlanError
 
-# of one function: those of its kinds of layers, with and without a gradient, of all models of the process
+# most graphs of one function: kinds of layers, with and without gradient, of all models in the process
 GRAPHS = 256
-# Rows with which graphs are first called: no size of theirs, 7 rows of 23 tokens, is likely to be one of the
-# model too.
+# Rows of the first call. Its sizes, 7 rows of 23 tokens, are unlikely to equal a size of the model.
 FIRST = {"prompt_tokens": [[0] * 8] * 7, "tokens": [[0] * 15] * 7}
-# One row, for which torch has a graph of its own, of as many tokens as those have when they are packed.
+# A single row, for which torch makes another graph, with as many tokens as the rows above have when packed.
 ALONE = {"prompt_tokens": [[0] * 8], "tokens": [[0] * 105]}
 
 
 def check_compiler(device: str) -> None:
-    """Raises PlanError where torch finds no compiler for ``device``."""
+    """Raise PlanError if torch finds no compiler for ``device``."""
     reason = missing(device)
     if reason:
         raise PlanError.of(
@@ -52,7 +51,7 @@ def check_compiler(device: str) -> None:
 
 
 def missing(device: str) -> str:
-    """The reason for which torch cannot compile for a device; empty where it can."""
+    """Return the reason why torch cannot compile for a device; empty if it can."""
     if device != "cpu":
         return "" if has_triton() else "no Triton that works with this device"
     from torch._inductor import cpp_builder, exc
@@ -65,14 +64,14 @@ def missing(device: str) -> str:
 
 
 def compile_layers(network: Network, *, packs: bool) -> None:
-    """Have each layer of a model's backbone compiled, now, for passes with a gradient too where the model
-    learns. packs: whether its rows are packed. Gradients of the model are cleared. Raises PlanError where its
+    """Compile each layer of a model's backbone now. If the model learns, passes with a gradient are compiled
+    too. packs: whether its rows are packed. Gradients of the model are cleared. Raises PlanError if its
     layers are unknown."""
     layers = [layer for layer in network.backbone.modules() if isinstance(layer, GradientCheckpointingLayer)]
     if not layers:
         raise PlanError.of(
             "no-layers",
-            f"compile: {type(network.module).__name__} has no layers that transformers marks as such",
+            f"compile: {type(network.module).__name__} has no layers of transformers' GradientCheckpointingLayer",
             found=type(network.backbone).__name__,
             expected="a decoder such as Llama, Qwen or Gemma",
             remedy="leave --ROLE.compile out",
@@ -88,8 +87,8 @@ def compile_layers(network: Network, *, packs: bool) -> None:
 
 @functools.cache
 def _prepare() -> None:
-    """Settings of the process: more graphs than torch makes by default before it goes on without, and
-    attention that it leaves alone."""
+    """Raise torch's limits on the number of graphs, and exclude attention from compilation, in this
+    process."""
     torch._dynamo.config.recompile_limit = GRAPHS
     torch._dynamo.config.accumulated_recompile_limit = GRAPHS * 4
     plain: Any = ALL_ATTENTION_FUNCTIONS["sdpa"]
@@ -103,7 +102,7 @@ def _first(network: Network, packs: bool) -> Iterator[Sequences]:
 
 
 def _call(network: Network, layout: Sequences, learning: list[nn.Parameter]) -> None:
-    """Compute a layout without and, where something learns, with a gradient, which is then cleared."""
+    """Compute a layout without gradient and, if something learns, with gradient, which is then cleared."""
     with torch.no_grad():
         hidden_states(network, layout)
     if learning:
@@ -114,7 +113,7 @@ def _call(network: Network, layout: Sequences, learning: list[nn.Parameter]) -> 
 
 @contextlib.contextmanager
 def _compilable(network: Network) -> Iterator[None]:
-    """A context in which an error of torch's compilers, or of g++ for them, becomes a PlanError."""
+    """A context in which an error of torch's compilers, or of g++, becomes a PlanError."""
     from torch._dynamo.exc import TorchDynamoException
     from torch._inductor.exc import CppCompileError
 
@@ -125,6 +124,6 @@ def _compilable(network: Network) -> Iterator[None]:
             "compile",
             f"compile: layers of {type(network.module).__name__} do not compile",
             found=str(error).strip().partition("\n")[0] or type(error).__name__,
-            expected="layers that torch.compile takes",
-            remedy="leave --ROLE.compile out; on a CPU the headers of Python have to be there too",
+            expected="layers that torch.compile accepts",
+            remedy="leave --ROLE.compile out; on a CPU, also check that Python's headers are installed",
         ) from error

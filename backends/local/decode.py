@@ -1,8 +1,9 @@
-"""The decode loop: prompts are read once, then one token per row and step; rows that ended leave.
+"""The decode loop: prompts are read once, then each step samples one token per row; finished rows are
+removed.
 
-On a GPU the host runs ahead of the device, and every look at a result makes it wait. So it looks at what was
-sampled once a block of tokens, finds out afterwards where in the block each row ended, and nothing else in
-the loop waits.
+On a GPU the host runs ahead of the device, and reading a result makes it wait. Therefore the loop reads the
+sampled tokens once per block and then finds where in the block each row ended. Nothing else in the loop
+waits.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _KNOWN = ContextVar("known", default=False)
 
 
 def known() -> AbstractContextManager[None]:
-    """A time in which each padding mask that is given hides something."""
+    """Return a context in which each given padding mask hides at least one token."""
     return with_value(_KNOWN, True)
 
 
@@ -44,8 +45,8 @@ def _sdpa_mask(
     use_vmap: bool = False,
     **options: Any,
 ) -> Tensor | PackedMask | StepMask | None:
-    """transformers' own; outside of ``known``, and where no rows are packed or branched, nothing is
-    different."""
+    """Replace transformers' mask function. It differs only within ``known``, and for packed or branched
+    rows."""
     visible = options.get("mask_function", masking_utils.causal_mask_function)
     if (packed := mask_of_packed(options.get("local_size"), visible, use_vmap)) is not None:
         return packed
@@ -64,33 +65,33 @@ def _sdpa_mask(
 masking_utils.ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] = _sdpa_mask
 
 
-IDLE = 0.2  # share of rows that may have ended before the cache is copied without them
-# prompts, and tokens of three rows in three steps
+IDLE = 0.2  # share of finished rows at which the cache is copied without them
+# prompts, and the tokens of three rows in three steps
 TRIAL = [[3, 4, 5, 6, 7, 8], [9, 3]], [[4, 2, 6], [9, 3, 4], [5, 5, 7]]
-OF = torch.tensor([0, 0, 1])  # which of these prompts each of the rows has
-BLOCK = 16  # tokens of each row between two looks at a GPU
+OF = torch.tensor([0, 0, 1])  # the prompt of each row
+BLOCK = 16  # tokens of each row between two reads from a GPU
 
 
 def block_of(device: torch.device) -> int:
-    """After how many tokens of each row to look whether rows ended: looking at a CPU's memory costs
+    """Return the number of tokens per row between checks for finished rows: 1 on a CPU, where reading costs
     nothing."""
     return 1 if device.type == "cpu" else BLOCK
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """The responses as they are drawn; ``lengths`` and ``stopped`` are on the host."""
+    """The responses drawn so far; ``lengths`` and ``stopped`` are on the host."""
 
-    tokens: Tensor  # int64 [rows, max_tokens], of which the first ``lengths`` count
+    tokens: Tensor  # int64 [rows, max_tokens]; the first ``lengths`` of each row count
     logprobs: Tensor  # [rows, max_tokens]
     lengths: Tensor  # int64 [rows]
-    stopped: Tensor  # bool [rows]: ended by an end token or a stop string, or by a length that was asked for
+    stopped: Tensor  # bool [rows]: ended by an end token, a stop string, or a prescribed length
 
     @staticmethod
     def nothing(
         rows: int, max_tokens: int, logprobs: torch.dtype, device: torch.device | str = "cpu"
     ) -> Drawn:
-        """Room for ``rows`` rows of any lengths."""
+        """Return room for ``rows`` rows of any lengths."""
         shape = (rows, max_tokens)
         return Drawn(
             torch.zeros(shape, dtype=torch.int64, device=device),
@@ -100,8 +101,8 @@ class Drawn:
         )
 
     def end(self, numbers: Tensor, columns: range, ends: Endings) -> Tensor:
-        """Mark those of the rows ``numbers`` that end in the newest ``columns``; their numbers. The one look
-        at the device."""
+        """Mark the rows among ``numbers`` that end in the newest ``columns``; return their numbers. Only this
+        call reads from the device."""
         going = numbers[~self.stopped[numbers]]
         if ends.lengths is not None:
             at = (ends.lengths[going] - 1 - columns.start).clamp(max=len(columns))
@@ -116,21 +117,21 @@ class Drawn:
 
 @dataclass
 class Rows:
-    """The rows under way."""
+    """The unfinished rows."""
 
-    numbers: Tensor  # int64 [rows] on the host: which rows they are
+    numbers: Tensor  # int64 [rows] on the host: the row numbers
     places: Tensor  # the same numbers on the device
     padded: Tensor  # bool [rows] on the host: whether there is padding before the prompt
     prompt: Tensor  # int64 [rows], tokens of each prompt
     hidden: Tensor  # [rows, hidden] after the last token read
-    mask: Tensor | None  # bool [rows, width + max_tokens], False at padding; None where nothing is padded
+    mask: Tensor | None  # bool [rows, width + max_tokens], False at padding; None without padding
     width: int  # tokens of the longest prompt
     cache: Cache  # keys and values of all tokens read
-    branches: Branches | None = None  # where rows share those of their prompts
+    branches: Branches | None = None  # set if rows share the keys and values of their prompts
 
     def take(self, index: Tensor) -> Rows:
-        """The rows at ``index``, which is on the host; a row may be taken several times before any has gone
-        on from its prompt."""
+        """Return the rows at ``index``, which is on the host. Before rows continue from their prompts, a row
+        may be taken several times."""
         there, padded = sent(index, self.places.device), self.padded[index]
         if self.branches is not None:
             self.branches.take(there)
@@ -149,8 +150,8 @@ class Rows:
         )
 
     def go_on(self, of: Tensor, branch: bool) -> Rows:
-        """The rows that go on from these prompts; ``of``, int64 [rows], ascends and is on the host. branch:
-        whether the model can compute them with one copy of each prompt (``can_branch``)."""
+        """Return the rows that continue from these prompts. ``of``: int64 [rows], ascending, on the host.
+        branch: whether the model can compute them with one copy of each prompt (``can_branch``)."""
         branches = (
             branched(self.cache, of, self.mask[:, : self.width] if self.mask is not None else None)
             if branch
@@ -181,12 +182,13 @@ def decode(
     block: int,
     branch: bool = False,
 ) -> Iterator[tuple[Drawn, Tensor]]:
-    """Sample one response for each entry of ``of`` [rows], the number of its prompt. Gives what is drawn so
-    far, always the same tensors, each time that it is known of rows that they ended, and their numbers, which
-    are on the host as ``of`` is.
+    """Sample one response for each entry of ``of`` [rows], the number of its prompt.
 
-    uniform: float64 [rows, max_tokens] in [0, 1). block: after how many tokens ends are looked for. Rows that
-    ended go on, unread, to the end of their block, and until a fifth of those under way has ended. branch:
+    Each time rows are known to have ended, yields the responses so far (always the same tensors) and the
+    numbers of these rows. Numbers and ``of`` are on the host.
+
+    uniform: float64 [rows, max_tokens] in [0, 1). block: tokens between checks for ends. Finished rows are
+    computed, but not read, to the end of their block, and until a fifth of the rows has finished. branch:
     whether rows of a prompt share its keys and values.
     """
     rows = prefill(network, prompts, sampling.max_tokens).go_on(of, branch)
@@ -194,7 +196,7 @@ def decode(
     drawn = Drawn.nothing(
         len(of), sampling.max_tokens, torch.promote_types(rows.hidden.dtype, torch.float32), network.device
     )
-    token = rows.places  # of the step before; there is none before the first
+    token = rows.places  # token of the previous step; unused in the first
     for first in range(0, sampling.max_tokens, block):
         columns = range(first, min(first + block, sampling.max_tokens))
         for step in columns:
@@ -217,7 +219,7 @@ def decode(
 
 def prefill(network: Network, prompts: Sequence[Tensor], room: int) -> Rows:
     """Read prompts of any lengths, padded on the left so that all end at the same place, with ``room`` for
-    what follows."""
+    later tokens."""
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     width = int(lengths.max())
     inside = torch.arange(width) >= width - lengths[:, None]
@@ -235,15 +237,15 @@ def prefill(network: Network, prompts: Sequence[Tensor], room: int) -> Rows:
 
 
 def advance(network: Network, rows: Rows, token: Tensor, step: int) -> Tensor:
-    """Hidden states [rows, hidden] after ``token`` [rows], the ``step``-th of each response."""
+    """Return hidden states [rows, hidden] after ``token`` [rows], the ``step``-th of each response."""
     mask = None if rows.mask is None else rows.mask[:, : rows.width + step + 1]
     with stepping(rows.branches):
         return _hidden(network, token[:, None], (rows.prompt + step)[:, None], rows.cache, mask)
 
 
 def _hidden(network: Network, ids: Tensor, positions: Tensor, cache: Cache, mask: Tensor | None) -> Tensor:
-    """After the last of ``ids`` [rows, L]. mask: bool [rows, all tokens so far], False somewhere; None where
-    nothing is padded."""
+    """Return hidden states after the last of ``ids`` [rows, L]. mask: bool [rows, all tokens so far], with at
+    least one False; None without padding."""
     attended = {} if mask is None else {"attention_mask": mask}
     with known(), without_cudnn(network.device):
         return network.hidden(ids, positions, past_key_values=cache, use_cache=True, **attended)[:, -1]
@@ -251,8 +253,8 @@ def _hidden(network: Network, ids: Tensor, positions: Tensor, cache: Cache, mask
 
 @torch.inference_mode()
 def check_cache(network: Network) -> None:
-    """Raises PlanError for a model whose cache does not carry rows of several lengths, of which some leave
-    and others are taken twice, which is tried on a few tokens."""
+    """Check on a few tokens that a model's cache supports rows of several lengths, removed rows, and rows
+    taken twice. Raises PlanError if it does not."""
     vocabulary = network.module.get_input_embeddings().weight.shape[0]
     prompts, steps = ([torch.tensor(row) % vocabulary for row in rows] for rows in TRIAL)
     try:
@@ -263,7 +265,7 @@ def check_cache(network: Network) -> None:
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise PlanError.of(
             "no-cache",
-            f"{type(network.module).__name__} has a key-value cache that the local generator does not know",
+            f"{type(network.module).__name__} has a key-value cache that the local generator does not support",
             found=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
             expected="an attention model such as Llama, Qwen or Gemma",
             remedy="--ROLE.generator vllm",
@@ -272,9 +274,8 @@ def check_cache(network: Network) -> None:
 
 @torch.inference_mode()
 def can_branch(network: Network) -> bool:
-    """Whether a model computes rows that share the keys and values of their prompts as it computes each by
-    itself, which is tried on a few tokens. Where its layers attend by other means than torch's attention, it
-    does not."""
+    """Check on a few tokens whether a model computes rows with a shared prompt as it computes single rows. It
+    does not if its layers use another attention than torch's."""
     if "position_ids" not in network.takes or network.device.type != "cpu":
         return False
     vocabulary = network.module.get_input_embeddings().weight.shape[0]
@@ -287,12 +288,12 @@ def can_branch(network: Network) -> bool:
             [advance(network, rows, token, step).double() for rows in (apart, together)]
             for step, token in enumerate(steps)
         ]
-    # of a model that wants its mask to be a tensor
+    # a model that requires a tensor as its mask
     except (AttributeError, RuntimeError, TypeError, ValueError):
         return False
     return together.branches is not None and all(alike(network, *pair) for pair in pairs)
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host's on a device, without waiting for the device."""
+    """Return a host tensor on a device, without waiting for the device."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

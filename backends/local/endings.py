@@ -1,4 +1,4 @@
-"""When a row ends."""
+"""Find where sampled rows end: end tokens, stop strings, prescribed lengths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlflow.data.spoken import special_tokens, texts
 from rlflow.errors import PlanError, listed
 from rlflow.training.protocols import ModelSpec, Sampling
 
-# tokens decoded before the place where a stop string can begin, so that it never begins where decoding does
+# tokens decoded before the first place of a stop string, because decoding may garble its first tokens
 MARGIN = 8
 
 
@@ -23,24 +23,25 @@ MARGIN = 8
 class Endings:
     """Where sampled rows end."""
 
-    eos: Tensor  # int64 [n]: tokens at which a row ends
-    stop: tuple[str, ...]  # strings: a row ends where its text holds one
+    eos: Tensor  # int64 [n]: tokens that end a row
+    stop: tuple[str, ...]  # strings that end a row
     tokenizer: Any
-    min_tokens: int = 0  # the first tokens of a row, at which it does not end
-    # whether special tokens are no part of a row's text, but where a stop string has them itself
+    min_tokens: int = 0  # number of first tokens that cannot end a row
+    # whether a row's text is without special tokens; stop strings with special tokens still match them
     bare: bool = False
-    # int64 [rows]: each row ends after as many tokens, and nowhere else; None: as above
+    # int64 [rows]: each row ends after exactly this many tokens; None: by eos and stop
     lengths: Tensor | None = None
 
     @property
     def reach(self) -> int:
-        """How many tokens before a new one have a say in whether it ends its row."""
+        """Number of tokens before a new one that affect whether it ends its row."""
         return window(self.stop) - 1 if self.stop else 0
 
     def __call__(self, tokens: Tensor, new: int, before: int = 0) -> Tensor:
-        """int64 [rows]: which of the last ``new`` tokens of ``seen`` int64 [rows, reach and new] ends each
-        row, ``new`` where none does. At the beginning of a response there may be fewer than ``reach`` tokens
-        before the new ones, of which a response has ``before``."""
+        """Return int64 [rows]: which of the last ``new`` tokens ends each row, ``new`` if none does.
+
+        tokens: int64 [rows, reach + new]. At the beginning of a response there may be fewer than ``reach``
+        tokens before the new ones. before: how many tokens a response already has."""
         newest = tokens[:, tokens.shape[1] - new :]
         hits = newest == self.eos if len(self.eos) == 1 else torch.isin(newest, self.eos)
         hits[:, : max(0, self.min_tokens - before)] = False
@@ -52,8 +53,8 @@ class Endings:
         return text_stops(self.stop, self.tokenizer, self.bare)
 
     def _stopped(self, tokens: Tensor, new: int, at: Tensor, free: int) -> Tensor:
-        """The ends of rows with ``stop`` strings too, where these come before ``at``. free: tokens before the
-        new ones that may end a row."""
+        """Return the ends of rows, including ``stop`` strings that come before ``at``. free: tokens before
+        the new ones that may end a row."""
         first, stops = tokens.shape[1] - new + 1, self._stops
         rows = zip(tokens.tolist(), at.tolist(), strict=True)
         ends = [
@@ -64,15 +65,16 @@ class Endings:
 
 
 def window(stop: Sequence[str]) -> int:
-    """How many of the newest tokens hold any of these strings once its last token is there: a token is at
-    least one byte."""
+    """Return how many of the newest tokens can contain a complete stop string: a token has at least one
+    byte."""
     return MARGIN + max(len(text.encode()) for text in stop)
 
 
 def text_stops(stop: Sequence[str], tokenizer: Any, bare: bool = False) -> Callable[[list[int], int], bool]:
-    """A function of the last tokens of a row and of how many of them are new (``free``): whether a new token
-    completes one of the strings. A special token in a string matches its id only; the same letters in other
-    tokens do not. bare: strings without special tokens are searched in the text without special tokens."""
+    """Return a function of a row's last tokens and of the number of new ones among them (``free``). It tells
+    whether a new token completes a stop string. A special token in a string matches only its id, not the same
+    letters in other tokens. bare: search strings without special tokens in the text without special
+    tokens."""
     if not stop:
         return lambda tokens, free: False
     last = window(stop)
@@ -92,10 +94,10 @@ def text_stops(stop: Sequence[str], tokenizer: Any, bare: bool = False) -> Calla
 def _completes(
     end: str, ids: Mapping[int, int], tail: list[int], free: int, tokenizer: Any, bare: bool
 ) -> bool:
-    """Whether the text of the tail has the string, completed by one of the ``free`` newest tokens, with
-    special tokens ``ids`` (place in the string → id) where it has them."""
+    """Return whether one of the ``free`` newest tokens completes the string in the text of the tail. ids:
+    place in the string → id of its special tokens."""
     (text,) = texts(tokenizer, [tail], bare)
-    # what is complete within it ends no row
+    # a string that was complete before the new tokens does not count
     known = len(texts(tokenizer, [tail[:-free]], bare)[0]) if free < len(tail) else 0
     wanted = set(ids.values())
     special = {
@@ -111,15 +113,15 @@ def _completes(
 
 
 def _special_within(text: str, special: Mapping[int, str]) -> dict[int, int]:
-    """Place → id of the special tokens in a text; of two that begin alike the longer one is there."""
+    """Return place → id of the special tokens in a text. If two begin alike, the longer one counts."""
     ids = {name: number for number, name in special.items() if name and name in text}
     pattern = "|".join(re.escape(name) for name in sorted(ids, key=len, reverse=True))
     return {found.start(): ids[found[0]] for found in re.finditer(pattern, text)} if pattern else {}
 
 
 def ends_of_call(eos: Sequence[int], sampling: Sampling, vocabulary: int) -> list[int]:
-    """Every token that ends a row of a call: those of the model, and those that the call names. Raises
-    PlanError for one that the model cannot sample."""
+    """Return all tokens that end a row of a call: the model's and the call's. Raises PlanError for a token
+    that the model cannot sample."""
     unknown = [token for token in sampling.stop_token_ids if token >= vocabulary]
     if unknown:
         raise PlanError.of(
@@ -137,9 +139,9 @@ def ends_of_call(eos: Sequence[int], sampling: Sampling, vocabulary: int) -> lis
 
 
 def eos_of(spec: ModelSpec, configs: Iterable[Any], vocabulary: int, tokenizer: Any) -> list[int]:
-    """Every token that ends a response: those of ``spec``, or, where it has none, those that any of the
-    model's configs or its tokenizer names. Raises PlanError where none of them can be sampled: no response
-    would ever end."""
+    """Return all tokens that end a response: the tokens of ``spec``, or, if it has none, the tokens that the
+    model's configs or its tokenizer name. Raises PlanError if the model can sample none of them, because no
+    response would ever end."""
     named = set(spec.ends) or {token for config in (*configs, tokenizer) for token in _named(config)}
     sampled = sorted(token for token in named if 0 <= token < vocabulary)
     if named and not sampled:
@@ -154,6 +156,6 @@ def eos_of(spec: ModelSpec, configs: Iterable[Any], vocabulary: int, tokenizer: 
 
 
 def _named(config: Any) -> Iterable[int]:
-    """The end tokens that a config or a tokenizer names."""
+    """Return the end tokens that a config or a tokenizer names."""
     ids = getattr(config, "eos_token_id", None)
     return (ids,) if isinstance(ids, int) else ids or ()

@@ -1,4 +1,4 @@
-"""A forward pass kept with its graph, for the update that would compute the very same again."""
+"""Keep a forward pass with its graph for the next update, which would otherwise compute it again."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from torch import Tensor
 
 from rlflow.author.batch import Batch
 
-READ = ("prompt_tokens", "tokens", "temperature")  # what a forward pass depends on besides the weights
+READ = ("prompt_tokens", "tokens", "temperature")  # a forward pass depends on these and on the weights
 
 
 class CachedForward:
-    """One micro-batch at a time. Whoever changes the weights calls ``drop``."""
+    """Keeps one micro-batch. Call ``drop`` after any change of the weights."""
 
     def __init__(self) -> None:
         self.drop()
 
     def keep(self, rows: Batch, flat: dict[str, Tensor]) -> None:
-        """flat: the quantities of ``rows``, differentiable, in the layout in which the trainer computes
-        them."""
+        """Keep a forward. flat: the quantities of ``rows``, differentiable, in the trainer's layout."""
         self._rows, self._flat = rows, flat
 
     def take(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor] | None:
-        """The quantities of ``want`` where they are held for just these rows in this order, else None. They
-        are given away: their graph is good for one backward pass."""
+        """Return the quantities in ``want`` if they are kept for exactly these rows in this order, else None.
+        They are kept no longer, because their graph serves one backward pass."""
         cached, flat = self._rows, self._flat
         self.drop()
         fits = (
@@ -32,7 +31,7 @@ class CachedForward:
         return {name: flat[name] for name in want} if fits else None
 
     def drop(self) -> None:
-        """Forget the forward and free its graph."""
+        """Drop the forward and free its graph."""
         self._rows: Batch | None = None
         self._flat: dict[str, Tensor] = {}
 

@@ -1,4 +1,4 @@
-"""The local Generator: samples with its own copy of a model's weights, or with those of a trainer in the same
+"""The local Generator: samples with its own copy of the weights, or with a trainer's tensors in the same
 process."""
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from rlflow.training.weight_sync.layout import Spread
 from rlflow.training.weight_sync.proof import Destinations
 from rlflow.training.weight_sync.shards import pieces_of
 
-# samples of a prompt, from which on sharing its keys and values saves more time than joining two parts costs
+# from this number of samples per prompt on, sharing keys and values saves more time than joining costs
 BRANCHED = 4
 
 
 class Generator:
-    """Samples responses; whoever trains the model sends its weights with ``receive``."""
+    """Samples responses. The trainer sends its weights with ``receive``."""
 
     Settings = GeneratorSettings
 
@@ -53,7 +53,7 @@ class Generator:
         if "past_key_values" not in self.network.takes:
             raise PlanError.of(
                 "no-cache",
-                f"{type(self.network.module).__name__} has no key-value cache that the local generator knows",
+                f"{type(self.network.module).__name__} has no key-value cache for the local generator",
                 found="a forward without past_key_values",
                 expected="an attention model such as Llama, Qwen or Gemma",
             )
@@ -67,8 +67,8 @@ class Generator:
 
     @classmethod
     def capabilities(cls, settings: GeneratorSettings, device: str) -> Capabilities:
-        """What it can do. A subclass may need a process for each rank, or do something else with weights that
-        it receives."""
+        """Return what the generator supports. Subclasses run each rank in its own process and do not share a
+        trainer's tensors."""
         return Capabilities(
             threads=cls is Generator,
             movable=("weights",),
@@ -80,11 +80,11 @@ class Generator:
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
         """Sample ``sampling.samples`` responses to each prompt; ``seeds`` has one number per row.
 
-        Gives tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version and group over
+        Returns tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version and group over
         ``prompts.axis.repeat(samples)``, without the prompts' own columns. A row's tokens are a function of
-        its prompt, its seed and the weights. Other rows have a say only through the rounding of matrix
-        products (about 1e-7 in float32), which moves a token when a cumulative probability comes that close
-        to its uniform number.
+        its prompt, its seed and the weights. Other rows affect it only through the rounding of matrix
+        products (about 1e-7 in float32). This changes a token if a cumulative probability is that close to
+        its uniform number.
         """
         axis = _rows(prompts, sampling, seeds)
         out = self._nothing_drawn(len(axis), sampling)
@@ -96,9 +96,10 @@ class Generator:
     def generate_chunks(
         self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int
     ) -> Iterator[Batch]:
-        """The rows of ``generate`` in ``chunks`` chunks, each as soon as its last row has ended. Rows end by
-        length, of equals those first that stopped, ties by row; after those of an earlier batch where the
-        cache has no room for all."""
+        """Yield the rows of ``generate`` in ``chunks`` chunks, each as soon as its last row has ended.
+
+        Rows are ordered by length; among equal lengths, stopped rows come first, then by row number. If the
+        cache has no room for all rows, they are sampled in batches, and rows of later batches come later."""
         axis = _rows(prompts, sampling, seeds)
         out = self._nothing_drawn(len(axis), sampling)
 
@@ -115,8 +116,8 @@ class Generator:
 
     @torch.no_grad()
     def logprobs(self, batch: Batch) -> Batch:
-        """`logprobs` of ``tokens`` after ``prompt_tokens`` at temperature 1, with the weights that are
-        sampled with; all rows at once."""
+        """Return `logprobs` of ``tokens`` after ``prompt_tokens`` at temperature 1, under the sampling
+        weights. All rows are computed at once."""
         self.network.check_row(longest_row(batch))
         layout = sequences(batch, self.network.device)
         positions = torch.arange(layout.ids.shape[1], device=self.network.device)[None]
@@ -139,38 +140,36 @@ class Generator:
         return Batch(axis, columns | {"group": group_column(axis)})
 
     def _nothing_drawn(self, rows: int, sampling: Sampling) -> Drawn:
-        """Room for all rows on the CPU. Copies go there, since what inference mode made cannot be trained
-        on."""
+        """Return room for all rows on the CPU. Rows are copied there, because training cannot use tensors
+        made in inference mode."""
         return Drawn.nothing(
             rows, sampling.max_tokens, torch.promote_types(self.network.module.dtype, torch.float32)
         )
 
     def share(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Sample from now on with these tensors themselves, which are those that a trainer of this process
-        trains."""
+        """Sample from now on with these tensors themselves, which a trainer in this process trains."""
         self.network.share(weights)
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Take new weights by Hugging Face name, in place, in the dtype of this copy; ``version`` is the
-        number of updates behind them. Raises ValueError where a name is unknown or missing."""
+        """Copy new weights by Hugging Face name, in place, in this copy's dtype. ``version`` is the number of
+        updates that produced them. Raises ValueError if a name is unknown or missing."""
         with self.writing(version):
             self.load(weights)
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Copy weights into the model, by name; the version stays as it is. Raises ValueError for a name that
-        is unknown or missing."""
+        """Copy weights into the model by name, without changing the version. Raises ValueError if a name is
+        unknown or missing."""
         self.network.copy(weights)
 
     @contextlib.contextmanager
     def writing(self, version: int) -> Iterator[None]:
-        """A time for who writes into the memory of ``destinations``: afterwards these are the weights with
-        ``version`` updates behind them."""
+        """Return a context for writing into the memory of ``destinations``. Afterwards the weights have
+        ``version``."""
         yield
         self.version = version
 
     def destinations(self, tensors: Mapping[str, Spread]) -> Destinations:
-        """The memory into which each of these tensors is to be written: the parameter of the same name,
-        whole."""
+        """Return the memory to write each of these tensors to: the complete parameter of the same name."""
         own = pieces_of((names[0], tensor) for names, tensor in self.network.own() if names[0] in tensors)
         return Destinations(own, {}, {}, self.network.device)
 
@@ -180,12 +179,12 @@ class Generator:
         self.network.asleep = True
 
     def wake(self, *parts: str) -> None:
-        """Bring them back, bit for bit."""
+        """Restore the weights, bit for bit."""
         self.away.back("weights")
         self.network.asleep = False
 
     def _batches(self, prompts: Batch, rows: int, sampling: Sampling) -> Iterator[Tensor]:
-        """Rows with prompts of similar lengths, as many as the cache has room for."""
+        """Yield batches of rows with prompts of similar length, as many rows as fit into the cache."""
         own = prompts.data["prompt_tokens"].lengths
         config, folder = self.network.module.config, self.spec.folder
         check_room(
@@ -200,7 +199,7 @@ class Generator:
     def _drawings(
         self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]
     ) -> Iterator[tuple[Tensor, Iterator[tuple[Drawn, Tensor]]]]:
-        """The rows of each batch, and how they end."""
+        """Yield the rows of each batch, with an iterator over the rows that end."""
         prompts = prompts.select("prompt_tokens")
         for rows in self._batches(prompts, len(seeds), sampling):
             yield rows, self._sample(prompts, rows, sampling, seeds)
@@ -236,7 +235,7 @@ class Generator:
 
 
 def eos_ids(spec: ModelSpec, network: Network, tokenizer: Any) -> list[int]:
-    """Every token that ends a response of the model, as ``eos_of`` says."""
+    """Return all tokens that end a response of the model; see ``eos_of``."""
     module = network.module
     configs = module.generation_config, module.config, module.config.get_text_config()
     return eos_of(spec, configs, module.get_output_embeddings().weight.shape[0], tokenizer)
@@ -257,7 +256,7 @@ def _take(out: Drawn, rows: Tensor, drawn: Drawn, done: Tensor) -> None:
 
 
 def _in_order(out: Drawn, rows: Tensor) -> Tensor:
-    """Rows that ended in one block, in the order in which they did."""
+    """Return rows that ended in one block, in the order of their ends."""
     ends = zip(out.lengths[rows].tolist(), (~out.stopped[rows]).tolist(), rows.tolist(), strict=True)
     return torch.tensor([row for _, _, row in sorted(ends)], dtype=torch.int64)
 
@@ -265,7 +264,7 @@ def _in_order(out: Drawn, rows: Tensor) -> Tensor:
 def _columns(drawn: Drawn, sampling: Sampling, version: int) -> dict[str, Data]:
     lengths = drawn.lengths
     tokens, logprobs = flatten(drawn.tokens, lengths), flatten(drawn.logprobs, lengths)
-    # it divides logits
+    # it divides the logits
     temperature = torch.full((len(lengths),), sampling.temperature or 1.0, dtype=logprobs.dtype)
     token_level = {
         "tokens": tokens,

@@ -1,4 +1,4 @@
-"""The language-model head where few rows are read at a time, as in a step of decoding."""
+"""Speed up the language-model head for few rows, as in a decode step."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from rlflow.backends.local.network import Network
 from rlflow.backends.local.sampling import LARGE
 
-# rows up to which weight · hiddenᵀ takes at most 0.6 of the time of hidden · weightᵀ (`python
+# up to this number of rows, weight · hiddenᵀ takes at most 0.6 of the time of hidden · weightᵀ (`python
 # benchmarks/head.py`)
 FEW = 10
 
 
 def read_few_rows(network: Network) -> None:
-    """Have the head of a large vocabulary in float32, on a CPU, multiply few rows the other way round: MKL
-    takes a sixth to three fifths of the time for it."""
+    """Make a float32 head with a large vocabulary, on a CPU, multiply few rows as weight · hiddenᵀ. With MKL
+    this takes a sixth to three fifths of the time."""
     head = network.module.get_output_embeddings()
     plain = (
         type(head) is nn.Linear
@@ -34,8 +34,8 @@ def _read(head: nn.Linear, hidden: Tensor) -> Tensor:
 
 
 def turned(weight: Tensor, hidden: Tensor) -> Tensor:
-    """hidden [rows, hidden size] · weightᵀ [hidden size, vocabulary] as the transpose of weight · hiddenᵀ,
-    copied to a tensor whose rows are contiguous. One row is taken twice: MKL's product of a matrix and a
-    vector is slower than one of two vectors."""
+    """Return hidden [rows, hidden size] · weightᵀ [hidden size, vocabulary], computed as the transpose of
+    weight · hiddenᵀ and copied to contiguous rows. A single row is doubled, because MKL's product with a
+    vector is slower than with two columns."""
     several = hidden.repeat(2, 1) if len(hidden) == 1 else hidden
     return (weight @ several.T)[:, : len(hidden)].T.contiguous()

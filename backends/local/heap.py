@@ -1,10 +1,11 @@
-"""Freed memory of this process, given back where it piles up.
+"""Return freed memory of this process to the system if it accumulates.
 
-The activations of a step are freed at its end, and the next step allocates others, of other sizes. Small
-things that stay come to lie between them, so that the C library finds room in ever fewer of the pieces that
-it keeps: a process that gives none back grows with its steps. To give all of it back after each step would
-cost 10 to 20 % of the time, since the kernel clears each page that is asked for again. So that is done once
-an iteration at most, before a pass whose graph is kept for an update, and else when the process has grown.
+A step's activations are freed at its end, and the next step allocates others of other sizes. Small objects
+that stay between them fragment the memory. The C library can then reuse ever fewer of its free pieces, and a
+process that returns nothing grows with each step. Returning all memory after each step would take 10 to 20 %
+of the time, because the kernel clears each page that is requested again. Therefore memory is returned at most
+once per iteration, before a pass whose graph is kept for an update, and otherwise only if the process has
+grown.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-GROWTH = 1.1  # of what the process had after a step that began with all freed memory given back
+GROWTH = 1.1  # relative to the process size after a step that began with all freed memory returned
 
 
 def resident() -> int:
-    """Bytes of memory that this process has; 0 where the system does not say."""
+    """Return the bytes of memory of this process; 0 if the system does not report them."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -27,31 +28,31 @@ def resident() -> int:
 
 
 def give_back() -> None:
-    """Give whole pages of freed memory back to the system, where the C library is glibc."""
+    """Return complete pages of freed memory to the system, if the C library is glibc."""
     with contextlib.suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
 class Heap:
-    """Gives freed memory back when it is told to, and when a process has grown by a tenth since it last did
-    so.
+    """Returns freed memory to the system on request, and if the process has grown by a tenth since the last
+    time.
 
-    measure: gives the bytes that the process has; release: gives freed memory back."""
+    measure: returns the bytes of the process. release: returns freed memory to the system."""
 
     def __init__(
         self, measure: Callable[[], int] = resident, release: Callable[[], None] = give_back
     ) -> None:
         self._measure, self._release = measure, release
-        self._usual = 0  # the most bytes after a step that began with all freed memory given back
+        self._usual = 0  # largest size after a step that began with all freed memory returned
         self._given_back = True
 
     def give_back(self) -> None:
-        """Give freed memory back now."""
+        """Return freed memory now."""
         self._release()
         self._given_back = True
 
     def step_ended(self) -> None:
-        """Look at the process after an optimizer step, and give memory back where it has grown."""
+        """Measure the process after an optimizer step, and return memory if it has grown."""
         size = self._measure()
         if self._given_back:
             self._usual = max(self._usual, size)

@@ -1,10 +1,10 @@
-"""Log-probs and entropy from hidden states, a few tokens' logits at a time.
+"""Compute log-probs and entropy from hidden states, with the logits of few tokens at a time.
 
-The logits of a batch are its largest tensor by far (16k tokens × 150k words × 4 bytes = 9.8 GB). Here they
-exist for ``tokens`` entries only: those of the first piece are kept for the backward pass, in the dtype in
-which the head gives them, and those of each other piece are computed again there. Nothing else of their size
-is made, but their gradient where it cannot take their place. Softmax and its gradient go over a few rows at a
-time, which stay in the processor's cache.
+The logits of a batch are its largest tensor by far (16k tokens × 150k words × 4 bytes = 9.8 GB). Here only
+``tokens`` entries exist at once. The logits of the first piece are kept for the backward pass, in the head's
+dtype; the logits of each other piece are computed again there. No other tensor has this size, except their
+gradient if it cannot take their place. Softmax and its gradient process a few rows at a time, which stay in
+the processor's cache.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-ENTRIES = 2**28  # logits at once when a setting leaves it to us: 1 GiB in float32
-CACHED = 2**19  # of which as many are worked on at once on a CPU, to stay in its cache
+ENTRIES = 2**28  # default number of logits at once: 1 GiB in float32
+CACHED = 2**19  # logits processed at once on a CPU, to stay in its cache
 ELSEWHERE = 2**25  # and on other devices
 Logits = Callable[[Tensor], Tensor]
 
 
 def tokens_at_once(setting: int, vocabulary: int) -> int:
-    """``setting``, or for 0 as many tokens as have 2**28 logits."""
+    """Return ``setting``, or, if it is 0, the number of tokens with 2**28 logits."""
     return setting or max(1, ENTRIES // vocabulary)
 
 
@@ -37,13 +37,13 @@ def logprobs_and_entropy(
     entropy: bool,
     once: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-prob of each target [entries] under softmax(logits(hidden) / temperature), and the entropy in nats
-    where asked for.
+    """Return the log-prob of each target [entries] under softmax(logits(hidden) / temperature), and the
+    entropy in nats if requested.
 
-    hidden: [entries, hidden size]; targets: int64 [entries]; temperature: [entries], None where all are 1.
-    ``logits`` maps hidden states to logits, in any dtype; what is computed of them is computed in float32 or
-    better. once: nothing else reads the logits, so that the one backward pass may put their gradient in their
-    place; torch refuses a second one.
+    hidden: [entries, hidden size]; targets: int64 [entries]; temperature: [entries], None if all are 1.
+    ``logits`` maps hidden states to logits, in any dtype. Later arithmetic is in float32 or better. once:
+    nothing else reads the logits, so the backward pass may overwrite them with their gradient. torch refuses
+    a second backward pass.
     """
     pieces: list[tuple[Tensor, Tensor | None]] = []
     parts = hidden.split(tokens)
@@ -70,7 +70,7 @@ def _piece(
 
 
 class _LogProbs(torch.autograd.Function):
-    """Log-probs and entropy [entries] from logits [entries, vocabulary], of which it keeps no copy."""
+    """Log-probs and entropy [entries] from logits [entries, vocabulary], without a copy of the logits."""
 
     @staticmethod
     def forward(
@@ -107,18 +107,18 @@ class _LogProbs(torch.autograd.Function):
 
 
 def _some(logits: Tensor) -> Iterator[slice]:
-    """The rows of logits, as many at once as stay in a cache."""
+    """Return slices of the rows of logits, as many rows at once as fit into a cache."""
     count = rows_at_once(logits, ELSEWHERE)
     return (slice(first, first + count) for first in range(0, len(logits), count))
 
 
 def rows_at_once(logits: Tensor, elsewhere: int) -> int:
-    """The rows of logits [rows, vocabulary] that stay in a CPU's cache; on other devices those of
-    ``elsewhere`` logits."""
+    """Return the number of rows of logits [rows, vocabulary] that fit into a CPU's cache; on other devices,
+    the rows of ``elsewhere`` logits."""
     return max(1, (CACHED if logits.device.type == "cpu" else elsewhere) // logits.shape[-1])
 
 
 def _scaled(logits: Tensor, temperature: Tensor | None, rows: slice) -> Tensor:
-    """Some rows of logits / temperature, in float32 or better; a view of them where that is what they are."""
+    """Return some rows of logits / temperature, in float32 or better; a view if nothing changes."""
     some = logits[rows].to(torch.promote_types(logits.dtype, torch.float32))
     return some if temperature is None else some / temperature[rows, None]

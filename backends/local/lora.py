@@ -1,5 +1,5 @@
-"""Low-rank adapters (LoRA, Hu et al. 2022) through peft: the model's own weights stay, two thin matrices
-beside each linear layer learn."""
+"""Low-rank adapters (LoRA, Hu et al. 2022) through peft: the model's weights are frozen, and two thin
+matrices per linear layer learn."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from rlflow.backends.local.settings import TrainerSettings
 from rlflow.errors import PlanError
 from rlflow.extras import require
 
-ADAPTER = "default"  # peft's name for the only one
-Whole = Callable[[Tensor], Tensor]  # all of a tensor of which this process may hold a part
+ADAPTER = "default"  # peft's name for a single adapter
+Whole = Callable[[Tensor], Tensor]  # gathers a complete tensor if this process holds only a part
 
 
 def peft_package() -> Any:
-    """peft. Raises PlanError where it is not installed."""
+    """Return peft. Raises PlanError if it is not installed."""
     return require("peft", extra="lora")
 
 
 def add_adapters(module: Any, settings: TrainerSettings) -> None:
-    """Put an adapter beside each linear layer of the backbone that ``settings`` names, in place; nothing else
-    of the backbone learns.
+    """Add an adapter to each linear layer of the backbone that ``settings`` names, in place. Nothing else in
+    the backbone learns.
 
-    The layer's output gains alpha / rank · B(A x). Both are float32 or better. Raises PlanError where no
-    layer is named.
+    The layer's output becomes W x + alpha / rank · B(A x). Both matrices are float32 or better. Raises
+    PlanError if ``settings`` name no layer.
     """
     chosen = {
         name: layer
@@ -42,7 +42,7 @@ def add_adapters(module: Any, settings: TrainerSettings) -> None:
     if not chosen:
         raise PlanError.of(
             "lora-targets",
-            f"{type(module).__name__} has no layer that an adapter could stand beside",
+            f"{type(module).__name__} has no layer for an adapter",
             found=f"no linear layer for lora_targets = {settings.lora_targets}",
             expected="linear layers in its backbone",
             remedy="--lora-targets all-linear, or train without adapters: --lora 0",
@@ -54,7 +54,7 @@ def add_adapters(module: Any, settings: TrainerSettings) -> None:
         fan_in_fan_out=transposed,
         target_modules=[f"module.{name}" for name in chosen],
     )
-    # hides the model's config, by which peft renames targets of experts
+    # hides the model's config, which peft would use to rename targets of experts
     holder = nn.ModuleDict({"module": module})
     peft_package().inject_adapter_in_model(config, holder)
     for layer in adapted(module).values():
@@ -63,7 +63,7 @@ def add_adapters(module: Any, settings: TrainerSettings) -> None:
 
 
 def beginnings(module: Any, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """(an adapter's weight, what it begins with): A is drawn from ``seed``, B is zero, so that the model is
+    """Yield (adapter weight, initial value). A is drawn from ``seed`` and B is zero, so the model is
     unchanged at first."""
     chance = torch.Generator().manual_seed(seed)
     for layer in adapted(module).values():
@@ -76,7 +76,7 @@ def beginnings(module: Any, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _linear(module: Any) -> Iterator[tuple[str, nn.Module]]:
-    """The linear layers of the backbone: neither the language-model head nor a score head."""
+    """Yield the linear layers of the backbone, without the language-model head and the score head."""
     inside = set(module.base_model.modules())
     return (
         (name, layer)
@@ -86,7 +86,7 @@ def _linear(module: Any) -> Iterator[tuple[str, nn.Module]]:
 
 
 def adapted(module: Any) -> dict[str, Any]:
-    """Name → layer with an adapter."""
+    """Return the layers with an adapter, by name."""
     return {
         name: layer
         for name, layer in module.named_modules()
@@ -95,12 +95,12 @@ def adapted(module: Any) -> dict[str, Any]:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter of that name belongs to an adapter."""
+    """Return whether a parameter of this name belongs to an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 
 def plain(name: str) -> str:
-    """The name of a weight as the model has it without adapters; an adapter's as peft writes it."""
+    """Return a weight's name as in the model without adapters; an adapter's name as peft writes it."""
     return (
         name.replace(".base_layer.", ".").replace(f".{ADAPTER}.", ".")
         if ".base_layer." in name or is_adapter(name)
@@ -110,23 +110,23 @@ def plain(name: str) -> str:
 
 @torch.no_grad()
 def merged(layer: Any, weight: Tensor, whole: Whole, precise: bool = False) -> Tensor:
-    """A new tensor: the layer's ``weight``, all of it, with its adapter added, in the weight's dtype;
-    precise: in that of the adapter, float32 or better."""
+    """Return a new tensor: the layer's complete ``weight`` plus its adapter, in the weight's dtype. precise:
+    in the adapter's dtype, float32 or better."""
     delta = _delta(layer, whole)
     summed = weight.to(delta.dtype) + delta
     return summed if precise else summed.to(weight.dtype)
 
 
 def _delta(layer: Any, whole: Whole) -> Tensor:
-    """What an adapter adds to its layer's weight."""
+    """Return the matrix that an adapter adds to its layer's weight."""
     a, b = whole(layer.lora_A[ADAPTER].weight), whole(layer.lora_B[ADAPTER].weight)
     return ((b @ a).mT if layer.fan_in_fan_out else b @ a) * layer.scaling[ADAPTER]
 
 
 @torch.no_grad()
 def rounding(layers: Iterable[tuple[Any, Tensor]], whole: Whole) -> float:
-    """|merged - weight - delta| / |delta| over all layers, each with its whole weight: how much of what
-    adapters have learned is rounding where it is merged. 0 where they have learned nothing."""
+    """Return |merged - weight - delta| / |delta| over all layers, each with its complete weight. It is the
+    share of the adapters' learning that merging rounds away; 0 if they have learned nothing."""
     lost = learned = 0.0
     for layer, weight in layers:
         delta = _delta(layer, whole)
@@ -140,8 +140,8 @@ def rounding(layers: Iterable[tuple[Any, Tensor]], whole: Whole) -> float:
 def save_adapter(
     module: Any, settings: TrainerSettings, weights: Mapping[str, Tensor], base: Path | None, folder: Path
 ) -> None:
-    """Write adapters as PEFT does, for a model that is loaded from ``base``. weights: whole, by the names
-    that ``plain`` gives, with those of a score head that learns."""
+    """Write adapters as PEFT does, for a model that is loaded from ``base``. weights: complete, by the names
+    of ``plain``, including the weights of a score head that learns."""
     names, scores = list(adapted(module)), [name for name in weights if not is_adapter(name)]
     config = peft_package().LoraConfig(
         r=settings.lora,
@@ -163,7 +163,8 @@ def save_adapter(
 
 
 def _targets(module: Any, names: list[str]) -> list[str]:
-    """The last parts of the names of adapted layers, where no other linear layer has them; else the names."""
+    """Return the last parts of the adapted layers' names if no other linear layer has them, else full
+    names."""
     last = {name.rpartition(".")[2] for name in names}
     others = {
         name.rpartition(".")[2]
@@ -182,13 +183,13 @@ def _transposed(module: Any) -> bool:
 
 @torch.no_grad()
 def clear(module: Any) -> None:
-    """Adapters that change nothing: B is zero."""
+    """Reset adapters so that they change nothing: B is zero."""
     for layer in adapted(module).values():
         layer.lora_B[ADAPTER].weight.zero_()
 
 
 def digest(module: Any, whole: Whole) -> Tensor:
-    """uint8 [32], the sha256 of all that does not learn: which base the adapters belong to."""
+    """Return uint8 [32]: the sha256 of all frozen weights. It identifies the adapters' base."""
     total = hashlib.sha256()
     learning = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     for name, tensor in module.state_dict().items():

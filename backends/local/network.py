@@ -1,5 +1,5 @@
-"""A Hugging Face causal model cut in two: the backbone, which gives hidden states, and a head that is read at
-chosen places."""
+"""A Hugging Face causal model in two parts: the backbone computes hidden states, the head reads selected
+positions."""
 
 from __future__ import annotations
 
@@ -31,26 +31,28 @@ from rlflow.training.protocols import Head, ModelSpec
 
 LOW = (torch.bfloat16, torch.float16)
 VALUE_HEAD = "value_head.safetensors"
-ALIGNED = 64  # bytes: where torch's allocator begins a tensor
+ALIGNED = 64  # bytes: alignment of tensors in torch's allocator
 Transform = Callable[[Tensor], Tensor]
-# (Auto class, ModelSpec, dtype, names of weights that may be new, options of the config) → model
+# (Auto class, ModelSpec, dtype, names of weights that may be missing, options of the config) → model
 Load = Callable[..., Any]
 
 
 class Network:
-    """module: the Hugging Face model, always in evaluation mode (no dropout). head: a linear map to one
-    number for values and scores, None for log-probs. amp: the dtype of autocast, None without. adapted: the
-    layers with a LoRA adapter, by name. takes: the arguments that the backbone knows. read: the
-    language-model head. vocabulary: how many logits it gives. transform: what the model does to logits after
-    its head, once that was tried. asleep: whether its weights are out of memory. reach: the most tokens of a
-    row for which its rotary frequencies were chosen, None where they hold for all."""
+    """A model with its head.
+
+    module: the Hugging Face model, always in evaluation mode (no dropout). head: a linear map to one number,
+    for values and scores; None for log-probs. amp: the dtype of autocast; None without. adapted: the layers
+    with a LoRA adapter, by name. takes: the backbone's arguments. read: the language-model head. vocabulary:
+    its number of logits. transform: what the model does to logits after its head, found by a trial. asleep:
+    whether its weights are offloaded. reach: the longest row, in tokens, that its rotary frequencies serve;
+    None: no limit."""
 
     def __init__(self, module: Any, kind: Head, head: nn.Linear | None) -> None:
         self.module, self.kind, self.head = module, kind, head
         self.amp: torch.dtype | None = None
         self.adapted: dict[str, Any] = lora.adapted(module)
         self.backbone = module.base_model
-        # it looks at tokens at every pass, for which a GPU is waited for
+        # otherwise transformers inspects the tokens in every pass, which waits for a GPU
         self.backbone.warn_if_padding_and_no_attention_mask = _silent
         self.takes = set(inspect.signature(self.backbone.forward).parameters)
         self.read: Transform = module.get_output_embeddings()
@@ -60,27 +62,26 @@ class Network:
         self.reach: int | None = None
 
     def try_out(self) -> None:
-        """Try that the model is causal, and what it does to its logits. Needs its weights, and no autocast:
-        the trial wants exact numbers. Raises PlanError for a model that cannot be computed here."""
+        """Check that the model is causal, and find what it does to its logits. Needs its weights, and no
+        autocast, because the check needs exact numbers. Raises PlanError if the model is not supported."""
         _check_causal(self)
         if self.kind == "logprobs":
             self.transform = _logit_transform(self)
 
     def hold_rotary(self, longest: int) -> None:
-        """Choose rotary frequencies for rows of at most so many tokens; see ``rotary.hold``. Before anything
-        is computed."""
+        """Fix the rotary frequencies for rows of at most this many tokens; see ``rotary.hold``. Call this
+        before any computation."""
         self.reach = rotary.hold(self.module, longest)
 
     def check_row(self, tokens: int) -> None:
-        """Raises PlanError where a row of so many tokens would need other rotary frequencies than those that
-        were chosen."""
+        """Raise PlanError if a row of this many tokens needs other rotary frequencies than the fixed ones."""
         if self.reach is not None and tokens > self.reach:
             raise PlanError.of(
                 "longest-row",
                 f"{type(self.module).__name__} has rotary frequencies for shorter rows",
                 found=f"a row of {tokens} tokens",
-                expected=f"at most {self.reach}, as its frequencies were chosen",
-                remedy=f"a new run with --longest-row {tokens} or more, or shorter rows: "
+                expected=f"at most {self.reach}, for which its frequencies were chosen",
+                remedy=f"start a new run with --longest-row {tokens} or more, or use shorter rows: "
                 "--data.max_prompt, max_tokens",
             )
 
@@ -90,7 +91,7 @@ class Network:
         return self.module.device
 
     def hidden(self, ids: Tensor, positions: Tensor, **options: Any) -> Tensor:
-        """[rows, L, hidden] for ids [rows, L] at ``positions`` [rows or 1, L]."""
+        """Return [rows, L, hidden] for ids [rows, L] at ``positions`` [rows or 1, L]."""
         self.check_awake()
         if "position_ids" in self.takes:
             options["position_ids"] = positions
@@ -98,8 +99,8 @@ class Network:
             return self.backbone(input_ids=ids, **options).last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[…, vocabulary] in float32 (float64 for a float64 model), with the model's own scaling or soft
-        capping; without either as the head gives them, which may be in bfloat16."""
+        """Return [..., vocabulary] with the model's own scaling or soft capping, in float32 (float64 for a
+        float64 model). Without either, the head's output, which may be bfloat16."""
         with self.precision():
             logits = self.read(hidden)
         if self.transform is as_it_is:
@@ -107,16 +108,18 @@ class Network:
         return self.transform(logits.float() if logits.dtype in LOW else logits)
 
     def numbers(self, hidden: Tensor) -> Tensor:
-        """[…] from the linear head, in its own dtype: a value or a score is never rounded to bfloat16."""
+        """Return [...] from the linear head, in its own dtype: values and scores are never rounded to
+        bfloat16."""
         return self.head(hidden.to(self.head.weight.dtype))[..., 0]
 
     def precision(self) -> contextlib.AbstractContextManager[None]:
-        """The context of arithmetic: autocast to ``amp`` where it is set."""
+        """Return the context of arithmetic: autocast to ``amp`` if it is set."""
         return torch.autocast(self.device.type, self.amp) if self.amp else contextlib.nullcontext()
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Everything that learns: Hugging Face name → parameter, tied ones once, and the value head. The
-        language-model head of a critic does not learn; with adapters, they do and the backbone does not."""
+        """Return all parameters that learn, by Hugging Face name, tied ones once, including the value head. A
+        critic's language-model head does not learn. With adapters, the adapters learn and the backbone does
+        not."""
         named = {lora.plain(name): p for name, p in self.module.named_parameters() if p.requires_grad}
         if self.kind == "values":
             unused = self.module.get_output_embeddings().weight
@@ -126,9 +129,8 @@ class Network:
         return named
 
     def tensors(self, precise: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, tensor) of the model's own weights and buffers, tied ones once; adapters are
-        merged into new tensors.
-        precise: these in the dtype of the adapters, not of the weights."""
+        """Yield (Hugging Face name, tensor) of the model's weights and buffers, tied ones once. Adapters are
+        merged into new tensors; with ``precise``, in the adapters' dtype instead of the weights'."""
         for (name, *_), tensor in self.own():
             layer = self.adapted.get(name.removesuffix(".weight"))
             yield (
@@ -139,23 +141,22 @@ class Network:
             )
 
     def merging(self) -> Iterator[tuple[Any, Tensor]]:
-        """Each layer with an adapter, and its own whole weight."""
+        """Yield each layer with an adapter, with its complete weight."""
         for (name, *_), tensor in self.own():
             if (layer := self.adapted.get(name.removesuffix(".weight"))) is not None:
                 yield layer, self.whole(tensor)
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """All of a tensor of this network or of its optimizer, of which other processes may hold parts."""
+        """Return a complete tensor of this network or its optimizer; other processes may hold parts of it."""
         return tensor
 
     def put(self, target: Tensor, value: Tensor) -> None:
-        """Change such a tensor to a ``value``, all of which is given, in place; one that it is already
-        stays."""
+        """Set such a tensor in place to a complete ``value``. Nothing happens if both share their memory."""
         if target.data_ptr() != value.data_ptr():
             target.copy_(value)
 
     def own(self) -> Iterator[tuple[list[str], Tensor]]:
-        """(names, tensor) of each weight as it is in memory, without adapters, with all names of a tied
+        """Yield (names, tensor) of each weight in memory, without adapters, with all names of a tied
         weight."""
         self.check_awake()
         groups: dict[Any, tuple[list[str], Tensor]] = {}
@@ -167,12 +168,12 @@ class Network:
         return iter(groups.values())
 
     def identity(self, tensor: Tensor) -> Any:
-        """A key that tied weights have in common; None for a tensor without content."""
+        """Return a key that tied weights share; None for a tensor without content."""
         return (tensor.data_ptr(), tensor.shape) if tensor.numel() else None
 
     def share(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
-        """Compute from now on with these tensors themselves, by name, in place of weights of its own: those
-        of another copy of the same model. One of another dtype or device is left out."""
+        """Compute from now on with these tensors of another copy of the model, by name, instead of the own
+        weights. Tensors of another dtype or device are ignored."""
         lent, own = dict(tensors), self.module.state_dict(keep_vars=True)
         for names, _ in self.own():
             tensor = next((lent[name] for name in names if name in lent), None)
@@ -184,8 +185,8 @@ class Network:
                     own[name].data = tensor.detach()
 
     def copy(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
-        """Take the weights of ``tensors`` by name, in place, and clear adapters. Raises ValueError where a
-        name is unknown or one is missing."""
+        """Copy the weights of ``tensors`` by name, in place, and reset adapters. Raises ValueError if a name
+        is unknown or missing."""
         groups = list(self.own())
         own = {name: tensor for names, tensor in groups for name in names}
         missing, first = (
@@ -211,13 +212,13 @@ class Network:
             lora.clear(self.module)
 
     def check_awake(self) -> None:
-        """Raises ValueError where there is nothing to compute with: an empty storage would end the
+        """Raise ValueError if the weights are offloaded. Computing with an empty storage would crash the
         process."""
         if self.asleep:
             raise ValueError("found weights that are asleep, expected wake() before they are used")
 
     def held(self) -> Iterator[Tensor]:
-        """All that this process has of the model and its head in memory."""
+        """Yield all tensors of the model and its head that are in this process's memory."""
         for module in (self.module, self.head):
             yield from (*module.parameters(), *module.buffers()) if module is not None else ()
 
@@ -228,14 +229,14 @@ class Network:
             self.head.to(device)
 
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder, and the value head beside it."""
+        """Write a Hugging Face folder, including the value head."""
         merged = dict(self.tensors(precise=True)) if self.adapted else None
         self.write(folder, merged, self.head.state_dict() if self.kind == "values" else {})
 
     def write(self, folder: Path, tensors: dict[str, Tensor] | None, head: dict[str, Tensor]) -> None:
-        """Write a model folder with these weights, or with the model's own where ``tensors`` is None. Weights
-        into which adapters are merged are all written in the dtype of those, as a run without adapters writes
-        the weights that it trains."""
+        """Write a model folder with these weights, or with the model's own if ``tensors`` is None. Weights
+        with merged adapters are all written in float32, as a run without adapters writes the weights that it
+        trains."""
         if self.adapted and tensors is not None:
             tensors = {
                 name: tensor.float() if tensor.dtype in LOW else tensor for name, tensor in tensors.items()
@@ -258,12 +259,12 @@ def _silent(*_: Any) -> None:
 
 
 def load_network(spec: ModelSpec, settings: TrainerSettings | None = None) -> Network:
-    """The model in ``spec.folder`` with the head that ``spec`` asks for. Runs no code from the folder and
-    fetches nothing.
+    """Return the model in ``spec.folder`` with the head that ``spec`` requests. Runs no code from the folder
+    and downloads nothing.
 
     Frozen models have ``spec.dtype``. A trained bfloat16 model keeps float32 weights and computes in
-    bfloat16. A trained model gets the adapters that ``settings`` ask for; its other weights are then frozen.
-    Raises PlanError where the folder does not hold such a model.
+    bfloat16. A trained model gets the adapters that ``settings`` request; its other weights are then frozen.
+    Raises PlanError if the folder does not contain such a model.
     """
     module, head = parts(spec, settings, load_whole)
     network = Network(module, spec.head, head)
@@ -277,15 +278,16 @@ def load_network(spec: ModelSpec, settings: TrainerSettings | None = None) -> Ne
 
 
 def computes_low(spec: ModelSpec) -> bool:
-    """Whether float32 weights are rounded to bfloat16 for computing."""
+    """Return whether float32 weights are rounded to bfloat16 for computing."""
     return spec.dtype == "bfloat16" and spec.trained
 
 
 def parts(spec: ModelSpec, settings: TrainerSettings | None, load: Load) -> tuple[Any, nn.Linear | None]:
-    """The model that ``load`` gives, with adapters as they come, and its head. See ``load_network``."""
+    """Return the model that ``load`` returns, with uninitialised adapters, and its head. See
+    ``load_network``."""
     adapters = settings if settings is not None and settings.lora and spec.trained else None
     if adapters:
-        lora.peft_package()  # missed before the weights are read
+        lora.peft_package()  # raise before reading the weights if it is missing
     if spec.trained and spec.dtype == "float16":
         raise PlanError.of(
             "dtype",
@@ -305,7 +307,7 @@ def parts(spec: ModelSpec, settings: TrainerSettings | None, load: Load) -> tupl
     head = _head(module, spec)
     if adapters:
         lora.add_adapters(module, adapters)
-        if head is not None:  # it is new to its task and learns whole
+        if head is not None:  # the head is new and learns completely
             head.to(torch.promote_types(head.weight.dtype, torch.float32)).requires_grad_(True)
     return module, head
 
@@ -317,7 +319,7 @@ def _head(module: Any, spec: ModelSpec) -> nn.Linear | None:
 
 
 def value_head(module: Any, folder: Path) -> nn.Linear:
-    """A linear map from hidden states to one value: as saved in ``folder``, else zero."""
+    """Return a linear map from hidden states to one value: as saved in ``folder``, else zero."""
     weight = module.get_output_embeddings().weight
     head = nn.Linear(weight.shape[1], 1, dtype=torch.promote_types(weight.dtype, torch.float32))
     nn.init.zeros_(head.weight)
@@ -328,9 +330,9 @@ def value_head(module: Any, folder: Path) -> nn.Linear:
 
 
 def checkpoint_layers(module: Any) -> None:
-    """Recompute each layer in the backward pass. Layers check their own ``training``, so that alone is set:
-    dropout stays off."""
-    # the older name warns where the newer exists
+    """Recompute each layer in the backward pass. Only the layers' own ``training`` is set, so dropout stays
+    off."""
+    # where the newer name exists, the older one warns
     newer = getattr(module, "activation_checkpointing_enable", None)
     (newer or module.gradient_checkpointing_enable)({"use_reentrant": False, "preserve_rng_state": False})
     for layer in module.modules():
@@ -363,8 +365,8 @@ def readable(spec: ModelSpec) -> Iterator[None]:
             "model-folder",
             f"the model folder '{spec.folder}' cannot be loaded",
             found=_first_sentence(error),
-            expected="config.json of a model that the installed transformers knows, and whole weights as "
-            "safetensors",
+            expected="config.json of a model that the installed transformers supports, and complete weights "
+            "as safetensors",
             remedy="download or save the folder again, or name another with --model",
         ) from error
 
@@ -376,10 +378,10 @@ def _first_sentence(error: Exception) -> str:
 def load_whole(
     kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[str, ...], **options: Any
 ) -> Any:
-    """A model of an Auto class ``kind`` whose every weight, but those ``allowed`` to be new, is in the
-    folder."""
+    """Return a model of the Auto class ``kind``. Raises PlanError if the folder lacks a weight, except the
+    ``allowed`` ones."""
     assert spec.folder is not None
-    with quiet():  # what is missing is an error below; the rest is expected
+    with quiet():  # missing weights raise an error below
         module, info = pretrained.read_model(
             kind, spec.folder, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
@@ -406,7 +408,7 @@ def load_whole(
 
 
 def _check_finite(module: Any, spec: ModelSpec) -> None:
-    """Raises PlanError for weights with NaN or infinities: every number of a run would be NaN."""
+    """Raise PlanError for weights with NaN or infinities: every number of a run would be NaN."""
     bad = [
         name
         for name, weight in module.named_parameters()
@@ -423,8 +425,8 @@ def _check_finite(module: Any, spec: ModelSpec) -> None:
 
 
 def _aligned(module: Any) -> Any:
-    """Weights as torch lays out memory of its own. How a product is rounded may depend on it, and in a file
-    they lie anywhere."""
+    """Copy weights to torch's own alignment. Rounding of products may depend on it, and files have no
+    alignment."""
     for tensor in module.parameters():
         if tensor.data_ptr() % ALIGNED:
             tensor.data = tensor.data.clone()
@@ -433,7 +435,7 @@ def _aligned(module: Any) -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without the reports and progress bars of transformers."""
+    """Suppress the reports and progress bars of transformers."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -447,8 +449,8 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _generation_as_it_is(module: Any, folder: Path) -> Iterator[None]:
-    """Save a model meanwhile whose generation config transformers would refuse to write, such as one with
-    top_k and no do_sample: it came with the model, and goes along with it."""
+    """A context for saving a model whose generation config transformers refuses to write, for example with
+    top_k but without do_sample. The model's generation config is then written as it was loaded."""
     generation = getattr(module, "generation_config", None)
     if generation is None:
         yield
@@ -464,8 +466,8 @@ def _generation_as_it_is(module: Any, folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unwrapped() -> Iterator[None]:
-    """Without the search of `save_pretrained` for wrappers, of which a model here has none: where accelerate
-    and DeepSpeed are installed it imports both, which takes seconds and prints a line."""
+    """Disable `save_pretrained`'s search for wrappers, which models here do not have. If accelerate and
+    DeepSpeed are installed, the search imports both, which takes seconds and prints a line."""
     search = modeling_utils.unwrap_model
     modeling_utils.unwrap_model = lambda model, recursive=False: model
     try:
@@ -487,12 +489,12 @@ def _language_model(spec: ModelSpec, dtype: torch.dtype, load: Load) -> Any:
 
 
 def _scorer(spec: ModelSpec, config: Any, dtype: torch.dtype, load: Load) -> Any:
-    """A sequence classifier with one label; a language model gets a zero head, if it is to be trained."""
+    """Return a sequence classifier with one label; a language model that is trained gets a zero head."""
     has_head = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
     if not has_head and not spec.trained:
         raise PlanError.of(
             "no-score-head",
-            "a frozen reward model without a score head would score everything alike",
+            "a frozen reward model without a score head would give every row the same score",
             found=f"{spec.folder}: {listed(config.architectures or ())}",
             expected="a …ForSequenceClassification",
         )
@@ -519,13 +521,12 @@ def _scorer(spec: ModelSpec, config: Any, dtype: torch.dtype, load: Load) -> Any
 
 
 def as_it_is(logits: Tensor) -> Tensor:
-    """No change of logits."""
+    """Return the logits unchanged."""
     return logits
 
 
 def _candidates(config: Any) -> Iterator[Transform]:
-    """The changes of logits after the head that a config names: soft capping (Gemma), scaling (Cohere,
-    Granite)."""
+    """Yield the transforms of logits that a config names: soft capping (Gemma), scaling (Cohere, Granite)."""
     cap, scale, divisor = (
         getattr(config, name, None) for name in ("final_logit_softcapping", "logit_scale", "logits_scaling")
     )
@@ -541,8 +542,8 @@ def _candidates(config: Any) -> Iterator[Transform]:
 
 @torch.no_grad()
 def _check_causal(network: Network) -> None:
-    """Raises PlanError where another last token changes what the model makes of the tokens before it. What
-    follows a row in a batch would change the row."""
+    """Raise PlanError if another last token changes the hidden states before it. Later tokens in a batch
+    would then change a row."""
     vocabulary = network.module.get_input_embeddings().weight.shape[0]
     ids, places = (
         torch.arange(4, device=network.device)[None] % vocabulary,
@@ -554,19 +555,19 @@ def _check_causal(network: Network) -> None:
     if not torch.allclose(one, another, rtol=close, atol=close * float(one.abs().max())):
         raise PlanError.of(
             "not-causal",
-            f"{type(network.module).__name__} reads the tokens after a token, too",
+            f"{type(network.module).__name__} also reads the tokens after a token",
             found="hidden states that change with a later token",
             expected="a causal model such as Llama, Qwen or Gemma",
-            remedy="another folder with --model; of an encoder of transformers, is_decoder in its config "
-            "may be false",
+            remedy="name another folder with --model; for an encoder of transformers, is_decoder may be "
+            "false in its config",
         )
 
 
 @torch.no_grad()
 def _logit_transform(network: Network) -> Transform:
     """Find the transform that the model applies to its head's logits, such as a scale or a soft cap. Known
-    transforms are tried on a few tokens until one gives the model's own logits. The head's output is spread
-    over [-30, 30] for the trial, so that a soft cap shows on small weights too."""
+    transforms are tried on a few tokens until one reproduces the model's own logits. For the trial, the
+    head's output is spread over [-30, 30], so that a soft cap has an effect on small weights too."""
     module = network.module
     ids = torch.arange(4, device=network.device)[None] % module.get_output_embeddings().weight.shape[0]
     spread = module.get_output_embeddings().register_forward_hook(
@@ -585,7 +586,7 @@ def _logit_transform(network: Network) -> Transform:
             return transform
     raise PlanError.of(
         "logits",
-        f"{type(module).__name__} does something to its logits that is not known here",
-        found="logits other than those of its head",
-        expected="soft capping or a scale that its config names",
+        f"{type(module).__name__} transforms its logits in an unknown way",
+        found="logits that differ from its head's output",
+        expected="at most soft capping or a scale that its config names",
     )

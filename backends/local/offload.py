@@ -1,9 +1,9 @@
-"""Tensors out of memory and back, in place: their storages are emptied and filled again, so that every view,
-tied weight and optimizer that knows a tensor still does.
+"""Move tensors out of memory and back, in place. Their storages are emptied and filled again, so views, tied
+weights and optimizers keep their tensors.
 
-From a GPU they go to the host's memory. From the host's memory they go to a file without a name, which is
-gone with the process however it
-ends: in the folder of TMPDIR, else in /var/tmp, which is on a disk where /tmp may be memory.
+From a GPU, tensors move to host memory. From host memory, they move to an unnamed file, which disappears with
+the process, even after a crash. The file is in the folder of TMPDIR, else in /var/tmp, which is on a disk
+even if /tmp is in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlflow.backends.local.heap import give_back
 
 @dataclass
 class Stored:
-    """The bytes of some storages while they are out of memory, and their sizes."""
+    """The bytes of some storages while they are offloaded, and their sizes."""
 
     storages: list[tuple[UntypedStorage, int]]
     file: IO[bytes] | None
@@ -33,7 +33,7 @@ class Stored:
 
 
 class Away:
-    """The parts of one owner that are out of memory, by name."""
+    """The offloaded parts of one owner, by name."""
 
     def __init__(self) -> None:
         self._stored: dict[str, Stored] = {}
@@ -42,8 +42,8 @@ class Away:
         return part in self._stored
 
     def put(self, part: str, tensors: Iterable[Tensor]) -> int:
-        """Empty the storages of these tensors, all of whose views lose their content until ``back``; the
-        bytes that this frees. Raises OSError where there is no room for them; nothing is freed then."""
+        """Empty the storages of these tensors; return the bytes freed. All views lose their content until
+        ``back``. Raises OSError, without freeing anything, if there is no space for them."""
         if part in self._stored:
             return 0
         storages = list(_storages(tensors))
@@ -56,14 +56,15 @@ class Away:
         for storage in storages:
             storage.resize_(0)
         if file is not None:
-            weakref.finalize(stored, file.close)  # of an owner that goes while parts of it are away
-            give_back()  # malloc keeps pages that lie between memory in use
+            weakref.finalize(stored, file.close)  # if the owner is deleted while parts are offloaded
+            give_back()  # malloc keeps free pages between memory in use
         else:
-            torch.cuda.empty_cache()  # engines beside this one have an allocator of their own
+            torch.cuda.empty_cache()  # other engines on this GPU have their own allocators
         return sum(size for _, size in stored.storages)
 
     def back(self, part: str) -> int:
-        """Fill them again, bit for bit; the bytes that this takes. Nothing where they are there."""
+        """Fill the storages again, bit for bit; return the bytes used. Nothing happens if they are in
+        memory."""
         stored = self._stored.pop(part, None)
         if stored is None:
             return 0
@@ -78,18 +79,18 @@ class Away:
 
 
 def _written(storages: Iterable[UntypedStorage]) -> IO[bytes]:
-    """A file without a name that holds these bytes."""
+    """Return an unnamed file with these bytes."""
     folder = os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK) else None)
-    file = tempfile.TemporaryFile(prefix="rlflow-", dir=folder)  # noqa: SIM115 - it is there as long as its content is away
+    file = tempfile.TemporaryFile(prefix="rlflow-", dir=folder)  # noqa: SIM115 - it must outlive this call
     try:
         for storage in storages:
             file.write(_memory(storage))
         file.flush()
     except OSError as error:
-        with contextlib.suppress(OSError):  # what is still in its buffer finds no room either
+        with contextlib.suppress(OSError):  # its buffer does not fit either
             file.close()
         raise OSError(
-            error.errno, f"{error.strerror}: no room for parts of models in {folder or tempfile.gettempdir()}"
+            error.errno, f"{error.strerror}: no space for model parts in {folder or tempfile.gettempdir()}"
         ) from error
     return file
 
@@ -98,12 +99,12 @@ def _read(file: IO[bytes], storages: Iterable[UntypedStorage]) -> None:
     file.seek(0)
     for storage in storages:
         if file.readinto(_memory(storage)) != storage.nbytes():  # type: ignore[attr-defined]
-            raise OSError("a file with parts of a model is shorter than it was written")
+            raise OSError("a file with offloaded model parts is shorter than it was written")
 
 
 def _storages(tensors: Iterable[Tensor]) -> Iterator[UntypedStorage]:
-    """Each once, and those that are not empty. Memory that torch cannot give back, such as a mapped file, is
-    copied into its own first."""
+    """Yield each non-empty storage once. Memory that torch cannot free, such as a mapped file, is first
+    copied into torch's own."""
     by_storage: dict[int, list[Tensor]] = {}
     for tensor in tensors:
         by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
@@ -123,5 +124,6 @@ def _bytes(storage: UntypedStorage) -> Tensor:
 
 
 def _memory(storage: UntypedStorage) -> memoryview:
-    """The bytes of a storage of the host's. Torch does not resize what it has once lent to NumPy."""
+    """Return the bytes of a host storage, without NumPy: torch does not resize memory that it shared with
+    NumPy."""
     return memoryview((ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())).cast("B")

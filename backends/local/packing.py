@@ -1,7 +1,6 @@
-"""Rows laid out for a model without padding, the common beginning of prompts once: all tokens behind one
-another in one sequence.
+"""Lay out rows without padding: all tokens in one sequence, and the common prefix of prompts once.
 
-Every layer but attention works token by token, so that it computes no more than these; attention goes by
+Every layer except attention works token by token, so it computes exactly these tokens. Attention works by
 ``Block`` (attention.py).
 """
 
@@ -20,7 +19,7 @@ from rlflow.training.prefixes import Family, families
 
 @dataclass(frozen=True)
 class Run:
-    """Rows of one length behind one another: ``count`` of ``length`` tokens each, the first at ``start``."""
+    """Consecutive rows of one length: ``count`` rows of ``length`` tokens each, the first at ``start``."""
 
     start: int
     count: int
@@ -28,14 +27,14 @@ class Run:
 
     @property
     def end(self) -> int:
-        """Where they end."""
+        """The place after the last token."""
         return self.start + self.count * self.length
 
 
 @dataclass(frozen=True)
 class Block:
-    """The tokens of a family: ``shared`` common ones from ``start`` on, which may be none, then what follows
-    them in each row."""
+    """The tokens of a family: ``shared`` common tokens from ``start`` on (possibly none), then the rest of
+    each row."""
 
     start: int
     shared: int
@@ -43,12 +42,12 @@ class Block:
 
     @property
     def rows(self) -> slice:
-        """Where the tokens are that follow the common ones."""
+        """The places of the tokens after the common ones."""
         return slice(self.start + self.shared, self.runs[-1].end)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest row, the common ones included."""
+        """Tokens of the longest row, including the common ones."""
         return self.shared + self.runs[0].length
 
 
@@ -93,8 +92,8 @@ def packed(rows: Batch, device: torch.device) -> PackedRows:
 
 
 def _block(family: Family, whole: list[int], start: int) -> tuple[Block, list[int]]:
-    """The block of a family that begins at ``start``, and its rows in the order in which they lie there: the
-    longest first."""
+    """Return the block of a family that begins at ``start``, and its rows in the order of the block, longest
+    first."""
     order = sorted(family.rows, key=lambda row: -whole[row])
     return Block(
         start,

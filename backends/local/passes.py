@@ -1,5 +1,4 @@
-"""Passes through a model: hidden states of rows in either layout, and whether a model can compute the packed
-one."""
+"""Compute hidden states of rows in either layout, and check whether a model supports the packed layout."""
 
 from __future__ import annotations
 
@@ -14,21 +13,22 @@ from rlflow.backends.local.network import Network
 from rlflow.backends.local.packing import PackedRows, packed
 from rlflow.backends.local.sequences import Sequences, sequences
 
-CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}  # of hidden states of one model; 0.2 in shorter numbers
+CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}  # tolerance of hidden states; 0.2 in shorter dtypes
 TRIAL = {
     "prompt_tokens": [[3, 4, 5, 6, 7, 8], [3, 4, 5, 6, 7, 2], [9, 3]],
     "tokens": [[4, 9, 5], [2, 3], [6]],
 }
-# another token of the first row alone
+# changes a token of the first row only
 OWN = {"prompt_tokens": [[3, 4, 5, 6, 7, 1], *TRIAL["prompt_tokens"][1:]]}
-# another token of what the first two rows have in common
+# changes a token that the first two rows share
 COMMON = {"prompt_tokens": [[2, 4, 5, 6, 7, 8], [2, 4, 5, 6, 7, 2], [9, 3]]}
 
 
 def hidden_states(network: Network, layout: Sequences) -> Tensor:
-    """[places, hidden] for the places of a layout, which ``before`` and ``last`` name."""
+    """Return [places, hidden]. ``before`` and ``last`` of the layout are places in it."""
     if isinstance(layout, PackedRows):
-        with over(layout.blocks):  # with a mask, or transformers looks for rows that begin at position 0
+        # without a mask, transformers would search for rows that begin at position 0
+        with over(layout.blocks):
             return network.hidden(
                 layout.ids, layout.positions, attention_mask=torch.ones_like(layout.ids), use_cache=False
             )[0]
@@ -38,14 +38,13 @@ def hidden_states(network: Network, layout: Sequences) -> Tensor:
 
 @torch.no_grad()
 def can_pack(network: Network) -> bool:
-    """Whether a model computes packed rows as it computes each by itself, which is tried on a few tokens.
-    Where its layers carry state from token to token, or attend by other means than torch's attention, it does
-    not."""
+    """Check on a few tokens whether a model computes packed rows as it computes single rows. It does not if
+    its layers carry state from token to token, or use another attention than torch's."""
     if "position_ids" not in network.takes:
         return False
     try:
         apart, together, own, common = (_tried(network, layout, rows) for layout, rows in TRIALS)
-    # of a model that wants its mask to be a tensor
+    # a model that requires a tensor as its mask
     except (AttributeError, RuntimeError, TypeError, ValueError):
         return False
     close = all(alike(network, one, other) for one, other in zip(together, apart, strict=True))
@@ -61,7 +60,7 @@ def _tried(
     layout: Callable[[Batch, torch.device], Sequences],
     columns: Mapping[str, list[list[int]]],
 ) -> list[Tensor]:
-    """Hidden states before each response token, by rows."""
+    """Return hidden states before each response token, by row."""
     vocabulary = network.module.get_input_embeddings().weight.shape[0]
     rows = Batch.of(
         **{name: [[token % vocabulary for token in row] for row in some] for name, some in columns.items()}
@@ -79,12 +78,12 @@ TRIALS: tuple[tuple[Callable[[Batch, torch.device], Sequences], Mapping[str, lis
 
 
 def alike(network: Network, one: Tensor, other: Tensor) -> bool:
-    """Whether two computations of the same hidden states differ by no more than rounding."""
+    """Return whether two computations of the same hidden states differ only by rounding."""
     close = CLOSE.get(network.amp or one.dtype, 0.2)
     return torch.allclose(one.double(), other.double(), rtol=close, atol=close * float(other.abs().max()))
 
 
 def _changed(before: list[Tensor], after: list[Tensor]) -> list[bool]:
-    """Whether any bit has changed, by row. How numbers are rounded has no say in it, so that it tells right
-    from wrong in short ones too, where what a row sees of others can be less than what is rounded away."""
+    """Return whether any bit has changed, by row. Unlike ``alike``, this also works in short dtypes, in which
+    rounding may be larger than the effect of one row on another."""
     return [not torch.equal(one, other) for one, other in zip(before, after, strict=True)]

@@ -1,4 +1,4 @@
-"""Whether responses fit behind their prompts."""
+"""Check that responses fit after their prompts."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from rlflow.errors import PlanError
 
 
 def positions(config: Any) -> int | None:
-    """Tokens that a model has positions for, as its config says; None where it does not."""
+    """Return the number of positions that a model's config names; None if it names none."""
     known = getattr(config.get_text_config(), "max_position_embeddings", None)
     return known if isinstance(known, int) and known > 0 else None
 
 
 def longest(config: Any) -> int | None:
-    """Tokens that no row of a model may pass, prompt included. What rotary positions are stretched by counts,
-    also where the config has counted it already: what is refused is beyond all doubt."""
+    """Return the longest row of a model, in tokens with the prompt. The factor of rotary positions always
+    multiplies the config's number, even if the config includes it: only clear excess is refused."""
     known = positions(config)
     return known and int(known * _stretch(getattr(config.get_text_config(), "rope_parameters", None)))
 
 
 def _stretch(rope: Any) -> float:
-    """The largest factor of a model's rotary positions, of which kinds of layers may have some each."""
+    """Return the largest factor of a model's rotary positions; each kind of layer may have its own."""
     if not isinstance(rope, dict):
         return 1.0
     return max([float(rope.get("factor") or 1.0), *(_stretch(own) for own in rope.values())])
@@ -31,9 +31,10 @@ def _stretch(rope: Any) -> float:
 def check_room(
     prompts: Sequence[int], max_tokens: int, most: int | None, limit: str, remedy: str = ""
 ) -> None:
-    """``prompts``: tokens of each. Raises ValueError where one is empty, and PlanError where one with
-    ``max_tokens`` behind it is longer than ``most``; ``limit`` says what that is, ``remedy`` what else
-    helps."""
+    """Check that each prompt fits with ``max_tokens`` after it. prompts: tokens of each.
+
+    Raises ValueError for an empty prompt, and PlanError if a row would be longer than ``most``. limit: what
+    ``most`` is; remedy: what else helps; both are part of the message."""
     if not all(prompts):
         raise ValueError(
             "prompt_tokens: found an empty prompt, expected at least one token (such as the tokenizer's "
@@ -49,7 +50,7 @@ def check_room(
     )
     raise PlanError.of(
         "no-room",
-        "generate: a response would not fit behind its prompt",
+        "generate: a response would not fit after its prompt",
         found=f"a prompt of {prompt} tokens and max_tokens {max_tokens}",
         expected=f"at most {most} tokens together: {limit}",
         remedy=shorter + remedy,

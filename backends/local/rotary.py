@@ -1,8 +1,7 @@
-"""Rotary frequencies that transformers chooses by the longest row of a batch (longrope, dynamic), chosen once
-instead.
+"""Fix rotary frequencies that transformers chooses by the longest row of a batch (longrope, dynamic).
 
-Left to transformers, the numbers of a row would change with the rows beside it, and keys in a cache would
-keep the frequencies with which they were computed while later ones get others.
+With transformers' choice, the numbers of a row would change with the other rows of its batch. Keys in a cache
+would keep old frequencies while later keys get new ones.
 """
 
 from __future__ import annotations
@@ -20,15 +19,16 @@ from rlflow.training import pretrained
 from rlflow.training.pretrained import Boundary
 
 FIXED = "default"  # the rope type whose frequencies transformers never changes
-MSCALES = ("short_mscale", "long_mscale")  # by which Phi-3.5-MoE scales all rotations of a batch
+MSCALES = ("short_mscale", "long_mscale")  # factors that Phi-3.5-MoE applies to all rotations of a batch
 
 
 @torch.no_grad()
 def hold(module: Any, tokens: int) -> int | None:
-    """Give a model, in place, the rotary frequencies that transformers chooses for a batch whose longest row
-    has so many ``tokens``, for good; 0: as many as the model has positions. Gives the most tokens of a row
-    for which these are the frequencies, None where no row has others. Raises PlanError where frequencies
-    still follow the longest row afterwards."""
+    """Fix a model's rotary frequencies, in place, to transformers' choice for a longest row of ``tokens``
+    tokens; 0: as many as the model has positions.
+
+    Returns the longest row, in tokens, that these frequencies serve; None if there is no limit. Raises
+    PlanError if the frequencies still follow the longest row afterwards."""
     reaches = []
     for layer, kind, boundary in _following(module):
         longest = tokens or room_of(layer.config) or boundary.tokens + 1
@@ -40,8 +40,8 @@ def hold(module: Any, tokens: int) -> int | None:
 
 
 def _following(module: nn.Module) -> Iterator[tuple[Any, str | None, Boundary]]:
-    """The layers that compute rotations by the longest row, each with its kinds of attention layers and the
-    boundary of each."""
+    """Yield each layer that computes rotations by the longest row, with a kind of attention layer and its
+    boundary."""
     for layer in module.modules():
         if hasattr(layer, "rope_type") and hasattr(layer, "config"):
             for kind, boundary in pretrained.length_boundaries(layer.config).items():
@@ -54,21 +54,21 @@ def _rope(config: Any, kind: str | None) -> dict[str, Any]:
 
 
 def _call(layer: Any, kind: str | None, positions: list[int]) -> Tensor:
-    """What the rotations of ``positions`` depend on: a tensor [..., positions, width]."""
+    """Return what the rotations of ``positions`` depend on: a tensor [..., positions, width]."""
     of_kind = {} if kind is None else {"layer_type": kind}
     turned = layer(torch.zeros(1), torch.tensor([positions]), **of_kind)
     return turned[0] if isinstance(turned, tuple) else turned
 
 
 def _fix(layer: Any, kind: str | None, long: bool) -> None:
-    """Have transformers leave the frequencies as they are."""
+    """Make transformers keep the frequencies."""
     if kind is None:
         layer.rope_type = FIXED
     else:
         layer.rope_type = {**layer.rope_type, kind: FIXED}
     rope = _rope(layer.config, kind)
     if all(name in rope for name in MSCALES):
-        # the model's own goes into the folders that it is saved to
+        # change a copy: the model's own config is written to the folders that it is saved to
         layer.config = copy.deepcopy(layer.config)
         _rope(layer.config, kind).update(dict.fromkeys(MSCALES, rope[MSCALES[long]]))
 
@@ -78,8 +78,7 @@ def _check_fixed(layer: Any, kind: str | None, far: int) -> None:
     if not torch.allclose(alone, beside[..., :2, :]):
         raise PlanError.of(
             "rotary",
-            f"{type(layer).__name__} rotates a row by the longest row beside it, in a way that is not "
-            "known here",
+            f"{type(layer).__name__} chooses rotations by the longest row of a batch, in an unknown way",
             found=f"rope type {_rope(layer.config, kind).get('rope_type')}",
-            expected="longrope or dynamic of transformers",
+            expected="rope type longrope or dynamic of transformers",
         )

@@ -1,4 +1,4 @@
-"""One token per row from its logits and one uniform number."""
+"""Draw one token per row from its logits and one uniform number."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from torch import Tensor
 from rlflow.backends.local.logprobs import rows_at_once
 from rlflow.training.protocols import Sampling
 
-ELSEWHERE = 8 << 20  # logits that are worked on at once on other devices than a CPU
-# from how many tokens on a vocabulary is large, and how many of it are summed at once
+ELSEWHERE = 8 << 20  # logits processed at once on other devices than a CPU
+# number of tokens from which a vocabulary is large, and how many of it are summed at once
 LARGE, BLOCK = 1 << 15, 512
 
 
 def draw(
     logits: Tensor, uniform: Tensor, sampling: Sampling, barred: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(token int64 [rows], its log-prob [rows]) from logits [rows, vocabulary] and uniform float64 [rows] in
-    [0, 1).
+    """Return (token int64 [rows], its log-prob [rows]) from logits [rows, vocabulary] and uniform float64
+    [rows] in [0, 1).
 
-    Log-probs are those of the distribution that is sampled, after temperature and truncation. Temperature 0
-    takes the likeliest token and gives its log-prob at temperature 1, untruncated. The token is the inverse
-    of the cumulative distribution at ``uniform``, summed in float64: one number per row and step, so nothing
-    else has a say in what a row draws. The tokens ``barred``, int64 [n], are not drawn: their probability
-    goes to the others, as with truncation.
+    Log-probs belong to the sampled distribution, after temperature and truncation. Temperature 0 takes the
+    likeliest token and returns its log-prob at temperature 1, untruncated. The token is the inverse of the
+    cumulative distribution at ``uniform``, summed in float64. Each row and step uses one number, and nothing
+    else affects the draw. The tokens ``barred``, int64 [n], are not drawn: their probability goes to the
+    others, as with truncation.
     """
     pieces = zip(*(each.split(rows_at_once(logits, ELSEWHERE)) for each in (logits, uniform)), strict=True)
     drawn = [
@@ -48,9 +48,9 @@ def _draw(
 
 
 def inverse(logprobs: Tensor, uniform: Tensor) -> Tensor:
-    """int64 [rows]: where the cumulative distribution of each row of ``logprobs`` [rows, vocabulary], summed
-    in float64, passes ``uniform``. Of a large vocabulary blocks are summed, then the tokens of one: a
-    cumulative sum is slow."""
+    """Return int64 [rows]: where the cumulative distribution of each row of ``logprobs`` [rows, vocabulary],
+    summed in float64, passes ``uniform``. For a large vocabulary, first blocks are summed, then the tokens of
+    one block, because a cumulative sum is slow."""
     vocabulary, tokens = logprobs.shape[-1], []
     for some, at in zip(
         *(each.split(rows_at_once(logprobs, ELSEWHERE)) for each in (logprobs, uniform[:, None])), strict=True
@@ -59,7 +59,7 @@ def inverse(logprobs: Tensor, uniform: Tensor) -> Tensor:
         tokens.append(
             _passes(probability.cumsum(-1), at) if vocabulary < LARGE else _by_blocks(probability, at)
         )
-    # NaN ends here, and a NaN log-prob leaves the row out of training
+    # NaN gives the last token; its NaN log-prob makes training skip the row
     return torch.cat(tokens)[:, 0].clamp_(max=vocabulary - 1)
 
 
@@ -68,8 +68,8 @@ def _passes(cumulative: Tensor, at: Tensor) -> Tensor:
 
 
 def _by_blocks(probability: Tensor, at: Tensor) -> Tensor:
-    """int64 [rows, 1] as ``inverse``. In the block that is found, it is at most the last token that has a
-    probability."""
+    """Return int64 [rows, 1] as ``inverse`` does. The token is at most the last one of its block that has a
+    probability above 0."""
     blocks = torch.nn.functional.pad(probability, (0, -probability.shape[-1] % BLOCK)).unflatten(
         -1, (-1, BLOCK)
     )
@@ -82,9 +82,9 @@ def _by_blocks(probability: Tensor, at: Tensor) -> Tensor:
 
 
 def truncated(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Logits with -inf outside the ``top_k`` likeliest (0: off), then outside the smallest set of the rest
-    whose probability reaches ``top_p`` (1: off; nucleus sampling, Holtzman et al. 2020). The likeliest always
-    stays."""
+    """Return logits with -inf outside the ``top_k`` likeliest (0: off), then outside the smallest set of the
+    rest whose probability reaches ``top_p`` (1: off; nucleus sampling, Holtzman et al. 2020). The likeliest
+    token always stays."""
     if 0 < top_k < logits.shape[-1]:
         highest = logits.topk(top_k, -1)
         logits = torch.full_like(logits, -torch.inf).scatter(-1, highest.indices, highest.values)

@@ -1,8 +1,8 @@
-"""Rows laid out for a model: prompt and response in one sequence, padded on the right.
+"""Lay out rows for a model: prompt and response in one sequence, padded on the right.
 
-A causal model needs no attention mask for padding on the right: no position reads what stands after it. What
-the model makes of the padding itself is never read. So rows without a mask use the fastest attention there
-is, and positions count from 0.
+In a causal model, padding on the right needs no attention mask, because no token reads later ones. The
+model's output at padding is never read. Rows without a mask use the fastest attention, and positions count
+from 0.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from rlflow.training.loss_rows import token_counts
 
 @dataclass(frozen=True)
 class Sequences:
-    """Prompts and responses as rows of one tensor, and where in it the responses stand."""
+    """Prompts and responses as rows of one tensor, with the places of the responses."""
 
     ids: Tensor  # int64 [rows, L]
     lengths: Tensor  # int64 [rows], tokens of each response
     targets: Tensor  # int64 [entries], the response tokens, flat
-    # int64 [entries]: place in the flattened [rows × L] of the token before each response token
+    # int64 [entries]: place of the token before each response token, in the flattened [rows × L]
     before: Tensor
-    last: Tensor  # int64 [rows]: place in it of each row's last token
+    last: Tensor  # int64 [rows]: place of each row's last token, likewise
 
 
 def sequences(rows: Batch, device: torch.device) -> Sequences:
-    """Lay out ``prompt_tokens`` and ``tokens``. Raises ValueError for an empty prompt: its first token has no
-    prefix to be predicted from."""
+    """Lay out ``prompt_tokens`` and ``tokens``. Raises ValueError for an empty prompt: nothing would predict
+    the first response token."""
     prompt, response = rows.data["prompt_tokens"], rows.data["tokens"]
     start, lengths = prompt.lengths, response.lengths
     check_prompts(start)
@@ -47,12 +47,12 @@ def sequences(rows: Batch, device: torch.device) -> Sequences:
 
 
 def longest_row(rows: Batch) -> int:
-    """Tokens of the longest prompt and response together; 0 without rows."""
+    """Return the tokens of the longest prompt and response together; 0 without rows."""
     return max(token_counts(rows).tolist(), default=0)
 
 
 def check_prompts(lengths: Tensor) -> None:
-    """Raises ValueError where one of the prompts, of int64 [rows] tokens, is empty."""
+    """Raise ValueError if a prompt is empty. lengths: int64 [rows], tokens of each prompt."""
     if len(lengths) and int(lengths.min()) == 0:
         raise ValueError(
             f"prompt_tokens: found an empty prompt in row {int(lengths.argmin())}, expected at least one "

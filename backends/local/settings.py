@@ -1,4 +1,4 @@
-"""What a user may set of the local backend: ``--ROLE.NAME``."""
+"""Options of the local backend: ``--ROLE.NAME``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlflow.errors import PlanError
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """AdamW (Loshchilov and Hutter 2019), its schedule, and how much is computed at once."""
+    """AdamW (Loshchilov and Hutter 2019), its schedule, and sizes of passes."""
 
     lr: Annotated[float, Ge(0), Lt(inf)] = 1e-6  # learning rate; more learns faster, until it diverges
     # how the rate falls to 0 over the run; constant never falls
@@ -30,19 +30,18 @@ class TrainerSettings:
     max_grad_norm: Annotated[float, Gt(0)] = 1.0  # longer gradients are cut to this length; inf never cuts
     # tokens per forward and backward; more is faster and takes more memory
     micro_tokens: Annotated[int, Ge(1)] = 16384
-    # on a CPU: no padding, and what prompts begin with alike is computed once; false computes each row by
-    # itself
+    # on a CPU: no padding, and a common prefix of prompts is computed once; false computes each row by itself
     packed: bool = True
     # tokens whose logits exist at once; less saves memory; 0: as many as have 2^28 of them
     logit_tokens: Annotated[int, Ge(0)] = 0
-    # true compiles layers when the model is loaded, some twenty seconds; docs/performance.md says where it
+    # true compiles layers when the model is loaded, in about twenty seconds; docs/performance.md says when it
     # pays
     compile: bool = False
     # true recomputes layers in the backward pass: a third slower, far less memory
     gradient_checkpointing: bool = False
-    # rank of low-rank adapters, which learn in place of the weights; 0 trains the weights themselves
+    # rank of low-rank adapters, which learn instead of the weights; 0 trains the weights themselves
     lora: Annotated[int, Ge(0)] = 0
-    # adapters count alpha / rank times; more acts like a higher lr
+    # adapters are scaled by alpha / rank; more acts like a higher lr
     lora_alpha: Annotated[float, Gt(0), Lt(inf)] = 16.0
     # the linear layers of the backbone that get an adapter
     lora_targets: Literal["all-linear", "attention"] = "all-linear"
@@ -57,7 +56,7 @@ class GeneratorSettings:
 
 
 def refuse_compile(settings: TrainerSettings, backend: str) -> None:
-    """Raises PlanError where ``compile`` is set, for a trainer whose layers are no whole modules of one
+    """Raise PlanError if ``compile`` is set. For trainers whose layers are not complete modules of one
     process."""
     if settings.compile:
         raise PlanError.of(

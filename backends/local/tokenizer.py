@@ -13,15 +13,15 @@ from rlflow.training import pretrained
 
 @functools.lru_cache(maxsize=8)
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer in a model folder. Runs no code from it and fetches nothing. Raises PlanError where there
-    is none."""
+    """Return the tokenizer of a model folder. Runs no code from it and downloads nothing. Raises PlanError if
+    there is none."""
     if not _files(folder):  # transformers would make up an empty one for some models
         raise _unusable(folder, "none of its files")
     try:
         return pretrained.read_tokenizer(folder)
     except PlanError:
         raise
-    except Exception as error:  # whatever its files make of transformers
+    except Exception as error:  # damaged files make transformers fail in any way
         raise _unusable(folder, str(error)) from error
 
 
@@ -31,13 +31,13 @@ def _unusable(folder: Path, problem: str) -> PlanError:
         f"the model folder {folder} has no tokenizer that can be loaded",
         found=problem,
         expected="tokenizer.json and tokenizer_config.json",
-        remedy="save the tokenizer beside the model: tokenizer.save_pretrained(folder)",
+        remedy="save the tokenizer next to the model: tokenizer.save_pretrained(folder)",
     )
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the tokenizer's files, byte by byte, where ``source`` has any and can be read: a model is worth
-    more than what is beside it."""
+    """Copy the tokenizer's files byte by byte. Missing or unreadable files are ignored, because the model
+    itself is worth more."""
     for path in _files(source) if source.resolve() != target.resolve() else ():
         try:
             data = path.read_bytes()

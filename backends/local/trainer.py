@@ -40,13 +40,13 @@ from rlflow.training.protocols import Capabilities, ModelSpec
 from rlflow.training.schedule import Schedule
 from rlflow.training.weight_sync.shards import TensorViews, pieces_of
 
-# what a rank computes that has nothing to compute while others have
+# rows that an idle rank computes while others have micro-batches
 ONE_TOKEN = Batch.of(prompt_tokens=[[0]], tokens=[[0]])
 QUANTITIES = {"logprobs": ("logprobs", "entropy"), "values": ("values",), "scores": ("scores",)}
 
 
 def stored(name: str) -> str:
-    """The name in a trainer's state of something that learns: a weight of the model or a head, or an
+    """Return the name of a learning parameter in a trainer's state: a weight of the model or a head, or an
     adapter."""
     return f"adapters/{name}" if is_adapter(name) else f"parameters/{name}"
 
@@ -60,10 +60,10 @@ class Trainer:
         self.spec, self.settings = spec, settings or TrainerSettings()
         self.peers = Peers(spec.group)
         if self.settings.compile:
-            check_compiler(torch.device(spec.device).type)  # missed before the weights are read
+            check_compiler(torch.device(spec.device).type)  # raise before reading the weights
         self.network = self._network()
         self.packs = self.can.packs and can_pack(self.network)
-        self.base: Tensor | None = None  # the digest of what adapters belong to, when it was needed
+        self.base: Tensor | None = None  # digest of the adapters' base, once computed
         own = self.settings
         self.schedule = (
             Schedule(own.lr, own.schedule, own.warmup, spec.updates) if spec.trained else Schedule(own.lr)
@@ -79,7 +79,7 @@ class Trainer:
 
     @classmethod
     def capabilities(cls, settings: TrainerSettings, device: str) -> Capabilities:
-        """What it can do. A subclass may need a process for each rank."""
+        """Return what the trainer supports. Subclasses run each rank in its own process."""
         return Capabilities(
             threads=cls is Trainer,
             movable=("weights", "optimizer"),
@@ -87,12 +87,12 @@ class Trainer:
             live=True,
             divided=(),
             adapters=settings.lora > 0,
-            packs=settings.packed and device == "cpu",  # docs/gpu.md has what a GPU gains
+            packs=settings.packed and device == "cpu",  # docs/gpu.md has the gain on a GPU
         )
 
     @property
     def can(self) -> Capabilities:
-        """What it can do with its settings on its device."""
+        """What the trainer supports with its settings on its device."""
         return self.capabilities(self.settings, self.spec.device)
 
     def _network(self) -> Network:
@@ -108,11 +108,11 @@ class Trainer:
 
     @torch.no_grad()
     def forward(self, batch: Batch, want: tuple[str, ...] | None = None, *, ahead: bool = False) -> Batch:
-        """Columns of ``want`` (default: the head's first) over the batch's axis, from prompt_tokens, tokens
-        and temperature.
+        """Return the columns in ``want`` (default: the head's first) over the batch's axis, from
+        prompt_tokens, tokens and temperature.
 
-        Token columns: entry t speaks of tokens[:, t]. Scores are read after the last token. A row's numbers
-        depend on the rows computed with it only by the rounding of matrix products.
+        Token columns: entry t belongs to tokens[:, t]. Scores are read after the last token. Other rows
+        affect a row's numbers only by the rounding of matrix products.
         """
         want = want or QUANTITIES[self.spec.head][:1]
         batch = batch.select("prompt_tokens", "tokens", *(["temperature"] if "temperature" in batch else []))
@@ -138,9 +138,8 @@ class Trainer:
         )
 
     def forward_ahead(self, batch: Batch, want: tuple[str, ...] | None = None) -> Batch:
-        """``forward``, of which a batch that is one micro-batch keeps its graph until the weights change: the
-        next update that begins with the same rows goes on from there. The numbers are those of
-        ``forward``."""
+        """Return ``forward``'s columns. If the batch is one micro-batch, its graph is kept until the weights
+        change, and the next update continues from it if it begins with the same rows."""
         return self.forward(batch, want, ahead=self.optimizer is not None)
 
     def update(
@@ -163,7 +162,7 @@ class Trainer:
         return learned | self._rounding()
 
     def resize_passes(self, tokens: int) -> int:
-        """Compute at most so many tokens in a pass from now on. Gives the number until now."""
+        """Compute at most this many tokens in a pass from now on. Return the previous limit."""
         before = self.settings.micro_tokens
         self.settings = replace(self.settings, micro_tokens=tokens)
         return before
@@ -171,14 +170,14 @@ class Trainer:
     def update_shares(
         self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Means, settings: Mapping[str, Any]
     ) -> Learned:
-        """One rank's part of an update; see ``rlflow.training.learning``."""
+        """Take one rank's part of an update; see ``rlflow.training.learning``."""
         learned = learn_shares(self, batch, loss, settings, Passes(mean=mean, cut=self._cut), shares)
         self._check_finite()
         return replace(learned, steps={**learned.steps, **self._rounding()})
 
     def _rounding(self) -> dict[str, float]:
-        """The metric of what merging adapters rounds away, as ``lora.rounding``: generators get the weights
-        so with the next transfer."""
+        """Return the metric of ``lora.rounding``: what merging adapters rounds away. Generators get the
+        merged weights with the next transfer."""
         return {MERGE_ROUNDING: lora.rounding(self._merging(), self._whole)} if self.network.adapted else {}
 
     def _merging(self) -> Iterator[tuple[Any, Tensor]]:
@@ -188,8 +187,8 @@ class Trainer:
         return self.network.whole(tensor)
 
     def _check_finite(self) -> None:
-        """Raises FloatingPointError where a step has left parameters with NaN or infinities: nothing that is
-        saved may have them."""
+        """Raise FloatingPointError if a step has left parameters with NaN or infinities. Such parameters must
+        never be saved."""
         held = [(name, part) for name, part in self._learning() if part.numel()]
         sizes = (
             torch.stack(torch._foreach_norm([part for _, part in held], torch.inf))
@@ -203,16 +202,16 @@ class Trainer:
             raise FloatingPointError(
                 f"after the optimizer's steps {len(bad)} of {len(held)} parameters have NaN or infinities, "
                 f"such as {listed(bad, 3)}. Nothing of this update is saved. The gradients were finite, so "
-                f"that the learning rate ({rate:g}) is too large. Take a smaller --lr; rlflow resume RUN "
-                "--fork --lr RATE goes on from the newest checkpoint, if there is one"
+                f"the learning rate ({rate:g}) is too large. Use a smaller --lr; rlflow resume RUN "
+                "--fork --lr RATE continues from the newest checkpoint, if there is one"
             )
 
     def _learning(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, what this rank holds) of each parameter that learns."""
+        """Yield (name, this rank's part) of each parameter that learns."""
         return ((name, parameter.detach()) for name, parameter in self.network.parameters().items())
 
     def compute(self, rows: Batch, want: tuple[Quantity, ...]) -> New:
-        """The quantities of ``want``, differentiable, token columns padded as ``rows["tokens"]``."""
+        """Return the quantities in ``want``, differentiable, token columns padded as ``rows["tokens"]``."""
         lengths = rows.data["tokens"].lengths
         flat = self.cached.take(rows, want) or self._compute(rows, want)
         return New(**{name: x if name == "scores" else pad(x, lengths) for name, x in flat.items()})
@@ -222,12 +221,12 @@ class Trainer:
         objective.backward()
 
     def idle(self, want: tuple[Quantity, ...]) -> None:
-        """Take part in a micro-batch of other ranks, for sharded weights."""
+        """Join a micro-batch of other ranks, for sharded weights."""
         self.backward(sum(x.sum() for x in self._compute(ONE_TOKEN, want).values()) * 0.0)
 
     def step(self) -> OptimizerStep:
-        """Add up the ranks' gradients, clip and step, or, where the gradient is not finite, drop it. Clears
-        the gradient."""
+        """Sum the ranks' gradients, clip and step. A gradient that is not finite is dropped. Clears the
+        gradient."""
         self._check_optimizer()
         norm = self._clip(list(self.network.parameters().values()))
         lr, finite = self.schedule.rate(self.steps), norm < torch.inf
@@ -242,19 +241,18 @@ class Trainer:
         return OptimizerStep(finite, norm, lr)
 
     def _clip(self, learning: list[torch.nn.Parameter]) -> float:
-        """Add up the ranks' gradients and cut their sum to the length that is allowed. Gives its length
-        before."""
+        """Sum the ranks' gradients and clip the norm of the sum. Return the norm before clipping."""
         self.peers.add_gradients(learning)
         return float(torch.nn.utils.clip_grad_norm_(learning, self.settings.max_grad_norm))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, tensor) of the model, tied weights once; views of what is trained, not
-        copies."""
+        """Yield (Hugging Face name, tensor) of the model, tied weights once. Without adapters, these are
+        views of the trained tensors, not copies."""
         return self.network.tensors()
 
     def pieces(self) -> dict[str, TensorViews] | None:
-        """Views of the tensors of ``weights`` that this rank holds, nothing gathered; None with adapters,
-        which ``weights`` merges."""
+        """Return views of the tensors of ``weights`` that this rank holds, without gathering. None with
+        adapters, which ``weights`` merges."""
         return (
             None
             if self.network.adapted
@@ -263,15 +261,15 @@ class Trainer:
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder: config, safetensors, the source folder's tokenizer, and a critic's
-        value head. Weights are written in the dtype in which they are trained."""
+        value head. Weights are written in their training dtype."""
         folder.mkdir(parents=True, exist_ok=True)
         self.network.save(folder)
         copy_tokenizer(self.spec.folder, folder)
         self._save_adapter(folder)
 
     def _save_adapter(self, folder: Path) -> None:
-        """Write adapters into a folder of their own in that of the merged model. Where ranks hold parts,
-        every rank takes part."""
+        """Write adapters into a subfolder of the merged model. Every rank must call it if ranks hold
+        parts."""
         names = [
             name
             for name in self.network.parameters()
@@ -287,11 +285,11 @@ class Trainer:
 
     @property
     def first(self) -> bool:
-        """Whether this rank writes what all ranks hold together."""
+        """Whether this rank writes the files."""
         return True
 
     def load(self, folder: Path) -> None:
-        """Take the weights of a folder that ``save`` wrote. The optimizer stays as it is."""
+        """Load the weights of a folder that ``save`` wrote, without changing the optimizer."""
         other = load_network(ModelSpec(folder, self.spec.head, self.spec.trained, "cpu", self.spec.dtype))
         self.network.copy(other.tensors())
         self.base = None
@@ -300,12 +298,12 @@ class Trainer:
             self.network.put(self.network.head.state_dict()[name], value)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that a bit-equal continuation needs: ``parameters/NAME``, ``exp_avg/NAME``,
+        """Return everything that a bit-equal continuation needs: ``parameters/NAME``, ``exp_avg/NAME``,
         ``exp_avg_sq/NAME``, ``steps``.
 
-        With adapters, ``parameters/`` has the merged weights, on the host; ``adapters/NAME`` the adapters
-        themselves; ``base/sha256`` the digest of the weights that they belong to. Live tensors: copy what has
-        to outlast the next update.
+        With adapters, ``parameters/`` has the merged weights, on the host. ``adapters/NAME`` has the adapters
+        themselves, and ``base/sha256`` the digest of their base weights. These are live tensors: copy them if
+        you need them after the next update.
         """
         return dict(self._state())
 
@@ -324,8 +322,7 @@ class Trainer:
                     yield f"{moment}/{name}", self.network.whole(self.optimizer.state[parameter][moment])
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Continue from what ``state`` gave. Raises PlanError where it is of other adapters, or of another
-        base."""
+        """Load a state that ``state`` returned. Raises PlanError if it has other adapters or another base."""
         self._check_optimizer()
         if self.network.adapted:
             self._check_adapters(state)
@@ -361,7 +358,7 @@ class Trainer:
         return self.base
 
     def _check_adapters(self, state: dict[str, Tensor]) -> None:
-        """Raises PlanError unless ``state`` has adapters of these names and shapes for these weights."""
+        """Raise PlanError unless ``state`` has adapters of these names and shapes for these weights."""
         saved = {name: list(t.shape) for name, t in state.items() if name.startswith("adapters/")}
         own = {
             stored(name): self._shape(p) for name, p in self.network.parameters().items() if is_adapter(name)
@@ -370,7 +367,7 @@ class Trainer:
             first = next(name for name in {**own, **saved} if saved.get(name) != own.get(name))
             raise PlanError.of(
                 "lora-adapters",
-                "the checkpoint has not the adapters that this run would train",
+                "the adapters in the checkpoint do not match the adapters of this run",
                 found=f"{len(saved)} adapter weights, {first}: {saved.get(first)}",
                 expected=f"{len(own)}, {own.get(first)}",
                 remedy="keep --lora and --lora-targets, or export the run and start from that folder",
@@ -378,19 +375,19 @@ class Trainer:
         if not torch.equal(state["base/sha256"].cpu(), self._base_digest()):
             raise PlanError.of(
                 "lora-base",
-                f"the weights in {self.spec.folder} are not those that the checkpoint's adapters belong to",
-                found="another sha256",
+                f"the weights in {self.spec.folder} are not the base of the checkpoint's adapters",
+                found="a different sha256",
                 expected="the folder and dtype that the run began with",
-                remedy="put the folder back; rlflow export needs it not",
+                remedy="restore the folder; rlflow export does not need it",
             )
 
     def _shape(self, parameter: Tensor) -> list[int]:
         return list(parameter.shape)
 
     def sleep(self, *parts: str) -> None:
-        """Free the memory of these of ``movable``, or of all: to host memory, on a CPU to a file
-        (``backends/local/offload.py``). What is asleep cannot be used, and each tensor stays the tensor that
-        it is. Raises OSError where there is no room."""
+        """Free the memory of these parts, or of all ``movable`` ones, into host memory; on a CPU into a file
+        (``backends/local/offload.py``). Freed parts cannot be used, but all tensor objects stay valid. Raises
+        OSError if there is no space."""
         for part in parts or self.can.movable:
             if part == "weights":
                 self.cached.drop()
@@ -398,13 +395,13 @@ class Trainer:
             self.network.asleep = "weights" in self.away
 
     def wake(self, *parts: str) -> None:
-        """Bring them back, bit for bit."""
+        """Restore freed parts, bit for bit."""
         for part in parts or self.can.movable:
             self.away.back(part)
             self.network.asleep = "weights" in self.away
 
     def _tensors(self, part: str) -> Iterator[Tensor]:
-        """The tensors of a part that are in this process's memory."""
+        """Yield the tensors of a part that are in this process's memory."""
         if part == "weights":
             yield from self.network.held()
         elif self.optimizer is not None:
@@ -437,7 +434,7 @@ class Trainer:
         return [torch.cat(micro) for micro in self._cut(batch, units)]
 
     def _cut(self, batch: Batch, units: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-        """The micro-batches of some units of rows."""
+        """Yield the micro-batches of some units of rows."""
         tokens = self.settings.micro_tokens
         return (
             packed_microbatches(batch, units, tokens=tokens)
@@ -447,7 +444,7 @@ class Trainer:
 
     def _forward(self, rows: Batch, want: tuple[str, ...], ahead: bool) -> dict[str, Tensor]:
         if ahead and self.device.type == "cpu":
-            # what sampling freed lies in other places than what the graph asks for, and both would be held
+            # sampling has fragmented the memory: without this, the graph would be allocated in addition to it
             HEAP.give_back()
         with torch.set_grad_enabled(ahead):
             flat = self._compute(rows, want)
@@ -456,7 +453,7 @@ class Trainer:
         return {name: x.detach() for name, x in flat.items()}
 
     def _compute(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
-        """Flat token quantities [entries] and scores [rows], on the device."""
+        """Return flat token quantities [entries] and scores [rows], on the device."""
         unknown = [name for name in want if name not in QUANTITIES[self.spec.head]]
         if unknown:
             raise ValueError(

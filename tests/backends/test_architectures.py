@@ -102,7 +102,7 @@ def test_sampling_training_and_a_plain_forward_agree(folders, tmp_path, name):
 
 def test_logits_that_are_changed_in_an_unknown_way_are_refused(folders, monkeypatch):
     monkeypatch.setattr(network, "_candidates", lambda config: iter([lambda logits: logits]))
-    with pytest.raises(PlanError, match="Gemma2ForCausalLM does something to its logits"):
+    with pytest.raises(PlanError, match="Gemma2ForCausalLM transforms its logits in an unknown way"):
         Trainer(ModelSpec(folders["gemma2"]))
 
 

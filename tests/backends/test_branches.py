@@ -83,7 +83,7 @@ def test_keys_of_another_cache_are_refused():
     layer = GrowingLayer()
     layer.update(*torch.zeros(2, 1, 1, 2, 4))
     mask = StepMask(Branches([BranchedLayer(layer)], torch.tensor([0]), None), None)
-    with pytest.raises(ValueError, match="found keys that are none of the cache's"):
+    with pytest.raises(ValueError, match="found keys of no layer in the cache"):
         attend_step(torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 1, 4), mask)
 
 

@@ -91,7 +91,7 @@ def test_where_the_disk_is_full_nothing_is_freed(tmp_path, monkeypatch):
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
     try:
-        with pytest.raises(OSError, match=f"no room for parts of models in {tmp_path}"):
+        with pytest.raises(OSError, match=f"no space for model parts in {tmp_path}"):
             away.put("weights", [one])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -93,7 +93,7 @@ def test_what_was_not_sent_or_not_asked_for_is_noticed(ends):
     moved(ends, route, 6)
     name, tensor = next((names[0], tensor) for names, tensor in receiver.generator.network.own())
     tensor.view(-1)[7] += 1
-    with pytest.raises(TransferError, match=f"rank 1 does not hold what the trainers hold: {name}"):
+    with pytest.raises(TransferError, match=f"rank 1 does not hold the trainers' weights: {name}"):
         receiver.finish(6, ends[0].terms())
     with pytest.raises(TransferError, match="received 0 bytes, the plan says"):
         receiver.finish(7)

@@ -174,5 +174,5 @@ def test_a_folder_with_an_adapter_in_place_of_a_model_is_refused_before_anything
     for file in MODEL.glob("*.json"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(PlanError, match="holds an adapter"):
+    with pytest.raises(PlanError, match="contains an adapter"):
         of("grpo", model=str(tmp_path))

@@ -227,7 +227,7 @@ def lies(rank: int, ranks: int) -> dict[str, list[str]]:
         into = views(target, rank)
         resharder = Resharder(make_plan(layout, target), rank, mine, into, way)
         found[f"{type(way).__name__} version"] = expect(
-            lambda r=resharder: r.run(7 + (rank == 0)), "send others"
+            lambda r=resharder: r.run(7 + (rank == 0)), "send other versions"
         )
         resharder.run(9)
         if rank == ranks - 1:
@@ -237,7 +237,8 @@ def lies(rank: int, ranks: int) -> dict[str, list[str]]:
         resharder.close()
     turned = DeviceMesh("cpu", list(reversed(range(ranks))))
     found["turned mesh"] = expect(
-        lambda: pieces_of(fsdp(wholes("float32", 0), turned).items()), "does not say which shard a rank has"
+        lambda: pieces_of(fsdp(wholes("float32", 0), turned).items()),
+        "does not determine the shard of each rank",
     )
     small = Segment(RUN)
     found["too little memory"] = expect(
