@@ -1,9 +1,9 @@
-"""PPO by hand, in the order that OpenRLHF publishes: rows are sampled; reward, actor, critic and reference
-compute side by side; critic and actor learn side by side; the actor's weights go to the sampler.
+"""PPO by hand, in OpenRLHF's order: sample rows; compute reward, actor, critic and reference in parallel;
+train critic and actor in parallel; send the actor's weights to the sampler.
 
-It does what ``algorithms/ppo.py`` does, and ends on the same parameters, bit for bit, where every role has
-one rank. What the flow leaves to the scheduler stands here line by line: which calls wait for which. ``python
-examples/ppo_by_hand.py`` trains the packaged model.
+It does what ``algorithms/ppo.py`` does. If every role has one rank, it ends with the same parameters, bit for
+bit. A flow leaves the order of calls to the scheduler; here the script itself says which call waits for
+which. ``python examples/ppo_by_hand.py`` trains the packaged model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlflow.runs.prepare import expected_steps, prepare
 from rlflow.training.protocols import Sampling
 
 Weights = dict[str, Tensor]
-ppo: Any = import_module("rlflow.algorithms.ppo")  # whose stages and losses are called here
+ppo: Any = import_module("rlflow.algorithms.ppo")  # its stages and losses are called below
 
 
 class ModelHalf:
@@ -42,7 +42,7 @@ class ModelHalf:
         self.model: Any = getattr(make_models([bound], options, "cpu", steps, lambda _: wanted)[role], half)
 
     def generate(self, prompts: Batch, seed: int) -> Batch:
-        """A response to each row."""
+        """Sample one response per row."""
         sampling = Sampling(1, self.hp.max_tokens)
         rows = self.model.generate(
             prompts.select("prompt_tokens"), sampling, row_seeds(seed, prompts.axis.keys)
@@ -50,17 +50,17 @@ class ModelHalf:
         return Batch(prompts.axis, rows.data)
 
     def forward(self, batch: Batch, want: str) -> Batch:
-        """The column ``want`` of each row."""
+        """Return the column ``want`` of each row."""
         columns: Batch = self.model.forward(batch, (want,))
         return columns
 
     def update(self, batch: Batch, loss: str, seed: int, settings: Mapping[str, Any]) -> dict[str, float]:
-        """Learn from all rows; metrics."""
+        """Learn from all rows; return metrics."""
         metrics: dict[str, float] = self.model.update(batch, getattr(ppo, loss), seed=seed, **settings)
         return metrics
 
     def weights(self) -> Weights:
-        """A copy of all weights."""
+        """Return a copy of all weights."""
         return {name: tensor.detach().clone() for name, tensor in self.model.weights()}
 
     def receive(self, weights: Weights, version: int) -> None:
@@ -76,11 +76,11 @@ class Task:
         self.run = prepare(ppo.ppo, hp, config)
 
     def prompts(self) -> Batch:
-        """The prompts of the next iteration."""
+        """Return the prompts of the next iteration."""
         return self.run.prompts.take(self.run.options.prompts)
 
     def score(self, batch: Batch) -> Batch:
-        """The score of each row."""
+        """Return the score of each row."""
         return Batch(
             batch.axis,
             {"scores": Batch.of(scores=self.run.engine.scorers["reward"](batch)[0]).data["scores"]},
@@ -88,8 +88,8 @@ class Task:
 
 
 def learn(flags: Mapping[str, Any], address: str | None = None) -> tuple[Weights, Weights]:
-    """Train with the flags of ``rlflow run ppo``; the weights of actor and critic. ``address``: a Ray to
-    join."""
+    """Train with the flags of ``rlflow run ppo``; return the weights of actor and critic. ``address``: a Ray
+    to join."""
     config, hp = resolve_config(ppo.ppo, None, flags)
     call = {node.name: node.call for node in compile_flow(ppo.ppo, hp, TraceOptions()).graph.nodes}
     job = Job("ppo_by_hand", address=address, threads=1)
@@ -109,7 +109,7 @@ def learn(flags: Mapping[str, Any], address: str | None = None) -> tuple[Weights
             seeds = {name: derived(config.options.seed, number, of) for name, of in call.items()}
             batch = task.call_rank0(Task.prompts).result().repeat(hp.samples)
             batch |= sampler.call_batch(ModelHalf.generate, batch, seeds["actor.generate"]).result()
-            scores, old, values, ref = gather(  # four forwards at a time
+            scores, old, values, ref = gather(  # four forwards in parallel
                 task.call_batch(Task.score, batch),
                 actor.call_batch(ModelHalf.forward, batch, "logprobs"),
                 critic.call_batch(ModelHalf.forward, batch, "values"),

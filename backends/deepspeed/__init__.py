@@ -1,9 +1,9 @@
-"""The DeepSpeed backend: ZeRO (Rajbhandari et al. 2020) over the ranks of a pool, which share optimizer
-state, gradients and weights.
+"""The DeepSpeed backend: ZeRO (Rajbhandari et al. 2020) divides optimizer state, gradients and weights over
+the ranks of a pool.
 
-Here: a Trainer, and where ZeRO keeps what. Not here: sampling, and minibatches over ranks (`rlflow.training`,
-`rlflow.cluster.sharding`). Everything else is the local backend's: it computes the same numbers from the same
-files.
+It has a Trainer, and the code that knows where ZeRO keeps each part. Everything else comes from the local
+backend: the same numbers from the same files. Sampling is elsewhere. Minibatches over ranks are in
+`rlflow.training` and `rlflow.cluster.sharding`.
 """
 
 from rlflow.backends.deepspeed.trainer import Trainer

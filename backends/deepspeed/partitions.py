@@ -1,8 +1,8 @@
-"""Where ZeRO keeps a parameter and its optimizer state, and how they are put together and taken apart.
+"""Find, gather and divide parameters and optimizer state under ZeRO.
 
-Under stage 3 every rank holds one of equal parts of each flattened parameter, the last ones padded: part r
-starts at element r · ceil(size / ranks). Under stages 1 and 2 every rank holds it whole, and the optimizer's
-state of all parameters together is cut.
+Under stage 3 each rank holds one of equal parts of each flattened parameter, the last ones padded. Part r
+starts at element r · ceil(size / ranks). Under stages 1 and 2 each rank holds complete parameters, and the
+optimizer state of all parameters together is divided.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def is_cut(tensor: Tensor) -> bool:
-    """Whether ranks hold parts of it."""
+    """Return whether ranks hold parts of it."""
     return hasattr(tensor, "ds_tensor")
 
 
 def shape(tensor: Any) -> torch.Size:
-    """The shape of the whole."""
+    """Return the shape of the complete tensor."""
     return tensor.ds_shape if is_cut(tensor) else tensor.shape
 
 
 def part(tensor: Any) -> tuple[Tensor, int]:
-    """This rank's part of a parameter, flat and without padding, and the element at which it starts. Not a
-    copy."""
+    """Return this rank's part of a parameter, flat and without padding, and its first element. Not a copy."""
     if not is_cut(tensor):
         return tensor.detach().reshape(-1), 0
     partition = tensor.ds_tensor
@@ -39,8 +38,8 @@ def part(tensor: Any) -> tuple[Tensor, int]:
 
 
 def whole(tensor: Any) -> Tensor:
-    """The parameter as it would be on one rank. Every rank calls this; of a cut one each gets a tensor of its
-    own."""
+    """Return the complete parameter. Every rank must call it. A divided parameter gives each rank a new
+    tensor."""
     if not is_cut(tensor):
         return tensor.detach()
     partition = tensor.ds_tensor
@@ -51,8 +50,7 @@ def whole(tensor: Any) -> Tensor:
 
 @torch.no_grad()
 def put(tensor: Any, value: Tensor) -> None:
-    """Take a new value for a weight that does not learn, or for the copy of one that does with which the
-    model computes."""
+    """Set the value of a frozen weight, or of the model's copy of a weight that learns."""
     if not is_cut(tensor):
         tensor.copy_(value)
         return
@@ -61,12 +59,12 @@ def put(tensor: Any, value: Tensor) -> None:
 
 
 def moment(parameter: Any, name: str) -> Tensor:
-    """A moment of AdamW, whole. Every rank calls this."""
+    """Return a complete moment of AdamW. Every rank must call it."""
     return _fragments().safe_get_full_optimizer_state(parameter, name).detach()
 
 
 def put_learning(parameter: Any, value: Tensor) -> None:
-    """Take a new value for a parameter that learns: for the model, and for the optimizer's own copy."""
+    """Set the value of a parameter that learns, in the model and in the optimizer's own copy."""
     put(parameter, value)
     value = value.to(parameter.device, torch.float32)
     if is_cut(parameter):
@@ -76,8 +74,7 @@ def put_learning(parameter: Any, value: Tensor) -> None:
 
 
 def put_moment(parameter: Any, name: str, value: Tensor) -> None:
-    """Write a moment of AdamW (``exp_avg`` or ``exp_avg_sq``), whole, into the part of it that this rank
-    keeps."""
+    """Write a complete moment of AdamW (``exp_avg`` or ``exp_avg_sq``) into this rank's part of it."""
     value = value.to(parameter.device, torch.float32)
     if is_cut(parameter):
         _fragments().safe_set_local_optimizer_state(parameter, _padded(parameter, value), name)
@@ -86,7 +83,7 @@ def put_moment(parameter: Any, name: str, value: Tensor) -> None:
 
 
 def _padded(parameter: Any, value: Tensor) -> Tensor:
-    """This rank's part of ``value``, zeros after its end."""
+    """Return this rank's part of ``value``, padded with zeros."""
     size = parameter.ds_tensor.ds_numel
     start = min(dist.get_rank() * size, value.numel())
     own = value.reshape(-1)[start : start + size]
@@ -94,8 +91,8 @@ def _padded(parameter: Any, value: Tensor) -> Tensor:
 
 
 def flats(optimizer: Any) -> list[Tensor]:
-    """The tensors that AdamW steps: this rank's part of the parameters, one flat tensor for each group of
-    them."""
+    """Return the tensors that AdamW updates: this rank's part of the parameters, one flat tensor per
+    parameter group."""
     groups = getattr(optimizer, "fp32_partitioned_groups_flat", None)
     return groups if groups is not None else optimizer.single_partition_of_fp32_groups
 
@@ -105,8 +102,8 @@ def _fragments() -> Any:
 
 
 def link_moments(optimizer: Any) -> None:
-    """Tell stages 1 and 2 where each parameter's moments are. They look once, when the first group of
-    parameters alone has any."""
+    """Make stages 1 and 2 look up each parameter's moments again. DeepSpeed looks only once, and only if the
+    first parameter group has any."""
     if hasattr(optimizer, "single_partition_of_fp32_groups"):
         optimizer._hp_optimizer_states_linked = False
         if optimizer.optimizer.state:
@@ -114,20 +111,20 @@ def link_moments(optimizer: Any) -> None:
 
 
 class Parts:
-    """A module whose ``state_dict`` brings each tensor together as one comes to it."""
+    """A module whose ``state_dict`` gathers each tensor when it is reached."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
 
     def named_parameters(self) -> Any:
-        """The parameters of the module, as they lie."""
+        """Return the parameters of the module, without gathering."""
         return self.module.named_parameters()
 
     def state_dict(self) -> Parts:
-        """This object, whose ``items`` gathers one tensor at a time."""
+        """Return this object; its ``items`` gathers one tensor at a time."""
         return self
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, whole tensor) of each tensor of the module. Every rank has to take part."""
+        """Yield (name, complete tensor) of each tensor of the module. Every rank must take part."""
         for name, tensor in self.module.state_dict(keep_vars=True).items():
             yield name, whole(tensor)

@@ -1,5 +1,4 @@
-"""DeepSpeed in this process: started quietly, without compiling anything, over the torch group of the
-pool."""
+"""Start DeepSpeed in this process: without output, without compiling, over the pool's torch group."""
 
 from __future__ import annotations
 
@@ -21,15 +20,16 @@ from rlflow.training.peers import BUCKET
 
 
 def start(device: str) -> Any:
-    """The package, ready for ``initialize``. Where this process is in no torch group, it gets one of its own.
-    Raises PlanError where DeepSpeed is not installed."""
-    os.environ.setdefault("DS_ACCELERATOR", torch.device(device).type)  # else it guesses, and says so
+    """Return the package, ready for ``initialize``. A process without a torch group gets its own. Raises
+    PlanError if DeepSpeed is not installed."""
+    # otherwise DeepSpeed guesses and prints a line
+    os.environ.setdefault("DS_ACCELERATOR", torch.device(device).type)
     package = require("deepspeed", extra="deepspeed", install=INSTALL["deepspeed"])
     ops = importlib.import_module("deepspeed.ops")
-    # else it runs a compiler to find out what it could compile
+    # otherwise it runs a compiler to find out what it could compile
     compiled = vars(ops).setdefault("__compatible_ops__", {})
     compiled["deepspeed_shm_comm"] = False  # an all-reduce that it would compile at first use
-    # names of torch's that it still uses
+    # DeepSpeed uses deprecated names of torch
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     os.environ.setdefault(
         "LOCAL_RANK", str(torch.cuda.current_device()) if torch.device(device).type == "cuda" else "0"
@@ -42,14 +42,14 @@ def start(device: str) -> Any:
 
 
 def _alone(device: str) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nothing listens beyond this machine
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # listen only on this machine
     backend = "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
     dist.init_process_group(backend, store=cast(Any, dist).HashStore(), rank=0, world_size=1)
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without DeepSpeed's reports, and its warning about optimizers that are not its own."""
+    """Suppress DeepSpeed's reports, and its warning about other optimizers than its own."""
     logger = logging.getLogger("DeepSpeed")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -60,7 +60,7 @@ def quiet() -> Iterator[None]:
 
 
 def config(stage: int, settings: TrainerSettings) -> dict[str, Any]:
-    """DeepSpeed's configuration. A step ends where its caller says so, after any number of micro-batches."""
+    """Return DeepSpeed's configuration. The caller ends a step, after any number of micro-batches."""
     elements = BUCKET // 4
     zero = {
         "stage": stage,
@@ -68,7 +68,7 @@ def config(stage: int, settings: TrainerSettings) -> dict[str, Any]:
         "allgather_bucket_size": elements,
         "overlap_comm": False,
     }
-    if stage == 3:  # weights are whole only while their layer computes, small ones too
+    if stage == 3:  # weights, even small ones, are complete only while their layer computes
         zero |= {
             "stage3_param_persistence_threshold": 0,
             "stage3_max_reuse_distance": 0,
@@ -76,7 +76,7 @@ def config(stage: int, settings: TrainerSettings) -> dict[str, Any]:
             "stage3_max_live_parameters": 4 * elements,
         }
     return {
-        "train_micro_batch_size_per_gpu": 1,  # it counts samples by this and does nothing else with it
+        "train_micro_batch_size_per_gpu": 1,  # only used by DeepSpeed to count samples
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,
         "gradient_clipping": settings.max_grad_norm if settings.max_grad_norm < float("inf") else 0.0,
@@ -93,8 +93,8 @@ def engine(
     stage: int,
     settings: TrainerSettings,
 ) -> Any:
-    """DeepSpeed's engine for ``module``, whose weights are on the host. Stage 3 takes them to the device one
-    by one and keeps a part."""
+    """Return DeepSpeed's engine for ``module``, whose weights are on the host. Stage 3 moves them to the
+    device one by one and keeps a part."""
     chosen = config(stage, settings)
     with quiet():
         if stage == 3:

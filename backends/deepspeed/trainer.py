@@ -1,5 +1,4 @@
-"""The DeepSpeed Trainer: the local one whose weights, gradients and optimizer state are shared out by
-ZeRO."""
+"""The DeepSpeed Trainer: the local trainer with weights, gradients and optimizer state divided by ZeRO."""
 
 from __future__ import annotations
 
@@ -49,19 +48,19 @@ from rlflow.training.weight_sync.shards import TensorViews, pieces_of
 
 @dataclass(frozen=True)
 class TrainerSettings(LocalSettings):
-    """The settings of the local trainer, and how much the ranks share out."""
+    """The options of the local trainer, and how much is divided among ranks."""
 
-    # a rank holds part of: 1 optimizer state, 2 gradients too, 3 weights too; more saves memory
+    # divided among ranks: 1 optimizer state, 2 also gradients, 3 also weights; more saves memory
     zero: Annotated[int, Ge(1), Le(3)] = 3
 
     def __post_init__(self) -> None:
-        """Raises PlanError for a setting of the local trainer that this one has not, so that it is said
-        before anything starts."""
+        """Raise PlanError for an option of the local trainer that this trainer lacks, before anything
+        starts."""
         refuse_compile(self, "deepspeed")
 
 
 class Computation(nn.Module):
-    """The local trainer's computation as one module: DeepSpeed brings weights together around its parts."""
+    """The local trainer's computation as one module. DeepSpeed gathers weights around its submodules."""
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
@@ -71,12 +70,12 @@ class Computation(nn.Module):
         self.reader = trainer.reader
         self.compute = trainer.compute_whole
 
-    # by name: DeepSpeed searches the rest for tensors
+    # keyword arguments: DeepSpeed searches the others for tensors
     def forward(self, *, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
-        """The columns ``want`` of the rows. Arguments come by name, since DeepSpeed searches the others for
+        """Return the columns in ``want``. Arguments are keywords, because DeepSpeed searches the others for
         tensors."""
         cached = torch.is_autocast_cache_enabled()
-        torch.set_autocast_cache_enabled(False)  # it would keep all weights in bfloat16 until the last layer
+        torch.set_autocast_cache_enabled(False)  # the cache would keep all weights in bfloat16 during a pass
         try:
             return self.compute(rows, want)
         finally:
@@ -84,31 +83,32 @@ class Computation(nn.Module):
 
 
 class Reader(nn.Module):
-    """Around all that reads the language-model head, of which there may be more on one rank than on another:
-    its weight is brought together once, while what DeepSpeed sees is the same on every rank."""
+    """A module around all uses of the language-model head. Ranks may use the head a different number of
+    times. This module gathers its weight once, so DeepSpeed sees the same calls on every rank."""
 
     def forward(self, hidden: Tensor, *, read: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Call ``read`` on the hidden states, while the head's weight is there."""
+        """Call ``read`` on the hidden states while the head's weight is gathered."""
         return read(hidden)
 
 
 class Trainer(local.Trainer):
-    """One rank of those that hold a model together. Each reads the whole folder into host memory first. All
-    ranks make the same calls in the same order, since most of them bring weights together."""
+    """One rank of a model that several ranks hold together. Each rank first reads the complete folder into
+    host memory. All ranks must make the same calls in the same order, because most calls gather weights."""
 
     Settings = TrainerSettings
     settings: TrainerSettings
 
     def __init__(self, spec: ModelSpec, settings: TrainerSettings | None = None) -> None:
         super().__init__(replace(spec, device="cpu"), settings or TrainerSettings())
-        package = start(spec.device)  # a folder that is refused leaves no group of ranks behind
+        # only now: if the folder is refused, no group of ranks remains
+        package = start(spec.device)
         self.spec, self.peers = spec, Peers(lockstep=True)
         self.packs = self.packs and spec.device == "cpu"
-        # of a frozen model its value head alone, which no other tensors of it have
+        # for a frozen model only its value head, which `network.module` does not contain
         self.own = self.network.parameters()
         self.learning = self.own if spec.trained else {}
         self.reader = Reader()
-        self.engine: Any = None  # a frozen model that is not cut needs none
+        self.engine: Any = None  # a frozen model without divided weights needs none
         if spec.trained or self.settings.zero == 3:
             self.engine = engine(
                 package, Computation(self).eval(), self.optimizer, self.settings.zero, self.settings
@@ -125,14 +125,14 @@ class Trainer(local.Trainer):
 
     @property
     def device(self) -> torch.device:
-        """The device that holds this rank's parameters."""
+        """The device of this rank's parameters."""
         return torch.device(self.spec.device)
 
     @classmethod
     def capabilities(cls, settings: TrainerSettings, device: str) -> Capabilities:
-        """What the local trainer can do, but that ranks hold the model together. ZeRO stage 1 divides the
-        optimizer, 2 also gradients, 3 also weights. Stage 3 keeps a buffer for gradients; under the others
-        they are there during an update."""
+        """Return the local trainer's capabilities with ranks that hold the model together. ZeRO stage 1
+        divides the optimizer, 2 also gradients, 3 also weights. Stage 3 keeps a buffer for gradients. The
+        other stages have gradients in memory only during an update."""
         divided = (
             ("optimizer",),
             ("gradient", "optimizer"),
@@ -146,40 +146,39 @@ class Trainer(local.Trainer):
             copied=True,
             movable=("weights", "optimizer", "gradient") if settings.zero == 3 else ("weights", "optimizer"),
             float64=False,  # its optimizers keep weights in float32
-            flat=True,  # zero 3 cuts flattened tensors
+            flat=True,  # stage 3 divides flattened tensors
         )
 
     # -- computing
     # --------------------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch, want: tuple[str, ...] | None = None, *, ahead: bool = False) -> Batch:
-        """The local trainer's forward. Afterwards this rank keeps no more than its own part of the
-        weights."""
+        """Do the local trainer's forward. Afterwards this rank keeps only its own part of the weights."""
         out = super().forward(batch, want)
         if self.settings.zero == 3:
-            # what was fetched ahead, for a backward pass that does not come
+            # drop weights that DeepSpeed prefetched for a backward pass
             self.engine.optimizer.empty_partition_cache()
         return out
 
     def forward_ahead(self, batch: Batch, want: tuple[str, ...] | None = None) -> Batch:
-        """``forward``: a rank that went on from a kept pass would compute less often than the others."""
+        """Do ``forward`` only: a rank with a kept pass would compute less often than the others."""
         return self.forward(batch, want)
 
     def backward(self, objective: Tensor) -> None:
-        """Add the gradient of an objective, a scalar summed over this rank's rows, to the gradients of this
-        step."""
-        # it takes the mean over ranks; a step wants the sum
+        """Add the gradient of an objective, a scalar summed over this rank's rows, to this step's
+        gradients."""
+        # DeepSpeed takes the mean over ranks; a step needs the sum
         self.engine.backward(objective * self.peers.ranks, scale_wrt_gas=False)
 
     def step(self) -> OptimizerStep:
-        """Clip and step, or, where the gradient is not finite, drop it. Clears the gradient."""
+        """Clip and step. A gradient that is not finite is dropped. Clears the gradient."""
         lr = self.schedule.rate(self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        with quiet():  # of a step that is dropped we tell ourselves
+        with quiet():  # rlflow itself reports a dropped step
             self.engine.step()
         if self.settings.zero == 3:
-            # a layer that no token reaches would find an older gradient
+            # otherwise a layer that no token reaches would keep an older gradient
             self.engine.optimizer.grad_partitions_flat_buffer.zero_()
         HEAP.step_ended()
         applied = bool(self.engine.was_step_applied())
@@ -187,8 +186,7 @@ class Trainer(local.Trainer):
         return OptimizerStep(applied, float(self.engine.get_global_grad_norm()), lr)
 
     def compute_whole(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
-        """Flat token quantities [entries] and scores [rows], where weights are brought together as layers
-        need them."""
+        """Return flat token quantities [entries] and scores [rows]; layers gather their weights as needed."""
         return super()._compute(rows, want)
 
     def _compute(self, rows: Batch, want: tuple[Quantity, ...]) -> dict[str, Tensor]:
@@ -209,7 +207,7 @@ class Trainer(local.Trainer):
     # --------------------------------------------------------------------------------------------------------
 
     def _own(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, parameter or buffer) of the model, tied ones once, without adapters."""
+        """Yield (Hugging Face name, parameter or buffer) of the model, tied ones once, without adapters."""
         self.network.check_awake()
         storages = set()
         for name, tensor in self.network.module.state_dict(keep_vars=True).items():
@@ -218,8 +216,8 @@ class Trainer(local.Trainer):
                 yield lora.plain(name), tensor
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, tensor) of the model, tied weights once, brought together one at a time. Every
-        rank goes through all."""
+        """Yield (Hugging Face name, complete tensor) of the model, tied weights once, gathered one at a time.
+        Every rank must iterate over all of them."""
         return self._weights()
 
     def _weights(self, precise: bool = False) -> Iterator[tuple[str, Tensor]]:
@@ -237,17 +235,16 @@ class Trainer(local.Trainer):
 
     @property
     def first(self) -> bool:
-        """Whether this rank writes what all ranks hold together."""
+        """Whether this rank writes the files."""
         return dist.get_rank() == 0
 
     def pieces(self) -> dict[str, TensorViews] | None:
-        """Views of the tensors of ``weights`` that this rank holds, nothing gathered; None with adapters,
-        which ``weights`` merges."""
+        """Return views of the tensors of ``weights`` that this rank holds, without gathering. None with
+        adapters, which ``weights`` merges."""
         return None if self.network.adapted else pieces_of(self._own())
 
     def _take(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Take the weights of ``tensors`` by name. Raises ValueError where a name is unknown, or one is
-        missing."""
+        """Copy the weights of ``tensors`` by name. Raises ValueError if a name is unknown or missing."""
         own = {
             lora.plain(name): tensor
             for name, tensor in self.network.module.state_dict(keep_vars=True).items()
@@ -274,7 +271,7 @@ class Trainer(local.Trainer):
     # --------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder as the local trainer does. Every rank calls this; the first one
+        """Write a Hugging Face folder as the local trainer does. Every rank must call it; the first one
         writes."""
         first = dist.get_rank() == 0
         weights = {name: tensor.cpu() for name, tensor in self._weights(precise=True) if first}
@@ -291,7 +288,7 @@ class Trainer(local.Trainer):
         dist.barrier()
 
     def load(self, folder: Path) -> None:
-        """Take the weights of a folder that ``save`` wrote. The optimizer stays as it is."""
+        """Load the weights of a folder that ``save`` wrote, without changing the optimizer."""
         other = load_network(ModelSpec(folder, self.spec.head, self.spec.trained, "cpu", self.spec.dtype))
         self._take(other.tensors())
         self.base = None
@@ -303,8 +300,9 @@ class Trainer(local.Trainer):
                 self._change(parameter, other.head.state_dict()[name])
 
     def state(self) -> dict[str, Tensor]:
-        """The local trainer's ``state`` in the same names and shapes, whatever the stage and the number of
-        ranks: on the first rank, in host memory. Every rank takes part; the others get an empty dict."""
+        """Return the local trainer's ``state`` on the first rank, in host memory, and {} on the others.
+
+        Names and shapes do not depend on the stage or the number of ranks. Every rank must call it."""
         first = dist.get_rank() == 0
         return {name: tensor.cpu() for name, tensor in self._state() if first}
 
@@ -324,9 +322,9 @@ class Trainer(local.Trainer):
                 yield f"{kind}/{name}", moment(parameter, kind)
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Continue from what a ``state`` gave, which every rank gets whole, also of another stage, another
-        number of ranks or the local trainer. Raises PlanError where it is of other adapters, or of another
-        base."""
+        """Load a state that ``state`` returned. Every rank gets the complete state. It may come from another
+        stage, another number of ranks or the local trainer. Raises PlanError if it has other adapters or
+        another base."""
         if self.network.adapted:
             self._check_adapters(state)
         else:

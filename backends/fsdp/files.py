@@ -1,4 +1,4 @@
-"""Weights from a model folder, of each just the part that this rank keeps."""
+"""Read weights from a model folder: of each weight only the part that this rank keeps."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from rlflow.training.protocols import ModelSpec
 def load_empty(
     kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[str, ...], **options: Any
 ) -> Any:
-    """The model with parameters that have no storage yet and buffers that do. Where its weights are not in
-    the folder's safetensors by the names and shapes that the model has (merged experts), or it cannot be made
-    without them, the model whole, as from ``load_whole``."""
+    """Return the model with parameters without storage and buffers with storage.
+
+    If the folder's safetensors lack weights with the model's names and shapes (merged experts), or the model
+    cannot be made without its weights, return the complete model, as ``load_whole`` does."""
     config = pretrained.read_config(Path(str(spec.folder)), **options)
     try:
         with quiet(), _without_storage():
             module = pretrained.empty_model(kind, config, dtype)
-    except RuntimeError:  # its constructor reads what it has drawn
+    except RuntimeError:  # its constructor reads the weights that it has drawn
         return load_whole(kind, spec, dtype, allowed, **options)
     files = Files(Path(str(spec.folder)), module.base_model_prefix)
     lacking = [
@@ -45,7 +46,7 @@ def load_empty(
 
 
 def tied(tensors: dict[str, Tensor]) -> Iterator[tuple[list[str], Tensor]]:
-    """Each tensor once, with all its names, in the order of the first."""
+    """Yield each tensor once, with all its names, in the order of its first name."""
     names: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
         names.setdefault(id(tensor), []).append(name)
@@ -53,15 +54,15 @@ def tied(tensors: dict[str, Tensor]) -> Iterator[tuple[list[str], Tensor]]:
 
 
 class Files:
-    """The safetensors of a folder. prefix: of names of the backbone, which a file may have or lack."""
+    """The safetensors of a folder. prefix: the backbone's prefix of names; files may or may not have it."""
 
     def __init__(self, folder: Path, prefix: str) -> None:
         self.folder, self.prefix = folder, f"{prefix}."
         self.at = {name: folder / file for name, file in _where(folder).items()}
 
     def find(self, names: Iterable[str], tensor: Tensor) -> str | None:
-        """The name in the files of a tensor that the model has under ``names``, where it has the same shape
-        there."""
+        """Return the name in the files of a tensor with these ``names``, if the shape is the same, else
+        None."""
         for name in names:
             for candidate in (name, name.removeprefix(self.prefix), self.prefix + name):
                 if candidate in self.at and self._shape(candidate) == list(tensor.shape):
@@ -73,7 +74,7 @@ class Files:
             return list(file.get_slice(name).get_shape())
 
     def read(self, names: Iterable[str], target: Tensor) -> None:
-        """Copy this rank's part of a tensor; zero where the files lack it."""
+        """Copy this rank's part of a tensor; zero if the files lack the tensor."""
         name, part = self.find(names, target), own(target)
         if name is None:
             part.zero_()
@@ -82,7 +83,7 @@ class Files:
                 part.copy_(file.get_slice(name)[box(target)])
 
     def whole(self, groups: Iterable[tuple[list[str], Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) of each, one at a time. Raises KeyError where the files lack it."""
+        """Yield (name, tensor) of each, one at a time. Raises KeyError if the files lack one."""
         for names, tensor in groups:
             name = self.find(names, tensor)
             if name is None:
@@ -92,7 +93,7 @@ class Files:
 
 
 def _where(folder: Path) -> dict[str, str]:
-    """Name of a weight → file, as transformers looks for it."""
+    """Return the file of each weight, found as transformers finds it."""
     if (folder / "model.safetensors").is_file():
         with safe_open(folder / "model.safetensors", "pt") as file:
             return dict.fromkeys(file.keys(), "model.safetensors")
@@ -102,8 +103,7 @@ def _where(folder: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _without_storage() -> Iterator[None]:
-    """Modules that are made meanwhile have parameters on the meta device; buffers are not parameters, and are
-    made as ever."""
+    """A context in which new modules have parameters on the meta device. Buffers are not affected."""
     register = nn.Module.register_parameter
 
     def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

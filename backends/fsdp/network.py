@@ -1,4 +1,4 @@
-"""A Hugging Face model whose weights lie in parts on the ranks of a pool."""
+"""A Hugging Face model whose weights are divided among the ranks of a pool."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from rlflow.errors import PlanError, listed
 from rlflow.training.protocols import Head, ModelSpec
 
 STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
-# named by some releases of transformers; here embedding and head go together
+# a style in some releases of transformers; here embedding and head are divided together
 VOCABULARY = "embedding_rowwise"
-ADDED = "replicated_with_grad_allreduce"  # whole on each rank, which has the gradient of its own heads only
+# complete on each rank, with the gradient of the rank's own heads only
+ADDED = "replicated_with_grad_allreduce"
 
 
 def parallelize(module: Any, mesh: DeviceMesh) -> list[str]:
-    """Split the layers of ``module`` over ``mesh``, in place. Gives the names of parameters whose gradients
-    are still to be added up over it. Raises PlanError for a model without a plan that is known here, or of
-    which the ranks cannot have equal parts."""
+    """Divide the layers of ``module`` over ``mesh``, in place. Return the names of parameters whose gradients
+    must still be summed over it. Raises PlanError if the model's plan is unknown, or if it cannot be divided
+    equally."""
     config = module.config.get_text_config()
     plan = {
         name: style
@@ -55,7 +56,7 @@ def parallelize(module: Any, mesh: DeviceMesh) -> list[str]:
 
 
 def _vocabulary(module: Any, mesh: DeviceMesh) -> None:
-    """Embedding and language-model head, where the ranks can have equal parts; else both stay whole."""
+    """Divide embedding and language-model head if equal parts are possible; else both stay complete."""
     embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
     tied = head is not None and head.weight is embedding.weight
     if embedding.weight.shape[0] % mesh.size():
@@ -93,21 +94,21 @@ T = TypeVar("T")
 
 
 class Root(nn.Module):
-    """Model and head in one module, since FSDP2 gathers what belongs to no layer around a module's forward:
-    this one's is whatever is to be computed with the weights."""
+    """Model and head in one module. FSDP2 gathers weights that belong to no layer around a module's forward;
+    this module's forward runs any computation with the weights."""
 
     def __init__(self, module: nn.Module, head: nn.Module | None) -> None:
         super().__init__()
         self.module, self.head = module, head
 
     def forward(self, compute: Callable[..., T], *arguments: Any) -> T:
-        """Call ``compute`` while the sharded weights are gathered around it."""
+        """Call ``compute`` while the sharded weights are gathered."""
         return compute(*arguments)
 
 
 class ShardedNetwork(Network):
-    """A network whose forward runs within ``root``, and whose tensors all ranks read and write together, one
-    after another. added: names of parameters whose gradients are added up over the tensor-parallel ranks."""
+    """A network whose forward runs within ``root``. All ranks read and write its tensors together, one after
+    another. added: names of parameters whose gradients are summed over the tensor-parallel ranks."""
 
     def __init__(self, module: Any, kind: Head, head: nn.Linear | None, ranks: Ranks) -> None:
         super().__init__(module, kind, head)
@@ -115,19 +116,19 @@ class ShardedNetwork(Network):
         self.added: list[str] = []
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """Gather a parameter from all ranks. Every rank must call it."""
+        """Return a complete parameter, gathered from all ranks. Every rank must call it."""
         return whole(tensor.detach())
 
     def put(self, target: Tensor, value: Tensor) -> None:
-        """Write this rank's part of a whole tensor into a parameter."""
+        """Write this rank's part of a complete tensor into a parameter."""
         own(target).copy_(value[box(target)])
 
     def identity(self, tensor: Tensor) -> Any:
-        """A value that tied parameters share, to tell them from others."""
+        """Return a key that tied parameters share."""
         return id(tensor)
 
     def held(self) -> Iterator[Tensor]:
-        """The tensors of this rank: its own parts of parameters and buffers."""
+        """Yield this rank's own parts of parameters and buffers."""
         return (own(tensor) for tensor in super().held())
 
     def to(self, device: torch.device | str) -> None:
@@ -135,7 +136,7 @@ class ShardedNetwork(Network):
         self.root.to(device)
 
     def save(self, folder: Path) -> None:
-        """Write the model folder on the first rank of the pool; the other ranks take part."""
+        """Write the model folder on the first rank of the pool. Every rank must call it."""
         tensors = self.host(self.tensors(precise=True))
         head = self.host(
             (name, self.whole(x))
@@ -145,7 +146,7 @@ class ShardedNetwork(Network):
             self.write(folder, tensors, head)
 
     def host(self, tensors: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        """Copies in host memory on the pool's first rank, nothing on the others."""
+        """Return copies in host memory on the pool's first rank, {} on the others."""
         copies = {}
         for name, tensor in tensors:
             if self.ranks.first:
@@ -154,8 +155,8 @@ class ShardedNetwork(Network):
         return copies
 
     def shard(self, low: bool) -> None:
-        """Over the data-parallel ranks: layer by layer, the head in its own precision, the rest with the
-        root. Gradients are sums, since the objective is already divided by what all ranks have."""
+        """Shard over the data-parallel ranks: layer by layer, the head in its own precision, the rest with
+        the root. Gradients are sums, because the objective is already divided by the totals of all ranks."""
         policy = (
             MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
             if low
@@ -170,12 +171,12 @@ class ShardedNetwork(Network):
         for unit in self.root.modules():
             if isinstance(unit, FSDPModule):
                 unit.set_gradient_divide_factor(1.0)
-                unit.set_force_sum_reduction_for_comms(True)  # gloo has no other that takes a factor
+                unit.set_force_sum_reduction_for_comms(True)  # gloo supports no other reduction with a factor
 
     @torch.no_grad()
     def fill(self, spec: ModelSpec) -> None:
-        """Storage for what has none, with the weights in the folder; what is not there is a new head's, and
-        zero."""
+        """Allocate missing storage and read the weights from the folder. A missing weight is a new head's and
+        becomes zero."""
         state = self.module.state_dict(keep_vars=True)
         empty = {lora.plain(name) for name, tensor in state.items() if tensor.is_meta}
         self.root._apply(
@@ -190,8 +191,8 @@ class ShardedNetwork(Network):
 
 
 def load_sharded(spec: ModelSpec, settings: TrainerSettings, ranks: Ranks) -> ShardedNetwork:
-    """The local trainer's ``load_network`` for weights in parts: no rank ever has them all, unless
-    ``load_empty`` has to."""
+    """Do the local trainer's ``load_network`` for divided weights. No rank ever has all weights, unless
+    ``load_empty`` must load the complete model."""
     module, head = parts(spec, settings, load_empty)
     network = ShardedNetwork(module, spec.head, head, ranks)
     network.hold_rotary(spec.longest)

@@ -1,4 +1,4 @@
-"""How the ranks of a pool lie in a mesh: data parallel outside, tensor parallel inside."""
+"""The mesh of a pool's ranks: data parallel outside, tensor parallel inside."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from rlflow.errors import PlanError
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of a pool as this rank sees them."""
+    """The ranks of a pool from the view of this rank."""
 
-    data: DeviceMesh  # the ranks that see different rows
-    tensor: DeviceMesh | None  # those that share a row's matrix products, None where that is each rank alone
+    data: DeviceMesh  # ranks with different rows
+    tensor: DeviceMesh | None  # ranks that share a row's matrix products; None if each rank computes alone
     first: bool  # whether this rank is the pool's first
 
     @staticmethod
     def of(device: str, tensor_parallel: int) -> Ranks:
-        """The mesh over torch's default group. Ranks [k·t, (k+1)·t) share rows. Raises PlanError where t does
-        not divide their number."""
+        """Return the mesh over torch's default group. Ranks [k·t, (k+1)·t) share rows. Raises PlanError if t
+        does not divide their number."""
         ranks = dist.get_world_size()
         if ranks % tensor_parallel:
             raise PlanError.of(
@@ -43,27 +43,27 @@ class Ranks:
 
 @functools.lru_cache(maxsize=4)
 def _mesh(group: Any, device: str, data: int, tensor: int) -> DeviceMesh:
-    """One for all models of a process: each mesh has groups of its own."""
+    """Return one mesh for all models of a process, because each mesh makes new groups."""
     return init_device_mesh(device, (data, tensor), mesh_dim_names=("data", "tensor"))
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor of which each rank has a part. Every rank takes part."""
+    """Return a complete tensor of which each rank has a part. Every rank must call it."""
     if not isinstance(tensor, DTensor):
         return tensor
-    # the inner cut is undone first; in one call, torch warns of two steps
+    # gather the inner division first; torch warns if one call does both
     for at in range(tensor.device_mesh.ndim):
         tensor = tensor.redistribute(placements=[Replicate()] * (at + 1) + list(tensor.placements[at + 1 :]))
     return tensor.to_local()
 
 
 def own(tensor: Tensor) -> Tensor:
-    """This rank's part, not a copy."""
+    """Return this rank's part, not a copy."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def box(tensor: Tensor) -> tuple[slice, ...]:
-    """Slices of the whole tensor that this rank has a part of."""
+    """Return the slices of the complete tensor that this rank's part covers."""
     if not isinstance(tensor, DTensor):
         return tuple(slice(0, size) for size in tensor.shape)
     sizes, starts = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -71,7 +71,7 @@ def box(tensor: Tensor) -> tuple[slice, ...]:
 
 
 def copies(tensor: Tensor) -> int:
-    """How many ranks of the default group have the same part."""
+    """Return how many ranks of the default group have the same part."""
     if not isinstance(tensor, DTensor):
         return dist.get_world_size()
     parts = [

@@ -1,4 +1,4 @@
-"""What a user may set of the fsdp backend: ``--ROLE.NAME``."""
+"""Options of the fsdp backend: ``--ROLE.NAME``."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from rlflow.errors import PlanError
 
 @dataclass(frozen=True)
 class TrainerSettings(local.TrainerSettings):
-    """The settings of the local trainer, and how a model lies on the ranks of its pool."""
+    """The options of the local trainer, and how a model is divided among its ranks."""
 
-    # none keeps the whole model on each rank (data parallel): faster, if it fits
+    # none keeps the complete model on each rank (data parallel): faster, if it fits
     shard: Literal["full", "none"] = "full"
-    # adjacent ranks that share each matrix product; more fits wider layers, and talks more
+    # adjacent ranks that share each matrix product; more fits wider layers, and communicates more
     tensor_parallel: Annotated[int, Ge(1)] = 1
 
     def __post_init__(self) -> None:
-        """Raises PlanError for what does not go together, so that it is said before anything starts."""
+        """Raise PlanError for options that exclude each other, before anything starts."""
         local.refuse_compile(self, "fsdp")
         if self.tensor_parallel > 1 and self.lora:
             raise PlanError.of(
                 "tensor-parallel",
-                "adapters are not split by tensor parallelism",
+                "adapters cannot be combined with tensor parallelism",
                 found=f"--lora {self.lora}",
                 expected="adapters or tensor parallelism",
                 remedy="--tensor-parallel 1, or --lora 0",

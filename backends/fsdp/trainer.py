@@ -1,5 +1,5 @@
-"""The fsdp Trainer: the local one with weights, gradients and optimizer state in parts on the ranks of the
-pool."""
+"""The fsdp Trainer: the local trainer with weights, gradients and optimizer state divided among a pool's
+ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlflow.training.protocols import Capabilities, ModelSpec
 
 
 class Trainer(local.Trainer):
-    """One model on all ranks of torch's default group; the local trainer where there is no group."""
+    """One model on all ranks of torch's default group; without a group, the local trainer."""
 
     Settings = TrainerSettings
 
@@ -36,7 +36,7 @@ class Trainer(local.Trainer):
 
     @classmethod
     def capabilities(cls, settings: TrainerSettings, device: str) -> Capabilities:
-        """What the local trainer can do, but that ranks hold the weights together."""
+        """Return the local trainer's capabilities, with ranks that hold the weights together."""
         full = settings.shard == "full"
         divided = ("weights", "adapters", "gradient", "optimizer") if full else ()
         return replace(
@@ -55,16 +55,17 @@ class Trainer(local.Trainer):
         )
 
     def forward_ahead(self, batch: Batch, want: tuple[str, ...] | None = None) -> Batch:
-        """``forward``: between a pass and the next the layers are not in memory, so that no graph is kept."""
+        """Do ``forward`` only, if the model is sharded: its layers are freed between passes, so no graph is
+        kept."""
         return self.forward(batch, want) if self.ranks is not None else super().forward_ahead(batch, want)
 
     def shards(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, DTensor or whole tensor): views of what this rank holds, nothing gathered, tied
-        weights once, adapters left out."""
+        """Yield (Hugging Face name, DTensor or complete tensor): views of this rank's part, without
+        gathering, tied weights once, without adapters."""
         return ((names[0], tensor) for names, tensor in self.network.own())
 
     def save(self, folder: Path) -> None:
-        """Write the model folder. The first rank writes; every rank takes part."""
+        """Write the model folder. Every rank must call it; the first one writes."""
         if not dist.is_initialized() or dist.get_rank() == 0:
             super().save(folder)
         elif self.ranks is not None:
@@ -73,11 +74,11 @@ class Trainer(local.Trainer):
 
     @property
     def first(self) -> bool:
-        """Whether this rank writes what all ranks hold together."""
+        """Whether this rank writes the files."""
         return not dist.is_initialized() or dist.get_rank() == 0
 
     def load(self, folder: Path) -> None:
-        """Take the weights of a folder that ``save`` wrote. The optimizer stays as it is."""
+        """Load the weights of a folder that ``save`` wrote, without changing the optimizer."""
         if self.ranks is None:
             return super().load(folder)
         files = Files(folder, self.network.module.base_model_prefix)
@@ -92,8 +93,8 @@ class Trainer(local.Trainer):
             self.network.put(self.network.head.state_dict()[name], value)
 
     def state(self) -> dict[str, Tensor]:
-        """The state of a local trainer, which knows of no ranks: whole tensors, copied into host memory on
-        the first rank. Every rank takes part; the others get an empty dict."""
+        """Return the local trainer's ``state`` as complete tensors in host memory on the first rank, and {}
+        on the others. Every rank must call it."""
         return self.network.host(self._state()) if self.ranks is not None else super().state()
 
     def _compute(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
@@ -102,15 +103,15 @@ class Trainer(local.Trainer):
         return self.network.root(self._computed, rows, want)
 
     def _computed(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
-        """Copies, since FSDP2 hangs its hooks on them, and a view may lose them."""
+        """Return copies: FSDP2 attaches hooks to them, and a view could lose its hook."""
         return {name: x.clone() for name, x in super()._compute(rows, want).items()}
 
     def _tensors(self, part: str) -> Iterator[Tensor]:
         return (own(tensor.detach()) for tensor in super()._tensors(part))
 
     def _clip(self, learning: list[torch.nn.Parameter]) -> float:
-        """Backward passes have added up the gradients. Each part's square counts once, however many ranks
-        have it."""
+        """Clip gradients, which backward passes have already summed. Each part's square counts once, even if
+        several ranks have it."""
         if self.ranks is None:
             return super()._clip(learning)
         self._add_heads()
@@ -128,7 +129,7 @@ class Trainer(local.Trainer):
         return ((name, own(tensor)) for name, tensor in super()._learning())
 
     def _add_heads(self) -> None:
-        """Add up what tensor-parallel ranks know each of their own heads only."""
+        """Sum gradients that each tensor-parallel rank has for its own heads only."""
         named = dict(self.network.module.named_parameters())
         for parameter in (named[name] for name in self.network.added):
             if parameter.grad is not None:
@@ -136,7 +137,7 @@ class Trainer(local.Trainer):
 
 
 def _ranks(spec: ModelSpec, settings: TrainerSettings) -> Ranks | None:
-    """None where every rank has the whole model."""
+    """Return the ranks' mesh; None if every rank has the complete model."""
     alone = not dist.is_initialized()
     if settings.tensor_parallel > 1 and (alone or settings.shard == "none"):
         setting = "one process without a torch group" if alone else "--shard none"

@@ -33,7 +33,7 @@ from rlflow.training.weight_sync.trace import trace
 
 
 def token_column(rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> Data:
-    """Entries of each row as a column."""
+    """Return the entries of each row as a token column."""
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
     flat = torch.tensor(list(itertools.chain.from_iterable(rows)), dtype=dtype)
     return Data(Kind(Level.TOKEN, str(dtype).removeprefix("torch.")), flat, lengths)
@@ -42,7 +42,7 @@ def token_column(rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.flo
 def batch_of(
     axis: Axis, rows: Sequence[Row], sampling: Sampling, eos: Sequence[int], tokenizer: Any
 ) -> Batch:
-    """tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version and group over
+    """Return tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version and group over
     ``axis``."""
     columns = {
         "tokens": token_column([row.tokens for row in rows], torch.int64),
@@ -61,17 +61,16 @@ def batch_of(
 
 
 PAUSE_SECONDS = 600.0
-TAGS = {"weights": "weights", "cache": "kv_cache"}  # what vLLM calls them
+TAGS = {"weights": "weights", "cache": "kv_cache"}  # vLLM's names
 COLDEST = 0.01  # the lowest temperature above 0 that vLLM samples at; it silently raises lower ones to this
-HOTTEST = 2.0  # and refuses more
+HOTTEST = 2.0  # vLLM refuses higher temperatures
 
 
 class Generator:
-    """Samples responses; whoever trains the model sends its weights with ``receive``.
+    """Samples responses. The trainer sends its weights with ``receive``.
 
-    With ``tensor_parallel`` above 1 that many ranks share an engine and are called with the same rows:
-    adjacent ones. Other ranks of the pool have engines that know nothing of this one: they may sample when it
-    does not.
+    With ``tensor_parallel`` above 1, that many adjacent ranks share an engine and are called with the same
+    rows. Other ranks of the pool have independent engines, which may sample at other times.
     """
 
     Settings = GeneratorSettings
@@ -91,35 +90,35 @@ class Generator:
 
     @classmethod
     def capabilities(cls, settings: GeneratorSettings, device: str) -> Capabilities:
-        """What it can do. Parts move on a GPU alone, with ``sleep_mode``: on a CPU vLLM frees nothing."""
+        """Return what the generator supports. It frees parts only on a GPU, with ``sleep_mode``."""
         return Capabilities(
             tensor=settings.tensor_parallel,
             float64=False,
             movable=tuple(TAGS) if settings.sleep_mode and device != "cpu" else (),
             temperatures=(COLDEST, HOTTEST),
             longest=settings.max_model_len,
-            # 0: what is left of a GPU
+            # 0: the rest of a GPU's share
             cache_bytes=settings.kv_cache_memory_bytes or (CPU_CACHE if device == "cpu" else 0),
         )
 
     @property
     def version(self) -> int:
-        """Version of the weights: how many transfers were received."""
+        """The version of the weights: the number of transfers received."""
         return self.engine.version
 
     @property
     def module(self) -> nn.Module:
-        """This rank's part of the model as vLLM has it, alive."""
+        """This rank's part of the live model, as vLLM has it."""
         return self.engine.module
 
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
         """Sample ``sampling.samples`` responses to each prompt; ``seeds`` has one number per row.
 
-        Gives tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version and group over
+        Returns tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version and group over
         ``prompts.axis.repeat(samples)``, without the prompts' own columns. A row's tokens are a function of
-        its prompt, its seed and the weights; other rows have a say only through the rounding of matrix
-        products. ``policy_version`` tells tokens apart that were sampled before and after a ``receive`` from
-        another thread. Raises ValueError where a row does not fit, and whatever ends the engine.
+        its prompt, its seed and the weights. Other rows affect it only through the rounding of matrix
+        products. ``policy_version`` distinguishes tokens sampled before and after a ``receive`` from another
+        thread. Raises ValueError if a row does not fit, and any error that ends the engine.
         """
         axis, drawing = self._drawn(prompts, sampling, seeds)
         return batch_of(axis, whole(drawing), sampling, self.eos, self.tokenizer)
@@ -127,9 +126,10 @@ class Generator:
     def generate_chunks(
         self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int
     ) -> Iterator[Batch]:
-        """Sample as ``generate`` does, and give the rows in ``chunks`` chunks, each as soon as its last row
-        has ended. A chunk holds rows that may be sampled at once (``max_num_seqs``) by length, of equal
-        lengths first the rows that stopped, ties by row; then the rows that come after these."""
+        """Yield the rows of ``generate`` in ``chunks`` chunks, each as soon as its last row has ended.
+
+        Up to ``max_num_seqs`` rows are sampled at once; later rows come after these. Within them, rows are
+        ordered by length; among equal lengths, stopped rows come first, then by row number."""
         axis, drawing = self._drawn(prompts, sampling, seeds)
         drawn: Sequence[Row] = ()
 
@@ -148,7 +148,7 @@ class Generator:
     def _drawn(
         self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]
     ) -> tuple[Axis, Iterator[Sequence[Row]]]:
-        """The axis of the sampled rows, and the rows in the order in which they end."""
+        """Return the axis of the sampled rows, and an iterator over the rows as they end."""
         axis = prompts.axis.repeat(sampling.samples)
         pieces = prompts.data["prompt_tokens"].lists()
         self._check(pieces, sampling, len(axis), len(seeds))
@@ -167,8 +167,8 @@ class Generator:
         )
 
     def logprobs(self, batch: Batch) -> Batch:
-        """`logprobs` of ``tokens`` after ``prompt_tokens`` at temperature 1, with the weights that are
-        sampled with."""
+        """Return `logprobs` of ``tokens`` after ``prompt_tokens`` at temperature 1, under the sampling
+        weights."""
         prompts, tokens = batch.data["prompt_tokens"].lists(), batch.data["tokens"].lists()
         whole = [prompt + row for prompt, row in zip(prompts, tokens, strict=True)]
         self._check(whole, Sampling(max_tokens=1), len(batch), len(batch))
@@ -184,11 +184,11 @@ class Generator:
         )
 
     def _check_peers(self, call: Any) -> None:
-        """Ranks that share an engine make every step of it together: were their rows different, they would
-        wait for each other forever."""
+        """Raise ValueError if ranks that share an engine have different rows. They make every step together
+        and would wait for each other forever."""
         if not self.engine.seat.alike(call):
             raise ValueError(
-                "generate: found different rows on ranks that share an engine, expected the same ones on "
+                "generate: found different rows on ranks that share an engine, expected the same rows on "
                 f"each of {self.engine.seat.size} (tensor_parallel)"
             )
 
@@ -198,63 +198,65 @@ class Generator:
         if sampling.temperature and not COLDEST <= sampling.temperature <= HOTTEST:
             raise ValueError(
                 f"temperature: found {sampling.temperature}, expected 0, or from {COLDEST} to {HOTTEST}, "
-                "as vLLM knows them"
+                "the range of vLLM"
             )
         check_room(
             [len(prompt) for prompt in prompts], sampling.max_tokens, self.engine.longest, *self._limit()
         )
 
     def _limit(self) -> tuple[str, str]:
-        """The limit of the longest row in words, and another remedy than a shorter row."""
+        """Describe the limit of the longest row, and a remedy in addition to shorter rows."""
         if self.positions is not None and self.engine.longest >= self.positions:
             return f"the positions of the model in {self.spec.folder}", ""
         return (
-            "what max_model_len and the key-value cache leave of the model's positions",
+            "the limit by max_model_len and the key-value cache",
             ", or a larger --ROLE.max_model_len or --ROLE.kv_cache_memory_bytes",
         )
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Take new weights by Hugging Face name, in place, each rank its part; ``version`` is the number of
-        updates behind them. Another thread may call it while rows are sampled: they go on with the new
-        weights and the keys and values of the old (``resume`` can have these computed again). Raises
-        ValueError where a name is unknown or missing, or a shape does not fit."""
+        """Take new weights by Hugging Face name, in place; each rank takes its part. ``version`` is the
+        number of updates that produced them.
+
+        Another thread may call it while rows are sampled. These rows continue with the new weights and the
+        old keys and values (``resume`` can recompute them). Raises ValueError if a name is unknown or
+        missing, or if a shape does not fit."""
         with self.writing(version):
             self.load(weights)
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """The weights alone, by vLLM's own loader."""
+        """Write the weights with vLLM's own loader, without changing the version."""
         self.engine.load(weights)
 
     def destinations(self, tensors: Mapping[str, Spread]) -> Destinations:
-        """The memory of this rank into which each of these tensors is to be written, traced from vLLM's own
-        loader and proved bit for bit. The weights are patterns afterwards: new ones have to be written before
-        anything is sampled."""
+        """Return this rank's memory for each of these tensors, traced from vLLM's own loader and proved bit
+        for bit. Afterwards the weights are patterns: write new ones before sampling."""
         return prove(self.module, trace(self.module, tensors), tensors, self.load)
 
     def writing(self, version: int) -> AbstractContextManager[None]:
-        """A time in which nothing is sampled, for who writes into the parameters of ``module``: afterwards
-        these are the weights with ``version`` updates behind them."""
+        """Return a context that blocks sampling, for writing into the parameters of ``module``. Afterwards
+        the weights have ``version``."""
         return self.engine.writing(version)
 
     def pause(self, seconds: float = PAUSE_SECONDS) -> None:
-        """Stop sampling tokens until ``resume``. It is called by another thread while rows are sampled. Rows
-        under way stay. A call that still waits after ``seconds`` raises TimeoutError. Raises ValueError where
-        several ranks share the engine: these take weights between two calls."""
+        """Stop sampling tokens until ``resume``. Another thread calls it while rows are sampled. Unfinished
+        rows are kept. If the pause lasts longer than ``seconds``, waiting calls raise TimeoutError. Raises
+        ValueError if several ranks share the engine: these take weights only between two calls."""
         self.engine.pause(seconds)
 
     def resume(self, recompute: bool = False) -> None:
-        """Go on after ``pause``. recompute: rows under way have their keys and values computed again with the
-        weights that are there now, so that what is sampled from here on is sampled as from these weights
-        alone; else those of earlier tokens stay as they are."""
+        """Continue after ``pause``. With ``recompute``, keys and values of unfinished rows are computed again
+        with the current weights, so later tokens are sampled from these weights alone. Otherwise they are
+        kept."""
         self.engine.resume(recompute)
 
     def healthy(self) -> bool:
-        """Whether a token can be sampled: one is. Raises what keeps the engine from it."""
+        """Return True after sampling one token as a test. Raises the error that prevents it."""
         return self.engine.answers()
 
     def sleep(self, *parts: str, keep: bool = True) -> None:
-        """Free the memory of these of ``movable``, or of all: of the weights, kept on the host or dropped
-        where they will be received anew (vLLM's levels 1 and 2), and of the cache, which is lost."""
+        """Free the memory of these parts, or of all ``movable`` ones. Weights are kept on the host, or
+        dropped if ``keep`` is false because new ones will be received (vLLM's levels 1 and 2). The cache is
+        lost."""
         movable = self.capabilities(self.settings, self.spec.device).movable
         self.asleep |= set(parts or movable) & set(movable)
         if "weights" in self.asleep:
@@ -264,8 +266,8 @@ class Generator:
             self.engine.llm.release_kv_cache_memory()
 
     def wake(self, *parts: str) -> None:
-        """Take memory again, of the weights first where they are to be received before the cache is there.
-        Dropped weights have to be received before anything is sampled."""
+        """Allocate the memory of these parts again, or of all. To receive weights before the cache takes
+        memory, wake the weights first. Dropped weights must be received before sampling."""
         names = self.asleep & set(parts or TAGS)
         self._wake(names)
         self.asleep -= names
@@ -276,8 +278,9 @@ class Generator:
 
 
 def same_rotary(config: Any, spec: ModelSpec, settings: GeneratorSettings) -> GeneratorSettings:
-    """Settings with which vLLM takes the rotary frequencies of the trainer, where they depend on the longest
-    row of a run. vLLM goes by ``max_model_len``. Raises PlanError where it has no such frequencies."""
+    """Return settings with which vLLM uses the trainer's rotary frequencies, if these depend on the longest
+    row of a run. vLLM chooses them by ``max_model_len``. Raises PlanError if vLLM does not have these
+    frequencies."""
     for boundary in pretrained.length_boundaries(config).values():
         if _longest(config, spec) <= boundary.tokens:
             settings = replace(
@@ -286,27 +289,27 @@ def same_rotary(config: Any, spec: ModelSpec, settings: GeneratorSettings) -> Ge
         elif boundary.grows:
             raise PlanError.of(
                 "rotary",
-                f"vLLM does not rotate rows of more than {boundary.tokens} tokens as transformers does, "
-                "whose rope type 'dynamic' goes by the longest row",
+                f"vLLM and transformers rotate rows of more than {boundary.tokens} tokens differently: rope "
+                "type 'dynamic' of transformers depends on the longest row",
                 found=f"rows of up to {_longest(config, spec)} tokens in {spec.folder}",
                 expected=f"at most {boundary.tokens} tokens",
-                remedy="--ROLE.generator local, or shorter rows: --data.max_prompt, max_tokens",
+                remedy="use --ROLE.generator local, or shorter rows: --data.max_prompt, max_tokens",
             )
-        else:  # left to itself, vLLM takes no rows beyond the boundary
+        else:  # by default, vLLM accepts no rows beyond the boundary
             settings = replace(settings, max_model_len=settings.max_model_len or _longest(config, spec))
     return settings
 
 
 def check_rotary(config: Any, spec: ModelSpec, longest: int) -> None:
-    """Raises PlanError where vLLM, whose rows have at most ``longest`` tokens, took frequencies for shorter
-    rows than the trainer."""
+    """Raise PlanError if vLLM, with rows of at most ``longest`` tokens, chose the frequencies of short rows
+    and the trainer the frequencies of long rows."""
     for boundary in pretrained.length_boundaries(config).values():
         if longest <= boundary.tokens < _longest(config, spec):
             raise PlanError.of(
                 "rotary",
-                "vLLM has the rotary frequencies of short rows, and the trainer those of long ones",
+                "vLLM uses the rotary frequencies of short rows, but the trainer those of long rows",
                 found=f"rows of at most {longest} tokens in vLLM, of {_longest(config, spec)} in the run",
-                expected=f"both on one side of {boundary.tokens} tokens",
+                expected=f"both at most {boundary.tokens} tokens, or both more",
                 remedy="a larger --ROLE.max_model_len or --ROLE.kv_cache_memory_bytes, or --longest-row "
                 f"{longest}",
             )
@@ -317,7 +320,7 @@ def _longest(config: Any, spec: ModelSpec) -> int:
 
 
 def _configs(folder: Path) -> tuple[Any, Any]:
-    """The generation config and the config of a model."""
+    """Return the generation config and the config of a model."""
     config = pretrained.read_config(folder)
     own = (folder / "generation_config.json").is_file()
     generation = (

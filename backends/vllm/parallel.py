@@ -1,4 +1,4 @@
-"""Ranks that share an engine, each with a process of its own and a part of every weight."""
+"""Ranks that share an engine, each with its own process and a part of every weight."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ SHARED_MEMORY = "/dev/shm"
 
 @dataclass(frozen=True)
 class EngineRank:
-    """This rank among those of the pool. Of several engines, which know nothing of each other, engine k is
-    shared by the ranks [k·size, (k+1)·size). Their parts of the model are in this order."""
+    """This rank's place in the pool. The ranks [k·size, (k+1)·size) share engine k, with the parts of the
+    model in this order. Engines are independent of each other."""
 
     rank: int  # of this process in its pool
     ranks: int  # of the pool
     size: int  # ranks that share an engine
-    run: str  # the same on all ranks of the pool, and of no other
+    run: str  # equal on all ranks of the pool, and different in other pools
 
     @staticmethod
     def taken(size: int) -> EngineRank:
-        """This rank's place among the ranks of torch's default group; every rank of the pool has to call it.
-        Raises PlanError where engines of that size do not fill the pool."""
+        """Return this rank's place among the ranks of torch's default group. Every rank of the pool must call
+        it. Raises PlanError if engines of that size do not fill the pool."""
         grouped = dist.is_available() and dist.is_initialized()
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if grouped else (0, 1)
         if ranks % size:
@@ -48,33 +48,33 @@ class EngineRank:
 
     @property
     def launcher(self) -> str:
-        """vLLM's executor: of one process, or of one process among others that were started elsewhere."""
+        """vLLM's executor: for one process, or for one of several processes that were started elsewhere."""
         return "external_launcher" if self.ranks > 1 else "uni"
 
     def variables(self, device: str) -> dict[str, str]:
-        """Environment variables that vLLM's external launcher reads."""
+        """Return the environment variables that vLLM's external launcher reads."""
         if self.ranks == 1:
             return {}
         index = torch.cuda.current_device() if device == "cuda" else self.rank
         return {"RANK": str(self.rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": str(index)}
 
     def check_group(self) -> None:
-        """Raises PlanError where this process shared an engine before, with other ranks: a process has one
-        set of groups, which vLLM takes as it finds them."""
+        """Raise PlanError if this process already shared an engine with other ranks. vLLM keeps one set of
+        groups per process and reuses it without checking."""
         first = self.rank - self.rank % self.size
         grouped, own = _state().get_tp_group().ranks, list(range(first, first + self.size))
         if grouped != own:
             raise PlanError.of(
                 "rank-order",
-                "vLLM shares all engines of a process with the same ranks",
+                "vLLM uses the same ranks for all engines of a process",
                 found=f"one of ranks {grouped}",
                 expected=f"ranks {own}",
-                remedy="one --ROLE.generator.tensor_parallel for all roles of the pool",
+                remedy="use one --ROLE.generator.tensor_parallel for all roles of the pool",
             )
 
     def name_segments(self) -> None:
-        """Let this pool's engines share memory under names of their own. vLLM names it by ranks alone, so
-        that two pools on a machine, or one and what a dead one left, meet in it."""
+        """Give this pool's shared memory its own names. vLLM's names contain only ranks, so two pools on a
+        machine would collide, or a pool and the remains of a dead one."""
         communicator = importlib.import_module("vllm.distributed.device_communicators.cpu_communicator")
         communicator._CPUSHMDistributed.make_group_name = staticmethod(self._segment)
 
@@ -82,8 +82,8 @@ class EngineRank:
         return f"rlflow-{self.run}-{communicator.unique_name.replace(':', '-')}-{'-'.join(map(str, communicator.ranks))}"
 
     def drop_segments(self) -> None:
-        """Take the names away once all ranks have joined: the memory lives as long as they do, and nothing is
-        left when they die."""
+        """Remove the names once all ranks have joined. The memory is freed with the last rank, even after a
+        crash."""
         if self.size > 1:
             dist.barrier()
             _drop_queues()
@@ -91,8 +91,8 @@ class EngineRank:
             Path(path).unlink(missing_ok=True)
 
     def alike(self, own: object) -> bool:
-        """Whether all ranks of this engine have the same, of what looks the same where it is; it waits for
-        all of them."""
+        """Return whether all ranks of this engine have an equal value, compared by its repr. Waits for all of
+        them."""
         if self.size == 1:
             return True
         digest = hashlib.sha256(repr(own).encode()).hexdigest()
@@ -100,13 +100,13 @@ class EngineRank:
 
 
 def _state() -> Any:
-    """vLLM's groups, of which a process has one set."""
+    """Return vLLM's groups; a process has one set of them."""
     return importlib.import_module("vllm.distributed.parallel_state")
 
 
 def _drop_queues() -> None:
-    """Unlink the memory and the sockets of the queues by which vLLM's groups send objects. The rank that made
-    a queue would unlink it at its end, but workers are killed."""
+    """Unlink the memory and sockets of the queues with which vLLM's groups send objects. The rank that made a
+    queue unlinks it at its end, but workers are killed."""
     for queue in (
         group.mq_broadcaster for reference in _state()._groups.values() if (group := reference()) is not None
     ):

@@ -1,4 +1,4 @@
-"""What vLLM wants of the process that it runs in, and what is put back once an engine stands."""
+"""Prepare the process for vLLM, and undo vLLM's changes of the process after an engine was made."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from rlflow.extras import install_line
 
 RELEASE = "0.32"
 WANTED = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process: its weights and its errors are ours
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # runs the engine in this process, with access to its weights
     "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",  # a model is a folder here
+    "HF_HUB_OFFLINE": "1",  # models are local folders
 }
 ON_CPU = {
-    # vLLM compiles the gathering of log-probs even for eager models: seconds, and a compiler
+    # vLLM compiles the gathering of log-probs even for eager models, which takes seconds and a compiler
     "TORCHDYNAMO_DISABLE": "1",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner in which rows draw as they do in the local backend
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # in this runner, rows draw as in the local backend
 }
-OPEN = {"VLLM_LOGGING_LEVEL": "ERROR", "GLOO_SOCKET_IFNAME": "lo"}  # where the user has no say
+OPEN = {"VLLM_LOGGING_LEVEL": "ERROR", "GLOO_SOCKET_IFNAME": "lo"}  # defaults that the user may override
 
 
 @contextlib.contextmanager
 def prepared(device: str, **variables: str) -> Iterator[None]:
-    """The environment in which an engine is made. vLLM leaves variables behind, such as LD_PRELOAD, and takes
-    torch.set_num_threads away, which child processes and other threads would feel: afterwards all is as it
-    was, except for its own, VLLM_…."""
+    """A context for making an engine. vLLM leaves environment variables behind, such as LD_PRELOAD, and
+    replaces torch.set_num_threads. Both would affect child processes and other threads. Afterwards everything
+    is restored, except vLLM's own variables, VLLM_…."""
     before, threads = dict(os.environ), torch.set_num_threads
     os.environ.update(WANTED | (ON_CPU if device == "cpu" else {}) | variables)
     for name, value in OPEN.items():
         os.environ.setdefault(name, value)
     try:
-        with warnings.catch_warnings(action="ignore"):  # vLLM looks at everything that PyTorch deprecates
+        with warnings.catch_warnings(action="ignore"):  # vLLM touches everything that PyTorch deprecates
             yield
     finally:
         torch.set_num_threads = threads
@@ -50,10 +50,10 @@ def prepared(device: str, **variables: str) -> Iterator[None]:
 
 
 def imported(device: str) -> Any:
-    """The package. Raises PlanError where it is missing, broken, or another release."""
+    """Return the package. Raises PlanError if it is missing, broken, or another release."""
     remedy = install_line("vllm", device)
     level = os.environ.get("VLLM_LOGGING_LEVEL", OPEN["VLLM_LOGGING_LEVEL"])
-    # it sets its own after its first words, of a Triton without CPUs
+    # vLLM sets its own level only after it has printed a warning about Triton without CPUs
     logging.getLogger("vllm").setLevel(level)
     try:
         vllm = importlib.import_module("vllm")
@@ -70,7 +70,7 @@ def imported(device: str) -> Any:
     if not str(vllm.__version__).startswith(f"{RELEASE}."):
         raise PlanError.of(
             "package-version",
-            "the backend 'vllm' works with another release of vLLM",
+            "the backend 'vllm' needs another release of vLLM",
             found=str(vllm.__version__),
             expected=f"{RELEASE}.*",
             remedy=remedy,
@@ -79,14 +79,15 @@ def imported(device: str) -> Any:
 
 
 def keep_weights_live() -> None:
-    """vLLM packs the weights of linear layers on a CPU and empties the originals, so that nothing could be
-    written into them: this leaves them as they are, to be multiplied with by PyTorch."""
+    """Make vLLM keep the weights of linear layers on a CPU and multiply with PyTorch. By default it packs
+    them and empties the originals, so weights could not be written in place."""
     layers: Any = importlib.import_module("vllm.model_executor.layers.utils")
     layers.dispatch_cpu_unquantized_gemm = _multiply_as_stored
 
 
 def know(architectures: Iterable[str]) -> None:
-    """vLLM asks what a model can do in a process of its own, which imports it all again: this asks here."""
+    """Register the architectures in this process. vLLM would inspect them in a new process, which imports
+    everything again."""
     registry = importlib.import_module("vllm").ModelRegistry
     for name in architectures:
         if hasattr(known := registry.models.get(name), "load_model_cls"):
@@ -94,14 +95,14 @@ def know(architectures: Iterable[str]) -> None:
 
 
 def keep_groups() -> None:
-    """An engine that ends destroys all torch groups of its process, the trainer's and those of other engines
-    too: this leaves them."""
+    """Keep torch groups alive when an engine ends. vLLM would destroy all groups of its process, including
+    the trainer's."""
     core: Any = importlib.import_module("vllm.v1.engine.core")
     core.cleanup_dist_env_and_memory = lambda shutdown_ray=False: None
 
 
 def leave_memory() -> None:
-    """vLLM binds all memory of its process to one NUMA node of a CPU, the trainer's too: this leaves it."""
+    """Keep vLLM from binding all memory of its process, including the trainer's, to one NUMA node."""
     torch.ops._C.init_cpu_memory_env = lambda nodes: None
 
 

@@ -1,5 +1,5 @@
-"""vLLM's engine in this process, stepped by us: rows come out token by token, and weights go in between two
-steps."""
+"""vLLM's engine in this process, stepped by rlflow: rows grow token by token, and weights are written between
+two steps."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from rlflow.training.protocols import ModelSpec, Sampling
 
 
 def installed(runner: Any) -> bool:
-    """Have this model runner's rows drawn so. False where it is vLLM's newer one, which runs on GPUs alone:
-    its noise is a function of a row's seed and the token's place as it is."""
+    """Make this model runner draw as the local backend does. Return False for vLLM's newer runner, which
+    exists only on GPUs: its noise already is a function of a row's seed and the token's position."""
     sampler = getattr(runner.sampler, "topk_topp_sampler", None)
     if sampler is None:
         return False
@@ -44,16 +44,16 @@ def installed(runner: Any) -> bool:
 
 
 def told(seed: int) -> dict[str, int]:
-    """The extra arguments of a request from which the runner's sampler takes the row's chance."""
+    """Return the extra arguments of a request that carry the row's seed to the runner's sampler."""
     return {"seed": signed(seed)}
 
 
 def _drawn(runner: Any, logits: Tensor, generators: Any, top_k: Any, top_p: Any) -> tuple[Tensor, Tensor]:
-    """The tokens, int64 [rows], and the log-probs that they are drawn from, [rows, vocabulary], of logits
-    that are divided by the temperature. Also of rows whose prompt is not read to its end, for which it means
-    nothing and is thrown away.
+    """Return the tokens, int64 [rows], and the log-probs that they are drawn from, [rows, vocabulary].
 
-    The rows of a step are those of one call of ``generate``, which samples all alike."""
+    logits: already divided by the temperature. vLLM also calls this for rows whose prompt is not yet
+    complete, and discards the result. All rows of a step belong to one call of ``generate`` with one set of
+    sampling options."""
     rows = [runner.requests[name] for name in runner.input_batch.req_ids]
     asked = rows[0].sampling_params
     logprobs = truncated(logits, asked.top_k, asked.top_p).log_softmax(-1, dtype=torch.float32)
@@ -64,26 +64,26 @@ def _drawn(runner: Any, logits: Tensor, generators: Any, top_k: Any, top_p: Any)
 
 
 CPU_CACHE = 256 << 20  # bytes
-# layers that compute with their weights as they are stored
+# methods of layers that compute with their weights as stored
 LIVE = {"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"}
 Stops = Callable[[list[int]], bool]  # whether the newest token of a row ends it
 
 
 @dataclass
 class Row:
-    """One response as it grows."""
+    """One response while it grows."""
 
     tokens: list[int] = field(default_factory=list)  # ids sampled so far
     logprobs: list[float] = field(default_factory=list)  # of each token
-    # updates behind the weights with which each token was sampled
+    # version of the weights with which each token was sampled
     versions: list[int] = field(default_factory=list)
-    ended: bool = False  # whether the response is whole
-    stopped: bool = False  # whether it ended by itself, and not by its length
-    # log-probs of the prompt's tokens but the first, where they were asked for
+    ended: bool = False  # whether the response is complete
+    stopped: bool = False  # whether it ended by itself, not by its length
+    # log-probs of the prompt's tokens except the first, if requested
     scored: list[float] = field(default_factory=list)
 
     def grow(self, tokens: Sequence[int], logprobs: Sequence[float], version: int, stops: Stops) -> bool:
-        """Add what a step gave, up to the token that ``stops``, if any does."""
+        """Add the tokens of a step, up to the one at which ``stops`` is true. Return whether there is one."""
         for token, logprob in zip(tokens, logprobs, strict=True):
             self.tokens.append(token)
             self.logprobs.append(logprob)
@@ -114,11 +114,11 @@ class VllmEngine:
         self.version = 0
         self._names = itertools.count()
         self._calls, self._line, self._between = threading.Lock(), threading.Lock(), threading.Lock()
-        self._going, self._limit = threading.Event(), 0.0  # until when a pause may last
+        self._going, self._limit = threading.Event(), 0.0  # the deadline of a pause
         self._going.set()
         try:
             self.answers()
-        except RuntimeError as error:  # what vLLM has no kernel for ends a first step
+        except RuntimeError as error:  # the first step fails if vLLM lacks a kernel
             raise refused(spec, error) from error
 
     def _started(self, spec: ModelSpec, settings: GeneratorSettings) -> Any:
@@ -153,17 +153,17 @@ class VllmEngine:
             "enforce_eager": settings.enforce_eager or cpu,
             "enable_prefix_caching": settings.prefix_caching,
             "enable_sleep_mode": settings.sleep_mode and not cpu,
-            "async_scheduling": False,  # a token's weights are those of the step that gave it
+            "async_scheduling": False,  # each token must be sampled with the weights of its step
         }
 
     @property
     def module(self) -> nn.Module:
-        """This rank's part of the model, alive: what is written into its parameters is computed with."""
+        """This rank's part of the live model: changes of its parameters take effect."""
         module: nn.Module = self.llm.model_executor.driver_worker.worker.get_model()
         return module
 
     def answers(self) -> bool:
-        """Whether a token can be sampled: one is. Raises what keeps the engine from it."""
+        """Return True after sampling one token as a test. Raises the error that prevents it."""
         rows = whole(self.sample([[0]], [Sampling(max_tokens=1)], [0], (), lambda _: False))
         return len(rows[0].tokens) == 1
 
@@ -174,7 +174,7 @@ class VllmEngine:
 
     @property
     def longest(self) -> int:
-        """Tokens that a row can have, prompt included."""
+        """Most tokens of a row, including the prompt."""
         return int(self.llm.vllm_config.model_config.max_model_len)
 
     def sample(
@@ -185,16 +185,16 @@ class VllmEngine:
         eos: Sequence[int],
         stops: Stops,
     ) -> Iterator[Sequence[Row]]:
-        """The responses, always the same objects, each time that some have ended, and at last all.
-        ``samplings`` and ``seeds``: one for each response. ``eos`` ends a response, and so does ``stops``,
-        asked after each token."""
+        """Yield the responses, always the same objects, each time some have ended, and finally all.
+        ``samplings`` and ``seeds``: one per response. ``eos`` ends a response, and so does ``stops``, called
+        after each token."""
         parameters = [
             self._parameters(sampling, seed, eos) for sampling, seed in zip(samplings, seeds, strict=True)
         ]
         return self._rows(prompts, parameters, stops)
 
     def score(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """The log-prob of each token of these rows but the first, after those before it, at temperature 1."""
+        """Return the log-prob of each token of these rows except the first, at temperature 1."""
         parameters = self.vllm.SamplingParams(
             temperature=0.0, max_tokens=1, prompt_logprobs=0, flat_logprobs=True, detokenize=False
         )
@@ -215,7 +215,7 @@ class VllmEngine:
                     if ended and under_way:
                         yield rows
             finally:
-                with contextlib.suppress(Exception):  # of an engine that died, the first error says more
+                with contextlib.suppress(Exception):  # if the engine died, the first error is more useful
                     self.llm.abort_request(list(under_way))
         yield rows
 
@@ -226,9 +226,8 @@ class VllmEngine:
         prompts: Sequence[Sequence[int]],
         parameters: Sequence[Any],
     ) -> None:
-        """Requests, by the engine's names for them. What is cached of a prompt is found again by the rows of
-        its call alone: not with other weights, and not where an evaluation, or a run that was not stopped
-        here, has read it before, which would change a last bit."""
+        """Add requests, by the engine's names for them. Only rows of the same call share a cached prompt. A
+        prompt cached by an evaluation, an earlier run or other weights could change a last bit."""
         salt = str(next(self._names))
         for row, prompt, own in zip(rows, prompts, parameters, strict=True):
             name = str(next(self._names))
@@ -254,7 +253,7 @@ class VllmEngine:
         )
 
     def _step(self, under_way: Mapping[str, Row], stops: Stops) -> list[str]:
-        """One token for each row that has a turn; the names of those that ended."""
+        """Sample one token for each scheduled row; return the names of rows that ended."""
         with self._turn():
             outputs, version = self.llm.step(), self.version
         ended = []
@@ -277,7 +276,8 @@ class VllmEngine:
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
-        """``alone``, once no pause is in the way. Raises TimeoutError where one lasts too long."""
+        """Wait until no pause is active, then enter ``alone``. Raises TimeoutError if a pause lasts too
+        long."""
         while True:
             if not self._going.wait(max(self._limit - time.monotonic(), 0.0)):
                 raise TimeoutError(
@@ -289,11 +289,11 @@ class VllmEngine:
                     return
 
     def pause(self, seconds: float) -> None:
-        """Make no step from now on; one that is under way is over when this returns."""
+        """Make no step from now on. A running step is finished when this returns."""
         if self.seat.size > 1:
             raise ValueError(
                 f"pause: found an engine of {self.seat.size} ranks, which make their steps together, "
-                "expected one of one rank"
+                "expected an engine of one rank"
             )
         self._limit = time.monotonic() + seconds
         self._going.clear()
@@ -301,8 +301,8 @@ class VllmEngine:
             pass
 
     def resume(self, recompute: bool) -> None:
-        """Go on. recompute: what is cached of rows under way is dropped, and computed again with the weights
-        that are there now."""
+        """Continue. With ``recompute``, the cache of unfinished rows is dropped and computed again with the
+        current weights."""
         if recompute:
             with self.alone():
                 self.llm.reset_prefix_cache(reset_running_requests=True)
@@ -310,8 +310,8 @@ class VllmEngine:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Between two steps. Who waits longest comes first, so that steps that follow each other keep nobody
-        out."""
+        """A context between two steps. Waiting threads enter in order, so consecutive steps do not starve
+        others."""
         with self._line:
             self._between.acquire()
         try:
@@ -321,9 +321,9 @@ class VllmEngine:
 
     @contextlib.contextmanager
     def writing(self, version: int) -> Iterator[None]:
-        """A time between two steps of the engine. Responses that are being sampled continue with the new weights
-        and keep their cache. An engine of several ranks waits until no call runs, since its ranks step
-        together."""
+        """A time between two steps of the engine. Responses that are being sampled continue with the new
+        weights and keep their cache. An engine of several ranks waits until no call runs, since its ranks
+        step together."""
         with self._calls if self.seat.size > 1 else contextlib.nullcontext(), self.alone():
             yield
             self.version = version
@@ -331,25 +331,25 @@ class VllmEngine:
                 self.llm.reset_prefix_cache()
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Write weights by Hugging Face name, of each the part of this rank. Raises ValueError where a name
-        is unknown or missing, or a shape does not fit."""
+        """Write weights by Hugging Face name, this rank's part of each. Raises ValueError if a name is
+        unknown or missing, or if a shape does not fit."""
         if self.direct:
             load_weights(self.module, weights)
-        # layer by layer through what vLLM makes of weights, for layers that compute with something else than
-        # them
+        # layer by layer through vLLM's conversion, for layers that do not compute with their weights as
+        # stored
         else:
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
 
 
 def whole(drawing: Iterable[Sequence[Row]]) -> Sequence[Row]:
-    """The responses when all have ended."""
+    """Return the responses after all have ended."""
     return deque(drawing, maxlen=1).pop()
 
 
 def settled(rows: Sequence[Row], at_once: int) -> list[int]:
-    """The rows that have ended, in an order that is the same whenever steps gave which: first those of the
-    first ``at_once``, by length, of equals those that stopped, then by number. Without those before which
-    another, that is still sampled, may come."""
+    """Return the ended rows in an order that does not depend on which step ended which row. The first
+    ``at_once`` rows come first, by length; among equal lengths, stopped rows first, then by number. Rows that
+    an unfinished row may still precede are not returned."""
     open_from = min(
         ((number // at_once, len(row.tokens) + 1) for number, row in enumerate(rows) if not row.ended),
         default=(len(rows), 0),
@@ -363,18 +363,18 @@ def settled(rows: Sequence[Row], at_once: int) -> list[int]:
 
 
 def refused(spec: ModelSpec, error: Exception) -> PlanError:
-    """The error for a model or settings that vLLM refuses."""
+    """Return the error for a model or settings that vLLM refuses."""
     return PlanError.of(
         "vllm-engine",
-        f"vLLM does not run the model in {spec.folder}",
+        f"vLLM cannot run the model in {spec.folder}",
         found=str(error) or type(error).__name__,
-        expected="a model and settings that it takes",
+        expected="a model and settings that vLLM supports",
         remedy="change --ROLE.model or settings, or --ROLE.generator local",
     )
 
 
 def live(module: nn.Module) -> bool:
-    """Whether all layers compute with their weights as they are stored, so that these can be written in
+    """Return whether all layers compute with their weights as stored, so that weights can be written in
     place."""
     methods = {
         type(method).__name__
@@ -387,7 +387,7 @@ def live(module: nn.Module) -> bool:
 
 
 def load_weights(module: Any, weights: Iterator[tuple[str, Tensor]]) -> None:
-    """Write weights in place, by the model's own loader."""
+    """Write weights in place with the model's own loader."""
     at = "the first"
 
     def told() -> Iterator[tuple[str, Tensor]]:
@@ -401,7 +401,7 @@ def load_weights(module: Any, weights: Iterator[tuple[str, Tensor]]) -> None:
             loaded = module.load_weights(told())
     except (KeyError, ValueError, AssertionError, RuntimeError) as error:
         raise ValueError(
-            f"receive: vLLM does not take these weights, at {at}: {type(error).__name__}: {str(error)[:200]}"
+            f"receive: vLLM rejects these weights, at {at}: {type(error).__name__}: {str(error)[:200]}"
         ) from error
     missing = sorted({name for name, _ in module.named_parameters()} - set(loaded))
     if missing:

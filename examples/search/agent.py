@@ -1,4 +1,4 @@
-"""An agent that looks up what it says: where no passage that is found has its answer, it is told so and
+"""An agent that looks up its answer. If no passage has the answer, the environment says "no" and the agent
 answers again."""
 
 from rlflow import Turn, post

@@ -303,7 +303,7 @@ def ranks_that_share_an_engine_are_asked_the_same(ground):
     assert "found different rows" in raised(
         lambda: one.generate(Sampling(), prompts=one.prompts.rows([ground.rank]))
     )
-    assert "expected one of one rank" in raised(lambda: one.one.pause(1))
+    assert "expected an engine of one rank" in raised(lambda: one.one.pause(1))
     with pytest.raises(PlanError, match=r"found:    one of ranks \[0, 1\]\n  expected: ranks \[0, 1, 2, 3\]"):
         EngineRank(ground.rank, 4, 4, "of another role").check_group()
     embedding = next(

