@@ -62,7 +62,7 @@ class Trainer:
 
     @classmethod
     def capabilities(cls, settings: Settings, device: str) -> Capabilities:
-        """Return what the trainer supports. Subclasses run each rank in its own process."""
+        """Return the trainer's capabilities. Subclasses run each rank in its own process."""
         return Capabilities(row_exact=True, threads=cls is Trainer)
 
     def __init__(self, spec: ModelSpec, settings: Settings = defaults) -> None:
@@ -165,7 +165,7 @@ class Generator:
 
     @classmethod
     def capabilities(cls, settings: Settings, device: str) -> Capabilities:
-        """Return what the generator supports. Subclasses run each rank in its own process."""
+        """Return the generator's capabilities. Subclasses run each rank in its own process."""
         return Capabilities(threads=cls is Generator)
 
     def __init__(self, spec: ModelSpec, settings: Settings = defaults) -> None:

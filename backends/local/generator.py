@@ -67,7 +67,7 @@ class Generator:
 
     @classmethod
     def capabilities(cls, settings: GeneratorSettings, device: str) -> Capabilities:
-        """Return what the generator supports. Subclasses run each rank in its own process and do not share a
+        """Return the generator's capabilities. Subclasses run each rank in its own process and do not share a
         trainer's tensors."""
         return Capabilities(
             threads=cls is Generator,

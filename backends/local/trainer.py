@@ -79,7 +79,7 @@ class Trainer:
 
     @classmethod
     def capabilities(cls, settings: TrainerSettings, device: str) -> Capabilities:
-        """Return what the trainer supports. Subclasses run each rank in its own process."""
+        """Return the trainer's capabilities. Subclasses run each rank in its own process."""
         return Capabilities(
             threads=cls is Trainer,
             movable=("weights", "optimizer"),
@@ -92,7 +92,7 @@ class Trainer:
 
     @property
     def can(self) -> Capabilities:
-        """What the trainer supports with its settings on its device."""
+        """The trainer's capabilities with its settings on its device."""
         return self.capabilities(self.settings, self.spec.device)
 
     def _network(self) -> Network:

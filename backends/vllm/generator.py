@@ -90,7 +90,7 @@ class Generator:
 
     @classmethod
     def capabilities(cls, settings: GeneratorSettings, device: str) -> Capabilities:
-        """Return what the generator supports. It frees parts only on a GPU, with ``sleep_mode``."""
+        """Return the generator's capabilities. It frees parts only on a GPU, with ``sleep_mode``."""
         return Capabilities(
             tensor=settings.tensor_parallel,
             float64=False,

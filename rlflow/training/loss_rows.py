@@ -77,7 +77,7 @@ def _first_broken(batch: Batch, loss: Loss, names: tuple[str, ...], broken: Tens
 
 
 def own_rows(batch: Batch, loss: JointLoss) -> Tensor:
-    """Return bool [rows, losses]: the rows of each loss."""
+    """Return bool [rows, losses]: whether the loss uses the row."""
     everything = torch.ones(len(batch), dtype=torch.bool)
     return torch.stack([everything if name is None else batch[name].bool() for name in loss.where], 1)
 
