@@ -14,12 +14,12 @@ from rlflow.errors import Place
 
 
 @dataclass(frozen=True)
-class Step:
+class PathStep:
     """A step of a path from a reward: what carries the scores, and its place."""
 
     what: str
     place: Place | None
-    before: Step | None = None
+    before: PathStep | None = None
 
     @property
     def steps(self) -> int:
@@ -32,7 +32,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Target:
+class ReachedUpdate:
     """An update that scores may have reached.
 
     ``columns``: by parameter, the path to each column that carries scores. ``rows``: the path to the update's
@@ -40,16 +40,16 @@ class Target:
     """
 
     node: Node
-    columns: Mapping[str, Step]
-    rows: Step | None
+    columns: Mapping[str, PathStep]
+    rows: PathStep | None
 
 
 @dataclass
 class Carried:
     """Columns of a graph that carry scores, and axes whose rows the scores decide."""
 
-    columns: dict[Column, Step] = field(default_factory=dict)
-    rows: dict[int, Step] = field(default_factory=dict)
+    columns: dict[Column, PathStep] = field(default_factory=dict)
+    rows: dict[int, PathStep] = field(default_factory=dict)
 
 
 class Reach:
@@ -61,11 +61,11 @@ class Reach:
     def __init__(self, graph: Graph, reward: Node, influences: Mapping[str, frozenset[str]]) -> None:
         """``influences``: by update name, the parameters whose columns change its gradient."""
         self.reward, self.influences = reward, influences
-        self.weights: dict[str, Step] = {}
-        self.state: dict[str, Step] = {}
-        self.targets: dict[str, Target] = {}
-        self.reached: dict[str, Step] = {}  # updates whose gradient depends on the scores
-        self.furthest = Step(f"{reward.name} gives {reward.outputs[0].name}", reward.place)
+        self.weights: dict[str, PathStep] = {}
+        self.state: dict[str, PathStep] = {}
+        self.targets: dict[str, ReachedUpdate] = {}
+        self.reached: dict[str, PathStep] = {}  # updates whose gradient depends on the scores
+        self.furthest = PathStep(f"{reward.name} gives {reward.outputs[0].name}", reward.place)
         known = -1
         while known != (known := len(self.weights) + len(self.state) + len(self.reached)):
             top = self.follow(graph, Carried())
@@ -94,7 +94,7 @@ class Reach:
         elif node.body is not None:
             self._repeat(node, node.body, carried)
         elif node.op is Op.REWARD and node.name == self.reward.name:
-            self._give(node, Step(f"{node.name} gives {node.outputs[0].name}", node.place), carried)
+            self._give(node, PathStep(f"{node.name} gives {node.outputs[0].name}", node.place), carried)
         elif cause is not None and node.op is not Op.DATA:
             names = ", ".join(output.name for output in node.outputs)
             self._give(
@@ -105,18 +105,18 @@ class Reach:
             if node.makes is not None:
                 carried.rows.setdefault(node.makes, self._extend(f"rows of {node.name}", node.place, cause))
 
-    def _cause(self, graph: Graph, node: Node, carried: Carried) -> Step | None:
+    def _cause(self, graph: Graph, node: Node, carried: Carried) -> PathStep | None:
         read = (carried.columns.get(item.column) for item in node.inputs)
         causes = [*read, carried.rows.get(node.axis), self.weights.get(node.role or "")]
         return next((step for step in causes if step is not None), None)
 
-    def _extend(self, what: str, place: Place | None, before: Step) -> Step:
-        step = Step(what, place, before)
+    def _extend(self, what: str, place: Place | None, before: PathStep) -> PathStep:
+        step = PathStep(what, place, before)
         if step.steps > self.furthest.steps:
             self.furthest = step
         return step
 
-    def _give(self, node: Node, step: Step, carried: Carried) -> None:
+    def _give(self, node: Node, step: PathStep, carried: Carried) -> None:
         for output in node.outputs:
             carried.columns.setdefault(Column(node.id, output.name), step)
 
@@ -160,10 +160,10 @@ class Reach:
         rows = carried.rows.get(node.axis)
         if not columns and rows is None:
             return
-        self.targets[node.name] = Target(node, columns, rows)
+        self.targets[node.name] = ReachedUpdate(node, columns, rows)
         step = rows or next(
             (step for name, step in columns.items() if name in self.influences[node.name]), None
         )
         if step is not None and node.name not in self.reached:
             self.reached[node.name] = step
-            self.weights.setdefault(node.role or "", Step(f"weights of {node.role}", node.place, step))
+            self.weights.setdefault(node.role or "", PathStep(f"weights of {node.role}", node.place, step))

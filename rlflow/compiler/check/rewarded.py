@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from rlflow.author.columns import Level
 from rlflow.author.joint import LossTerm
 from rlflow.author.loss import Loss
-from rlflow.compiler.check.reached import Reach, Step, Target
+from rlflow.compiler.check.reached import PathStep, Reach, ReachedUpdate
 from rlflow.compiler.graph.model import SETTING, Graph, Node, Op
 from rlflow.compiler.trace.compile import Program, all_nodes
 from rlflow.errors import Place, Problem, listed
@@ -118,13 +118,13 @@ def _unreached(program: Program, reward: Node, reach: Reach, learning: list[Node
     )
 
 
-def _broken(program: Program, target: Target | None, reach: Reach) -> tuple[str, Place | None]:
+def _broken(program: Program, target: ReachedUpdate | None, reach: Reach) -> tuple[str, Place | None]:
     """Return the path from the reward to the point where it breaks, in words, and the place of the break."""
     if target is None:
         return f"{reach.furthest}; no update reads this", reach.furthest.place
     name, step = max(target.columns.items(), key=lambda item: item[1].steps)
     loss = program.loss(target.node.name)
-    end = Step(
+    end = PathStep(
         f"{target.node.name} reads '{name}', but the gradient of loss '{loss.name}' does not depend on it",
         loss.place,
         step,
