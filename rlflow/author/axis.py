@@ -140,7 +140,7 @@ class Axis:
         belong to one row of the other. An axis is related to the axes made from it, to the axes it was made
         from, and to axes made from the same axis.
         """
-        rows = self._meets(other)
+        rows = self._common_origin(other)
         return None if rows is None else rows[0] if rows[1] is None else _through(rows[1], rows[2], rows[0])
 
     def groups_of(self, other: Axis) -> Tensor | None:
@@ -149,12 +149,12 @@ class Axis:
         A row without one has -1. Returns None if the axes are unrelated, or if several groups belong to one
         row.
         """
-        rows = self._meets(other)
+        rows = self._common_origin(other)
         if rows is None:
             return None
         return self.slots[rows[0]] if rows[1] is None else _through(rows[1][self.heads], rows[2], rows[0])
 
-    def _meets(self, other: Axis) -> tuple[Tensor, Tensor | None, int] | None:
+    def _common_origin(self, other: Axis) -> tuple[Tensor, Tensor | None, int] | None:
         """Find the nearest axis that both axes were made from; None if there is none.
 
         Returns its row for each row of ``other``, its row for each row of this axis (None: it is this axis),

@@ -188,10 +188,10 @@ def _load_error(path: Path, error: BaseException) -> FlowError:
         close = nearest(str(error).partition("name '")[2].partition("'")[0], exported())
     elif isinstance(error, NameError) and error.name in exported():
         remedy = f"from rlflow import {error.name}"
-    elif not isinstance(error, SyntaxError) and (stands_in := _in_place_of_packages(path.parent)):
-        place = Place(str(stands_in[0]), 1)
+    elif not isinstance(error, SyntaxError) and (hiding := _hiding_packages(path.parent)):
+        place = Place(str(hiding[0]), 1)
         remedy = (
-            f"rename {listed(file.name for file in stands_in)}: Python imports it instead of the module "
+            f"rename {listed(file.name for file in hiding)}: Python imports it instead of the module "
             "with the same name"
         )
     return FlowError(
@@ -212,7 +212,7 @@ def exported() -> tuple[str, ...]:
     return engines().exports
 
 
-def _in_place_of_packages(folder: Path) -> list[Path]:
+def _hiding_packages(folder: Path) -> list[Path]:
     """Return the files next to an algorithm that hide a standard module or an installed package."""
     packages = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
 

@@ -22,7 +22,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 def call_place() -> Place | None:
     """Return the line of user code that made the current call, None if there is none."""
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and not _theirs(frame):
+    while frame is not None and not _is_user_code(frame):
         frame = frame.f_back
     if frame is None:
         return None
@@ -30,7 +30,7 @@ def call_place() -> Place | None:
     return Place(frame.f_code.co_filename, line)
 
 
-def _theirs(frame: types.FrameType) -> bool:
+def _is_user_code(frame: types.FrameType) -> bool:
     """Return True if a frame belongs to the user: not to rlflow, nor to a library that calls back into it."""
     name, path = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
     if name.partition(".")[0] in ("rlflow", "torch", "numpy", "typer", "click"):

@@ -121,12 +121,12 @@ def bind(
 
     Raises FlowError with all unknown, missing and out-of-range settings at once.
     """
-    bound, problems = judged(what, specification, settings, place)
+    bound, problems = checked(what, specification, settings, place)
     FlowError.refuse(problems)
     return bound
 
 
-def judged(
+def checked(
     what: str, specification: Mapping[str, Setting], settings: Mapping[str, Any], place: Place | None
 ) -> tuple[dict[str, Any], list[Problem]]:
     """Return settings that a trace can continue with, and the problems of the given settings.

@@ -141,11 +141,11 @@ class Gap:
     unused: bool = False  # True: no step needs the part, so it may stay offloaded at no cost
 
 
-def gaps(course: MemorySchedule) -> Iterator[Gap]:
+def gaps(schedule: MemorySchedule) -> Iterator[Gap]:
     """Yield the gaps between each use of a part and the next, also across the end of the iteration."""
-    count = len(course.moments)
-    for part in sorted(course.sizes):
-        uses = [at for at, moment in enumerate(course.moments) if part in moment.needs]
+    count = len(schedule.moments)
+    for part in sorted(schedule.sizes):
+        uses = [at for at, moment in enumerate(schedule.moments) if part in moment.needs]
         if not uses:
             yield Gap(part, frozenset(range(count)), unused=True)
         for one, other in zip(uses, [*uses[1:], uses[0] + count] if uses else (), strict=True):
@@ -156,23 +156,23 @@ def gaps(course: MemorySchedule) -> Iterator[Gap]:
 Cost = tuple[int, int, int]  # moves in an iteration, their bytes, unused parts that stay offloaded
 
 
-def fewest(course: MemorySchedule) -> tuple[Parts, ...]:
+def fewest(schedule: MemorySchedule) -> tuple[Parts, ...]:
     """Choose the parts that are in memory at each step, with the fewest moves.
 
     Among choices with as few moves, it takes one that moves the fewest bytes. Every step must fit by itself.
     """
-    count, all_gaps = len(course.moments), list(gaps(course))
-    room = [course.limit - course.held(moment, moment.needs) for moment in course.moments]
-    rest = set(all_gaps) - _dropped(course, all_gaps, room)
+    count, all_gaps = len(schedule.moments), list(gaps(schedule))
+    room = [schedule.limit - schedule.held(moment, moment.needs) for moment in schedule.moments]
+    rest = set(all_gaps) - _dropped(schedule, all_gaps, room)
     return tuple(
-        course.moments[at].needs | {gap.part for gap in rest if at in gap.over} for at in range(count)
+        schedule.moments[at].needs | {gap.part for gap in rest if at in gap.over} for at in range(count)
     )
 
 
 Way = tuple[Cost, frozenset[Gap]]  # cost so far, and the gaps in which parts are offloaded
 
 
-def _dropped(course: MemorySchedule, all_gaps: list[Gap], room: list[int]) -> frozenset[Gap]:
+def _dropped(schedule: MemorySchedule, all_gaps: list[Gap], room: list[int]) -> frozenset[Gap]:
     """Return the gaps in which parts are offloaded, for a best solution.
 
     Goes through the steps at which not all parts fit. Each continuation is a least set of gaps that makes the
@@ -184,14 +184,14 @@ def _dropped(course: MemorySchedule, all_gaps: list[Gap], room: list[int]) -> fr
     tight = {
         at: gaps_here
         for at, gaps_here in enumerate(covering)
-        if sum(course.sizes[gap.part] for gap in gaps_here) > room[at]
+        if sum(schedule.sizes[gap.part] for gap in gaps_here) > room[at]
     }
-    known = _search(course, tight, room, (math.inf, 0, 0), few=16)
-    return _search(course, tight, room, known[0])[1]
+    known = _search(schedule, tight, room, (math.inf, 0, 0), few=16)
+    return _search(schedule, tight, room, known[0])[1]
 
 
 def _search(
-    course: MemorySchedule,
+    schedule: MemorySchedule,
     tight: Mapping[int, list[Gap]],
     room: list[int],
     most: tuple[float, int, int],
@@ -209,8 +209,8 @@ def _search(
         on: dict[frozenset[Gap], Way] = {}
         for cost, dropped in sorted(ways.values(), key=lambda way: way[0])[:few]:
             there = [gap for gap in tight[at] if gap not in dropped]
-            for freed in _least(course, there, sum(course.sizes[gap.part] for gap in there) - room[at]):
-                way = _plus(course, cost, freed), dropped.union(freed)
+            for freed in _least(schedule, there, sum(schedule.sizes[gap.part] for gap in there) - room[at]):
+                way = _plus(schedule, cost, freed), dropped.union(freed)
                 key = way[1] & later
                 if way[0] <= most and (key not in on or way[0] < on[key][0]):
                     on[key] = way
@@ -218,9 +218,9 @@ def _search(
     return min(ways.values(), key=lambda way: way[0])
 
 
-def _least(course: MemorySchedule, there: list[Gap], excess: int) -> Iterator[tuple[Gap, ...]]:
+def _least(schedule: MemorySchedule, there: list[Gap], excess: int) -> Iterator[tuple[Gap, ...]]:
     """Yield sets of gaps that free ``excess`` bytes, and of which every gap is needed for that."""
-    sizes = [course.sizes[gap.part] for gap in there]
+    sizes = [schedule.sizes[gap.part] for gap in there]
     for count in range(len(there) + 1):
         for chosen in itertools.combinations(range(len(there)), count):
             freed = sum(sizes[i] for i in chosen)
@@ -228,33 +228,33 @@ def _least(course: MemorySchedule, there: list[Gap], excess: int) -> Iterator[tu
                 yield tuple(there[i] for i in chosen)
 
 
-def _plus(course: MemorySchedule, cost: Cost, freed: tuple[Gap, ...]) -> Cost:
-    moved = [course.sizes[gap.part] for gap in freed if not gap.unused]
+def _plus(schedule: MemorySchedule, cost: Cost, freed: tuple[Gap, ...]) -> Cost:
+    moved = [schedule.sizes[gap.part] for gap in freed if not gap.unused]
     return cost[0] + 2 * len(moved), cost[1] + 2 * sum(moved), cost[2] + len(freed) - len(moved)
 
 
 # -- parts that do not fit, and the proof of a schedule ------------------------------------------------
 
 
-def too_large(course: MemorySchedule) -> Iterator[Problem]:
+def too_large(schedule: MemorySchedule) -> Iterator[Problem]:
     """Yield problems of steps that do not fit by themselves; for equal needs only the worst step."""
     reported: set[Parts] = set()
     over = [
-        (course.held(moment, moment.needs) - course.limit, moment)
-        for moment in (*course.moments, *course.beside)
+        (schedule.held(moment, moment.needs) - schedule.limit, moment)
+        for moment in (*schedule.moments, *schedule.beside)
     ]
     for excess, moment in sorted(over, key=lambda pair: -pair[0]):
         if excess > 0 and moment.needs not in reported:
             reported.add(moment.needs)
-            yield _too_large(course, moment, excess)
+            yield _too_large(schedule, moment, excess)
 
 
-def _too_large(course: MemorySchedule, moment: MemoryStep, excess: int) -> Problem:
-    at_once = {part: course.sizes[part] for part in moment.needs} | dict(moment.passing)
+def _too_large(schedule: MemorySchedule, moment: MemoryStep, excess: int) -> Problem:
+    at_once = {part: schedule.sizes[part] for part in moment.needs} | dict(moment.passing)
     parts = ", ".join(f"{part} {decimal(size)}" for part, size in sorted(at_once.items()))
-    always = [f"always {part} {decimal(size)}" for part, size in sorted(course.fixed.items())]
+    always = [f"always {part} {decimal(size)}" for part, size in sorted(schedule.fixed.items())]
     parts_text = ", and ".join([parts, *always] if parts else always)
-    sizes = at_once | dict(course.fixed)
+    sizes = at_once | dict(schedule.fixed)
     largest = max(sizes, key=lambda part: sizes[part])
     less = (
         f"a smaller cache (--{largest.role}.batch_tokens, --{largest.role}.kv_cache_memory_bytes)"
@@ -263,31 +263,31 @@ def _too_large(course: MemorySchedule, moment: MemoryStep, excess: int) -> Probl
     )
     return Problem(
         "memory",
-        f"{moment.step} does not fit into a rank's memory on {course.pool}: {decimal(excess)} too much",
+        f"{moment.step} does not fit into a rank's memory on {schedule.pool}: {decimal(excess)} too much",
         found=parts_text,
-        expected=f"at most {decimal(course.limit)} at once (--memory)",
-        remedy=f"--memory {course.limit + excess}; or {less}, or another pool for the trainer or generator",
+        expected=f"at most {decimal(schedule.limit)} at once (--memory)",
+        remedy=f"--memory {schedule.limit + excess}; or {less}, or another pool for the trainer or generator",
     )
 
 
-def prove(course: MemorySchedule) -> int:
+def prove(schedule: MemorySchedule) -> int:
     """Simulate the moves of two iterations, and return the most bytes in memory.
 
     Raises PlanError if a needed part is missing, or if memory exceeds the limit at any step, including moves.
     """
-    there: set[ModelPart] = set(course.awake[-1]) if course.awake else set()
+    there: set[ModelPart] = set(schedule.awake[-1]) if schedule.awake else set()
     most = 0
-    for at in [*range(len(course.moments))] * 2:
-        moment = course.moments[at]
-        for move in course._moves(at):
+    for at in [*range(len(schedule.moments))] * 2:
+        moment = schedule.moments[at]
+        for move in schedule._moves(at):
             (there.discard if move.away else there.add)(move.part)
-        size = course.held(moment, there)
-        if moment.needs - there or size > course.limit:
+        size = schedule.held(moment, there)
+        if moment.needs - there or size > schedule.limit:
             raise PlanError.of(
                 "memory-proof",
-                f"the planned moves are wrong at {moment.step} on {course.pool}",
+                f"the planned moves are wrong at {moment.step} on {schedule.pool}",
                 found=f"{decimal(size)}; missing {', '.join(map(str, sorted(moment.needs - there))) or 'nothing'}",
-                expected=f"all needed parts within {decimal(course.limit)}",
+                expected=f"all needed parts within {decimal(schedule.limit)}",
                 remedy="remove --memory, and report this as a bug",
             )
         most = max(most, size)

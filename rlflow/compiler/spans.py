@@ -118,10 +118,10 @@ class _Ended:
         """Yield the ends in the span's queue before which the queue was full."""
         limit = 1 if self._room is None else self._room.get(span.lane, 0)
         for end in self._backwards(("lane", span.lane), span.start, path) if limit else ():
-            if limit == 1 or self._beside(self._spans[-end[1]]) >= limit:
+            if limit == 1 or self._running_at_end(self._spans[-end[1]]) >= limit:
                 yield end
 
-    def _beside(self, one: Span) -> int:
+    def _running_at_end(self, one: Span) -> int:
         """Count the spans of the same queue that ran when a span was about to end, including itself."""
         return sum(
             s is one or s.start < one.end - TICK and s.end >= one.end - TICK

@@ -74,7 +74,7 @@ def test_all_problems_of_a_call_are_found_at_once():
 
 
 def test_a_trace_goes_on_with_settings_that_are_possible():
-    bound, problems = verbs.judged("generate", verbs.GENERATE, {"samples": 0}, None)
+    bound, problems = verbs.checked("generate", verbs.GENERATE, {"samples": 0}, None)
     assert (bound["samples"], bound["max_tokens"], len(problems)) == (1, 1, 2)
 
 

@@ -14,7 +14,7 @@ PARTS = [ModelPart("actor", "trainer", name) for name in "abcd"]
 
 
 @st.composite
-def courses(draw):
+def schedules(draw):
     """Up to four parts of unlike sizes over up to five moments, some with bytes in passing."""
     parts = PARTS[: draw(st.integers(1, 4))]
     sizes = {part: draw(st.integers(1, 6)) for part in parts}
@@ -25,21 +25,21 @@ def courses(draw):
     return MemorySchedule("all", moments, sizes, fixed, draw(st.integers(4, 24)))
 
 
-def cost(course, awake):
-    moves = replace(course, awake=tuple(awake)).moves
+def cost(schedule, awake):
+    moves = replace(schedule, awake=tuple(awake)).moves
     return len(moves), sum(move.bytes for move in moves)
 
 
-def by_trying(course):
+def by_trying(schedule):
     """The cost of the best of all ways to have parts there that fit."""
     subsets = [
         frozenset(some)
-        for count in range(len(course.sizes) + 1)
-        for some in itertools.combinations(course.sizes, count)
+        for count in range(len(schedule.sizes) + 1)
+        for some in itertools.combinations(schedule.sizes, count)
     ]
     fitting = [
-        [some for some in subsets if some >= moment.needs and course.held(moment, some) <= course.limit]
-        for moment in course.moments
+        [some for some in subsets if some >= moment.needs and schedule.held(moment, some) <= schedule.limit]
+        for moment in schedule.moments
     ]
     best = None
     for start in fitting[0]:
@@ -47,7 +47,10 @@ def by_trying(course):
         for choices in [*fitting[1:], [start]]:
             costs = {
                 now: min(
-                    (cost[0] + len(now ^ before), cost[1] + sum(course.sizes[part] for part in now ^ before))
+                    (
+                        cost[0] + len(now ^ before),
+                        cost[1] + sum(schedule.sizes[part] for part in now ^ before),
+                    )
                     for before, cost in costs.items()
                 )
                 for now in choices
@@ -56,29 +59,29 @@ def by_trying(course):
     return best
 
 
-@given(courses())
-def test_no_way_that_fits_takes_fewer_moves_or_bytes(course):
-    if list(too_large(course)):
+@given(schedules())
+def test_no_way_that_fits_takes_fewer_moves_or_bytes(schedule):
+    if list(too_large(schedule)):
         return
-    found = replace(course, awake=fewest(course))
-    assert prove(found) == found.peak <= course.limit
-    assert cost(course, found.awake) == by_trying(course)
+    found = replace(schedule, awake=fewest(schedule))
+    assert prove(found) == found.peak <= schedule.limit
+    assert cost(schedule, found.awake) == by_trying(schedule)
 
 
-@given(courses())
-def test_what_is_refused_can_be_done_by_no_moves_and_fits_with_what_the_message_asks_for(course):
-    problems = list(too_large(course))
-    hopeless = any(course.held(moment, moment.needs) > course.limit for moment in course.moments)
+@given(schedules())
+def test_what_is_refused_can_be_done_by_no_moves_and_fits_with_what_the_message_asks_for(schedule):
+    problems = list(too_large(schedule))
+    hopeless = any(schedule.held(moment, moment.needs) > schedule.limit for moment in schedule.moments)
     assert bool(problems) == hopeless
     for problem in problems:
         asked = int(problem.remedy.removeprefix("--memory ").partition(";")[0])
-        worst = max(course.held(moment, moment.needs) for moment in course.moments)
-        assert course.limit < asked <= worst
+        worst = max(schedule.held(moment, moment.needs) for moment in schedule.moments)
+        assert schedule.limit < asked <= worst
     if problems:
         assert not list(
             too_large(
                 replace(
-                    course,
+                    schedule,
                     limit=max(
                         int(problem.remedy.removeprefix("--memory ").partition(";")[0])
                         for problem in problems
@@ -88,10 +91,10 @@ def test_what_is_refused_can_be_done_by_no_moves_and_fits_with_what_the_message_
         )
 
 
-@given(courses())
-def test_where_everything_fits_nothing_moves(course):
-    course = replace(course, limit=course.peak_without)
-    found = replace(course, awake=fewest(course))
+@given(schedules())
+def test_where_everything_fits_nothing_moves(schedule):
+    schedule = replace(schedule, limit=schedule.peak_without)
+    found = replace(schedule, awake=fewest(schedule))
     assert (found.moves, found.moving) == ((), False)
     assert found.peak == found.peak_without
 
@@ -99,12 +102,12 @@ def test_where_everything_fits_nothing_moves(course):
 def test_a_plan_that_does_not_hold_is_found_out():
     one, other = PARTS[:2]
     moments = (MemoryStep("first", frozenset([one])), MemoryStep("second", frozenset([other])))
-    course = MemorySchedule("all", moments, {one: 5, other: 6}, {}, 8)
-    assert prove(replace(course, awake=fewest(course))) == 6
+    schedule = MemorySchedule("all", moments, {one: 5, other: 6}, {}, 8)
+    assert prove(replace(schedule, awake=fewest(schedule))) == 6
     with pytest.raises(PlanError, match="first on all"):
-        prove(replace(course, awake=(frozenset([one, other]), frozenset([other]))))
+        prove(replace(schedule, awake=(frozenset([one, other]), frozenset([other]))))
     with pytest.raises(PlanError, match=r"missing actor\.trainer b"):
-        prove(replace(course, awake=(frozenset([one]), frozenset())))
+        prove(replace(schedule, awake=(frozenset([one]), frozenset())))
 
 
 def test_a_part_that_nothing_needs_stays_away_for_nothing_and_of_equal_moves_the_fewest_bytes_go():
@@ -113,10 +116,10 @@ def test_a_part_that_nothing_needs_stays_away_for_nothing_and_of_equal_moves_the
         MemoryStep("all", frozenset([small, large])),
         MemoryStep("alone", frozenset(), {ModelPart("x", "generator", "cache"): 5}),
     )
-    course = MemorySchedule("all", moments, {small: 2, large: 3, unused: 4}, {}, 9)
-    awake = fewest(course)
+    schedule = MemorySchedule("all", moments, {small: 2, large: 3, unused: 4}, {}, 9)
+    awake = fewest(schedule)
     assert awake == (frozenset([small, large]), frozenset([large]))
-    assert cost(course, awake) == (2, 4)
+    assert cost(schedule, awake) == (2, 4)
 
 
 def test_what_is_always_there_is_named_alone_or_after_what_is_needed():

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from rlflow.author.node_options import UpdateOptions
 from rlflow.compiler.graph.model import Column, Input, Node, Op
-from rlflow.compiler.passes.recording import RECORDED, judged, last, of_policies
+from rlflow.compiler.passes.recording import RECORDED, last, of_policies, scored_columns
 from rlflow.compiler.plan import FORWARDS, PassNote, Plan
 
 
@@ -23,7 +23,7 @@ def prune(plan: Plan) -> Plan:
     graph = plan.graph
     results = {item.column for item in graph.results} if plan.held_to_end else set()
     records, policies = last(graph), of_policies(graph)
-    scores = judged(graph, policies)
+    scores = scored_columns(graph, policies)
     watched = {column for columns in (records, *policies.values()) for column in columns.values()}
     watched |= {column for columns in scores.values() for column in columns}
     recorded = frozenset(

@@ -29,7 +29,7 @@ OF_A_POLICY = (SOURCE, "finish", "scores", "tokens", "mask", *WATCHED)
 OWN = ("logprobs", "entropy")  # only the role's own: another role's values for the same rows do not count
 
 
-def judged(graph: Graph, policies: Iterable[str]) -> dict[str, JudgedColumns]:
+def scored_columns(graph: Graph, policies: Iterable[str]) -> dict[str, JudgedColumns]:
     """Return role → the scores of the rows that its first update learns from.
 
     ``policies``: the roles that are measured separately. Without any, the first update of a role that samples
@@ -40,11 +40,11 @@ def judged(graph: Graph, policies: Iterable[str]) -> dict[str, JudgedColumns]:
     first = {role: next(node for node in updates if node.role == role) for role in policies} or dict(
         zip([""], updates, strict=False)
     )
-    every = {role: _judged(graph, update) for role, update in first.items()}
+    every = {role: _scored_columns(graph, update) for role, update in first.items()}
     return {role: columns for role, columns in every.items() if tuple(columns)}
 
 
-def _judged(graph: Graph, update: Node) -> JudgedColumns:
+def _scored_columns(graph: Graph, update: Node) -> JudgedColumns:
     axes, before = set(chosen_from(graph.axes, update.axis)), graph.nodes[: update.id]
     rewards = dict(given for node in before if node.rows_axis in axes for given in _scores(node))
     scores = [

@@ -68,30 +68,33 @@ def residency(plan: Plan, where: Placement, memory: MemoryLimit) -> Plan:
     ``where``: the plan's placement, or the placement of one process. Raises PlanError with all parts that
     cannot fit or have unknown sizes.
     """
-    courses = [_course(plan, pool, memory) for pool in where.pools]
-    PlanError.refuse([*_unknown(memory), *(problem for course in courses for problem in too_large(course))])
-    courses = [replace(course, awake=fewest(course)) for course in courses]
+    schedules = [_schedule(plan, pool, memory) for pool in where.pools]
+    PlanError.refuse(
+        [*_unknown(memory), *(problem for schedule in schedules for problem in too_large(schedule))]
+    )
+    schedules = [replace(schedule, awake=fewest(schedule)) for schedule in schedules]
     peaks = [
-        f"{decimal(prove(course))} on {course.pool} in {len(course.moments)} steps" for course in courses
+        f"{decimal(prove(schedule))} on {schedule.pool} in {len(schedule.moments)} steps"
+        for schedule in schedules
     ]
     notes = (
-        PassNote("residency", "; ".join(map(_told, courses))),
+        PassNote("residency", "; ".join(map(_summary, schedules))),
         PassNote("verify", "peaks recounted: " + ", ".join(peaks)),
     )
-    lanes = {course.pool if plan.placement else MODEL_LANE for course in courses if course.moving}
-    return replace(_settled(plan, lanes), residency=tuple(courses), notes=(*plan.notes, *notes))
+    lanes = {schedule.pool if plan.placement else MODEL_LANE for schedule in schedules if schedule.moving}
+    return replace(_with_fixed_order(plan, lanes), residency=tuple(schedules), notes=(*plan.notes, *notes))
 
 
-def _told(course: MemorySchedule) -> str:
-    if not course.moving:
+def _summary(schedule: MemorySchedule) -> str:
+    if not schedule.moving:
         return (
-            f"on {course.pool} everything fits at once, {decimal(course.peak_without)} of "
-            f"{decimal(course.limit)}"
+            f"on {schedule.pool} everything fits at once, {decimal(schedule.peak_without)} of "
+            f"{decimal(schedule.limit)}"
         )
-    bytes_moved = sum(move.bytes for move in course.moves)
+    bytes_moved = sum(move.bytes for move in schedule.moves)
     return (
-        f"on {course.pool} {len(course.moves)} moves of {decimal(bytes_moved)} per iteration; peak "
-        f"{decimal(course.peak)}, {decimal(course.peak_without)} without moves"
+        f"on {schedule.pool} {len(schedule.moves)} moves of {decimal(bytes_moved)} per iteration; peak "
+        f"{decimal(schedule.peak)}, {decimal(schedule.peak_without)} without moves"
     )
 
 
@@ -115,7 +118,7 @@ def _unknown(memory: MemoryLimit) -> Iterator[Problem]:
 # -- the memory steps of an iteration ------------------------------------------------------------------
 
 
-def _course(plan: Plan, pool: str, memory: MemoryLimit) -> MemorySchedule:
+def _schedule(plan: Plan, pool: str, memory: MemoryLimit) -> MemorySchedule:
     """Return the steps of an iteration on a pool, in order, before it is decided which parts are in memory."""
     own = {holding.part: holding for holding in memory.holdings if holding.pool == pool}
     sizes, passing, fixed = (
@@ -214,17 +217,17 @@ def _started(plan: Plan) -> tuple[int, ...]:
 # -- the fixed order -----------------------------------------------------------------------------------
 
 
-def _settled(plan: Plan, lanes: set[str]) -> Plan:
+def _with_fixed_order(plan: Plan, lanes: set[str]) -> Plan:
     """Fix the planned order of all units with a model in these queues, including rewards that are trained."""
     if not lanes:
         return plan
     trained = {use.name for use in plan.graph.roles if use.trained}
-    judged = {
+    rewards = {
         i: plan.home.get(i, MODEL_LANE)
         for i in plan.units
         if plan.node(i).op is Op.REWARD and plan.node(i).role in trained
     }
-    lane = {**plan.lane, **{i: name for i, name in judged.items() if i not in plan.in_pieces}}
+    lane = {**plan.lane, **{i: name for i, name in rewards.items() if i not in plan.in_pieces}}
     plan = replace(plan, lane=lane)
     last: dict[str, int] = {}
     turns: dict[int, int] = {}
@@ -233,5 +236,5 @@ def _settled(plan: Plan, lanes: set[str]) -> Plan:
         if name in lanes and name in last:
             turns[unit] = last[name]
         last[name] = unit
-    bodies = {i: _settled(body, lanes) for i, body in plan.bodies.items()}
+    bodies = {i: _with_fixed_order(body, lanes) for i, body in plan.bodies.items()}
     return replace(plan, turns=turns, bodies=bodies)

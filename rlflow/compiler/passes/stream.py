@@ -21,7 +21,7 @@ def stream(plan: Plan) -> Plan:
     pieces: dict[int, Piece] = {}
     notes: list[str] = []
     for source in (plan.graph.nodes[i] for i in plan.live if plan.graph.nodes[i].op is Op.GENERATE):
-        left = {node.id: why for node in _scores(plan, source) if (why := _whole(plan, source, node))}
+        left = {node.id: why for node in _scores(plan, source) if (why := _why_unsplit(plan, source, node))}
         cut = [node.id for node in _scores(plan, source) if node.id not in left]
         notes.append(_streamed(plan, source, cut, left))
         if cut:
@@ -50,7 +50,7 @@ def _scores(plan: Plan, source: Node) -> Iterator[Node]:
             yield node
 
 
-def _whole(plan: Plan, source: Node, node: Node) -> str:
+def _why_unsplit(plan: Plan, source: Node, node: Node) -> str:
     """Return why a node scores all rows at once; empty if it need not."""
     streaming, role = plan.streaming, node.role or ""
     models = any(use.name == role and (use.trained or not use.rewards) for use in plan.graph.roles)
@@ -64,13 +64,13 @@ def _whole(plan: Plan, source: Node, node: Node) -> str:
         return "rounding depends on the other rows"
     late = [
         plan.graph.nodes[j].name
-        for j in _made_of(plan, source)
+        for j in _dependents(plan, source)
         if j in {item.column.node for item in node.inputs}
     ]
     return f"reads {late[0]}, which waits for all rows" if late else ""
 
 
-def _made_of(plan: Plan, source: Node) -> set[int]:
+def _dependents(plan: Plan, source: Node) -> set[int]:
     """Return the nodes that wait for the sampling node."""
     nodes: set[int] = set()
     for i in plan.live:

@@ -55,15 +55,15 @@ def edges(plan: Plan, sizes: Sizes, layouts: Layouts | None) -> Iterator[Edge]:
 
     layouts: None for one process, in which nothing moves.
     """
-    there: dict[Column, list[RowLayout | None]] = {}
+    brought: dict[Column, list[RowLayout | None]] = {}
     for i in plan.live:
         node = plan.graph.nodes[i]
         together: dict[tuple[int, RowLayout | None], list[Input]] = {}
         for item in node.inputs:
             if sizes.read(node, item):
-                together.setdefault((item.column.node, _held(item.column, node, layouts, there)), []).append(
-                    item
-                )
+                together.setdefault(
+                    (item.column.node, _source_layout(item.column, node, layouts, brought)), []
+                ).append(item)
         yield from (
             _edge(plan, sizes, layouts, node, items, origin) for (_, origin), items in together.items()
         )
@@ -74,15 +74,15 @@ def edges(plan: Plan, sizes: Sizes, layouts: Layouts | None) -> Iterator[Edge]:
             if origin and needed and origin.pool != needed.pool
             for item in items
         ):
-            there.setdefault(item.column, []).append(needed)
+            brought.setdefault(item.column, []).append(needed)
         if node.id in plan.bodies:
             yield from edges(
                 plan.bodies[node.id], sizes.bodies[node.id], layouts.bodies[node.id] if layouts else None
             )
 
 
-def _held(
-    column: Column, node: Node, layouts: Layouts | None, there: Mapping[Column, Sequence[RowLayout | None]]
+def _source_layout(
+    column: Column, node: Node, layouts: Layouts | None, brought: Mapping[Column, Sequence[RowLayout | None]]
 ) -> RowLayout | None:
     """Return the layout from which a node reads a column.
 
@@ -93,7 +93,7 @@ def _held(
         return None
     origin, needed = layouts.columns[column], layouts.needed[node.id]
     known = [
-        layout for layout in there.get(column, ()) if layout and layout.pool == needed.pool != origin.pool
+        layout for layout in brought.get(column, ()) if layout and layout.pool == needed.pool != origin.pool
     ]
     return next((layout for layout in known if needed.by == "minibatch" or alike(layout, needed)), origin)
 

@@ -92,7 +92,7 @@ class Explanation:
                 "recorded": self.recorded,
             },
             "memory": [asdict(item) for item in self.memory],
-            "residency": [_resident(course) for course in self.residency],
+            "residency": [_resident(schedule) for schedule in self.residency],
             "commits": asdict(self.commits) if self.commits else None,
             "passes": {note.name: note.what for note in self.notes},
             "time": {
@@ -177,15 +177,15 @@ def explain(
     )
 
 
-def _resident(course: MemorySchedule) -> dict[str, Any]:
+def _resident(schedule: MemorySchedule) -> dict[str, Any]:
     moments = (
         {
             "step": moment.step,
-            "bytes": course.held(moment, awake),
+            "bytes": schedule.held(moment, awake),
             "there": [str(part) for part in sorted(awake)],
             "passing": {str(part): size for part, size in moment.passing.items()},
         }
-        for moment, awake in zip(course.moments, course.awake, strict=True)
+        for moment, awake in zip(schedule.moments, schedule.awake, strict=True)
     )
     moves = [
         {
@@ -194,14 +194,14 @@ def _resident(course: MemorySchedule) -> dict[str, Any]:
             "bytes": move.bytes,
             "to": "away" if move.away else "memory",
         }
-        for move in course.moves
+        for move in schedule.moves
     ]
     return {
-        "pool": course.pool,
-        "limit": course.limit,
-        "peak": course.peak,
-        "peak_without": course.peak_without,
-        "always": sum(course.fixed.values()),
+        "pool": schedule.pool,
+        "limit": schedule.limit,
+        "peak": schedule.peak,
+        "peak_without": schedule.peak_without,
+        "always": sum(schedule.fixed.values()),
         "moments": list(moments),
         "moves": moves,
     }

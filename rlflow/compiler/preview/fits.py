@@ -207,7 +207,7 @@ def overlap_problems(graph: Graph, placement: Placement | None, staleness: int) 
                 "rollouts are never stale",
                 found=f"--staleness {staleness}, both sides on '{pool}'",
                 expected="two pools, so that they can overlap",
-                remedy=_apart(role, pool, placement),
+                remedy=_separate_pools(role, pool, placement),
             )
 
 
@@ -239,7 +239,7 @@ def stream_problems(plan: Plan, staleness: int) -> Iterator[Problem]:
         )
 
 
-def _apart(role: str, pool: str, placement: Placement) -> str:
+def _separate_pools(role: str, pool: str, placement: Placement) -> str:
     other = next((name for name in placement.pools if name != pool), None)
     if other is not None:
         return f"--{role}.generator.pool {other}"

@@ -187,7 +187,7 @@ def _call(
     """Run the flow's function on symbols; also return the problems that stopped it."""
     axis = tracer.axis(RowAxis(grouped="chosen" in flow.data))
     prompts = tracer.batch(axis, _data(tracer, flow, axis, columns))
-    tracer.state = tracer.held_state(dict.fromkeys(initial, STATE))
+    tracer.state = tracer.state_columns(dict.fromkeys(initial, STATE))
     rewards = len(roles.get(flow.parameters.rest or "", []))
     positional, named = arguments(flow, lambda name: SymbolicRole(tracer, name), hp, rewards)
     try:

@@ -57,7 +57,7 @@ def _traced(
 ) -> Graph:
     bound = len(role_names(body, rewards).get(body.parameters.rest or "", []))
     positional, named = arguments(body, lambda name: SymbolicRole(tracer, name), hp, bound)
-    with _beside(tracer, columns) as prompts, entered(tracer):
+    with _separate_graph(tracer, columns) as prompts, entered(tracer):
         result = body.function(prompts, *positional, **named)
         if not isinstance(result, SymbolicBatch):
             raise FlowError(_no_batch(body, result))
@@ -85,7 +85,7 @@ def _traced(
 
 
 @contextlib.contextmanager
-def _beside(tracer: Tracer, columns: Mapping[str, Kind | None]) -> Iterator[SymbolicBatch]:
+def _separate_graph(tracer: Tracer, columns: Mapping[str, Kind | None]) -> Iterator[SymbolicBatch]:
     """Record into a separate graph whose data are prompts only.
 
     Calls are counted from 0, so that earlier calls of the flow do not change the evaluation's random draws.
@@ -97,7 +97,7 @@ def _beside(tracer: Tracer, columns: Mapping[str, Kind | None]) -> Iterator[Symb
         0, Op.DATA, "prompts", axis, outputs=tuple(Output(name, kind, name) for name, kind in columns.items())
     )
     tracer.recorded.nodes.append(node)
-    tracer.state = tracer.held_state({name: source.kind for name, source in tracer.state.items()})
+    tracer.state = tracer.state_columns({name: source.kind for name, source in tracer.state.items()})
     try:
         yield tracer.symbols(node)
     finally:
@@ -112,7 +112,7 @@ def _no_body(flow: Flow) -> Problem:
         flow.place,
         found=f"evaluate={flow.evaluate!r}",
         expected="a function of prompts and roles",
-        remedy="write def judged(prompts, actor, reward): … above the flow, and @flow(evaluate=judged)",
+        remedy="write def evaluation(prompts, actor, reward): … above the flow, and @flow(evaluate=evaluation)",
     )
 
 

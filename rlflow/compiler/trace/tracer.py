@@ -347,7 +347,7 @@ class Tracer:
         place: Place | None,
     ) -> dict[str, Any]:
         """Return the settings of a method; report problems and continue the trace."""
-        bound, problems = verbs.judged(what, specification, settings, place)
+        bound, problems = verbs.checked(what, specification, settings, place)
         self.report(*problems)
         return bound
 
@@ -846,13 +846,13 @@ class Tracer:
         outputs = tuple(Output(name, source.kind, name) for name, source in prompts.sources.items())
         node = Node(0, Op.DATA, "prompts", axis, outputs=outputs, call=self.calls)
         self.recorded.nodes.append(node)
-        self.state = self.held_state({name: source.kind for name, source in state.items()})
+        self.state = self.state_columns({name: source.kind for name, source in state.items()})
         try:
             yield self.symbols(node)
         finally:
             self.recorded, self._poisoned, self.state, self.depth = outer, poisoned, state, self.depth - 1
 
-    def held_state(self, kinds: Mapping[str, Kind | None]) -> dict[str, ColumnSource]:
+    def state_columns(self, kinds: Mapping[str, Kind | None]) -> dict[str, ColumnSource]:
         """Add a node that gives the scalars of the state, if there are any, and return its columns."""
         return self._scalars("state", kinds) if kinds else {}
 

@@ -12,7 +12,7 @@ from rlflow.algorithms.grpo import grpo
 from rlflow.author.load import load, load_flow
 from rlflow.compiler.graph.model import Column
 from rlflow.compiler.passes import plan
-from rlflow.compiler.passes.recording import judged, last, of_policies
+from rlflow.compiler.passes.recording import last, of_policies, scored_columns
 from rlflow.compiler.trace.compile import TraceOptions, compile_flow, trace
 
 LINEAGE = load(TESTS / "execution" / "lineage.py")
@@ -91,7 +91,7 @@ def names(graph, columns):
 
 def test_several_rewards_that_an_update_learns_from_are_measured_each_and_what_it_reads_of_them():
     graph = trace(gdpo, None, TraceOptions(rewards=2)).program.graph
-    found = judged(graph, ())[""]
+    found = scored_columns(graph, ())[""]
     assert {role: names(graph, [column]) for role, column in found.rewards.items()} == {
         "rewards_0": ["rewards_0.scores"],
         "rewards_1": ["rewards_1.scores"],
@@ -102,12 +102,12 @@ def test_several_rewards_that_an_update_learns_from_are_measured_each_and_what_i
 def test_one_reward_and_one_score_that_a_stage_makes_of_several_are_measured_as_scores():
     for made, learned in ((grpo, "compare.advantages"), (summed, "compare.advantages")):
         graph = compile_flow(made).graph
-        found = judged(graph, ())[""]
+        found = scored_columns(graph, ())[""]
         assert (found.rewards, names(graph, found.learned)) == ({}, [learned])
 
 
 def test_each_of_several_trained_roles_has_what_its_own_update_reads():
     graph = compile_flow(debate).graph
-    found = judged(graph, ("one", "other"))
+    found = scored_columns(graph, ("one", "other"))
     assert set(found) == {"one", "other"}
     assert all(names(graph, columns.learned) for columns in found.values())

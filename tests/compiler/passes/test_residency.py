@@ -61,8 +61,8 @@ def league(prompts, actor, rival, reward):
 SMALL = f"--model {FOLDER} --data chain_sum --held-out 0 --batch_tokens 1024"
 
 
-def moves(course):
-    return [f"{move.before}: {'away' if move.away else 'back'} {move.part}" for move in course.moves]
+def moves(schedule):
+    return [f"{move.before}: {'away' if move.away else 'back'} {move.part}" for move in schedule.moves]
 
 
 def test_without_a_limit_nothing_is_planned_and_with_room_for_all_nothing_moves(planned_as):
@@ -70,17 +70,17 @@ def test_without_a_limit_nothing_is_planned_and_with_room_for_all_nothing_moves(
     assert free.residency == ()
     assert {note.name for note in free.notes}.isdisjoint({"residency", "verify"})
     roomy = planned_as(f"ppo {SMALL} --memory 1GB")
-    assert [(course.moves, course.moving) for course in roomy.residency] == [((), False)]
+    assert [(schedule.moves, schedule.moving) for schedule in roomy.residency] == [((), False)]
     assert roomy.time == free.time
 
 
 def test_a_little_too_much_is_one_part_less_and_more_takes_more_moves(planned_as):
-    [course] = planned_as(f"grpo {SMALL} --memory 19.5MB").residency
-    assert moves(course) == [
+    [schedule] = planned_as(f"grpo {SMALL} --memory 19.5MB").residency
+    assert moves(schedule) == [
         "actor.generate: away actor.trainer weights",
         "actor.logprobs: back actor.trainer weights",
     ]
-    assert [moment.step for moment in course.moments] == [
+    assert [moment.step for moment in schedule.moments] == [
         "weights of actor",
         "actor.generate",
         "actor.logprobs",
@@ -90,12 +90,14 @@ def test_a_little_too_much_is_one_part_less_and_more_takes_more_moves(planned_as
     assert len(tight.moves) == 4
     assert tight.peak <= 16_000_000 < tight.peak_without
     with pytest.raises(PlanError, match="are wrong at"):
-        prove(replace(tight, awake=course.awake))
+        prove(replace(tight, awake=schedule.awake))
 
 
 def test_moments_are_those_of_each_pool_chunk_commit_and_canary(planned_as):
     line = f"ppo {SMALL} --pools train=1,rollout=1 --memory 20MB"
-    steps = {course.pool: [moment.step for moment in course.moments] for course in planned_as(line).residency}
+    steps = {
+        schedule.pool: [moment.step for moment in schedule.moments] for schedule in planned_as(line).residency
+    }
     assert steps["rollout"] == ["weights of actor", "actor.generate"]
     assert steps["train"] == [
         "the in-memory checkpoint of actor",
@@ -107,7 +109,7 @@ def test_moments_are_those_of_each_pool_chunk_commit_and_canary(planned_as):
         "critic.update",
         "actor.update",
     ]
-    rare = {course.pool: course for course in planned_as(f"{line} --commit-every 2").residency}["train"]
+    rare = {schedule.pool: schedule for schedule in planned_as(f"{line} --commit-every 2").residency}["train"]
     assert rare.moments[0].step == "weights of actor"
     assert {moment.step for moment in rare.beside} == {"saving actor", "saving critic"}
 
@@ -117,7 +119,7 @@ def test_a_role_that_a_stage_with_side_effects_is_given_is_committed_saved_and_d
 ):
     (tmp_path / "league.py").write_text(LEAGUE)
     plan = planned_as(f"{tmp_path / 'league'}::league {SMALL} --pools train=1,rollout=1 --memory 30MB")
-    steps = {course.pool: [moment.step for moment in course.moments] for course in plan.residency}
+    steps = {schedule.pool: [moment.step for moment in schedule.moments] for schedule in plan.residency}
     assert "the in-memory checkpoint of rival" in steps["train"]
     # those of the iteration before, and those of the stage
     assert steps["rollout"].count("weights of rival") == 2
@@ -126,7 +128,7 @@ def test_a_role_that_a_stage_with_side_effects_is_given_is_committed_saved_and_d
 
 def test_a_reward_that_is_trained_takes_its_turn_and_a_repeat_counts_with_its_body(planned_as):
     prime = planned_as(f"prime {SMALL} --memory 20MB")
-    assert any(course.moves for course in prime.residency)
+    assert any(schedule.moves for schedule in prime.residency)
     dapo = planned_as(f"dapo {SMALL} --memory 16MB").residency[0]
     assert [moment.step for moment in dapo.moments] == [
         "weights of actor",
@@ -146,7 +148,7 @@ def test_scores_of_a_reward_that_is_trained_wait_for_their_place_beside_the_mode
     assert {(pair.first, pair.second): pair.lane for pair in limited.pairs}[
         "judge", "actor.logprobs"
     ] == "model"
-    assert any(course.moves for course in limited.residency)
+    assert any(schedule.moves for schedule in limited.residency)
     free = planned_as(f"{path} {SMALL}")
     assert {(pair.first, pair.second): pair.lane for pair in free.pairs}["judge", "actor.logprobs"] is None
     of_processes = planned_as(f"grpo {SMALL} --memory 19.5MB")
@@ -163,10 +165,10 @@ def test_scores_of_a_reward_that_is_trained_wait_for_their_place_beside_the_mode
     ],
 )
 def test_an_evaluation_is_a_moment_between_iterations_where_there_is_one(planned_as, held_out, beside):
-    [course] = planned_as(
+    [schedule] = planned_as(
         f"grpo {SMALL.replace('--held-out 0', f'--held-out {held_out}')} --memory 19.5MB"
     ).residency
-    assert {moment.step for moment in course.beside} == beside
+    assert {moment.step for moment in schedule.beside} == beside
 
 
 def test_the_copies_that_an_optimizer_has_of_its_own_count_with_it(planned_as):
@@ -175,8 +177,10 @@ def test_the_copies_that_an_optimizer_has_of_its_own_count_with_it(planned_as):
         for held in planned_as(f"ppo {SMALL}").memory
         if held.role == "critic"
     }
-    course = planned_as(f"ppo {SMALL} --memory 20MB --critic.trainer deepspeed --critic.zero 1").residency[0]
-    sizes = {str(part): size for part, size in course.sizes.items()}
+    schedule = planned_as(f"ppo {SMALL} --memory 20MB --critic.trainer deepspeed --critic.zero 1").residency[
+        0
+    ]
+    sizes = {str(part): size for part, size in schedule.sizes.items()}
     # a float32 copy beside two moments
     assert sizes["critic.trainer optimizer"] == whole["trainer", "optimizer"] * 3 // 2
     assert "critic.trainer gradient" not in sizes
@@ -212,17 +216,17 @@ def test_the_amount_that_is_asked_for_does(planned_as):
     with pytest.raises(PlanError) as refused:
         planned_as(f"ppo {SMALL} --memory 8MB")
     asked = max(int(problem.remedy.split()[1].rstrip(";")) for problem in refused.value.problems)
-    [course] = planned_as(f"ppo {SMALL} --memory {asked}").residency
-    assert course.peak == asked
+    [schedule] = planned_as(f"ppo {SMALL} --memory {asked}").residency
+    assert schedule.peak == asked
 
 
 def test_what_vllm_holds_on_a_cpu_is_always_there(planned_as):
     line = (
         f"ppo {SMALL.partition(' --batch')[0]} --actor.generator vllm --actor.kv_cache_memory_bytes 4000000"
     )
-    [course] = planned_as(f"{line} --memory 30MB").residency
-    assert {str(part) for part in course.fixed} == {"actor.generator weights", "actor.generator cache"}
-    assert "the weight check of actor" in [moment.step for moment in course.moments]
+    [schedule] = planned_as(f"{line} --memory 30MB").residency
+    assert {str(part) for part in schedule.fixed} == {"actor.generator weights", "actor.generator cache"}
+    assert "the weight check of actor" in [moment.step for moment in schedule.moments]
     told = [
         held.bytes for held in planned_as(line.partition(" --actor.kv")[0]).memory if held.what == "cache"
     ]
