@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class AskedTokens(NamedTuple):
-    """The tokens at which follow-up prompts of a batch start (`ask` with ``tokens_until``).
+    """The tokens that follow-up prompts of a batch start at (`ask` with ``tokens_until``).
 
     ``place``, int64 [follow-up prompts]: the token of the source row before which the continuation starts.
     ``lengths``, int64 [source rows]: the number of tokens of each source row.
@@ -207,9 +207,9 @@ def stacked(keys: Sequence[Tensor]) -> Tensor:
 
 
 def starts(keys: Tensor) -> Tensor:
-    """bool [rows]: True where a group begins.
+    """bool [rows]: True for the first row of each group.
 
-    A group begins where a row's last number but one differs from the row before. Earlier numbers may differ
+    A row begins a group if its last number but one differs from the row before. Earlier numbers may differ
     within a group, because joined rows keep their paths.
     """
     first = torch.ones(len(keys), dtype=torch.bool)

@@ -171,7 +171,7 @@ def _unknown(name: str, known: Mapping[str, Field], prefix: str) -> Problem:
 def parse(type_: Any, value: Any) -> Any:
     """Return a value of the annotated type, from text or from a value.
 
-    Raises ValueError that says what was expected.
+    Raises ValueError that names the expected type and range.
     """
     from pydantic import ValidationError
     from pydantic.errors import PydanticSchemaGenerationError
@@ -231,7 +231,7 @@ def _limits(limit: Any) -> Iterator[tuple[str, Any]]:
 
 
 def variants(settings: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (what was changed, the settings) for each change of one setting.
+    """Yield (the change, the settings) for each change of one setting.
 
     The changes: every boolean flipped, every other value of a Literal, every number at 0 if its range allows
     0.

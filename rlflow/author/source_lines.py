@@ -51,7 +51,7 @@ def definition_place(function: Callable[..., Any]) -> Place:
 
 @lru_cache(maxsize=1024)
 def digest(function: Callable[..., Any]) -> str:
-    """12 hex digits that identify what a function does.
+    """12 hex digits that identify a function's behaviour.
 
     The digest covers the function's syntax without comments and docstrings, its defaults, and the functions,
     classes and constants of its file that it uses. Equal bodies in two files have equal digests.

@@ -196,7 +196,7 @@ def missing_setting(
 
 
 def sampling_of(sampling: Mapping[str, Mapping[str, Any]], verb: str, call: str) -> dict[str, Any]:
-    """Return the settings with which the run replaces the flow's settings of a `generate` call.
+    """Return the run's settings for a `generate` call, which replace the flow's settings.
 
     Settings of all calls of the role (``verb``, such as actor.generate) come first; settings of this call
     (``call``, such as actor.generate#2) override them.

@@ -1,6 +1,6 @@
 """Names that TRL, verl and OpenRLHF use for settings, columns and algorithms, and rlflow's names for them.
 
-Error messages use them to suggest a name when a name is unknown.
+Error messages use them to suggest a name for an unknown one.
 """
 
 from __future__ import annotations

@@ -126,9 +126,9 @@ class ModelFootprint:
     lora: int = 0  # rank of adapters; 0: none
     attention: bool = False  # True: only attention layers have adapters
     batch_tokens: int = 0  # tokens of the generator's cache; 0: not known
-    shares: int = 1  # ranks over which the trainer divides the parts in ``divided``
+    shares: int = 1  # ranks that share the parts in ``divided`` of the trainer
     divided: tuple[str, ...] = ()
-    sampler_shares: int = 1  # ranks over which the generator divides its weights
+    sampler_shares: int = 1  # ranks that share the generator's weights
     cache_bytes: int = 0  # bytes of the generator's cache, if a setting fixes them; else 0
     copied: bool = False  # True: the optimizer has its own float32 copy of the trained weights
     flat: bool = False  # True: the trainer divides flattened tensors

@@ -13,7 +13,7 @@ from rlflow.compiler.graph.model import HALVES, Graph, Node, Op
 from rlflow.errors import PlanError, Problem, listed, nearest
 
 GENERATORS, REST = "rollout", "train"  # two pools with these names need no flags
-GRAIN = 10_000  # smallest parts in which Ray counts a device
+GRAIN = 10_000  # Ray counts a device in this many parts
 MOST = 1 << 16  # maximum ranks of a pool
 
 
@@ -253,7 +253,7 @@ def homes(graph: Graph, placement: Placement) -> dict[int, str]:
 
 
 def reward_pools(graph: Graph, placement: Placement) -> dict[str, frozenset[str]]:
-    """Return the pools on which each reward role scores rows."""
+    """Return the pools where each reward role scores rows."""
     pools: dict[str, frozenset[str]] = {}
     home = homes(graph, placement)
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""The plan of one iteration: what runs and in which order it may run.
+"""The plan of one iteration: the nodes that run, and the order that they must keep.
 
 Passes make it from a traced program.
 """
@@ -75,7 +75,7 @@ class Plan:
     held_to_end: frozenset[Column] = frozenset()  # columns that the run's records read
     # unit → priority; of the units that may start, the highest starts first
     priority: Mapping[int, float] = field(default_factory=dict)
-    lane: Mapping[int, str] = field(default_factory=dict)  # unit → the executor queue in which it runs
+    lane: Mapping[int, str] = field(default_factory=dict)  # unit → its executor queue
     # forward whose graph the next update reuses → the most rows of one step of that update
     ahead: Mapping[int, float] = field(default_factory=dict)
     # forward or update → the rows that share a prompt, if its trainer computes the prompt once

@@ -2,8 +2,8 @@
 
 An iteration is a list of steps that repeats. Between two steps that need a part, the part either stays in
 memory and takes its bytes, or is moved out after the first step and back before the second. Keeping it for a
-while and then moving it out saves nothing. So a schedule is defined by the gaps in which parts stay. The
-search for these gaps is exact. This module moves nothing.
+while and then moving it out saves nothing. So a schedule is a choice for each such gap: stay or move. The
+search for the best choice is exact. This module moves nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlflow.errors import PlanError, Problem
 
 @dataclass(frozen=True, order=True)
 class ModelPart:
-    """A part of what a side of a role holds in the memory of a rank."""
+    """A part of the memory that a side of a role uses on a rank."""
 
     role: str
     half: str  # side: trainer or generator; reward for a reward model with a folder of its own
@@ -169,16 +169,16 @@ def fewest(schedule: MemorySchedule) -> tuple[Parts, ...]:
     )
 
 
-Way = tuple[Cost, frozenset[Gap]]  # cost so far, and the gaps in which parts are offloaded
+Way = tuple[Cost, frozenset[Gap]]  # cost so far, and the gaps whose parts are offloaded
 
 
 def _dropped(schedule: MemorySchedule, all_gaps: list[Gap], room: list[int]) -> frozenset[Gap]:
-    """Return the gaps in which parts are offloaded, for a best solution.
+    """Return the gaps whose parts are offloaded in a best solution.
 
-    Goes through the steps at which not all parts fit. Each continuation is a least set of gaps that makes the
-    step fit, so that no gap of the set could be kept. A best solution has such a set for every step, and
-    offloading in a gap never hurts earlier steps. A first search with few ways gives an upper bound of the
-    cost.
+    Goes through the steps that are too small for all parts. Each continuation is a least set of gaps that
+    makes the step fit, so that no gap of the set could be kept. A best solution has such a set for every
+    step, and offloading in a gap never hurts earlier steps. A first search with few ways gives an upper bound
+    of the cost.
     """
     covering = [[gap for gap in all_gaps if at in gap.over] for at in range(len(room))]
     tight = {
@@ -219,7 +219,7 @@ def _search(
 
 
 def _least(schedule: MemorySchedule, there: list[Gap], excess: int) -> Iterator[tuple[Gap, ...]]:
-    """Yield sets of gaps that free ``excess`` bytes, and of which every gap is needed for that."""
+    """Yield minimal sets of gaps that free ``excess`` bytes: without any one gap they free less."""
     sizes = [schedule.sizes[gap.part] for gap in there]
     for count in range(len(there) + 1):
         for chosen in itertools.combinations(range(len(there)), count):

@@ -50,7 +50,7 @@ Instruction = StartNode | Free | Finish
 class _Lane:
     """A queue: its limit, the places in use, and a heap of ready nodes with the next one on top.
 
-    ``number`` is the order in which queues first had a ready node.
+    ``number`` counts the queues by their first ready node.
     """
 
     number: int

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Span:
-    """The time in which a node ran, in seconds of a monotonic clock."""
+    """Start and end of a node, in seconds of a monotonic clock."""
 
     node: str  # name of the node
-    lane: str  # the executor queue in which it ran
+    lane: str  # its executor queue
     start: float
     end: float
     waits_for: tuple[str, ...] = ()  # names of the nodes whose results it read
@@ -25,7 +25,7 @@ class Span:
 
 @dataclass(frozen=True)
 class RankSpan:
-    """The time in which a rank of a pool ran an operation for a node, by the same clock as ``Span``."""
+    """Start and end of an operation that a rank of a pool ran for a node, by the same clock as ``Span``."""
 
     node: str  # name of the node
     pool: str
@@ -144,7 +144,7 @@ def chain(names: Iterable[str]) -> list[str]:
 
 
 def flat(spans: Sequence[Span], within: Mapping[str, str]) -> list[Span]:
-    """Return spans in which no time is counted twice.
+    """Return spans that count no time twice.
 
     ``within``: node → the node that it runs in, such as a `repeat` for its body. Such a holder keeps the rest
     of its time: before, between and after the nodes that ran in it. The first node in it then waits for the
@@ -182,7 +182,7 @@ def _inside(span: Span, holder: Span) -> bool:
 
 
 def _rest(holder: Span, inner: Sequence[Span]) -> Iterator[Span]:
-    """Yield the parts of a holder's time in which nothing ran in it.
+    """Yield the idle parts of a holder's time, when none of its inner nodes ran.
 
     These are before the first, after the last, and between spans whenever all had ended, even for a moment.
     """
@@ -195,7 +195,7 @@ def _rest(holder: Span, inner: Sequence[Span]) -> Iterator[Span]:
 
 
 def _covered(spans: Iterable[Span]) -> Iterator[tuple[float, float]]:
-    """Yield the longest periods in which some span ran; periods that only touch are separate."""
+    """Yield the longest periods during which some span ran; periods that only touch are separate."""
     ordered = sorted((span.start, span.end) for span in spans)
     start, end = ordered[0]
     for first, last in ordered[1:]:
@@ -231,7 +231,7 @@ def divided(spans: Iterable[Span], start: float, end: float) -> dict[str, float]
 
 
 def longest_path(spans: Iterable[Span]) -> float:
-    """Return the seconds of the longest chain of nodes in which each waits for the columns of the one before.
+    """Return the seconds of the longest chain of nodes that wait for each other's columns.
 
     More workers cannot make an iteration shorter. A node that ran several times, as in the tries of a
     `repeat`, follows itself.

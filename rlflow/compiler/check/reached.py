@@ -74,7 +74,7 @@ class Reach:
                     self.state.setdefault(slot.name, step)
 
     def follow(self, graph: Graph, carried: Carried) -> Carried:
-        """Follow the nodes of a graph in program order, starting from what is carried."""
+        """Follow the nodes of a graph in program order, and extend ``carried``."""
         for node in graph.nodes:
             self._visit(graph, node, carried)
         return carried

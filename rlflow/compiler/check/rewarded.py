@@ -119,7 +119,7 @@ def _unreached(program: Program, reward: Node, reach: Reach, learning: list[Node
 
 
 def _broken(program: Program, target: ReachedUpdate | None, reach: Reach) -> tuple[str, Place | None]:
-    """Return the path from the reward to the point where it breaks, in words, and the place of the break."""
+    """Return the path from the reward to its break, in words, and the place of the break."""
     if target is None:
         return f"{reach.furthest}; no update reads this", reach.furthest.place
     name, step = max(target.columns.items(), key=lambda item: item[1].steps)

@@ -100,7 +100,7 @@ class Node:
     dispatch: str = "DP_COMPUTE"  # how its rows are split over the ranks of a pool
     rows: str = "row"  # "group" if a call must not separate the rows of a group
     makes: int | None = None  # the axis of its outputs, if it differs
-    call: int = 0  # its number in program order, from which random numbers are derived
+    call: int = 0  # its number in program order; random numbers are derived from it
     digest: str = ""  # of the function's source
     timeout: float = 300.0  # seconds
     pure: bool = True  # False: it changes more than its outputs

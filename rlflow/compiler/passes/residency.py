@@ -63,7 +63,7 @@ class MemoryLimit:
 
 
 def residency(plan: Plan, where: Placement, memory: MemoryLimit) -> Plan:
-    """Plan the fewest moves with which every pool keeps to the limit.
+    """Plan the fewest moves that keep every pool within the limit.
 
     ``where``: the plan's placement, or the placement of one process. Raises PlanError with all parts that
     cannot fit or have unknown sizes.
@@ -199,7 +199,7 @@ def _now_and_then(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
 
 
 def in_order(plan: Plan) -> Iterator[Node]:
-    """Yield nodes in the order in which they start in virtual time.
+    """Yield nodes by their start in virtual time.
 
     A node in pieces comes once for each piece; the nodes of a `repeat` come once.
     """

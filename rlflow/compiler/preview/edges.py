@@ -53,7 +53,7 @@ class WeightEdge:
 def edges(plan: Plan, sizes: Sizes, layouts: Layouts | None) -> Iterator[Edge]:
     """Yield the columns from node to node in program order; edges within a `repeat` follow the repeat's own.
 
-    layouts: None for one process, in which nothing moves.
+    layouts: None for one process, where nothing moves.
     """
     brought: dict[Column, list[RowLayout | None]] = {}
     for i in plan.live:
@@ -84,10 +84,10 @@ def edges(plan: Plan, sizes: Sizes, layouts: Layouts | None) -> Iterator[Edge]:
 def _source_layout(
     column: Column, node: Node, layouts: Layouts | None, brought: Mapping[Column, Sequence[RowLayout | None]]
 ) -> RowLayout | None:
-    """Return the layout from which a node reads a column.
+    """Return the layout that a node reads a column from.
 
-    This is the layout in which the column was made, or a layout on the node's pool to which an earlier node
-    brought it. An update can read any layout on its pool. Other nodes need a layout with their own split.
+    This is the layout that the column was made in, or a layout on the node's pool that an earlier node
+    brought it to. An update can read any layout on its pool. Other nodes need a layout with their own split.
     """
     if layouts is None or column not in layouts.columns or node.id not in layouts.needed:
         return None
@@ -101,7 +101,7 @@ def _source_layout(
 def _edge(
     plan: Plan, sizes: Sizes, layouts: Layouts | None, node: Node, items: list[Input], of: RowLayout | None
 ) -> Edge:
-    """Return the edge of some columns. ``of``: the layout from which the node reads the columns."""
+    """Return the edge of some columns. ``of``: the layout that the node reads the columns from."""
     source, names = plan.graph.nodes[items[0].column.node].name, tuple(item.column.name for item in items)
     size = sum(sizes.read(node, item) for item in items)
     if layouts is None or plan.placement is None or of is None:

@@ -123,7 +123,7 @@ def crowded(placement: Placement, cores: int) -> Iterator[Problem]:
 
 
 def unused_pools(placement: Placement) -> Iterator[Problem]:
-    """Yield pools on which no side of any role is placed."""
+    """Yield pools without a trainer or generator of any role."""
     used = {*placement.trainers.values(), *placement.generators.values()}
     for pool in placement.pools:
         if used and pool not in used:
@@ -212,7 +212,7 @@ def overlap_problems(graph: Graph, placement: Placement | None, staleness: int) 
 
 
 def stream_problems(plan: Plan, staleness: int) -> Iterator[Problem]:
-    """Yield problems of --stream: chunks without a benefit, and flows in which nothing can be streamed."""
+    """Yield problems of --stream: chunks without a benefit, and flows that cannot be streamed."""
     chunks = plan.streaming.chunks
     if chunks > 1 and staleness >= 1:
         yield Problem(

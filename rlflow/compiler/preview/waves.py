@@ -15,18 +15,18 @@ from rlflow.compiler.simulate import INSTANT
 
 @dataclass(frozen=True)
 class WaveNode:
-    """A node of the plan, and the wave in which it can run."""
+    """A node of the plan, and its wave."""
 
     name: str  # name of the node
     op: str  # its kind of call
     wave: int  # number of nodes before it on the longest chain, within its repeat
     pool: str | None  # None in one process
-    lane: str  # the executor queue in which it runs
+    lane: str  # its executor queue
     dispatch: str  # its dispatch mode
     layout: str  # layout of the rows that it reads
     split_of: str | None = None  # the node that the layout was made for
     within: str | None = None  # the repeat that it belongs to
-    chunks: int = 1  # number of chunks in which it processes rows
+    chunks: int = 1  # number of chunks that its rows are processed in
 
 
 @dataclass(frozen=True)

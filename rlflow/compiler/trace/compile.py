@@ -435,7 +435,7 @@ def _biased(node: Node, cut: Node) -> Problem:
 
 
 def _truncates(node: Node) -> str:
-    """Return the settings by which a `generate` samples from a subset of tokens; empty without any."""
+    """Return the settings that make a `generate` sample from a subset of tokens; empty without any."""
     settings = node.options(GenerateOptions)
     return ", ".join(
         name

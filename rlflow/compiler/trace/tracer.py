@@ -857,7 +857,7 @@ class Tracer:
         return self._scalars("state", kinds) if kinds else {}
 
     def _scalars(self, name: str, kinds: Mapping[str, Kind | None]) -> dict[str, ColumnSource]:
-        """Add a node that gives scalars which exist when an iteration begins, and return its columns."""
+        """Add a node that gives scalars known before an iteration begins, and return its columns."""
         outputs = tuple(Output(column, kind, column) for column, kind in kinds.items())
         node = Node(len(self.recorded.nodes), Op.STATE, name, 0, outputs=outputs)
         self.recorded.nodes.append(node)
