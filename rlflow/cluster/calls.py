@@ -51,7 +51,7 @@ class Traffic:
         with self._lock:
             self._bytes[kind] += size
 
-    def taken(self) -> dict[str, int]:
+    def take(self) -> dict[str, int]:
         """Return the bytes of every kind since the last call."""
         with self._lock:
             counted, self._bytes = self._bytes, dict.fromkeys(KINDS, 0)
@@ -60,7 +60,7 @@ class Traffic:
 
 NO_ARGUMENTS = pickled({})
 PUT_SECONDS = 300.0  # time limit for ranks to store rows that the driver sends
-REMEMBERED = 1 << 16  # most spans of ranks kept until they are collected
+MAX_SPANS = 1 << 16  # most spans of ranks kept until they are collected
 
 
 class ShardLedger:
@@ -74,7 +74,7 @@ class ShardLedger:
         self._gone: dict[WorkerId, deque[int]] = {
             pool.at(rank): deque() for pool in pools for rank in range(len(pool))
         }
-        self._ran: deque[RankSpan] = deque(maxlen=REMEMBERED)
+        self._ran: deque[RankSpan] = deque(maxlen=MAX_SPANS)
         self.traffic = Traffic()
         # receives lines that rewards of workers print
         self.hear: Callable[[bytes], object] = lambda lines: None
@@ -83,11 +83,11 @@ class ShardLedger:
         """Return a key that no shard of the run has had yet."""
         return next(self._keys)
 
-    def gone(self, at: WorkerId, key: int) -> None:
+    def mark_unused(self, at: WorkerId, key: int) -> None:
         """Note that a shard of this worker is no longer needed."""
         self._gone[at].append(key)
 
-    def forgotten(self, at: WorkerId) -> list[int]:
+    def take_unused(self, at: WorkerId) -> list[int]:
         """Return the keys that this worker must forget, each key once."""
         waiting, keys = self._gone[at], list[int]()
         with contextlib.suppress(IndexError):  # several threads take keys
@@ -95,7 +95,7 @@ class ShardLedger:
                 keys.append(waiting.popleft())
         return keys
 
-    def forget_none(self) -> None:
+    def clear_unused(self) -> None:
         """Drop all notes, because the workers forget all shards by themselves."""
         for keys in self._gone.values():
             keys.clear()
@@ -188,7 +188,7 @@ class Calls:
         ranks = used(split)
         for rank, answer in answers.items():
             if rank not in ranks:
-                self.ledger.gone(pool.at(rank), answer.key)
+                self.ledger.mark_unused(pool.at(rank), answer.key)
         return {rank: answers[rank] for rank in ranks}
 
     def _on(
@@ -217,7 +217,7 @@ class Calls:
             terms,
         )
         for rank, request in requests.items():
-            request.note(pool.at(rank), self.iteration, self.ledger.gone)
+            request.note(pool.at(rank), self.iteration, self.ledger.mark_unused)
         return answers
 
     def _asked(
@@ -388,7 +388,7 @@ class Calls:
         key: int | None = None,
     ) -> bytes:
         """Return a call as bytes. ``key``: key of the shard that it stores; None for a new key."""
-        key, forget = self.ledger.key() if key is None else key, self.ledger.forgotten(at)
+        key, forget = self.ledger.key() if key is None else key, self.ledger.take_unused(at)
         return Call(
             op, key, inputs, self.iteration, {}, forget, [inline(parcel) for parcel in coming]
         ).packed(arguments)
@@ -439,7 +439,7 @@ class Calls:
         return Batch(batch.axis, columns)
 
     def _shard(self, at: WorkerId, key: int, rows: int) -> Shard:
-        return Shard(at, key, rows, self.ledger.gone)
+        return Shard(at, key, rows, self.ledger.mark_unused)
 
     def kept(
         self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor], axis: Axis

@@ -456,7 +456,7 @@ class ClusterEngine(Engine):
     def traffic(self) -> dict[str, int]:
         """Return the bytes of columns, weights and commits sent between processes since the last call."""
         self._ledger.traffic.add("weights", sum(model.arrived() for model in self.models.values()))
-        return self._ledger.traffic.taken()
+        return self._ledger.traffic.take()
 
     def committed(self, size: int) -> None:
         """Count the bytes of a copy of a trainer's state."""
@@ -479,7 +479,7 @@ class ClusterEngine(Engine):
 
     def finished(self) -> None:
         """Free all columns of the iteration, even after an error. Rows sampled for later iterations are kept."""
-        self._ledger.forget_none()
+        self._ledger.clear_unused()
         for pool in self.pools.values():
             pool.post.clear(self.iteration)
         limit = Deadline(CLEARED_SECONDS)

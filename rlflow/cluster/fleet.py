@@ -64,7 +64,7 @@ class Fleet:
         The other pools forget their columns and earlier calls. Raises RemoteError if a worker dies meanwhile.
         Raises PlanError if a pool cannot be placed again or does not load its models.
         """
-        names = [lost, *self._begin_era(name for name in self.pools if name != lost)]
+        names = [lost, *self._begin_generation(name for name in self.pools if name != lost)]
         for name in names:
             self._end(name)
         launch.wait_for_room({name: self.groups[name] for name in names}, self.waiting)
@@ -115,20 +115,20 @@ class Fleet:
         self.watch.start(self.pools, self.roles)
         self.watched += self.watch.watched
 
-    def _begin_era(self, names: Iterable[str]) -> list[str]:
+    def _begin_generation(self, names: Iterable[str]) -> list[str]:
         """Raise the generation number of pools, which makes their earlier calls void.
 
         Returns the names of pools with a rank that does not confirm it, because it is dead or still busy.
         """
         replies = {}
         for name in names:
-            replies[name] = self.pools[name].enter(self.pools[name].era + 1)
+            replies[name] = self.pools[name].enter(self.pools[name].generation + 1)
         refs = [ref for pool_replies in replies.values() for ref in pool_replies]
         ready = set(ray.wait(refs, num_returns=len(refs), timeout=BUSY_SECONDS)[0]) if refs else set()
         return [
             name
             for name, pool_replies in replies.items()
-            if not ready.issuperset(pool_replies) or not all(map(_well, pool_replies))
+            if not ready.issuperset(pool_replies) or not all(map(_succeeded, pool_replies))
         ]
 
     def _end(self, name: str) -> None:
@@ -147,7 +147,7 @@ class Fleet:
                 private.remove(Path(self.rendezvous_points[name]).parent)
 
 
-def _well(ref: Any) -> bool:
+def _succeeded(ref: Any) -> bool:
     try:
         ray.get(ref, timeout=0)
     except RayError:

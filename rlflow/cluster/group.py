@@ -18,7 +18,7 @@ from rlflow.processes.watchdog import beside, private
 from rlflow.training.weight_sync.segment import machine
 
 # variables from which libraries read the name of a network interface
-TALKING = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 LOOPBACK = Interface("lo", "127.0.0.1")
 SECONDS = 1800.0  # how long a collective may wait for the slowest rank
 
@@ -44,7 +44,7 @@ def join(rendezvous: str, rank: int, ranks: int, device: str, interface: Interfa
     first rank.
     """
     timeout, stores = timedelta(seconds=SECONDS), cast(Any, dist)
-    for name in TALKING:
+    for name in INTERFACE_VARIABLES:
         os.environ.setdefault(name, interface.name)
     os.environ.setdefault("VLLM_HOST_IP", interface.address)
     if rendezvous.startswith("/"):

@@ -30,10 +30,10 @@ class Busy(Near):
 def test_keys_to_forget_stay_noted_where_rows_cannot_be_asked_for_by_a_short_call():
     pool = Busy()
     ledger = ShardLedger([pool])
-    ledger.gone(pool.at(0), 7)
+    ledger.mark_unused(pool.at(0), 7)
     rows = [Transfer(pool.at(0), 1, ("x",), None)]
     assert list(Calls({"all": pool}, ledger, 0)._sliced("all", {pool.at(0): rows}, 1.0)) == []
-    assert ledger.forgotten(pool.at(0)) == [7]
+    assert ledger.take_unused(pool.at(0)) == [7]
 
 
 class Printing(Near):

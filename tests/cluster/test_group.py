@@ -16,7 +16,7 @@ from rlflow.monitoring.doctor import addresses
 
 def rank_that_meets(rank, rendezvous, pipe):
     """In a process of its own. Tells where to meet, where that is not known, and what came of it."""
-    for name in (*group.TALKING, "VLLM_HOST_IP"):
+    for name in (*group.INTERFACE_VARIABLES, "VLLM_HOST_IP"):
         os.environ.pop(name, None)
     if rendezvous is None and rank == 0:
         rendezvous = group.listen(group.LOOPBACK)
@@ -25,7 +25,7 @@ def rank_that_meets(rank, rendezvous, pipe):
     numbers = torch.tensor([rank + 1.0])
     dist.all_reduce(numbers)
     beyond = [f"{host}:{port}" for host, port in addresses(os.getpid()) if not host.is_loopback]
-    pipe.send([float(numbers), beyond, *(os.environ[name] for name in group.TALKING)])
+    pipe.send([float(numbers), beyond, *(os.environ[name] for name in group.INTERFACE_VARIABLES)])
     dist.barrier()
     os._exit(0)
 

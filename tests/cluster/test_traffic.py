@@ -8,5 +8,5 @@ def test_each_byte_is_told_once():
     traffic.add("columns", 3)
     traffic.add("columns", 4)
     traffic.add("commits", 5)
-    assert traffic.taken() == {"columns": 7, "weights": 0, "commits": 5}
-    assert traffic.taken() == {"columns": 0, "weights": 0, "commits": 0}
+    assert traffic.take() == {"columns": 7, "weights": 0, "commits": 5}
+    assert traffic.take() == {"columns": 0, "weights": 0, "commits": 0}

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlflow.cluster.health.controllers import RAYLET, Controllers
 from rlflow.cluster.health.heartbeat import ProcessInfo
-from rlflow.cluster.health.postmortem import GONE_SECONDS, ProcessState, kill, look, see_off
+from rlflow.cluster.health.postmortem import GONE_SECONDS, ProcessState, kill, look, wait_or_kill
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.sharding.shard_map import WorkerId
 from rlflow.errors import Dead
@@ -231,7 +231,7 @@ class HealthMonitor:
             process_state = _there(worker.presence, look)
             # the other ranks may wait for it in a collective
             pool = [peer for peer in self.watched if peer.at.pool == worker.at.pool]
-            ended = sum(end(peer.presence) or not _stands(peer.presence.node) for peer in pool) == len(pool)
+            ended = sum(end(peer.presence) or not _has_node(peer.presence.node) for peer in pool) == len(pool)
         finally:
             lives = isinstance(process_state, ProcessState) and process_state.state
             silence = (
@@ -272,7 +272,7 @@ def _under(process_state: Any) -> str:
     )
 
 
-def _stands(node: str) -> bool:
+def _has_node(node: str) -> bool:
     """Whether Ray still has this node. If not, its processes have ended."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return any(entry["NodeID"] == node and entry["Alive"] for entry in nodes)
@@ -283,7 +283,7 @@ def end(presence: ProcessInfo, asked: bool = False) -> bool:
 
     ``asked``: whether Ray was already asked to end it.
     """
-    return bool(_there(presence, see_off if asked else kill))
+    return bool(_there(presence, wait_or_kill if asked else kill))
 
 
 def _there(presence: ProcessInfo, function: Callable[[ProcessInfo], Any]) -> Any:

@@ -53,7 +53,7 @@ def kill(presence: ProcessInfo) -> bool:
     return _until(lambda: presence.process.alive() is False, GONE_SECONDS)
 
 
-def see_off(presence: ProcessInfo) -> bool:
+def wait_or_kill(presence: ProcessInfo) -> bool:
     """Wait for the end of a process that Ray was asked to end, and kill it if it stays.
 
     Returns whether it ended.

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from rlflow.author.source_lines import call_place
 from rlflow.cluster.job.job_roles import Group
-from rlflow.cluster.job.job_start import RoleStart, Started, Terms, start
+from rlflow.cluster.job.job_start import JobOptions, RoleStart, Started, start
 from rlflow.cluster.job.rank_layout import Layout, Need, RoleNeeds, counted, laid, parts
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.errors import FlowError, Problem, listed, nearest
@@ -211,7 +211,7 @@ class Job:
         threads = self.threads or max(
             (os.cpu_count() or 1) // sum(role.needs.ranks for role in self._roles.values()), 1
         )
-        terms = Terms(
+        options = JobOptions(
             self.name, self.address, self.seconds, self.heartbeat, threads, self.interface, self.insecure
         )
         roles = {
@@ -219,7 +219,7 @@ class Job:
             for name, role in self._roles.items()
         }
         with ExitStack() as over:
-            started = start(terms, roles, self.layouts(), over)
+            started = start(options, roles, self.layouts(), over)
             started.watch()
             self._started, self._over = started, over.pop_all()
         return self

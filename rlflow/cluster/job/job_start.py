@@ -113,7 +113,7 @@ IMPORTED = {"rlflow.execution.engine"}
 
 
 @dataclass(frozen=True)
-class Terms:
+class JobOptions:
     """Settings of a job for all its ranks."""
 
     name: str
@@ -139,64 +139,64 @@ class RoleStart:
 class Started:
     """The workers of a running job."""
 
-    terms: Terms
+    options: JobOptions
     controllers: Controllers
     groups: dict[str, PlacementGroup] = field(default_factory=dict)  # role → its placement
     pools: dict[str, Pool[JobMember]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.monitor = HealthMonitor(self.terms.heartbeat, self.controllers)
+        self.monitor = HealthMonitor(self.options.heartbeat, self.controllers)
 
     def watch(self) -> None:
         """Wait until all objects are made, then start to check the ranks.
 
         Raises PlanError if an object cannot be made, and Dead.
         """
-        wait_until_made(self.pools, self.terms.seconds, self.controllers)
+        wait_until_made(self.pools, self.options.seconds, self.controllers)
         self.monitor.start(self.pools, {})
 
     def end(self) -> None:
         """End all ranks. Calls that still wait raise Dead."""
-        self.monitor.verdict = self.monitor.verdict or f"job '{self.terms.name}' has ended"
+        self.monitor.verdict = self.monitor.verdict or f"job '{self.options.name}' has ended"
         self.monitor.close()
         if not self.controllers.lost():
             launch.stop(self.pools, self.groups, self.monitor.watched)
 
 
 def start(
-    terms: Terms, roles: Mapping[str, RoleStart], layouts: Sequence[Layout], over: ExitStack
+    options: JobOptions, roles: Mapping[str, RoleStart], layouts: Sequence[Layout], over: ExitStack
 ) -> Started:
     """Start or join a Ray, place the roles, and start their processes, which then make their objects.
 
     ``over`` receives callbacks that end everything that was started. Raises PlanError if there is no room.
     """
-    if terms.address is None:
+    if options.address is None:
         check_room(layouts, [this_machine(layouts)])
     watchdog = Watchdog.start()
     over.callback(watchdog.close)
-    folder = launch.run_folder(watchdog.name, terms.address)
+    folder = launch.run_folder(watchdog.name, options.address)
     watchdog.remove_in_the_end(folder)
     private.share(folder)
     python = (
         None
         if any(layout.bundle.gpus for layout in layouts)
-        else servers.executable(folder, IMPORTED, terms.threads)
+        else servers.executable(folder, IMPORTED, options.threads)
     )
-    starting = WorkerStart(terms.threads, python, agents=any(role.env for role in roles.values()))
+    starting = WorkerStart(options.threads, python, agents=any(role.env for role in roles.values()))
     with watchdog.marking():
         controllers = launch.start(
-            terms.address, _processors(layouts), folder, terms.insecure, workers=starting
+            options.address, _processors(layouts), folder, options.insecure, workers=starting
         )
     over.callback(launch.leave, controllers)
     check_room(layouts, [node["Resources"] for node in launch.ray_nodes() if node["Alive"]])
-    started = Started(terms, controllers)
+    started = Started(options, controllers)
     over.callback(started.end)
     _place(started.groups, layouts)
     needs = {name: need.resources() for layout in layouts for name, need in layout.needs.items()}
     points = launch.rendezvous_points(started.groups, folder)
     for name, role in roles.items():
         started.pools[name] = _pool(
-            terms, name, role, started.groups[name], points[name], needs[name], starting
+            options, name, role, started.groups[name], points[name], needs[name], starting
         )
     return started
 
@@ -257,7 +257,7 @@ def _nodes_for(layout: Layout) -> list[str]:
 
 
 def _pool(
-    terms: Terms,
+    options: JobOptions,
     name: str,
     role: RoleStart,
     group: PlacementGroup,
@@ -269,7 +269,7 @@ def _pool(
     ranks = group.bundle_count
     nodes = launch.nodes_of(group)
     places = seated(
-        Here(terms.name, name, 0, ranks, 0, 0, 0, 0, point if role.distributed else ""),
+        Here(options.name, name, 0, ranks, 0, 0, 0, 0, point if role.distributed else ""),
         [nodes[rank] for rank in range(ranks)],
     )
     device = "cuda" if need.get("GPU") else "cpu"
@@ -282,13 +282,13 @@ def _pool(
             place,
             role.distributed,
             device,
-            terms.threads,
-            terms.interface,
-            terms.insecure,
+            options.threads,
+            options.interface,
+            options.insecure,
         )
         for place in places
     ]
-    meet = (terms.interface, terms.insecure) if role.distributed and not point.startswith("/") else None
+    meet = (options.interface, options.insecure) if role.distributed and not point.startswith("/") else None
     gpus = {"num_gpus": need["GPU"]} if need.get("GPU") else {}
     return make_pool(
         name,

@@ -18,7 +18,7 @@ from rlflow.execution.apply import ending
 from rlflow.processes.user_frames import AS_THEY_ARE, in_worker, portable
 from rlflow.processes.watchdog import kin
 
-ERA = 8  # bytes of the pool's generation number before each frame
+GENERATION_BYTES = 8  # bytes of the pool's generation number before each frame
 # methods of Host that run the object's own code
 CALLS = frozenset({"make", "do", "_run", "do_chunks", "do_batch"})
 
@@ -31,7 +31,7 @@ class Host:
     """
 
     instance: Any = None
-    era = 0
+    generation = 0
     post: Post | None = None  # made when it is first needed
 
     def make(self, kind: Callable[..., Any], *args: Any) -> None:
@@ -39,13 +39,13 @@ class Host:
         with self._contained():
             self.instance = kind(*args)
 
-    def enter(self, era: int) -> None:
+    def enter(self, generation: int) -> None:
         """Set the generation number of the pool."""
-        self.era = era
+        self.generation = generation
 
-    def do(self, era: int, method: str, *args: Any) -> Any:
+    def do(self, generation: int, method: str, *args: Any) -> Any:
         """Call a method of the object. Raises RuntimeError for a call of an earlier generation."""
-        self._check_era(era, method)
+        self._check_generation(generation, method)
         with pulse.MARKS.during(method), self._contained():
             return getattr(self.instance, method)(*args)
 
@@ -103,13 +103,13 @@ class Host:
 
         Raises RuntimeError for a frame of an earlier generation.
         """
-        self._check_era(int.from_bytes(frame[:ERA], "little"), method)
-        return memoryview(frame)[ERA:]
+        self._check_generation(int.from_bytes(frame[:GENERATION_BYTES], "little"), method)
+        return memoryview(frame)[GENERATION_BYTES:]
 
-    def _check_era(self, era: int, method: str) -> None:
-        if era != self.era:
+    def _check_generation(self, generation: int, method: str) -> None:
+        if generation != self.generation:
             raise RuntimeError(
-                f"'{method}' was called in generation {era} of the pool, which is now in generation {self.era}"
+                f"'{method}' was called in generation {generation} of the pool, which is now in generation {self.generation}"
             )
 
     def _post(self) -> Post:

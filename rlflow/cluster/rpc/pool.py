@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch
 from rlflow.cluster.rpc.column_wire import BatchFrame
-from rlflow.cluster.rpc.host import ERA
+from rlflow.cluster.rpc.host import GENERATION_BYTES
 from rlflow.cluster.rpc.parcels import Parcel, Post
 from rlflow.cluster.rpc.rank_transport import Answers, CallFailed, Gone, RankTransport, is_answered
 from rlflow.cluster.rpc.replies import content
@@ -138,7 +138,7 @@ class Future(Generic[R]):
 
     def _failure(self) -> BaseException:
         ready = self.transport.ready(self.refs, 0.0)
-        return self._judged(
+        return self._chosen_error(
             [
                 (at, error)
                 for ref, at in zip(self.refs, self.at, strict=True)
@@ -146,7 +146,7 @@ class Future(Generic[R]):
             ]
         )
 
-    def _judged(self, failed: Sequence[tuple[WorkerId, BaseException]]) -> BaseException:
+    def _chosen_error(self, failed: Sequence[tuple[WorkerId, BaseException]]) -> BaseException:
         """Choose the error to raise from errors of several ranks.
 
         A worker's death comes before its consequences.
@@ -189,7 +189,7 @@ class SocketFuture(Future[R]):
     def _look(self, seconds: float) -> list[Any] | None:
         self._calls.listen(seconds)
         if failed := [(at, error) for at in self.at if (error := self._calls.error(at.rank)) is not None]:
-            raise self._judged(failed)
+            raise self._chosen_error(failed)
         return None if self._calls.waiting else [content(self._calls.replies[at.rank]) for at in self.at]
 
     def _waiting(self) -> list[WorkerId]:
@@ -233,7 +233,7 @@ class Pool(Generic[W]):
 
     def __init__(self, name: str, ranks: Sequence[Any], transport: RankTransport) -> None:
         self.name, self.actors, self.transport = name, tuple(ranks), transport
-        self.era = 0  # generation number; grows when earlier calls become void
+        self.generation = 0  # generation number; grows when earlier calls become void
         self.making: list[Any] = []  # references of the calls that make the objects
         self.watcher: Watcher | None = None
         self.sockets, self.post = Sockets(), Post()
@@ -257,24 +257,24 @@ class Pool(Generic[W]):
         With several ``answers`` it returns a list of references. References in ``args`` arrive as their
         values. ``group``: the threads of the worker that run it.
         """
-        return self._starter(rank, "do", group, answers)(self.era, method, *args)
+        return self._starter(rank, "do", group, answers)(self.generation, method, *args)
 
     def run(self, rank: int, frame: bytes, transfers: Sequence[Any], group: str) -> Any:
         """Pass a frame to one rank's ``run``; return the reference of the answer.
 
         ``transfers``: references, which arrive as their values.
         """
-        return self._starter(rank, "do_run", group)(self._with_era(frame), *transfers)
+        return self._starter(rank, "do_run", group)(self._with_generation(frame), *transfers)
 
     def run_chunks(self, rank: int, frame: bytes, transfers: Sequence[Any], group: str) -> Any:
         """Pass a frame to one rank's ``run_chunks``; return an iterator over references of its answers.
 
         Each reference is returned as soon as its answer is available.
         """
-        return self._starter(rank, "do_chunks", group, "streaming")(self._with_era(frame), *transfers)
+        return self._starter(rank, "do_chunks", group, "streaming")(self._with_generation(frame), *transfers)
 
-    def _with_era(self, frame: bytes) -> bytes:
-        return self.era.to_bytes(ERA, "little") + frame
+    def _with_generation(self, frame: bytes) -> bytes:
+        return self.generation.to_bytes(GENERATION_BYTES, "little") + frame
 
     def _starter(self, rank: int, name: str, group: str, answers: Answers = 1) -> Callable[..., Any]:
         which = (rank, name, group, answers)
@@ -282,13 +282,13 @@ class Pool(Generic[W]):
             self._starters[which] = self.transport.starter(self.actors[rank], name, group, answers)
         return self._starters[which]
 
-    def enter(self, era: int) -> list[Any]:
+    def enter(self, generation: int) -> list[Any]:
         """Start a new generation on every rank after running model calls.
 
         Return the references of the answers.
         """
-        self.era = era
-        return [self._starter(rank, "enter", "model")(era) for rank in range(len(self))]
+        self.generation = generation
+        return [self._starter(rank, "enter", "model")(generation) for rank in range(len(self))]
 
     def near(self, rank: int) -> bool:
         """Whether a rank's worker shares memory with this process, and so with all other such workers.
@@ -325,7 +325,7 @@ class Pool(Generic[W]):
             return None
         calls = PendingCalls(self.sockets, connections)
         for rank, frame in frames.items():
-            calls.send(rank, self._with_era(frame))
+            calls.send(rank, self._with_generation(frame))
         return SocketFuture(
             self.transport, what, [self.at(rank) for rank in frames], calls, seconds, list, self.watcher
         )
@@ -342,7 +342,7 @@ class Pool(Generic[W]):
         self.sockets.close()
         self.actors = other.actors
         self.making = other.making
-        self.era = other.era
+        self.generation = other.generation
         self.watcher = None
         self.sockets = other.sockets
         self._starters, self._near = {}, None

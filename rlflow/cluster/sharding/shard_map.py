@@ -14,7 +14,7 @@ from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import Kind, Level
 
-KNOWN = 32  # splits with cached results
+CACHED_SPLITS = 32  # splits with cached results
 NONE = torch.zeros(0, dtype=torch.int64)
 
 
@@ -134,7 +134,7 @@ class ShardMap:
         return ShardMap(shards, number, torch.cat([layout.place for layout in layouts]))
 
 
-@functools.lru_cache(maxsize=KNOWN)
+@functools.lru_cache(maxsize=CACHED_SPLITS)
 def _places(split: tuple[Tensor, ...], rows: int) -> tuple[Tensor, Tensor]:
     """Return the number of each row's shard, and the row's place there.
 
@@ -146,7 +146,7 @@ def _places(split: tuple[Tensor, ...], rows: int) -> tuple[Tensor, Tensor]:
     return shard, place
 
 
-@functools.lru_cache(maxsize=KNOWN)
+@functools.lru_cache(maxsize=CACHED_SPLITS)
 def _ascending(split: tuple[Tensor, ...]) -> bool:
     return all(bool((rows.diff() > 0).all()) for rows in split)
 

@@ -17,7 +17,7 @@ BUCKET = re.compile(r"(s3|gs|r2|cos|oci|nebius|cw|https)://[\w./:+-]+")
 CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 PATH = re.compile(r"/[^\0\n]+")
 # form → kinds of storage that it supports
-TAKEN = {"skypilot": ("bucket", "claim", "path"), "kuberay": ("claim", "path"), "ray": ("path",)}
+SUPPORTED = {"skypilot": ("bucket", "claim", "path"), "kuberay": ("claim", "path"), "ray": ("path",)}
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def keep_of(text: str, form: str) -> Keep:
         ("claim", CLAIM),
     )
     keep = next((Keep(kind, text) for kind, pattern in kinds if pattern.fullmatch(text)), None)
-    if keep is None or keep.kind not in TAKEN[form]:
+    if keep is None or keep.kind not in SUPPORTED[form]:
         raise PlanError.of(
             "job-keep",
             f"{FLAG} does not name storage that --for {form} supports",

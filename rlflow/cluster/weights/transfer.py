@@ -51,24 +51,24 @@ class Route:
     transport: Literal["segment", "store"]  # shared memory, or Ray's object store
 
     @cached_property
-    def letters(self) -> list[dict[int, dict[int, list[int]]]]:
+    def recipients(self) -> list[dict[int, dict[int, list[int]]]]:
         """The messages of each bucket: sender → first receiver of a message → all receivers of that message."""
         return [
-            {sender: _letters(self.plan, index, sender) for sender in range(self.senders)}
+            {sender: _recipients(self.plan, index, sender) for sender in range(self.senders)}
             for index in range(len(self.plan.buckets))
         ]
 
-    def addressed(self, index: int) -> dict[int, list[tuple[int, int]]]:
+    def incoming(self, index: int) -> dict[int, list[tuple[int, int]]]:
         """Return for each receiver the messages of a bucket that it gets, as (sender, first receiver)."""
         by_receiver: dict[int, list[tuple[int, int]]] = {}
-        for sender, letters in self.letters[index].items():
-            for first, receivers in letters.items():
+        for sender, recipients in self.recipients[index].items():
+            for first, receivers in recipients.items():
                 for receiver in receivers:
                     by_receiver.setdefault(receiver, []).append((sender, first))
         return by_receiver
 
 
-def _letters(plan: TransferPlan, index: int, sender: int) -> dict[int, list[int]]:
+def _recipients(plan: TransferPlan, index: int, sender: int) -> dict[int, list[int]]:
     receivers: dict[int, list[int]] = {}
     for peer, first in firsts(plan.sends(index, sender)).items():
         receivers.setdefault(first, []).append(peer)
@@ -189,8 +189,8 @@ class WeightTransfer:
     def _pack(self, index: int, version: int, lasting: bool) -> PackedBucket:
         done: dict[int, Any] = {}
         messages: dict[tuple[int, int], Any] = {}
-        for sender, letters in self.bound_route.letters[index].items():
-            if letters:
+        for sender, recipients in self.bound_route.recipients[index].items():
+            if recipients:
                 done[sender], *references = self.source.send(
                     sender,
                     "passing",
@@ -200,17 +200,17 @@ class WeightTransfer:
                     version,
                     lasting,
                     group="model",
-                    answers=1 + len(letters),
+                    answers=1 + len(recipients),
                 )
-                messages |= {(sender, first): ref for first, ref in zip(letters, references, strict=True)}
+                messages |= {(sender, first): ref for first, ref in zip(recipients, references, strict=True)}
         return PackedBucket(done, messages)
 
     def _take(self, index: int, coming: PackedBucket, limit: Deadline) -> Future[Any]:
         refs = {}
-        for receiver, letters in self.bound_route.addressed(index).items():
+        for receiver, pairs in self.bound_route.incoming(index).items():
             senders, messages = (
-                [sender for sender, _ in letters],
-                [coming.messages[letter] for letter in letters],
+                [sender for sender, _ in pairs],
+                [coming.messages[pair] for pair in pairs],
             )
             rank = receiver - self.bound_route.senders
             refs[rank] = self.target.send(

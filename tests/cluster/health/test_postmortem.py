@@ -12,7 +12,7 @@ import pytest
 
 from rlflow.cluster.health import postmortem
 from rlflow.cluster.health.heartbeat import ProcessInfo
-from rlflow.cluster.health.postmortem import ProcessState, kill, look, see_off
+from rlflow.cluster.health.postmortem import ProcessState, kill, look, wait_or_kill
 from rlflow.processes.process import Process
 from rlflow.processes.watchdog import kin
 
@@ -63,7 +63,7 @@ def test_of_a_process_that_has_died_nothing_is_left_to_kill(child):
     child.kill()
     child.wait()
     assert kill(presence)
-    assert see_off(presence)
+    assert wait_or_kill(presence)
 
 
 def test_a_process_that_has_the_number_of_one_that_is_gone_is_left_alone(child):
@@ -75,11 +75,11 @@ def test_a_process_that_has_the_number_of_one_that_is_gone_is_left_alone(child):
 
 def test_a_process_that_is_ending_is_given_time_and_one_that_stays_is_killed(monkeypatch):
     ending = subprocess.Popen(["sleep", "0.2"])
-    assert see_off(present(ending))
+    assert wait_or_kill(present(ending))
     assert ending.wait(10) == 0
     staying = subprocess.Popen(["sleep", "600"])
     monkeypatch.setattr(postmortem, "LEAVING_SECONDS", 0.1)
-    assert see_off(present(staying))
+    assert wait_or_kill(present(staying))
     assert staying.wait(10) == -signal.SIGKILL
 
 

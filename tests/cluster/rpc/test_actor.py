@@ -9,7 +9,7 @@ import torch
 from rlflow.author.batch import Batch
 from rlflow.cluster.health.heartbeat import MARKS
 from rlflow.cluster.rpc.actor import RayHost
-from rlflow.cluster.rpc.host import ERA
+from rlflow.cluster.rpc.host import GENERATION_BYTES
 from rlflow.cluster.rpc.parcels import opened, packed
 from rlflow.errors import RemoteError
 from rlflow.processes.user_frames import RaisedElsewhere
@@ -62,8 +62,8 @@ def host():
     return host
 
 
-def told(era, frame):
-    return era.to_bytes(ERA, "little") + frame
+def told(generation, frame):
+    return generation.to_bytes(GENERATION_BYTES, "little") + frame
 
 
 def test_a_method_is_called_by_its_name_and_named_while_it_runs(host):
@@ -83,20 +83,20 @@ def test_frames_and_transfers_reach_the_object_without_the_era(host):
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda host, era: host.do(era, "add", 1),
-        lambda host, era: host.do_run(told(era, b"")),
-        lambda host, era: list(host.do_chunks(told(era, b""))),
+        lambda host, generation: host.do(generation, "add", 1),
+        lambda host, generation: host.do_run(told(generation, b"")),
+        lambda host, generation: list(host.do_chunks(told(generation, b""))),
     ],
     ids=["do", "run", "chunks"],
 )
 def test_what_was_asked_in_another_era_is_refused_and_does_nothing(host, ask):
     host.enter(513)  # more than a byte of it counts
-    for era in (0, 1, 512, 514):
+    for generation in (0, 1, 512, 514):
         with pytest.raises(
             (RuntimeError, RaisedElsewhere),
-            match=rf"was called in generation {era} of the pool, which is now in generation 513",
+            match=rf"was called in generation {generation} of the pool, which is now in generation 513",
         ):
-            ask(host, era)
+            ask(host, generation)
     assert host.instance.count == 5
     ask(host, 513)
 

@@ -153,14 +153,14 @@ def test_a_rank_that_gives_another_number_of_rows_is_named_with_both():
 
 def test_a_pool_whose_workers_were_started_anew_stays_the_same_object_with_nothing_of_theirs():
     with ranks_of(2) as old, ranks_of(2) as new:
-        old.era, old.watcher, closed = 3, SimpleNamespace(verdict=None), []
+        old.generation, old.watcher, closed = 3, SimpleNamespace(verdict=None), []
         for member in old.actors:
             member.host.enter(3)
         old.sockets.close = lambda: closed.append(True)
         assert old.call("named", "it").result() == ["it on 0", "it on 1"]
         new.making, before = ["a reference"], old.actors
         Pool.take_over(old, new)
-        assert (old.actors, old.making, old.era, old.watcher, old.sockets) == (
+        assert (old.actors, old.making, old.generation, old.watcher, old.sockets) == (
             new.actors,
             new.making,
             0,

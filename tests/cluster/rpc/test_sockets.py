@@ -149,5 +149,5 @@ def test_what_is_too_long_to_be_taken_at_once_is_not_spoken(lines):
     pool = Pool("all", [object(), object()], ThreadTransport())
     pool.sockets = lines
     assert pool.short_call("run", {0: b"", 1: b"x" * LARGEST}, 1.0) is None
-    # behind the era
+    # behind the generation number
     assert pool.short_call("run", {0: b"ab", 1: b""}, 60.0).result() == [b"ba" + bytes(8), bytes(8)]

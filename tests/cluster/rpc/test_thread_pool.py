@@ -244,12 +244,12 @@ def test_an_era_begins_behind_calls_of_models_and_later_ones_of_the_earlier_era_
     pool.actors[0].host.instance.go.set()
     assert values(pool, *entered) == [None, None]
     assert values(pool, begun, waiting) == ["went", 1]
-    pool.era = 0
+    pool.generation = 0
     with pytest.raises(
         RemoteError, match="'numbered' was called in generation 0 of the pool, which is now in generation 1"
     ):
         pool.call("numbered", 2).result()
-    pool.era = 1
+    pool.generation = 1
     assert pool.call("numbered", 3).result() == [3, 3]
     assert pool.actors[0].host.instance.begun == ["waiting", 1, 3]
 

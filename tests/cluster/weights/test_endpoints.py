@@ -49,10 +49,10 @@ def moved(ends, route, version, told=None):
         done, *messages = sender.pack(index, told if told is not None else version, False)
         made += messages
         assert done == (told if told is not None else version)
-        for receiver, letters in route.addressed(index).items():
-            firsts = list(route.letters[index][0])
+        for receiver, recipients in route.incoming(index).items():
+            firsts = list(route.recipients[index][0])
             receivers[receiver - 1].take(
-                index, [0] * len(letters), *(messages[firsts.index(first)] for _, first in letters)
+                index, [0] * len(recipients), *(messages[firsts.index(first)] for _, first in recipients)
             )
     return made
 
