@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "Job": "job.job",
-    "Group": "job.roles",
+    "Group": "job.job_roles",
     "Future": "rpc.pool",
     "gather": "job.futures",
     "wait": "job.futures",

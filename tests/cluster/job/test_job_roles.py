@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import rlflow.cluster
 from rlflow import FlowError
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data
@@ -188,3 +189,7 @@ def test_results_of_several_calls_come_together_and_an_error_of_any_names_its_ra
     assert gather() == ()
     with pytest.raises(RemoteError, match=r"LookupError: not here \(rank 0 of pool 'actor'\)"):
         group.call(Policy.failing).result()
+
+
+def test_every_name_of_the_package_can_be_imported():
+    assert all(getattr(rlflow.cluster, name) for name in rlflow.cluster.__all__)
