@@ -22,8 +22,8 @@ from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import Level
 from rlflow.cluster.rpc.message import NOTHING, Answer, Call, Inputs, ShardRows, Source, pickled
-from rlflow.cluster.rpc.parcels import inline, size_of
 from rlflow.cluster.rpc.pool import Future, Pool
+from rlflow.cluster.rpc.row_messages import inline, size_of
 from rlflow.cluster.sharding.route import Routes, RowRequest, Transfer
 from rlflow.cluster.sharding.shard_map import RemoteColumn, Shard, ShardMap, WorkerId, row_tokens
 from rlflow.cluster.sharding.split import balanced, check_counts, units_of_rows
@@ -234,7 +234,10 @@ class Calls:
 
         ``short``: whether a short call may be used.
         """
-        beside = {rank: [parcel for parcel in coming[rank] if inline(parcel) is None] for rank in frames}
+        beside = {
+            rank: [row_message for row_message in coming[rank] if inline(row_message) is None]
+            for rank in frames
+        }
         call = pool.short_call(op, frames, seconds) if short and frames and not any(beside.values()) else None
         if call is not None:
             return call
@@ -257,9 +260,9 @@ class Calls:
             for part in request.transfers if request.transfers and pool.near(rank) else ():
                 wanted.setdefault(part.at, []).append(part)
         here = {
-            at: iter(parcels)
+            at: iter(row_messages)
             for name in {at.pool for at in wanted}
-            for at, parcels in self._sliced(name, wanted, seconds)
+            for at, row_messages in self._sliced(name, wanted, seconds)
         }
         return {
             rank: [self._come(part, here, pool.near(rank)) for part in request.transfers]
@@ -267,8 +270,8 @@ class Calls:
         }
 
     def _come(self, part: Transfer, here: Mapping[WorkerId, Iterator[Any]], near: bool) -> Any:
-        parcel = next(here[part.at]) if near and part.at in here else None
-        return self._slice(part, near) if parcel is None else parcel
+        row_message = next(here[part.at]) if near and part.at in here else None
+        return self._slice(part, near) if row_message is None else row_message
 
     def _sliced(
         self, name: str, wanted: Mapping[WorkerId, Sequence[Transfer]], seconds: float
@@ -390,7 +393,7 @@ class Calls:
         """Return a call as bytes. ``key``: key of the shard that it stores; None for a new key."""
         key, forget = self.ledger.key() if key is None else key, self.ledger.take_unused(at)
         return Call(
-            op, key, inputs, self.iteration, {}, forget, [inline(parcel) for parcel in coming]
+            op, key, inputs, self.iteration, {}, forget, [inline(row_message) for row_message in coming]
         ).packed(arguments)
 
     # -- columns on workers
@@ -418,10 +421,10 @@ class Calls:
         }
         source = [Source([(name, name) for name in batch.data], [ShardRows(None)])]
         coming = {
-            rank: [pool.post.parcel(batch, rows, shared=pool.near(rank), iteration=self.iteration)]
+            rank: [pool.mailbox.message(batch, rows, shared=pool.near(rank), iteration=self.iteration)]
             for rank, rows in used.items()
         }
-        self.ledger.traffic.add("columns", sum(size_of(parcel) for [parcel] in coming.values()))
+        self.ledger.traffic.add("columns", sum(size_of(row_message) for [row_message] in coming.values()))
         inputs = {
             rank: Inputs(batch.axis.keys[rows].numpy(), batch.axis.grouped, source)
             for rank, rows in used.items()

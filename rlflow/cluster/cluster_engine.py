@@ -1,4 +1,4 @@
-"""The engine of a run on pools: the same calls as in one process, on batches whose columns stay on workers."""
+"""The engine of a run on pools: the same calls as in one process, with columns that stay on workers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from rlflow.author.node_options import UpdateOptions
 from rlflow.author.stage import Stage
 from rlflow.cluster.calls import Calls, ShardLedger
 from rlflow.cluster.rpc.message import pickled
-from rlflow.cluster.rpc.parcels import Payload, opened
 from rlflow.cluster.rpc.pool import Pool
+from rlflow.cluster.rpc.row_messages import Payload, opened
 from rlflow.cluster.rpc.streams import Streams, chunks_of
 from rlflow.cluster.sharding.custom_dispatch import by_own_mode
 from rlflow.cluster.sharding.route import Routes
@@ -184,7 +184,7 @@ class ClusterEngine(Engine):
         return whole(self.calls.kept(pool, answers, split, batch.axis), len(batch), ("logprobs",))
 
     def reward(self, role: str, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
-        """Score rows by a reward: a model runs on its pool, a function on the pool that has most of the rows."""
+        """Score rows by a reward: a model runs on its pool, a function on the pool with most of the rows."""
         name = self.placement.trainers.get(role)
         pool = self.pools[name] if name else self._nearest(batch, terms, self.judging.get(role))
         parallel = self.placement.parallelism(role, "trainer")
@@ -478,10 +478,10 @@ class ClusterEngine(Engine):
         return self._ledger.ran()
 
     def finished(self) -> None:
-        """Free all columns of the iteration, even after an error. Rows sampled for later iterations are kept."""
+        """Free the columns of the iteration, also after an error. Rows sampled for later ones are kept."""
         self._ledger.clear_unused()
         for pool in self.pools.values():
-            pool.post.clear(self.iteration)
+            pool.mailbox.clear(self.iteration)
         limit = Deadline(CLEARED_SECONDS)
         # a dead worker has nothing to free, and the next call that needs it reports its death
         with contextlib.suppress(RemoteError):

@@ -220,7 +220,7 @@ def _on_loopback() -> Iterator[None]:
 
 
 def _quieten() -> None:
-    """Keep Ray from printing pages of logs when one of its processes dies. The health monitor reports deaths."""
+    """Keep Ray from printing long logs when one of its processes dies. The health monitor reports deaths."""
     module = sys.modules.get("ray._private.worker")
     if hasattr(module, "print_to_stdstream"):  # other versions of Ray print them anyway
         module.print_to_stdstream = lambda *words, **more: None  # type: ignore[union-attr]
@@ -494,7 +494,7 @@ def ray_nodes() -> list[dict[str, Any]]:
 def stop(
     pools: Mapping[str, Pool[Any]], groups: Mapping[str, PlacementGroup], watched: Sequence[WatchedWorker]
 ) -> None:
-    """End the processes of rewards, the workers and the placement groups. Kills a worker that Ray cannot end."""
+    """End reward processes, workers and placement groups. Kills a worker that Ray cannot end."""
     actors = [actor for pool in pools.values() for actor in pool.actors]
     for pool in pools.values():
         pool.sockets.close()

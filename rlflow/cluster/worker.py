@@ -23,8 +23,8 @@ from rlflow.author.stage import Stage
 from rlflow.cluster.group import LOOPBACK, group_of_threads, join
 from rlflow.cluster.health.heartbeat import MARKS
 from rlflow.cluster.rpc.message import NOTHING, Answer, Call, Index
-from rlflow.cluster.rpc.parcels import Parcel, Payload, inline, packed, size_of
 from rlflow.cluster.rpc.replies import content
+from rlflow.cluster.rpc.row_messages import Payload, RowMessage, inline, packed, size_of
 from rlflow.cluster.rpc.wire_tensors import pack_tensors, unpack_tensors
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.sharding.shard_store import ShardStore
@@ -123,13 +123,13 @@ class Worker:
     # -- columns
     # --------------------------------------------------------------------------------------------------------
 
-    def load(self, key: int, parcel: Parcel, iteration: int) -> Answer:
+    def load(self, key: int, row_message: RowMessage, iteration: int) -> Answer:
         """Store a shard; the answer describes its columns, for a driver that does not know them."""
-        return self._keep(Call("load", key, NOTHING, iteration), self.store.take(key, parcel, iteration))
+        return self._keep(Call("load", key, NOTHING, iteration), self.store.take(key, row_message, iteration))
 
     def slice(
         self, key: int, names: tuple[str, ...], rows: Index | None, shared: bool, iteration: int
-    ) -> Parcel:
+    ) -> RowMessage:
         """Return the named columns of a shard, for ``iteration``.
 
         ``rows``: which of its rows, None for all. ``shared``: whether the receiver can read this process's
@@ -152,7 +152,7 @@ class Worker:
     # -- calls
     # --------------------------------------------------------------------------------------------------------
 
-    def run(self, frame: bytes | memoryview, *transfers: Parcel) -> bytes | Answer:
+    def run(self, frame: bytes | memoryview, *transfers: RowMessage) -> bytes | Answer:
         """Run one operation; return a packed ``Answer``.
 
         ``frame``: a packed ``Call``. ``transfers``: rows from other workers.
@@ -169,7 +169,7 @@ class Worker:
                 ran=(start, time.time()), printed=self.printed.take(), received=received
             ).packed()
 
-    def run_chunks(self, frame: bytes | memoryview, *transfers: Parcel) -> Iterator[bytes | Answer]:
+    def run_chunks(self, frame: bytes | memoryview, *transfers: RowMessage) -> Iterator[bytes | Answer]:
         """Sample rows; answer for each chunk as soon as it is complete, and last for all rows.
 
         The answer of a chunk has a key of its own and the numbers of its rows.
@@ -336,10 +336,10 @@ class Worker:
         The answer has a message for each. It is None if a large message does not fit into shared memory; the
         driver then requests it through Ray.
         """
-        parcels = [
+        row_messages = [
             self.slice(key, names, rows, True, call.iteration) for key, names, rows in call.arguments["parts"]
         ]
-        return Answer(value=[inline(parcel) for parcel in parcels])
+        return Answer(value=[inline(row_message) for row_message in row_messages])
 
     def hold(self, call: Call, batch: Batch) -> Answer:
         """Store a batch unchanged."""

@@ -323,7 +323,7 @@ class Ledger:
         yield placer_of(node), there & marked, others | (there & ~marked)
 
     def _returned(self, fates: Mapping[int, _RowOutcomes]) -> dict[int, Tensor]:
-        """Return for each source its rows that a `repeat` body returns with the sampled tokens, bool [rows]."""
+        """Return each source's rows that a `repeat` body returns with sampled tokens, bool [rows]."""
         where = {i: torch.zeros(len(lengths), dtype=torch.bool) for i, lengths in self._lengths.items()}
         if self._in_body and self.graph.rows in self.axes:
             origins = self._with_placed(self.graph.rows, result_maker(self.graph), fates)
@@ -568,7 +568,7 @@ def source_of(node: Node) -> str:
 
 
 def placer_of(node: Node) -> str:
-    """Return the stage in a `repeat` body that made the body's tokens. Empty if the tokens stay as sampled."""
+    """Return the stage in a `repeat` body that made the body's tokens. Empty if they stay as sampled."""
     maker = result_maker(node.body) if node.body is not None else None
     if node.body is None or maker is None:
         return ""

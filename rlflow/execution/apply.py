@@ -95,7 +95,7 @@ def apply_piece(
 
 
 def _generators(stage: Stage, batch: Batch, seed: int) -> Any:
-    """Return one generator for a stage that sees all rows, or one per row if rows may be spread over ranks."""
+    """Return one generator for a stage that sees all rows, or one per row if rows may be on several ranks."""
     if stage.dispatch == DP_COMPUTE:
         return tuple(generator(s) for s in row_seeds(seed, batch.axis.keys))
     first = batch.axis.keys[0].tolist() if len(batch) else [0, 0]

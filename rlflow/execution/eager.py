@@ -120,7 +120,7 @@ def _reading(column: str, kind: Kind) -> Signature:
 
 
 def real(what: str, batch: Any) -> Batch:
-    """Return the batch. Raises FlowError for a batch of a trace, and for anything else that is not a batch."""
+    """Return the batch. Raises FlowError for a batch of a trace, and for any other value."""
     if not isinstance(batch, Batch):
         raise FlowError(
             rules.leaked(call_place()) if symbolic(batch) else rules.not_a_batch(what, batch, call_place())
@@ -210,7 +210,7 @@ def renamed(what: str, batch: Batch, gives: tuple[str, ...] | None) -> Batch:
 
 @dataclass
 class Session:
-    """The scope of an eager iteration. It counts calls as tracing does, so that random numbers are the same."""
+    """The scope of an eager iteration. It counts calls like tracing, so random numbers are the same."""
 
     engine: Engine
     metrics: Metrics = field(default_factory=dict)
@@ -226,7 +226,7 @@ class Session:
         return self.calls - 1, name if count == 1 else f"{name}#{count}"
 
     def number(self, name: str) -> Tensor | None:
-        """Return a state or a column of the iteration clock, as in compiled flows. None for any other name."""
+        """Return a state or a column of the iteration clock, as in compiled flows; None for other names."""
         if name not in self.engine.state and name not in CLOCK:
             return None
         value: Tensor = (

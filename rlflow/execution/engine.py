@@ -376,7 +376,7 @@ class Engine:
         raise NotImplementedError("one process samples nothing ahead")
 
     def unpacked(self, payload: bytes, axis: Axis | None, pool: str | None) -> Batch:
-        """Load columns from ``packed`` onto a pool, over ``axis``. If it is None, over an axis of their own."""
+        """Load columns from ``packed`` onto a pool, over ``axis`` (None: an axis of their own)."""
         raise NotImplementedError("one process samples nothing ahead")
 
     def joined(self, batches: list[Batch]) -> Batch:
@@ -781,7 +781,7 @@ def repeat_metrics(
 
 
 def whole(rows: Batch, count: int, names: tuple[str, ...]) -> Batch:
-    """Check a batch that a backend returned, and return it. Raises ValueError if rows or columns are missing."""
+    """Check a batch from a backend, and return it. Raises ValueError if rows or columns are missing."""
     missing = [name for name in names if name not in rows]
     if len(rows) != count or missing:
         also = f" with {listed(missing)}" if missing else ""

@@ -1,4 +1,4 @@
-"""The in-process executor: runs the scheduler's nodes in queues, and keeps columns until they are last read."""
+"""The in-process executor: runs the scheduler's nodes in queues, and keeps columns until last read."""
 
 from __future__ import annotations
 
@@ -559,7 +559,7 @@ class _Run:
         self.ledger.placed[node.id] = PlacedRows(others, data.row_lengths)
 
     def _keep_state(self, node: Node, result: Batch) -> None:
-        """Round a scalar of the flow's state to the precision it keeps across iterations, as eager flows do."""
+        """Round a scalar of the flow's state to its precision across iterations, like eager flows."""
         for output in node.outputs:
             if Column(node.id, output.name) in {slot.final for slot in self.plan.graph.state}:
                 result.data[output.source] = self.engine.state_data(float(result.data[output.source].value))

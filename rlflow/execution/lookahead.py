@@ -239,7 +239,7 @@ class Ahead:
     def _chained(
         self, engine: Engine, prompts: _Prompts, outcome: Outcome, repeated: Mapping[int, Batch]
     ) -> dict[int, Batch]:
-        """Run the nodes that sample from sampled rows, and all nodes between them. Repeats have run before."""
+        """Run nodes that sample from sampled rows, and the nodes between them. Repeats have run before."""
         assert self.chain is not None
         data = prompts.given() if self.always_reads else prompts.so_far()
         wanted = [node.id for node in self.nodes if node.id not in repeated]
@@ -334,7 +334,7 @@ class Ahead:
         return state, {name: self.engine.packed(batch) for name, batch in rows.items()}
 
     def _indices(self, entry: SampledIteration) -> dict[str, list[list[int]]]:
-        """Return by node which rows each `choose` or `ask` node took, and for which of their tokens it asked."""
+        """Return by node which rows each `choose` or `ask` node took, and from which of their tokens."""
         axes = {
             node.id: entry.sampled.rows[node.id].axis
             for node in self.nodes

@@ -1,4 +1,4 @@
-"""Offload manager: loads parts of models into a rank's memory before a call needs them, and offloads others."""
+"""Offload manager: loads parts of models into a rank's memory before calls need them, and offloads others."""
 
 from __future__ import annotations
 

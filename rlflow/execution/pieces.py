@@ -51,7 +51,7 @@ class Pieces:
         return self._chunks[piece.source, piece.chunk].axis
 
     def gather(self, store: Store, piece: Piece, fetch: Fetch) -> Batch:
-        """Return the inputs of a piece: columns of its chunk, and other columns taken for the chunk's rows."""
+        """Return the inputs of a piece: columns of its chunk, and others taken for the chunk's rows."""
         nodes, chunk = self._plan.graph.nodes, self._chunks[piece.source, piece.chunk]
         columns: dict[str, Data] = {}
         for item in nodes[piece.node].inputs:

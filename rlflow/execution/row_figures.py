@@ -251,7 +251,7 @@ def _even(scored: Scored, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _funnel(records: Mapping[str, Batch], scored: Scored | None) -> dict[str, float]:
-    """Count rows with a score, of these the rows in groups that differ, and of these the rows not truncated."""
+    """Count rows with a score, of these rows in groups that differ, and of these rows not truncated."""
     if scored is None:
         return {}
     left = ~scored.missing

@@ -83,7 +83,7 @@ class ForkServer:
             return int(selector.select()[0][0].fd)
 
     def _accept(self) -> Request | None:
-        """Accept a connection and serve its request. Returns the request in a process that was forked for it."""
+        """Accept a connection and serve its request. In the process forked for it, returns the request."""
         connection, _ = self.listener.accept()
         files: list[int] = []
         try:

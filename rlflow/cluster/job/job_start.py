@@ -30,8 +30,8 @@ from rlflow.cluster.job.here import Here, settle
 from rlflow.cluster.job.rank_layout import Layout, check_room
 from rlflow.cluster.lean import WorkerStart
 from rlflow.cluster.rpc.actor import make_pool, own_interface
-from rlflow.cluster.rpc.parcels import Parcel, Post
 from rlflow.cluster.rpc.pool import Pool
+from rlflow.cluster.rpc.row_messages import RowMailbox, RowMessage
 from rlflow.cluster.sharding.gather import owned
 from rlflow.compiler.placement import GRAIN
 from rlflow.errors import PlanError, RemoteError
@@ -79,7 +79,7 @@ class JobMember:
         if seat.distributed:
             interface = own_interface(seat.interface, seat.insecure) if address else LOOPBACK
             join(place.meeting, place.rank, place.ranks, seat.device, interface)
-        self.post = Post()
+        self.mailbox = RowMailbox()
         self.instance = cloudpickle.loads(seat.kind)(**seat.arguments)
 
     def invoke(self, method: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
@@ -88,21 +88,26 @@ class JobMember:
             return getattr(self.instance, method)(*args, **keywords)
 
     def on_rows(
-        self, method: str, parcel: Parcel, shared: bool, args: tuple[Any, ...], keywords: Mapping[str, Any]
-    ) -> Parcel:
+        self,
+        method: str,
+        row_message: RowMessage,
+        shared: bool,
+        args: tuple[Any, ...],
+        keywords: Mapping[str, Any],
+    ) -> RowMessage:
         """Call a method that maps a batch to a batch, with some rows.
 
         ``shared``: whether the caller can read this process's shared memory. Raises TypeError if the method
         does not return a batch.
         """
         with MARKS.during(method):
-            [batch] = self.post.opened([parcel])
+            [batch] = self.mailbox.opened([row_message])
             answer = getattr(self.instance, method)(owned(batch), *args, **keywords)
         if not isinstance(answer, Batch):
             raise TypeError(
                 f"'{method}' was called with rows and returned a {type(answer).__name__}, expected a Batch"
             )
-        return self.post.parcel(answer, shared=shared)
+        return self.mailbox.message(answer, shared=shared)
 
     def close(self) -> None:
         """Do nothing: processes that the object has started end with this process."""

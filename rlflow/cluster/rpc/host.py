@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rlflow.cluster.health import heartbeat as pulse
-from rlflow.cluster.rpc.parcels import Parcel, Post
+from rlflow.cluster.rpc.row_messages import RowMailbox, RowMessage
 from rlflow.cluster.rpc.shared_memory import SharedFrame
 from rlflow.cluster.sharding.gather import owned
 from rlflow.errors import RemoteError
@@ -32,7 +32,7 @@ class Host:
 
     instance: Any = None
     generation = 0
-    post: Post | None = None  # made when it is first needed
+    mailbox: RowMailbox | None = None  # made when it is first needed
 
     def make(self, kind: Callable[..., Any], *args: Any) -> None:
         """Make the object."""
@@ -66,18 +66,18 @@ class Host:
         with self._contained():
             yield from self.instance.run_chunks(self._frame(parts[0], "run_chunks"), *parts[1:])
 
-    def do_batch(self, method: str, parcel: Parcel, shared: bool) -> Parcel:
+    def do_batch(self, method: str, row_message: RowMessage, shared: bool) -> RowMessage:
         """Call a method that maps a batch to a batch.
 
         shared: whether the caller can read this process's shared memory.
         """
         with pulse.MARKS.during(method), self._contained():
-            [batch] = self._post().opened([parcel])
-            return self._post().parcel(getattr(self.instance, method)(owned(batch)), shared=shared)
+            [batch] = self._mailbox().opened([row_message])
+            return self._mailbox().message(getattr(self.instance, method)(owned(batch)), shared=shared)
 
     def reaches(self, at: SharedFrame) -> bool:
         """Whether this process can read the caller's shared memory."""
-        return self._post().reaches(at)
+        return self._mailbox().reaches(at)
 
     @contextlib.contextmanager
     def _contained(self) -> Iterator[None]:
@@ -112,6 +112,6 @@ class Host:
                 f"'{method}' was called in generation {generation} of the pool, which is now in generation {self.generation}"
             )
 
-    def _post(self) -> Post:
-        self.post = self.post or Post()
-        return self.post
+    def _mailbox(self) -> RowMailbox:
+        self.mailbox = self.mailbox or RowMailbox()
+        return self.mailbox

@@ -21,7 +21,7 @@ from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import Kind, Level
 from rlflow.author.figures import Figure, Of
 from rlflow.cluster.rpc.column_wire import pack, unpack
-from rlflow.cluster.rpc.parcels import Parcel
+from rlflow.cluster.rpc.row_messages import RowMessage
 from rlflow.cluster.rpc.shared_memory import SharedFrame
 from rlflow.execution.tally import Label, PartialMetric, PartialMetrics
 
@@ -57,7 +57,7 @@ class Inputs(NamedTuple):
     scalars: Mapping[str, Data] = {}
 
 
-InlineParcel = Parcel | None  # None: the next of the transfers that Ray sends separately
+InlineMessage = RowMessage | None  # None: the next of the transfers that Ray sends separately
 
 NOTHING = Inputs(np.zeros((0, 2), np.int64), False, ())
 
@@ -72,7 +72,7 @@ class Call(NamedTuple):
     arguments: Mapping[str, Any] = {}
     forget: Sequence[int] = ()  # keys of shards that are no longer needed
     # rows from other workers, in the order in which the inputs name them
-    parcels: Sequence[InlineParcel] = ()
+    row_messages: Sequence[InlineMessage] = ()
 
     def __str__(self) -> str:
         """Describe the activity of a worker."""
@@ -84,16 +84,16 @@ class Call(NamedTuple):
         keys, grouped, sources, scalars = self.inputs
         width = 0 if keys is None else keys.shape[1]
         inputs = (_raw(keys), width, grouped, [_source(source) for source in sources], _whole(scalars))
-        parcels = [_inline(parcel) for parcel in self.parcels]
+        row_messages = [_inline(row_message) for row_message in self.row_messages]
         frame: bytes = msgpack.packb(
-            (self.op, self.key, inputs, self.iteration, arguments, self.forget, parcels)
+            (self.op, self.key, inputs, self.iteration, arguments, self.forget, row_messages)
         )
         return frame
 
     @staticmethod
     def unpacked(frame: bytes | memoryview) -> Call:
         """Return the call of these bytes."""
-        op, key, (keys, width, grouped, sources, scalars), iteration, arguments, forget, parcels = (
+        op, key, (keys, width, grouped, sources, scalars), iteration, arguments, forget, row_messages = (
             msgpack.unpackb(frame, use_list=False)
         )
         rows = _index(keys)
@@ -110,15 +110,15 @@ class Call(NamedTuple):
             iteration,
             cloudpickle.loads(arguments),
             forget,
-            [_parcel(parcel) for parcel in parcels],
+            [_row_message(row_message) for row_message in row_messages],
         )
 
-    def rows(self, transfers: Sequence[Parcel]) -> list[Parcel]:
+    def rows(self, transfers: Sequence[RowMessage]) -> list[RowMessage]:
         """Return the rows from other workers: rows in the call, with ``transfers`` in the missing places."""
         beside = iter(transfers)
         return (
-            [next(beside) if parcel is None else parcel for parcel in self.parcels]
-            if self.parcels
+            [next(beside) if row_message is None else row_message for row_message in self.row_messages]
+            if self.row_messages
             else list(transfers)
         )
 
@@ -137,12 +137,12 @@ def _scalars(frame: bytes | None) -> Mapping[str, Data]:
     return unpack(frame).data if frame else {}
 
 
-def _inline(parcel: InlineParcel) -> Any:
+def _inline(row_message: InlineMessage) -> Any:
     """Return a message as plain values."""
-    return parcel.tobytes() if isinstance(parcel, np.ndarray) else parcel
+    return row_message.tobytes() if isinstance(row_message, np.ndarray) else row_message
 
 
-def _parcel(plain: Any) -> InlineParcel:
+def _row_message(plain: Any) -> InlineMessage:
     """Return the message of plain values."""
     return np.frombuffer(plain, np.uint8) if isinstance(plain, bytes) else plain and SharedFrame(*plain)
 

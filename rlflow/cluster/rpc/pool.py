@@ -12,9 +12,9 @@ from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch
 from rlflow.cluster.rpc.column_wire import BatchFrame
 from rlflow.cluster.rpc.host import GENERATION_BYTES
-from rlflow.cluster.rpc.parcels import Parcel, Post
 from rlflow.cluster.rpc.rank_transport import Answers, CallFailed, Gone, RankTransport, is_answered
 from rlflow.cluster.rpc.replies import content
+from rlflow.cluster.rpc.row_messages import RowMailbox, RowMessage
 from rlflow.cluster.rpc.sockets import LARGEST, PendingCalls, Sockets
 from rlflow.cluster.sharding.gather import gathered
 from rlflow.cluster.sharding.shard_map import WorkerId, row_tokens
@@ -119,7 +119,7 @@ class Future(Generic[R]):
                 raise self._late()
 
     def _look(self, seconds: float) -> list[Any] | None:
-        """Return the answers if all arrive within ``seconds``, else None. Raises the error of a failed call."""
+        """Return the answers if all arrive within ``seconds``, else None. Raises the error of a call."""
         try:
             return self.transport.values(self.refs, seconds)
         except CallFailed:
@@ -236,7 +236,7 @@ class Pool(Generic[W]):
         self.generation = 0  # generation number; grows when earlier calls become void
         self.making: list[Any] = []  # references of the calls that make the objects
         self.watcher: Watcher | None = None
-        self.sockets, self.post = Sockets(), Post()
+        self.sockets, self.mailbox = Sockets(), RowMailbox()
         self._near: tuple[bool, ...] | None = None
         self._places = tuple(WorkerId(name, rank) for rank in range(len(self.actors)))
         self._starters: dict[tuple[int, str, str, Answers], Callable[..., Any]] = {}
@@ -300,7 +300,7 @@ class Pool(Generic[W]):
         return self._near[rank]
 
     def _asked_near(self) -> tuple[bool, ...]:
-        at = self.post.outbox.post(BatchFrame(Batch(Axis.fresh(0), {})))
+        at = self.mailbox.outbox.write(BatchFrame(Batch(Axis.fresh(0), {})))
         if at is None:
             return (False,) * len(self)
         answers = [self._starter(rank, "reaches", "control")(at) for rank in range(len(self))]
@@ -407,7 +407,7 @@ class Pool(Generic[W]):
         self,
         what: str,
         batch: Batch,
-        ask: Callable[[int, Parcel, bool], Any],
+        ask: Callable[[int, RowMessage, bool], Any],
         *,
         by_group: bool = False,
         everyone: bool = False,
@@ -422,8 +422,8 @@ class Pool(Generic[W]):
         split = balanced(units, row_tokens(batch.data, len(batch)), len(self))
         used = [rank for rank in range(len(self)) if everyone or len(split[rank])] or [0]
 
-        def merge(answers: list[Parcel]) -> Batch:
-            parts = self.post.opened(answers)
+        def merge(answers: list[RowMessage]) -> Batch:
+            parts = self.mailbox.opened(answers)
             rows_of = dict(zip(used, map(len, parts), strict=True))
             check_counts(split, [rows_of.get(rank, 0) for rank in range(len(self))])
             order = merge_order([split[rank] for rank in used])
@@ -434,7 +434,7 @@ class Pool(Generic[W]):
         def asked(rank: int) -> Any:
             near = self.near(rank)
             # each rank starts as soon as it has its rows
-            return ask(rank, self.post.parcel(batch, split[rank], shared=near), near)
+            return ask(rank, self.mailbox.message(batch, split[rank], shared=near), near)
 
         return self.future(what, [(rank, asked(rank)) for rank in used], seconds, merge)
 

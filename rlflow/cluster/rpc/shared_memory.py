@@ -85,7 +85,7 @@ class SharedOutbox:
         self._segments: list[_Segment] = []
         self._limit, self._lock = limit, threading.Lock()
 
-    def post(self, frame: BatchFrame, iteration: int = 0) -> SharedFrame | None:
+    def write(self, frame: BatchFrame, iteration: int = 0) -> SharedFrame | None:
         """Write a frame for one receiver, for ``iteration``.
 
         Returns None if the limit or the machine has no room.
@@ -259,5 +259,5 @@ class SharedInbox:
 
 
 def _mapped(descriptor: int, room: int) -> Tensor:
-    """Return the memory of a file, uint8 [room]. It stays valid as long as the tensor or a view of it exists."""
+    """Return the memory of a file, uint8 [room]. It is valid as long as the tensor or a view exists."""
     return torch.from_numpy(np.frombuffer(mmap.mmap(descriptor, room), dtype=np.uint8))

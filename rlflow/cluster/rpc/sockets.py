@@ -131,7 +131,7 @@ class PendingCalls:
             self._lost(rank)
 
     def listen(self, seconds: float) -> None:
-        """Receive replies until all have arrived, one is an exception, a connection is lost, or time is up."""
+        """Receive replies until all are here, one is an exception, a connection is lost, or time is up."""
         limit = time.monotonic() + seconds
         while self._open and not self.broken and not any(map(raised, self.replies.values())):
             ready = wait(list(self._open.values()), max(limit - time.monotonic(), 0.0))

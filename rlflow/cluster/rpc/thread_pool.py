@@ -172,7 +172,7 @@ def _sent(args: Sequence[Any]) -> list[Reference | bytes]:
 
 
 def _arrived(sent: Sequence[Reference | bytes]) -> list[Any]:
-    """Return arguments as the rank gets them; waits for references. Raises the error of a failed reference."""
+    """Return arguments as the rank gets them; waits for references. Raises a failed reference's error."""
     found = []
     for one in sent:
         reply = one if isinstance(one, bytes) else one.result()

@@ -29,7 +29,7 @@ def by_own_mode(
     arguments: Mapping[str, Any],
     terms: CallOptions,
 ) -> tuple[Batch, PartialMetrics]:
-    """Run ``split(batch, ranks)`` on rank 0, each piece on its rank, and ``merge(outputs, batch)`` on rank 0."""
+    """Run ``split(batch, ranks)`` on rank 0, each piece on its rank, ``merge(outputs, batch)`` on rank 0."""
     batch = calls.spread(batch, pool.name)
     everything = torch.arange(len(batch))
     keys = [calls.ledger.key() for _ in range(len(pool))]

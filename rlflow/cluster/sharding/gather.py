@@ -14,7 +14,7 @@ from torch import Tensor
 from rlflow.author.batch import LONG, Batch, Data
 from rlflow.author.copy_on_write import file_memory
 from rlflow.cluster.rpc.column_wire import runs
-from rlflow.cluster.rpc.parcels import widened
+from rlflow.cluster.rpc.row_messages import widened
 
 Part = tuple[Batch, Tensor | None]  # columns, and row numbers; None: all rows in their order
 
@@ -80,7 +80,7 @@ def _copied(like: Data, views: Sequence[Tensor], lengths: Tensor) -> Data:
 
 
 def owned(batch: Batch) -> Batch:
-    """Return a batch from ``Post.opened`` in memory of its own. Memory from Ray cannot be lent to calls.
+    """Return a batch from ``RowMailbox.opened`` in its own memory. Memory from Ray cannot be lent to calls.
 
     Columns in shared memory stay there.
     """

@@ -12,7 +12,7 @@ from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data
 from rlflow.author.copy_on_write import file_memory, lent
 from rlflow.cluster.rpc.message import Index, Inputs, Source
-from rlflow.cluster.rpc.parcels import Parcel, Post
+from rlflow.cluster.rpc.row_messages import RowMailbox, RowMessage
 from rlflow.cluster.sharding.gather import gathered, owned
 from rlflow.cluster.sharding.shard_map import empty
 
@@ -21,7 +21,7 @@ class ShardStore:
     """Shards by key. Several threads may use it."""
 
     def __init__(self) -> None:
-        self.post = Post()
+        self.mailbox = RowMailbox()
         self._held: dict[int, Batch] = {}
         self._iterations: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -48,36 +48,36 @@ class ShardStore:
             for key in [key for key, for_one in self._iterations.items() if for_one <= iteration]:
                 self._held.pop(key, None)
                 del self._iterations[key]
-        self.post.clear(iteration)
+        self.mailbox.clear(iteration)
 
     def __len__(self) -> int:
         return len(self._held)
 
     def slice(
         self, key: int, names: Sequence[str], rows: Index | None, shared: bool = False, iteration: int = 0
-    ) -> Parcel:
+    ) -> RowMessage:
         """Return rows of columns as a message for another worker, for ``iteration``.
 
         shared: whether the receiver can read this process's shared memory.
         """
         which = None if rows is None else torch.tensor(rows)
-        return self.post.parcel(self._held[key].select(*names), which, shared=shared, iteration=iteration)
+        return self.mailbox.message(self._held[key].select(*names), which, shared=shared, iteration=iteration)
 
-    def take(self, key: int, parcel: Parcel, iteration: int) -> Batch:
+    def take(self, key: int, row_message: RowMessage, iteration: int) -> Batch:
         """Store a shard from another process, and return it."""
-        [batch] = self.post.opened([parcel])
+        [batch] = self.mailbox.opened([row_message])
         shard = owned(batch)
         self.put(key, shard, iteration)
         return shard
 
-    def batch(self, inputs: Inputs, transfers: Sequence[Parcel], iteration: int = 0) -> Batch:
+    def batch(self, inputs: Inputs, transfers: Sequence[RowMessage], iteration: int = 0) -> Batch:
         """Return the batch of a call. Rows that the call asks to keep are stored for the ``iteration``.
 
         ``transfers`` must be in the order in which the inputs name them.
         """
         axis = self._axis(inputs)
         columns: dict[str, Data] = {}
-        coming = iter(self.post.opened(transfers))
+        coming = iter(self.mailbox.opened(transfers))
         for source in inputs.sources:
             columns |= self._columns(source, coming, len(axis), iteration)
         return Batch(axis, columns | dict(inputs.scalars))

@@ -111,7 +111,7 @@ def _holds_whole(split: Sequence[Tensor], units: Sequence[Tensor]) -> bool:
 
 
 def check_counts(split: Sequence[Tensor], counts: Sequence[int]) -> None:
-    """Raise ValueError if a rank returned another number of rows than it got, or if a rank returned nothing."""
+    """Raise ValueError if a rank returned another number of rows than it got, or nothing."""
     if len(counts) != len(split):
         raise ValueError(f"found results of {len(counts)} ranks, expected {len(split)}")
     wrong = [

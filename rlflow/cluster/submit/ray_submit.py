@@ -1,4 +1,4 @@
-"""A command for Ray's job server: the run on an existing Ray, with the current folder as working directory."""
+"""A command for Ray's job server: the run on an existing Ray, in the current folder."""
 
 from __future__ import annotations
 

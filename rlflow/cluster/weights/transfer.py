@@ -52,7 +52,7 @@ class Route:
 
     @cached_property
     def recipients(self) -> list[dict[int, dict[int, list[int]]]]:
-        """The messages of each bucket: sender → first receiver of a message → all receivers of that message."""
+        """For each bucket: sender → first receiver of a message → all receivers of that message."""
         return [
             {sender: _recipients(self.plan, index, sender) for sender in range(self.senders)}
             for index in range(len(self.plan.buckets))

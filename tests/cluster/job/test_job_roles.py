@@ -17,7 +17,7 @@ from rlflow.cluster.job.futures import gather
 from rlflow.cluster.job.job_roles import Group
 from rlflow.cluster.job.job_start import JobMember
 from rlflow.cluster.rpc import thread_pool
-from rlflow.cluster.rpc.parcels import Post
+from rlflow.cluster.rpc.row_messages import RowMailbox
 from rlflow.errors import RemoteError
 
 
@@ -69,7 +69,7 @@ class JobHere:
         self.ranks = threads_of(ranks)
         for rank in self.ranks.actors:
             rank.host.instance = object.__new__(JobMember)
-            rank.host.instance.instance, rank.host.instance.post = Policy(), Post()
+            rank.host.instance.instance, rank.host.instance.mailbox = Policy(), RowMailbox()
 
     def pool(self, role):
         return self.ranks

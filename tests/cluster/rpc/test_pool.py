@@ -12,8 +12,8 @@ from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import row
 from rlflow.cluster.rpc import thread_pool
-from rlflow.cluster.rpc.parcels import Post
 from rlflow.cluster.rpc.pool import Pool
+from rlflow.cluster.rpc.row_messages import RowMailbox
 from rlflow.errors import PlanError, RemoteError
 
 
@@ -128,15 +128,15 @@ def test_every_row_of_a_batch_is_on_one_rank_and_comes_back_in_its_place(ranks, 
 
 
 def test_a_result_that_is_asked_for_again_is_the_same_rows_whatever_the_rank_has_sent_since():
-    post = Post()
+    mailbox = RowMailbox()
 
     with ranks_of(1) as pool:
 
-        def doubled(rank, parcel, shared):
-            [rows] = post.opened([parcel])
+        def doubled(rank, row_message, shared):
+            [rows] = mailbox.opened([row_message])
             answer = Batch(rows.axis, {"x": Data(row("float32"), 2 * rows["x"])})
             # in shared memory, which the next answer takes too
-            return pool.transport.keep(post.parcel(answer, shared=True))
+            return pool.transport.keep(mailbox.message(answer, shared=True))
 
         batch = numbered(9000)
         future = pool.spread("doubled", batch, doubled)

@@ -17,7 +17,7 @@ from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import Kind, Level
 from rlflow.author.copy_on_write import file_memory, lent
 from rlflow.cluster.rpc.column_wire import BatchFrame, pack, unpack
-from rlflow.cluster.rpc.parcels import Post
+from rlflow.cluster.rpc.row_messages import RowMailbox
 from rlflow.cluster.rpc.shared_memory import (
     HEAD,
     OPEN,
@@ -46,11 +46,11 @@ def done(inbox, at):
 
 def test_a_frame_is_read_as_it_was_posted_and_its_memory_is_used_again_once_nothing_of_it_is():
     outbox, inbox = SharedOutbox(), SharedInbox()
-    first, second = outbox.post(BatchFrame(numbers(5000))), outbox.post(BatchFrame(numbers(5000, 7)))
+    first, second = outbox.write(BatchFrame(numbers(5000))), outbox.write(BatchFrame(numbers(5000, 7)))
     assert first.descriptor != second.descriptor  # the first is not read yet
     assert bytes(inbox.read(first).numpy().tobytes()) == pack(numbers(5000))
     held = read(inbox, second).data["x"].value[1000:1002]
-    third, fourth = outbox.post(BatchFrame(numbers(4900, 9))), outbox.post(BatchFrame(numbers(4900, 11)))
+    third, fourth = outbox.write(BatchFrame(numbers(4900, 9))), outbox.write(BatchFrame(numbers(4900, 11)))
     assert (third.descriptor, third.mark) == (first.descriptor, first.mark)
     assert fourth.descriptor != second.descriptor  # two numbers of the second are still held
     assert held.tolist() == [1007.0, 1008.0]
@@ -60,7 +60,7 @@ def test_a_frame_is_read_as_it_was_posted_and_its_memory_is_used_again_once_noth
 
 def test_the_receiver_has_its_rows_in_the_memory_that_the_sender_wrote():
     outbox, inbox = SharedOutbox(), SharedInbox()
-    at = outbox.post(BatchFrame(numbers(5000)))
+    at = outbox.write(BatchFrame(numbers(5000)))
     column = read(inbox, at).data["x"].value
     # nobody does so: it shows that nothing was copied
     outbox._segments[0].memory[HEAD : HEAD + at.size].view(torch.float32)[-1] = 5.0
@@ -69,7 +69,7 @@ def test_the_receiver_has_its_rows_in_the_memory_that_the_sender_wrote():
 
 def test_what_the_receiver_writes_stays_with_it_and_lent_memory_is_in_use_too():
     outbox, inbox = SharedOutbox(), SharedInbox()
-    at = outbox.post(BatchFrame(numbers(5000)))
+    at = outbox.write(BatchFrame(numbers(5000)))
     before = outbox._segments[0].memory.clone()
     column = read(inbox, at).data["x"].value
     seen = lent(column)
@@ -84,7 +84,7 @@ def test_what_the_receiver_writes_stays_with_it_and_lent_memory_is_in_use_too():
 
 def test_what_a_fork_of_the_receiver_sees_is_not_written_again():
     outbox, inbox = SharedOutbox(), SharedInbox()
-    column = read(inbox, outbox.post(BatchFrame(numbers(5000)))).data["x"].value
+    column = read(inbox, outbox.write(BatchFrame(numbers(5000)))).data["x"].value
     child = os.fork()
     if not child:
         del column  # as when it ends in its own way
@@ -93,7 +93,7 @@ def test_what_a_fork_of_the_receiver_sees_is_not_written_again():
     assert outbox._segments[0].in_use
     del column
     assert outbox._segments[0].in_use  # a child may still have it
-    assert outbox.post(BatchFrame(numbers(5000))).descriptor != outbox._segments[0].descriptor
+    assert outbox.write(BatchFrame(numbers(5000))).descriptor != outbox._segments[0].descriptor
 
 
 LATE = """
@@ -107,7 +107,7 @@ from rlflow.cluster.rpc.shared_memory import SharedInbox, SharedOutbox
 from rlflow.cluster.rpc.column_wire import BatchFrame
 from rlflow.author.columns import Kind, Level
 outbox, inbox, rows = SharedOutbox(), SharedInbox(), []
-at = outbox.post(BatchFrame(Batch(Axis.fresh(9000), {"x": Data(Kind(Level.ROW, "float32"), torch.ones(9000))})))
+at = outbox.write(BatchFrame(Batch(Axis.fresh(9000), {"x": Data(Kind(Level.ROW, "float32"), torch.ones(9000))})))
 reading.append(lambda: rows.append(inbox.read(at)))
 child = os.fork()
 rows.clear()  # in the fork too
@@ -128,7 +128,7 @@ def test_what_is_read_while_a_fork_begins_is_the_forks_too():
 
 def test_where_little_of_the_bound_is_left_rows_do_not_stay():
     outbox, inbox = SharedOutbox(limit=2 << 20), SharedInbox()
-    first, second = outbox.post(BatchFrame(numbers(30_000))), outbox.post(BatchFrame(numbers(30_000)))
+    first, second = outbox.write(BatchFrame(numbers(30_000))), outbox.write(BatchFrame(numbers(30_000)))
     assert (first.stays, second.stays) == (True, False)
     assert file_memory(read(inbox, first).data["x"].value) is not None
     assert file_memory(read(inbox, second).data["x"].value) is None
@@ -136,9 +136,9 @@ def test_where_little_of_the_bound_is_left_rows_do_not_stay():
 
 def test_a_small_frame_does_not_take_a_large_segment_and_sizes_waste_at_most_a_quarter():
     outbox, inbox = SharedOutbox(), SharedInbox()
-    large = outbox.post(BatchFrame(numbers(200_000)))
+    large = outbox.write(BatchFrame(numbers(200_000)))
     done(inbox, large)
-    small = outbox.post(BatchFrame(numbers(2000)))
+    small = outbox.write(BatchFrame(numbers(2000)))
     assert small.descriptor != large.descriptor
     assert large.room > WASTE * (HEAD + small.size)
     for size in (1, 4096, 4097, 65_535, 65_537, 1_000_000, 123_456_789):
@@ -147,18 +147,18 @@ def test_a_small_frame_does_not_take_a_large_segment_and_sizes_waste_at_most_a_q
 
 def test_all_segments_together_stay_within_the_bound_and_free_ones_make_room():
     outbox, inbox = SharedOutbox(limit=1 << 20), SharedInbox()
-    first = outbox.post(BatchFrame(numbers(30_000)))
-    assert outbox.post(BatchFrame(numbers(30_000))) is None  # no room beside it
+    first = outbox.write(BatchFrame(numbers(30_000)))
+    assert outbox.write(BatchFrame(numbers(30_000))) is None  # no room beside it
     done(inbox, first)
-    assert outbox.post(BatchFrame(numbers(2000))).room <= 1 << 20
-    assert outbox.post(BatchFrame(numbers(45_000))) is not None  # the free one went
+    assert outbox.write(BatchFrame(numbers(2000))).room <= 1 << 20
+    assert outbox.write(BatchFrame(numbers(45_000))) is not None  # the free one went
     assert outbox.nbytes <= 1 << 20
 
 
 def test_what_nobody_has_read_is_given_up_after_its_iteration_and_what_is_for_later_stays():
     outbox, inbox = SharedOutbox(), SharedInbox()
-    lost, later = outbox.post(BatchFrame(numbers(3000)), 4), outbox.post(BatchFrame(numbers(3000, 1)), 5)
-    kept = read(inbox, outbox.post(BatchFrame(numbers(3000, 2)), 4)).data["x"].value
+    lost, later = outbox.write(BatchFrame(numbers(3000)), 4), outbox.write(BatchFrame(numbers(3000, 1)), 5)
+    kept = read(inbox, outbox.write(BatchFrame(numbers(3000, 2)), 4)).data["x"].value
     outbox.clear(4)
     assert outbox.nbytes == 3 * later.room  # receivers may be about to forget theirs
     outbox.clear(5)
@@ -179,9 +179,9 @@ def taken():
 def test_a_receiver_keeps_no_memory_that_the_sender_has_given_back():
     outbox, inbox, before = SharedOutbox(limit=8 << 20), SharedInbox(), taken()
     for count in range(20_000, 300_000, 20_000):  # rows that grow, as answers do: older segments make room
-        done(inbox, outbox.post(BatchFrame(numbers(count))))
+        done(inbox, outbox.write(BatchFrame(numbers(count))))
     assert taken() - before == outbox.nbytes <= 8 << 20
-    kept = read(inbox, outbox.post(BatchFrame(numbers(300_000)))).data["x"].value
+    kept = read(inbox, outbox.write(BatchFrame(numbers(300_000)))).data["x"].value
     outbox.clear(0)
     outbox.clear(1)  # given up, since its receiver keeps its rows
     inbox.clear()
@@ -192,7 +192,7 @@ def test_a_receiver_keeps_no_memory_that_the_sender_has_given_back():
 
 def test_a_descriptor_that_means_another_file_by_now_is_no_frame():
     outbox, inbox = SharedOutbox(), SharedInbox()
-    at = outbox.post(BatchFrame(numbers(3000)))
+    at = outbox.write(BatchFrame(numbers(3000)))
     for other in (
         at._replace(mark=at.mark + 1),
         at._replace(room=at.room * 2),
@@ -204,7 +204,7 @@ def test_a_descriptor_that_means_another_file_by_now_is_no_frame():
 
 def test_a_receiver_keeps_few_segments_open():
     outbox, inbox = SharedOutbox(), SharedInbox()
-    frames = [outbox.post(BatchFrame(numbers(10, first))) for first in range(OPEN + 9)]
+    frames = [outbox.write(BatchFrame(numbers(10, first))) for first in range(OPEN + 9)]
     columns = [read(inbox, at).data["x"].value for at in frames]
     assert [int(column[0]) for column in columns] == list(range(OPEN + 9))
     assert len(inbox._open) == OPEN
@@ -214,8 +214,8 @@ def test_where_the_machine_has_no_room_frames_go_another_way():
     child = os.fork()
     if not child:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # as if its memory were as small
-        post, parcels = Post(), [numbers(200_000), numbers(20_000)]
-        kinds = [isinstance(post.parcel(batch, shared=True), SharedFrame) for batch in parcels]
+        mailbox, row_messages = RowMailbox(), [numbers(200_000), numbers(20_000)]
+        kinds = [isinstance(mailbox.message(batch, shared=True), SharedFrame) for batch in row_messages]
         os._exit(0 if kinds == [False, True] else 1)
     assert os.waitpid(child, 0)[1] == 0
 
@@ -255,7 +255,7 @@ def test_a_process_that_is_killed_at_any_moment_leaves_nothing_and_takes_nothing
 
     def send(tell):
         outbox = SharedOutbox()
-        frames = [outbox.post(BatchFrame(numbers(9000, first)), first) for first in range(9)]
+        frames = [outbox.write(BatchFrame(numbers(9000, first)), first) for first in range(9)]
         tell(*(int(value) for at in frames for value in at))
         signal.sigwait({held_back})
         outbox.clear(9)
@@ -307,7 +307,7 @@ from rlflow.cluster.rpc.shared_memory import SharedOutbox
 from rlflow.cluster.rpc.column_wire import BatchFrame
 from rlflow.author.columns import Kind, Level
 outbox = SharedOutbox()
-at = outbox.post(BatchFrame(Batch(Axis.fresh(3), {{"x": Data(Kind(Level.ROW, "float32"), torch.tensor([1.0, 2.0, 3.0]))}})))
+at = outbox.write(BatchFrame(Batch(Axis.fresh(3), {{"x": Data(Kind(Level.ROW, "float32"), torch.tensor([1.0, 2.0, 3.0]))}})))
 print(*map(int, at), flush=True)
 sys.stdin.read()
 """

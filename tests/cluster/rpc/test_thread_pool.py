@@ -55,11 +55,11 @@ class Rank:
     def fail(self, kind, *given):
         raise kind(*given)
 
-    def run_chunks(self, frame, *parcels):
+    def run_chunks(self, frame, *row_messages):
         for number in range(3):
             if bytes(frame) == b"fails" and number == 2:
                 raise LookupError("no third")
-            yield Answer(number, value=len(parcels)).packed()
+            yield Answer(number, value=len(row_messages)).packed()
 
     def leave(self, status):
         os._exit(status)
@@ -165,11 +165,11 @@ def test_a_call_with_several_answers_has_a_reference_for_each_and_an_error_for_a
 
 
 def test_a_stream_gives_each_answer_as_it_comes_and_an_error_in_its_place(pool):
-    parcels = [pool.transport.keep(torch.ones(2))]
+    row_messages = [pool.transport.keep(torch.ones(2))]
     streams = Streams(
         pool,
         "generate",
-        {rank: pool.run_chunks(rank, b"works", parcels, "model") for rank in range(2)},
+        {rank: pool.run_chunks(rank, b"works", row_messages, "model") for rank in range(2)},
         60.0,
         dict,
     )

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rlflow import Batch
 from rlflow.author.copy_on_write import address, file_memory
-from rlflow.cluster.rpc.parcels import Post, opened, packed
+from rlflow.cluster.rpc.row_messages import RowMailbox, opened, packed
 from rlflow.cluster.sharding.gather import gathered, owned
 
 NAMES = ["tokens", "rewards", "scores", "completion"]
@@ -54,15 +54,15 @@ def test_rows_of_parts_in_any_order_are_those_of_a_concatenation(lengths, data):
 
 
 def test_rows_of_one_frame_in_shared_memory_stay_there_and_those_of_several_lie_in_memory_of_their_own():
-    sender, receiver, first, other = Post(), Post(), part([5000, 4000]), part([3000, 2000], 7)
-    one, two = receiver.opened([sender.parcel(batch, shared=True) for batch in (first, other)])
+    sender, receiver, first, other = RowMailbox(), RowMailbox(), part([5000, 4000]), part([3000, 2000], 7)
+    one, two = receiver.opened([sender.message(batch, shared=True) for batch in (first, other)])
     stays, joined = gathered([(one, None)], NAMES), gathered([(one, None), (two, None)], NAMES)
     del one, two
     assert [segment.in_use for segment in sender.outbox._segments] == [True, False]
     # not copied
     assert address(stays.data["rewards"].value) - file_memory(stays.data["rewards"].value).address > 0
     assert all(file_memory(joined.data[name].value) is None for name in NAMES[:3])
-    sender.parcel(part([5000, 4000], 55), shared=True)  # into other memory, since the first is used
+    sender.message(part([5000, 4000], 55), shared=True)  # into other memory, since the first is used
     assert_same(stays, first)
     assert_same(joined, Batch.concat([first, other]))
     del stays

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlflow import Batch
-from rlflow.cluster.rpc import parcels
+from rlflow.cluster.rpc import row_messages
 from rlflow.cluster.sharding.route import Routes
 from rlflow.cluster.sharding.shard_map import RemoteColumn, Shard, ShardMap, WorkerId
 from rlflow.cluster.sharding.shard_store import ShardStore
@@ -64,7 +64,7 @@ class Workers:
         which it keeps what comes."""
         asked = Routes(batch).to(rows, at, keep or 0, self.key if keep is not None else None)
         # however few they are, rows go by shared memory where that is asked for
-        with patch.object(parcels, "SMALL", 0):
+        with patch.object(row_messages, "SMALL", 0):
             sent = [
                 self.shelves[each.at].slice(each.key, each.names, each.rows, shared=each.key % 5 == 0)
                 for each in asked.transfers

@@ -52,7 +52,7 @@ class Plan(WeightTransfer):
     def freeze(self, version):
         return TransferResult((), ())
 
-    def deliver(self, version, parcels, seconds):
+    def deliver(self, version, row_messages, seconds):
         self.calls.append(("deliver", version))
         return {"inbound": 1.0}
 

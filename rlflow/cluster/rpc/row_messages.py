@@ -16,12 +16,12 @@ from rlflow.cluster.rpc.column_wire import BatchFrame, unpack
 from rlflow.cluster.rpc.shared_memory import SMALL, SharedFrame, SharedInbox, SharedOutbox
 
 Payload = NDArray[np.uint8]  # bytes that Ray passes without a copy
-Parcel = Payload | SharedFrame
+RowMessage = Payload | SharedFrame
 
 
-def size_of(parcel: Parcel) -> int:
+def size_of(row_message: RowMessage) -> int:
     """Return the bytes that are sent from one process to the other."""
-    return parcel.size if isinstance(parcel, SharedFrame) else parcel.nbytes
+    return row_message.size if isinstance(row_message, SharedFrame) else row_message.nbytes
 
 
 def packed(batch: Batch, rows: Tensor | None = None) -> Payload:
@@ -49,13 +49,13 @@ def widened(data: Data) -> Data:
     return replace(data, value=data.value.to(torch.int64))
 
 
-def inline(parcel: object) -> Parcel | None:
+def inline(row_message: object) -> RowMessage | None:
     """Return the message if it fits into a call's frame; None if Ray must send it separately.
 
     A place in shared memory and a few bytes fit.
     """
-    few = isinstance(parcel, np.ndarray) and parcel.nbytes <= SMALL
-    return parcel if few or isinstance(parcel, SharedFrame) else None  # type: ignore[return-value]
+    few = isinstance(row_message, np.ndarray) and row_message.nbytes <= SMALL
+    return row_message if few or isinstance(row_message, SharedFrame) else None  # type: ignore[return-value]
 
 
 def _lasting(batch: Batch) -> Batch:
@@ -70,31 +70,33 @@ def _lasting(batch: Batch) -> Batch:
     return Batch(Axis(batch.axis.keys.clone(), grouped=batch.axis.grouped), data)
 
 
-class Post:
+class RowMailbox:
     """Mailbox: sends rows of this process to others, and reads theirs."""
 
     def __init__(self) -> None:
         self.outbox, self.inbox = SharedOutbox(), SharedInbox()
 
-    def parcel(self, batch: Batch, rows: Tensor | None = None, *, shared: bool, iteration: int = 0) -> Parcel:
+    def message(
+        self, batch: Batch, rows: Tensor | None = None, *, shared: bool, iteration: int = 0
+    ) -> RowMessage:
         """Return a message of rows for one receiver, for ``iteration``.
 
         ``rows``: row numbers, None for all. ``shared``: whether the receiver can read this process's shared
         memory.
         """
         frame = BatchFrame(batch, rows, narrow=True)
-        at = self.outbox.post(frame, iteration) if shared and frame.nbytes > SMALL else None
+        at = self.outbox.write(frame, iteration) if shared and frame.nbytes > SMALL else None
         return at if at is not None else frame.written().numpy()
 
-    def opened(self, parcels: Sequence[Parcel]) -> list[Batch]:
+    def opened(self, row_messages: Sequence[RowMessage]) -> list[Batch]:
         """Return the batches of messages.
 
         Their tensors are views, and each view keeps the memory of its full message. Integers may be int32
         even if their kind is int64. Raises OSError if shared memory cannot be reached.
         """
         frames = [
-            self.inbox.read(parcel).numpy() if isinstance(parcel, SharedFrame) else parcel
-            for parcel in parcels
+            self.inbox.read(row_message).numpy() if isinstance(row_message, SharedFrame) else row_message
+            for row_message in row_messages
         ]
         return [_lasting(unpack(frame.data)) for frame in frames]
 

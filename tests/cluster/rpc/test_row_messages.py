@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlflow.author.batch import Batch
-from rlflow.cluster.rpc import parcels
+from rlflow.cluster.rpc import row_messages
 from rlflow.cluster.rpc.column_wire import WireError, unpack
-from rlflow.cluster.rpc.parcels import Post, opened, packed
+from rlflow.cluster.rpc.row_messages import RowMailbox, opened, packed
 from rlflow.cluster.rpc.shared_memory import SMALL, SharedFrame
 
 FAR = 1 << 40  # needs more than 32 bits
@@ -82,27 +82,27 @@ def test_token_ids_travel_as_int32_and_others_are_refused(largest, fits):
     assert opened(packed(batch.select("seeds")))["seeds"].tolist() == [[largest]]
 
 
-def test_large_parcels_are_shared_where_the_receiver_can_read_them_and_small_ones_go_along():
-    post, receiver, large = Post(), Post(), batch_of([9000, 9000])
-    shared, alone = post.parcel(large, shared=True), post.parcel(large, shared=False)
+def test_large_messages_are_shared_where_the_receiver_can_read_them_and_small_ones_go_along():
+    mailbox, receiver, large = RowMailbox(), RowMailbox(), batch_of([9000, 9000])
+    shared, alone = mailbox.message(large, shared=True), mailbox.message(large, shared=False)
     assert isinstance(shared, SharedFrame)
     assert not isinstance(alone, SharedFrame)
     assert shared.size == len(alone) > SMALL
     batches = receiver.opened([shared, alone])
     assert all(same(opened_again(batch), large) for batch in batches)
-    assert post.outbox._segments[0].in_use
+    assert mailbox.outbox._segments[0].in_use
     del batches
-    assert not post.outbox._segments[0].in_use  # it may be used again
-    assert not isinstance(post.parcel(batch_of([3]), shared=True), SharedFrame)
+    assert not mailbox.outbox._segments[0].in_use  # it may be used again
+    assert not isinstance(mailbox.message(batch_of([3]), shared=True), SharedFrame)
 
 
 def opened_again(batch):
     """The batch with its dtypes."""
-    return Batch(batch.axis, {name: parcels.widened(data) for name, data in batch.data.items()})
+    return Batch(batch.axis, {name: row_messages.widened(data) for name, data in batch.data.items()})
 
 
 def test_a_process_says_whether_it_reaches_anothers_memory():
-    post = Post()
-    at = post.parcel(batch_of([9000, 9000]), shared=True)
-    assert Post().reaches(at)
-    assert not Post().reaches(at._replace(mark=at.mark + 1))
+    mailbox = RowMailbox()
+    at = mailbox.message(batch_of([9000, 9000]), shared=True)
+    assert RowMailbox().reaches(at)
+    assert not RowMailbox().reaches(at._replace(mark=at.mark + 1))
