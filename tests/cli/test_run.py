@@ -106,7 +106,7 @@ def test_what_does_not_fit_is_said_in_a_few_lines_and_exits_2(tmp_path, called, 
 def test_a_model_that_is_not_there_is_said(called):
     code, _, err = called("run", "ppo", "--model", "OWNER/NAME", "--data", "chain_sum")
     assert code == 2
-    assert "'OWNER/NAME' is no Hugging Face model folder" in err
+    assert "'OWNER/NAME' is not a Hugging Face model folder" in err
     assert "hf download OWNER/NAME" in err
 
 
@@ -115,9 +115,9 @@ def test_a_name_or_folder_that_is_taken_is_said_before_anything_is_loaded(tmp_pa
     (tmp_path / "file").touch()
     code, out, err = called("run", "ppo", "--model", "nowhere", "--name", "mine")
     assert (code, out) == (2, "")
-    assert "the run 'runs/mine' exists" in err
+    assert "the run 'runs/mine' already exists" in err
     assert "rlflow resume runs/mine" in err
-    assert "no run can be written to 'file'" in called("run", "ppo", "--model", "nowhere", "--out", "file")[2]
+    assert "cannot write a run to 'file'" in called("run", "ppo", "--model", "nowhere", "--out", "file")[2]
 
 
 def test_pools_without_ray_say_what_installs_it_and_plans_need_none(called, monkeypatch):

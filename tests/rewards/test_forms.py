@@ -138,7 +138,7 @@ def test_a_run_says_which_form_its_data_and_its_reward_have(verl, tmp_path, caps
     assert exit_code(run) == 0
     out = capsys.readouterr()
     assert "uses the field names of verl" in out.out + out.err
-    assert "reward compute_score is called as verl calls it" in out.out + out.err
+    assert "reward compute_score is called in the way of verl" in out.out + out.err
     (metrics,) = (tmp_path / "runs").glob("*/metrics.jsonl")
     assert "reward/compute_score_index" in metrics.read_text()
 

@@ -143,7 +143,7 @@ def test_a_reward_without_a_score_costs_its_row_and_the_run_goes_on(tmp_path, ma
         (line,) = [
             line
             for line in said
-            if f"iteration 0: {count} rewards are missing, and their rows are left out: bad/{cause}: " in line
+            if f"iteration 0: {count} rewards are missing, and their rows are skipped: bad/{cause}: " in line
         ]
         assert cause not in ("none", "nan", "type") or re.search(
             rf"{tmp_path}/judge\.py:\d+: the function returned", line
@@ -321,7 +321,9 @@ def test_a_step_that_is_not_finite_is_skipped_and_the_rate_does_not_fall(place, 
 
 
 def test_nothing_finite_for_too_long_stops_the_run_and_names_the_samples(task):
-    with pytest.raises(StageError, match=r"no finite step for 2 iterations in a row \(--max-bad\)") as caught:
+    with pytest.raises(
+        StageError, match=r"no finite optimizer step for 2 iterations in a row \(--max-bad\)"
+    ) as caught:
         bad_run(task, "stopped", iterations=9, prompts=4, max_bad=2, **{"hp.place": "values", "hp.every": 1})
     assert "as position.sample: 4.0, 5.0, 6.0, 7.0" in str(caught.value)
     folder = Path(task["out"]) / "stopped"

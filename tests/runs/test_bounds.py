@@ -68,7 +68,7 @@ def test_a_report_says_what_bounded_an_iteration():
         ["gae", "2", "1.00", "5%", "5%"],
     ]
     assert bounds_text(totals).splitlines()[-3:] == [
-        "an iteration took 10.000 s; no schedule of its nodes takes less than 9.500 s: the longest path",
+        "an iteration took 10.000 s; any schedule of its nodes takes at least 9.500 s: the longest path",
         "critical path: generate 4.000 s → reward 5.000 s → gae 0.500 s; 0.500 s outside nodes",
         "busy: model 70%, cpu 2%, io 6%",
     ]

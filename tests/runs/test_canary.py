@@ -95,4 +95,4 @@ def test_in_bfloat16_rounding_is_told_from_a_difference():
     assert list(canary_warnings(rounded, 1.05))
     assert not list(canary_warnings(rounded, 1.05, "bfloat16"))
     (said,) = canary_warnings(apart, 1.05, "bfloat16")
-    assert "by a factor of 1.2 in the mean (--max-mismatch 1.05, with the rounding of bfloat16 1.15)" in said
+    assert "by a mean factor of 1.2 (--max-mismatch 1.05, with the rounding of bfloat16 1.15)" in said

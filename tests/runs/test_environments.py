@@ -161,7 +161,7 @@ def test_one_that_cannot_be_repeated_is_told_when_a_run_goes_on(again, tmp_path,
     }
     result = rlflow.run("grpo", **{name: value for name, value in keywords.items() if name != "env.turns"})
     resume(result.folder, {"iterations": 2}, make_reporter(False))
-    assert "again.py:Quiet says that an episode cannot be played again" in " ".join(
+    assert "again.py:Quiet declares that it cannot replay an episode" in " ".join(
         capsys.readouterr().out.split()
     )
 

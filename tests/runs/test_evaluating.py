@@ -209,7 +209,7 @@ def test_what_a_run_was_measured_on_is_part_of_its_identity(ground, tmp_path):
         (["eval", "MODEL", "--eval", "x=WHERE/gone.jsonl"], "no such data: .*gone.jsonl", ""),
         (["eval", "MODEL", "--eval", "WHERE/small.jsonl"], "has no name", "--eval small="),
         (["eval", "MODEL", "--eval", "x=WHERE/small.jsonl"], "prompt", "--data.prompt FIELD"),
-        (["eval", "MODEL", *SMALL], "nothing judges the held-out set 'x'", "--reward REWARD@x"),
+        (["eval", "MODEL", *SMALL], "no reward can score the held-out set 'x'", "--reward REWARD@x"),
         (["eval", "MODEL", *SMALL, "--reward", "math"], "reads 'answer'", "--data.x.answer"),
         (
             ["eval", "MODEL", "--eval", "x=WHERE/small.jsonl", "--checkpoint", "1"],

@@ -26,7 +26,7 @@ def test_each_cause_of_missing_rewards_is_said_once_and_not_where_the_run_stops_
     )
     some = missing(2, NONE) | missing(1, NONE, "reward#2") | rate(0.25)
     (said,) = guard.missing_warnings(some)
-    assert said.startswith("3 rewards are missing, and their rows are left out: f/none: f.py:1: None")
+    assert said.startswith("3 rewards are missing, and their rows are skipped: f/none: f.py:1: None")
     assert list(guard.missing_warnings(some)) == []
     assert list(guard.missing_warnings(missing(0, NAN) | rate(0.0))) == []
     assert list(guard.missing_warnings(missing(6, NAN) | rate(0.75))) == []
@@ -59,7 +59,7 @@ def test_updates_that_take_no_step_end_the_run_and_other_numbers_of_that_name_do
     for iteration in range(5):
         guard.check(iteration, others, IterationSummary())
     guard.check(5, stuck, IterationSummary())
-    with pytest.raises(StageError, match="no finite step for 2 iterations"):
+    with pytest.raises(StageError, match="no finite optimizer step for 2 iterations"):
         guard.check(6, stuck, IterationSummary())
 
 
@@ -81,7 +81,7 @@ def test_only_scores_say_how_many_rewards_are_missing():
         (IterationSummary(largest=("scores", 9.0)), "none; the gradient is not"),
         (
             IterationSummary(largest=("scores", 1e38)),
-            "gradient is too large for float32, since 'scores' has numbers of 1e",
+            "gradient is too large for float32, because 'scores' has numbers of 1e",
         ),
     ],
 )
@@ -98,7 +98,7 @@ def test_a_loss_that_is_not_finite_while_its_gradient_is_is_told():
 
     assert list(loss_warnings({figure("loss"): 1.0, figure("grad_norm"): float("inf")})) == []
     (warning,) = loss_warnings({figure("loss"): float("inf")})
-    assert "actor.update: the loss is inf, although its gradient is finite" in warning
+    assert "actor.update: the loss is inf, so its metric is null. Its gradient is finite" in warning
 
 
 def test_adapters_that_merging_rounds_away_are_told_once():
@@ -109,7 +109,7 @@ def test_adapters_that_merging_rounds_away_are_told_once():
     }
     (warning,) = guard.merge_warnings(figures)
     assert (
-        "actor.update: merged into weights of fewer bits, what the adapters have learned is off by 84%"
+        "actor.update: rows are sampled with adapters merged into weights of fewer bits. The rounding is 84%"
         in warning
     )
     assert list(guard.merge_warnings(figures)) == []

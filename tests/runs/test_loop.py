@@ -248,7 +248,7 @@ def test_a_run_that_a_stage_ends_before_weights_change_saves_what_it_has_done(tm
 def test_a_run_that_fails_as_weights_change_says_that_they_are_lost(tmp_path):
     with pytest.raises(
         StageError,
-        match=r"(?s)no memory is left.*iteration 3 was changing weights.*no checkpoint is left: start",
+        match=r"(?s)no memory is left.*iteration 3 failed while it changed weights.*no checkpoint is left: start",
     ):
         start_run(context(tmp_path, failing_within), Quiet())
     assert not list(tmp_path.glob("run/checkpoints/step-*"))
@@ -330,7 +330,7 @@ def test_what_no_place_takes_is_said_to_be_lost(tmp_path, monkeypatch):
     monkeypatch.setattr(elsewhere, "_places", lambda folder: [])
     with pytest.raises(
         PlanError,
-        match=r"(?s)no other place takes it, so that it is lost; no checkpoint is left: start the run again",
+        match=r"(?s)no other folder could store it, so it is lost; no checkpoint is left: start the run again",
     ):
         start_run(context(tmp_path, save_every=1, iterations=20), Blocking(tmp_path / "run"))
 

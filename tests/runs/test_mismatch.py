@@ -11,8 +11,8 @@ APART = {"policy/mismatch_factor": 1.2, "policy/mismatch_max": 3.0}
 
 def test_a_sampler_that_differs_from_its_trainer_is_told_of():
     (said,) = mismatch_warnings(Options(), figures(APART))
-    assert "differ by a factor of 1.2 on a token" in said
-    assert "by 3 at most" in said
+    assert "differ: token probabilities by a mean factor of 1.2 " in said
+    assert "by at most 3" in said
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,8 @@ def test_each_of_several_roles_is_named():
     both = {f"{role}/{name}": value for role in ("solver", "verifier") for name, value in APART.items()}
     both["verifier/policy/mismatch_factor"] = 1.0
     (text,) = mismatch_warnings(Options(), figures(both))
-    assert text.startswith("trainer and sampler of solver differ by a factor of 1.2 on a token")
+    assert text.startswith(
+        "trainer and sampler of solver differ: token probabilities by a mean factor of 1.2 "
+    )
     (text,) = mismatch_warnings(Options(), figures(APART), "judge")
     assert text.startswith("trainer and sampler of judge differ")

@@ -295,7 +295,7 @@ def test_a_stage_that_raises_in_the_rehearsal_ends_the_run_there(tmp_path):
     # `check` cannot call the stage, since it does not know the kind of its column
     (tmp_path / "breaking.py").write_text(BROKEN)
     with pytest.raises(
-        StageError, match="NameError: name 'missing' is not defined(.|\n)*in the rehearsal before iteration 1"
+        StageError, match="NameError: name 'missing' is not defined(.|\n)*in the dry run before iteration 1"
     ) as raised:
         rlflow.run(
             str(tmp_path / "breaking.py"),
@@ -335,7 +335,7 @@ def test_what_only_a_rehearsal_cannot_do_stops_no_run(task, tmp_path):
     (tmp_path / "picky.py").write_text(PICKY)
     picky = rlflow.run(str(tmp_path / "picky.py"), **{**small, "reward": f"{tmp_path}/picky.py:judge"})
     assert (
-        "unproved   picky: a stage takes no scores between 0 and 1: "
+        "unproved   picky: a stage rejects scores between 0 and 1: "
         in (picky.folder / "proof.txt").read_text()
     )
     assert len((picky.folder / "metrics.jsonl").read_text().splitlines()) == 1

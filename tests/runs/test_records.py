@@ -82,7 +82,7 @@ def test_a_log_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path):
         records.metrics(iteration, figures({"a": 1.0}))
         records.timeline(iteration, Outcome(spans=[Span("a", "model", 10.0, 10.5)]))
     records.close()
-    assert said == ["timeline.json cannot be written, the run goes on: it is not a regular file"]
+    assert said == ["timeline.json cannot be written: it is not a regular file; the run continues"]
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
 
 
@@ -105,7 +105,7 @@ def test_what_bounded_a_run_is_kept_unless_it_cannot_be_written(tmp_path):
     (tmp_path / "bounds.txt").mkdir()
     records.bounds("another line", {"bound": 2.0})
     records.close()
-    assert said == ["bounds.txt cannot be written, the run goes on: Is a directory"]
+    assert said == ["bounds.txt cannot be written: Is a directory; the run continues"]
     assert json.loads((tmp_path / "bounds.json").read_text()) == {"bound": 2.0}
 
 

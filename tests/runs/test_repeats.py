@@ -15,7 +15,7 @@ def told(kept):
 
 def test_a_repeat_that_fell_short_is_told_of():
     assert told({"repeat.sampled/kept": 5.0, "repeat.sampled/tries": 10.0}) == [
-        "repeat.sampled: 5 of 8 groups were kept in 10 tries; these are trained on"
+        "repeat.sampled: only 5 of 8 groups were kept in 10 tries; the iteration trains on these"
     ]
 
 

@@ -233,7 +233,7 @@ def test_a_fork_to_other_backends_leaves_behind_the_settings_that_they_do_not_ha
     )
     assert (
         said[0]
-        == "left behind, since the backends have no such setting: --actor.max_num_seqs 8, --tensor_parallel 2"
+        == "dropped, because the new backends have no such setting: --actor.max_num_seqs 8, --tensor_parallel 2"
     )
 
 
@@ -241,7 +241,7 @@ def test_a_fork_to_other_backends_leaves_behind_the_settings_that_they_do_not_ha
 def test_a_fork_to_a_backend_with_other_weights_says_what_does_not_fit(sums, before, after):
     first = run("grpo", {**sums, "backend": before, "iterations": 1}, "first").folder
     with pytest.raises(
-        PlanError, match="weights of 'actor' in the checkpoint are not those of the model"
+        PlanError, match="weights of 'actor' in the checkpoint do not fit the model"
     ) as refused:
         resume.fork(first, {"iterations": 2, "backend": after, "name": "other"}, Quiet())
     assert "steps" in refused.value.problems[0].found

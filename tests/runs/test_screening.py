@@ -82,7 +82,7 @@ def test_they_stop_a_run_before_it_begins_as_the_page_shows(poisoned, tmp_path, 
 def test_a_token_at_which_no_reply_can_end_stops_a_run_before_it_begins(task, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        PlanError, match=r"(?s)is to end at tokens that the model in \S+ does not have.*stop_token_ids 9999"
+        PlanError, match=r"(?s)has stop tokens that the model in \S+ does not have.*stop_token_ids 9999"
     ):
         rlflow.run("grpo", **task, **{"actor.generate.stop_token_ids": [9999]})
     assert not (tmp_path / "runs").exists()

@@ -211,7 +211,7 @@ def test_a_resumed_run_is_given_its_secrets_again(tmp_path):
         "hp.api_key": CANARY,
     }
     rlflow.run(f"{tmp_path}/tells.py", **keywords)
-    with pytest.raises(PlanError, match="does not keep --hp.api_key, which is a secret"):
+    with pytest.raises(PlanError, match="did not record --hp.api_key, because it is a secret"):
         resume(tmp_path / "told", {"iterations": 2}, Quiet())
     assert resume(tmp_path / "told", {"iterations": 2, "hp.api_key": CANARY}, Quiet()).iterations == 2
 

@@ -127,7 +127,7 @@ def test_a_run_that_is_done_says_what_more_iterations_are(tmp_path):
         name="done",
         threads=torch.get_num_threads(),
     )
-    with pytest.raises(PlanError, match=r"(?s)2 done, 1 asked for.*--iterations above 2.*rlflow export"):
+    with pytest.raises(PlanError, match=r"(?s)2 done, 1 configured.*--iterations above 2.*rlflow export"):
         resume(tmp_path / "done", {"iterations": 1}, Quiet())
 
 

@@ -81,7 +81,7 @@ def test_the_flags_of_a_run_reach_the_flow():
 def test_scores_of_a_reward_that_the_flow_weighs_come_without_their_weight():
     specs = (parse_reward("task:3"),)
     assert [spec.weight for spec in unweighted("rewards_0", specs, own=False)] == [1.0]
-    with pytest.raises(PlanError, match="sees no weight of --rewards_0.reward"):
+    with pytest.raises(PlanError, match="cannot see the weight of --rewards_0.reward"):
         unweighted("rewards_0", specs, own=True)
     assert unweighted("rewards_0", (parse_reward("task"),), own=True)
 

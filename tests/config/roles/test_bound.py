@@ -127,11 +127,11 @@ def test_a_class_that_returns_no_capabilities_is_named_with_what_to_do():
         def capabilities(self, settings, device):
             return Capabilities()
 
-    with pytest.raises(PlanError, match=r"Forgets does not say what it can do(?s:.*)gave None"):
+    with pytest.raises(PlanError, match=r"Forgets does not declare its capabilities(?s:.*)returned None"):
         capabilities(Forgets, object(), "cpu")
     with pytest.raises(
         PlanError,
-        match=r"NotOfTheClass does not say(?s:.*)gave TypeError(?s:.*)remedy: +return .* from a class method",
+        match=r"NotOfTheClass does not declare(?s:.*)returned TypeError(?s:.*)remedy: +return .* from a class method",
     ):
         capabilities(NotOfTheClass, object(), "cpu")
 

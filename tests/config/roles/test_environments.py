@@ -67,7 +67,7 @@ def test_flags_are_sorted_by_role_and_name():
 
 
 def test_settings_without_an_environment_are_refused():
-    with pytest.raises(PlanError, match=r"--env.topk is a setting of an environment, and there is none"):
+    with pytest.raises(PlanError, match=r"--env.topk is a setting of an environment, but none is given"):
         environments_of(config(**{"env.topk": "3"}).environments)
     with pytest.raises(PlanError, match=r"--actor.env.topk is a setting(?s:.*)--actor.env FILE.py:Class"):
         environments_of(config(**{"actor.env.topk": "3"}).environments)
@@ -185,7 +185,9 @@ def test_the_graph_changes_with_the_environment():
 def test_a_generator_whose_ranks_share_rows_takes_none():
     graph = compile_flow(load_flow(GRPO), None, TraceOptions(environments={"": spec_of()})).graph
     single_rank({"": spec_of()}, graph, {"actor": 1})
-    with pytest.raises(PlanError, match=r"shares its rows among 2 ranks, and has an environment"):
+    with pytest.raises(
+        PlanError, match=r"samples each row on 2 ranks, but its environment needs a single rank"
+    ):
         single_rank({"": spec_of()}, graph, {"actor": 2})
 
 

@@ -89,13 +89,15 @@ def test_a_reward_that_is_named_for_a_set_judges_it_and_is_none_of_trainings(gro
 
 
 def test_without_answers_and_rewards_nothing_judges_a_set_and_the_remedy_names_it(ground):
-    with pytest.raises(PlanError, match="nothing judges the held-out set 'other'") as error:
+    with pytest.raises(PlanError, match="no reward can score the held-out set 'other'") as error:
         judge_of(config(ground, **{"data.other.prompt": "ask"}))
     assert "--data.other.answer FIELD" in error.value.problems[0].remedy
 
 
 def test_a_judge_that_reads_what_the_set_has_not_is_an_error_with_the_flag(ground):
-    with pytest.raises(PlanError, match="reads 'answer', which the held-out set 'other' has not") as error:
+    with pytest.raises(
+        PlanError, match="reads 'answer', which the held-out set 'other' does not have"
+    ) as error:
         judge_of(config(ground, reward=("math@other",), **{"data.other.prompt": "ask"}))
     assert "--data.other.answer FIELD" in error.value.problems[0].remedy
 

@@ -100,7 +100,7 @@ def test_variables_of_the_chat_template_are_given_together_or_one_by_one(values)
 
 @pytest.mark.parametrize("value", ["no", "[1]", "3", '{"a"}'])
 def test_variables_that_are_no_object_are_refused(value):
-    with pytest.raises(PlanError, match="--data.template_kwargs is a JSON object"):
+    with pytest.raises(PlanError, match="--data.template_kwargs must be a JSON object"):
         data_settings({"template_kwargs": value}, ())
 
 

@@ -141,7 +141,7 @@ def test_a_flow_that_asks_after_a_reply_needs_a_template_in_which_a_turn_can_fol
 def test_what_a_template_drops_of_earlier_turns_is_told(templated):
     ((severity, message),) = of_turns(compile_flow(twice).graph, templated("thinks"))
     assert severity == "note"
-    assert r"drops '<think>\n', with which it opens a reply, and thoughts once later turns come" in message
+    assert r"drops '<think>\n', with which it opens a reply, and thoughts when later turns follow" in message
 
 
 def test_an_environment_may_still_say_text_where_no_message_can_follow(templated):

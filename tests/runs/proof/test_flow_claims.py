@@ -31,8 +31,8 @@ SOUND = {
 }
 NUMBERS = {
     "columns": "3 policies, 3 sizes, both signs",
-    "padding": "gradients apart by 0",
-    "holes": "gradients apart by 0",
+    "padding": "gradients differ by 0",
+    "holes": "gradients differ by 0",
 }
 
 
@@ -49,9 +49,9 @@ def test_a_sound_flow_has_these_claims_all_proved_with_their_lines_and_numbers(p
     numbers = {claim.name: claim.number for claim in claims}
     assert all(numbers[each] == number for each, number in NUMBERS.items() if each in numbers)
     if name == "grpo":
-        assert numbers["reward-reaches"].startswith("6 sets of scores, gradients apart by up to ")
+        assert numbers["reward-reaches"].startswith("6 sets of scores; gradients differ by up to ")
         assert numbers["reward-direction"].endswith(" over 5 other sets of scores")
-        assert numbers["reward-place"].endswith(" there, by 0 elsewhere")
+        assert numbers["reward-place"].endswith(" for these rows, by 0 for others")
 
 
 def rows(tokens, axis=None, **more):
@@ -121,8 +121,8 @@ def test_a_rehearsal_ends_before_a_stage_with_side_effects_and_accuses_nothing_o
         claims = list(FlowClaims(rehearsals(context)).claims())
     assert (
         str(claims[0])
-        == f"unproved   parts: stage 'noted' has side effects ({tmp_path / 'parts.py'}:20; the rehearsal "
-        "ends before it)"
+        == f"unproved   parts: stage 'noted' has side effects ({tmp_path / 'parts.py'}:20; the dry run "
+        "stops before it)"
     )
     verdicts = {(claim.name, claim.subject): claim.verdict for claim in claims}
     assert verdicts["reward-direction", "actor.update"] == "proved"

@@ -42,7 +42,7 @@ def test_a_reward_that_gives_no_row_a_score_is_named_with_the_reason():
 def test_missing_scores_are_counted_beside_what_is_known():
     claim = of_rows(JudgedRows("reward", SCORES, SCORES, SCORES), reasons={"judge/raised": "no\n judge"})
     assert claim.number == (
-        "0 of 4 rows have another score where the same rows are judged in another order; 1 have no score; "
+        "0 of 4 rows get a different score if the same rows are shuffled; 1 have no score; "
         "judge/raised: no judge"
     )
     assert of_rows(JudgedRows("reward", SCORES[:3], SCORES[:3], SCORES[:3])).number.endswith(

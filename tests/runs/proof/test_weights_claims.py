@@ -183,7 +183,7 @@ def test_weights_that_do_not_move_are_named_and_then_have_no_direction(claims, u
         (
             {"parameters/a.weight": 1, "parameters/b.weight": 1, "exp_avg/a.weight": 1},
             "falsified",
-            "1 without any: b",
+            "1 without a gradient: b",
         ),
         (
             {
@@ -193,7 +193,7 @@ def test_weights_that_do_not_move_are_named_and_then_have_no_direction(claims, u
                 "exp_avg/b.weight": 0,
             },
             "falsified",
-            "1 zero: b",
+            "1 with a zero gradient: b",
         ),
         ({"parameters/a.weight": 1, "adapters/b.weight": 1, "exp_avg/b.weight": 1}, "proved", "1 parameters"),
         ({"parameters/a.weight": 1}, "unproved", ""),
@@ -216,7 +216,7 @@ def test_a_model_that_is_not_trained_and_changes_is_named(claims, update):
     assert (changed.verdict, changed.subject, changed.number) == (
         "falsified",
         "reference",
-        "log-probs apart by 0.5",
+        "log-probs differ by 0.5",
     )
     assert list(claims.others(update, {})) == []
 
