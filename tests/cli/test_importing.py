@@ -119,8 +119,8 @@ def test_only_a_regular_file_of_bounded_size_is_read(tmp_path, monkeypatch, caps
     Path("large.sh").write_bytes(b"#" * ((1 << 20) + 1))
     Path("binary.sh").write_bytes(bytes(range(256)))
     for name, says in (
-        ("pipe", "no regular file"),
-        ("zero", "no regular file"),
+        ("pipe", "not a regular file"),
+        ("zero", "not a regular file"),
         ("large", "a longer file"),
         ("binary", "start byte"),
     ):

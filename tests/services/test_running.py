@@ -188,7 +188,7 @@ def test_a_death_is_followed_by_a_new_start_up_to_three_times(tmp_path):
         assert state(tmp_path, "search") == "dead"
     (shown,) = served.lines(tmp_path)
     assert shown.startswith(
-        f"search at {urls['search']}: dead, started 4 times: {LITTLE} (prints into services/search.log)"
+        f"search at {urls['search']}: dead, started 4 times: {LITTLE} (log: services/search.log)"
     )
     assert (tmp_path / "services" / "search.log").read_text().count("the little service begins") == 4
 

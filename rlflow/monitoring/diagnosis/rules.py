@@ -69,7 +69,7 @@ RULES: Sequence[Rule] = (
         "the sampler does not follow the trainer (their log-probs differed by {mismatch_first:.2g} per token "
         "at first, and differ by {mismatch:.2g} now)",
         "check the weight transfer to the generator: --verify-every 1 compares the weights after each "
-        "transfer, --canary 1 compares log-probs with them",
+        "transfer, --canary 1 compares log-probs of trainer and generator",
         (Of.ROWS, "policy/mismatch_mean"),
     ),
     Rule(
