@@ -74,7 +74,7 @@ class ChatTemplate:
         The text excludes the end of the turn. Raises PlanError if the template writes the surrounding text
         differently than around a plain reply.
         """
-        whole, plain = self.render([[*messages, message], [*messages, _said(REPLY)]], prompting=False)
+        whole, plain = self.render([[*messages, message], [*messages, _assistant(REPLY)]], prompting=False)
         lead, _, end = plain.partition(REPLY)
         if not whole.startswith(lead):
             raise rewrites(
@@ -103,7 +103,7 @@ class ChatTemplate:
         template may open the requested reply with a thought, or write a space before earlier replies. Raises
         PlanError if the template changes earlier turns when later ones follow.
         """
-        conversations = [[*opening, _said(REPLY), *messages] for messages in later]
+        conversations = [[*opening, _assistant(REPLY), *messages] for messages in later]
         exact = [[*opening, given[0], *messages] for messages in later] if given else []
         before, *texts = self.render([opening, *conversations, *exact])
         for text, written in zip(texts, texts[len(later) :], strict=False):
@@ -116,7 +116,7 @@ class ChatTemplate:
 
         Raises PlanError if the template refuses the conversation.
         """
-        (text,) = self.render([[*opening, _said(REPLY), *more]], prompting)
+        (text,) = self.render([[*opening, _assistant(REPLY), *more]], prompting)
         return text.partition(REPLY)[2]
 
     def dropped(self) -> str:
@@ -126,7 +126,7 @@ class ChatTemplate:
         or refuses such conversations.
         """
         question = [{"role": "user", "content": QUESTION}]
-        replies = [_said(REPLY), _said(f"{QUESTION}{THOUGHT}{REPLY}")]
+        replies = [_assistant(REPLY), _assistant(f"{QUESTION}{THOUGHT}{REPLY}")]
         try:
             before, plain, thoughtful = self.render(
                 [question, *([*question, reply, *question] for reply in replies)]
@@ -297,7 +297,7 @@ def rewrites(folder: Path, before: str, after: str, remedy: str) -> PlanError:
     )
 
 
-def _said(text: str) -> Message:
+def _assistant(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 

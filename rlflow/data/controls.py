@@ -77,16 +77,16 @@ class Controls:
         """Pattern that finds control tokens in a text. Of several that begin alike it finds the longest."""
         return re.compile("|".join(map(re.escape, sorted(self.ids, key=len, reverse=True))) or r"(?!)")
 
-    def hidden(self, said: Sequence[Any], beside: Iterable[str] = ()) -> tuple[list[Any], StandIns]:
+    def hidden(self, content: Sequence[Any], others: Iterable[str] = ()) -> tuple[list[Any], StandIns]:
         """Replace each control token in texts or messages by a placeholder.
 
-        ``beside``: other texts that a template writes; placeholders do not occur in them.
+        ``others``: other texts that a template writes; placeholders do not occur in them.
         """
-        texts = [*_texts(list(said))]
+        texts = [*_texts(list(content))]
         found = dict.fromkeys(match for text in texts for match in self.pattern.findall(text))
         if not found:
-            return list(said), StandIns()
-        used = "\n".join([*texts, *beside])
+            return list(content), StandIns()
+        used = "\n".join([*texts, *others])
         free = (
             mark
             for mark in map(chr, itertools.chain(*PRIVATE))
@@ -95,7 +95,7 @@ class Controls:
         marks = dict(zip(found, free, strict=False))
         hidden = [
             _replaced(each, lambda text: self.pattern.sub(lambda match: marks[match[0]], text))
-            for each in said
+            for each in content
         ]
         return hidden, StandIns({mark: text for text, mark in marks.items()})
 
@@ -239,19 +239,19 @@ def _within(part: Any) -> Any:
     return [_within(each) for each in part] if isinstance(part, list) else part
 
 
-def _texts(said: Any) -> Iterator[str]:
+def _texts(content: Any) -> Iterator[str]:
     """Yield all texts in a nested value, including keys of mappings."""
-    if isinstance(said, str):
-        yield said
-    elif isinstance(said, Mapping | list | tuple):
-        for each in itertools.chain(said, said.values()) if isinstance(said, Mapping) else said:
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, Mapping | list | tuple):
+        for each in itertools.chain(content, content.values()) if isinstance(content, Mapping) else content:
             yield from _texts(each)
 
 
-def _replaced(said: Any, change: Callable[[str], str]) -> Any:
+def _replaced(content: Any, change: Callable[[str], str]) -> Any:
     """Return the nested value with ``change`` applied to each text in it."""
-    if isinstance(said, str):
-        return change(said)
-    if isinstance(said, Mapping):
-        return {change(str(name)): _replaced(value, change) for name, value in said.items()}
-    return [_replaced(each, change) for each in said] if isinstance(said, list | tuple) else said
+    if isinstance(content, str):
+        return change(content)
+    if isinstance(content, Mapping):
+        return {change(str(name)): _replaced(value, change) for name, value in content.items()}
+    return [_replaced(each, change) for each in content] if isinstance(content, list | tuple) else content

@@ -67,9 +67,10 @@ class Dataset:
 
     @property
     def worded(self) -> str:
-        """Describe how prompts go through the chat template, or that messages do not.
+        """Describe the use of the chat template. Empty for data whose prompts are plain text anyway.
 
-        Empty for plain text.
+        Either prompts go through the template, or single messages are plain text because the tokenizer lacks
+        a template.
         """
         folder = getattr(self.encoder, "folder", "")
         if self.alone:
@@ -94,13 +95,13 @@ class Dataset:
         worded = [
             record for record in self.records if self.wording.chat or not isinstance(record.prompt, str)
         ]
-        held = [(record, match[0]) for record in worded if (match := finds(record.question)) is not None]
-        if not held:
+        affected = [(record, match[0]) for record in worded if (match := finds(record.question)) is not None]
+        if not affected:
             return None
-        record, token = held[0]
+        record, token = affected[0]
         return Problem(
             "data-controls",
-            f"{len(held)} of {len(worded)} prompts of {called or self.name} already contain control tokens",
+            f"{len(affected)} of {len(worded)} prompts of {called or self.name} already contain control tokens",
             record.place,
             found=f"{token} in {record.question[:60]!r}",
             expected="a question, which the template formats",

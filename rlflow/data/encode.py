@@ -267,7 +267,7 @@ class TokenizerEncoder:
         Plain text without the tokenizer's first tokens (BOS) gets them; a chat template writes its own.
         Raises PlanError.
         """
-        return self._begun(wordings, self._encode(self.worded(wordings)))
+        return self._with_first(wordings, self._encode(self.worded(wordings)))
 
     def asked(self, texts: Sequence[str | list[Message]], wording: Wording) -> list[list[int]]:
         """Return the token ids of each prompt.
@@ -277,9 +277,9 @@ class TokenizerEncoder:
         """
         hidden, marks = self._hidden(texts)
         wordings = _worded(hidden, wording)
-        return self._begun(wordings, self.controls.encoded(self.worded(wordings), marks, self._encode))
+        return self._with_first(wordings, self.controls.encoded(self.worded(wordings), marks, self._encode))
 
-    def _begun(self, wordings: Sequence[str | list[Message]], rows: list[list[int]]) -> list[list[int]]:
+    def _with_first(self, wordings: Sequence[str | list[Message]], rows: list[list[int]]) -> list[list[int]]:
         """Return the rows. Plain text begins with the tokens that the tokenizer puts before a text."""
         first = self._first
         return [
@@ -301,8 +301,8 @@ class TokenizerEncoder:
         """The control tokens of the tokenizer."""
         return Controls(self.tokenizer, self._template.text if self.chats else "")
 
-    def _hidden(self, said: Sequence[str | list[Message]]) -> tuple[list[Any], StandIns]:
-        return self.controls.hidden(said, (REPLY, self._template.text) if self.chats else ())
+    def _hidden(self, contents: Sequence[str | list[Message]]) -> tuple[list[Any], StandIns]:
+        return self.controls.hidden(contents, (REPLY, self._template.text) if self.chats else ())
 
     def worded(self, wordings: Sequence[str | list[Message]]) -> list[str]:
         """Return the text of each prompt; messages go through the chat template.
@@ -379,11 +379,11 @@ class TokenizerEncoder:
         rendering with a placeholder question and reply. Sampled ids are never encoded again. Raises PlanError
         if the template changes earlier turns when later ones follow.
         """
-        said, marks = (list(texts), StandIns()) if controls else self._hidden(texts)
-        plain = {row: text for row, text in enumerate(said) if isinstance(text, str) and not wording.chat}
+        contents, marks = (list(texts), StandIns()) if controls else self._hidden(texts)
+        plain = {row: text for row, text in enumerate(contents) if isinstance(text, str) and not wording.chat}
         chats: dict[int, list[Message]] = {
             row: [{"role": "user", "content": text}] if isinstance(text, str) else text
-            for row, text in enumerate(said)
+            for row, text in enumerate(contents)
             if row not in plain
         }
         written = [*plain.values(), *(self._turns(list(chats.values()), wording) if chats else [])]

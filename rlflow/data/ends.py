@@ -96,7 +96,7 @@ class Ends:
     def problems(self) -> list[Problem]:
         """Warnings about contradictions between the folder's files."""
         found = (
-            "; ".join(f"{name}: {self._spoken(tokens)}" for name, tokens in self.named.items())
+            "; ".join(f"{name}: {self._described(tokens)}" for name, tokens in self.named.items())
             or "no end token"
         )
         problems, file = [], self.folder / pretrained.GENERATION
@@ -134,7 +134,7 @@ class Ends:
             )
         return problems
 
-    def _spoken(self, tokens: Sequence[int]) -> str:
+    def _described(self, tokens: Sequence[int]) -> str:
         return ", ".join(
             f"{self.words[token]} ({token})" if token in self.words else str(token) for token in tokens
         )

@@ -68,11 +68,11 @@ def faults(
 
     Encodes records together, and one by one only if that fails. ``name``: name of the data set in messages.
     """
-    judge = _Judge(encoder, wording, room, name)
+    checker = _Checker(encoder, wording, room, name)
     by_record: dict[int, Fault] = {}
     for part in _parts(records, index):
-        if not judge.all_sound([records[i] for i in part]):
-            by_record |= {i: fault for i in part if (fault := judge(records[i], i)) is not None}
+        if not checker.all_sound([records[i] for i in part]):
+            by_record |= {i: fault for i in part if (fault := checker(records[i], i)) is not None}
     return by_record
 
 
@@ -83,12 +83,12 @@ def lengths(
 
     The arguments are the same as for ``faults``.
     """
-    judge = _Judge(encoder, wording, room, name)
+    checker = _Checker(encoder, wording, room, name)
     for part in _parts(records, range(len(records))):
         sound = [records[i] for i in part]
-        if not judge.all_sound(sound):
-            sound = [records[i] for i in part if judge(records[i], i) is None]
-        yield from judge.lengths(sound)
+        if not checker.all_sound(sound):
+            sound = [records[i] for i in part if checker(records[i], i) is None]
+        yield from checker.lengths(sound)
 
 
 def _parts(records: Sequence[Record], index: Sequence[int]) -> Iterator[list[int]]:
@@ -119,7 +119,7 @@ def _length(text: str | Sequence[Message]) -> int:
 
 
 @dataclass(frozen=True)
-class _Judge:
+class _Checker:
     """Finds the fault of a record, for one data set and model."""
 
     encoder: Encoder
@@ -240,10 +240,10 @@ def counted(faults: Iterable[Fault]) -> dict[Cause, list[Fault]]:
 
 def spoken(faults: Iterable[Fault]) -> str:
     """Summarise faults: the records of each cause, their places, and the length of the longest."""
-    return "; ".join(_spoken(cause, of_cause) for cause, of_cause in counted(faults).items())
+    return "; ".join(_cause_summary(cause, of_cause) for cause, of_cause in counted(faults).items())
 
 
-def _spoken(cause: Cause, of_cause: Sequence[Fault]) -> str:
+def _cause_summary(cause: Cause, of_cause: Sequence[Fault]) -> str:
     longest = (
         f", the longest of {max(fault.tokens for fault in of_cause)} tokens" if cause == "too_long" else ""
     )
@@ -266,10 +266,10 @@ def _short(places: Sequence[str]) -> Iterator[str]:
         before = path
 
 
-def refused(name: str, faults: Sequence[Fault], judged: int, room: Room) -> PlanError:
+def refused(name: str, faults: Sequence[Fault], checked: int, room: Room) -> PlanError:
     """Return the error for data with faulty records: the first few in full, then a summary.
 
-    ``judged``: how many records were checked.
+    ``checked``: how many records were checked.
     """
     too_long = any(fault.cause == "too_long" for fault in faults)
     shorter = f", --data.max_prompt {room.prompt} drops longer prompts" if too_long and room.prompt else ""
@@ -278,7 +278,7 @@ def refused(name: str, faults: Sequence[Fault], judged: int, room: Room) -> Plan
         by_message.setdefault(fault.problem.message, fault.problem)
     summary = Problem(
         "data-records",
-        f"{len(faults)} of {judged} records of {name} cannot be used",
+        f"{len(faults)} of {checked} records of {name} cannot be used",
         found=spoken(faults),
         expected=str(room) if too_long else "records that every model of the run can read",
         remedy=f"correct them; or --bad-records skip drops and counts them{shorter}",

@@ -164,7 +164,7 @@ class MixedPrompts(Prompts):
         records: list[int] = []
         while len(records) < count:
             ahead = [self._at(source, place) for place in range(cursor, cursor + count - len(records))]
-            self._untold += self._judge(ahead)
+            self._unreported += self._check_records(ahead)
             cursor += len(ahead)
             if usable := [record for record in ahead if record not in self.faults]:
                 records, since = records + usable, cursor

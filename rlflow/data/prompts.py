@@ -38,8 +38,8 @@ class Prompts:
             )
         self.data, self.seed, self.position = data, seed, 0
         self.faults: dict[int, Fault] = {}
-        self._judged = bytearray(len(data))  # 1 for each record that was checked
-        self._untold: deque[Fault] = deque()
+        self._checked = bytearray(len(data))  # 1 for each record that was checked
+        self._unreported: deque[Fault] = deque()
         self._order: tuple[int, np.ndarray] | None = None
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class Prompts:
         position, since = self.position, self.position
         while len(pairs) < count:
             ahead = [(place, self._record(place)) for place in range(position, position + count - len(pairs))]
-            self._untold += self._judge([record for _, record in ahead])
+            self._unreported += self._check_records([record for _, record in ahead])
             position += len(ahead)
             if usable := [pair for pair in ahead if pair[1] not in self.faults]:
                 pairs, since = pairs + usable, position
@@ -77,13 +77,13 @@ class Prompts:
         for start in range(0, len(self), TOGETHER):
             if time.monotonic() > limit:
                 break
-            self._judge(range(start, min(start + TOGETHER, len(self))))
-        return sum(self._judged)
+            self._check_records(range(start, min(start + TOGETHER, len(self))))
+        return sum(self._checked)
 
     def untold(self) -> Iterator[Fault]:
         """Yield the faults of records drawn since the last call, each once."""
-        while self._untold:
-            yield self._untold.popleft()
+        while self._unreported:
+            yield self._unreported.popleft()
 
     def left_out(self, since: Mapping[str, Any]) -> dict[Figure, float]:
         """Return metrics: how many records were skipped since a ``state``, by cause."""
@@ -132,13 +132,13 @@ class Prompts:
             self._order = (epoch, order(len(self), self.seed, epoch))
         return int(self._order[1][place])
 
-    def _judge(self, index: Iterable[int]) -> list[Fault]:
+    def _check_records(self, index: Iterable[int]) -> list[Fault]:
         """Check the records that were not checked before, and return their faults."""
-        new = [record for record in dict.fromkeys(index) if not self._judged[record]]
+        new = [record for record in dict.fromkeys(index) if not self._checked[record]]
         faults = self.data.faulty(new)
         self.faults |= faults
         for record in new:
-            self._judged[record] = 1
+            self._checked[record] = 1
         return list(faults.values())
 
 
