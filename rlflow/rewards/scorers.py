@@ -144,12 +144,12 @@ def math(extract: bool = False) -> Score:
             else verifier.parse(final_answer(completion), parsing_timeout=None)
         )
         score = float(verifier.verify(right, claim, timeout_seconds=None, raise_on_error=True))
-        return {SCORE: score, PRED: _said(claim)} if extract and claim else score
+        return {SCORE: score, PRED: _expression_text(claim)} if extract and claim else score
 
     return scored
 
 
-def _said(claim: Sequence[Any]) -> str:
+def _expression_text(claim: Sequence[Any]) -> str:
     """Return the expression found in a response as text, or an empty string if that fails.
 
     Equal expressions give the same text.

@@ -102,7 +102,7 @@ class EnvironmentPool(WorkerPool["_Calls"]):
         self.failures: dict[str, str] = {}  # cause → message of the first failure
         self.failed: Counter[str] = Counter()  # cause → number of episodes
         self._numbers = itertools.count()
-        self._homes: list[_EnvironmentSlot] = []  # the slots of episodes, by Episode.slot
+        self._episode_slots: list[_EnvironmentSlot] = []  # the slots of episodes, by Episode.slot
 
     def open(
         self, rows: Sequence[Mapping[str, Any]], seeds: Sequence[int]
@@ -146,7 +146,7 @@ class EnvironmentPool(WorkerPool["_Calls"]):
         """End episodes. Returns a score for each episode that has one."""
         if not self.spec.source.ends:
             for episode in episodes:
-                self._homes[episode.slot].forget(episode)
+                self._episode_slots[episode.slot].forget(episode)
             return [{} for _ in episodes]
         return self.call(episodes, [["end", episode.number] for episode in episodes])
 
@@ -160,7 +160,7 @@ class EnvironmentPool(WorkerPool["_Calls"]):
         for place, episode in enumerate(episodes):
             places.setdefault(episode.slot, []).append(place)
         waiting = {
-            slot: self._homes[slot].submit([(episodes[place], calls[place]) for place in own])
+            slot: self._episode_slots[slot].submit([(episodes[place], calls[place]) for place in own])
             for slot, own in places.items()
         }
         for slot, future in waiting.items():
@@ -178,9 +178,9 @@ class EnvironmentPool(WorkerPool["_Calls"]):
     def _start(self, count: int) -> None:
         with self.lock:
             self.check_open()
-            while len(self._homes) < count:
-                self._homes.append(_EnvironmentSlot(self))
-                self.begin(self._homes[-1])
+            while len(self._episode_slots) < count:
+                self._episode_slots.append(_EnvironmentSlot(self))
+                self.begin(self._episode_slots[-1])
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,12 +48,14 @@ class OpenEnvSession:
     def reset(self, prompt: str, answer: str = "", *, seed: int, **fields: Any) -> Any:
         """Start an episode. The server's ``reset`` gets the fields of the record that it accepts."""
         return self._read(
-            self._asked("reset", {"seed": seed, "prompt": prompt, "answer": answer, **fields})["observation"]
+            self._request("reset", {"seed": seed, "prompt": prompt, "answer": answer, **fields})[
+                "observation"
+            ]
         )
 
     def step(self, text: str) -> Turn:
         """Send the model's reply as an action."""
-        result = self._asked("step", {self.action: text})
+        result = self._request("step", {self.action: text})
         done = bool(result.get("done"))
         return Turn(
             says="" if done else self._read(result["observation"]),
@@ -66,7 +68,7 @@ class OpenEnvSession:
         self.socket.send(json.dumps({"type": "close"}))
         self.socket.close()
 
-    def _asked(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    def _request(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
         self.socket.send(json.dumps({"type": kind, "data": data}))
         answer = json.loads(self.socket.recv(left()))
         if answer["type"] == "error":

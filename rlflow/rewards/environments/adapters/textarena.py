@@ -43,22 +43,22 @@ class Game:
             )
         raw = f"{id}-raw"  # without wrappers, which would repeat earlier messages
         self.game, self.chat = arena.make(raw if raw in known else id), chat
-        self.chance: Any = None  # the state of its random generator
+        self.rng_state: Any = None  # the state of its random generator
         self.own_words = arena.ObservationType.PLAYER_ACTION
 
     def reset(self, *, seed: int) -> Any:
         """Start the game."""
-        with self._own_chance():
+        with self._own_rng():
             random.seed(seed)
             self.game.reset(num_players=1, seed=seed)
-            return self._heard()
+            return self._new_messages()
 
     def step(self, text: str) -> Turn:
         """Make a move."""
-        with self._own_chance():
+        with self._own_rng():
             done, _ = self.game.step(action=text)
             if not done:
-                return Turn(says=self._heard())
+                return Turn(says=self._new_messages())
             rewards, facts = self.game.close()
         log = {name: facts[OWN][name] for name in ("turn_count", "invalid_move") if name in facts[OWN]}
         return Turn(
@@ -67,7 +67,7 @@ class Game:
             log={name: float(value) for name, value in log.items()},
         )
 
-    def _heard(self) -> Any:
+    def _new_messages(self) -> Any:
         """Return the game's messages since the last call, without the player's own."""
         _, text = self.game.get_observation()
         if not isinstance(text, str):
@@ -75,17 +75,17 @@ class Game:
         return [{"role": "user", "content": text}] if self.chat else f"\n{text}\n"
 
     @contextmanager
-    def _own_chance(self) -> Iterator[None]:
+    def _own_rng(self) -> Iterator[None]:
         """Use the episode's own random state inside the context.
 
         Games draw from the process's one generator. With a state of its own, a game does not depend on other
         games.
         """
         outer = random.getstate()
-        if self.chance is not None:
-            random.setstate(self.chance)
+        if self.rng_state is not None:
+            random.setstate(self.rng_state)
         try:
             yield
         finally:
-            self.chance = random.getstate()
+            self.rng_state = random.getstate()
             random.setstate(outer)
