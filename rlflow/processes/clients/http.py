@@ -79,9 +79,9 @@ class HttpClient:
 
         ``seconds``: the time for all tries together. Raises Unanswered.
         """
-        return self._patience.answer(partial(self._asked, url, body), seconds)
+        return self._patience.answer(partial(self._try_once, url, body), seconds)
 
-    def _asked(self, url: str, body: bytes, seconds: float) -> bytes:
+    def _try_once(self, url: str, body: bytes, seconds: float) -> bytes:
         """Try a request once. Raises Unanswered."""
         try:
             reply = self.once("POST", url, body, seconds, headers())

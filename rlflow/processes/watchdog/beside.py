@@ -104,7 +104,7 @@ class Watchdog:
         for start in range(STARTS):
             if start:
                 child = self._spawned()
-                self._say(self._run_message + b"".join(map(_folder, self._folders)))
+                self._send(self._run_message + b"".join(map(_folder, self._folders)))
             assert child.stdout is not None
             with child.stdout:
                 child.wait()  # the watchdog forks itself off and continues in the background
@@ -119,7 +119,7 @@ class Watchdog:
         self._run_message = _line(
             {"run": {"folder": str(folder), "path": str(folder.absolute()), "stacks": show_stacks()}}
         )
-        self._say(self._run_message)
+        self._send(self._run_message)
 
     def remove_in_the_end(self, folder: Path) -> None:
         """Register a private folder that the watchdog removes when this process ends in any way.
@@ -127,13 +127,13 @@ class Watchdog:
         Call this before the folder is created; a missing folder does no harm.
         """
         self._folders.append(folder)
-        self._say(_folder(folder))
+        self._send(_folder(folder))
 
     def close(self) -> None:
         """End all processes with this process's tag, remove private folders, and end the watchdog."""
         if self._thread is not None:
             self._over.set()
-            self._say(_line({"end": True}))
+            self._send(_line({"end": True}))
             self._thread.join(CLOSE_SECONDS)
             # Needed if the watchdog was killed too often, or has not ended in time.
             kin.end_all(lambda: kin.marked(self.name) + kin.of_ray(map(str, self._folders)))
@@ -173,13 +173,13 @@ class Watchdog:
         Reports the child to the watchdog, since its environment may lack the process tag. Only the run itself
         handles signals from the terminal.
         """
-        self._say(_line({"fork": os.getpid()}))
+        self._send(_line({"fork": os.getpid()}))
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
 
-    def _say(self, line: bytes) -> None:
+    def _send(self, line: bytes) -> None:
         with contextlib.suppress(OSError):
             os.write(self._commands, line)
 

@@ -74,14 +74,16 @@ class Dog:
     beats: int = -1  # heartbeats at the last check
     # Number of a running node → its seconds so far, without those of a stopped process.
     ran: dict[int, float] = field(default_factory=dict)
-    asked: list[float] = field(default_factory=list)  # for each request to stop, the seconds since then
+    stop_requests: list[float] = field(
+        default_factory=list
+    )  # for each request to stop, the seconds since then
     entries: list[NodeUnderWay] = field(default_factory=list)  # running nodes at the last check
     warned: bool = False  # whether the user was warned that the run will be killed
 
     # -- messages
     # --------------------------------------------------------------------------------------------------------
 
-    def hear(self, message: dict[str, Any]) -> None:
+    def receive(self, message: dict[str, Any]) -> None:
         """Process a message of the watched process.
 
         It reports a run's start, a private folder, a forked child, or the end.
@@ -95,21 +97,21 @@ class Dog:
             self.forks += [(message["fork"], start)] if start else []
         self.ended |= "end" in message
 
-    def signalled(self, numbers: bytes) -> None:
+    def receive_signals(self, numbers: bytes) -> None:
         """Process signals that the process has received.
 
         The first request to stop counts, and a second ctrl-C. Two at once are one ctrl-C that arrived in two
         ways.
         """
         for number in numbers:
-            again = number == signal.SIGINT and self.asked and self.asked[-1] > 2 * TICK
-            if again or (number in STOPPING and not self.asked):
-                self.asked.append(0.0)
+            again = number == signal.SIGINT and self.stop_requests and self.stop_requests[-1] > 2 * TICK
+            if again or (number in STOPPING and not self.stop_requests):
+                self.stop_requests.append(0.0)
 
     # -- judgement
     # --------------------------------------------------------------------------------------------------------
 
-    def look(self, state: str, elapsed: float) -> tuple[int, str] | None:
+    def check(self, state: str, elapsed: float) -> tuple[int, str] | None:
         """Check the process. Returns (exit code, reason) of a run that must be ended, else None.
 
         ``state``: the process's state as reported by the kernel. ``elapsed``: seconds since the last check.
@@ -119,7 +121,7 @@ class Dog:
         self.silent = 0.0 if beats != self.beats else self.silent + elapsed
         self.beats, self.entries = beats, self.board.entries()
         self.ran = {entry.number: self.ran.get(entry.number, 0.0) + elapsed for entry in self.entries}
-        self.asked = [seconds + elapsed for seconds in self.asked]
+        self.stop_requests = [seconds + elapsed for seconds in self.stop_requests]
         if self.silent < SILENT_SECONDS or not self.entries:
             return None
         return self._past_deadline() or self._unresponsive()
@@ -136,7 +138,7 @@ class Dog:
         )
 
     def _unresponsive(self) -> tuple[int, str] | None:
-        waits = [min(seconds, self.silent) for seconds in self.asked]
+        waits = [min(seconds, self.silent) for seconds in self.stop_requests]
         if (waits and waits[0] > ASKED_SECONDS) or (len(waits) > 1 and waits[1] > AGAIN_SECONDS):
             return (
                 INTERRUPTED,
@@ -317,7 +319,7 @@ def watch(dog: Dog, commands: int, signals: int) -> int | None:
     while True:
         poll.poll(TICK * 1000)
         dog.listen()
-        dog.signalled(_read(signals, poll) or b"")
+        dog.receive_signals(_read(signals, poll) or b"")
         if dog.ended:
             dog.clear()
             return None
@@ -325,7 +327,7 @@ def watch(dog: Dog, commands: int, signals: int) -> int | None:
         if status is None or status.state in "ZX" or status.started != dog.started:
             dog.vanished(status if status is not None and status.started == dog.started else None)
             return None
-        if (verdict := dog.look(status.state, now - last)) is not None:
+        if (verdict := dog.check(status.state, now - last)) is not None:
             dog.stop(*verdict)
             return verdict[0]
         last = now
@@ -346,7 +348,7 @@ class Messages:
             *lines, self.torn = (self.torn + data).split(b"\n")
             for line in lines:
                 with contextlib.suppress(ValueError):
-                    self.dog.hear(json.loads(line))
+                    self.dog.receive(json.loads(line))
         return data is None
 
 

@@ -48,15 +48,15 @@ def leaves_at_once() -> bool:
 def seen(number: int) -> None:
     """Report to the launcher that the run has received a signal itself."""
     if number == signal.SIGINT:
-        _tell(SEEN)
+        _report(SEEN)
 
 
 def done(code: int) -> None:
     """Report to the launcher that the run is about to exit with a code."""
-    _tell(DONE, code)
+    _report(DONE, code)
 
 
-def _tell(kind: bytes, value: int = 0) -> None:
+def _report(kind: bytes, value: int = 0) -> None:
     if _pipe is not None:
         with contextlib.suppress(OSError):
             os.write(_pipe, kind + bytes([value]))

@@ -38,7 +38,7 @@ def until(dog, seconds, state="S", beats=False):
     for tick in range(round(seconds / TICK)):
         if beats:
             dog.board.beat()
-        if (verdict := dog.look(state, TICK)) is not None:
+        if (verdict := dog.check(state, TICK)) is not None:
             return verdict, (tick + 1) * TICK
     return None, seconds
 
@@ -58,7 +58,7 @@ def test_one_that_lets_threads_run_ends_by_itself(dog):
 
 @pytest.mark.parametrize("state", ["T", "t"])
 def test_a_stopped_process_passes_no_deadline(dog, state):
-    dog.signalled(bytes([signal.SIGINT]))
+    dog.receive_signals(bytes([signal.SIGINT]))
     with dog.board.during("judge", 3, 2.0):
         assert until(dog, 600, state) == (None, 600)
         assert until(dog, 2.0 + GRACE_SECONDS - TICK)[0] is None
@@ -67,12 +67,12 @@ def test_a_stopped_process_passes_no_deadline(dog, state):
 
 def test_a_time_in_which_the_watchdog_could_not_look_counts_as_two_looks(dog):
     with dog.board.during("judge", 3, 10.0):
-        assert dog.look("S", 1000.0) is None
+        assert dog.check("S", 1000.0) is None
         assert max(dog.ran.values()) == 2 * TICK
 
 
 def test_without_a_node_under_way_nothing_is_late_or_deaf(dog):
-    dog.signalled(bytes([signal.SIGINT, signal.SIGTERM]))
+    dog.receive_signals(bytes([signal.SIGINT, signal.SIGTERM]))
     assert until(dog, 60) == (None, 60)
 
 
@@ -80,7 +80,7 @@ def test_without_a_node_under_way_nothing_is_late_or_deaf(dog):
 def test_a_run_that_does_not_hear_is_ended_soon_after_it_was_asked(dog, capfd, number):
     with dog.board.during("judge", 0, 1800.0):
         until(dog, 30)
-        dog.signalled(bytes([number]))
+        dog.receive_signals(bytes([number]))
         (code, why), when = until(dog, 60)
     assert (code, dog.warned) == (INTERRUPTED, True)
     assert ASKED_SECONDS < when <= ASKED_SECONDS + 2 * TICK
@@ -94,18 +94,18 @@ def test_a_run_that_does_not_hear_is_ended_soon_after_it_was_asked(dog, capfd, n
 def test_asked_twice_it_is_ended_at_once_and_what_comes_twice_at_once_is_once(dog):
     with dog.board.during("judge", 0, 1800.0):
         until(dog, 10)
-        dog.signalled(bytes([signal.SIGINT]))
-        dog.signalled(bytes([signal.SIGINT]))
+        dog.receive_signals(bytes([signal.SIGINT]))
+        dog.receive_signals(bytes([signal.SIGINT]))
         assert until(dog, 2.0)[0] is None
-        dog.signalled(bytes([signal.SIGTERM]))
+        dog.receive_signals(bytes([signal.SIGTERM]))
         assert until(dog, 2.0)[0] is None
-        dog.signalled(bytes([signal.SIGINT]))
+        dog.receive_signals(bytes([signal.SIGINT]))
         assert until(dog, 2.0)[0] is not None
 
 
 def test_one_that_hears_in_between_has_its_time_again(dog):
     with dog.board.during("judge", 0, 1800.0):
-        dog.signalled(bytes([signal.SIGINT]))
+        dog.receive_signals(bytes([signal.SIGINT]))
         for _ in range(5):
             assert until(dog, ASKED_SECONDS - 2 * TICK)[0] is None
             dog.board.beat()
@@ -127,7 +127,7 @@ def test_no_run_is_failed_before_its_node_has_run_for_its_deadline(looks, second
             silent = (
                 0.0 if beat or dog.beats == -1 else silent + (0.0 if state in "Tt" else min(passed, 2 * TICK))
             )
-            verdict = dog.look(state, passed)
+            verdict = dog.check(state, passed)
             assert (verdict is not None) == (ran > seconds + GRACE_SECONDS and silent >= SILENT_SECONDS)
     os.close(dog.board.file)
 
@@ -149,7 +149,7 @@ def test_a_run_that_is_ended_says_so_in_its_status_and_how_to_go_on(dog, tmp_pat
         if iteration < 11:  # the last one is not whole
             (tmp_path / "checkpoints" / file_names.step(iteration, revision) / file_names.MANIFEST).touch()
     with dog.board.during("judge", 12, 1.0):
-        dog.look("S", TICK)
+        dog.check("S", TICK)
         dog.stop(FAILED, "because")
     found = json.loads((tmp_path / "status.json").read_text())
     assert (found["state"], found["iteration"], found["flow"]) == ("failed", 12, "ppo")
