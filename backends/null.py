@@ -173,7 +173,7 @@ class Generator:
 
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
         """Wait the declared time and return token ids computed from the row keys."""
-        sampled = self._made(prompts, sampling)
+        sampled = self._responses(prompts, sampling)
         _take(
             self.settings.generate_seconds
             + self.settings.token_seconds * max(sampled.data["tokens"].row_lengths.tolist(), default=0)
@@ -184,7 +184,7 @@ class Generator:
         self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int
     ) -> Iterator[Batch]:
         """Yield the rows of ``generate`` by length, as if each row got one token at a time."""
-        sampled = self._made(prompts, sampling)
+        sampled = self._responses(prompts, sampling)
         lengths = sampled.data["tokens"].row_lengths.tolist()
 
         def ended() -> Iterator[Tensor]:
@@ -197,7 +197,7 @@ class Generator:
         for rows in chunked(ended(), len(sampled), chunks):
             yield sampled.rows(rows)
 
-    def _made(self, prompts: Batch, sampling: Sampling) -> Batch:
+    def _responses(self, prompts: Batch, sampling: Sampling) -> Batch:
         rows = prompts.repeat(sampling.samples)
         keys = rows.axis.keys
         lengths = 1 + (_row_numbers("length", rows) ** self.settings.tail * self.settings.longest).long()

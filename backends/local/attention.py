@@ -38,7 +38,7 @@ class PackedMask:
 
     def __init__(self, blocks: tuple[Block, ...], visible: Visible | None) -> None:
         self.blocks, self.visible = blocks, visible
-        self._made: dict[tuple[Any, ...], Tensor] = {}
+        self._masks: dict[tuple[Any, ...], Tensor] = {}
 
     def common(self, block: Block, like: Tensor) -> Tensor | None:
         """Return the mask between common tokens: [shared, shared], added to the products; None: causal."""
@@ -64,13 +64,13 @@ class PackedMask:
         if self.visible is None:
             return None
         key = (what, longest, like.dtype)
-        if key not in self._made:
+        if key not in self._masks:
             query, keys = (place.to(like.device) for place in places())
             visible = self.visible(0, 0, query[:, None], keys[None])
-            self._made[key] = like.new_zeros(visible.shape).masked_fill(
+            self._masks[key] = like.new_zeros(visible.shape).masked_fill(
                 ~visible, torch.finfo(like.dtype).min / 2
             )
-        return self._made[key]
+        return self._masks[key]
 
 
 def _positions(block: Block) -> Tensor:

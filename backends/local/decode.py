@@ -132,20 +132,20 @@ class Rows:
     def take(self, index: Tensor) -> Rows:
         """Return the rows at ``index``, which is on the host. Before rows continue from their prompts, a row
         may be taken several times."""
-        there, padded = sent(index, self.places.device), self.padded[index]
+        on_device, padded = sent(index, self.places.device), self.padded[index]
         if self.branches is not None:
-            self.branches.take(there)
+            self.branches.take(on_device)
         else:
             for layer in self.cache.layers:
-                layer.reorder_cache(there)
-        mask = self.mask[there] if self.mask is not None and bool(padded.any()) else None
+                layer.reorder_cache(on_device)
+        mask = self.mask[on_device] if self.mask is not None and bool(padded.any()) else None
         return replace(
             self,
             numbers=self.numbers[index],
-            places=self.places[there],
+            places=self.places[on_device],
             padded=padded,
-            prompt=self.prompt[there],
-            hidden=self.hidden[there],
+            prompt=self.prompt[on_device],
+            hidden=self.hidden[on_device],
             mask=mask,
         )
 
@@ -281,11 +281,11 @@ def can_branch(network: Network) -> bool:
     vocabulary = network.module.get_input_embeddings().weight.shape[0]
     prompts, steps = ([torch.tensor(row) % vocabulary for row in rows] for rows in TRIAL)
     try:
-        apart, together = (
+        single, together = (
             prefill(network, prompts, len(steps)).go_on(OF, branch) for branch in (False, True)
         )
         pairs = [
-            [advance(network, rows, token, step).double() for rows in (apart, together)]
+            [advance(network, rows, token, step).double() for rows in (single, together)]
             for step, token in enumerate(steps)
         ]
     # a model that requires a tensor as its mask

@@ -27,24 +27,24 @@ def add_by_rows(network: Network) -> None:
     tied = network.kind == "logprobs" and embeddings.weight is head.weight and embeddings.weight.requires_grad
     if tied and network.vocabulary >= LARGE and network.device.type == "cpu":
         embeddings.sparse = True
-        lent: list[Tensor] = []  # the parameter, while the other leaf replaces it
-        embeddings.register_forward_pre_hook(partial(_lend, lent))
-        embeddings.register_forward_hook(partial(_take_back, lent), always_call=True)
+        replaced: list[Tensor] = []  # the parameter, while the other leaf replaces it
+        embeddings.register_forward_pre_hook(partial(_replace, replaced))
+        embeddings.register_forward_hook(partial(_restore, replaced), always_call=True)
 
 
-def _lend(lent: list[Tensor], embeddings: Any, _inputs: Any) -> None:
+def _replace(replaced: list[Tensor], embeddings: Any, _inputs: Any) -> None:
     """Replace the parameter by another leaf, bypassing Module.__setattr__, which accepts only parameters."""
     weight = embeddings.weight
     if torch.is_grad_enabled() and weight.requires_grad:
         leaf = weight.detach().requires_grad_()
         leaf.register_post_accumulate_grad_hook(partial(_add_rows, weight))
-        lent.append(weight)
+        replaced.append(weight)
         embeddings._parameters["weight"] = leaf
 
 
-def _take_back(lent: list[Tensor], embeddings: Any, _inputs: Any, _outputs: Any) -> None:
-    if lent:
-        embeddings._parameters["weight"] = lent.pop()
+def _restore(replaced: list[Tensor], embeddings: Any, _inputs: Any, _outputs: Any) -> None:
+    if replaced:
+        embeddings._parameters["weight"] = replaced.pop()
 
 
 def _add_rows(weight: Tensor, leaf: Tensor) -> None:

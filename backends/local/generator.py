@@ -20,7 +20,7 @@ from rlflow.backends.local.endings import Endings, ends_of_call, eos_of
 from rlflow.backends.local.head import read_few_rows
 from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
 from rlflow.backends.local.network import Network, load_network
-from rlflow.backends.local.offload import Away
+from rlflow.backends.local.offload import OffloadedParts
 from rlflow.backends.local.room import check_room, longest
 from rlflow.backends.local.sequences import longest_row, sequences
 from rlflow.backends.local.settings import GeneratorSettings
@@ -63,7 +63,7 @@ class Generator:
         self.tokenizer = load_tokenizer(spec.folder)
         self.eos = eos_ids(spec, self.network, self.tokenizer)
         self.version = 0
-        self.away = Away()
+        self.offloaded = OffloadedParts()
 
     @classmethod
     def capabilities(cls, settings: GeneratorSettings, device: str) -> Capabilities:
@@ -175,12 +175,12 @@ class Generator:
 
     def sleep(self, *parts: str) -> None:
         """Free the memory of the weights, as the trainer does."""
-        self.away.put("weights", self.network.held())
+        self.offloaded.put("weights", self.network.held())
         self.network.asleep = True
 
     def wake(self, *parts: str) -> None:
         """Restore the weights, bit for bit."""
-        self.away.back("weights")
+        self.offloaded.back("weights")
         self.network.asleep = False
 
     def _batches(self, prompts: Batch, rows: int, sampling: Sampling) -> Iterator[Tensor]:
@@ -224,12 +224,12 @@ class Generator:
         rows = [
             row[:length] for row, length in zip(drawn.tokens.tolist(), drawn.lengths.tolist(), strict=True)
         ]
-        said = completions(self.tokenizer, rows, self.eos, sampling.skip_special_tokens)
+        responses = completions(self.tokenizer, rows, self.eos, sampling.skip_special_tokens)
         finish = (
             "stop" if stopped and not sampling.lengths else "length" for stopped in drawn.stopped.tolist()
         )
         return {
-            "completion": Data(Kind(Level.TEXT), tuple(said)),
+            "completion": Data(Kind(Level.TEXT), tuple(responses)),
             "finish": Data(Kind(Level.TEXT), tuple(finish)),
         }
 
@@ -250,8 +250,11 @@ def _rows(prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Axis:
 
 def _take(out: Drawn, rows: Tensor, drawn: Drawn, done: Tensor) -> None:
     """Copy the rows ``done`` of a batch to their places among all rows."""
-    there = sent(done, drawn.tokens.device)
-    out.tokens[rows[done]], out.logprobs[rows[done]] = drawn.tokens[there].cpu(), drawn.logprobs[there].cpu()
+    on_device = sent(done, drawn.tokens.device)
+    out.tokens[rows[done]], out.logprobs[rows[done]] = (
+        drawn.tokens[on_device].cpu(),
+        drawn.logprobs[on_device].cpu(),
+    )
     out.lengths[rows[done]], out.stopped[rows[done]] = drawn.lengths[done], drawn.stopped[done]
 
 

@@ -65,12 +65,12 @@ def add_adapters(module: Any, settings: TrainerSettings) -> None:
 def beginnings(module: Any, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (adapter weight, initial value). A is drawn from ``seed`` and B is zero, so the model is
     unchanged at first."""
-    chance = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     for layer in adapted(module).values():
         a, b = layer.lora_A[ADAPTER].weight.detach(), layer.lora_B[ADAPTER].weight.detach()
         yield (
             a,
-            nn.init.kaiming_uniform_(torch.empty(a.shape, dtype=a.dtype), a=math.sqrt(5), generator=chance),
+            nn.init.kaiming_uniform_(torch.empty(a.shape, dtype=a.dtype), a=math.sqrt(5), generator=rng),
         )
         yield b, torch.zeros(b.shape, dtype=b.dtype)
 

@@ -174,9 +174,9 @@ class Network:
     def share(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
         """Compute from now on with these tensors of another copy of the model, by name, instead of the own
         weights. Tensors of another dtype or device are ignored."""
-        lent, own = dict(tensors), self.module.state_dict(keep_vars=True)
+        shared, own = dict(tensors), self.module.state_dict(keep_vars=True)
         for names, _ in self.own():
-            tensor = next((lent[name] for name in names if name in lent), None)
+            tensor = next((shared[name] for name in names if name in shared), None)
             for name in names:
                 if tensor is not None and (tensor.dtype, tensor.device) == (
                     own[name].dtype,
@@ -386,7 +386,7 @@ def load_whole(
             kind, spec.folder, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
     if other := sorted(
-        f"{name} {list(there)}, not {list(wanted)}" for name, there, wanted in info["mismatched_keys"]
+        f"{name} {list(found)}, not {list(wanted)}" for name, found, wanted in info["mismatched_keys"]
     ):
         raise PlanError.of(
             "weights-shape",

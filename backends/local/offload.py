@@ -32,7 +32,7 @@ class Stored:
     hosted: list[Tensor]
 
 
-class Away:
+class OffloadedParts:
     """The offloaded parts of one owner, by name."""
 
     def __init__(self) -> None:

@@ -43,11 +43,11 @@ def can_pack(network: Network) -> bool:
     if "position_ids" not in network.takes:
         return False
     try:
-        apart, together, own, common = (_tried(network, layout, rows) for layout, rows in TRIALS)
+        single, together, own, common = (_tried(network, layout, rows) for layout, rows in TRIALS)
     # a model that requires a tensor as its mask
     except (AttributeError, RuntimeError, TypeError, ValueError):
         return False
-    close = all(alike(network, one, other) for one, other in zip(together, apart, strict=True))
+    close = all(alike(network, one, other) for one, other in zip(together, single, strict=True))
     return (
         close
         and _changed(together, own) == [True, False, False]

@@ -74,8 +74,8 @@ def _fix(layer: Any, kind: str | None, long: bool) -> None:
 
 
 def _check_fixed(layer: Any, kind: str | None, far: int) -> None:
-    alone, beside = _call(layer, kind, [0, 1]), _call(layer, kind, [0, 1, far])
-    if not torch.allclose(alone, beside[..., :2, :]):
+    alone, with_longer = _call(layer, kind, [0, 1]), _call(layer, kind, [0, 1, far])
+    if not torch.allclose(alone, with_longer[..., :2, :]):
         raise PlanError.of(
             "rotary",
             f"{type(layer).__name__} chooses rotations by the longest row of a batch, in an unknown way",

@@ -22,7 +22,7 @@ from rlflow.backends.local.heap import HEAP
 from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
 from rlflow.backends.local.lora import digest, is_adapter
 from rlflow.backends.local.network import Network, as_it_is, checkpoint_layers, load_network
-from rlflow.backends.local.offload import Away
+from rlflow.backends.local.offload import OffloadedParts
 from rlflow.backends.local.packing import packed
 from rlflow.backends.local.passes import can_pack, hidden_states
 from rlflow.backends.local.sequences import Sequences, longest_row, sequences
@@ -70,7 +70,7 @@ class Trainer:
         )
         self.steps = 0
         self.cached = CachedForward()
-        self.away = Away()
+        self.offloaded = OffloadedParts()
         self.optimizer = self._optimizer() if spec.trained else None
         if spec.trained and self.settings.gradient_checkpointing:
             checkpoint_layers(self.network.module)
@@ -391,14 +391,14 @@ class Trainer:
         for part in parts or self.can.movable:
             if part == "weights":
                 self.cached.drop()
-            self.away.put(part, self._tensors(part))
-            self.network.asleep = "weights" in self.away
+            self.offloaded.put(part, self._tensors(part))
+            self.network.asleep = "weights" in self.offloaded
 
     def wake(self, *parts: str) -> None:
         """Restore freed parts, bit for bit."""
         for part in parts or self.can.movable:
-            self.away.back(part)
-            self.network.asleep = "weights" in self.away
+            self.offloaded.back(part)
+            self.network.asleep = "weights" in self.offloaded
 
     def _tensors(self, part: str) -> Iterator[Tensor]:
         """Yield the tensors of a part that are in this process's memory."""
@@ -410,7 +410,7 @@ class Trainer:
             )
 
     def _check_optimizer(self) -> None:
-        if "optimizer" in self.away:
+        if "optimizer" in self.offloaded:
             raise ValueError("found optimizer state that is asleep, expected wake() before it is used")
 
     def _optimizer(self) -> torch.optim.AdamW:

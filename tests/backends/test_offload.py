@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlflow.backends.local.offload import Away
+from rlflow.backends.local.offload import OffloadedParts
 
 LARGE = 24 << 20  # bytes above which malloc gives memory back to the system at once
 
@@ -22,11 +22,11 @@ def resident():
 
 def test_the_memory_of_a_process_shrinks_and_its_bits_come_back():
     one = torch.arange(2 * LARGE // 4, dtype=torch.float32)
-    copy, before, away = one.clone(), resident(), Away()
-    assert away.put("weights", [one]) == one.nbytes
+    copy, before, offloaded = one.clone(), resident(), OffloadedParts()
+    assert offloaded.put("weights", [one]) == one.nbytes
     assert one.untyped_storage().nbytes() == 0
     assert resident() < before - LARGE
-    assert away.back("weights") == one.nbytes
+    assert offloaded.back("weights") == one.nbytes
     assert torch.equal(one, copy)
 
 
@@ -38,7 +38,7 @@ def test_memory_between_other_memory_goes_back_too():
             ctypes.CDLL(None).mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD: all of it from the heap
             one, above = torch.ones(2 * LARGE // 4), torch.ones(LARGE // 4)
             before = resident()
-            Away().put("weights", [one])
+            OffloadedParts().put("weights", [one])
             code = int(not (resident() < before - LARGE and above.sum() == len(above)))
         finally:
             os._exit(code)
@@ -48,9 +48,9 @@ def test_memory_between_other_memory_goes_back_too():
 def test_views_and_ties_know_each_other_as_before():
     flat = torch.arange(12, dtype=torch.float64)
     matrix, tied = flat.view(3, 4)[:, 1:], flat[3:]
-    away = Away()
-    assert away.put("weights", [matrix, tied]) == flat.nbytes
-    away.back("weights")
+    offloaded = OffloadedParts()
+    assert offloaded.put("weights", [matrix, tied]) == flat.nbytes
+    offloaded.back("weights")
     assert torch.equal(flat, torch.arange(12, dtype=torch.float64))
     flat[5] = -1
     assert matrix[1, 0] == tied[2] == -1
@@ -63,9 +63,9 @@ def test_memory_that_torch_cannot_give_back_becomes_its_own_first(tmp_path):
     mapped = load_file(tmp_path / "mapped.safetensors")
     learning = torch.nn.Parameter(mapped["a"])
     assert not learning.untyped_storage().resizable()
-    away = Away()
-    assert away.put("weights", [learning, mapped["b"]]) == 4006
-    away.back("weights")
+    offloaded = OffloadedParts()
+    assert offloaded.put("weights", [learning, mapped["b"]]) == 4006
+    offloaded.back("weights")
     assert torch.equal(learning, torch.arange(1000.0))
     assert mapped["b"].tolist() == [1, 1, 1]
 
@@ -74,27 +74,31 @@ def test_what_is_away_is_in_no_file_with_a_name_and_nothing_goes_where_there_is_
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    one, away = torch.ones(1000), Away()
-    away.put("weights", [one])
+    one, offloaded = torch.ones(1000), OffloadedParts()
+    offloaded.put("weights", [one])
     assert list(tmp_path.iterdir()) == []
-    assert (away.put("weights", [one]), away.back("optimizer"), away.back("weights")) == (0, 0, 4000)
+    assert (offloaded.put("weights", [one]), offloaded.back("optimizer"), offloaded.back("weights")) == (
+        0,
+        0,
+        4000,
+    )
     monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
     with pytest.raises(OSError, match="gone"):
-        away.put("weights", [one])
+        offloaded.put("weights", [one])
     assert torch.equal(one, torch.ones(1000))
 
 
 def test_where_the_disk_is_full_nothing_is_freed(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    one, away = torch.ones(1 << 18), Away()
+    one, offloaded = torch.ones(1 << 18), OffloadedParts()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
     try:
         with pytest.raises(OSError, match=f"no space for model parts in {tmp_path}"):
-            away.put("weights", [one])
+            offloaded.put("weights", [one])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
-    assert "weights" not in away
+    assert "weights" not in offloaded
     assert torch.equal(one, torch.ones(1 << 18))
