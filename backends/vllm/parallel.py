@@ -30,7 +30,7 @@ class EngineRank:
     run: str  # equal on all ranks of the pool, and different in other pools
 
     @staticmethod
-    def taken(size: int) -> EngineRank:
+    def of_pool(size: int) -> EngineRank:
         """Return this rank's place among the ranks of torch's default group. Every rank of the pool must call
         it. Raises PlanError if engines of that size do not fill the pool."""
         grouped = dist.is_available() and dist.is_initialized()

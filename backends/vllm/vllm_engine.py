@@ -33,30 +33,30 @@ from rlflow.errors import PlanError, listed
 from rlflow.training.protocols import ModelSpec, Sampling
 
 
-def installed(runner: Any) -> bool:
+def draw_by_row_seed(runner: Any) -> bool:
     """Make this model runner draw as the local backend does. Return False for vLLM's newer runner, which
     exists only on GPUs: its noise already is a function of a row's seed and the token's position."""
     sampler = getattr(runner.sampler, "topk_topp_sampler", None)
     if sampler is None:
         return False
-    sampler.forward = functools.partial(_drawn, runner)
+    sampler.forward = functools.partial(_draw, runner)
     return True
 
 
-def told(seed: int) -> dict[str, int]:
+def seed_arguments(seed: int) -> dict[str, int]:
     """Return the extra arguments of a request that carry the row's seed to the runner's sampler."""
     return {"seed": signed(seed)}
 
 
-def _drawn(runner: Any, logits: Tensor, generators: Any, top_k: Any, top_p: Any) -> tuple[Tensor, Tensor]:
+def _draw(runner: Any, logits: Tensor, generators: Any, top_k: Any, top_p: Any) -> tuple[Tensor, Tensor]:
     """Return the tokens, int64 [rows], and the log-probs that they are drawn from, [rows, vocabulary].
 
     logits: already divided by the temperature. vLLM also calls this for rows whose prompt is not yet
     complete, and discards the result. All rows of a step belong to one call of ``generate`` with one set of
     sampling options."""
     rows = [runner.requests[name] for name in runner.input_batch.req_ids]
-    asked = rows[0].sampling_params
-    logprobs = truncated(logits, asked.top_k, asked.top_p).log_softmax(-1, dtype=torch.float32)
+    options = rows[0].sampling_params
+    logprobs = truncated(logits, options.top_k, options.top_p).log_softmax(-1, dtype=torch.float32)
     uniform = uniforms_at(
         [row.sampling_params.extra_args["seed"] for row in rows], [len(row.output_token_ids) for row in rows]
     )
@@ -97,7 +97,7 @@ class VllmEngine:
     """One rank's worker of an engine."""
 
     def __init__(self, spec: ModelSpec, settings: GeneratorSettings, architectures: Iterable[str]) -> None:
-        self.seat = EngineRank.taken(settings.tensor_parallel)
+        self.seat = EngineRank.of_pool(settings.tensor_parallel)
         with prepared(spec.device, **self.seat.variables(spec.device)):
             self.vllm = imported(spec.device)
             keep_groups()
@@ -110,7 +110,7 @@ class VllmEngine:
         self.seat.drop_segments()
         self.seat.check_group()
         self.direct = live(self.module)
-        self.draws = installed(self.llm.model_executor.driver_worker.worker.model_runner)
+        self.draws = draw_by_row_seed(self.llm.model_executor.driver_worker.worker.model_runner)
         self.version = 0
         self._names = itertools.count()
         self._calls, self._line, self._between = threading.Lock(), threading.Lock(), threading.Lock()
@@ -119,7 +119,7 @@ class VllmEngine:
         try:
             self.answers()
         except RuntimeError as error:  # the first step fails if vLLM lacks a kernel
-            raise refused(spec, error) from error
+            raise refusal(spec, error) from error
 
     def _started(self, spec: ModelSpec, settings: GeneratorSettings) -> Any:
         arguments = importlib.import_module("vllm.engine.arg_utils").EngineArgs(
@@ -128,7 +128,7 @@ class VllmEngine:
         try:
             return importlib.import_module("vllm.v1.engine.llm_engine").LLMEngine.from_engine_args(arguments)
         except (ValueError, AssertionError, NotImplementedError) as error:
-            raise refused(spec, error) from error
+            raise refusal(spec, error) from error
 
     def _arguments(self, spec: ModelSpec, settings: GeneratorSettings) -> dict[str, Any]:
         cpu = spec.device == "cpu"
@@ -243,7 +243,7 @@ class VllmEngine:
             max_tokens=sampling.max_tokens,
             min_tokens=sampling.min_tokens,
             seed=None if self.draws else seed,
-            extra_args=told(seed),
+            extra_args=seed_arguments(seed),
             stop_token_ids=list(eos),
             ignore_eos=True,
             logprobs=0,
@@ -346,7 +346,7 @@ def whole(drawing: Iterable[Sequence[Row]]) -> Sequence[Row]:
     return deque(drawing, maxlen=1).pop()
 
 
-def settled(rows: Sequence[Row], at_once: int) -> list[int]:
+def ended_in_order(rows: Sequence[Row], at_once: int) -> list[int]:
     """Return the ended rows in an order that does not depend on which step ended which row. The first
     ``at_once`` rows come first, by length; among equal lengths, stopped rows first, then by number. Rows that
     an unfinished row may still precede are not returned."""
@@ -362,7 +362,7 @@ def settled(rows: Sequence[Row], at_once: int) -> list[int]:
     return [key[-1] for key in sorted(ended) if key < open_from]
 
 
-def refused(spec: ModelSpec, error: Exception) -> PlanError:
+def refusal(spec: ModelSpec, error: Exception) -> PlanError:
     """Return the error for a model or settings that vLLM refuses."""
     return PlanError.of(
         "vllm-engine",
@@ -390,7 +390,7 @@ def load_weights(module: Any, weights: Iterator[tuple[str, Tensor]]) -> None:
     """Write weights in place with the model's own loader."""
     at = "the first"
 
-    def told() -> Iterator[tuple[str, Tensor]]:
+    def noted() -> Iterator[tuple[str, Tensor]]:
         nonlocal at
         for name, tensor in weights:
             at = f"{name} {list(tensor.shape)}"
@@ -398,7 +398,7 @@ def load_weights(module: Any, weights: Iterator[tuple[str, Tensor]]) -> None:
 
     try:
         with torch.no_grad():
-            loaded = module.load_weights(told())
+            loaded = module.load_weights(noted())
     except (KeyError, ValueError, AssertionError, RuntimeError) as error:
         raise ValueError(
             f"receive: vLLM rejects these weights, at {at}: {type(error).__name__}: {str(error)[:200]}"

@@ -203,7 +203,7 @@ def learn_shares(
         for _ in range(idle):
             engine.idle(loss.new)
         steps.add(engine.step(), engine.peers.total(objective), share.totals.rows)
-    return Learned(meters.loss.taken(), meters.signal.taken(), steps.result())
+    return Learned(meters.loss.rank_totals(), meters.signal.rank_totals(), steps.result())
 
 
 def _padded(tokens: int) -> Callable[[Batch, Sequence[Tensor]], Iterable[list[Tensor]]]:
@@ -249,14 +249,14 @@ def _backward(
                 )
             )
         elif len(index):
-            weights, there = (
+            weights, on_device = (
                 row_weights(counts[index], term.mean, totals.of_loss(number)),
                 index.to(engine.device),
             )
             own = rows.rows(index)
             width = own["tokens"].shape[1]
             shares.append(
-                _share(term, own, new.rows(there, width), mask[there, :width], weights, meters.loss)
+                _share(term, own, new.rows(on_device, width), mask[on_device, :width], weights, meters.loss)
             )
     share = sum(shares[1:], shares[0])
     engine.backward(share)

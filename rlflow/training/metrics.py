@@ -61,9 +61,9 @@ class Meter:
 
     def result(self) -> dict[str, float]:
         """Return name → mean or maximum; see ``reported``."""
-        return reported(self.taken())
+        return reported(self.rank_totals())
 
-    def taken(self) -> dict[str, Totals]:
+    def rank_totals(self) -> dict[str, Totals]:
         """Return the totals of this rank; ``added`` sums the totals of several ranks."""
         return {name: tuple(totals.tolist()) for name, totals in self.totals.items()}
 

@@ -99,22 +99,22 @@ def _filled(
     units: Sequence[Tensor], family_of: dict[int, Family], own: dict[int, int], room: int
 ) -> Iterator[list[Tensor]]:
     together: list[Tensor] = []
-    there: set[int] = set()
+    counted: set[int] = set()
     used: float = math.inf
     for unit in units:
         members = unit.tolist()
         new = {
-            id(family_of[row]): family_of[row].shared for row in members if id(family_of[row]) not in there
+            id(family_of[row]): family_of[row].shared for row in members if id(family_of[row]) not in counted
         }
         added = sum(new.values()) + sum(own[row] for row in members)
         if used + added > room:
             if together:
                 yield together
-            together, there, used = [], set(), 0
+            together, counted, used = [], set(), 0
             new = {id(family_of[row]): family_of[row].shared for row in members}
             added = sum(new.values()) + sum(own[row] for row in members)
         together.append(unit)
-        there |= new.keys()
+        counted |= new.keys()
         used += added
     if together:
         yield together

@@ -33,7 +33,7 @@ def read_config(folder: Path, **options: Any) -> Any:
     from transformers import AutoConfig
 
     check(folder)
-    never_ask()
+    refuse_folder_code()
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
     except Exception as error:
@@ -86,7 +86,7 @@ def read_tokenizer(folder: Path) -> Any:
     transformers."""
     from transformers import AutoTokenizer
 
-    never_ask()
+    refuse_folder_code()
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
@@ -106,7 +106,7 @@ def read_model(kind: Any, folder: Path, **options: Any) -> Any:
     """Return a model of the Auto class ``kind``; with ``output_loading_info``, a pair. Raises PlanError as
     ``read_config`` does."""
     check(folder)
-    never_ask()
+    refuse_folder_code()
     try:
         return kind.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, **options
@@ -119,7 +119,7 @@ def read_model(kind: Any, folder: Path, **options: Any) -> Any:
 
 def empty_model(kind: Any, config: Any, dtype: Any) -> Any:
     """Return a model of the Auto class ``kind`` with random weights."""
-    never_ask()
+    refuse_folder_code()
     return kind.from_config(config, dtype=dtype, trust_remote_code=False)
 
 
@@ -222,7 +222,7 @@ def parses_responses(folder: Path) -> bool:
     return any(own.get(name) for name in PARSERS)
 
 
-def never_ask() -> None:
+def refuse_folder_code() -> None:
     """Make transformers refuse code of a folder in this process instead of asking on standard input, for
     calls without ``trust_remote_code``."""
     from transformers import dynamic_module_utils
@@ -280,9 +280,9 @@ def _check_weights(folder: Path) -> None:
     ]
     # an index may name pickles
     elsewhere = sorted({name for name in named if not name.endswith(".safetensors")})
-    there = (folder / WEIGHTS).is_file() or ((folder / INDEX).is_file() and not elsewhere)
+    readable = (folder / WEIGHTS).is_file() or ((folder / INDEX).is_file() and not elsewhere)
     pickles = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLES)
-    if not there and (pickles or elsewhere):
+    if not readable and (pickles or elsewhere):
         raise PlanError.of(
             "model-pickles",
             f"the model folder '{folder}' has no weights that can be loaded without running code",

@@ -5,7 +5,7 @@ import pytest
 from rlflow.author.batch import Axis
 from rlflow.backends.local.tokenizer import load_tokenizer
 from rlflow.backends.vllm.generator import batch_of, token_column
-from rlflow.backends.vllm.vllm_engine import Row, settled
+from rlflow.backends.vllm.vllm_engine import Row, ended_in_order
 from rlflow.training.protocols import Sampling
 
 EOS = 1
@@ -23,15 +23,15 @@ def test_a_row_grows_to_the_token_that_stops_it_and_no_further():
     assert (row.tokens, row.logprobs, row.versions) == ([4, 5, 6, 7], [-0.5, -0.25, -1.0, -2.0], [3, 3, 4, 4])
 
 
-def test_rows_are_settled_once_none_can_come_before_them():
+def test_rows_are_given_once_none_can_come_before_them():
     rows = [Row(tokens=[0] * length, ended=True) for length in (3, 2, 2, 4, 1)]
     rows[1].ended = False
-    assert settled(rows, 4) == [2]  # the second may still end with three tokens, as the first has
+    assert ended_in_order(rows, 4) == [2]  # the second may still end with three tokens, as the first has
     rows[1].tokens, rows[1].ended = [0] * 3, True
-    assert settled(rows, 4) == [2, 0, 1, 3, 4]
-    assert settled(rows, 2) == [0, 1, 2, 3, 4]
+    assert ended_in_order(rows, 4) == [2, 0, 1, 3, 4]
+    assert ended_in_order(rows, 2) == [0, 1, 2, 3, 4]
     rows[1].stopped = True
-    assert settled(rows, 4) == [2, 1, 0, 3, 4]
+    assert ended_in_order(rows, 4) == [2, 1, 0, 3, 4]
 
 
 def test_a_number_per_token_is_asked_for():

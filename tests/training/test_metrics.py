@@ -65,7 +65,7 @@ def test_what_several_ranks_saw_is_what_one_would_have_seen():
         part = values[rows]
         rank.add({"x": part, "x_max": part, "low_max": -part.abs() - 1}, mask[rows], groups=0)
     ranks[1].add({"alone": 3.0}, mask[:2], groups=0)
-    found = reported(added(rank.taken() for rank in ranks))
+    found = reported(added(rank.rank_totals() for rank in ranks))
     assert found == {**one.result(), "alone": 3.0}
     assert (found["x_max"], found["low_max"], found["x"], found["x_nan"]) == (6.0, -2.0, 1.25, 1.0)
 

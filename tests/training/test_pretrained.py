@@ -225,7 +225,7 @@ def test_a_tokenizer_that_needs_code_is_refused(hostile, read, named):
 
 def test_a_load_that_forgets_to_say_so_does_not_ask(hostile):
     folder = hostile("config.json", "tokenizer_config.json")
-    pretrained.never_ask()
+    pretrained.refuse_folder_code()
     with pytest.raises(ValueError, match="custom code"):
         AutoTokenizer.from_pretrained(folder)
     assert sys.stdin.read().count("y") == 100

@@ -149,7 +149,7 @@ def test_the_gradient_stays_as_it_is():
 def test_a_model_of_scores_has_no_tokens():
     meter = Meter()
     watch(New(scores=torch.zeros(3, requires_grad=True)), torch.ones(3, 4, dtype=torch.bool), {}, meter)
-    assert token_funnel(meter.taken()) == {}
+    assert token_funnel(meter.rank_totals()) == {}
 
 
 def test_counting_keeps_no_graph_and_no_weights_after_an_update():

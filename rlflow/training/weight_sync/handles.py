@@ -25,7 +25,7 @@ from rlflow.training.weight_sync.exchange import TEXT, exchange
 from rlflow.training.weight_sync.segment import HEAD, Segment, check_machines, machine
 
 # machine, key for the exchange of handles, and the problem ("" if there is none)
-LENT = TypeAdapter(tuple[str, str, str])
+OFFER = TypeAdapter(tuple[str, str, str])
 
 
 class Handles(Segment):
@@ -47,8 +47,8 @@ class Handles(Segment):
         buffer cannot be made or opened."""
         self._slots = slots
         size = HEAD + slots * (-(-send // HEAD) * HEAD)
-        memory, handles, problem = self._lent(size)
-        offers = exchange((machine(), secrets.token_hex(8), problem), LENT, self.group)
+        memory, handles, problem = self._own_buffer(size)
+        offers = exchange((machine(), secrets.token_hex(8), problem), OFFER, self.group)
         check_machines(where for where, _, _ in offers)
         check_shared({rank: problem for rank, (_, _, problem) in enumerate(offers)})
         problem = self._opened(memory, self._swapped(handles, offers[0][1]))
@@ -58,7 +58,7 @@ class Handles(Segment):
             self.close()
             raise
 
-    def _lent(self, size: int) -> tuple[Tensor | None, list[bytes], str]:
+    def _own_buffer(self, size: int) -> tuple[Tensor | None, list[bytes], str]:
         """Return a buffer, one handle of it per other rank (torch counts each opener), and the problem if
         there is one."""
         try:

@@ -47,14 +47,16 @@ def make_plan(
     nodes = tuple(node_of) if node_of is not None else (0,) * source.ranks
     key = (source, target, nodes, bucket)
     if key not in _plans:
-        _plans[key] = _made(source, target, nodes, bucket)
+        _plans[key] = _new_plan(source, target, nodes, bucket)
         if len(_plans) > KEPT:
             _plans.popitem(last=False)
     _plans.move_to_end(key)
     return _plans[key]
 
 
-def _made(source: WeightLayout, target: WeightLayout, nodes: tuple[int, ...], bucket: int) -> TransferPlan:
+def _new_plan(
+    source: WeightLayout, target: WeightLayout, nodes: tuple[int, ...], bucket: int
+) -> TransferPlan:
     _check_ranks(source, target, nodes)
     _check_bucket(bucket, target)
     groups: dict[tuple[object, ...], list[str]] = {}

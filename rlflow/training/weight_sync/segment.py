@@ -86,7 +86,7 @@ class Segment:
         self._slots = 0
         self._last: tuple[int, Round] | None = None
         self._version = -1
-        self._heard: dict[int, int] = {}
+        self._stamped: dict[int, int] = {}
 
     # -- buffers
     # --------------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class Segment:
 
     def begin(self, version: int) -> None:
         """Begin a transfer of weights of this version."""
-        self._version, self._heard = version, {}
+        self._version, self._stamped = version, {}
 
     def start(self, slot: int, bucket: Round) -> None:
         """Stamp the packed bucket with its version. Shared memory needs no sending; others read it after
@@ -148,7 +148,7 @@ class Segment:
         dist.barrier(self.group)
         assert self._last is not None
         messages = self.inbox(*self._last)
-        self._heard |= {peer: int(self._stamp(peer, self._last[0])) for peer in messages}
+        self._stamped |= {peer: int(self._stamp(peer, self._last[0])) for peer in messages}
         self.received += sum(message.numel() for message in messages.values())
 
     def release(self) -> None:
@@ -157,7 +157,7 @@ class Segment:
 
     def versions(self) -> dict[int, int]:
         """Return the version that each sender stamped on its messages."""
-        return self._heard
+        return self._stamped
 
     def total(self, numbers: Tensor) -> Tensor:
         """Return the sum of numbers over all ranks."""

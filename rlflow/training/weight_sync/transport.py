@@ -151,6 +151,6 @@ class Parcels:
 
 def summed(numbers: Tensor, group: dist.ProcessGroup | None, device: torch.device) -> Tensor:
     """Return the sum of ``numbers`` over the ranks of the group, on the device of ``numbers``."""
-    there = numbers.to(device, copy=True)
-    dist.all_reduce(there, group=group)
-    return there.to(numbers.device)
+    on_device = numbers.to(device, copy=True)
+    dist.all_reduce(on_device, group=group)
+    return on_device.to(numbers.device)

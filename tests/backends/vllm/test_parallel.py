@@ -28,14 +28,14 @@ def test_a_process_whose_engines_share_with_other_ranks_is_refused(monkeypatch, 
 
 
 def test_vllm_starts_no_processes_and_takes_its_place_from_the_environment_where_there_are_several_ranks():
-    alone, among = EngineRank.taken(1), EngineRank(1, 2, 2, "run")
+    alone, among = EngineRank.of_pool(1), EngineRank(1, 2, 2, "run")
     assert (alone.rank, alone.ranks, alone.launcher, alone.variables("cpu")) == (0, 1, "uni", {})
     assert among.launcher == "external_launcher"
     assert among.variables("cpu") == {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-    assert EngineRank.taken(1).run != alone.run  # names memory that no other pool may have
+    assert EngineRank.of_pool(1).run != alone.run  # names memory that no other pool may have
 
 
 def test_engines_have_to_fill_the_pool():
     with pytest.raises(PlanError) as refused:
-        EngineRank.taken(2)
+        EngineRank.of_pool(2)
     assert refused.value.problems[0].found == "--tensor_parallel 2"
