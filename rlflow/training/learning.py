@@ -64,12 +64,11 @@ def token_funnel(totals: Mapping[str, Totals]) -> dict[str, float]:
     """Return the token metrics, from the totals of all ranks over all optimizer steps of an update. Each
     token counts once per epoch.
 
-    funnel/tokens                   tokens under the mask funnel/tokens_with_gradient     tokens with
-    ∂loss/∂log-prob ≠ 0 (with a value loss: ∂loss/∂value ≠ 0) funnel/tokens_effective         (Σ|g|)² / Σg²:
-    the number of tokens that equal gradients would need funnel/tokens_clipped_above     tokens with an
-    advantage but no gradient and a ratio to ``logprobs`` above 1; `_below`: below 1 funnel/moved
-    mean |new log-prob - logprobs| of a token over the steps of an update, nats; with one step it is 0, and
-    the executor measures it afterwards
+    funnel/tokens                   tokens under the mask
+    funnel/tokens_with_gradient     tokens with ∂loss/∂log-prob ≠ 0; with a value loss, ∂loss/∂value ≠ 0
+    funnel/tokens_effective         (Σ|g|)² / Σg²: the number of tokens if all gradients had one size
+    funnel/tokens_clipped_above     tokens with an advantage but no gradient, and a ratio to ``logprobs`` above 1; `_below`: below 1
+    funnel/moved                    mean |new log-prob - logprobs| per token over several steps, nats; after one step, the executor measures it
     """
     if "with_gradient" not in totals:
         return {}

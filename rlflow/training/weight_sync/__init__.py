@@ -12,13 +12,14 @@ group. Pools, roles and the time of a transfer are elsewhere (`rlflow.cluster.we
 
 Names and coordinates follow the Hugging Face checkpoint, for every engine.
 
-    boxes       elements of a tensor as half-open ranges per dimension layout      which rank holds which
-    boxes of which tensor; ``kinds``: layouts that follow from shapes alone planner     assigns every missing
-    byte to one sender, in bounded buckets; ``transfer_plan`` is the result shards      pieces of live
-    tensors: plain, DTensor, ZeRO-3 trace       finds where an engine's ``load_weights`` puts each tensor;
-    ``proof`` compares with a full reload transport   all-to-all over a torch group; ``segment``: shared
-    memory of a machine; ``handles``: of its GPUs execute     runs a plan on one rank verify      digests of
-    elements, the same in any layout
+    boxes       elements of a tensor as half-open ranges per dimension
+    layout      which rank holds which boxes of which tensor; ``kinds``: layouts that follow from shapes
+    planner     assigns every missing byte to one sender, in bounded buckets; ``transfer_plan``: the result
+    shards      pieces of live tensors: plain, DTensor, ZeRO-3
+    trace       where an engine's ``load_weights`` puts each tensor; ``proof``: compares with a full reload
+    transport   all-to-all over a torch group; ``segment``, ``mailbox``: shared memory; ``handles``: of GPUs
+    execute     runs a plan on one rank
+    verify      digests of elements, the same in any layout
 
 ``boxes``, ``layout``, ``kinds``, ``planner`` and ``transfer_plan`` do not import torch. Another transport
 implements ``transport.Transport``, or carries messages from ``Resharder.pack`` to ``Resharder.unpack``.
