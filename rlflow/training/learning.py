@@ -68,7 +68,7 @@ def token_funnel(totals: Mapping[str, Totals]) -> dict[str, float]:
     funnel/tokens_with_gradient     tokens with ∂loss/∂log-prob ≠ 0; with a value loss, ∂loss/∂value ≠ 0
     funnel/tokens_effective         (Σ|g|)² / Σg²: the number of tokens if all gradients had one size
     funnel/tokens_clipped_above     tokens with an advantage but no gradient, and a ratio to ``logprobs`` above 1; `_below`: below 1
-    funnel/moved                    mean |new log-prob - logprobs| per token over several steps, nats; after one step, the executor measures it
+    funnel/moved                    mean |new log-prob - logprobs| per token over steps, nats; with one step, the executor measures it
     """
     if "with_gradient" not in totals:
         return {}
