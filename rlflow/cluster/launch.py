@@ -123,24 +123,28 @@ def start(
             max(ranks, os.cpu_count() or 1), folder, commits, workers or WorkerStart(1, agents=True), quiet
         )
     except (OSError, RuntimeError, ValueError, RayError) as error:
-        found = str(error).splitlines()[0]
-        if address is not None:
-            raise PlanError.of(
-                "ray",
-                f"cannot join a Ray at '{address}'",
-                found=found,
-                expected="a running Ray of the same version, with its token",
-                remedy="pass --ray-address auto, or HOST:PORT with the port of `ray start --head`: 6379 unless "
-                "you set --port (8265 is the port of the dashboard, 10001 of the client). Without an address, "
-                "rlflow starts a Ray on this machine",
-            ) from error
-        raise PlanError.of(
+        raise _no_ray(address, str(error).splitlines()[0]) from error
+
+
+def _no_ray(address: str | None, found: str) -> PlanError:
+    """Return the error of a Ray that could not be joined at ``address``; None: that could not be started."""
+    if address is None:
+        return PlanError.of(
             "ray",
             "Ray did not start",
             found=found,
             expected="a Ray on this machine that responds",
             remedy="join a running Ray with --ray-address HOST:PORT, or use --pools POOL=RANKS@threads, which needs no Ray",
-        ) from error
+        )
+    return PlanError.of(
+        "ray",
+        f"cannot join a Ray at '{address}'",
+        found=found,
+        expected="a running Ray of the same version, with its token",
+        remedy="pass --ray-address auto, or HOST:PORT with the port of `ray start --head`: 6379 unless "
+        "you set --port (8265 is the port of the dashboard, 10001 of the client). Without an address, "
+        "rlflow starts a Ray on this machine",
+    )
 
 
 def _join(address: str, seconds: float, insecure: bool, how: Mapping[str, Any]) -> Controllers:
@@ -152,13 +156,14 @@ def _join(address: str, seconds: float, insecure: bool, how: Mapping[str, Any]) 
     limit = time.monotonic() + seconds
     gcs = check_speaks(address, seconds)
     left = max(limit - time.monotonic(), 1.0)
+    found = (
+        f"{'a server with the protocol of Ray answered' if gcs else 'a Ray was found'}, but Ray's "
+        f"controller (GCS) did not answer within {seconds:g} s"
+    )
     try:
-        connect(partial(ray.init, address=address, **how), left)
+        connect(partial(ray.init, address=address, **how), left, str(_no_ray(address, found)))
     except RayLate as late:
-        raise RayLate(
-            f"{'a server with the protocol of Ray answered' if gcs else 'a Ray was found'}, but Ray's "
-            f"controller (GCS) did not answer within {seconds:g} s"
-        ) from late
+        raise RayLate(found) from late
     refuse_public_nodes(insecure)
     return Controllers(gcs=Listening(gcs) if gcs else None)
 
@@ -188,7 +193,8 @@ def _start_here(
 
     token.make_own(folder)
     try:
-        connect(starting, START_SECONDS)
+        found = f"Ray has not answered within {START_SECONDS:g} s"
+        connect(starting, START_SECONDS, str(_no_ray(None, found)))
     except BaseException:
         token.forget_own()
         raise

@@ -1,7 +1,8 @@
 """Calls of Ray that may hang, made in a thread of their own.
 
 Ray's native code waits for minutes for a controller that does not answer, and blocks signals meanwhile. With
-a thread, the caller has a deadline and reacts to signals.
+a thread, the caller has a deadline and reacts to signals. The call that connects can hold the interpreter's
+lock meanwhile, so the watchdog has the same deadline.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 import ray
 
 from rlflow.processes.watchdog import launcher
+from rlflow.processes.watchdog.beside import during_call
 from rlflow.processes.watchdog.signals import own_terminations
 
 SECONDS = 30.0  # time limit for Ray to answer a call
@@ -87,12 +89,16 @@ class RayThread:
 _threads: list[RayThread] = []  # thread of this process's connection, if any
 
 
-def connect(call: Callable[[], T], seconds: float) -> T:
-    """Make a call that connects this process to a Ray; return its result. Raises as ``RayThread.do`` does."""
+def connect(call: Callable[[], T], seconds: float, late: str) -> T:
+    """Make a call that connects this process to a Ray; return its result. Raises as ``RayThread.do`` does.
+
+    If the call holds the interpreter's lock past its deadline, the watchdog prints ``late`` and ends this
+    process with exit code 2.
+    """
     disconnect()
     _threads.append(RayThread())
     try:
-        with own_terminations():
+        with own_terminations(), during_call("Ray", seconds, late):
             return asked(call, seconds)
     except BaseException:
         disconnect()

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from rlflow import cluster
 from rlflow.cluster.ray_thread import RayLate, RayThread, asked, connect
 from rlflow.processes.watchdog import launcher
 from rlflow.processes.watchdog.signals import ending_at_once
@@ -39,7 +40,7 @@ def test_calls_are_made_one_after_another_in_one_thread_and_raise_what_they_rais
 def test_who_waits_for_a_call_that_hangs_is_let_go_and_later_calls_do_not_wait(hung):
     thread = RayThread()
     for call in (hung, threading.get_ident):
-        with pytest.raises(RayLate, match="has not answered"):
+        with pytest.raises(RayLate, match="did not answer"):
             thread.do(call, 0.05)
     assert launcher.leaves_at_once()  # an exit handler could wait for the call
 
@@ -55,5 +56,9 @@ def test_a_signal_ends_the_wait(hung, number):
 
 def test_a_connection_that_fails_leaves_no_thread_behind():
     with pytest.raises(ZeroDivisionError):
-        connect(lambda: 1 // 0, 30.0)
+        connect(lambda: 1 // 0, 30.0, "late")
     assert asked(threading.get_ident) == threading.get_ident()  # there is no connection of ours
+
+
+def test_every_public_name_of_the_package_can_be_imported():
+    assert all(getattr(cluster, name) is not None for name in cluster.__all__)

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from rlflow.processes.watchdog import kin, launcher, private
 from rlflow.processes.watchdog.board import Board
+from rlflow.processes.watchdog.signals import signals_to
 from rlflow.processes.watchdog.stacks import show_stacks
 
 BEAT_SECONDS = 0.25  # between two heartbeats, which show that the interpreter's threads can run
@@ -40,7 +41,7 @@ class Watchdog:
         self.board = Board()  # the heartbeat page, with the running nodes
         self.signals = -1  # descriptor that receives the number of each signal; -1 without a watchdog
         self.process: int | None = None  # pid of the watchdog, once it has reported it
-        self._over, self._run_message = threading.Event(), b""
+        self._over, self._run_message, self._call_message = threading.Event(), b"", b""
         self._folders: list[Path] = []
         self._files: list[int] = []
         self._commands = -1
@@ -104,7 +105,7 @@ class Watchdog:
         for start in range(STARTS):
             if start:
                 child = self._spawned()
-                self._send(self._run_message + b"".join(map(_folder, self._folders)))
+                self._send(self._run_message + self._call_message + b"".join(map(_folder, self._folders)))
             assert child.stdout is not None
             with child.stdout:
                 child.wait()  # the watchdog forks itself off and continues in the background
@@ -120,6 +121,23 @@ class Watchdog:
             {"run": {"folder": str(folder), "path": str(folder.absolute()), "stacks": show_stacks()}}
         )
         self._send(self._run_message)
+
+    @contextlib.contextmanager
+    def during_call(self, name: str, seconds: float, late: str) -> Iterator[None]:
+        """Use around a call of a native library that may hold the interpreter's lock.
+
+        If the call holds the lock past its deadline of ``seconds``, the watchdog kills this process, prints
+        ``late`` and sets exit code 2. If a signal asks to stop, the watchdog kills the process soon after.
+        ``name``: of the library, in messages.
+        """
+        self._call_message = _line({"call": {"name": name, "seconds": seconds, "late": late}})
+        self._send(self._call_message)
+        try:
+            with signals_to(self.signals):
+                yield
+        finally:
+            self._call_message = b""
+            self._send(_line({"call": None}))
 
     def remove_in_the_end(self, folder: Path) -> None:
         """Register a private folder that the watchdog removes when this process ends in any way.
@@ -204,6 +222,11 @@ def _folder(path: Path) -> bytes:
 
 def _line(message: object) -> bytes:
     return json.dumps(message).encode() + b"\n"
+
+
+def during_call(name: str, seconds: float, late: str) -> contextlib.AbstractContextManager[None]:
+    """Return ``Watchdog.during_call`` of this process's watchdog; has no effect without a watchdog."""
+    return watched[-1].during_call(name, seconds, late) if watched else contextlib.nullcontext()
 
 
 watched: list[Watchdog] = []  # watchdogs of this process

@@ -1,7 +1,7 @@
 """The watchdog's own process. It checks the watched process four times a second.
 
-- It kills a run whose node has passed its deadline, or that should stop, while C code holds the interpreter's
-  lock: such a run cannot end itself.
+- It kills a run whose node, or whose call of a native library, has passed its deadline, or that should stop,
+  while C code holds the interpreter's lock: such a run cannot end itself.
 - It reports a process that has vanished, on the terminal and in status.json.
 - When the process ends in any way, it ends all processes that the run has started, and removes the run's
   private folders.
@@ -42,7 +42,7 @@ SHOWN = 4  # most running nodes that a message names
 RUNNER = "/rlflow/execution/"  # in the paths of the files that call nodes: a shown stack ends there
 STEP = re.compile(r"step-([0-9]{8,18})(?:-([0-9]{1,6}))?")
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals that ask a run to stop
-FAILED, INTERRUPTED = 1, 130  # exit codes
+FAILED, REFUSED, INTERRUPTED = 1, 2, 130  # exit codes
 # Signals raised by faults of the process itself.
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
@@ -56,6 +56,15 @@ class WatchedRun:
     stacks: int  # the process's descriptor for its stacks; -1 for none
 
 
+@dataclass(frozen=True)
+class NativeCall:
+    """A call of a native library, by which a run that has not begun may hang."""
+
+    name: str  # of the library, in messages
+    seconds: float  # its deadline
+    late: str  # the message of a process that is killed after the deadline
+
+
 @dataclass
 class Dog:
     """Watches one process: reads its messages and signals, decides when to end it, ends it and cleans up."""
@@ -65,6 +74,8 @@ class Dog:
     name: str  # its name in the tag of the processes that it starts
     board: Board
     run: WatchedRun | None = None  # once a run has begun
+    call: NativeCall | None = None  # while the process makes one
+    call_ran: float = 0.0  # seconds of the call in which the process could run
     ended: bool = False  # whether the process has reported its end
     folders: list[str] = field(default_factory=list)  # private folders, removed at the end
     forks: list[kin.Known] = field(default_factory=list)  # children that stages have forked
@@ -86,10 +97,12 @@ class Dog:
     def receive(self, message: dict[str, Any]) -> None:
         """Process a message of the watched process.
 
-        It reports a run's start, a private folder, a forked child, or the end.
+        It reports a run's start, a call of a native library, a private folder, a forked child, or the end.
         """
         if "run" in message:
             self.run = WatchedRun(**message["run"]) if message["run"] else None
+        elif "call" in message:
+            self.call, self.call_ran = NativeCall(**message["call"]) if message["call"] else None, 0.0
         elif "folder" in message:
             self.folders.append(message["folder"])
         elif "fork" in message:
@@ -121,12 +134,15 @@ class Dog:
         self.silent = 0.0 if beats != self.beats else self.silent + elapsed
         self.beats, self.entries = beats, self.board.entries()
         self.ran = {entry.number: self.ran.get(entry.number, 0.0) + elapsed for entry in self.entries}
+        self.call_ran += elapsed
         self.stop_requests = [seconds + elapsed for seconds in self.stop_requests]
-        if self.silent < SILENT_SECONDS or not self.entries:
+        if self.silent < SILENT_SECONDS or not (self.entries or self.call):
             return None
         return self._past_deadline() or self._unresponsive()
 
     def _past_deadline(self) -> tuple[int, str] | None:
+        if self.call is not None and self.call_ran > self.call.seconds + GRACE_SECONDS:
+            return REFUSED, self.call.late
         late = next(
             (entry for entry in self.entries if self.ran[entry.number] > entry.seconds + GRACE_SECONDS), None
         )
@@ -142,15 +158,19 @@ class Dog:
         if (waits and waits[0] > ASKED_SECONDS) or (len(waits) > 1 and waits[1] > AGAIN_SECONDS):
             return (
                 INTERRUPTED,
-                f"stopped: {_named(self.entries[0])} held the interpreter's lock for {self.silent:.0f} s",
+                f"stopped: {self._holder()} held the interpreter's lock for {self.silent:.0f} s",
             )
         if waits and not self.warned:
             self.warned = True
             say(
-                f"stopping: {_named(self.entries[0])} holds the interpreter's lock; if it does not release it "
-                f"within {ASKED_SECONDS - waits[0]:.0f} s the run is killed and its last checkpoint counts"
+                f"stopping: {self._holder()} holds the interpreter's lock; if it does not release it "
+                f"within {ASKED_SECONDS - waits[0]:.0f} s the run is killed"
+                f"{' and its last checkpoint counts' if self.call is None else ''}"
             )
         return None
+
+    def _holder(self) -> str:
+        return _named(self.entries[0]) if self.call is None else self.call.name
 
     # -- action
     # --------------------------------------------------------------------------------------------------------
@@ -221,6 +241,8 @@ class Dog:
     # --------------------------------------------------------------------------------------------------------
 
     def _report(self, state: str, why: str) -> None:
+        if self.run is None:  # there is nothing to resume
+            return say(why)
         advice = self._advice()
         self._write_status(state, f"{why}\n{advice}")
         say(f"{why}\n{advice}")

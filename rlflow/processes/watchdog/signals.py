@@ -93,6 +93,20 @@ def own_terminations() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
+@contextlib.contextmanager
+def signals_to(wakeup: int) -> Iterator[None]:
+    """While inside, have the number of each signal written to the descriptor ``wakeup``, even while C code keeps
+    the interpreter's lock; -1 for none. Without effect outside the main thread."""
+    if wakeup < 0 or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+
+
 def stopping() -> list[signal.Signals]:
     """Return the signals that ask to stop, without a SIGHUP that is ignored, as under `nohup`."""
     return [

@@ -196,3 +196,32 @@ def test_one_that_keeps_the_interpreters_lock_past_a_deadline_is_ended(tmp_path)
     assert done.returncode == -signal.SIGKILL
     assert "stage 'judge' failed in iteration 4: no result after its deadline of 0.1 s" in done.stderr
     assert '"state": "failed"' in (tmp_path / "status.json").read_text()
+
+
+CALLING = """
+import ctypes, os, sys
+from rlflow.processes.watchdog import launcher
+from rlflow.processes.watchdog.beside import Watchdog, during_call
+
+if (code := launcher.apart()) is not None:
+    sys.exit(code)
+dog = Watchdog.start()
+with during_call("Ray", 0.1, "no Ray answers"):
+    ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
+"""
+
+
+@pytest.mark.slow
+def test_a_native_call_that_keeps_the_lock_past_its_deadline_ends_with_a_message_and_code_2():
+    done = subprocess.run([sys.executable, "-c", CALLING], capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stderr) == (2, "no Ray answers\n")
+
+
+def test_signals_reach_the_watchdog_during_a_call_and_go_where_they_went_before_after_it(dog):
+    before = signal.set_wakeup_fd(-1)
+    try:
+        with beside.during_call("Ray", 60.0, "late"):
+            assert signal.set_wakeup_fd(dog.signals) == dog.signals
+        assert signal.set_wakeup_fd(-1) == -1
+    finally:
+        signal.set_wakeup_fd(before)

@@ -20,6 +20,7 @@ from rlflow.processes.watchdog.dog import (
     FAILED,
     GRACE_SECONDS,
     INTERRUPTED,
+    REFUSED,
     SILENT_SECONDS,
     TICK,
     Dog,
@@ -130,6 +131,43 @@ def test_no_run_is_failed_before_its_node_has_run_for_its_deadline(looks, second
             verdict = dog.check(state, passed)
             assert (verdict is not None) == (ran > seconds + GRACE_SECONDS and silent >= SILENT_SECONDS)
     os.close(dog.board.file)
+
+
+# -- calls of native libraries
+# ------------------------------------------------------------------------------------------------------------
+
+
+CALL = {"call": {"name": "Ray", "seconds": 2.0, "late": "there is no Ray to join"}}
+
+
+def test_a_call_that_keeps_the_interpreters_lock_past_its_deadline_refuses_the_run(dog, capfd):
+    dog.receive(CALL)
+    verdict, when = until(dog, 60)
+    assert verdict == (REFUSED, "there is no Ray to join")
+    assert 2.0 + GRACE_SECONDS < when <= 2.0 + GRACE_SECONDS + 2 * TICK
+    dog.stop(*verdict)
+    assert capfd.readouterr().err == "there is no Ray to join\n"  # no run has begun that could be resumed
+
+
+def test_a_call_ends_itself_where_threads_run_and_no_call_is_late_once_it_is_over(dog):
+    dog.receive(CALL)
+    assert until(dog, 60, beats=True) == (None, 60)
+    dog.receive({"call": None})
+    dog.receive_signals(bytes([signal.SIGINT]))
+    assert until(dog, 60) == (None, 60)
+
+
+def test_a_signal_ends_a_run_whose_call_keeps_the_interpreters_lock(dog, capfd):
+    dog.receive({"call": {**CALL["call"], "seconds": 120.0}})
+    until(dog, 10)
+    dog.receive_signals(bytes([signal.SIGINT]))
+    (code, why), when = until(dog, 60)
+    assert (code, why) == (INTERRUPTED, f"stopped: Ray held the interpreter's lock for {10 + when:.0f} s")
+    assert ASKED_SECONDS < when <= ASKED_SECONDS + 2 * TICK
+    assert capfd.readouterr().err == (
+        f"stopping: Ray holds the interpreter's lock; if it does not release it within {ASKED_SECONDS - TICK:.0f} s "
+        "the run is killed\n"
+    )
 
 
 # -- what it leaves
