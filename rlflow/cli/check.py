@@ -19,6 +19,7 @@ from rlflow.compiler.trace.arguments import role_names
 from rlflow.compiler.trace.compile import Program, TraceOptions, sampling_roles
 from rlflow.config.backend_names import role_types, setting_problems
 from rlflow.config.flags import RunConfig, pool_flag_problems, read_flags, sort_rewards, sort_values
+from rlflow.config.folders import check_model_folders
 from rlflow.config.meant import Known
 from rlflow.config.roles.environments import default_rewards, environments_of
 from rlflow.config.roles.replies import reply_problems, stop_problems
@@ -33,7 +34,7 @@ from rlflow.monitoring.secrets import remember
 from rlflow.rewards.forms import OPENRLHF
 from rlflow.rewards.reward_spec import RewardSpec, check_sources, parse_reward, readers
 from rlflow.rewards.text import reads
-from rlflow.runs.directory import check_name
+from rlflow.runs.directory import check_place
 from rlflow.runs.packaged import environment_beneath, packaged, uses_packaged
 
 
@@ -58,9 +59,11 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
     """Check a file's flow with the flags of a run. Raises FlowError and PlanError if the file or the flags
     cannot be loaded."""
     flow = load_flow(file)
-    config = read_config(flow, read_flags(arguments))
+    values = read_flags(arguments)
+    config = read_config(flow, values)
     hp = settings(flow, config.hp)
-    check_name(config.options.name)
+    check_place(config.options)
+    check_model_folders(values)
     roles = roles_of(flow, config.options.reward)
     check_names(config, flow, roles)
     PlanError.refuse(pool_flag_problems(roles, config))
@@ -79,12 +82,10 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
         return report
 
     # loads torch, which is not needed for a flow that was refused above
-    from rlflow.runs.planning import problems_before_backends
+    from rlflow.runs.refusals import refusals
 
-    found = problems_before_backends(
-        report.program.graph, config.options, lambda role: config.role(role).values
-    )
-    return replace(report, problems=(*report.problems, *found))
+    written = {name: value for name, value in values.items() if name not in ("json", "quiet")}
+    return replace(report, problems=(*report.problems, *refusals(flow, report.program, written)))
 
 
 def roles_of(flow: Flow, rewards: Sequence[str]) -> list[str]:

@@ -96,6 +96,19 @@ class Tracker(Protocol):
 
 def tracker(name: str) -> Tracker:
     """Make the tracker with this name. Raises PlanError if it is unknown or not installed."""
+    check_tracker(name)
+    from rlflow.monitoring import mlflow_store, wandb_runs
+
+    makers: dict[str, Callable[[], Tracker]] = {
+        "tensorboard": TensorBoard,
+        "wandb": wandb_runs.WandB,
+        "mlflow": mlflow_store.MLflow,
+    }
+    return makers[name]()
+
+
+def check_tracker(name: str) -> None:
+    """Raise PlanError if no tracker has this name."""
     if name not in NAMES:
         raise PlanError.of(
             "tracker",
@@ -105,14 +118,6 @@ def tracker(name: str) -> Tracker:
             nearest=nearest(name, NAMES),
             remedy="--track tensorboard",
         )
-    from rlflow.monitoring import mlflow_store, wandb_runs
-
-    makers: dict[str, Callable[[], Tracker]] = {
-        "tensorboard": TensorBoard,
-        "wandb": wandb_runs.WandB,
-        "mlflow": mlflow_store.MLflow,
-    }
-    return makers[name]()
 
 
 class Background:

@@ -289,6 +289,7 @@ def problems_before_backends(
     many rows, pools, and a staleness that the pools do not allow. ``values``: name of a role → values of its
     flags."""
     yield from too_many_rows(Sizes.of(graph, Assumed(options.prompts)))
+    yield from pool_problems(options)
     placement = None
     if options.pools:
         uses = model_uses(graph)
@@ -337,9 +338,7 @@ def _placement(
             shares=options.pools.shares,
             threads=options.pools.threads,
         )
-        PlanError.refuse(
-            [*share_problems(options.pools, options), *thread_problems(placement, roles, options)]
-        )
+        PlanError.refuse([*thread_problems(placement, roles, options), *pool_problems(options)])
     return with_parallelism(placement, program.graph, roles)
 
 
@@ -361,7 +360,6 @@ def thread_problems(placement: Placement, roles: Roles, options: Options) -> Ite
     its own process, move weights between processes, or use Ray."""
     if not placement.threads:
         return
-    remedy = f"--pools {str(options.pools).replace(f'@{THREADS}', '')}, whose ranks are processes"
     for half, pools in (("trainer", placement.trainers), ("generator", placement.generators)):
         for name in pools:
             bound = roles[name].half(half)
@@ -371,8 +369,18 @@ def thread_problems(placement: Placement, roles: Roles, options: Options) -> Ite
                     f"the {half} {bound.backend} of role '{name}' needs a process of its own for each rank",
                     found=f"--pools {options.pools}",
                     expected="a backend whose ranks may be threads: local, null",
-                    remedy=remedy,
+                    remedy=_as_processes(options),
                 )
+
+
+def pool_problems(options: Options) -> Iterator[Problem]:
+    """Pools that do not go with other flags of the run, whatever the backends are: parts of devices of which a
+    run uses none, and what ranks that are threads cannot do."""
+    if options.pools:
+        yield from share_problems(options.pools, options)
+    if not options.pools or not options.pools.threads:
+        return
+    remedy = _as_processes(options)
     if options.weights not in ("auto", "gather"):
         yield Problem(
             "pool-threads",
@@ -389,6 +397,10 @@ def thread_problems(placement: Placement, roles: Roles, options: Options) -> Ite
             expected="only one of the two flags",
             remedy=remedy,
         )
+
+
+def _as_processes(options: Options) -> str:
+    return f"--pools {str(options.pools).replace(f'@{THREADS}', '')}, whose ranks are processes"
 
 
 def settle_evaluation(placed: PlacedRoles, program: Program, evaluated: str | None) -> PlacedRoles:

@@ -23,14 +23,20 @@ from rlflow.services.running import Gpus, Services
 
 
 def reserved_gpus(declared: Sequence[Service], options: Options) -> Gpus:
-    """Return the GPUs of a run's services, and leave the others to the run. It must be called before the run
-    initialises a GPU.
+    """Return the GPUs of a run's services, and leave the others to the run. Call it before the run
+    initialises a GPU. Raises PlanError as ``gpu_shares`` does."""
+    shares, left = gpu_shares(declared, options)
+    if shares:
+        os.environ[VISIBLE] = ",".join(left)
+    return shares
 
-    Raises PlanError if the GPUs do not suffice, or if the run joins a Ray, which assigns GPUs itself.
-    """
+
+def gpu_shares(declared: Sequence[Service], options: Options) -> tuple[Gpus, Sequence[str]]:
+    """Return the GPUs of a run's services, and the GPUs left for the run. Raises PlanError if the GPUs do not
+    suffice, or if the run joins a Ray, which assigns GPUs itself."""
     wanting = [each.name for each in declared if each.gpus]
     if not wanting:
-        return {}
+        return {}, ()
     if options.ray_address is not None:
         raise PlanError.of(
             "service-gpus",
@@ -48,8 +54,7 @@ def reserved_gpus(declared: Sequence[Service], options: Options) -> Gpus:
             found=f"{len(shares)} services",
             remedy="give services fewer GPUs, or use --device cpu",
         )
-    os.environ[VISIBLE] = ",".join(left)
-    return shares
+    return shares, left
 
 
 def services_of(

@@ -146,7 +146,7 @@ def _bind(
     variables: Mapping[str, Any],
 ) -> tuple[BoundRole | None, list[Problem]]:
     kinds = {half: half_class(name, half) for half, name in config.backends.items()}
-    folder = _folder(config, options.model)
+    folder = model_of(config, options.model)
     if folder is not None and set(config.backends.values()) != {"null"}:
         pretrained.check(folder)
     absent = [
@@ -247,7 +247,7 @@ def folders(roles: Iterable[BoundRole]) -> Iterator[Path]:
     yield from dict.fromkeys(role.folder for role in roles if role.folder is not None)
 
 
-def _folder(config: RoleConfig, model: str | None) -> Path | None:
+def model_of(config: RoleConfig, model: str | None) -> Path | None:
     """The absolute folder of a role's model: its own, otherwise ``--model``; None if its backends do not need
     one. Raises PlanError if it is missing or contains no model."""
     text = config.values.get("model") or model

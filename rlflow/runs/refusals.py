@@ -1,0 +1,71 @@
+"""Reasons to refuse a run whose flow is sound, found without opening data or loading a model.
+
+`rlflow check` calls the same functions as a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from rlflow.author.flow import Flow
+from rlflow.compiler.trace.compile import Program
+from rlflow.config.flags import RunConfig
+from rlflow.config.roles.backends import device_of
+from rlflow.config.roles.bound import bind_roles, model_of, model_uses
+from rlflow.config.roles.evaluation_sets import set_paths
+from rlflow.config.roles.opened_data import data_settings, own_settings
+from rlflow.data.data_spec import parse_sources
+from rlflow.errors import PlanError, Problem
+from rlflow.monitoring.trackers import check_tracker
+from rlflow.runs.api import resolve_config
+from rlflow.runs.planning import make_plan, place_roles, problems_before_backends
+from rlflow.runs.run_services import gpu_shares
+
+LIGHT = {"local"}  # backends that accept every placement that passes the checks made without them
+
+
+def refusals(flow: Flow, program: Program, values: Mapping[str, Any]) -> list[Problem]:
+    """Return the problems for which a run of the program would be refused. ``values``: the flags of the run.
+
+    Loads backends only if the flags name a backend other than ``local``, or set ``--memory``. Raises PlanError
+    if the values are not a configuration.
+    """
+    config, _ = resolve_config(flow, None, values)
+    problems = [problem for decide in _decisions(flow, program, config) for problem in _raised(decide)]
+    problems += problems_before_backends(program.graph, config.options, lambda role: config.role(role).values)
+    named = {name for use in model_uses(program.graph) for name in config.role(use.name).backends.values()}
+    if not problems and (config.options.memory is not None or named - LIGHT):
+        problems += _raised(partial(_plan, program, config))
+    return list(dict.fromkeys(problems))
+
+
+def _decisions(flow: Flow, program: Program, config: RunConfig) -> Iterator[Callable[[], object]]:
+    options, names = config.options, [use.name for use in model_uses(program.graph)]
+    if options.ray_address is None:
+        yield partial(device_of, options.device)
+    yield partial(gpu_shares, config.services, options)
+    yield from (partial(check_tracker, name) for name in options.track)
+    yield from (partial(model_of, config.role(name), options.model) for name in names)
+    yield partial(set_paths, options, names)
+    yield partial(_data_settings, flow, config)
+
+
+def _data_settings(flow: Flow, config: RunConfig) -> None:
+    sources = [source.name for source in parse_sources(config.options.data)]
+    sets = [written.partition("=")[0] for written in config.options.eval]
+    for source in sources:
+        data_settings(own_settings(config.data, source, [*sources, *sets]), flow.data)
+
+
+def _plan(program: Program, config: RunConfig) -> None:
+    make_plan(program, place_roles(program, bind_roles(program.graph, config), config))
+
+
+def _raised(decide: Callable[[], object]) -> tuple[Problem, ...]:
+    try:
+        decide()
+    except PlanError as error:
+        return tuple(error.problems)
+    return ()

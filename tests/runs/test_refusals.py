@@ -1,0 +1,91 @@
+"""`rlflow check` refuses the configurations that a run refuses before it opens data or loads a model."""
+
+from pathlib import Path
+
+import pytest
+
+from rlflow.author.load import load_flow
+from rlflow.cli.check import check_flow
+from rlflow.config.flags import read_flags
+from rlflow.config.folders import check_model_folders
+from rlflow.errors import FlowError, PlanError
+from rlflow.runs.api import resolve_config
+from rlflow.runs.directory import check_place
+from rlflow.runs.prepare import prepare
+
+
+class Accepted(Exception):
+    """The run would go on and load models."""
+
+
+def refused_by_run(flags):
+    """The problems for which a run is refused before it loads anything; none for one that would go on."""
+
+    def accept(*about):
+        raise Accepted
+
+    flow = load_flow("grpo")
+    values = read_flags(flags)
+    try:
+        config, hp = resolve_config(flow, None, values)
+        check_place(config.options)
+        check_model_folders(values)
+        prepare(flow, hp, config, judge=accept)
+    except (FlowError, PlanError) as error:
+        return [str(problem) for problem in error.problems]
+    except Accepted:
+        return []
+    raise AssertionError("the run is neither refused nor accepted")
+
+
+def refused_by_check(flags):
+    try:
+        return [str(problem) for problem in check_flow("grpo", flags).problems if problem.severity == "error"]
+    except (FlowError, PlanError) as error:
+        return [str(problem) for problem in error.problems]
+
+
+REFUSED = {
+    "run-exists": "--backend null --name taken",
+    "run-folder": "--backend null --out file",
+    "resume-name": "--backend null --resume auto",
+    "model-folder": "--actor.model nowhere",
+    "data-range": "--data.max_prompt 0",
+    "data-chat": "--data.chat maybe",
+    "service-gpus": "--service.x true --service.x.gpus 9999",
+    "shares": "--backend null --pools all=2@gpu0.5 --device cpu",
+    "threads-ray": "--backend null --pools all=2@threads --ray-address auto",
+    "threads-weights": "--backend null --pools all=2@threads --weights alltoall",
+}
+
+
+@pytest.mark.parametrize("flags", REFUSED.values(), ids=REFUSED)
+def test_what_a_run_refuses_check_refuses_in_the_same_words(tmp_path, monkeypatch, flags):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "taken").mkdir(parents=True)
+    Path("file").touch()
+    found = refused_by_check(flags.split())
+    assert found
+    assert found == refused_by_run(flags.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--actor.trainer deepspeed --pools all=2@threads",
+        "--actor.generator fsdp",
+        "--memory 10MB",
+        "--data nowhere.jsonl",
+        "--eval nowhere",
+        "--pools a=1@cpu0.7,b=1@cpu0.7 --actor.trainer.pool a --actor.generator.pool b --reference.pool a",
+    ],
+)
+def test_what_is_known_once_backends_are_loaded_both_refuse(tmp_path, monkeypatch, flags):
+    monkeypatch.chdir(tmp_path)
+    found = refused_by_check(flags.split())
+    assert found == refused_by_run(flags.split())
+
+
+def test_a_tracker_that_is_not_there_is_refused():
+    assert "there is no tracker 'nonsense'" in refused_by_check(["--track", "nonsense"])[0]
