@@ -88,4 +88,4 @@ def test_what_is_known_once_backends_are_loaded_both_refuse(tmp_path, monkeypatc
 
 
 def test_a_tracker_that_is_not_there_is_refused():
-    assert "there is no tracker 'nonsense'" in refused_by_check(["--track", "nonsense"])[0]
+    assert "unknown tracker 'nonsense'" in refused_by_check(["--track", "nonsense"])[0]
