@@ -27,7 +27,7 @@ from rlflow.author.copy_on_write import FileMemory
 from rlflow.cluster.rpc.column_wire import BatchFrame
 
 LIMIT = 1 << 30  # most bytes of shared memory of one sender
-# most bytes of a frame that is sent within the call; many such frames together stay below `sockets.LARGEST`
+# most bytes of a frame that is sent within the call; a call with several must fit into `sockets.LARGEST`
 SMALL = 16 << 10
 HEAD = 64  # bytes of a segment before the frame: its identity, and whether it is in use
 STATE = 8  # the byte that tells whether a segment is in use
