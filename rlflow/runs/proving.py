@@ -16,7 +16,7 @@ from rlflow.runs.proof.rehearsal import Rehearsals, zero_or_one
 ROWS = 16  # at least, of a dry run
 LONGEST = 16  # tokens of a row
 QUICK_SETS, QUICK_LONGEST = 3, 8
-# time limit; after it, only claims that may end a run are checked. It is 2 % of a packaged run
+# time limit, 2 % of a packaged run. The first group of claims, which may end a run, is always checked
 QUICK_SECONDS = 0.8
 IN_REHEARSAL = (
     "this happened in the dry run before iteration 1, with a few short rows and synthetic scores; if the "
