@@ -11,7 +11,7 @@ from rlflow.compiler.plan import Plan
 from rlflow.compiler.residency_schedule import ModelPart
 from rlflow.config.footprint import footprint, reward_models
 from rlflow.config.options import Options
-from rlflow.config.roles.bound import BoundHalf, Roles, has_canary
+from rlflow.config.roles.bound import BoundHalf, Roles, has_weight_check
 from rlflow.config.roles.rewards import RewardNames
 from rlflow.training.protocols import Capabilities
 
@@ -36,7 +36,7 @@ def within_memory(
         return plan
     committed = plan.graph.changed_roles if options.copies_every == 1 else ()
     canaries = (
-        tuple(name for name, role in roles.items() if has_canary(role, options))
+        tuple(name for name, role in roles.items() if has_weight_check(role, options))
         if options.canary == 1
         else ()
     )

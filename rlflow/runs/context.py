@@ -21,7 +21,7 @@ from rlflow.rewards.environments.environment_pool import EnvironmentPool
 from rlflow.runs.bounds import RunTotals
 from rlflow.runs.depends import Dependencies
 from rlflow.runs.evaluate import Accuracy, Evaluation, FlowEvaluation
-from rlflow.runs.guards import Canary
+from rlflow.runs.guards import WeightCheck
 from rlflow.runs.recovery import Workers
 from rlflow.services.running import Services
 from rlflow.training.protocols import Trainer
@@ -71,7 +71,7 @@ class RunContext:
     watchdog: Watchdog
     ahead: Ahead | None = None  # samples later iterations, with --staleness above 0
     workers: Workers | None = None  # of pools, as recovery uses them
-    canary: Canary | None = None  # compares trainer and generator on fixed tokens
+    weight_check: WeightCheck | None = None  # compares trainer and generator on fixed tokens
     heard_by: Callable[[Callable[[bytes], object]], object] = lambda hear: None  # forwards what rewards print
     # processes next to the run
     services: Services = field(default_factory=lambda: Services((), {}, {}, Path(), ""))

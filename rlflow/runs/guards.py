@@ -16,7 +16,7 @@ from rlflow.author.node_options import RepeatOptions
 from rlflow.compiler.graph.model import Graph
 from rlflow.compiler.plan import Plan
 from rlflow.config.options import Options
-from rlflow.config.roles.bound import Roles, has_canary
+from rlflow.config.roles.bound import Roles, has_weight_check
 from rlflow.config.roles.opened_data import split_records
 from rlflow.config.roles.prompt_room import room
 from rlflow.data.dataset import Dataset
@@ -188,14 +188,14 @@ def short_repeat_warnings(plan: Plan, figures: Mapping[Figure, float]) -> Iterat
 
 
 ROWS = 4
-CANARY_TOKENS = 64  # tokens of a row in a weight check
+WEIGHT_CHECK_TOKENS = 64  # tokens of a row in a weight check
 # how many times further from 1 the mean factor may be than in float32. Unlikely tokens round the most, and a
 # prompt may have them: Gemma 3 270M has factors of 1.03 to 1.08 between two engines of equal precision.
 ROUNDING = {"bfloat16": 3.0}
 
 
 @dataclass(frozen=True)
-class Canary:
+class WeightCheck:
     """The weight check: scores fixed tokens with the trainer and the generator of roles."""
 
     engine: Engine
@@ -225,26 +225,28 @@ class Canary:
         return metrics
 
 
-def canary(roles: Roles, engine: Engine, data: Dataset, options: Options) -> Canary | None:
+def make_weight_check(roles: Roles, engine: Engine, data: Dataset, options: Options) -> WeightCheck | None:
     """Return the weight check of a run; None without roles to compare, or if all prompts are shorter than two
     tokens."""
-    names = tuple(name for name, role in roles.items() if has_canary(role, options))
+    names = tuple(name for name, role in roles.items() if has_weight_check(role, options))
     if not names:
         return None
-    rows = canary_rows(data.batch(list(itertools.islice(data.usable(), ROWS))))
-    return Canary(engine, names, rows, options.canary) if len(rows) else None
+    rows = weight_check_rows(data.batch(list(itertools.islice(data.usable(), ROWS))))
+    return WeightCheck(engine, names, rows, options.canary) if len(rows) else None
 
 
-def canary_rows(prompts: Batch) -> Batch:
+def weight_check_rows(prompts: Batch) -> Batch:
     """Return each prompt cut in two: the first tokens are the prompt, the others are scored."""
-    tokens = [row[:CANARY_TOKENS] for row in prompts.data["prompt_tokens"].lists() if len(row) > 1]
+    tokens = [row[:WEIGHT_CHECK_TOKENS] for row in prompts.data["prompt_tokens"].lists() if len(row) > 1]
     return Batch.of(
         prompt_tokens=[row[: len(row) // 2] for row in tokens],
         tokens=[row[len(row) // 2 :] for row in tokens],
     )
 
 
-def canary_warnings(metrics: Mapping[Figure, float], most: float, dtype: str = "float32") -> Iterator[str]:
+def weight_check_warnings(
+    metrics: Mapping[Figure, float], most: float, dtype: str = "float32"
+) -> Iterator[str]:
     """Yield a warning for each role whose weight check differs by more than a factor of ``most``. Shorter
     dtypes are allowed more, for their rounding."""
     allowed = 1 + (most - 1) * ROUNDING.get(dtype, 1.0)

@@ -27,7 +27,13 @@ from rlflow.monitoring.reporter import Reporter
 from rlflow.runs.bounds import RunTotals
 from rlflow.runs.context import LoopTotals, RunContext, RunResult, RunStart
 from rlflow.runs.evaluate import Accuracy, shown, unvoted
-from rlflow.runs.guards import Guard, canary_warnings, loss_warnings, mismatch_warnings, short_repeat_warnings
+from rlflow.runs.guards import (
+    Guard,
+    weight_check_warnings,
+    loss_warnings,
+    mismatch_warnings,
+    short_repeat_warnings,
+)
 from rlflow.runs.outcomes import fate_metrics, funnel_metrics, without_funnel
 from rlflow.runs.records import Records
 from rlflow.runs.recovery import DriverState, Recovery
@@ -271,7 +277,9 @@ class Loop:
     def iterate(self, iteration: int) -> None:
         """Run the plan once, record the iteration and report it. Raises StageError if the run must not
         continue."""
-        canaries = self.compute(partial(self.context.canary, iteration)) if self.context.canary else {}
+        checked = (
+            self.compute(partial(self.context.weight_check, iteration)) if self.context.weight_check else {}
+        )
         start = time.monotonic()
         try:
             outcome = self.outcome(iteration)
@@ -295,7 +303,7 @@ class Loop:
         figures = {
             **without_funnel(health),
             **fate_metrics(outcome.account),
-            **canaries,
+            **checked,
             **speed(outcome, graph),
             SECONDS: seconds,
             **funnel_metrics(outcome.account, graph, health, outcome.policies),
@@ -313,7 +321,7 @@ class Loop:
         warnings = [
             *short_repeat_warnings(self.context.plan, figures),
             *mismatch_warnings(self.options, figures, outcome.sampler),
-            *canary_warnings(canaries, self.options.max_mismatch, self.options.dtype),
+            *weight_check_warnings(checked, self.options.max_mismatch, self.options.dtype),
             *self.passed_over(),
             *loss_warnings(figures),
             *self.guard.merge_warnings(figures),

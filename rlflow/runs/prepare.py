@@ -66,7 +66,7 @@ from rlflow.rewards.worker_pool import in_worker
 from rlflow.runs.context import EngineInputs, RunContext, Runtime
 from rlflow.runs.depends import Dependencies, Sources, find_dependencies, named_rewards, unreadable
 from rlflow.runs.evaluate import Evaluation, FlowEvaluation, HeldOutSet
-from rlflow.runs.guards import canary, screen_records
+from rlflow.runs.guards import make_weight_check, screen_records
 from rlflow.runs.held_out import HeldOut, evaluated_role, evaluations, flow_evaluation, usable_sets
 from rlflow.runs.planning import (
     PlacedRoles,
@@ -440,7 +440,7 @@ def _assemble(
         watchdog=watchdog,
         ahead=runtime.ahead,
         workers=runtime.workers,
-        canary=canary(roles, runtime.engine, training, options),
+        weight_check=make_weight_check(roles, runtime.engine, training, options),
         heard_by=heard_by,
         services=services,
         alone=_alone(plan, roles, options, updates),

@@ -10,7 +10,7 @@ from keyed import figures
 import rlflow
 from rlflow.author.batch import Batch
 from rlflow.backends import local
-from rlflow.runs.guards import canary_rows, canary_warnings
+from rlflow.runs.guards import weight_check_rows, weight_check_warnings
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
@@ -74,25 +74,27 @@ def test_one_backend_needs_no_canary_and_it_can_be_turned_off(metrics, generator
 
 
 def test_canaries_are_the_two_halves_of_prompts():
-    rows = canary_rows(Batch.of(prompt_tokens=[[1, 2, 3], [4], [5, 6]]))
+    rows = weight_check_rows(Batch.of(prompt_tokens=[[1, 2, 3], [4], [5, 6]]))
     assert rows["prompt_tokens"].tolist() == [[1], [5]]
     assert rows["tokens"].tolist() == [[2, 3], [6, 0]]
     assert rows.data["tokens"].lengths.tolist() == [2, 1]
 
 
 def test_what_differs_too_much_is_told_of():
-    (said,) = canary_warnings(
+    (said,) = weight_check_warnings(
         figures({"canary/actor_factor": 1.5, "canary/actor_max": 2.0, "canary/critic_factor": 1.0}), 1.05
     )
     assert "role 'actor'" in said
-    assert not list(canary_warnings(figures({"canary/actor_factor": 1.01, "canary/actor_max": 0.1}), 1.05))
+    assert not list(
+        weight_check_warnings(figures({"canary/actor_factor": 1.01, "canary/actor_max": 0.1}), 1.05)
+    )
 
 
 def test_in_bfloat16_rounding_is_told_from_a_difference():
     rounded, apart = (
         figures({"canary/actor_factor": factor, "canary/actor_max": 0.7}) for factor in (1.08, 1.2)
     )
-    assert list(canary_warnings(rounded, 1.05))
-    assert not list(canary_warnings(rounded, 1.05, "bfloat16"))
-    (said,) = canary_warnings(apart, 1.05, "bfloat16")
+    assert list(weight_check_warnings(rounded, 1.05))
+    assert not list(weight_check_warnings(rounded, 1.05, "bfloat16"))
+    (said,) = weight_check_warnings(apart, 1.05, "bfloat16")
     assert "by a mean factor of 1.2 (--max-mismatch 1.05, with the rounding of bfloat16 1.15)" in said

@@ -264,7 +264,7 @@ def model_of(config: RoleConfig, model: str | None) -> Path | None:
     return model_folder(text, f"--model or --{config.name}.model").absolute()
 
 
-def has_canary(role: BoundRole, options: Options) -> bool:
+def has_weight_check(role: BoundRole, options: Options) -> bool:
     """True if the weight check compares the role's trainer and generator: they have different backends, and
     should have the same weights."""
     wanted = role.use.trained and role.use.generates and bool(options.canary) and not options.staleness
