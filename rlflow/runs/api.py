@@ -28,11 +28,11 @@ from rlflow.runs.run_services import settings_with_urls
 
 
 def resolve_config(
-    flow: Flow, hp: Any, values: Mapping[str, Any], packaged_beneath: bool = True
+    flow: Flow, hp: Any, values: Mapping[str, Any], use_packaged_task: bool = True
 ) -> tuple[RunConfig, Any]:
     """Return the run's configuration and the flow's settings from keywords or flags.
 
-    The values of the packaged task fill in missing ones, unless ``packaged_beneath`` is false. Secrets among
+    The values of the packaged task fill in missing ones, unless ``use_packaged_task`` is false. Secrets among
     the values are registered, and rlflow masks them in all later output. Raises PlanError.
     """
     if isinstance(hp, Mapping):
@@ -40,7 +40,7 @@ def resolve_config(
     remember(values)
     rewards = max(len(sort_rewards(values)[0]), 1)
     names = [name for names in role_names(flow, rewards).values() for name in names]
-    if packaged_beneath:
+    if use_packaged_task:
         task = beneath(flow.name, values)
         if hp is not None:  # a settings object is complete: the packaged task does not change it
             task = {name: value for name, value in task.items() if not name.startswith("hp.")}

@@ -77,7 +77,7 @@ class RunContext:
     services: Services = field(default_factory=lambda: Services((), {}, {}, Path(), ""))
     # role that several ranks train → makes its trainer in this process
     alone: Mapping[str, Callable[[], Trainer]] = field(default_factory=dict)
-    unclaimed: str = ""  # why accuracy is not measured although held-out prompts exist
+    unmeasured: str = ""  # why accuracy is not measured although held-out prompts exist
     resizing: frozenset[str] = frozenset()  # roles whose trainers can change the number of tokens per pass
 
     def computing(self) -> AbstractContextManager[None]:
@@ -118,7 +118,7 @@ class RunResult:
     answers: list[dict[str, str]] = field(default_factory=list)
     last: dict[str, float] = field(default_factory=dict)  # metrics of the last iteration
     skipped: int = 0  # iterations without rows to train on
-    unclaimed: str = ""  # why no accuracy was measured although held-out prompts exist
+    unmeasured: str = ""  # why no accuracy was measured although held-out prompts exist
     unsaved: str = ""  # the state that could not be saved, and its place instead; empty if all was saved
     shown: str = ""  # the folder, relative to where the run was started if it is below that folder
 

@@ -194,7 +194,7 @@ class Lost(Exception):
         )
 
 
-class Home:
+class RunFolder:
     """An absolute path, and the folder that it named when this object was made."""
 
     def __init__(self, folder: Path) -> None:

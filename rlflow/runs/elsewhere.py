@@ -52,7 +52,7 @@ def save_lost(loop: Loop, lost: Lost) -> PlanError:
     )
 
 
-def save_beside(loop: Loop, folder: Path, why: str) -> Path | None:
+def save_elsewhere(loop: Loop, folder: Path, why: str) -> Path | None:
     """Save the newest complete iteration elsewhere if the run's folder cannot store it.
 
     It tries the parent folder, then the system's temporary folder and the user's home, which may be on

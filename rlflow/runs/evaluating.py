@@ -95,7 +95,7 @@ def evaluate_folder(folder: Path, values: Mapping[str, Any], out: Path, reporter
         else {}
     )
     given = {**tokens, **with_rewards({}, values), "model": str(folder), "held_out": 0}
-    config, hp = resolve_config(ANSWER, None, given, packaged_beneath=False)
+    config, hp = resolve_config(ANSWER, None, given, use_packaged_task=False)
     context = prepare(ANSWER, hp, config, reporter.note, judge=None, data=made_up(ANSWER))
     return _measured(context, folder, None, out, folder.name, reporter)
 

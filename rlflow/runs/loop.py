@@ -29,12 +29,12 @@ from rlflow.runs.context import LoopTotals, RunContext, RunResult, RunStart
 from rlflow.runs.evaluate import Accuracy, shown, unvoted
 from rlflow.runs.guards import (
     Guard,
-    weight_check_warnings,
     loss_warnings,
     mismatch_warnings,
     short_repeat_warnings,
+    weight_check_warnings,
 )
-from rlflow.runs.outcomes import fate_metrics, funnel_metrics, without_funnel
+from rlflow.runs.outcomes import funnel_metrics, outcome_metrics, without_funnel
 from rlflow.runs.records import Records
 from rlflow.runs.recovery import DriverState, Recovery
 from rlflow.runs.state import KeptState, MemoryCopy, copied
@@ -150,7 +150,7 @@ class Loop:
             compared,
             self.last,
             self.skipped,
-            self.context.unclaimed,
+            self.context.unmeasured,
         )
 
     def to_the_end(self, first: int) -> tuple[Accuracy | None, list[dict[str, str]]]:
@@ -208,8 +208,8 @@ class Loop:
         """Run one iteration, then the evaluation and the checkpoint that are due after it."""
         cursor, self.context.engine.iteration = self.context.prompts.state(), iteration
         self.between = Between.of(self.context.engine, iteration, cursor)
-        self._end_where_lost(iteration, cursor)
-        self._end_where_unsaved(iteration)
+        self._end_if_lost(iteration, cursor)
+        self._end_if_unsaved(iteration)
         self.recovery.commit(iteration)
         self._copy(iteration, cursor)
         self.done = iteration
@@ -233,7 +233,7 @@ class Loop:
         if self.context.workers is None and every and iteration % every == 0:
             self.copy = self.compute(partial(copied, self.context, iteration, cursor))
 
-    def _end_where_lost(self, iteration: int, cursor: Mapping[str, Any]) -> None:
+    def _end_if_lost(self, iteration: int, cursor: Mapping[str, Any]) -> None:
         """Save and end a run whose workers still answer but whose pools cannot be restarted. Raises
         RemoteError."""
         lost = self.context.workers.lost() if self.context.workers else None
@@ -241,7 +241,7 @@ class Loop:
             self.save(iteration, cursor)
             raise RemoteError(lost)
 
-    def _end_where_unsaved(self, iteration: int) -> None:
+    def _end_if_unsaved(self, iteration: int) -> None:
         """End a run that could not save several checkpoints in a row, before more work is lost. Raises
         PlanError."""
         if self.writer.in_a_row >= UNSAVED:
@@ -302,7 +302,7 @@ class Loop:
         graph = self.context.plan.graph
         figures = {
             **without_funnel(health),
-            **fate_metrics(outcome.account),
+            **outcome_metrics(outcome.account),
             **checked,
             **speed(outcome, graph),
             SECONDS: seconds,

@@ -128,7 +128,7 @@ def run_account(folder: Path) -> Account:
     return total
 
 
-def fate_metrics(account: Account) -> dict[Figure, float]:
+def outcome_metrics(account: Account) -> dict[Figure, float]:
     """Return the number of rows of an iteration for each outcome that occurs. Prompts without tokens are not
     counted."""
     rows = {fate: sum(count.rows for _, end, count in _sampled(account) if end.fate is fate) for fate in Fate}

@@ -213,7 +213,7 @@ def evaluation_roles(graph: Graph, roles: Roles, options: Options) -> tuple[str,
     )
 
 
-def unclaimed(graph: Graph, roles: Roles, options: Options) -> str:
+def unmeasured(graph: Graph, roles: Roles, options: Options) -> str:
     """Return a line that says why held-out accuracy is not measured although held-out prompts exist: several
     roles sample, and none of them answers the data's questions. Empty if an accuracy is measured or not
     wanted."""

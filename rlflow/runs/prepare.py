@@ -47,7 +47,7 @@ from rlflow.config.roles.loaded_models import make_models, trainer_alone
 from rlflow.config.roles.opened_data import open_dataset
 from rlflow.config.roles.prompt_room import boundaries, longest_row
 from rlflow.config.roles.replies import reply_problems, stop_problems
-from rlflow.config.roles.tool_prompts import told_of_tools, with_tools, with_tools_of
+from rlflow.config.roles.tool_prompts import encoder_with_tools, with_tools, with_tools_of
 from rlflow.data.dataset import Dataset
 from rlflow.data.ends import NONE, Variables, ends_of
 from rlflow.data.prompts import Prompts
@@ -75,7 +75,7 @@ from rlflow.runs.planning import (
     place_roles,
     pool_warnings,
     settle_evaluation,
-    unclaimed,
+    unmeasured,
 )
 from rlflow.runs.run_services import reserved_gpus, services_of, with_urls
 from rlflow.runs.trust import FILE_DIGEST, digest_of
@@ -136,7 +136,7 @@ def prepare(
     for line in unrepeatable(specs) if begun else ():
         note(line)
     tools = with_tools_of(specs)
-    telling = partial(told_of_tools, spec=tools)
+    telling = partial(encoder_with_tools, spec=tools)
     if data is None:
         data = open_dataset(
             flow, config, lambda source: wanted_fields(placed.rewards.wanted(source), specs), telling
@@ -361,7 +361,7 @@ def _assemble(
     graph, options, training, roles = program.graph, config.options, prompts.data, placed.roles
     sets = held_out.judged(rewards) if graph.evaluation is None else ()
     evaluated = evaluated_role(graph, roles, sets, options)
-    if nobody := unclaimed(graph, roles, options) if sets else "":
+    if nobody := unmeasured(graph, roles, options) if sets else "":
         note(nobody)
     placed = settle_evaluation(placed, program, evaluated)
     plan = make_plan(program, placed)
@@ -444,7 +444,7 @@ def _assemble(
         heard_by=heard_by,
         services=services,
         alone=_alone(plan, roles, options, updates),
-        unclaimed=nobody,
+        unmeasured=nobody,
         resizing=frozenset(name for name, role in roles.items() if role.trainer.offers(ResizesPasses)),
     )
 

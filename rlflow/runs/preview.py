@@ -166,7 +166,7 @@ def compared(flow: Flow, one: Mapping[str, Any], other: Mapping[str, Any], folde
         run(flow, **{**values, **fixed, "name": name}) for values, name in ((one, "one"), (other, "other"))
     ]
     first = _first_difference(*(result.folder for result in results))
-    apart = weights_apart(*results)
+    apart = weights_distance(*results)
     number = f"weights differ by {apart:.3g} of their size after {fixed['iterations']} iterations"
     if first is None and apart == 0:
         return judged(
@@ -229,7 +229,7 @@ def _first_difference(one: Path, other: Path) -> str | None:
     return None
 
 
-def weights_apart(one: RunResult, other: RunResult) -> float:
+def weights_distance(one: RunResult, other: RunResult) -> float:
     """Return the distance between the last weights of two runs, relative to the size of the first."""
     apart = size = 0.0
     for path in sorted((one.folder / "final").rglob("*.safetensors")):

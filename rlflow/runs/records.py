@@ -161,7 +161,7 @@ class Records:
         self._events = 0
         self._rows = Timeline(pools)
         self._written: dict[str, bytes] = {}  # small files with their last written content
-        self._lacking: dict[str, bytes] = {}  # small files that could not be written yet
+        self._unwritten: dict[str, bytes] = {}  # small files that could not be written yet
 
     def _log(self, name: str, start: int, evaluated: bool) -> Log:
         return Log(self.folder / name, self._failing(name), before(start, evaluated, self.named.table))
@@ -240,14 +240,14 @@ class Records:
         try:
             durable.replace(self.folder / name, data, flush=flush)
             self._written[name] = data
-            self._lacking.pop(name, None)
+            self._unwritten.pop(name, None)
         except OSError as error:
-            self._lacking[name] = data
+            self._unwritten[name] = data
             self._complain(name, error)
 
     def flush(self) -> None:
         """Flush all lines to disk before a checkpoint refers to them. Can be called from any thread."""
-        for name, data in list(self._lacking.items()):
+        for name, data in list(self._unwritten.items()):
             self.whole(name, data)
         for log in (self._metrics, self._samples, self._fates, self._traffic, self._timeline):
             log.flush()

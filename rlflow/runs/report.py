@@ -29,8 +29,8 @@ def summary(result: RunResult) -> str:
     parts = []
     if result.before and result.after:
         parts += [_rendered(_learning(result)), _rendered(_answers(result))]
-    if result.unclaimed:
-        parts.append(result.unclaimed)
+    if result.unmeasured:
+        parts.append(result.unmeasured)
     parts += [_rendered(part) for part in curves(recorded(result.folder))]
     parts.append(bounds_text(result.totals))
     if fates := fates_text(run_account(result.folder)):

@@ -231,14 +231,14 @@ def prepare_again(
     recorded = anchor_paths(recorded_values(saved), saved.get("started_in"))
     if not changes.get("pools", "as before"):
         recorded = {name: value for name, value in recorded.items() if not _of_pools(name)}
-    config, hp = resolve_config(flow, None, {**recorded, **changes}, packaged_beneath=False)
+    config, hp = resolve_config(flow, None, {**recorded, **changes}, use_packaged_task=False)
     bound = [config.role(name) for name in (*config.roles, "")]
     if lost := [flag for flag in _of_former_backends(bound, config.every_role, changes) if flag in recorded]:
         reporter.note(
             f"dropped, because the new backends have no such setting: {listed(f'--{flag} {recorded[flag]}' for flag in lost)}"
         )
         recorded = {name: value for name, value in recorded.items() if name not in lost}
-        config, hp = resolve_config(flow, None, {**recorded, **changes}, packaged_beneath=False)
+        config, hp = resolve_config(flow, None, {**recorded, **changes}, use_packaged_task=False)
     return prepare(flow, hp, config, reporter.note, judge, begun=True, folder=beside)
 
 

@@ -21,8 +21,8 @@ from rlflow.processes.watchdog.signals import StopSignals
 from rlflow.runs import directory, final, identity, proving, state
 from rlflow.runs.context import RunContext, RunResult, RunStart
 from rlflow.runs.depends import Dependencies
-from rlflow.runs.directory import Home, Lost, shown
-from rlflow.runs.elsewhere import save_beside, save_lost, texts
+from rlflow.runs.directory import Lost, RunFolder, shown
+from rlflow.runs.elsewhere import save_elsewhere, save_lost, texts
 from rlflow.runs.identity import DigestReader
 from rlflow.runs.loop import Loop
 from rlflow.runs.proof.claims import encoded, summary
@@ -86,7 +86,7 @@ def continue_run(context: RunContext, folder: Path, reporter: Reporter, start: R
 def _continue(
     context: RunContext, folder: Path, reporter: Reporter, start: RunStart, signals: StopSignals
 ) -> RunResult:
-    home, placement, options = Home(folder), context.plan.placement, context.options
+    run_folder, placement, options = RunFolder(folder), context.plan.placement, context.options
     clear_leftovers(folder, reporter)
     records = Records(
         folder,
@@ -102,7 +102,7 @@ def _continue(
         writer,
         reporter,
         partial(state.snapshot, context),
-        partial(look, home, context, records, reporter),
+        partial(look, run_folder, context, records, reporter),
     )
     inputs = context.inputs or Dependencies(identity.Identity(), {})
     reader = DigestReader(
@@ -117,7 +117,7 @@ def _continue(
             context.settings,
             evaluation.held_out if evaluation else 0,
             start.iteration,
-            home.shown,
+            run_folder.shown,
         )
     )
     context.watchdog.watch(folder)
@@ -134,18 +134,20 @@ def _continue(
             with context.computing():
                 result = loop.run(start)
             writer.wait(600.0)
-            home.look()
+            run_folder.look()
             final.write_models(context, folder)
-            error = _unsaved(writer, home, loop)[0] if writer.missed else ""
+            error = _unsaved(writer, run_folder, loop)[0] if writer.missed else ""
         ended = "done"
-        return replace(result, shown=home.shown, unsaved=error)
+        return replace(result, shown=run_folder.shown, unsaved=error)
     except Stopped:
         ended = "interrupted"
-        raise Interrupted(f"stopped; {_how_to_go_on(writer, home, start, loop) or NO_CHECKPOINT}") from None
+        raise Interrupted(
+            f"stopped; {_how_to_go_on(writer, run_folder, start, loop) or NO_CHECKPOINT}"
+        ) from None
     except KeyboardInterrupt:
         ended = "interrupted"
         raise Interrupted(
-            f"stopped at once; {_how_to_go_on(writer, home, start, loop, at_once=True) or NO_CHECKPOINT}"
+            f"stopped at once; {_how_to_go_on(writer, run_folder, start, loop, at_once=True) or NO_CHECKPOINT}"
         ) from None
     except Lost as lost:
         elsewhere = save_lost(loop, lost)
@@ -153,7 +155,7 @@ def _continue(
         raise elsewhere from None
     except Exception as raised:
         loop.rescue()
-        then = [write_traceback(raised, records, home), _how_to_go_on(writer, home, start, loop)]
+        then = [write_traceback(raised, records, run_folder), _how_to_go_on(writer, run_folder, start, loop)]
         failure = _failure(raised, context.engine.iteration, "\n".join(filter(None, then)), reporter.note)
         error = str(failure)
         if failure is raised:
@@ -164,7 +166,7 @@ def _continue(
         failure = _failure(
             RemoteError(ending(raised)),
             context.engine.iteration,
-            _how_to_go_on(writer, home, start, loop),
+            _how_to_go_on(writer, run_folder, start, loop),
             reporter.note,
         )
         error = str(failure)
@@ -174,18 +176,18 @@ def _continue(
         try:
             reader.close()
             writer.close()
-            _close(context, records, loop, home)
+            _close(context, records, loop, run_folder)
         finally:  # a ctrl-C may arrive here too, and the terminal must be restored
             reporter.close(ended, error)  # type: ignore[arg-type]
 
 
-def _close(context: RunContext, records: Records, loop: Loop, home: Home) -> None:
+def _close(context: RunContext, records: Records, loop: Loop, run_folder: RunFolder) -> None:
     """Write the time bounds of the run, and close everything that belongs to it."""
     # without iterations, keep the bounds that an earlier process wrote
-    if loop.totals.iterations or not (home.path / "bounds.json").exists():
+    if loop.totals.iterations or not (run_folder.path / "bounds.json").exists():
         records.bounds(bounds_text(loop.totals), loop.totals.as_json())
     records.close()
-    home.close()
+    run_folder.close()
     context.stop()
     records.rewards.close()  # last, because reward processes still print while they end
 
@@ -233,7 +235,7 @@ def _failure(raised: Exception, iteration: int, then: str, note: Callable[[str],
     return failure
 
 
-def write_traceback(raised: Exception, records: Records, home: Home) -> str:
+def write_traceback(raised: Exception, records: Records, run_folder: RunFolder) -> str:
     """Write the full traceback of an exception from code, the user's or rlflow's, to the run's folder.
     Returns a line with its path, or an empty string if the error explains itself."""
     if (
@@ -243,30 +245,34 @@ def write_traceback(raised: Exception, records: Records, home: Home) -> str:
     ):
         return ""  # its message is complete
     records.whole(TRACEBACK, printable(masked(whole(raised))).encode())
-    return f"full traceback: {Path(home.shown) / TRACEBACK}"
+    return f"full traceback: {Path(run_folder.shown) / TRACEBACK}"
 
 
-def _how_to_go_on(writer: Writer, home: Home, start: RunStart, loop: Loop, at_once: bool = False) -> str:
+def _how_to_go_on(
+    writer: Writer, run_folder: RunFolder, start: RunStart, loop: Loop, at_once: bool = False
+) -> str:
     """Return a text with the command that resumes a run that ended early, and with the state that is lost. It
     is empty if nothing is saved and nothing is lost. ``at_once``: nothing more can be saved."""
     writer.wait(600.0)
-    unsaved, place = _unsaved(writer, home, loop) if writer.missed and not at_once else (loop.lost, None)
+    unsaved, place = (
+        _unsaved(writer, run_folder, loop) if writer.missed and not at_once else (loop.lost, None)
+    )
     parts = [unsaved] if unsaved else []
     if place is not None:
         parts.append(f"to continue: rlflow resume {shown(place)}")
     elif writer.saved is not None:
-        parts.append(f"saved as {writer.saved.name}; to continue: rlflow resume {home.shown}")
+        parts.append(f"saved as {writer.saved.name}; to continue: rlflow resume {run_folder.shown}")
     elif start is not BEGUN:
-        parts.append(f"nothing new was saved; to continue: rlflow resume {home.shown}")
+        parts.append(f"nothing new was saved; to continue: rlflow resume {run_folder.shown}")
     elif unsaved:
         parts.append("no checkpoint is left: start the run again")
     return "; ".join(parts)
 
 
-def _unsaved(writer: Writer, home: Home, loop: Loop) -> tuple[str, Path | None]:
+def _unsaved(writer: Writer, run_folder: RunFolder, loop: Loop) -> tuple[str, Path | None]:
     """Try to save the newest state elsewhere. Returns a text that says why the run's folder could not store
     it, and the new run folder, if any."""
-    place = save_beside(loop, home.path, writer.missed)
+    place = save_elsewhere(loop, run_folder.path, writer.missed)
     where = (
         f"it is saved in {shown(place)}"
         if place is not None
@@ -287,13 +293,13 @@ def clear_leftovers(folder: Path, reporter: Reporter) -> None:
         )
 
 
-def look(home: Home, context: RunContext, records: Records, reporter: Reporter) -> None:
+def look(run_folder: RunFolder, context: RunContext, records: Records, reporter: Reporter) -> None:
     """Check the run's folder between iterations. Raises Lost if the folder is gone; if the files that
     describe the run were deleted, they are written again."""
-    home.look()
-    if not (home.path / directory.SETTINGS).exists():
+    run_folder.look()
+    if not (run_folder.path / directory.SETTINGS).exists():
         reporter.note(
-            f"{directory.SETTINGS} was deleted from {home.shown}, and maybe other files: the run writes "
+            f"{directory.SETTINGS} was deleted from {run_folder.shown}, and maybe other files: the run writes "
             "its description again"
         )
         describe(context, records)

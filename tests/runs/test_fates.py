@@ -6,7 +6,7 @@ import pytest
 from keyed import keyed
 
 from rlflow.execution.account import Account, Count, End, Fate
-from rlflow.runs.outcomes import fate_metrics, fates_text, run_account
+from rlflow.runs.outcomes import fates_text, outcome_metrics, run_account
 
 
 def account():
@@ -20,7 +20,7 @@ def account():
 
 
 def test_metrics_count_rows_that_were_sampled_by_fate():
-    assert keyed(fate_metrics(account())) == {"fates/trained": 5, "fates/left_out": 3}
+    assert keyed(outcome_metrics(account())) == {"fates/trained": 5, "fates/left_out": 3}
 
 
 def test_the_words_name_who_sampled_and_where_and_why_rows_ended():

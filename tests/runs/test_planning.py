@@ -9,7 +9,7 @@ from rlflow.algorithms.grpo import grpo
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.config.roles.bound import bind_roles
 from rlflow.runs.api import resolve_config
-from rlflow.runs.planning import evaluation_roles, unclaimed
+from rlflow.runs.planning import evaluation_roles, unmeasured
 
 
 @stage(gives={"question": text})
@@ -42,7 +42,7 @@ def claimed(made, **values):
     config = resolve_config(made, None, {"held_out": 8, **values})[0]
     graph = compile_flow(made).graph
     roles = bind_roles(graph, config)
-    return evaluation_roles(graph, roles, config.options), unclaimed(graph, roles, config.options)
+    return evaluation_roles(graph, roles, config.options), unmeasured(graph, roles, config.options)
 
 
 def test_of_several_roles_that_sample_the_one_is_evaluated_that_answers_the_datas_questions():

@@ -19,7 +19,7 @@ from rlflow.config.flags import RunConfig
 from rlflow.config.roles.bound import Roles
 from rlflow.config.roles.environments import by_role
 from rlflow.config.roles.opened_data import true_or_false
-from rlflow.config.roles.tool_prompts import told_of_tools
+from rlflow.config.roles.tool_prompts import encoder_with_tools
 from rlflow.config.template_kwargs import template_kwargs
 from rlflow.data.encode import ByteEncoder, Encoder, TokenizerEncoder, Wording
 from rlflow.errors import PlanError, listed
@@ -60,7 +60,7 @@ def asking(
     @cache
     def encoder(folder: Path | None, role: str) -> tuple[Encoder, Wording]:
         plain: Encoder = TokenizerEncoder(folder, variables) if folder is not None else ByteEncoder()
-        telling = told_of_tools(plain, tools[role]) if role in tools else plain
+        telling = encoder_with_tools(plain, tools[role]) if role in tools else plain
         chats = telling.chats if chat is None else true_or_false(chat)
         return telling, Wording(chats, str(system) if chats and system is not None else None)
 

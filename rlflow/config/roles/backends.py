@@ -22,7 +22,7 @@ def backend(name: str) -> Any:
         raise no_backend(name) from error
 
 
-def keep_whole_products(device: str, dtype: str) -> None:
+def disable_tf32(device: str, dtype: str) -> None:
     """Turn TF32 off for float32 on a GPU, because it keeps only ten bits of each factor. This overrides the
     environment and libraries."""
     if device == "cuda" and dtype == "float32":

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from rlflow.author.settings import fields
 from rlflow.config.options import Options
-from rlflow.config.roles.backends import backend, keep_whole_products
+from rlflow.config.roles.backends import backend, disable_tf32
 from rlflow.config.roles.bound import BoundRole, Halves, shares_weights
 from rlflow.data.ends import ends_of
 from rlflow.execution.engine import Model
@@ -38,7 +38,7 @@ def make_models(
 ) -> dict[str, Model]:
     """Make a Model for each role, one after another, with the sides that ``placed`` returns. ``updates``:
     optimizer steps of each role over the run. ``group``: as in ``ModelSpec``."""
-    keep_whole_products(device, options.dtype)
+    disable_tf32(device, options.dtype)
     models = {}
     for role in roles:
         use = role.use

@@ -80,7 +80,7 @@ def _variable_problems(default: str | Path | None, variables: Variables) -> Iter
         yield from error.problems
 
 
-def _asked_roles(node: Node) -> tuple[str, ...]:
+def _answering_roles(node: Node) -> tuple[str, ...]:
     """The roles that answer the prompts of an `ask`; empty for other nodes."""
     return node.settings.roles if isinstance(node.settings, AskOptions) else ()
 
@@ -88,7 +88,7 @@ def _asked_roles(node: Node) -> tuple[str, ...]:
 def _goes_on(node: Node) -> str:
     """The role whose chat an `ask` continues after its reply; empty for other nodes."""
     return (
-        next(iter(_asked_roles(node)), "")
+        next(iter(_answering_roles(node)), "")
         if {"text", "tokens"} <= {each.parameter for each in node.inputs}
         else ""
     )
@@ -99,7 +99,7 @@ def _control_problems(
 ) -> Iterator[Problem]:
     """Warnings for tokenizers that always encode the text of a control token as that token, if texts come
     from outside the data. ``environments``: by role."""
-    places = {role: node.place for node in used_nodes(graph) for role in _asked_roles(node)}
+    places = {role: node.place for node in used_nodes(graph) for role in _answering_roles(node)}
     places |= {
         role: spec.place for role, spec in environments.items() if spec.bounds.control_tokens == "text"
     }

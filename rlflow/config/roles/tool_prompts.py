@@ -34,7 +34,7 @@ def with_tools(data: Dataset, spec: EnvironmentSpec | None) -> Encoder:
     prompts without a chat template, and for a template that cannot list tools."""
     if spec is None:
         return data.encoder
-    telling = told_of_tools(data.encoder, spec)
+    telling = encoder_with_tools(data.encoder, spec)
     plain = [record for record in data.records[:1] if isinstance(record.prompt, str)]
     if plain and not data.wording.chat and isinstance(data.encoder, TokenizerEncoder):
         raise PlanError.of(
@@ -48,7 +48,7 @@ def with_tools(data: Dataset, spec: EnvironmentSpec | None) -> Encoder:
     return telling
 
 
-def told_of_tools(encoder: Encoder, spec: EnvironmentSpec | None) -> Encoder:
+def encoder_with_tools(encoder: Encoder, spec: EnvironmentSpec | None) -> Encoder:
     """Return an encoder that lists an environment's tools in prompts, if there is an environment. Raises
     PlanError for a template that cannot list them."""
     if spec is None:

@@ -273,7 +273,7 @@ class FlowClaims:
         own = {place for axis in axes for place in axis.keys[_first(axis), 0].tolist()}
         if own == {place for axis in axes for place in axis.keys[:, 0].tolist()}:
             return
-        if name not in (pushes := self.pushed_by(_first_turned(node), factor)[1]):
+        if name not in (pushes := self.pushed_by(_first_reversed(node), factor)[1]):
             return
         change: dict[int, float] = {}
         before, after = (_push_by_place(push) for push in (base[1], pushes[name]))
@@ -561,7 +561,7 @@ def _first(axis: Axis) -> Tensor:
     return axis.slots == 0 if grouped else torch.arange(len(axis)) < 2
 
 
-def _first_turned(node: str) -> Scoring:
+def _first_reversed(node: str) -> Scoring:
     """The scores of the first dry run, with the scores of the first group's rows in reverse order."""
     same = uneven(0)
 

@@ -67,7 +67,7 @@ class ScoredRows:
 
 
 @dataclass(frozen=True)
-class JudgedRows:
+class RepeatedScores:
     """Scores of the run's own reward for some rows, each [rows]: from one call, from a second equal call, and
     from a call with the rows shuffled. All are in the order of the first call."""
 
@@ -83,7 +83,7 @@ class RehearsalRecord:
 
     updates: list[RecordedUpdate] = field(default_factory=list)
     scored: list[ScoredRows] = field(default_factory=list)
-    judged: list[JudgedRows] = field(default_factory=list)  # empty unless rewards were called
+    judged: list[RepeatedScores] = field(default_factory=list)  # empty unless rewards were called
     skipped: str = ""  # why the iteration was skipped; empty if it had rows to train on
 
 
@@ -135,7 +135,7 @@ class Rehearsing(Engine):
         rows = Batch(batch.axis, {"scores": Data(Kind(Level.ROW, "float32"), scores)})
         return self.spread(rows, self.near(batch, terms)), {}
 
-    def judged(self, role: str, batch: Batch, terms: CallOptions) -> JudgedRows:
+    def judged(self, role: str, batch: Batch, terms: CallOptions) -> RepeatedScores:
         """Call the run's own reward on the rows three times."""
         order = torch.randperm(
             len(batch), generator=torch.Generator().manual_seed(derived(0, "proof", terms.node))
@@ -144,7 +144,7 @@ class Rehearsing(Engine):
             self.gather(super(Rehearsing, self).reward(role, rows, terms)[0])["scores"]
             for rows in (batch, batch, batch.rows(order))
         ]
-        return JudgedRows(terms.node, asked[0], asked[1], asked[2][order.argsort()])
+        return RepeatedScores(terms.node, asked[0], asked[1], asked[2][order.argsort()])
 
     def stage(
         self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE

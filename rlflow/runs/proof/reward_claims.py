@@ -10,7 +10,7 @@ from torch import Tensor
 from rlflow.author.figures import Cause
 from rlflow.errors import Place
 from rlflow.runs.proof.claims import Claim, judged
-from rlflow.runs.proof.rehearsal import JudgedRows, Rehearsals, Scoring
+from rlflow.runs.proof.rehearsal import Rehearsals, RepeatedScores, Scoring
 
 CLOSE = 1e-3  # tolerance of a score, relative to the spread of all scores: reward models round padded rows
 
@@ -26,7 +26,7 @@ def reward_claims(
 
 
 def of_rows(
-    rows: JudgedRows, place: Place | None = None, reasons: Mapping[Cause, str] | None = None
+    rows: RepeatedScores, place: Place | None = None, reasons: Mapping[Cause, str] | None = None
 ) -> Claim:
     """Return the claim that scores do not change when the rows are shuffled. A function that scores several
     rows in one call may return them in the wrong order."""

@@ -285,7 +285,7 @@ class WeightsClaims:
             small = self.updated(update, start)
         finally:
             self.do(lambda: trainer.resize_passes(before))
-        apart = moments_apart(after, small)
+        apart = moments_distance(after, small)
         yield judged(
             "micro-batches",
             update.node,
@@ -311,7 +311,7 @@ class WeightsClaims:
             )
             return
         turned = self.updated(update, start, update.batch.rows(torch.argsort(-slots, stable=True)))
-        apart = moments_apart(after, turned)
+        apart = moments_distance(after, turned)
         yield judged(
             "row-order",
             update.node,
@@ -341,7 +341,7 @@ class WeightsClaims:
         one = self.alone[update.role]()
         one.restore(copied(start))
         one.update(update.batch, update.loss, mean=update.options.mean, seed=0, **update.settings)
-        apart = moments_apart(one.state(), after)
+        apart = moments_distance(one.state(), after)
         yield judged(
             "ranks",
             update.node,
@@ -467,7 +467,7 @@ def distance(one: State, other: State) -> float:
     return float((apart / size) ** 0.5) if size else 0.0
 
 
-def moments_apart(one: State, other: State) -> float:
+def moments_distance(one: State, other: State) -> float:
     """Return the distance between the first moments of two states, relative to the size of the first. After
     one step they are proportional to the gradient."""
     names = [name for name in one if name.startswith("exp_avg/")]

@@ -10,7 +10,7 @@ from rlflow.backends.vllm.surroundings import imported
 from rlflow.cli.check import check_flow as judged_file
 from rlflow.compiler.graph.model import RoleUse
 from rlflow.config.flags import sort_values
-from rlflow.config.roles.backends import backend, keep_whole_products
+from rlflow.config.roles.backends import backend, disable_tf32
 from rlflow.config.roles.bound import Halves, bind
 from rlflow.errors import PlanError
 
@@ -106,7 +106,7 @@ def test_float32_on_a_gpu_is_float32(device, dtype, kept):
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("high")
-        keep_whole_products(device, dtype)
+        disable_tf32(device, dtype)
         assert torch.get_float32_matmul_precision() == kept
     finally:
         torch.set_float32_matmul_precision(before)

@@ -16,9 +16,9 @@ from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import Kind, Level
 from rlflow.author.load import load_flow
 from rlflow.config.roles.tool_prompts import (
+    encoder_with_tools,
     schemas,
     template_problems,
-    told_of_tools,
     with_tools,
     with_tools_of,
 )
@@ -107,7 +107,7 @@ def test_what_tells_of_tools_counts_where_long_prompts_are_dropped(folder, tmp_p
 def test_a_template_that_cannot_carry_tools_is_refused_at_the_class_of_the_tools(folder):
     encoder = TokenizerEncoder(folder(TEMPLATE.replace("if tools", "if false")))
     with pytest.raises(PlanError, match=rf"{FILE.name}:\d+: the chat template of .* does not describe tools"):
-        told_of_tools(encoder, calculator())
+        encoder_with_tools(encoder, calculator())
 
 
 def test_models_are_told_of_the_first_environment_that_has_tools():

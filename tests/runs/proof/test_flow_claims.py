@@ -177,11 +177,11 @@ def test_pushes_follow_scores_by_their_correlation_over_all_sets():
 
 def test_the_first_group_is_turned_around_or_the_first_two_rows_where_there_are_no_groups():
     for axis, first in ((Axis.fresh(2).repeat(3), 3), (Axis.fresh(4), 2), (Axis.fresh(3).repeat(1), 2)):
-        before, after = uneven(0)("reward", axis), flow_claims._first_turned("reward")("reward", axis)
+        before, after = uneven(0)("reward", axis), flow_claims._first_reversed("reward")("reward", axis)
         assert after[:first].tolist() == before[:first].flip(0).tolist()
         assert torch.equal(after[first:], before[first:])
         assert not torch.equal(after, before)
-        assert torch.equal(flow_claims._first_turned("other")("reward", axis), before)
+        assert torch.equal(flow_claims._first_reversed("other")("reward", axis), before)
 
 
 def test_a_push_has_its_place_by_the_rows_path():

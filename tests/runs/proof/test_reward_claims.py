@@ -4,7 +4,7 @@ is said."""
 import pytest
 import torch
 
-from rlflow.runs.proof.rehearsal import JudgedRows, uneven
+from rlflow.runs.proof.rehearsal import RepeatedScores, uneven
 from rlflow.runs.proof.reward_claims import differing, of_rows, reward_claims
 
 SCORES = torch.tensor([0.0, 1.0, 0.5, float("nan")])
@@ -20,32 +20,32 @@ SCORES = torch.tensor([0.0, 1.0, 0.5, float("nan")])
     ],
 )
 def test_scores_that_go_to_other_rows_are_counted(again, shuffled, verdict, number):
-    claim = of_rows(JudgedRows("reward", SCORES, again, shuffled))
+    claim = of_rows(RepeatedScores("reward", SCORES, again, shuffled))
     assert claim.verdict == verdict
     assert claim.number.startswith(number)
 
 
 @pytest.mark.parametrize("scores", [torch.ones(3), torch.ones(0)])
 def test_of_equal_scores_nothing_is_shown(scores):
-    assert of_rows(JudgedRows("reward", scores, scores, scores)).verdict == "unproved"
+    assert of_rows(RepeatedScores("reward", scores, scores, scores)).verdict == "unproved"
 
 
 def test_a_reward_that_gives_no_row_a_score_is_named_with_the_reason():
     none = torch.full((3,), float("nan"))
     claim = of_rows(
-        JudgedRows("reward", none, none, none), reasons={"judge/raised": "RuntimeError: no such judge"}
+        RepeatedScores("reward", none, none, none), reasons={"judge/raised": "RuntimeError: no such judge"}
     )
     assert claim.verdict == "falsified"
     assert "it scores no row (3 rows; judge/raised: RuntimeError: no such judge)" in str(claim)
 
 
 def test_missing_scores_are_counted_beside_what_is_known():
-    claim = of_rows(JudgedRows("reward", SCORES, SCORES, SCORES), reasons={"judge/raised": "no\n judge"})
+    claim = of_rows(RepeatedScores("reward", SCORES, SCORES, SCORES), reasons={"judge/raised": "no\n judge"})
     assert claim.number == (
         "0 of 4 rows get a different score if the same rows are shuffled; 1 have no score; "
         "judge/raised: no judge"
     )
-    assert of_rows(JudgedRows("reward", SCORES[:3], SCORES[:3], SCORES[:3])).number.endswith(
+    assert of_rows(RepeatedScores("reward", SCORES[:3], SCORES[:3], SCORES[:3])).number.endswith(
         "if the same rows are shuffled"
     )
 
@@ -59,7 +59,7 @@ def test_scores_differ_by_more_than_what_is_close(other, count):
 
 
 def test_equal_scores_that_are_not_0_show_nothing():
-    claim = of_rows(JudgedRows("reward", torch.ones(3), torch.ones(3), torch.zeros(3)))
+    claim = of_rows(RepeatedScores("reward", torch.ones(3), torch.ones(3), torch.zeros(3)))
     assert claim.sentence == "it gives all rows of the dry run the same score"
 
 

@@ -10,7 +10,14 @@ from rlflow.author.batch import Batch
 from rlflow.runs.proof import weights_claims
 from rlflow.runs.proof.pushes import Push, learned_rows
 from rlflow.runs.proof.rehearsal import uneven
-from rlflow.runs.proof.weights_claims import WeightsClaims, copied, distance, modules, moments_apart, shaken
+from rlflow.runs.proof.weights_claims import (
+    WeightsClaims,
+    copied,
+    distance,
+    modules,
+    moments_distance,
+    shaken,
+)
 from rlflow.training.objective import New
 
 STATE = {
@@ -95,10 +102,10 @@ def test_moments_are_apart_over_the_size_of_the_first():
     other = changed(
         exp_avg__a_weight=torch.tensor([[1.0, 1.0], [1.0, -3.0]]), parameters__a_weight=torch.zeros(2, 2)
     )
-    assert moments_apart(STATE, STATE) == 0.0
-    assert moments_apart(STATE, other) == pytest.approx(4 / 4**0.5)
-    assert moments_apart(other, STATE) == pytest.approx(4 / 12**0.5)
-    assert moments_apart({"parameters/a.weight": torch.ones(1)}, STATE) == 0.0
+    assert moments_distance(STATE, STATE) == 0.0
+    assert moments_distance(STATE, other) == pytest.approx(4 / 4**0.5)
+    assert moments_distance(other, STATE) == pytest.approx(4 / 12**0.5)
+    assert moments_distance({"parameters/a.weight": torch.ones(1)}, STATE) == 0.0
 
 
 def test_shaken_matrices_are_moved_by_a_fifth_of_their_deviation_and_nothing_else_is():
