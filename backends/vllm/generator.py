@@ -209,7 +209,7 @@ class Generator:
         if self.positions is not None and self.engine.longest >= self.positions:
             return f"the positions of the model in {self.spec.folder}", ""
         return (
-            "the limit by max_model_len and the key-value cache",
+            "the limit that max_model_len and the key-value cache set",
             ", or a larger --ROLE.max_model_len or --ROLE.kv_cache_memory_bytes",
         )
 

@@ -60,7 +60,7 @@ def what_the_engine_cannot_do_is_said(ground):
     with pytest.raises(
         PlanError,
         match=r"a prompt of 800 tokens and max_tokens 200\n.*at most 896 .*cache "
-        r"leave.*\n.*kv_cache_memory_b",
+        r"set.*\n.*kv_cache_memory_b",
     ):
         held.generate(of_lengths([800]), Sampling(1, 200), [0])
     assert len(tokens(held.generate(of_lengths([800] * 3), Sampling(2, 96), range(6)))) == 6
