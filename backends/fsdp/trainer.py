@@ -93,8 +93,8 @@ class Trainer(local.Trainer):
             self.network.put(self.network.head.state_dict()[name], value)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the local trainer's ``state`` as complete tensors in host memory on the first rank, and {}
-        on the others. Every rank must call it."""
+        """Return the local trainer's ``state`` on the first rank, as complete tensors in host memory. The
+        other ranks get {}. Every rank must call it."""
         return self.network.host(self._state()) if self.ranks is not None else super().state()
 
     def _compute(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:

@@ -153,8 +153,9 @@ def attend(
     position_bias: Tensor | None = None,
     **_: Any,
 ) -> Tensor:
-    """Return attention [1, tokens, heads, size] from queries [1, heads, tokens, size] and keys and values [1,
-    key heads, tokens, size]. Raises ValueError for options that packed rows do not support."""
+    """Return the attention of packed rows, [1, tokens, heads, size]. Queries are [1, heads, tokens, size],
+    keys and values [1, key heads, tokens, size]. Raises ValueError for options that packed rows do not
+    support."""
     if dropout or is_causal is False or position_bias is not None:
         raise ValueError(
             "found dropout, a bias or no causal mask, expected plain causal attention over packed rows"

@@ -137,8 +137,9 @@ def mask_of_step(local_size: int | None, visible: Visible, use_vmap: bool) -> St
 def attend_step(
     query: Tensor, key: Tensor, value: Tensor, mask: StepMask, scaling: float | None = None
 ) -> Tensor:
-    """Return attention [rows, 1, heads, size] from queries [rows, heads, 1, size] and the rows' own keys and
-    values, [rows, key heads, own, size]. Raises ValueError for keys that do not belong to a layer."""
+    """Return the attention of a decode step, [rows, 1, heads, size]. Queries are [rows, heads, 1, size], the
+    rows' own keys and values [rows, key heads, own, size]. Raises ValueError for keys that do not belong to a
+    layer."""
     branches = mask.branches
     layer = next((layer for layer in branches.layers if layer.keys is key), None)
     if layer is None:

@@ -218,8 +218,8 @@ def decode(
 
 
 def prefill(network: Network, prompts: Sequence[Tensor], room: int) -> Rows:
-    """Read prompts of any lengths, padded on the left so that all end at the same place, with ``room`` for
-    later tokens."""
+    """Read prompts of any lengths, with ``room`` for later tokens. Prompts are padded on the left, so they
+    all end at the same place."""
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     width = int(lengths.max())
     inside = torch.arange(width) >= width - lengths[:, None]
@@ -253,8 +253,8 @@ def _hidden(network: Network, ids: Tensor, positions: Tensor, cache: Cache, mask
 
 @torch.inference_mode()
 def check_cache(network: Network) -> None:
-    """Check on a few tokens that a model's cache supports rows of several lengths, removed rows, and rows
-    taken twice. Raises PlanError if it does not."""
+    """Check on a few tokens that a model's cache works for this generator. It must support rows of several
+    lengths, removed rows, and rows taken twice; else raises PlanError."""
     vocabulary = network.module.get_input_embeddings().weight.shape[0]
     prompts, steps = ([torch.tensor(row) % vocabulary for row in rows] for rows in TRIAL)
     try:

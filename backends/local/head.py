@@ -34,8 +34,8 @@ def _read(head: nn.Linear, hidden: Tensor) -> Tensor:
 
 
 def turned(weight: Tensor, hidden: Tensor) -> Tensor:
-    """Return hidden [rows, hidden size] · weightᵀ [hidden size, vocabulary], computed as the transpose of
-    weight · hiddenᵀ and copied to contiguous rows. A single row is doubled, because MKL's product with a
+    """Return hidden [rows, hidden size] · weightᵀ [hidden size, vocabulary]. It is computed as the transpose
+    of weight · hiddenᵀ and copied to contiguous rows. A single row is doubled, because MKL's product with a
     vector is slower than with two columns."""
     several = hidden.repeat(2, 1) if len(hidden) == 1 else hidden
     return (weight @ several.T)[:, : len(hidden)].T.contiguous()

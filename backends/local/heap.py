@@ -34,8 +34,7 @@ def give_back() -> None:
 
 
 class Heap:
-    """Returns freed memory to the system on request, and if the process has grown by a tenth since the last
-    time.
+    """Returns freed memory to the system, on request and if the process has grown by a tenth.
 
     measure: returns the bytes of the process. release: returns freed memory to the system."""
 

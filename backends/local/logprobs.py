@@ -37,8 +37,8 @@ def logprobs_and_entropy(
     entropy: bool,
     once: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the log-prob of each target [entries] under softmax(logits(hidden) / temperature), and the
-    entropy in nats if requested.
+    """Return the log-prob of each target [entries], and the entropy in nats if requested. Both are of
+    softmax(logits(hidden) / temperature).
 
     hidden: [entries, hidden size]; targets: int64 [entries]; temperature: [entries], None if all are 1.
     ``logits`` maps hidden states to logits, in any dtype. Later arithmetic is in float32 or better. once:

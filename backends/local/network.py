@@ -99,8 +99,9 @@ class Network:
             return self.backbone(input_ids=ids, **options).last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return [..., vocabulary] with the model's own scaling or soft capping, in float32 (float64 for a
-        float64 model). Without either, the head's output, which may be bfloat16."""
+        """Return the logits [..., vocabulary], including the model's own scaling or soft capping. With
+        either, they are float32 (float64 for a float64 model); without, they are the head's output, which may
+        be bfloat16."""
         with self.precision():
             logits = self.read(hidden)
         if self.transform is as_it_is:
@@ -172,8 +173,8 @@ class Network:
         return (tensor.data_ptr(), tensor.shape) if tensor.numel() else None
 
     def share(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
-        """Compute from now on with these tensors of another copy of the model, by name, instead of the own
-        weights. Tensors of another dtype or device are ignored."""
+        """Compute from now on with another copy's tensors, by name, instead of the own weights. Tensors of
+        another dtype or device are ignored."""
         shared, own = dict(tensors), self.module.state_dict(keep_vars=True)
         for names, _ in self.own():
             tensor = next((shared[name] for name in names if name in shared), None)
@@ -449,8 +450,8 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _generation_as_it_is(module: Any, folder: Path) -> Iterator[None]:
-    """A context for saving a model whose generation config transformers refuses to write, for example with
-    top_k but without do_sample. The model's generation config is then written as it was loaded."""
+    """A context for saving a model with its generation config exactly as it was loaded. transformers refuses
+    to write some of them, for example with top_k but without do_sample."""
     generation = getattr(module, "generation_config", None)
     if generation is None:
         yield

@@ -1,5 +1,4 @@
-"""Attention masks that depend on token positions alone, and therefore work for packed rows and decode
-steps."""
+"""Attention masks that depend on token positions alone: they work for packed rows and decode steps."""
 
 from __future__ import annotations
 

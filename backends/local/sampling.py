@@ -16,8 +16,8 @@ LARGE, BLOCK = 1 << 15, 512
 def draw(
     logits: Tensor, uniform: Tensor, sampling: Sampling, barred: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return (token int64 [rows], its log-prob [rows]) from logits [rows, vocabulary] and uniform float64
-    [rows] in [0, 1).
+    """Draw one token per row; return (token int64 [rows], its log-prob [rows]). Draws from logits [rows,
+    vocabulary] with one number per row, uniform float64 [rows] in [0, 1).
 
     Log-probs belong to the sampled distribution, after temperature and truncation. Temperature 0 takes the
     likeliest token and returns its log-prob at temperature 1, untruncated. The token is the inverse of the

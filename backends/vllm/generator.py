@@ -42,8 +42,8 @@ def token_column(rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.flo
 def batch_of(
     axis: Axis, rows: Sequence[Row], sampling: Sampling, eos: Sequence[int], tokenizer: Any
 ) -> Batch:
-    """Return tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version and group over
-    ``axis``."""
+    """Return the columns of sampled rows over ``axis``. They are tokens, mask, completion, finish,
+    sampled_logprobs, temperature, policy_version and group."""
     columns = {
         "tokens": token_column([row.tokens for row in rows], torch.int64),
         "mask": token_column([[True] * len(row.tokens) for row in rows], torch.bool),
@@ -228,8 +228,8 @@ class Generator:
         self.engine.load(weights)
 
     def destinations(self, tensors: Mapping[str, Spread]) -> Destinations:
-        """Return this rank's memory for each of these tensors, traced from vLLM's own loader and proved bit
-        for bit. Afterwards the weights are patterns: write new ones before sampling."""
+        """Return this rank's memory for each of these tensors. It is traced from vLLM's own loader and proved
+        bit for bit. Afterwards the weights are patterns: write new ones before sampling."""
         return prove(self.module, trace(self.module, tensors), tensors, self.load)
 
     def writing(self, version: int) -> AbstractContextManager[None]:
@@ -278,8 +278,8 @@ class Generator:
 
 
 def same_rotary(config: Any, spec: ModelSpec, settings: GeneratorSettings) -> GeneratorSettings:
-    """Return settings with which vLLM uses the trainer's rotary frequencies, if these depend on the longest
-    row of a run. vLLM chooses them by ``max_model_len``. Raises PlanError if vLLM does not have these
+    """Return settings with which vLLM uses the trainer's rotary frequencies. This matters if they depend on
+    the longest row of a run: vLLM chooses by ``max_model_len``. Raises PlanError if vLLM does not have these
     frequencies."""
     for boundary in pretrained.length_boundaries(config).values():
         if _longest(config, spec) <= boundary.tokens:
@@ -301,8 +301,8 @@ def same_rotary(config: Any, spec: ModelSpec, settings: GeneratorSettings) -> Ge
 
 
 def check_rotary(config: Any, spec: ModelSpec, longest: int) -> None:
-    """Raise PlanError if vLLM, with rows of at most ``longest`` tokens, chose the frequencies of short rows
-    and the trainer the frequencies of long rows."""
+    """Raise PlanError if vLLM and the trainer chose different rotary frequencies. vLLM chose for rows of at
+    most ``longest`` tokens; the trainer's rows may be longer."""
     for boundary in pretrained.length_boundaries(config).values():
         if longest <= boundary.tokens < _longest(config, spec):
             raise PlanError.of(

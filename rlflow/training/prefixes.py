@@ -1,5 +1,4 @@
-"""Group rows whose prompts share their first tokens (families), so that a trainer computes the shared prefix
-once."""
+"""Group rows whose prompts share their first tokens (families): a trainer computes a shared prefix once."""
 
 from __future__ import annotations
 
@@ -80,7 +79,7 @@ def _common(one: np.ndarray, other: np.ndarray) -> int:
 
 
 def packed_microbatches(batch: Batch, units: Sequence[Tensor], *, tokens: int) -> Iterator[list[Tensor]]:
-    """Yield micro-batches of ``units``, family by family, that compute at most ``tokens`` tokens or have a
+    """Yield micro-batches of ``units``, family by family. Each computes at most ``tokens`` tokens or has a
     single unit. A family's shared prefix counts once, the other tokens of each row count in full."""
     rows = torch.cat(list(units)) if units else torch.zeros(0, dtype=torch.int64)
     prompts = batch.data["prompt_tokens"].take(rows, batch.axis)

@@ -223,8 +223,8 @@ def parses_responses(folder: Path) -> bool:
 
 
 def refuse_folder_code() -> None:
-    """Make transformers refuse code of a folder in this process instead of asking on standard input, for
-    calls without ``trust_remote_code``."""
+    """Make transformers refuse code of a folder in this process instead of asking. Without
+    ``trust_remote_code`` it would ask on standard input."""
     from transformers import dynamic_module_utils
 
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0

@@ -214,8 +214,8 @@ class ShowsPieces(Protocol):
     """A trainer that shows which boxes of its weights a rank holds, for a transfer plan."""
 
     def pieces(self) -> Mapping[str, TensorViews] | None:
-        """Return the boxes in live memory that this rank holds, by Hugging Face name of each tensor of
-        ``weights``. Nothing is gathered. None if the trained tensors are not such weights (adapters)."""
+        """Return this rank's boxes in live memory, by Hugging Face name of each tensor of ``weights``.
+        Nothing is gathered. None if the trained tensors are not such weights (adapters)."""
 
 
 class Generator(Protocol):
@@ -248,9 +248,9 @@ class GivesChunks(Protocol):
     def generate_chunks(
         self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int
     ) -> Iterator[Batch]:
-        """Yield the rows of ``generate``, bit for bit, in ``chunks`` batches, each as soon as its last row
-        has ended. Their axes are taken from ``prompts.axis.repeat(samples)``. The rows of a chunk depend on
-        the sampled tokens, never on timing; see ``rlflow.training.chunks``."""
+        """Yield the rows of ``generate``, bit for bit, in ``chunks`` batches. Each batch comes as soon as its
+        last row has ended. Their axes are taken from ``prompts.axis.repeat(samples)``. The rows of a chunk
+        depend on the sampled tokens, never on timing; see ``rlflow.training.chunks``."""
 
 
 @runtime_checkable

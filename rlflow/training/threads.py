@@ -23,8 +23,8 @@ def keep() -> None:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Make torch compute with one thread inside this context, in this thread and in threads that compute for
-    the first time."""
+    """Make torch compute with one thread inside this context. This applies to this thread and to threads that
+    compute for the first time."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

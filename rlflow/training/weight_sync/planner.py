@@ -263,9 +263,8 @@ def _candidates(
 
 
 def cut(boxes: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
-    """Divide each box into ``counts`` pieces along its first dimension, or along its longest if the first is
-    too short. Also return each piece's box number. A box has at most as many pieces as its longest
-    dimension."""
+    """Divide each box into ``counts`` pieces along one dimension: the first, or the longest if that is too
+    short. Also return each piece's box number. A box has at most as many pieces as its longest dimension."""
     if not boxes.shape[1]:
         return boxes, np.arange(len(boxes))
     sizes = boxes[:, :, 1] - boxes[:, :, 0]

@@ -1,9 +1,9 @@
-"""Prove at the start of a run that writing directly into an engine's memory gives the same bits as its
-reload.
+"""Prove that writing directly into an engine's memory gives the same bits as its own reload.
 
 A trace cannot see tensors that an engine derives after loading: packed, quantised or absorbed weights.
-Therefore the engine first loads one pattern itself. Then it loads a second pattern, and the first is written
-directly over it. If any parameter or buffer now differs, the engine loads its module from then on.
+Therefore, at the start of a run, the engine first loads one pattern itself. Then it loads a second pattern,
+and the first is written directly over it. If any parameter or buffer now differs, the engine loads its module
+from then on.
 """
 
 from __future__ import annotations
@@ -90,8 +90,7 @@ def _stage(tensors: Mapping[str, Spread], device: torch.device) -> dict[str, Ten
 
 
 def destinations(traced: Traced, tensors: Mapping[str, Spread]) -> Destinations:
-    """Return views of the engine's memory for tensors that can be written directly, and new memory for the
-    rest."""
+    """Return where to write each tensor: views of the engine's memory if possible, else new memory."""
     by_engine = traced.loaded_by_engine()
     device = next(
         (piece.view.device for views in traced.pieces.values() for piece in views.pieces), torch.device("cpu")
