@@ -77,13 +77,14 @@ def reward(
     from rlflow.rewards.confinement import Confinement
     from rlflow.rewards.reward_pool import RewardPool
     from rlflow.rewards.reward_spec import parse_reward
-    from rlflow.services.serving.reward_server import Judges, judge
+    from rlflow.services.serving.reward_server import ServedRewards, reward_application
     from rlflow.services.serving.server import check_host, chosen_port, serve
 
     check_host(host)
     number, specs = chosen_port(port), [parse_reward(each) for each in rewards]
     with closing(RewardPool(workers, Confinement(network=network))) as pool:
-        serve(judge(Judges(specs, pool, timeout, device), [spec.name for spec in specs]), host, number)
+        served = ServedRewards(specs, pool, timeout, device)
+        serve(reward_application(served, [spec.name for spec in specs]), host, number)
 
 
 @app.command()

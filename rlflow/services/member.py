@@ -45,7 +45,7 @@ class Member:
                 self.process = ServiceProcess(self.recipe.command, self.log, self.recipe.variables, self._run)
                 self.starts += 1
 
-    def awaited(self) -> str:
+    def wait_until_serving(self) -> str:
         """Wait until the process serves. Returns why it does not, or an empty text if it does."""
         process = self.process
         assert process is not None
@@ -102,7 +102,7 @@ class Member:
 
     def _keep(self) -> None:
         for number, pause in enumerate(PAUSES, 1):
-            why = self._watched()
+            why = self._wait_for_failure()
             if self._closing.is_set():
                 return
             self.state, self.until = "starting", time.monotonic() + pause + self.recipe.wait
@@ -116,7 +116,7 @@ class Member:
             # if the command no longer exists, the dead process stays the last one
             with contextlib.suppress(OSError):
                 self.start()
-        why = self._watched()
+        why = self._wait_for_failure()
         if not self._closing.is_set():
             self._is("dead")
             self._note(
@@ -124,7 +124,7 @@ class Member:
                 "rows that need it are missing"
             )
 
-    def _watched(self) -> str:
+    def _wait_for_failure(self) -> str:
         """Wait for the end of the process, or kill it after it was silent and idle for too long. Returns what
         happened."""
         process = self.process

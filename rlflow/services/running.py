@@ -87,7 +87,7 @@ class Services:
     def ready(self) -> None:
         """Wait until all services serve, and supervise them from then on. Raises PlanError with each service
         that does not serve within its ``wait``."""
-        PlanError.refuse([*filter(None, map(_unready, self.members)), *_elsewhere(self.services)])
+        PlanError.refuse([*filter(None, map(_unready, self.members)), *_external_problems(self.services)])
         for member in self.members:
             member.keep()
 
@@ -184,7 +184,7 @@ def _start(member: Member) -> None:
 
 def _unready(member: Member) -> Problem | None:
     """The problem of a started service that does not serve; None if it does."""
-    why = member.awaited()
+    why = member.wait_until_serving()
     if not why:
         return None
     recipe = member.recipe
@@ -206,10 +206,10 @@ def _sign(url: str, health: str) -> str:
     return f"status 200 from {url}{health}" if health else f"a connection at {url}"
 
 
-def _elsewhere(services: Iterable[Service]) -> Iterator[Problem]:
+def _external_problems(services: Iterable[Service]) -> Iterator[Problem]:
     """Wait for each service that the run does not start; yields the problems of those that do not serve."""
     for each in services:
-        if each.external and (why := _awaited_elsewhere(each)):
+        if each.external and (why := _wait_for_external(each)):
             yield Problem(
                 "service-wait",
                 f"service '{each.name}', which this run does not start, does not serve",
@@ -219,7 +219,7 @@ def _elsewhere(services: Iterable[Service]) -> Iterator[Problem]:
             )
 
 
-def _awaited_elsewhere(service: Service) -> str:
+def _wait_for_external(service: Service) -> str:
     """Why a service does not serve within its ``wait``; empty if it does."""
     limit, turn = time.monotonic() + service.wait, threading.Event()
     while why := unhealthy(service.run.rstrip("/"), service.health, PROBE):

@@ -69,9 +69,7 @@ class ServiceProcess:
             code = self.child.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
-        self._output.join(
-            OUTPUT_SECONDS
-        )  # longer if a child process still holds its output, so do not wait for that
+        self._output.join(OUTPUT_SECONDS)  # a child process may still hold the output, so wait only briefly
         return code
 
     def ask_to_end(self) -> None:

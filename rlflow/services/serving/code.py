@@ -59,7 +59,7 @@ def runner(parallel: int, unsafe: bool = False) -> Any:
             "serve-unsafe",
             "this machine cannot sandbox untrusted code",
             found=f"no protection of {listed(lacks)}",
-            expected="everything that rlflow doctor lists under sandbox",
+            expected="everything that rlflow doctor lists under isolation",
             remedy="use a newer Linux; or --unsafe, in a container that contains nothing else",
         )
     workers = require("anyio.to_thread", EXTRA)
@@ -73,8 +73,8 @@ def runner(parallel: int, unsafe: bool = False) -> Any:
     )
     turns = require("anyio", EXTRA).CapacityLimiter(parallel)  # a waiting request does not occupy a thread
 
-    async def run_code(asked: Code) -> dict[str, Any]:
-        answer: dict[str, Any] = await workers.run_sync(answered, asked, folder.path, limiter=turns)
+    async def run_code(request: Code) -> dict[str, Any]:
+        answer: dict[str, Any] = await workers.run_sync(run_request, request, folder.path, limiter=turns)
         return answer
 
     app.add_api_route("/run_code", run_code, methods=["POST"])
@@ -112,30 +112,32 @@ def _remove_left(path: Path) -> None:
             os.close(file)
 
 
-def answered(asked: Code, where: str | None = None) -> dict[str, Any]:
+def run_request(request: Code, where: str | None = None) -> dict[str, Any]:
     """Run the code of a request and return SandboxFusion's answer. ``where``: the parent of the request's
     folder."""
-    refused = unsupported(asked)
+    refused = unsupported(request)
     if refused:
         return _answer("SandboxError", refused, None)
     with tempfile.TemporaryDirectory(prefix="request-", dir=where) as folder:
         try:
-            _place(asked.files, Path(folder))
+            _place(request.files, Path(folder))
         except (ValueError, OSError) as error:
             return _answer("SandboxError", f"files: {error}", None)
-        result = _run(asked, folder)
+        result = _run(request, folder)
     good = result["status"] == "Finished" and result["return_code"] == 0
     return _answer("Success" if good else "Failed", "", result)
 
 
-def unsupported(asked: Code) -> str:
+def unsupported(request: Code) -> str:
     """Why a request is not supported; empty if it is."""
-    if asked.language not in LANGUAGES:
-        return f"language: found {ascii(asked.language)}, expected one of {listed(LANGUAGES)}"
-    for name, text in (("code", asked.code), ("stdin", asked.stdin or "")):
+    if request.language not in LANGUAGES:
+        return f"language: found {ascii(request.language)}, expected one of {listed(LANGUAGES)}"
+    for name, text in (("code", request.code), ("stdin", request.stdin or "")):
         if any("\ud800" <= letter <= "\udfff" for letter in text):
             return f"{name}: found a lone surrogate, expected text"
-    return "fetch_files: code cannot write files, so there are no files to fetch" if asked.fetch_files else ""
+    return (
+        "fetch_files: code cannot write files, so there are no files to fetch" if request.fetch_files else ""
+    )
 
 
 def _answer(status: str, message: str, result: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -163,11 +165,11 @@ def _place(files: Mapping[str, str | None], folder: Path) -> None:
             raise ValueError(f"{name!r} is not base64: {error}") from None
 
 
-def _run(asked: Code, folder: str) -> dict[str, Any]:
+def _run(request: Code, folder: str) -> dict[str, Any]:
     """Run code in its own process, which is killed at its deadline."""
-    memory = min(asked.memory_limit_MB, MOST_MEGABYTES) if asked.memory_limit_MB > 0 else MEGABYTES
-    seconds = min(asked.run_timeout if asked.run_timeout > 0 else SECONDS, LONGEST)
-    done = sandboxed.ended(asked.code, folder, memory, seconds, asked.stdin or "")
+    memory = min(request.memory_limit_MB, MOST_MEGABYTES) if request.memory_limit_MB > 0 else MEGABYTES
+    seconds = min(request.run_timeout if request.run_timeout > 0 else SECONDS, LONGEST)
+    done = sandboxed.ended(request.code, folder, memory, seconds, request.stdin or "")
     return {
         "status": "TimeLimitExceeded" if done.late else "Finished",
         "execution_time": round(done.seconds, 3),

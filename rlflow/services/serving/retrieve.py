@@ -113,11 +113,11 @@ def retriever(corpus: Path, encoder: Path | None, topk: int) -> Any:
         lambda: {"passages": len(passages.texts), "index": "bm25" if encoder is None else "vectors"},
     )
 
-    def retrieve(asked: Query) -> dict[str, Any]:
+    def retrieve(request: Query) -> dict[str, Any]:
         return {
             "result": [
-                _documents(passages, index.ranked(query, asked.topk or topk), asked.return_scores)
-                for query in asked.all
+                _documents(passages, index.ranked(query, request.topk or topk), request.return_scores)
+                for query in request.all
             ]
         }
 

@@ -54,7 +54,7 @@ class Question(BaseModel):
         ]
 
 
-class JudgedItem(BaseModel):
+class ScoredItem(BaseModel):
     """A row of a request to /batch_reward."""
 
     response: str
@@ -62,10 +62,10 @@ class JudgedItem(BaseModel):
     ground_truth: Any = None
 
 
-class JudgedItems(BaseModel):
+class ScoredItems(BaseModel):
     """A request to /batch_reward."""
 
-    items: list[JudgedItem]
+    items: list[ScoredItem]
 
 
 def _row(prompt: str, completion: str, label: Any) -> dict[str, str]:
@@ -74,7 +74,7 @@ def _row(prompt: str, completion: str, label: Any) -> dict[str, str]:
     return {"prompt": prompt, "completion": completion, "answer": text, "label": text}
 
 
-class Judge(Protocol):
+class RowScorer(Protocol):
     """Scores rows."""
 
     weight: float
@@ -83,7 +83,7 @@ class Judge(Protocol):
         """The score of each row, NaN for rows without a score, and the number of these by cause."""
 
 
-class Judges:
+class ServedRewards:
     """The rewards of a server; ``close`` ends their processes."""
 
     def __init__(
@@ -95,15 +95,15 @@ class Judges:
         for reward in texts:
             _check(reward)
         models = [_Model(spec, device) for spec in specs if spec.kind == "model"]
-        self.judges: list[Judge] = [*map(_Text, texts), *models]
+        self.scorers: list[RowScorer] = [*map(_Text, texts), *models]
 
     def rewards(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The server's answer for rows."""
         total, missing = [0.0] * len(rows), Counter[str]()
-        for judge in self.judges:
-            scores, lacking = judge.scores(rows)
+        for scorer in self.scorers:
+            scores, lacking = scorer.scores(rows)
             missing.update(lacking)
-            total = [sum_ + judge.weight * score for sum_, score in zip(total, scores, strict=True)]
+            total = [sum_ + scorer.weight * score for sum_, score in zip(total, scores, strict=True)]
         return {
             "rewards": [score if math.isfinite(score) else None for score in total],
             "missing": dict(missing),
@@ -117,7 +117,7 @@ class _Text:
         self.weight, self._reward = reward.weight, reward
 
     def scores(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], Mapping[str, int]]:
-        """See ``Judge``."""
+        """See ``RowScorer``."""
         names = [name for name in (*self._reward.reads, *self._reward.optional) if name in GIVEN]
         values = [[row[name] for name in names] for row in rows]
         results = self._reward.judged(
@@ -136,7 +136,7 @@ class _Model:
         self._trainer = kind(ModelSpec(Path(spec.path), "scores", device=device), kind.Settings())
 
     def scores(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], Mapping[str, int]]:
-        """See ``Judge``."""
+        """See ``RowScorer``."""
         prompts = self._encoder.prompts([row["prompt"] for row in rows])
         completions = [
             self._encoder.tokenizer(row["completion"], add_special_tokens=False)["input_ids"] for row in rows
@@ -172,7 +172,7 @@ def _check(reward: Reward) -> None:
         )
 
 
-def judge(judges: Judges, names: Sequence[str]) -> Any:
+def reward_application(served: ServedRewards, names: Sequence[str]) -> Any:
     """The application that scores rows. ``names``: the names of its rewards."""
     from fastapi import HTTPException
 
@@ -183,10 +183,10 @@ def judge(judges: Judges, names: Sequence[str]) -> Any:
             rows = question.rows()
         except ValueError as error:
             raise HTTPException(422, str(error)) from None
-        return judges.rewards(rows)
+        return served.rewards(rows)
 
-    def batch_reward(question: JudgedItems) -> dict[str, Any]:
-        judged = judges.rewards(
+    def batch_reward(question: ScoredItems) -> dict[str, Any]:
+        judged = served.rewards(
             [_row(each.prompt, each.response, each.ground_truth) for each in question.items]
         )
         correct = [score == 1.0 for score in judged["rewards"]]

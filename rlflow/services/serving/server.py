@@ -44,7 +44,7 @@ def application(
 
     app = fastapi.FastAPI(title=f"rlflow serve {name}", docs_url=None, redoc_url=None, lifespan=living)
     registry = prometheus.CollectorRegistry()
-    asked = prometheus.Counter(
+    requests = prometheus.Counter(
         "rlflow_requests", "Requests, by path and status.", ("path", "status"), registry=registry
     )
     seconds = prometheus.Histogram(
@@ -59,7 +59,7 @@ def application(
         else:
             answer = responses.JSONResponse({"detail": f"the token of {TOKEN} is missing or wrong"}, 401)
         known = path if path in paths else "other"
-        asked.labels(known, str(answer.status_code)).inc()
+        requests.labels(known, str(answer.status_code)).inc()
         seconds.labels(known).observe(time.perf_counter() - began)
         return answer
 

@@ -17,7 +17,7 @@ from served import asking
 import rlflow
 from rlflow.processes.sandbox import probe
 from rlflow.processes.watchdog import kin
-from rlflow.services.serving.code import Code, Folder, answered, runner
+from rlflow.services.serving.code import Code, Folder, run_request, runner
 
 needs_walls = pytest.mark.skipif(bool(probe.missing("code")), reason="this machine has not all walls")
 
@@ -45,7 +45,7 @@ def test_code_reads_its_input_and_files_and_its_streams_come_back():
         "said 1 2\n",
         "",
     )
-    assert answered(Code(code="print(1)"))["status"] == "Success"
+    assert run_request(Code(code="print(1)"))["status"] == "Success"
 
 
 ATTEMPTS = """
@@ -91,7 +91,7 @@ def attempted(folder):
     code = ATTEMPTS
     for name, value in values.items():
         code = code.replace(name, value)
-    result = answered(Code(code=code, stdin="x", run_timeout=60, files={"given": ""}))["run_result"]
+    result = run_request(Code(code=code, stdin="x", run_timeout=60, files={"given": ""}))["run_result"]
     assert result["stderr"] == ""
     return json.loads(result["stdout"])
 
@@ -104,13 +104,13 @@ def test_code_can_only_compute(tmp_path):
 @needs_walls
 def test_limits_that_a_request_names_are_capped():
     asked = Code(code="print(len(bytearray(5 << 30)))", memory_limit_MB=10**30)
-    assert answered(asked)["run_result"]["stderr"].startswith("MemoryError")
+    assert run_request(asked)["run_result"]["stderr"].startswith("MemoryError")
 
 
 SERVING = """
 import sys
-from rlflow.services.serving.code import Code, answered
-answered(Code(code="import ctypes, time\\nctypes.CDLL(None).prctl(1, 0)\\ntime.sleep(60)", run_timeout=60), sys.argv[1])
+from rlflow.services.serving.code import Code, run_request
+run_request(Code(code="import ctypes, time\\nctypes.CDLL(None).prctl(1, 0)\\ntime.sleep(60)", run_timeout=60), sys.argv[1])
 """
 
 
@@ -178,19 +178,19 @@ def status_of(client, header, body):
 
 @needs_walls
 def test_a_deadline_of_0_is_the_usual_one():
-    assert answered(Code(code="print(1)", run_timeout=0))["run_result"]["status"] == "Finished"
+    assert run_request(Code(code="print(1)", run_timeout=0))["run_result"]["status"] == "Finished"
 
 
 @needs_walls
 def test_code_that_does_not_end_or_prints_without_end_is_ended():
-    result = answered(Code(code="while True: print('x' * 1000)", run_timeout=0.6))["run_result"]
+    result = run_request(Code(code="while True: print('x' * 1000)", run_timeout=0.6))["run_result"]
     assert (result["status"], result["return_code"]) == ("TimeLimitExceeded", None)
     assert len(result["stdout"]) <= 1 << 20
 
 
 @needs_walls
 def test_of_much_that_code_prints_the_beginning_is_kept():
-    result = answered(Code(code="print('x' * (2 << 20))"))["run_result"]
+    result = run_request(Code(code="print('x' * (2 << 20))"))["run_result"]
     assert (result["status"], result["stdout"]) == ("Finished", "x" * (1 << 20))
 
 
@@ -206,6 +206,6 @@ def test_of_much_that_code_prints_the_beginning_is_kept():
     ],
 )
 def test_what_is_not_done_is_said(asked, said):
-    answer = answered(Code(code="print(1)", **asked))
+    answer = run_request(Code(code="print(1)", **asked))
     assert (answer["status"], answer["run_result"]) == ("SandboxError", None)
     assert said in answer["message"]

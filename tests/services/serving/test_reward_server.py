@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from rlflow.errors import PlanError
 from rlflow.rewards.reward_pool import RewardPool
 from rlflow.rewards.reward_spec import parse_reward
-from rlflow.services.serving.reward_server import Judges, judge
+from rlflow.services.serving.reward_server import ServedRewards, reward_application
 
 MODEL = TASKS / "arithmetic_model"
 JUDGE = """
@@ -28,16 +28,16 @@ QUESTION = {"query": ["1+1=2", "1+1=11", "1+1=?"], "prompts": ["1+1="] * 3, "lab
 
 
 @pytest.fixture
-def judges(tmp_path):
+def served(tmp_path):
     (tmp_path / "mine.py").write_text(JUDGE)
     with closing(RewardPool(1)) as pool:
-        yield lambda *written: Judges(
+        yield lambda *written: ServedRewards(
             [parse_reward(each.replace("mine.py", str(tmp_path / "mine.py"))) for each in written], pool, 10.0
         )
 
 
-def test_rewards_are_summed_and_a_row_without_one_is_null(judges):
-    with asking(judge(judges("task", "mine.py:even:0.5"), ["task", "even"])) as client:
+def test_rewards_are_summed_and_a_row_without_one_is_null(served):
+    with asking(reward_application(served("task", "mine.py:even:0.5"), ["task", "even"])) as client:
         assert client.post("/get_reward", QUESTION) == (
             200,
             {"rewards": [1.0, 0.5, None], "missing": {"raised": 1}},
@@ -50,9 +50,9 @@ def test_rewards_are_summed_and_a_row_without_one_is_null(judges):
     )
 
 
-def test_items_are_judged_as_clients_of_job_groups_send_them(judges):
+def test_items_are_judged_as_clients_of_job_groups_send_them(served):
     items = [{"prompt": "1+1=", "response": said, "ground_truth": "2"} for said in ("2", "11", "?")]
-    with asking(judge(judges("task", "mine.py:even:0.5"), ["task", "even"])) as client:
+    with asking(reward_application(served("task", "mine.py:even:0.5"), ["task", "even"])) as client:
         status, answer = client.post("/batch_reward", {"items": items})
         assert [each["reward"] for each in answer["rewards"]] == client.post("/get_reward", QUESTION)[1][
             "rewards"
@@ -66,20 +66,20 @@ def test_items_are_judged_as_clients_of_job_groups_send_them(judges):
     assert [each["correct"] for each in answer["rewards"]] == [True, False, False]
 
 
-def test_a_reward_that_reads_what_requests_have_not_is_refused(judges):
+def test_a_reward_that_reads_what_requests_have_not_is_refused(served):
     with pytest.raises(PlanError, match="reads 'entry', which requests do not contain"):
-        judges("mine.py:secret")
+        served("mine.py:secret")
 
 
 @pytest.mark.slow
-def test_a_model_folder_scores_what_its_tokens_say_and_no_empty_row(judges, tmp_path):
+def test_a_model_folder_scores_what_its_tokens_say_and_no_empty_row(served, tmp_path):
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     model = AutoModelForSequenceClassification.from_pretrained(MODEL, num_labels=1).eval()
     model.config.pad_token_id = tokenizer.pad_token_id or tokenizer.eos_token_id
     for each in (model, tokenizer):
         each.save_pretrained(tmp_path / "judge")
-    answer = judges(f"{tmp_path / 'judge'}:2").rewards(
+    answer = served(f"{tmp_path / 'judge'}:2").rewards(
         [{"prompt": "1 + 1 =", "completion": said} for said in (" 2", "", " 11")]
     )
     with torch.inference_mode():
