@@ -63,13 +63,13 @@ def replace(path: Path, *pieces: bytes, flush: bool = True) -> None:
     """Replace a file atomically by one with these bytes, and flush it to the disk. Raises OSError, and then
     leaves the file unchanged. With ``flush`` false, for data that are soon out of date, it does not wait for
     the disk; a power failure may then leave an empty file."""
-    beside = aside(path)
+    temporary = aside(path)
     try:
-        write(beside, pieces, flush)
-        os.replace(beside, path)
+        write(temporary, pieces, flush)
+        os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(beside)
+            os.unlink(temporary)
         raise
     if flush:
         flush_folder(path.parent)

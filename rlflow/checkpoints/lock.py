@@ -31,7 +31,7 @@ class Lock:
         self.path = run_folder / NAME
         self._owner = run_folder / f"{NAME}.owner"  # used only on filesystems without locks
         self._takeover = run_folder / f"{NAME}.takeover"
-        self._said_in = self.path  # the file that names the holder
+        self._holder_file = self.path  # the file that names the holder
         self._file: int | None = None
         self._owns = False
 
@@ -41,10 +41,10 @@ class Lock:
         deadline = time.monotonic() + self.patience
         try:
             while not self._attempt():
-                holder = read_object(self._said_in, SMALL)
+                holder = read_object(self._holder_file, SMALL)
                 process = parsed(holder)
                 if (process and process.alive() is not False) or time.monotonic() > deadline:
-                    raise self._held(process, str(holder.get("since")))
+                    raise self._held_error(process, str(holder.get("since")))
                 time.sleep(_PAUSE)  # the holder is about to write its name, or to release the lock
         except OSError as error:
             raise PlanError.of(
@@ -100,7 +100,7 @@ class Lock:
     def _attempt_without(self) -> bool:
         """Take the lock without the kernel's help, by creating a file that only one process can create. A
         process that finds the file of a dead process replaces it; only one process at a time may do so."""
-        self._said_in = self._owner
+        self._holder_file = self._owner
         self._owns = _create(self._owner)
         if self._owns or not self._is_stale() or not _create(self._takeover):
             return self._owns
@@ -124,7 +124,7 @@ class Lock:
         except FileNotFoundError:
             return False
 
-    def _held(self, process: Process | None, since: str) -> RunHeld:
+    def _held_error(self, process: Process | None, since: str) -> RunHeld:
         remedy = f"wait for it, or stop it; if it has certainly ended, delete {self.path}*"
         if process is None:
             owner = "a process that has not written its name"

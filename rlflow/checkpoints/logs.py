@@ -101,9 +101,9 @@ class Log:
         while self._waiting:
             # a disk that fills up takes a part first
             self._sent += os.write(self._file, bytes(self._waiting[self._sent :]))
-            whole = self._waiting.rfind(b"\n", 0, self._sent) + 1
-            del self._waiting[:whole]
-            self._sent -= whole
+            complete = self._waiting.rfind(b"\n", 0, self._sent) + 1
+            del self._waiting[:complete]
+            self._sent -= complete
 
     def _shut(self) -> None:
         file, self._file = self._file, None
@@ -166,13 +166,13 @@ class Growing:
             with open(durable.open_plain(self._path), "rb") as file:
                 self._offset = 0 if os.fstat(file.fileno()).st_size < self._offset else self._offset
                 file.seek(self._offset)
-                whole = file.read().rpartition(b"\n")[0]
+                complete = file.read().rpartition(b"\n")[0]
         except OSError:
             return []
-        if not whole:
+        if not complete:
             return []
-        self._offset += len(whole) + 1
-        return whole.split(b"\n")
+        self._offset += len(complete) + 1
+        return complete.split(b"\n")
 
 
 def tail(path: Path) -> list[bytes]:
