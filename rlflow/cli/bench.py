@@ -62,18 +62,18 @@ def bench(
         keys = {cell.key: cell.cell.name for cell in cells}
         durable.replace(folder / CELLS, dumps(keys).encode())
 
-        def settled(measured: dict[str, Measured]) -> bool:
+        def is_decided(measured: dict[str, Measured]) -> bool:
             return decided(suite, [(keys[key], measured.get(key, Measured())) for key in keys])
 
-        whole = stoppable(Runner(suite, cells, folder, stderr, settled, seconds))
+        complete = run_until_stopped(Runner(suite, cells, folder, stderr, is_decided, seconds))
         measured = {cell.cell.name: read(folder).get(cell.key, Measured()) for cell in cells}
         rows = [row(cell.cell.name, cell.key, measured[cell.cell.name], suite.goal) for cell in cells]
         values = gate_values(suite, [(one, measured[one.name]) for one in rows])
-        write_result(suite, folder, values, whole)
+        write_result(suite, folder, values, complete)
     sentences, gates = verdicts(suite, list(measured.items())), judge_gates(suite, folder, values)
     notes = [gate.text for gate in gates.gates]
-    notes += [] if other is None else [*beside(rows, Path(against or ""), other)]
-    notes += [] if whole else [f"the budget of {budget} is used up: the same command continues from here"]
+    notes += [] if other is None else [*compared_lines(rows, Path(against or ""), other)]
+    notes += [] if complete else [f"the budget of {budget} is used up: the same command continues from here"]
     learned = Learned(seed_rows(measured.items(), suite.goal), curve_rows(measured.items(), suite.goal))
     if markdown_file is not None:
         durable.replace(Path(markdown_file), markdown(suite, rows, sentences, notes, learned).encode())
@@ -81,10 +81,10 @@ def bench(
         print(as_json(suite, cells, rows, sentences, notes, learned))
     else:
         output(printed(suite, rows, sentences, notes, learned))
-    return int(any(one.failed or not one.closes for one in rows) or (whole and gates.exit_code == 1))
+    return int(any(one.failed or not one.closes for one in rows) or (complete and gates.exit_code == 1))
 
 
-def stoppable(runner: Runner) -> bool:
+def run_until_stopped(runner: Runner) -> bool:
     """Run all remaining measurements; True if none is left. Raises KeyboardInterrupt, with a message on how
     to continue, after ctrl-C or another stop signal."""
     try:
@@ -110,7 +110,7 @@ def compared(folder: Path) -> dict[str, str]:
         ) from error
 
 
-def beside(rows: Sequence[Row], folder: Path, names: dict[str, str]) -> Iterator[str]:
+def compared_lines(rows: Sequence[Row], folder: Path, names: dict[str, str]) -> Iterator[str]:
     """Lines that compare each cell with the cell of the same name in another comparison. ``names``: name →
     key of the other comparison's cells."""
     known = read(folder)

@@ -46,11 +46,13 @@ def show_data(file: str, arguments: Sequence[str]) -> int:
     previews = {name: preview(data, rows) for name, data in opened.items()}
     total = sum(shares := [source.weight or len(opened[source.name]) for source in sources])
     if as_json:
-        whole = {
+        by_source = {
             name: {"share": float(share / total), **each.as_json()}
             for share, (name, each) in zip(shares, previews.items(), strict=True)
         }
-        print(json.dumps(whole if len(whole) > 1 else previews[names[0]].as_json(), ensure_ascii=False))
+        print(
+            json.dumps(by_source if len(by_source) > 1 else previews[names[0]].as_json(), ensure_ascii=False)
+        )
         return 0
     for share, (name, each) in zip(shares, previews.items(), strict=True):
         head = [f"source {name}: {float(share / total):.1%} of the prompts"] if len(sources) > 1 else []

@@ -15,7 +15,7 @@ import typer
 from rlflow.cli import serve
 from rlflow.errors import FlowError, PlanError, RunHeld, StageError
 from rlflow.monitoring import terminal
-from rlflow.monitoring.command_line import taken
+from rlflow.monitoring.command_line import take_arguments
 from rlflow.monitoring.secrets import guard
 from rlflow.processes.watchdog import launcher
 from rlflow.processes.watchdog.signals import ending_at_once
@@ -207,9 +207,9 @@ def evaluate(
         bool, typer.Option("--trust", help="execute files that the run names and that may not be yours")
     ] = False,
 ) -> None:
-    """Measure a model on held-out prompts. Measures a run on its own held-out prompts and --eval sets, with
-    the same method as the run itself. Takes --eval NAME=FILE, --eval-samples, --reward, --json, --max-tokens
-    for a model folder, and flags of `run`."""
+    """Measure a model on held-out prompts. A run is measured on its own held-out prompts and its --eval sets,
+    as during training. Takes --eval NAME=FILE, --eval-samples, --reward, --json, --max-tokens for a model
+    folder, and flags of `run`."""
     from rlflow.cli.eval import evaluate as evaluate_model
 
     raise typer.Exit(evaluate_model(what, context.args, checkpoint, out, trust))
@@ -367,7 +367,8 @@ def main() -> None:
     placement · 3 another process holds the run · 130 interrupted."""
     share_cores()
     terminal.open_all()
-    words = taken()  # masks secrets; before the launcher forks a second process with the same command line
+    # before the launcher forks: both processes show the command line, and this call masks its secrets
+    words = take_arguments()
     runs = words[:1] in ([name] for name in RUNS)
     if runs and (code := launcher.apart()) is not None:
         leave(code)
@@ -380,25 +381,25 @@ def main() -> None:
 def exit_code(words: list[str]) -> int:
     """Run a command and return its exit code; print an error to standard error."""
     try:
-        code = called(words)
+        code = run_command(words)
     except BrokenPipeError:  # `rlflow plan … | head`
-        code = unread()
+        code = discard_output()
     except KeyboardInterrupt as stop:
-        code = _told(stop, 130)  # a run that has started gives a message about what is saved
+        code = _report_error(stop, 130)  # a run that has started gives a message about what is saved
     except RunHeld as error:
-        code = _told(error, 3)
+        code = _report_error(error, 3)
     except (FlowError, PlanError) as error:
-        code = _told(error, 2)
+        code = _report_error(error, 2)
     except StageError as error:
-        code = _told(error, 1)
+        code = _report_error(error, 1)
     except OSError as error:
-        code = _told(_system(error), 2)
+        code = _report_error(_file_problem(error), 2)
     except Exception as error:
-        code = _usage(error)
+        code = _report_usage(error)
     return code
 
 
-def called(words: list[str]) -> int:
+def run_command(words: list[str]) -> int:
     """Run the command and return its exit code; mask secrets in all printed text. This does not use typer's
     own `main`, which would drop the message of a stopped run."""
     command = typer.main.get_command(app)
@@ -411,7 +412,7 @@ def called(words: list[str]) -> int:
     return 0
 
 
-def unread() -> int:
+def discard_output() -> int:
     """Discard all further output, because nobody reads standard output any more. Returns 1."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
@@ -437,12 +438,12 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-def _told(error: BaseException, code: int) -> int:
+def _report_error(error: BaseException, code: int) -> int:
     print(str(error) or "stopped before the run began", file=sys.stderr)
     return code
 
 
-def _system(error: OSError) -> PlanError:
+def _file_problem(error: OSError) -> PlanError:
     """An error that the operating system reported for a file: a full disk, a limit, a missing folder."""
     what = error.strerror or str(error)
     return PlanError.of(
@@ -453,7 +454,7 @@ def _system(error: OSError) -> PlanError:
     )
 
 
-def _usage(error: Exception) -> int:
+def _report_usage(error: Exception) -> int:
     """Print click's error about the command line and return 2. Raises any other error again, with its
     traceback, because it is a defect of rlflow."""
     show = getattr(error, "show", None)

@@ -204,7 +204,8 @@ def nodes(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def lineage(explanation: Explanation) -> Iterator[str]:
-    """Lines on the number of rows that each node makes, if the flow follows up on, chooses or joins rows."""
+    """Lines on the number of rows that each node makes, if the flow makes follow-up prompts, or chooses or
+    joins rows."""
     for each in explanation.lineage:
         groups = f" in {each.groups} groups" if each.groups < each.rows else ""
         unknown = (
@@ -270,14 +271,14 @@ def together(explanation: Explanation) -> Iterator[str]:
     queue."""
     for name in dict.fromkeys(pair.first for pair in explanation.pairs):
         own = [pair for pair in explanation.pairs if pair.first == name]
-        beside, taking = (
+        concurrent, queued = (
             [pair.second for pair in own if (pair.lane is None) is free] for free in (True, False)
         )
-        if beside:
-            yield f"{name} with {', '.join(beside)}"
-        if taking:
+        if concurrent:
+            yield f"{name} with {', '.join(concurrent)}"
+        if queued:
             lane = next(pair.lane for pair in own if pair.lane is not None)
-            yield f"{name} shares the queue {lane} with {', '.join(taking)}: one runs at a time"
+            yield f"{name} shares the queue {lane} with {', '.join(queued)}: one runs at a time"
 
 
 def memory(entries: Sequence[MemoryItem]) -> Table:

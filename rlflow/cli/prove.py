@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def prove_file(file: str, arguments: Sequence[str]) -> int:
     """Print each claim with its verdict; 2 if one is falsified, else 0. Takes the flags of `run`. Raises
     FlowError, PlanError, StageError."""
-    plans, arguments = apart(arguments)
+    plans, arguments = split_plans(arguments)
     flow, values = load_flow(file), read_flags(arguments)
     if plans:
         return compare_plans(file, plans, values)
@@ -45,7 +45,7 @@ def prove_file(file: str, arguments: Sequence[str]) -> int:
     return 2 if wrong else 0
 
 
-def apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_plans(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The flags of each ``--as``, and the other arguments. Raises PlanError unless ``--as`` is given twice or
     not at all."""
     plans, rest, words = [], [], list(arguments)
@@ -89,7 +89,7 @@ def whole(context: RunContext) -> Iterator[Claim]:
 
     stage = rehearsals(context)
     try:
-        yield from _by_made_scores(context, stage)
+        yield from _with_synthetic_scores(context, stage)
     except StageError as error:
         yield from reward_claims(stage, context.reasons, scoring=None)
         yield unfinished(
@@ -99,7 +99,7 @@ def whole(context: RunContext) -> Iterator[Claim]:
         )
 
 
-def _by_made_scores(context: RunContext, stage: Rehearsals) -> Iterator[Claim]:
+def _with_synthetic_scores(context: RunContext, stage: Rehearsals) -> Iterator[Claim]:
     from rlflow.runs.proof.flow_claims import FlowClaims
     from rlflow.runs.proof.rehearsal import uneven
     from rlflow.runs.proof.reward_claims import reward_claims

@@ -16,14 +16,14 @@ from rlflow.monitoring.secrets import MASK, hides, masked, remember, telling
 ARGUMENTS = (45, 46)
 
 
-def taken() -> list[str]:
+def take_arguments() -> list[str]:
     """Return the words after the program's name, and mask their secrets everywhere else. From this call on,
     secrets are masked in the process table, in ``sys.argv`` (which Ray and trackers read), and in printed
     text. Before this call, other users can see them."""
     words = sys.argv[1:]
     for name, value in flags(words):
         remember({name: value})
-    masked_words = [hidden(words, number) for number in range(len(words))]
+    masked_words = [masked_word(words, number) for number in range(len(words))]
     with contextlib.suppress(OSError, ValueError, IndexError):  # systems that do not give the addresses
         overwrite(words, masked_words)
     sys.argv[1:] = masked_words
@@ -40,7 +40,7 @@ def flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield name, value if equals else "" if following.startswith("--") else following
 
 
-def hidden(words: Sequence[str], number: int) -> str:
+def masked_word(words: Sequence[str], number: int) -> str:
     """Word ``number`` with its secret masked."""
     word, before = words[number], words[number - 1] if number else ""
     name, equals, value = word.partition("=")

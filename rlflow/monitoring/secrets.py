@@ -86,7 +86,7 @@ BEARER = re.compile(r"\b(bearer\s{1,3})(?=\S*\d|\S{20})[\w.~+/=-]{8,}", re.IGNOR
 BASIC = re.compile(r"(authorization[\"']?\s{0,3}[:=]\s{0,3}[\"']?basic\s{1,3})[\w+/=-]{4,}", re.IGNORECASE)
 # elsewhere, 40 hexadecimal digits are a git commit
 WANDB = re.compile(r"(wandb\W{0,3}(?:\w{1,40}\W{1,3}){0,4}?)\b[0-9a-f]{40}\b", re.IGNORECASE)
-BESIDE = re.compile(  # api_key=VALUE, "api_key": "VALUE", --api-key VALUE
+NAMED_VALUE = re.compile(  # api_key=VALUE, "api_key": "VALUE", --api-key VALUE
     r"""(?P<lead>(?<![\w.])(?P<flag>--)?(?P<name>[A-Za-z][\w.-]{0,80})(?:(?P<sign>["']?\s{0,3}[=:]\s{0,3})|(?(flag)\s{1,3}|(?!))))"""
     r"""(?:(?P<quote>["'])(?P<quoted>[^"'<\[{][^"']{5,4096})(?P=quote)|(?=(?P<plain>[^\s"'<>\[\]{}()|,;&]{8})))"""
 )
@@ -143,7 +143,7 @@ def _masked(text: str, values: Sequence[str]) -> str:
     text = ADDRESS.sub(lambda match: f"{match[1] or match[2]}{MASK}@", SHAPES.sub(MASK, text))
     for shape in (BEARER, BASIC, WANDB):
         text = shape.sub(rf"\1{MASK}", text)
-    return _beside_names(text)
+    return _mask_named_values(text)
 
 
 class MaskedLines:
@@ -157,8 +157,8 @@ class MaskedLines:
         if self._within:
             self._within = 0 if KEY_END.search(line) else self._within - 1
             return MASK
-        begun = [match.end() for match in KEY_BEGIN.finditer(line)]
-        self._within = KEY_LINES if begun and not KEY_END.search(line, begun[-1]) else 0
+        starts = [match.end() for match in KEY_BEGIN.finditer(line)]
+        self._within = KEY_LINES if starts and not KEY_END.search(line, starts[-1]) else 0
         return masked(line)
 
 
@@ -180,10 +180,10 @@ def _guard(stream: Any) -> None:
     stream.write, stream.guarded = write, True
 
 
-def _beside_names(text: str) -> str:
+def _mask_named_values(text: str) -> str:
     """The text with values masked that follow names of secrets."""
     pieces, at = [], 0
-    while match := BESIDE.search(text, at):
+    while match := NAMED_VALUE.search(text, at):
         end, quote = match.end("lead"), match["quote"] or ""
         pieces.append(text[at:end])
         at = end  # the name of a secret may follow a harmless name

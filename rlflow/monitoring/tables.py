@@ -20,7 +20,7 @@ from rlflow.monitoring import served
 from rlflow.monitoring.chart import ALONE, chart
 from rlflow.monitoring.choosing import ListedRun
 from rlflow.monitoring.explained import bound_lines, pointer
-from rlflow.monitoring.frame import OWN, Frame, figures, spoken
+from rlflow.monitoring.frame import OWN, Frame, figures, format_duration
 from rlflow.monitoring.funnel import funnel_lines
 from rlflow.monitoring.history import RunSummary, stage_seconds
 from rlflow.monitoring.keys import Figures, by_figure
@@ -122,16 +122,18 @@ def runs(
         name: different[name]
         for name in sorted(different, key=lambda name: (name not in names, not name.startswith("hp.")))
     }
-    asked = [name for name in dict.fromkeys(names) if name not in {*different, *COLUMNS, "updated"}]
+    requested = [name for name in dict.fromkeys(names) if name not in {*different, *COLUMNS, "updated"}]
     most = min(max((width - FIXED) // EACH, 1), SETTINGS)
     shown = list(different)[:most]
     table = Table(*COLUMNS, box=None, padding=(0, 2, 0, 0))
-    for name in (*shown, *asked):
+    for name in (*shown, *requested):
         table.add_column(plain(name))
     for position, run in enumerate(chosen):
         summary = run.summary
         accuracy = sampled_share(summary.evaluated)
-        own = [different[name][position] for name in shown] + [asked_text(run, name) for name in asked]
+        own = [different[name][position] for name in shown] + [
+            requested_text(run, name) for name in requested
+        ]
         table.add_row(
             plain(summary.folder.name),
             plain(summary.flow),
@@ -139,7 +141,7 @@ def runs(
             f"{summary.iteration}/{summary.iterations}",
             "" if accuracy is None else f"{accuracy:.1%}",
             plain(mean_rewards(summary.figures)),
-            spoken(max(now - summary.updated, 0.0)),
+            format_duration(max(now - summary.updated, 0.0)),
             *map(plain, own),
         )
     more = list(different)[most:]
@@ -152,7 +154,7 @@ def mean_rewards(figures: Figures) -> str:
     return ", ".join(f"{f'{figure.node} ' * (len(found) > 1)}{figures[figure]:.3f}" for figure in found)
 
 
-def asked_text(run: ListedRun, name: str) -> str:
+def requested_text(run: ListedRun, name: str) -> str:
     """A setting as it was given, or a metric with four digits; '-' if the run does not have it."""
     value = run.values.get(name)
     return (
@@ -196,7 +198,7 @@ def story(folder: Path) -> list[RenderableType]:
     """The content of `rlflow show`: a run from its settings to its files."""
     run = recorded(folder)
     summary, history = run.summary, run.history
-    age = spoken(max(time.time() - summary.updated, 0.0))
+    age = format_duration(max(time.time() - summary.updated, 0.0))
     head = Text.assemble(
         (printable(str(folder)), "bold"),
         "  ",
@@ -325,7 +327,7 @@ def last(summary: RunSummary, folder: Path) -> RenderableType | None:
     lines = ["last iteration: " + "  ".join(f"{name} {value}" for name, value in numbers)] if numbers else []
     lines += funnel_lines(summary.figures)
     lines += (
-        ["slowest nodes: " + "  ".join(f"{name} {spoken(seconds)}" for name, seconds in stages)]
+        ["slowest nodes: " + "  ".join(f"{name} {format_duration(seconds)}" for name, seconds in stages)]
         if stages
         else []
     )

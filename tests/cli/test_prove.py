@@ -3,17 +3,17 @@
 import pytest
 
 from rlflow.cli.main import exit_code
-from rlflow.cli.prove import apart
+from rlflow.cli.prove import split_plans
 from rlflow.errors import PlanError
 
 
 def test_flags_of_two_plans_are_told_from_those_of_both():
-    assert apart(["--as", "--stream 1", "--seed", "3", "--as=--stream 4"]) == (
+    assert split_plans(["--as", "--stream 1", "--seed", "3", "--as=--stream 4"]) == (
         ["--stream 1", "--stream 4"],
         ["--seed", "3"],
     )
     with pytest.raises(PlanError, match="rlflow prove compares exactly two plans"):
-        apart(["--as", "--stream 1"])
+        split_plans(["--as", "--stream 1"])
 
 
 @pytest.mark.slow

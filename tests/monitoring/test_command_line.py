@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlflow.monitoring.command_line import flags, hidden
+from rlflow.monitoring.command_line import flags, masked_word
 
 CANARY = "canary-77c1"
 
@@ -24,7 +24,7 @@ CANARY = "canary-77c1"
     ],
 )
 def test_values_of_telling_flags_and_what_looks_like_a_secret_are_not_shown(words, shown):
-    assert [hidden(words, number) for number in range(len(words))] == shown
+    assert [masked_word(words, number) for number in range(len(words))] == shown
 
 
 def test_flags_are_read_however_wrong_the_command_line_is():
@@ -34,8 +34,8 @@ def test_flags_are_read_however_wrong_the_command_line_is():
 SHOWS = """
 import sys
 from pathlib import Path
-from rlflow.monitoring.command_line import taken
-words = taken()
+from rlflow.monitoring.command_line import take_arguments
+words = take_arguments()
 print(Path("/proc/self/cmdline").read_bytes().decode().split("\\0")[1:-1])
 print(words == {words!r}, sys.argv[1:], sys.orig_argv[-len(words):] == sys.argv[1:], flush=True)
 sys.stdin.read()
@@ -72,10 +72,10 @@ def test_the_process_table_shows_stars_and_the_program_has_the_words(tmp_path):
 
 
 def test_words_that_are_not_the_processs_own_leave_its_command_line_alone(monkeypatch):
-    from rlflow.monitoring.command_line import taken
+    from rlflow.monitoring.command_line import take_arguments
 
     before = Path("/proc/self/cmdline").read_bytes()
     monkeypatch.setattr(sys, "argv", ["rlflow", "run", f"--token={CANARY}"])
-    assert taken() == ["run", f"--token={CANARY}"]
+    assert take_arguments() == ["run", f"--token={CANARY}"]
     assert sys.argv == ["rlflow", "run", "--token=***"]
     assert Path("/proc/self/cmdline").read_bytes() == before

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from rlflow.monitoring import doctor
-from rlflow.monitoring.doctor import Package, asked_torch, package_line, required
+from rlflow.monitoring.doctor import Package, package_line, required, torch_facts
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_torch_that_does_not_answer_is_told_with_its_last_words(
     python.write_text(f"#!/bin/sh\necho '{stderr}' >&2\nexit 1\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    assert asked_torch()["problem"] == problem
+    assert torch_facts()["problem"] == problem
 
 
 def test_gpus_are_listed_with_their_memory():

@@ -11,7 +11,7 @@ import keyed
 import pytest
 from rich.console import Console
 
-from rlflow.monitoring.frame import Frame, draw, figures, spoken
+from rlflow.monitoring.frame import Frame, draw, figures, format_duration
 from rlflow.monitoring.live import Live, lively
 from rlflow.monitoring.outputs import make_reporter
 from rlflow.monitoring.plain_display import Plain
@@ -325,4 +325,4 @@ def test_figures_leave_out_what_is_not_there():
     [(0.0123, "12 ms"), (1.0, "1.0 s"), (89, "89.0 s"), (90, "1.5 min"), (7200, "2.0 h"), (172800, "2.0 d")],
 )
 def test_durations_are_spoken_in_the_unit_that_suits(seconds, text):
-    assert spoken(seconds) == text
+    assert format_duration(seconds) == text

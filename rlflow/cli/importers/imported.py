@@ -52,8 +52,8 @@ class Keys:
         ]
 
     def wrong(self, key: str, value: Any) -> str:
-        """What the value of a key should be, if the value is invalid; empty if it is valid or the key has no
-        meaning in rlflow."""
+        """The expected form of a key's value, if the value is invalid; empty for a valid value and for keys
+        that rlflow ignores."""
         if self.lists(key) == ["meaningless"]:
             return ""
         if unresolved(value):
@@ -122,7 +122,7 @@ class Imported:
         else:
             self.differs[key] = why
 
-    def judge_rest(self) -> None:
+    def check_rest(self) -> None:
         """Mark keys that no step has taken as unsupported, if they are unknown, or if they have no
         counterpart and their value has an effect."""
         for key, value in self.source.items():
@@ -136,8 +136,8 @@ class Imported:
 
     def finish(self) -> None:
         """Check the keys that no step took, and expand paths in the flags for this machine."""
-        self.judge_rest()
-        self.flags = {flag: at_home(flag, value) for flag, value in self.flags.items()}
+        self.check_rest()
+        self.flags = {flag: expand_home(flag, value) for flag, value in self.flags.items()}
         for flag, value in self.flags.items():
             if flag.rpartition(".")[2] == "model" and HUB.fullmatch(value):
                 self.by_hand.append(
@@ -147,8 +147,8 @@ class Imported:
     def meaningless(self) -> list[str]:
         """The given keys that have no effect here: on placement, speed or logging only, or at a neutral
         value."""
-        told = {*self.counterparts, *self.unsupported, *self.differs, *self.wrong}
-        return [key for key in self.source if key not in told]
+        reported = {*self.counterparts, *self.unsupported, *self.differs, *self.wrong}
+        return [key for key in self.source if key not in reported]
 
     def refusals(self, file: str) -> list[Problem]:
         """A problem for each key with an invalid value, and for each key that is not supported."""
@@ -215,12 +215,12 @@ class Imported:
         return "\n".join(lines) + "\n"
 
 
-def at_home(flag: str, value: Any) -> Any:
+def expand_home(flag: str, value: Any) -> Any:
     """The value with ``~`` expanded to the user's folder, if the flag names files."""
     if flag.rpartition(".")[2] not in PATHS:
         return value
     if isinstance(value, list):
-        return [at_home(flag, each) for each in value]
+        return [expand_home(flag, each) for each in value]
     name, equals, path = value.rpartition("=")
     return f"{name}{equals}{os.path.expanduser(path)}"
 

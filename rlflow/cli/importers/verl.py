@@ -96,8 +96,8 @@ DEFAULTS: dict[str, Any] = {
 }
 NEUTRAL: dict[str, tuple[Any, ...]] = {  # values without effect, the default first
     **{
-        f"{half}.optim.{name}": values
-        for half in (ACTOR, "critic")
+        f"{section}.optim.{name}": values
+        for section in (ACTOR, "critic")
         for name, values in (
             ("optimizer", ("AdamW",)),
             ("lr_warmup_steps_ratio", (0.0,)),
@@ -442,7 +442,7 @@ def _linked(value: Any, texts: Mapping[str, Any], depth: int = 4) -> Any:
 
 def imported(source: Mapping[str, Any]) -> Imported:
     """The settings of rlflow that correspond to verl's."""
-    settings = Imported(KEYS, _whole(source))
+    settings = Imported(KEYS, _with_template_variables(source))
     settings.flow = _flow(settings)
     for step in (_data, _sampling, _algorithm, _clips, _kl, _optimizers, _run):
         step(settings)
@@ -450,15 +450,15 @@ def imported(source: Mapping[str, Any]) -> Imported:
     return settings
 
 
-def _whole(source: Mapping[str, Any]) -> dict[str, Any]:
+def _with_template_variables(source: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with the variables of the chat template, which have a key each in verl, collected under
     one key."""
     own = {
         key.removeprefix(f"{KWARGS}."): value for key, value in source.items() if key.startswith(f"{KWARGS}.")
     }
     rest = {key: value for key, value in source.items() if key != KWARGS and not key.startswith(f"{KWARGS}.")}
-    whole = {**_mapping(source.get(KWARGS)), **own}
-    return {**rest, KWARGS: whole} if whole or KWARGS in source else rest
+    variables = {**_mapping(source.get(KWARGS)), **own}
+    return {**rest, KWARGS: variables} if variables or KWARGS in source else rest
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -639,11 +639,11 @@ def _kl(settings: Imported) -> None:
 
 
 def _optimizers(settings: Imported) -> None:
-    for role, half in (("actor", ACTOR), *((("critic", "critic"),) if settings.flow == "ppo" else ())):
+    for role, section in (("actor", ACTOR), *((("critic", "critic"),) if settings.flow == "ppo" else ())):
         for name, flag in OPTIM.items():
-            if name != "optim.lr_warmup_steps" or settings.value(f"{half}.{name}", f"--{role}.{flag}") > 0:
-                settings.take(f"{half}.{name}", f"{role}.{flag}")
-        betas = settings.value(f"{half}.optim.betas", f"--{role}.beta1, beta2")
+            if name != "optim.lr_warmup_steps" or settings.value(f"{section}.{name}", f"--{role}.{flag}") > 0:
+                settings.take(f"{section}.{name}", f"{role}.{flag}")
+        betas = settings.value(f"{section}.optim.betas", f"--{role}.beta1, beta2")
         settings.flags |= {f"{role}.beta1": betas[0], f"{role}.beta2": betas[1]}
     if rank := settings.value(f"{MODEL}.lora_rank", "--lora"):
         settings.flags |= {"lora": rank, "lora_alpha": settings.value(f"{MODEL}.lora_alpha", "--lora-alpha")}

@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from rlflow.cli.importers.imported import Imported, Keys, at_home
+from rlflow.cli.importers.imported import Imported, Keys, expand_home
 
 KEYS = Keys("other", "1.0", {"a.rate": 0.5, "a.form": "x"}, {"a.noise": (0, None)}, ("log.*",))
 
@@ -61,4 +61,4 @@ def test_the_file_has_tables_of_flags_and_is_toml(monkeypatch):
         "data": {"source": ["/home/somebody/a.parquet", 'b "c".jsonl'], "max_prompt": 4},
     }
     assert settings.by_hand == ["--model: a folder, for example from hf download org/name --local-dir FOLDER"]
-    assert at_home("hp.form", "~") == "~"
+    assert expand_home("hp.form", "~") == "~"
