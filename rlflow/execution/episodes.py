@@ -27,6 +27,8 @@ from rlflow.rewards.environments.environment_pool import Answer, EnvironmentPool
 from rlflow.training.protocols import Sampling
 
 REST = ("prompt", "answer")  # columns that a ``reset`` with **kwargs gets, if the rows have them
+# Characters to encode for each token of the limit. Longer text is encoded only up to there, which is enough.
+CHARACTERS = 16
 TRIES = 3  # attempts to shorten a message to the allowed number of tokens
 
 Generate = Callable[[Batch, Sampling, Sequence[int]], Batch]  # method of a generator
@@ -346,9 +348,15 @@ class Episodes:
 
         Plain text is truncated. Of a list of messages the last message is shortened.
         """
-        most, ids = self.pool.spec.bounds.says, self.speech.speak(texts, sampled)
-        long = [len(own) > most for own in ids]
+        most = self.pool.spec.bounds.says
+        heads = [_head(text, most * CHARACTERS) for text in texts]
+        ids = self.speech.speak(heads, sampled)
         for place, text in enumerate(texts):
+            if heads[place] is not text and len(ids[place]) < 2 * most:  # few tokens of many characters
+                heads[place] = text
+                (ids[place],) = self.speech.speak([text], [sampled[place]])
+        long = [len(own) > most for own in ids]
+        for place, text in enumerate(heads):
             shorter = text
             for _ in range(TRIES):
                 if len(ids[place]) <= most or isinstance(shorter, str):
@@ -443,6 +451,19 @@ def _row_values(prompts: Batch, pool: EnvironmentPool) -> list[dict[str, Any]]:
         for name, values in columns.items()
     }
     return [{name: values[row] for name, values in plain.items()} for row in range(len(prompts))]
+
+
+def _head(text: EnvironmentText, most: int) -> EnvironmentText:
+    """Return the text, or the messages with the text of the last one, cut to ``most`` characters.
+
+    Returns the same object if nothing is cut.
+    """
+    if isinstance(text, str):
+        return text[:most] if len(text) > most else text
+    content = text[-1].get("content")
+    if not isinstance(content, str) or len(content) <= most:
+        return text
+    return [*text[:-1], {**text[-1], "content": content[:most]}]
 
 
 def _changes(answer: Mapping[str, Any]) -> dict[str, float]:

@@ -219,6 +219,33 @@ def test_messages_that_are_too_long_are_shortened_and_not_cut(pools):
     assert spoken.startswith("abcdefgh")
 
 
+@pytest.mark.parametrize("characters", [1, 100])
+@pytest.mark.parametrize("shape", [str, lambda text: [{"role": "tool", "content": text}]])
+def test_of_a_long_text_no_more_is_encoded_than_is_kept_where_tokens_are_short(pools, characters, shape):
+    """``characters``: of each token."""
+    spoken = []
+
+    def speak(texts, sampled):
+        content = [text if isinstance(text, str) else text[-1]["content"] for text in texts]
+        spoken.extend(map(len, content))
+        return [list(text[::characters].encode()) for text in content]
+
+    def encode(text):
+        return list(text[::characters].encode())
+
+    def decode(rows):
+        return [bytes(ids).decode("latin-1").replace("x", "x" * characters) for ids in rows]
+
+    speech = Speech(speak, encode, decode)
+    pool, prompts = pools(turns=2, says=4), prompts_of([script({"says": shape("x" * 10_000)})])
+    seeds = row_seeds(5, prompts.axis.keys)
+    backend = Generator(ModelSpec(None), Generator.Settings(longest=6, tail=1.0))
+    rows = Episodes(backend.generate, pool, Sampling(1, 200), speech).sampled(prompts, seeds, 5)
+    assert [ids for turn, ids in pieces(rows, 0) if turn < 0] == [list(b"xxxx")]
+    assert json.loads(rows["episode"][0])["turns"][0]["log"] == {"cut": 1.0}
+    assert (max(spoken) <= 16 * 4) == (characters == 1)
+
+
 def test_what_is_changed_of_what_an_environment_says_is_logged(pools):
     played = script({"says": "\ud83c\0"}, {"says": "abcdefgh"}, reset="\udc80")
     rows = sampled(pools(turns=3, says=4), prompts_of([played]), Sampling(1, 200))

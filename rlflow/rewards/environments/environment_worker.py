@@ -280,8 +280,10 @@ def _said(value: Any, what: str) -> tuple[Any, dict[str, float]]:
 
     Raises Refused for other values.
     """
+    value, cut = _shortened(value)
     value, replaced = mended(value)
     changes = {"replaced": float(replaced)} if replaced else {}
+    changes |= {"cut": 1.0} if cut else {}
     if is_messages(value):
         messages = [dict(message) for message in value]
         if (over := len(packed(messages)) - LONGEST) > 0:
@@ -297,7 +299,21 @@ def _said(value: Any, what: str) -> tuple[Any, dict[str, float]]:
         wrong = next(filter(None, map(fault, value)), "") if isinstance(value, list) else ""
         found = f"found an invalid message: {wrong}" if wrong else f"found {type(value).__name__}"
         raise Refused(f"{what}: {found}, expected text, or messages such as [{{'role': …, 'content': …}}]")
-    return value[:LONGEST], changes | ({"cut": 1.0} if len(value) > LONGEST else {})
+    return value, changes
+
+
+def _shortened(value: Any) -> tuple[Any, bool]:
+    """Return text, or messages, with the (last) text cut to LONGEST characters, and whether it was longer.
+
+    Other values are returned unchanged.
+    """
+    if isinstance(value, str):
+        return value[:LONGEST], len(value) > LONGEST
+    last = value[-1] if isinstance(value, list) and value else None
+    content = last.get("content") if isinstance(last, Mapping) else None
+    if isinstance(last, Mapping) and isinstance(content, str) and len(content) > LONGEST:
+        return [*value[:-1], {**last, "content": content[:LONGEST]}], True
+    return value, False
 
 
 def _number(value: Any, what: str) -> float:

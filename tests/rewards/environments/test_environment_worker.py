@@ -5,7 +5,7 @@ import urllib.request
 import pytest
 
 from rlflow import Turn
-from rlflow.rewards.environments.environment_worker import Refused, checked, is_service_error
+from rlflow.rewards.environments.environment_worker import LONGEST, Refused, checked, is_service_error
 
 
 def nobody_there():
@@ -52,3 +52,13 @@ def test_a_step_that_answers_nothing_is_no_end_of_an_episode(answer, words):
 def test_a_number_that_is_a_truth_ends_an_episode():
     assert checked(["step", 0, "said"], Turn(done=1))["done"] is True
     assert checked(["open", 0, {}, 0], None) == {"says": ""}
+
+
+@pytest.mark.parametrize("shape", [str, lambda text: [{"role": "user", "content": text}]])
+def test_what_is_cut_off_is_not_read(shape):
+    """A text of many megabytes costs no more than what is kept of it."""
+    answer = checked(("step", 0, ""), Turn(says=shape("a" * LONGEST + "\ud800" * 9)))
+    kept = answer["says"] if isinstance(answer["says"], str) else answer["says"][0]["content"]
+    assert set(kept) == {"a"}
+    assert LONGEST - 50 < len(kept) <= LONGEST
+    assert {name: answer.get(name) for name in ("cut", "replaced")} == {"cut": 1.0, "replaced": None}
