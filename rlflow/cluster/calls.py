@@ -213,14 +213,14 @@ class Calls:
             pool,
             op,
             requests,
-            self._asked(pool, op, frames, coming, terms.seconds, group, group == "cpu"),
+            self._send_frames(pool, op, frames, coming, terms.seconds, group, group == "cpu"),
             terms,
         )
         for rank, request in requests.items():
             request.note(pool.at(rank), self.iteration, self.ledger.mark_unused)
         return answers
 
-    def _asked(
+    def _send_frames(
         self,
         pool: Pool[Worker],
         op: str,
@@ -234,14 +234,14 @@ class Calls:
 
         ``short``: whether a short call may be used.
         """
-        beside = {
+        by_ray = {
             rank: [row_message for row_message in coming[rank] if inline(row_message) is None]
             for rank in frames
         }
-        call = pool.short_call(op, frames, seconds) if short and frames and not any(beside.values()) else None
+        call = pool.short_call(op, frames, seconds) if short and frames and not any(by_ray.values()) else None
         if call is not None:
             return call
-        refs = [(rank, pool.run(rank, frame, beside[rank], group)) for rank, frame in frames.items()]
+        refs = [(rank, pool.run(rank, frame, by_ray[rank], group)) for rank, frame in frames.items()]
         return pool.future(op, refs, seconds, list)
 
     # -- rows of other workers
@@ -334,9 +334,9 @@ class Calls:
         With ``chunks``, return an iterator over references of its answers.
         """
         request = routes.to(rows, pool.at(rank))
-        beside = [self._slice(part, pool.near(rank)) for part in request.transfers]
+        by_ray = [self._slice(part, pool.near(rank)) for part in request.transfers]
         return (pool.run_chunks if chunks else pool.run)(
-            rank, self._frame(pool.at(rank), op, request.inputs, arguments), beside, group
+            rank, self._frame(pool.at(rank), op, request.inputs, arguments), by_ray, group
         )
 
     def answers(
@@ -433,7 +433,7 @@ class Calls:
             rank: self._frame(pool.at(rank), "hold", inputs[rank], NO_ARGUMENTS, coming[rank], shard.key)
             for rank, shard in shards.items()
         }
-        self._asked(pool, "hold", frames, coming, PUT_SECONDS, "io", True).result()
+        self._send_frames(pool, "hold", frames, coming, PUT_SECONDS, "io", True).result()
         rows_at = ShardMap.of(list(shards.values()), list(used.values()), len(batch), batch.axis)
         columns = {
             name: RemoteColumn(data.kind, rows_at, data.lengths, name, data.nbytes)

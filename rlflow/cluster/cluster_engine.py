@@ -559,11 +559,11 @@ def _on_common_axes(records: Mapping[str, Batch]) -> list[Batch]:
     Prompt texts are moved to the rows of the completions, because samples show them together. Data sources
     are moved to the rows of the scores, because scores are averaged by source.
     """
-    beside = {"prompt": "completion", "answer": "completion", "episode": "completion", SOURCE: "scores"}
+    shown_with = {"prompt": "completion", "answer": "completion", "episode": "completion", SOURCE: "scores"}
     batches: dict[int, Batch] = {}
     for name, batch in records.items():
         data, axis = batch.data[name], batch.axis
-        main = records[beside[name]].axis if beside.get(name) in records else None
+        main = records[shown_with[name]].axis if shown_with.get(name) in records else None
         index = axis.rows_of(main) if main is not None and axis is not main else None
         if index is not None and main is not None:
             data, axis = data.take(index, axis), main

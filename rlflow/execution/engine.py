@@ -222,9 +222,9 @@ class Engine:
 
         Its seeds are the same each time and differ from those of training.
         """
-        beside = copy.copy(self)
-        beside.seed, beside.drawn = derived(self.seed, "evaluation"), 0
-        return beside
+        other = copy.copy(self)
+        other.seed, other.drawn = derived(self.seed, "evaluation"), 0
+        return other
 
     def seed_of(self, call: int) -> int:
         """Return the seed of the n-th call of this iteration."""

@@ -190,9 +190,9 @@ class Executor:
 
         A stop request does not interrupt the evaluation; the run saves the trained state after it.
         """
-        beside = Executor(self.engine.evaluating(), self.lanes, self.clock, self.away)
-        beside.board = self.board
-        return beside
+        other = Executor(self.engine.evaluating(), self.lanes, self.clock, self.away)
+        other.board = self.board
+        return other
 
     def run_body(self, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data]) -> Batch:
         """Run the body of a repeat once; return its results."""

@@ -30,7 +30,7 @@ class MemoryMover:
 
     def __init__(self, course: MemorySchedule | None = None) -> None:
         self.course = course if course is not None and course.moving else None
-        self.there: set[ModelPart] = set()
+        self.in_memory: set[ModelPart] = set()
         self._sides: dict[tuple[str, str], ModelSide] = {}
         self._at = 0
         self._moves = self._bytes = 0
@@ -72,8 +72,8 @@ class MemoryMover:
         if course is None or not needs & {*course.sizes, *self._passing(course)}:
             return
         target = self._target(course, needs)
-        self._move(course, self.there - target, away=True)
-        self._move(course, target - self.there, away=False)
+        self._move(course, self.in_memory - target, away=True)
+        self._move(course, target - self.in_memory, away=False)
 
     def moved(self) -> dict[str, float]:
         """Return the number of moves and their bytes since the last call, as metrics.
@@ -110,7 +110,7 @@ class MemoryMover:
         first.
         """
         target = set(moment.needs)
-        for part in sorted(self.there - target, key=lambda part: (self._next(course, part), part)):
+        for part in sorted(self.in_memory - target, key=lambda part: (self._next(course, part), part)):
             if course.held(moment, {*target, part}) <= course.limit:
                 target.add(part)
         return target
@@ -127,6 +127,6 @@ class MemoryMover:
             own = sorted(part for part in parts if (part.role, part.half) == (role, half))
             one = self._sides[role, half]
             (one.sleep if away else one.wake)(*(part.what for part in own))
-            self.there = self.there.difference(own) if away else self.there.union(own)
+            self.in_memory = self.in_memory.difference(own) if away else self.in_memory.union(own)
             self._moves += len(own)
             self._bytes += sum(course.sizes[part] for part in own)

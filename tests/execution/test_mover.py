@@ -128,7 +128,7 @@ def test_where_everything_fits_nothing_is_touched():
     keeper = MemoryMover(course(100))
     keeper.loaded("actor", "trainer", None)
     keeper.settle(learning("actor"))
-    assert (keeper.moved(), keeper.there) == ({}, set())
+    assert (keeper.moved(), keeper.in_memory) == ({}, set())
     MemoryMover().settle(learning("actor"))
 
 

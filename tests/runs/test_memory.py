@@ -56,7 +56,7 @@ def measured(monkeypatch):
             seen.append(
                 (
                     sum(map(in_memory, self._sides.values())),
-                    sum(self.course.sizes[part] for part in self.there),
+                    sum(self.course.sizes[part] for part in self.in_memory),
                     self.course,
                 )
             )

@@ -50,7 +50,7 @@ class WatchedWorker:
         )
         return f"{self.at} ({about})"
 
-    def under_way(self) -> str:
+    def last_activity(self) -> str:
         """Describe what the worker did at its last heartbeat."""
         ran = ", ".join(f"{what} for {seconds:.0f} s" for what, seconds in self.doing)
         return f"at its last heartbeat it ran {ran or 'nothing'}"
@@ -70,7 +70,7 @@ class Death:
         return self.worker.at.pool
 
     def __str__(self) -> str:
-        return f"{self.worker} {self.how}; {self.worker.under_way()}"
+        return f"{self.worker} {self.how}; {self.worker.last_activity()}"
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class HealthMonitor:
         """Describe what these workers do, with their stacks."""
         late_workers = [worker for worker in self.watched if worker.at in set(at)][:SHOWN]
         return "".join(
-            f"; {worker.at}: {worker.under_way()}{_under(_there(worker.presence, look))}"
+            f"; {worker.at}: {worker.last_activity()}{_under(_there(worker.presence, look))}"
             for worker in late_workers
         )
 

@@ -115,9 +115,9 @@ class Call(NamedTuple):
 
     def rows(self, transfers: Sequence[RowMessage]) -> list[RowMessage]:
         """Return the rows from other workers: rows in the call, with ``transfers`` in the missing places."""
-        beside = iter(transfers)
+        separate = iter(transfers)
         return (
-            [next(beside) if row_message is None else row_message for row_message in self.row_messages]
+            [next(separate) if row_message is None else row_message for row_message in self.row_messages]
             if self.row_messages
             else list(transfers)
         )

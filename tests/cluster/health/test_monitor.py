@@ -118,4 +118,4 @@ def test_a_death_is_told_with_process_place_roles_and_work():
         "its last heartbeat it ran sampling for 2 s"
     )
     assert str(replace(worker, roles="", doing=())).endswith("node 01234567)")
-    assert replace(worker, doing=()).under_way() == "at its last heartbeat it ran nothing"
+    assert replace(worker, doing=()).last_activity() == "at its last heartbeat it ran nothing"
