@@ -20,7 +20,7 @@ from rlflow.processes.clients.http import HttpClient
 from rlflow.processes.clients.patience import Unanswered
 from rlflow.rewards import values
 from rlflow.rewards.forms import asked
-from rlflow.rewards.reward_pool import NAN, STEP, Results
+from rlflow.rewards.values import NAN, STEP, Results
 
 BATCH = 64  # rows of a request
 IN_FLIGHT = 8  # concurrent requests

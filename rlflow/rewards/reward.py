@@ -20,10 +20,10 @@ from rlflow.processes.sandbox import probe
 from rlflow.rewards import plain, text
 from rlflow.rewards.forms import OPENRLHF, Form
 from rlflow.rewards.remote import RemoteReward
-from rlflow.rewards.reward_pool import NAN, Results, RewardPool
+from rlflow.rewards.reward_pool import RewardPool
 from rlflow.rewards.reward_spec import RewardSpec
 from rlflow.rewards.scorers import BUILT_IN
-from rlflow.rewards.values import NOT_HELD, OF_VALUES
+from rlflow.rewards.values import NAN, NOT_HELD, OF_VALUES, Results
 
 if TYPE_CHECKING:
     from torch import Tensor

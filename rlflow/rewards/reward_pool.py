@@ -15,7 +15,6 @@ import os
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,7 +27,7 @@ from rlflow.errors import PlanError
 from rlflow.rewards.confinement import STRICT, Confinement
 from rlflow.rewards.forms import FORMS
 from rlflow.rewards.scorers import BUILT_IN
-from rlflow.rewards.values import KEY, LONGEST, OTHERS
+from rlflow.rewards.values import KEY, LONGEST, NAN, OTHERS, STEP, Results
 from rlflow.rewards.worker_pool import (
     GRACE,
     START,
@@ -49,31 +48,12 @@ CHUNK = 32  # most rows of one message
 # The pool starts another process after rows have waited this many seconds for processes, summed over all
 # calls.
 GROWTH = 0.5
-STEP = 0.05  # seconds between two checks of a waiting call; shorter waits do not count
 ALTOGETHER = 32  # most processes of a pool without a configured size
 # Processes count as waiting if they compute, or would with a free core, for less than this share of the time.
 IDLE = 0.5
 AT_ONCE = 64  # most rows of one message to an async function
-NAN = float("nan")
-# Causes of a missing score; see Results.
+# Causes of a missing score; see Results in values.py.
 CAUSES = ("none", "nan", "overflow", "type", "raised", "timeout", "died")
-
-
-@dataclass
-class Results:
-    """The scores of a request's rows.
-
-    Causes of missing scores: none (the function returned None), nan (not finite), overflow (finite, but too
-    large for float32), type (not a number), raised, timeout, died.
-    """
-
-    values: list[float]  # one score for each row, in order; NaN if it is missing
-    missing: Counter[str] = field(default_factory=Counter)  # cause → number of missing scores
-    first: dict[str, str] = field(default_factory=dict)  # cause → message of the first missing score
-    # Key → a further number of each row; NaN if a row has none.
-    others: dict[str, list[float]] = field(default_factory=dict)
-    # Row → the answer that the scorer extracted from the response, if it returned one.
-    answers: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""Convert a reward function's return value to the message about its row.
+"""Convert a reward function's return value to the message about its row, and collect the scores of a request.
 
 The message is a number, a number with further numbers and an answer, or the cause of a missing score.
 """
@@ -11,12 +11,16 @@ import math
 import numbers
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlflow.processes.user_frames import failure_of, own_lines, own_place, whole
 from rlflow.rewards.hints import hint
 
+STEP = 0.05  # seconds between two checks of a waiting call; shorter waits do not count
+NAN = float("nan")
 MESSAGE = 2000  # most characters of an error in a message
 SCORE = "score"  # the key of the score in a returned dictionary
 # The key of the answer extracted from the response in a returned dictionary, as in verl.
@@ -30,6 +34,23 @@ LARGEST = 3.4028234663852886e38  # the largest float32; scores are stored as flo
 OF_VALUES = ("none", "nan", "type", "overflow")
 _PRINTED: set[str] = set()  # the lines of users' files whose tracebacks this process has printed
 KEY = re.compile(r"[\w.@/-]{1,64}")  # valid keys of further numbers; others are skipped
+
+
+@dataclass
+class Results:
+    """The scores of a request's rows.
+
+    Causes of missing scores: none (the function returned None), nan (not finite), overflow (finite, but too
+    large for float32), type (not a number), raised, timeout, died.
+    """
+
+    values: list[float]  # one score for each row, in order; NaN if it is missing
+    missing: Counter[str] = field(default_factory=Counter)  # cause → number of missing scores
+    first: dict[str, str] = field(default_factory=dict)  # cause → message of the first missing score
+    # Key → a further number of each row; NaN if a row has none.
+    others: dict[str, list[float]] = field(default_factory=dict)
+    # Row → the answer that the scorer extracted from the response, if it returned one.
+    answers: dict[int, str] = field(default_factory=dict)
 
 
 def verdict(value: Any, source: str = RETURNED) -> Any:
