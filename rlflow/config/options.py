@@ -100,4 +100,4 @@ class Options:
     def copies_every(self) -> int:
         """Iterations between in-memory checkpoints of the models; 0 for none. Pools recover from them when a
         worker dies."""
-        return self.commit_every if self.commit_every is not None else int(self.pools is not None)
+        return self.commit_every if self.commit_every is not None else int(bool(self.pools))

@@ -6,6 +6,7 @@ from rlflow.author.load import algorithms_folder, load_flow
 from rlflow.author.settings import described, fields
 from rlflow.cli.check import check_flow
 from rlflow.cluster.submit.target import JobSettings
+from rlflow.compiler.placement import Pools
 from rlflow.config.backend_names import SHIPPED, setting_types
 from rlflow.config.options import Options
 from rlflow.errors import PlanError
@@ -81,3 +82,8 @@ def test_a_number_out_of_its_range_is_refused_with_the_flag_to_change(flag):
 
 def test_limits_may_be_infinite():
     assert check_flow("ppo", ["--max-grad-norm=inf"]).ok
+
+
+@pytest.mark.parametrize(("pools", "every"), [(None, 0), (Pools(""), 0), (Pools("all=2@threads"), 1)])
+def test_copies_are_made_only_where_there_are_pools(pools, every):
+    assert Options(pools=pools).copies_every == every
