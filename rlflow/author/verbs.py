@@ -157,6 +157,8 @@ def checked(
                 )
             )
         else:
+            if type(setting.default) is float and type(value) is int:  # columns of it hold floats
+                bound[name] = float(value)
             continue
         bound[name] = 1 if setting.default is REQUIRED else setting.default
     return bound | {name: tuple(value) for name, value in bound.items() if isinstance(value, list)}, problems

@@ -24,6 +24,11 @@ def test_defaults_are_filled_in_and_lists_become_tuples():
     }
 
 
+def test_a_whole_number_becomes_a_float_where_the_setting_is_one():
+    bound = verbs.bind("actor.generate", verbs.GENERATE, {"max_tokens": 8, "temperature": 1, "top_k": 3})
+    assert [type(bound[name]) for name in ("temperature", "top_k", "max_tokens")] == [float, int, int]
+
+
 @pytest.mark.parametrize(
     ("specification", "name", "value"),
     [
