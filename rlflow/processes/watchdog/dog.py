@@ -348,7 +348,12 @@ def watch(dog: Dog, commands: int, signals: int) -> int | None:
         status, now = kin.stat(dog.pid), time.monotonic()
         if status is None or status.state in "ZX" or status.started != dog.started:
             dog.vanished(status if status is not None and status.started == dog.started else None)
-            return None
+            dog.receive_signals(_read(signals, poll) or b"")
+            if dog.call is None or not dog.stop_requests:
+                return None
+            # A signal handler of the library ended the process.
+            say("stopped before the run began")
+            return INTERRUPTED
         if (verdict := dog.check(status.state, now - last)) is not None:
             dog.stop(*verdict)
             return verdict[0]

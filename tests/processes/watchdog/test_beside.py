@@ -225,3 +225,25 @@ def test_signals_reach_the_watchdog_during_a_call_and_go_where_they_went_before_
         assert signal.set_wakeup_fd(-1) == -1
     finally:
         signal.set_wakeup_fd(before)
+
+
+ABORTING = """
+import os, signal, sys, time
+from rlflow.processes.watchdog import launcher
+from rlflow.processes.watchdog.beside import Watchdog, during_call
+
+if (code := launcher.apart()) is not None:
+    sys.exit(code)
+dog = Watchdog.start()
+while dog.process is None:
+    time.sleep(0.01)
+signal.signal(signal.SIGTERM, lambda number, frame: os.abort())
+with during_call("Ray", 60.0, "late"):
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.slow
+def test_a_library_that_aborts_at_a_signal_has_stopped_the_run():
+    done = subprocess.run([sys.executable, "-c", ABORTING], capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stderr) == (130, "stopped before the run began\n")
