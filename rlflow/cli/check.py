@@ -19,7 +19,6 @@ from rlflow.compiler.trace.arguments import role_names
 from rlflow.compiler.trace.compile import Program, TraceOptions, sampling_roles
 from rlflow.config.backend_names import role_types, setting_problems
 from rlflow.config.flags import RunConfig, pool_flag_problems, read_flags, sort_rewards, sort_values
-from rlflow.config.folders import check_model_folders
 from rlflow.config.meant import Known
 from rlflow.config.roles.environments import default_rewards, environments_of
 from rlflow.config.roles.replies import reply_problems, stop_problems
@@ -63,7 +62,6 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
     config = read_config(flow, values)
     hp = settings(flow, config.hp)
     check_place(config.options)
-    check_model_folders(values)
     roles = roles_of(flow, config.options.reward)
     check_names(config, flow, roles)
     PlanError.refuse(pool_flag_problems(roles, config))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,14 +24,18 @@ from rlflow.runs.api import resolve_config
 from rlflow.runs.planning import make_plan, place_roles, problems_before_backends
 from rlflow.runs.run_services import gpu_shares
 
+# Codes of what another machine may have: check warns of it, since the run may be meant for that machine.
+OF_THE_MACHINE = ("device", "model-folder", "too-few-gpus")
+UNNAMED = "no-model"  # code of a role without a model, which check does not ask for
 LIGHT = {"local"}  # backends that accept every placement that passes the checks made without them
 
 
 def refusals(flow: Flow, program: Program, values: Mapping[str, Any]) -> list[Problem]:
     """Return the problems for which a run of the program would be refused. ``values``: the flags of the run.
 
-    Loads backends only if the flags name a backend other than ``local``, or set ``--memory``. Raises PlanError
-    if the values are not a configuration.
+    A model folder or a GPU that this machine does not have is a warning. Loads backends only if the flags
+    name a backend other than ``local``, or set ``--memory``. Raises PlanError if the values are not a
+    configuration.
     """
     config, _ = resolve_config(flow, None, values)
     problems = [problem for decide in _decisions(flow, program, config) for problem in _raised(decide)]
@@ -38,7 +43,8 @@ def refusals(flow: Flow, program: Program, values: Mapping[str, Any]) -> list[Pr
     named = {name for use in model_uses(program.graph) for name in config.role(use.name).backends.values()}
     if not problems and (config.options.memory is not None or named - LIGHT):
         problems += _raised(partial(_plan, program, config))
-    return list(dict.fromkeys(problems))
+    known = (problem for problem in dict.fromkeys(problems) if problem.code != UNNAMED)
+    return [replace(each, severity="warning") if each.code in OF_THE_MACHINE else each for each in known]
 
 
 def _decisions(flow: Flow, program: Program, config: RunConfig) -> Iterator[Callable[[], object]]:

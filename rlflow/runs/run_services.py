@@ -48,7 +48,7 @@ def gpu_shares(declared: Sequence[Service], options: Options) -> tuple[Gpus, Seq
     shares, left = share(declared, visible(torch.cuda.device_count()))
     if not left and options.device == "cuda":
         raise PlanError.of(
-            "service-gpus",
+            "too-few-gpus",
             "services take all GPUs, and none is left for the run",
             expected="a GPU for the run",
             found=f"{len(shares)} services",

@@ -39,7 +39,7 @@ def share(
 
 def _too_few(service: Service, there: Sequence[str], left: Sequence[str]) -> PlanError:
     return PlanError.of(
-        "service-gpus",
+        "too-few-gpus",
         f"service '{service.name}' needs {service.gpus} GPU{'s' * (service.gpus > 1)}",
         found=f"{len(there)} on this machine, and {len(left)} {'is' if len(left) == 1 else 'are'} "
         "not used by other services",

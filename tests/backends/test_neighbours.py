@@ -113,7 +113,7 @@ def test_a_model_is_saved_with_the_frequencies_of_its_folder(folders, tmp_path):
 
 def test_a_model_that_reads_what_comes_after_a_token_is_refused(folders, tmp_path):
     folder = saved(model(tiny("bert-generation", is_decoder=False)), tmp_path, folders["gpt2"])
-    with pytest.raises(PlanError, match="BertGenerationDecoder reads the tokens after a token"):
+    with pytest.raises(PlanError, match="BertGenerationDecoder also reads the tokens after a token"):
         Trainer(ModelSpec(folder))
 
 

@@ -26,7 +26,7 @@ def answers(folder, *rows):
 def test_the_lengths_of_an_evaluation_become_the_setting_of_a_run(tmp_path, capsys):
     out = tmp_path / "lengths.json"
     assert exit_code(["bench", "record", str(answers(tmp_path, [3, 9], [1, 4])), "-o", str(out)]) == 0
-    assert "4 lengths from 1 to 9, 4.2 in the mean" in capsys.readouterr().out
+    assert "4 lengths from 1 to 9, mean 4.2" in capsys.readouterr().out
     assert sort_values({"actor.generate.lengths": str(out)}, ["actor"]).sampling == {
         "actor.generate": {"lengths": (3, 9, 1, 4)}
     }

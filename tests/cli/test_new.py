@@ -26,7 +26,7 @@ def test_a_copy_has_the_graph_of_what_it_is_copied_from_under_its_own_name(tmp_p
 def test_a_copy_keeps_its_docstring_and_passes_check(tmp_path):
     write_new(tmp_path / "mine.py", "grpo")
     text = (tmp_path / "mine.py").read_text()
-    assert text.startswith('"""Group Relative Policy Optimization (Shao et al. 2024)')
+    assert text.startswith('"""Group Relative Policy Optimization, GRPO (Shao et al. 2024)')
     assert "def mine(prompts, actor, reference, reward, hp=Mine()):" in text
     assert check_file(str(tmp_path / "mine.py"), []) == 0
 

@@ -185,7 +185,7 @@ def test_a_run_that_samples_ahead_goes_on_where_it_was_cut(whole, tmp_path):
     assert all(torch.equal(tensor, others[name]) for name, tensor in weights.items())
 
 
-@pytest.mark.parametrize(("pools", "message"), [("all=2", "take turns on pool"), (None, "one pool")])
+@pytest.mark.parametrize(("pools", "message"), [("all=2", "alternate on pool"), (None, "one pool")])
 def test_one_pool_cannot_sample_ahead(pools, message):
     with pytest.raises(PlanError, match=message):
         rlflow.roles(load_flow("ppo"), staleness=1, pools=pools)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlflow.author.load import load_flow
 from rlflow.cli.check import check_flow
@@ -49,10 +50,9 @@ REFUSED = {
     "run-exists": "--backend null --name taken",
     "run-folder": "--backend null --out file",
     "resume-name": "--backend null --resume auto",
-    "model-folder": "--actor.model nowhere",
     "data-range": "--data.max_prompt 0",
     "data-chat": "--data.chat maybe",
-    "service-gpus": "--service.x true --service.x.gpus 9999",
+    "service-gpus": "--service.x true --service.x.gpus 1 --pools all=2 --ray-address auto",
     "shares": "--backend null --pools all=2@gpu0.5 --device cpu",
     "threads-ray": "--backend null --pools all=2@threads --ray-address auto",
     "threads-weights": "--backend null --pools all=2@threads --weights alltoall",
@@ -85,6 +85,17 @@ def test_what_is_known_once_backends_are_loaded_both_refuse(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     found = refused_by_check(flags.split())
     assert found == refused_by_run(flags.split())
+
+
+@pytest.mark.parametrize("flags", ["--actor.model nowhere", "--device cuda"])
+def test_what_another_machine_may_have_is_a_warning(flags):
+    if flags == "--device cuda" and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    report = check_flow("grpo", flags.split())
+    assert report.ok
+    assert [problem.code for problem in report.problems if problem.severity == "warning"] == [
+        "model-folder" if "model" in flags else "device"
+    ]
 
 
 def test_a_tracker_that_is_not_there_is_refused():

@@ -54,7 +54,7 @@ def test_a_service_that_does_not_serve_ends_the_command_before_there_is_a_folder
         ["run", "grpo", *flags, "--out", str(tmp_path / "runs"), "--service.judge", f"{LITTLE} --fails"]
     )
     assert code == 2
-    assert "it printed last:\n    the little service begins\n    it has no corpus" in capfd.readouterr().err
+    assert "its last output:\n    the little service begins\n    it has no corpus" in capfd.readouterr().err
     assert list((tmp_path / "runs").iterdir()) == []
 
 
@@ -72,7 +72,7 @@ def test_a_declaration_is_judged_and_nothing_is_started(command, tmp_path, capfd
 
 def test_a_gpu_that_is_not_there_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(PlanError, match="service 'judge' wants 1 GPU"):
+    with pytest.raises(PlanError, match="service 'judge' needs 1 GPU"):
         rlflow.run("grpo", out=str(tmp_path), **FLAGS, **{"service.judge": LITTLE, "service.judge.gpus": 1})
 
 

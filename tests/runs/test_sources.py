@@ -109,7 +109,7 @@ def test_rewards_of_a_source_add_to_those_of_all(ground):
 def test_a_field_that_a_source_lacks_is_an_error_that_names_it_and_the_remedy_works(ground):
     reward = {"reward": [f"{ground}/judges.py:right"], "iterations": 1}
     with pytest.raises(
-        PlanError, match="the reward 'right' reads 'result', which the source 'sums' has not"
+        PlanError, match="the reward 'right' reads 'result', which the source 'sums' does not have"
     ) as error:
         rlflow.run("grpo", **settings(ground, **reward))
     assert "--data.sums.result FIELD" in error.value.problems[0].remedy
@@ -122,8 +122,8 @@ def test_a_field_that_a_source_lacks_is_an_error_that_names_it_and_the_remedy_wo
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"reward": ["judges.py:length@sum"]}, "'length@sum' names no source of the data"),
-        ({"reward": ["judges.py:length@sums"]}, "no reward judges the source 'other'"),
+        ({"reward": ["judges.py:length@sum"]}, "'length@sum' names an unknown source of the data"),
+        ({"reward": ["judges.py:length@sums"]}, "the source 'other' has no reward"),
         ({"data.othr.prompt": "ask"}, "'--data.othr.prompt' names no source"),
         ({"data.other.chat": "true"}, "'chat' is the same for all sources"),
         ({"data": ["sums.jsonl:1", "other.jsonl"]}, "the source 'other' has no weight"),

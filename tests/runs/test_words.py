@@ -148,7 +148,7 @@ def test_a_file_that_stands_in_for_a_package_is_blamed(file):
 @pytest.mark.parametrize(
     ("parameter", "says"),
     [
-        ("label", "name the parameter 'answer'; or --data.answer label where"),
+        ("label", "name the parameter 'answer'; or --data.answer label if"),
         (
             "solution_str",
             "name the parameter 'completion'; or map a field of the data: --data.solution_str FIELD",
@@ -167,7 +167,7 @@ def test_a_reward_that_reads_what_rows_have_not_is_shown_with_what_to_write(file
 def test_a_weight_that_is_no_number_is_what_is_refused(file):
     reward = file("def short(completion):\n    return 1.0\n", "short.py")
     with pytest.raises(
-        PlanError, match=r"(?s)the weight of reward '.*short\.py:short' is no number.*found: +abc"
+        PlanError, match=r"(?s)the weight of reward '.*short\.py:short' is not a number.*found: +abc"
     ):
         parse_reward(f"{reward}:short:abc")
 
@@ -181,14 +181,12 @@ async def later():
     [
         (
             {"acc": 1.0},
-            "the function returned dict, not a number: the number under 'score' counts; name it so "
-            "instead of 'acc'",
+            "the function returned dict, not a number: use the key 'score' for the score instead of 'acc'",
         ),
         ({"why": "x"}, "the function returned dict, not a number"),
         (
             [1.0],
-            "the function returned list, not a number: it is called for one row, and gives the number of "
-            "that row",
+            "the function returned list, not a number: it is called for one row, and must return one number",
         ),
         ("1", "the function returned str, not a number"),
     ],
