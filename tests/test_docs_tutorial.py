@@ -1,0 +1,57 @@
+"""docs/tutorial.md is true: its files are written and its commands run, in its order, with few and short rows.
+Figures are not compared, since fewer rows give others; all other words are."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+from sources import ROOT
+from test_docs_runs import normal, pattern, run_command
+
+pytestmark = pytest.mark.slow
+
+PAGE = (ROOT / "docs" / "tutorial.md").read_text()
+LEARN = "rlflow run algorithms/ppo.py --iterations 10 --prompts 16 --held-out 8"
+SHORT = {"prompts = 32": "prompts = 4", "held_out = 200": "held_out = 8"}
+
+
+def without_figures(text: str) -> str:
+    """A shown text with `…` for each number, and one for the spaces that depend on their width."""
+    return re.sub(r" *[-+]?\d[\d.,]*(?:e-\d+)?(?:%| points)? *", "…", text)
+
+
+def parts() -> list[tuple[str, str]]:
+    """("write", file and text) or ("run", command and what the page shows), in the order of the page."""
+    found = []
+    for language, text in re.findall(r"^```(python|toml|console)\n(.*?)^```$", PAGE, re.M | re.S):
+        if language == "console":
+            found += [("run", part) for part in re.split(r"^\$ ", text, flags=re.M)[1:]]
+        else:
+            found.append(("write", text))
+    return found
+
+
+def test_the_files_and_commands_of_the_page_do_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "algorithms").symlink_to(ROOT / "algorithms")
+    for kind, text in parts():
+        head, _, shown = text.partition("\n")
+        if kind == "write":
+            for long, short in SHORT.items():
+                text = text.replace(long, short)
+            Path(head.removeprefix("# ")).write_text(text)
+            continue
+        command, _, code = head.partition("  # exits ")
+        if command.startswith("python "):
+            runpy.run_path(shlex.split(command)[1])
+            continue
+        found, printed = run_command(LEARN if command == "make learn" else command)
+        assert found == int(code or 0), f"$ {command}\n{printed}"
+        assert re.fullmatch(pattern(without_figures(shown)), normal(printed)), f"$ {command}\n{printed}"
