@@ -1,10 +1,13 @@
-"""docs/authoring.md is true: every block runs, and prints what the page shows.
+"""Every block of docs/authoring.md and docs/reference.md runs and prints what the page shows.
 
-Python blocks continue one another in one module; one whose first line is ``# NAME.py`` is a file of its own,
-and the first file is where the module starts. Their flows pass `check` and run on the null backend, planned
-and eagerly. Console blocks go through the command line's entry point, in a folder that holds the files; ``#
-exits N`` after a command is its exit code. Outputs are equal but for times (``0.02 s``), and a line ``…``
-stands for any lines.
+Python blocks of both pages continue one another in one module. A block whose first line is ``# NAME.py`` is a
+file of its own, and the module starts with the first file. The flows pass `check` and run on the null backend,
+planned and eagerly. Console blocks go through the command line's entry point, in a folder with the files; ``#
+exits N`` after a command is its exit code. Times (``0.02 s``) are not compared, and a line ``…`` stands for any
+lines. Blocks of ``text`` are drawings.
+
+RLFLOW_WRITE_DOCS=1 writes the codes and levels of the reference's tables from the source, and keeps the texts of
+the codes that the tables have.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import contextlib
 import doctest
 import importlib
 import io
+import os
 import re
 import shlex
 import sys
@@ -35,7 +39,8 @@ from rlflow.compiler.check.checker import check
 
 pytestmark = pytest.mark.slow
 
-PAGE = (ROOT / "docs" / "authoring.md").read_text()
+REFERENCE = ROOT / "docs" / "reference.md"
+PAGES = {path.stem: path.read_text() for path in (ROOT / "docs" / "authoring.md", REFERENCE)}
 CHECKED = (
     "rlflow/author",
     "rlflow/compiler/trace",
@@ -46,13 +51,16 @@ CHECKED = (
 )  # what `check` can say
 EAGER = ("rlflow/author/batch.py", "rlflow/execution")  # what eager calls can say besides
 KEPT = "rlflow/execution/mover.py"  # of which only runs within a limit of memory hear
+LEVELS = ("error", "warning", "note")
+METHODS = ("generate", "logprobs", "values", "update")
 CAST = {"threads": 1, "backend": "null", "prompts": 4}
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of the page: its language, its text and the line where it opens."""
+    """A fenced block: the page, its language, its text and the line where it opens."""
 
+    page: str
     language: str
     text: str
     line: int
@@ -64,20 +72,22 @@ class Block:
         return named.group(1) if named else None
 
     def __str__(self) -> str:
-        return f"line-{self.line}"
+        return f"{self.page}-line-{self.line}"
 
 
 def blocks(language: str | None = None) -> list[Block]:
-    fences = re.finditer(r"^```(.+)\n((?s:.*?))^```$", PAGE, re.M)
     found = [
-        Block(fence.group(1), fence.group(2), PAGE.count("\n", 0, fence.start()) + 1) for fence in fences
+        Block(name, fence.group(1), fence.group(2), page.count("\n", 0, fence.start()) + 1)
+        for name, page in PAGES.items()
+        for fence in re.finditer(r"^```(.+)\n((?s:.*?))^```$", page, re.M)
     ]
     return [block for block in found if language in (None, block.language)]
 
 
 def table(heading: str) -> list[list[str]]:
-    """The cells of the first table after a text, row by row, without its head."""
-    rows = PAGE[PAGE.index(heading) :].partition("|---")[2].partition("\n\n")[0].splitlines()[1:]
+    """Cells of the first table after a text of the reference, row by row, without the header."""
+    page = PAGES["reference"]
+    rows = page[page.index(heading) :].partition("|---")[2].partition("\n\n")[0].splitlines()[1:]
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
 
 
@@ -201,7 +211,7 @@ def test_stages_that_no_flow_of_the_page_calls_run(page: ModuleType) -> None:
     stages = {
         name for name, value in vars(page).items() if isinstance(value, Stage) and name not in rlflow.__all__
     }
-    assert {name for name in stages if f"|= {name}(" not in PAGE} == {
+    assert {name for name in stages if f"|= {name}(" not in "".join(PAGES.values())} == {
         "prices",
         "halve",
         "jitter",
@@ -251,19 +261,44 @@ def codes(places: Iterable[str], but: Iterable[str] = ()) -> dict[str, set[str]]
     return found
 
 
-def listed_codes(heading: str) -> dict[str, set[str]]:
-    """Code → levels in the page's table under a heading."""
-    return {row[0].strip("`"): set(row[1].split(", ")) for row in table(heading)}
+def written(heading: str, known: dict[str, set[str]]) -> str:
+    """The reference with the codes and levels of the source in the table after a heading."""
+    page = REFERENCE.read_text()
+    start = page.index("|\n", page.index("|---", page.index(heading))) + 2
+    rows = {row[0].strip("`"): row[2:] for row in table(heading)}
+    order = [code for code in rows if code in known] + sorted(known.keys() - rows.keys())
+    lines = [
+        " | ".join(
+            [f"| `{code}`", ", ".join(sorted(known[code], key=LEVELS.index)), *rows.get(code, ["…", "…"])]
+        )
+        for code in order
+    ]
+    return page[:start] + "".join(f"{line} |\n" for line in lines) + page[page.index("\n\n", start) + 1 :]
 
 
 def test_the_tables_of_codes_are_those_of_the_source() -> None:
     checked = codes(CHECKED, but=EAGER)
-    assert listed_codes("## What check says") == checked
     known = checked | codes([KEPT])
-    assert listed_codes("In eager calls,") == {
-        code: levels for code, levels in codes(EAGER, but=[KEPT]).items() if code not in known
-    }
+    eager = {code: levels for code, levels in codes(EAGER, but=[KEPT]).items() if code not in known}
+    for heading, found in (("## What check says", checked), ("In eager calls,", eager)):
+        page = written(heading, found)
+        if os.environ.get("RLFLOW_WRITE_DOCS"):
+            REFERENCE.write_text(page)
+        assert page == REFERENCE.read_text()
+    assert "| … |" not in REFERENCE.read_text(), "a code has no text"
+
+
+def test_the_reference_has_every_exported_name_and_method() -> None:
+    page = PAGES["reference"]
+    assert [name for name in rlflow.__all__ if not re.search(rf"\b{name}\b", page)] == []
+    assert [method for method in METHODS if f".{method}(" not in page] == []
 
 
 def test_other_languages_do_not_slip_in_unrun() -> None:
-    assert {block.language for block in blocks()} == {"python", "console", "pycon", "text columns"}
+    assert {block.language for block in blocks()} == {
+        "python",
+        "console",
+        "pycon",
+        "text",
+        "text columns",
+    }
