@@ -16,7 +16,9 @@ from rlflow.config.flags import parse_flags
 
 README = (ROOT / "README.md").read_text()
 DOCS = ROOT / "docs"
-LENGTH = 180  # lines of README at most
+LENGTH = 110  # lines of README at most
+NUMBERS = 40  # in README at most
+drawn = load(ROOT / "benchmarks" / "pictures.py")
 PAGES = [README, *((DOCS / f"{name}.md").read_text() for name in ("pools", "learning"))]
 BLOCKS = [block for page in PAGES for block in re.findall(r"^```(\w+)\n(.*?)^```$", page, re.M | re.S)]
 COMMANDS = [
