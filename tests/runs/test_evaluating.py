@@ -12,7 +12,7 @@ from run_faults import MODEL, write_sums
 import rlflow
 from rlflow import PlanError
 from rlflow.cli.eval import table
-from rlflow.cli.main import called
+from rlflow.cli.main import run_command
 from rlflow.config.roles.prompt_room import positions_of
 from rlflow.monitoring.recorded import recorded
 from rlflow.monitoring.reporter import Quiet
@@ -108,14 +108,14 @@ def test_a_model_folder_has_the_numbers_of_the_run_that_wrote_it(ground, tmp_pat
         "1",
         "--json",
     ]
-    assert called(words) == 0
+    assert run_command(words) == 0
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert printed["evaluation"] == {
         name: value for name, value in own(ground / "run", 3).items() if "small" in name
     }
     kept = [line for line in answers(ground / "run", 3).splitlines() if json.loads(line)["set"] == "small"]
     assert (tmp_path / "evaluations/actor-1/answers.jsonl").read_text().splitlines() == kept
-    assert called([*words[:-1], "--quiet"]) == 0
+    assert run_command([*words[:-1], "--quiet"]) == 0
     assert "small pass@4" in capsys.readouterr().out
 
 
@@ -229,7 +229,7 @@ def test_what_cannot_be_evaluated_is_said_with_a_remedy_and_leaves_nothing(
     monkeypatch.chdir(tmp_path)
     places = {"RUN": str(ground / "run"), "MODEL": MODEL, "WHERE": str(ground)}
     with pytest.raises(PlanError, match=message) as error:
-        called([places.get(word, word.replace("WHERE", str(ground))) for word in words])
+        run_command([places.get(word, word.replace("WHERE", str(ground))) for word in words])
     assert remedy in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
