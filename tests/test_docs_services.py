@@ -31,7 +31,7 @@ def test_the_tables_list_what_there_is() -> None:
         for name, value in settings.items()
     }
     commands = [command.callback.__name__ for command in app.registered_commands if command.callback]
-    assert [row[0].strip("`").split()[2] for row in rows("command | asked by")] == commands
+    assert [row[0].strip("`").split()[2] for row in rows("command | endpoint")] == commands
 
 
 def test_the_example_is_the_one_that_ships() -> None:
