@@ -23,13 +23,13 @@ from rlflow.training.protocols import Capabilities, ModelSpec, Sampling
 
 
 class Trainer(LocalTrainer):
-    """The local trainer, whose forwards take one row at a time. Its Settings, updates and checkpoints are
+    """The local trainer with forward passes of one row at a time. Settings, updates and checkpoints are
     inherited."""
 
     @classmethod
     def capabilities(cls, settings: Any, device: str) -> Capabilities:
-        """What the local trainer can do, and one thing more: a row's numbers are the same bits next to any
-        other rows."""
+        """Return the capabilities of the local trainer, and ``row_exact``: the numbers of a row are bit-equal
+        for any other rows in the batch."""
         return replace(super().capabilities(settings, device), row_exact=True)
 
     def forward(self, batch: Batch, want: tuple[str, ...] | None = None, *, ahead: bool = False) -> Batch:
@@ -59,11 +59,11 @@ class Response(NamedTuple):
 
 
 class Generator:
-    """Samples one row after another, with a key-value cache of that row."""
+    """Samples one row after another, with a key-value cache per row."""
 
     @dataclass(frozen=True)
     class Settings:
-        prefill: Annotated[int, Ge(1)] = 4096  # tokens of a prompt that are read at once
+        prefill: Annotated[int, Ge(1)] = 4096  # tokens of a prompt that one forward pass reads
 
     def __init__(self, spec: ModelSpec, settings: Any = None) -> None:
         self.spec, self.settings = spec, settings or self.Settings()
@@ -85,10 +85,10 @@ class Generator:
             longest(self.network.module.config),
             f"the positions of the model in {self.spec.folder}",
         )
-        asked = [prompt for prompt in column.value.split(lengths) for _ in range(sampling.samples)]
+        repeated = [prompt for prompt in column.value.split(lengths) for _ in range(sampling.samples)]
         rows = [
             self._response(prompt, own, uniforms([seed], own.max_tokens)[0])
-            for prompt, own, seed in zip(asked, sampling.of_rows(axis.keys), seeds, strict=True)
+            for prompt, own, seed in zip(repeated, sampling.of_rows(axis.keys), seeds, strict=True)
         ]
         return Batch(
             axis,
@@ -116,7 +116,7 @@ class Generator:
             read, cache = read[None], out.past_key_values
             tokens.append(int(read))
             logprobs.append(logprob[0].cpu())
-            # the first tokens end no row
+            # before min_tokens, nothing ends the row
             if tokens[-1] in ends or stops(tokens, len(tokens) - sampling.min_tokens):
                 return Response(tokens, logprobs, "stop")
         return Response(tokens, logprobs, "length")
@@ -124,7 +124,7 @@ class Generator:
     def _columns(self, rows: Sequence[Response], sampling: Sampling) -> dict[str, Data]:
         lengths = torch.tensor([len(row.tokens) for row in rows], dtype=torch.int64)
         tokens = torch.tensor([token for row in rows for token in row.tokens], dtype=torch.int64)
-        said = completions(
+        texts = completions(
             self.tokenizer, [row.tokens for row in rows], self.eos, sampling.skip_special_tokens
         )
         values: dict[str, Any] = {
@@ -134,7 +134,7 @@ class Generator:
             "sampled_logprobs": torch.stack([logprob for row in rows for logprob in row.logprobs])
             if rows
             else torch.zeros(0),
-            "completion": tuple(said),
+            "completion": tuple(texts),
             "finish": tuple(row.finish for row in rows),
             "temperature": torch.full((len(rows),), sampling.temperature or 1.0),
         }
@@ -149,7 +149,7 @@ class Generator:
         self.version = version
 
     def sleep(self, *parts: str) -> None:
-        """Nothing of it is ever elsewhere: it has no ``movable`` parts."""
+        """Do nothing: there are no ``movable`` parts."""
 
     def wake(self, *parts: str) -> None:
-        """Nothing was put away."""
+        """Do nothing: no part was freed."""
