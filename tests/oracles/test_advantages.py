@@ -35,7 +35,10 @@ def adding(epsilon, scores, group):
     return ((group_std(scores, group) + 1e-4) / (group_std(scores, group) + epsilon))[:, None]
 
 
-ALONE = "a response alone keeps its raw score there, and has advantage 0 here: left out"
+ALONE = (
+    "The peer keeps the raw score of a group's only response; rlflow gives it advantage 0. The test "
+    "skips such responses"
+)
 
 
 def grpo_of_verl(case):
@@ -44,7 +47,7 @@ def grpo_of_verl(case):
 
 
 @transformed(
-    f"1e-6 is added to the deviation there, 1e-4 here: multiplied by the quotient; {ALONE}",
+    f"The peer adds 1e-6 to the deviation, rlflow 1e-4; the test multiplies by the quotient. {ALONE}",
     "verl-grpo-1",
     "verl-grpo-3",
     "verl-grpo-vec",
@@ -57,8 +60,13 @@ def test_grpo(case):
 
 @transformed(
     {
-        "verl-rloo-1": "a response alone keeps its raw score there, and is left out of the update here (NaN)",
-        "verl-rloo-2": "a response alone has advantage 0 there, and is left out of the update here (NaN)",
+        "verl-rloo-1": (
+            "The peer keeps the raw score of a group's only response; rlflow excludes it from the "
+            "update (NaN)"
+        ),
+        "verl-rloo-2": (
+            "The peer gives a group's only response advantage 0; rlflow excludes it from the update (NaN)"
+        ),
     }
 )
 def test_rloo(case):
@@ -75,8 +83,9 @@ def test_opo(case):
 
 
 @transformed(
-    "alpha counts the rows of any score but 0 there, and those in groups of unequal scores here: "
-    f"multiplied by the quotient of the two, both counted in the test; {ALONE}",
+    "The peer's alpha counts rows with a score other than 0; rlflow's alpha counts rows in groups of "
+    "unequal scores. The test counts both and multiplies by the quotient. "
+    f"{ALONE}",
     "verl-gpg-1",
 )
 def test_gpg(case):
@@ -93,8 +102,9 @@ def test_gpg(case):
 
 
 @transformed(
-    "GRPO's advantages, whitened: whitened in the test; 1e-6 is added to the deviation there; "
-    f"{ALONE.partition(':')[0]}: put in its place before the whitening",
+    "The peer whitens GRPO's advantages, and adds 1e-6 to the deviation; the test does both. "
+    f"{ALONE.partition('. ')[0]}"
+    ". The test uses the raw score before it whitens",
     "verl-gdpo-1",
 )
 def test_grpo_whitened(case):
@@ -104,8 +114,8 @@ def test_grpo_whitened(case):
 
 
 @transformed(
-    "k is the size of the group there, so that the best response alone has an advantage, and it is divided "
-    "by the group's deviation + 1e-6: divided in the test",
+    "The peer's k is the size of the group, so only the best response has an advantage, and it "
+    "divides by the group's deviation + 1e-6. The test divides",
     "verl-passk-1",
 )
 def test_pass_at_k(case):
@@ -121,7 +131,9 @@ def test_reinforce_pp(case):
     case.agrees(advantages=advantages * case.mask, returns=returns)
 
 
-@transformed(f"{ALONE.partition(':')[0]}: put in its place before the whitening", "verl-rfpp-baseline-1")
+@transformed(
+    f"{ALONE.partition('. ')[0]}. The test uses the raw score before it whitens", "verl-rfpp-baseline-1"
+)
 def test_reinforce_pp_with_the_baseline(case):
     centred = torch.where(several(case), reinforce_pp.centre(scores_of(case), case.group), scores_of(case))
     rewards = reinforce_pp.charge_kl(
@@ -138,8 +150,8 @@ def test_remax(case):
 
 
 @transformed(
-    "the difference of scores is clipped there, and each token bears its own KL alone: clipped before, and "
-    "added after the difference",
+    "The peer clips the difference of scores, and charges each token only its own KL. The test clips "
+    "the difference first and adds the KL afterwards",
     "remax-returns-1.0",
 )
 def test_remax_of_its_authors(case):
@@ -181,28 +193,34 @@ def test_grpo_of_responses(case):
 
 
 @transformed(
-    {"nemo-grpo-loo0-norm1": "1e-6 is added to the deviation there, 1e-4 here: multiplied by the quotient"}
+    {
+        "nemo-grpo-loo0-norm1": (
+            "The peer adds 1e-6 to the deviation, rlflow 1e-4; the test multiplies by the quotient"
+        )
+    }
 )
 def test_grpo_with_another_epsilon(case):
     scores, group, mask = rows_of(case)
     row_compared(case, compare(scores, group, mask, deviation=True) * adding(1e-6, scores, group))
 
 
-@transformed("1e-8 is added to the deviation there, 1e-4 here: multiplied by the quotient", "oat-grpo")
+@transformed(
+    "The peer adds 1e-8 to the deviation, rlflow 1e-4; the test multiplies by the quotient", "oat-grpo"
+)
 def test_grpo_of_the_authors_of_dr_grpo(case):
     scores, group, mask = rows_of(case)
     row_compared(case, compare(scores, group, mask, deviation=True) * adding(1e-8, scores, group))
 
 
-@transformed("divided by the deviation of the whole batch there: divided in the test", "trl-adv-3")
+@transformed("The peer divides by the deviation of the complete batch. The test divides", "trl-adv-3")
 def test_grpo_with_the_deviation_of_the_batch(case):
     scores, group, mask = rows_of(case)
     row_compared(case, compare(scores, group, mask, deviation=False) / (scores.std() + 1e-4))
 
 
 @transformed(
-    "a leave-one-out deviation there, none in groups of two: the deviation of the others is taken row by "
-    "row, with the row missing",
+    "The peer divides by a leave-one-out deviation, and not at all in groups of two. The test "
+    "computes the deviation of the other rows for each row",
     "nemo-grpo-loo1-norm1",
 )
 def test_leave_one_out_with_a_deviation(case):
@@ -218,8 +236,8 @@ def test_leave_one_out_with_a_deviation(case):
 
 
 @transformed(
-    "several rewards, normalised apart, summed and normalised over the batch: each by GRPO's stage, the "
-    "rest in the test",
+    "The peer normalises each of several rewards, sums them, and normalises over the batch. GRPO's "
+    "stage normalises each reward; the test does the rest",
     "trl-adv-5",
 )
 def test_several_rewards(case):
@@ -239,7 +257,7 @@ def test_rloo_of_responses(case):
     row_compared(case, rloo.compare(*rows_of(case)))
 
 
-@transformed("scores are clipped there first: clipped in the test", "trl-rloo-3")
+@transformed("The peer clips the scores first. The test clips them", "trl-rloo-3")
 def test_rloo_with_kl_in_the_score(case):
     scores, group, mask = rows_of(case)
     inputs = case.inputs
@@ -251,9 +269,9 @@ def test_rloo_with_kl_in_the_score(case):
 
 
 @transformed(
-    "each token bears its own KL alone there, and is whitened by a biased deviation; REINFORCE++ "
-    "accumulates the KL of the "
-    "tokens to come: its parts without the accumulation, multiplied by sqrt(n / (n - 1))",
+    "The peer charges each token only its own KL and whitens by a biased deviation; rlflow's "
+    "REINFORCE++ accumulates the KL of later tokens. The test uses its parts without the "
+    "accumulation, multiplied by sqrt(n / (n - 1))",
     "nemo-rfpp-1",
 )
 def test_reinforce_pp_without_accumulation(case):

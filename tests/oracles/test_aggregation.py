@@ -28,7 +28,10 @@ def test_means(case):
     compared(case, averaged(value, case.mask, MEANS[case.id]), value)
 
 
-SUM = "a sum, which grows with the batch; rlflow has means. Multiplied by the tokens"
+SUM = (
+    "The peer has a sum, which grows with the batch; rlflow has means. The test multiplies by the "
+    "number of tokens"
+)
 
 
 @transformed(SUM, "verl-agg-token-sum-local", "verl-agg-token-sum-nanpad")
@@ -38,7 +41,7 @@ def test_a_sum(case):
 
 
 @transformed(
-    "divides by the width of the padding; rlflow by a number that is given. The width is given",
+    "The peer divides by the padded width, rlflow by a given number. The test gives the width",
     "verl-agg-seq-mean-token-sum-norm-local",
 )
 def test_a_mean_over_the_padding(case):
@@ -47,8 +50,8 @@ def test_a_mean_over_the_padding(case):
 
 
 SHARE = (
-    "one rank's share, multiplied by the ranks there because the engine averages over them; rlflow "
-    "sums. Multiplied in the test"
+    "The peer multiplies one rank's share by the number of ranks, because its engine averages over "
+    "ranks; rlflow sums. The test multiplies"
 )
 
 

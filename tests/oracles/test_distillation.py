@@ -27,8 +27,8 @@ def test_the_advantage_is_minus_the_reverse_kl(case):
 
 
 @transformed(
-    "a price and other advantages there, and the teacher's list has one entry more: multiplied, added, "
-    "and shifted by one",
+    "The peer has a KL coefficient and other advantages, and its list of the teacher has one more "
+    "entry. The test multiplies, adds, and shifts by one",
     "tinker-opd-1",
 )
 def test_the_reverse_kl_beside_other_advantages(case):
@@ -41,8 +41,8 @@ def test_the_reverse_kl_beside_other_advantages(case):
 
 
 @transformed(
-    "a sum over the vocabulary there, the policy gradient of a sampled token here: the expectation over "
-    "every token",
+    "The peer sums over the vocabulary; rlflow has the policy gradient of a sampled token. The test "
+    "takes the expectation over every token",
     "trl-gkd-1.0",
 )
 def test_the_expected_gradient_is_that_of_the_reverse_kl(case):
@@ -62,8 +62,8 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl(case):
 
 
 @transformed(
-    "a sum over the vocabulary there, the policy gradient of a sampled token here: the expectation over "
-    "every token, and the divergence as what is logged of it",
+    "The peer sums over the vocabulary; rlflow has the policy gradient of a sampled token. The test "
+    "takes the expectation over every token, and the divergence from the logged metric",
     "trl-gkd-0.0",
     "trl-gkd-0.1",
     "trl-gkd-0.5",
@@ -84,5 +84,5 @@ def test_the_expected_gradient_is_that_of_the_generalised_jsd(case):
     case.agrees(loss=over_vocabulary(metrics["divergence"]), grad_student_logits=gradient)
 
 
-not_ours("forward KL over the teacher's likeliest tokens", "verl-opd-topk-1")
-not_ours("weights tokens by the share of the disagreement that is still to come", "trl-iwopd-1")
+not_ours("forward KL over the teacher's most probable tokens", "verl-opd-topk-1")
+not_ours("weights tokens by the share of the disagreement in later tokens", "trl-iwopd-1")

@@ -67,7 +67,10 @@ def test_what_stands_in_padding_and_holes_does_not_matter(case):
     )
 
 
-@transformed("two lambdas there: advantages with one, returns with the other, one call each", "nemo-gae-3")
+@transformed(
+    "The peer has two lambdas, for advantages and for returns. The test calls rlflow once with each",
+    "nemo-gae-3",
+)
 def test_gae_with_two_lambdas(case):
     def at(name):
         return gae(rewards_of(case), case.inputs["values"], case.mask, gamma=1.0, lam=case.settings[name])
@@ -77,8 +80,8 @@ def test_gae_with_two_lambdas(case):
 
 
 @transformed(
-    "there lambda decays over tool tokens, whose value is 0; rlflow carries over them. Compared with "
-    "them as tokens of value 0",
+    "The peer's lambda also decays over tool tokens, whose value is 0; rlflow skips tool tokens. The "
+    "test treats them as tokens of value 0",
     "orlhf-gae-2",
 )
 def test_gae_that_decays_over_tool_tokens(case):
@@ -93,12 +96,14 @@ def test_gae_that_decays_over_tool_tokens(case):
 
 
 PAST = (
-    "there the score stands one past the last token, if there is room; rlflow puts it on the last. "
-    "Placed so in the test"
+    "The peer places the score one past the last token, if there is room; rlflow places it on the "
+    "last. The test places it as the peer does"
 )
 
 
-@transformed({"trl-ppo-1": PAST, "trl-ppo-3": f"{PAST}; rewards are whitened there, with their mean kept"})
+@transformed(
+    {"trl-ppo-1": PAST, "trl-ppo-3": (f"{PAST}. The peer also whitens rewards and keeps their mean")}
+)
 def test_gae_with_the_score_one_past_the_last_token(case):
     inputs, last = case.inputs, case.inputs["last_token_index"][:, None]
     places = torch.arange(inputs["values"].shape[1])
@@ -118,8 +123,9 @@ def test_gae_with_the_score_one_past_the_last_token(case):
 
 
 @transformed(
-    "there columns lie one to the left, rewards are clipped, and the row as wide as the batch counts as "
-    "truncated: its last value is added to its last reward. Rolled, clipped and added in the test",
+    "The peer's columns are shifted left by one, it clips rewards, and it treats a row that fills the "
+    "width of the batch as truncated: it adds the row's last value to its last reward. The test "
+    "shifts, clips and adds",
     "areal-adv-1",
 )
 def test_gae_of_a_row_that_is_bootstrapped(case):

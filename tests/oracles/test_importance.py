@@ -23,7 +23,7 @@ def verl_weights(case, stage, **settings):
     return stage(log_ratio, torch.zeros_like(log_ratio), case.mask, **settings) * case.mask
 
 
-OUTSIDE = "0 outside the mask there, 1 here: masked"
+OUTSIDE = "Outside the mask the peer has 0, rlflow 1. The test masks"
 
 
 @transformed(OUTSIDE, "verl-tis-token")
@@ -37,7 +37,7 @@ def test_masked(case):
 
 
 @transformed(
-    f"{OUTSIDE}; divided by their mean over the responses there: divided in the test", "verl-tis-seq-norm"
+    f"{OUTSIDE}. The peer also divides by the mean over responses. The test divides", "verl-tis-seq-norm"
 )
 def test_truncated_by_response(case):
     weights = verl_weights(case, truncated_weights, cap=2.0, ratio="sequence")
@@ -65,7 +65,7 @@ def test_weights_of_tokens(case):
 
 
 @transformed(
-    "one number per response there, and one at each of its tokens here: read at the first token",
+    "The peer has one number per response, rlflow one per token. The test reads the first token",
     "trl-is-sequence_truncate-None",
     "trl-is-sequence_mask-None",
 )
@@ -80,8 +80,8 @@ BANDS = {
 
 
 @transformed(
-    "a mask there, by bounds on the inverse ratio; weights of 0 here: the bounds inverted, and where "
-    "weights are not 0",
+    "The peer has a mask from bounds on the inverse ratio; rlflow has weights of 0. The test inverts "
+    "the bounds and compares which weights are 0",
     *BANDS,
 )
 def test_what_is_rejected(case):
@@ -96,8 +96,9 @@ KINDS = {
 
 
 @transformed(
-    "a mask there; weights of 0 here: where weights are not 0. Where two rules are joined by 'and' there, "
-    "the first is a band of ratios, with its bounds inverted: one stage after the other",
+    "The peer has a mask; rlflow has weights of 0. The test compares which weights are 0. If the peer "
+    "joins two rules with 'and', the first is a band of ratios: the test inverts its bounds and "
+    "applies one stage after the other",
     *KINDS,
 )
 def test_what_is_rejected_by_kl(case):
@@ -138,8 +139,8 @@ def test_ppo_with_the_geometric_mean_of_responses_in_a_band(case):
 
 
 @transformed(
-    "responses are dropped by their geometric mean, and tokens keep their own ratio there: 0 where the one "
-    "says so, else the other",
+    "The peer drops responses by their geometric mean, and the tokens of others keep their own ratio. "
+    "The test multiplies the two",
     "orlhf-pl-7",
 )
 def test_ppo_without_the_responses_outside_a_band(case):
@@ -149,6 +150,6 @@ def test_ppo_without_the_responses_outside_a_band(case):
     weighted(case, truncated_weights(*columns, cap=torch.inf) * kept)
 
 
-not_ours("drops responses with a negative advantage that have drifted", "slime-opsm-1", "trl-opsm-1")
-not_ours("what a peer logs of the drift between sampler and trainer", "verl-offpolicy-metrics")
-not_ours("guesses the log-probs of the weights between two versions", "areal-prox-1")
+not_ours("drops responses that have a negative advantage and have drifted", "slime-opsm-1", "trl-opsm-1")
+not_ours("logged metrics of the drift between sampler and trainer", "verl-offpolicy-metrics")
+not_ours("estimates log-probs under weights between two versions", "areal-prox-1")

@@ -35,7 +35,7 @@ def test_kl_that_nobody_clamps(case):
 
 
 @transformed(
-    "clamped there: the log-ratio to 20, the estimate to 10. Clamped so in the test",
+    "The peer clamps the log-ratio to 20 and the estimate to 10. The test clamps both",
     "verl-kl-k3",
     "verl-kl-low_var_kl",
 )
@@ -44,14 +44,14 @@ def test_kl_clamped_on_both_sides(case):
     compared(case, logprobs, kl(logprobs, near(logprobs, reference), "k3").clamp(-10, 10))
 
 
-@transformed("clamped there, to 10. Clamped so in the test", "orlhf-kl-k1", "orlhf-kl-k3")
+@transformed("The peer clamps to 10. The test clamps", "orlhf-kl-k1", "orlhf-kl-k3")
 def test_kl_clamped(case):
     logprobs, reference = inputs_of(case)
     compared(case, logprobs, kl(logprobs, reference, case.settings["kind"]).clamp(-10, 10))
 
 
 @transformed(
-    "the value of k3, clamped there, with the gradient of k2: put together in the test from the two",
+    "The peer combines the clamped value of k3 with the gradient of k2. The test combines the two",
     "verl-kl-k3+",
 )
 def test_kl_with_the_gradient_of_another(case):
@@ -61,8 +61,8 @@ def test_kl_with_the_gradient_of_another(case):
 
 
 @transformed(
-    "weighted there by exp(logp - sg(logp)), for the gradient of the expectation, and clamped. Weighted "
-    "and clamped in the test",
+    "The peer clamps, and weights by exp(logp - sg(logp)) for the gradient of the expectation. The "
+    "test weights and clamps",
     "nemo-kl-k1",
     "nemo-kl-k3",
 )
@@ -75,13 +75,16 @@ def test_kl_weighted_for_the_gradient_of_its_expectation(case):
     )
 
 
-@transformed("the ratio is given there: log-probs before the update are made from it", "slime-kl-unbiased")
+@transformed(
+    "The peer takes the ratio as input. The test derives the log-probs before the update from it",
+    "slime-kl-unbiased",
+)
 def test_kl_weighted_by_the_ratio(case):
     now, ratio = case.inputs["logprob"], case.inputs["importance_ratio"]
     case.agrees(kl=kl_penalty(now, now - ratio.log(), case.inputs["ref_logprob"], "k3-weighted"))
 
 
-@transformed("scores per token there: added in the test to the charge alone", "verl-kl-reward")
+@transformed("The peer has scores per token. The test adds them to the KL penalty", "verl-kl-reward")
 def test_the_charge_on_rewards_of_tokens(case):
     inputs, none = case.inputs, torch.zeros(3, dtype=torch.float64)
     charge = ppo.charge_kl(
@@ -92,9 +95,10 @@ def test_the_charge_on_rewards_of_tokens(case):
 
 @transformed(
     {
-        "orlhf-klrew-1": "charges padding too, masked later. Compared under the mask",
-        "orlhf-klrew-3": "a price below 0 counts as 0 there and is refused by rlflow's setting. Compared "
-        "at 0",
+        "orlhf-klrew-1": "The peer charges padding too, and masks it later. The test compares under the mask",
+        "orlhf-klrew-3": (
+            "The peer uses 0 for a KL coefficient below 0; rlflow refuses it. The test compares at 0"
+        ),
     }
 )
 def test_the_charge_on_scores(case):

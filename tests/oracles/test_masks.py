@@ -66,7 +66,7 @@ def test_a_score_is_placed_on_the_last_token_that_counts(case):
 
 
 @transformed(
-    "rows begin with their prompt there, which counts: put before; rows are padded there: padded",
+    "The peer's rows begin with the prompt, which is part of the mask, and are padded. The test adds both",
     "searchr1-mask-1",
 )
 def test_what_a_tool_says_is_a_hole_of_the_mask(case):

@@ -1,5 +1,4 @@
-"""Every recorded case has its place, and docs/correctness.md says which. RLFLOW_WRITE_DOCS=1 writes the page
-anew."""
+"""docs/correctness.md lists the verdict of every recorded case. RLFLOW_WRITE_DOCS=1 writes the page again."""
 
 import os
 from collections import Counter
@@ -13,22 +12,25 @@ registry = load(FOLDER / "registry.py")
 INTRODUCTION = """\
 # Correctness
 
-These are {all} recorded results of other projects: inputs, settings, and the outputs and gradients that their own code gave at the
-version named. {compared} of them are compared with rlflow's arithmetic. `tests/oracles` holds the cases, and one module of tests per
-subject. Each case is one of
+rlflow's arithmetic is compared with {all} recorded results of other projects. Each case has inputs, settings, and the
+outputs and gradients that the other project's own code computed in the named version. `tests/oracles` has the cases,
+and one test module per subject. Each case is one of
 
-- **pass** ({pass}): compared as it was recorded;
-- **transformed** ({transformed}): the conventions differ. The test changes inputs or outputs as the last column says, then compares;
-- **not ours** ({not ours}): rlflow has nothing to compare.
+- **pass** ({pass}): the test compares the recorded values;
+- **transformed** ({transformed}): the conventions differ. The test transforms inputs or outputs, as the last column
+  says, and then compares;
+- **not ours** ({not ours}): rlflow has nothing to compare with.
 
-What is compared are rlflow's own stages, losses and averages, in float64 unless the peer's are in float32, with the tolerance of the
-case (1e-6 relative in most). Padding is compared only where both define it. What a peer logs beside is not compared. `derived` cases
-are properties that follow from the mathematics, and of no project.
+The first two kinds are {compared} cases. They compare rlflow's own stages, losses and averages in float64, or in
+float32 if the other project did. Each case has its own tolerance, mostly 1e-6 relative. Padding is compared only if
+both projects define it. Logged metrics of the other project are not compared. Cases of the source `derived` follow
+from the mathematics and come from no project.
 
-Beyond the cases, `tests/algorithms/test_invariance.py` holds every algorithm to properties (order of rows, padding, micro-batches,
-repeated groups), and `tests/algorithms/test_exact_gradient.py` compares expected gradients with true ones, by enumeration.
+Two more tests cover every algorithm. `tests/algorithms/test_invariance.py` checks that the order of rows, padding,
+micro-batches and repeated groups do not change results. `tests/algorithms/test_exact_gradient.py` compares expected
+gradients with true gradients, by enumeration.
 
-`tests/oracles/test_page.py` writes this page.
+`tests/oracles/test_page.py` writes this page. In the last column, *peer* is the other project.
 """
 
 
@@ -47,7 +49,7 @@ def written():
     verdicts = placed()
     counts = Counter(verdict.kind for verdict in verdicts.values())
     lines = [INTRODUCTION.format(all=len(registry.CASES), compared=compared(), **counts)]
-    lines += ["| case | function | of | verdict | why |", "| --- | --- | --- | --- | --- |"]
+    lines += ["| case | function | source | verdict | difference |", "| --- | --- | --- | --- | --- |"]
     for name, case in registry.CASES.items():
         verdict, of = (
             verdicts[name],

@@ -38,7 +38,7 @@ def biased(white, mask):
     return white * (count / (count - 1)).sqrt()
 
 
-BIASED = "biased deviation there: multiplied by sqrt(n / (n - 1))"
+BIASED = "The peer has a biased deviation. The test multiplies by sqrt(n / (n - 1))"
 
 
 @as_is("orlhf-pipe-drgrpo")
@@ -48,7 +48,8 @@ def test_dr_grpo(case):
 
 
 @transformed(
-    "1e-9 is added to the deviation there, 1e-4 here: multiplied by the quotient", "orlhf-pipe-group"
+    "The peer adds 1e-9 to the deviation, rlflow 1e-4; the test multiplies by the quotient",
+    "orlhf-pipe-group",
 )
 def test_grpo(case):
     scores, group = case.inputs["rewards"], group_of(case)
@@ -58,8 +59,8 @@ def test_grpo(case):
 
 
 @transformed(
-    "the KL is charged per token, after the baseline there; in the score, before it, here: its parts in "
-    "their order",
+    "The peer charges the KL per token after the baseline, rlflow in the score before it. The test "
+    "calls rlflow's parts in the peer's order",
     "orlhf-pipe-rloo",
 )
 def test_rloo(case):

@@ -83,7 +83,7 @@ def test_ppo_per_token(case):
     case.agrees(loss=value, grad_ppo_kl=torch.autograd.grad(value.sum(), moved)[0])
 
 
-@transformed("the log-ratio is clamped to 20 there: clamped on the way in", "verl-ppo-3")
+@transformed("The peer clamps the log-ratio to 20. The test clamps it in the input", "verl-ppo-3")
 def test_dual_clip(case):
     now, columns = now_of(case), columns_of(case)
     near = columns["logprobs"] + (now - columns["logprobs"]).clamp(-20, 20)
@@ -91,8 +91,8 @@ def test_dual_clip(case):
 
 
 @transformed(
-    "one of four ranks' share, multiplied by the ranks there because the engine averages over them; "
-    "rlflow sums. Multiplied",
+    "The peer multiplies one rank's share by the four ranks, because its engine averages over ranks; "
+    "rlflow sums. The test multiplies",
     "verl-ppo-5",
 )
 def test_ppo_on_one_rank_of_four(case):
@@ -148,7 +148,7 @@ def test_the_parts_sum_up_to_the_whole(case):
 # -- CISPO
 # ------------------------------------------------------------------------------------------------------------
 
-DELTA = "the bound counts from 1 there, and is the largest ratio itself here"
+DELTA = "The peer's bound is relative to 1; rlflow's is the largest ratio itself"
 
 
 @transformed(DELTA, "verl-cispo-1")
@@ -175,7 +175,9 @@ def test_cispo_per_token(case):
 
 
 @transformed(
-    f"{DELTA}; clips below as well there: the old log-probs are moved so that no ratio is below the bound",
+    f"{DELTA}"
+    ". The peer also has a lower bound. The test moves the old log-probs so that every ratio is above "
+    "it",
     "verl-cispo-3",
 )
 def test_cispo_with_a_lower_bound(case):
@@ -207,9 +209,7 @@ def test_reinforce(case):
 # -- a KL term in the loss
 # ---------------------------------------------------------------------------------------------------------
 
-WEIGHTED = (
-    "k3 weighted by exp(logp - sg(logp)) there, for the gradient of its expectation, which is that of k2"
-)
+WEIGHTED = "The peer weights k3 by exp(logp - sg(logp)), which has the gradient of k2"
 
 
 def exchanged(case, now, beta):
@@ -219,7 +219,7 @@ def exchanged(case, now, beta):
 
 
 @transformed(
-    f"{WEIGHTED}: GRPO's k2, and the value of k3 put in the place of its value", "nemo-pg-1", "nemo-pg-3"
+    f"{WEIGHTED}. The test uses GRPO with k2 and replaces its value by that of k3", "nemo-pg-1", "nemo-pg-3"
 )
 def test_grpo_with_kl(case):
     now, columns, beta = now_of(case), columns_of(case), case.settings["reference_policy_kl_penalty"]
@@ -243,9 +243,7 @@ def test_grpo_with_k3(case):
     compared(case, now, averaged(value, case.mask, "tokens"))
 
 
-@transformed(
-    f"{DELTA}; {WEIGHTED}: k2 is added, and the value of k3 put in the place of its value", "nemo-pg-5"
-)
+@transformed(f"{DELTA}. {WEIGHTED}. The test adds k2 and replaces its value by that of k3", "nemo-pg-5")
 def test_cispo_with_kl(case):
     now, settings = now_of(case), case.settings
     beta = settings["reference_policy_kl_penalty"]
@@ -294,8 +292,8 @@ def test_clip_cov(case):
 
 
 @transformed(
-    "tokens are chosen by their log-probs of the moment there, by those before the update here: those of "
-    "the moment are given",
+    "The peer chooses tokens by their current log-probs, rlflow by the log-probs before the update. "
+    "The test gives rlflow the current ones",
     "verl-klcov-1",
 )
 def test_kl_cov(case):

@@ -40,7 +40,7 @@ def test_dpo(case):
 
 
 @transformed(
-    "DPO with the policy of the iteration before as the reference: put in the reference's place",
+    "This is DPO with the policy of the previous iteration as the reference. The test uses that reference",
     "spin-sigmoid",
 )
 def test_spin(case):
@@ -85,7 +85,10 @@ def test_online_dpo(case):
     case.agrees(loss=loss, grad_logprobs=torch.autograd.grad(loss, now)[0][ORDER])
 
 
-@transformed("IPO on fresh pairs: online DPO's pairs, then the loss of dpo with form='ipo'", "trl-odpo-3")
+@transformed(
+    "This is IPO on new pairs. The test uses the pairs of online DPO and the loss of dpo with form='ipo'",
+    "trl-odpo-3",
+)
 def test_online_ipo(case):
     inputs = case.inputs
     _, rows = chosen_first(case)

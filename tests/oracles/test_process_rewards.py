@@ -20,8 +20,8 @@ as_is, transformed, not_ours, averaged = (
 
 
 @transformed(
-    "a token's own distance from its response's mean counts n / (n - 1) fold there, once in the paper "
-    "and here: the rest is added",
+    "The peer multiplies a token's own distance from its response's mean by n / (n - 1); the paper "
+    "and rlflow do not. The test adds the difference",
     "prime-rloo-1",
 )
 def test_process_and_outcome_rewards(case):
@@ -49,4 +49,6 @@ def test_the_loss_of_outcomes(case):
     case.agrees(loss=loss, grad_scores=torch.autograd.grad(loss, now)[0])
 
 
-not_ours("how many pairs of a right and a wrong response are told apart: logged there", "prime-acc-1")
+not_ours(
+    "a logged metric: how many pairs of a correct and a wrong response are ranked correctly", "prime-acc-1"
+)

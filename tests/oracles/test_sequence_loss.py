@@ -28,14 +28,17 @@ def test_gspo(case):
     gspo_of(case, policy.columns_of(case), *CLIPS[case.id], "row-tokens")
 
 
-@transformed("the sequence's loss times its length: the sum over its tokens", "trl-loss-luspo")
+@transformed(
+    "The peer multiplies the loss of a sequence by its length. The test sums over its tokens",
+    "trl-loss-luspo",
+)
 def test_gspo_times_the_length(case):
     gspo_of(case, policy.columns_of(case), case.settings["epsilon_low"], case.settings["epsilon_high"], 1.0)
 
 
 @transformed(
-    "advantages averaged over a row there: averaged in the test; weighted by the geometric mean of a "
-    "row's importance ratios",
+    "The peer averages advantages over a row, and weights by the geometric mean of the row's "
+    "importance ratios. The test averages",
     "areal-dec-5",
 )
 def test_gspo_with_sequence_weights(case):
@@ -63,7 +66,9 @@ def test_gmpo(case):
 
 
 @transformed(
-    "the log-ratio of a response, with the other sign: turned, and spread over its tokens", "slime-gspo-1"
+    "The peer has the log-ratio of a response with the opposite sign. The test negates it and repeats "
+    "it over the tokens",
+    "slime-gspo-1",
 )
 def test_the_log_ratio_of_a_response(case):
     log_ratio = row_mean(case.inputs["log_prob"] - case.inputs["old_log_prob"], case.mask)

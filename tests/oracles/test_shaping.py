@@ -30,8 +30,8 @@ def test_over_long_shaping(case):
 
 
 @transformed(
-    "the penalty goes on beyond the longest length there, where no response of rlflow can be. Compared "
-    "up to it",
+    "The penalty of the peer continues beyond the longest length, which no response of rlflow "
+    "exceeds. The test compares up to it",
     "areal-overlong-2",
 )
 def test_over_long_shaping_up_to_the_longest_length(case):

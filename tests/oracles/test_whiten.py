@@ -28,7 +28,7 @@ def times(white, x, divisor):
 
 
 @transformed(
-    "biased deviation, and 1e-5 added to it: multiplied by the quotient of the two divisors",
+    "The peer has a biased deviation and adds 1e-5. The test multiplies by the quotient of the two divisors",
     "areal-norm-False",
 )
 def test_whiten_with_a_biased_deviation(case):
@@ -39,7 +39,8 @@ def test_whiten_with_a_biased_deviation(case):
 
 
 @transformed(
-    "each row by itself, biased deviation: rows one by one, multiplied by the quotient of the two divisors",
+    "The peer whitens each row with a biased deviation. The test whitens row by row and multiplies by "
+    "the quotient of the two divisors",
     "orlhf-norm-1",
 )
 def test_whiten_row_by_row(case):
