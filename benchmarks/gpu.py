@@ -1,18 +1,18 @@
-"""Everything in which a GPU has a say, checked by one command, for a GPU that is at hand for minutes.
+"""Check everything that depends on a GPU with one command, within minutes.
 
-    python benchmarks/gpu.py                          # every section, those first that matter most
-    python benchmarks/gpu.py right waits              # sections and groups of them, by name
+    python benchmarks/gpu.py                          # every section, the most important ones first
+    python benchmarks/gpu.py right waits              # sections or groups of sections, by name
     python benchmarks/gpu.py --list
     python benchmarks/gpu.py --json gpu.json --budget 540
-    python benchmarks/gpu.py --device cpu --small     # what of it a CPU can do, in seconds
+    python benchmarks/gpu.py --device cpu --small     # the checks that a CPU can do, in seconds
 
-It takes rlflow from this checkout, installed or not, and needs nothing but what rlflow itself does: no
-network, no model, no data. Sections for Ray, DeepSpeed, vLLM, TRL and peft say that they are untested where
-these are missing. Each section runs in a process of its own with a deadline, and a section that raises,
-crashes or hangs is told with its cause.
+The command uses rlflow from this checkout, installed or not. It needs only rlflow's own dependencies: no
+network, model or data. Sections for Ray, DeepSpeed, vLLM, TRL and peft are untested if the package is missing.
+Each section runs in its own process with a deadline. If a section raises, crashes or hangs, the command reports
+the cause.
 
-Every check has a number, its bound where it has one, and a verdict: ok, failed or untested. Exits 1 where one
-failed, and 2 where there is no such device.
+Every check has a number, a bound if there is one, and a verdict: ok, failed or untested. The exit code is 1 if
+a check failed, and 2 if the device does not exist.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-SLOWER = 3  # times its deadline that a section has on a CPU, which has other things to do
-LEAST = 5.0  # seconds of the budget for which a section is begun
-LOG = 6000  # characters of what a failed section printed that the JSON file has
-FACTS = 90.0  # seconds in which a machine says what it is
+SLOWER = 3  # factor on a section's deadline on a CPU
+LEAST = 5.0  # a section starts only if the budget has more seconds left
+LOG = 6000  # characters of a failed section's output in the JSON file
+FACTS = 90.0  # maximum seconds to describe the machine
 
 
 def from_checkout(folder: Path) -> None:
-    """Let this process, and all that it starts, import rlflow from this checkout. Its algorithms and backends
-    lie beside the package, as an installation maps them: a folder of links does the same. Whoever calls this
-    has to work outside the checkout, whose `rlflow` lacks
-    them: Python looks for modules of some processes where they start."""
+    """Make this process and its children import rlflow from this checkout, through links in ``folder``.
+
+    The checkout has algorithms, backends and benchmarks next to the package; an installation maps them into
+    it, and the links do the same. The working directory must be outside the checkout, because Python also
+    imports from there, and the checkout's `rlflow` lacks these packages.
+    """
     package = folder / "site" / "rlflow"
     package.mkdir(parents=True)
     mapped = {
@@ -61,34 +63,36 @@ def from_checkout(folder: Path) -> None:
 
 
 def prepared(device: str) -> None:
-    """The environment in which sections run."""
+    """Set the environment variables of sections."""
     os.environ |= {
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
-    # to ask whether there is a GPU without touching it
+    # PyTorch then detects a GPU without creating a context on it
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as `rlflow` has it
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the `rlflow` command sets it
     if device == "cpu":
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are small
 
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("sections", nargs="*", help="names of sections or groups; without, all")
+    parser.add_argument("sections", nargs="*", help="names of sections or groups (default: all)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--small", action="store_true", help="models and rows for a moment on a CPU")
-    parser.add_argument("--json", type=Path, help="the file that gets every check, and the machine")
+    parser.add_argument(
+        "--small", action="store_true", help="small models and few rows, for a quick run on a CPU"
+    )
+    parser.add_argument("--json", type=Path, help="write all checks and facts about the machine to this file")
     parser.add_argument(
         "--budget",
         type=float,
         default=540.0,
-        help="seconds for all sections; those that come too late are untested",
+        help="seconds for all sections; sections beyond the budget are untested",
     )
-    parser.add_argument("--list", action="store_true", help="say which sections there are")
+    parser.add_argument("--list", action="store_true", help="list the sections")
     given = parser.parse_args(words)
     given.json = given.json and given.json.absolute()
     with tempfile.TemporaryDirectory(prefix="rlflow-gpu-") as folder, contextlib.chdir(folder):
@@ -107,7 +111,7 @@ def main(words: list[str] | None = None) -> int:
         try:
             sections = chosen(given.sections, given.device == "cpu" and given.small)
         except KeyError as error:
-            parser.error(f"there is no section {error}; --list says which there are")
+            parser.error(f"there is no section {error}; --list shows all sections")
         return run(sections, given, Path(folder), words if words is not None else sys.argv[1:])
 
 
@@ -130,19 +134,21 @@ def run(sections: Any, given: argparse.Namespace, folder: Path, words: list[str]
         say(row, section, ground, given.budget - (time.monotonic() - began))
         if given.json:
             with writing:
-                write(given.json, facts, words, rows)  # after each, since machines are taken away
+                write(given.json, facts, words, rows)  # after each section, in case the machine is taken away
 
-    # a device has one at a time
+    # only one section at a time uses a device
     with ThreadPoolExecutor(2 if given.device == "cpu" and given.small else 1) as turns:
         list(turns.map(one, rows, sections))
-    print(f"\n{table(rows)}\n\n{time.monotonic() - began:.0f} s in all", flush=True)
+    print(f"\n{table(rows)}\n\n{time.monotonic() - began:.0f} s in total", flush=True)
     return int(any(row.verdict == "failed" for row in rows))
 
 
 def about(device: str, folder: Path) -> tuple[dict[str, Any], str]:
-    """The machine, and how its processes are started: on a GPU as one could that asked it what it is. Whoever
-    is forked from a process that has touched a GPU cannot, and what libraries do when they are loaded is
-    theirs."""
+    """Return facts about the machine, and the start method of section processes.
+
+    On a GPU the start method is the first with which a process could query the GPU. A process forked from one
+    that has used a GPU cannot use it, and a library may use the GPU when it is imported.
+    """
     from gpu.check import Check
     from gpu.report import machine
     from gpu.supervise import results
@@ -150,7 +156,7 @@ def about(device: str, folder: Path) -> tuple[dict[str, Any], str]:
     if device == "cpu":
         return next(machine(device)), "forkserver"
     try:
-        ctypes.CDLL("libcuda.so.1")  # which touches no GPU
+        ctypes.CDLL("libcuda.so.1")  # this does not use the GPU
     except OSError as error:
         return {"error": f"there is no NVIDIA driver: {error}"}, "spawn"
     found: dict[str, Any] = {}
@@ -163,7 +169,7 @@ def about(device: str, folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def say(row: Any, section: Any, ground: Any, left: float) -> None:
-    """Run a section, and say what it finds as it comes."""
+    """Run a section and print each check as it arrives."""
     from gpu.check import untested
     from gpu.supervise import checks
 
@@ -172,11 +178,11 @@ def say(row: Any, section: Any, ground: Any, left: float) -> None:
     found = (
         checks(section, ground, min(limit, left))
         if left > LEAST
-        else iter([untested(row.name, "the budget is spent")])
+        else iter([untested(row.name, "the budget is used up")])
     )
     for check in found:
         if check.name == "deadline" and left < limit:
-            check = untested("the rest", "the budget was spent before its end")
+            check = untested("remaining checks", "the budget was used up before the section ended")
         row.checks.append(check)
         print(f"{row.name:11} {check}", flush=True)
     row.seconds = time.monotonic() - began

@@ -1,10 +1,10 @@
-"""The sections of `benchmarks/gpu.py`, and what runs them.
+"""The sections of `benchmarks/gpu.py`, and the code that runs them.
 
-    catalogue   which sections there are, and what each needs
-    check       what a section finds: a number, its bound, a verdict
-    ground      what a section stands on: the device, small or large models, rows
-    supervise   a section in a process of its own, with a deadline
-    report      the machine, the table, the JSON file
+    catalogue   the list of sections, with the packages that each needs
+    check       the result of one check: a number, its bound, a verdict
+    ground      the conditions of a section: device, folder, small or large models
+    supervise   runs a section in its own process, with a deadline
+    report      facts about the machine, the table, the JSON file
 
-Every other module is a section: ``checks(ground)`` gives its checks one by one.
+Other modules are sections or shared helpers. A section's ``checks(ground)`` yields its checks one by one.
 """

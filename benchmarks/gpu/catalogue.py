@@ -1,4 +1,4 @@
-"""Which sections there are, in the order in which they run: what is most worth knowing comes first."""
+"""The list of sections, in the order in which they run; the most important ones come first."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Section:
-    """module: of this package; given: keywords of its ``checks``. seconds: its deadline. needs: packages
-    beyond those of the core. quick:
-    whether it is over in a moment on a CPU with small models; one that is not runs there only by its name."""
+    """One section.
+
+    ``module``: a module of this package; ``given``: keyword arguments of its ``checks``; ``seconds``: deadline;
+    ``needs``: packages beyond the core's dependencies; ``quick``: whether it is quick on a CPU with small
+    models (other sections run there only by name).
+    """
 
     name: str
     group: str
@@ -55,19 +58,27 @@ SECTIONS = (
         115.0,
         given={"algorithm": "grpo"},
     ),
-    Section("repeats", "right", "two equal runs are equal, or what differs first", "repeats"),
-    Section("devices", "right", "checkpoints go from one device to the other", "devices"),
+    Section("repeats", "right", "two equal runs give the same bits", "repeats"),
+    Section("devices", "right", "checkpoints of one device continue on the other", "devices"),
     Section("variants", "right", "adapters, recomputed layers", "variants"),
     Section("waits", "fast", "how often the decode loop waits for the device", "waits", 60.0),
     Section(
         "qwen3-0.6b",
         "fast",
-        "sampling, log-probs, update: beside Hugging Face by hand",
+        "sampling, log-probs, update: compared with plain Hugging Face code",
         "speed",
         110.0,
         given={"shape": "0.6b"},
     ),
-    Section("qwen3-1.7b", "fast", "the same, larger", "speed", 110.0, quick=False, given={"shape": "1.7b"}),
+    Section(
+        "qwen3-1.7b",
+        "fast",
+        "the same with a larger model",
+        "speed",
+        110.0,
+        quick=False,
+        given={"shape": "1.7b"},
+    ),
     Section("micro", "memory", "micro_tokens and logit_tokens against measured peaks", "micro", 60.0),
     Section("sleep", "memory", "sleep and wake of trainer and generator", "sleep", 60.0),
     Section("limit", "memory", "--memory with roles that do not fit side by side", "limit", 60.0),
@@ -93,13 +104,17 @@ SECTIONS = (
         False,
     ),
     Section("pools", "between", "a run on pools of Ray workers", "pools", 100.0, ("ray",), False),
-    Section("trl", "fast", "an iteration of GRPO beside TRL's", "trl", 100.0, ("trl", "datasets"), False),
+    Section(
+        "trl", "fast", "an iteration of GRPO compared with TRL", "trl", 100.0, ("trl", "datasets"), False
+    ),
 )
 
 
 def chosen(names: Sequence[str], quick: bool) -> list[Section]:
-    """The sections of these names and groups, all without any; quick: of what is not named those alone that
-    are over in a moment. Raises KeyError for a name that is none."""
+    """Return the sections with these names or groups; all sections if ``names`` is empty.
+
+    ``quick``: return slow sections only if they are named themselves. Raises KeyError for an unknown name.
+    """
     for name in names:
         if not any(name in (section.name, section.group) for section in SECTIONS):
             raise KeyError(name)

@@ -1,4 +1,4 @@
-"""What a section finds."""
+"""The result of one check, and functions that create it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ Verdict = Literal["ok", "failed", "untested"]
 
 @dataclass(frozen=True)
 class Check:
-    """name: what was looked at. number: what was found, in ``unit``; bound: what it has to keep to, empty
-    where it is only measured. why:
-    of a failure its cause, of what is untested the reason, else what more there is to say."""
+    """The result of one check.
+
+    ``number``: the measured value, in ``unit``; ``bound``: the required bound, empty without one; ``why``: the
+    cause of a failure, the reason why it is untested, or a remark.
+    """
 
     name: str
     verdict: Verdict
@@ -31,22 +33,25 @@ class Check:
 
 
 def at_most(name: str, number: float, limit: float, unit: str = "", why: str = "") -> Check:
+    """A check that ``number`` is at most ``limit``."""
     return Check(name, "ok" if number <= limit else "failed", number, unit, f"≤ {limit:g}", why)
 
 
 def at_least(name: str, number: float, limit: float, unit: str = "", why: str = "") -> Check:
+    """A check that ``number`` is at least ``limit``."""
     return Check(name, "ok" if number >= limit else "failed", number, unit, f"≥ {limit:g}", why)
 
 
 def holds(name: str, is_so: bool, why: str = "") -> Check:
-    """why: what is there where it is not so."""
+    """A check that a condition is true. ``why``: the cause, shown only if the check failed."""
     return Check(name, "ok" if is_so else "failed", why="" if is_so else why)
 
 
 def measured(name: str, number: float, unit: str = "", why: str = "") -> Check:
-    """A number without a bound."""
+    """A check that only reports a number, without a bound."""
     return Check(name, "ok", number, unit, why=why)
 
 
 def untested(name: str, why: str) -> Check:
+    """A check that was not made. ``why``: the reason."""
     return Check(name, "untested", why=why)

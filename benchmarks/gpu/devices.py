@@ -1,4 +1,4 @@
-"""Checkpoints that were written on one device and are gone on with on the other."""
+"""Checkpoints that are written on one device and loaded on the other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def checks(ground: Ground) -> Iterator[Check]:
         other.restore(state)
         now = other.state()
         yield holds(
-            f"a state of {source} is the same bits on {target}",
+            f"a state from {source} has the same bits on {target}",
             state.keys() == now.keys() and not differing(state, now),
         )
         for trainer in (one, other):
@@ -39,12 +39,12 @@ def checks(ground: Ground) -> Iterator[Check]:
             flat({name: x for name, x in trainer.state().items() if x.is_floating_point()})
             for trainer in (other, one)
         )
-        yield at_most(f"and goes on there, {source} to {target}", relative(found, expected), LIMIT)
+        yield at_most(f"weights after another update, {source} to {target}", relative(found, expected), LIMIT)
     yield from forks(ground, ways[: 1 if ground.small else 2])
 
 
 def forks(ground: Ground, ways: list[tuple[str, str]]) -> Iterator[Check]:
-    """Runs on disk."""
+    """Fork a run that was saved on one device and continue it on the other."""
     few = {"prompts": ground.rows(2, 16), "hp.samples": 2, "iterations": 1, "save_every": 1}
     for source, target in ways:
         begun = run(ground, "grpo", source, "float32", **few, name=f"begun-{source}-{target}")
@@ -52,7 +52,7 @@ def forks(ground: Ground, ways: list[tuple[str, str]]) -> Iterator[Check]:
             begun.folder, {"device": target, "iterations": 2, "name": f"ended-{source}-{target}"}, Quiet()
         )
         yield holds(
-            f"a run of {source} is gone on with on {target}",
+            f"a run from {source} continues on {target}",
             ended.iterations == 2,
             f"{ended.iterations} iterations",
         )

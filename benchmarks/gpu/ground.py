@@ -1,5 +1,7 @@
-"""What a section stands on: the device, and how large things are there. torch is loaded by who computes, not
-by who supervises."""
+"""The conditions of a section: device, folder, small or large models.
+
+The methods import torch themselves, because the supervising process does not load it.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Ground:
-    """device: cuda or cpu. small: models and rows for a moment on a CPU. folder: for files, gone afterwards.
-    start: how processes are started (``supervise.context``)."""
+    """The conditions of a section.
+
+    ``device``: cuda or cpu; ``small``: small models and few rows, for a CPU; ``folder``: for files, deleted
+    afterwards; ``start``: start method of processes (``supervise.context``).
+    """
 
     device: str
     small: bool
@@ -31,23 +36,23 @@ class Ground:
     # --------------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Wait until the device has done all that it was told."""
+        """Wait until the device has finished all its work."""
         if self.gpu:
             import torch
 
             torch.cuda.synchronize()
 
     def free(self) -> None:
-        """What is no longer held goes back to the device."""
+        """Return unused memory to the device."""
         if self.gpu:
             import torch
 
             gc.collect()
-            torch.cuda.ipc_collect()  # what others had opened, and have closed since
+            torch.cuda.ipc_collect()  # memory that other processes had opened and have closed
             torch.cuda.empty_cache()
 
     def allocated(self) -> int:
-        """Bytes of tensors on the device; on a CPU nobody counts them."""
+        """Return the bytes of tensors on the device; 0 on a CPU."""
         if not self.gpu:
             return 0
         import torch
@@ -55,7 +60,7 @@ class Ground:
         return torch.cuda.memory_allocated()
 
     def peak(self, call: Callable[[], object]) -> int:
-        """The most bytes of tensors that were on the device during a call."""
+        """Return the peak bytes of tensors on the device during a call; 0 on a CPU."""
         if not self.gpu:
             call()
             return 0
@@ -68,7 +73,7 @@ class Ground:
         return torch.cuda.max_memory_allocated()
 
     def seconds(self, call: Callable[[], object], times: int = 3) -> float:
-        """The median of some calls after one that warms up."""
+        """Return the median seconds of ``times`` calls after one warm-up call."""
         found = []
         for _ in range(times + 1):
             self.settle()
@@ -79,4 +84,5 @@ class Ground:
         return statistics.median(found[1:])
 
     def rows(self, few: int, many: int) -> int:
+        """Return ``few`` with small models, otherwise ``many``."""
         return few if self.small else many

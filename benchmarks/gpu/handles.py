@@ -1,4 +1,4 @@
-"""Two ranks on one device: weights by shared handles, what they talk by, and a rank that dies."""
+"""Two ranks on one device: weight transfer by shared handles, communication backend, and a rank that dies."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ def checks(ground: Ground) -> Iterator[Check]:
 
 
 def moved(ground: Ground, way: str) -> Iterator[Check]:
-    """ZeRO-3's flat parts to a whole copy on each rank."""
+    """Transfer ZeRO-3's flat parts to a complete copy on each rank."""
     try:
         (right, seconds, copy, left, received), *others = together(ground, RANKS, move, way)
     except RankError as error:
         yield Check(f"weights by {way}", "failed", why=str(error))
         return
-    yield holds(f"weights by {way} are the same bits", right and all(each[0] for each in others))
-    yield measured(f"by {way}", seconds * 1e3, "ms", why=f"{received / MIB:.0f} MiB into each rank")
-    yield measured(f"by {way}, of a plain copy of a rank's target", seconds / copy)
+    yield holds(f"weights by {way} have the same bits", right and all(each[0] for each in others))
+    yield measured(f"time by {way}", seconds * 1e3, "ms", why=f"{received / MIB:.0f} MiB into each rank")
+    yield measured(f"time by {way} ÷ time of a plain copy", seconds / copy)
     if ground.gpu:
-        yield at_most(f"left on the device after {way} is closed, MiB", left / MIB, 4.0, "MiB")
+        yield at_most(f"memory left on the device after {way} is closed", left / MIB, 4.0, "MiB")
 
 
 def shapes(ground: Ground) -> dict[str, tuple[int, ...]]:
-    """A few matrices, and one that no rank holds as much of as the other."""
+    """Return shapes of some matrices, and of a vector that is not split evenly over the ranks."""
     wide = SHAPES["small" if ground.small else "0.6b"]
     hidden, inner, layers = wide["hidden_size"], wide["intermediate_size"], ground.rows(2, 8)
     found = {f"layers.{i}.{name}": (inner, hidden) for i in range(layers) for name in ("gate", "up")}
@@ -61,7 +61,7 @@ def shapes(ground: Ground) -> dict[str, tuple[int, ...]]:
 
 
 def tensors(ground: Ground, version: int) -> dict[str, torch.Tensor]:
-    """Of a trainer after so many updates, drawn alike by all ranks."""
+    """Return random tensors of a weight version, the same on all ranks."""
     draw = torch.Generator(ground.device).manual_seed(version)
     return {
         name: torch.randn(shape, generator=draw, dtype=torch.bfloat16, device=ground.device)
@@ -70,7 +70,7 @@ def tensors(ground: Ground, version: int) -> dict[str, torch.Tensor]:
 
 
 def part(tensor: torch.Tensor, rank: int) -> torch.Tensor:
-    """A rank's part of a flattened tensor, padded."""
+    """Return a rank's part of a flattened tensor, padded to the same size on each rank."""
     size = -(-tensor.numel() // RANKS)
     flat_ = tensor.new_zeros(size * RANKS)
     flat_[: tensor.numel()] = tensor.reshape(-1)
@@ -80,12 +80,15 @@ def part(tensor: torch.Tensor, rank: int) -> torch.Tensor:
 def move(
     rank: int, ranks: int, meeting: str, ground: Ground, way: str
 ) -> tuple[bool, float, float, int, int]:
-    """Whether what came is right; seconds of a transfer and of a plain copy; what is left on the device;
-    bytes that came each time."""
+    """Transfer weights on one rank and close the transport.
+
+    Returns whether the weights arrived correctly, seconds of a transfer, seconds of a plain copy, bytes left on
+    the device, and bytes received per transfer.
+    """
     begin(rank, meeting, ground)
     before = ground.allocated()
     right, seconds, copy, came = transfers(rank, ranks, ground, way)
-    dist.barrier()  # all have closed
+    dist.barrier()  # until all ranks have closed
     ground.free()
     return right, seconds, copy, ground.allocated() - before, came
 
@@ -128,7 +131,7 @@ def whole(tensor: torch.Tensor) -> TensorViews:
 
 
 def timed(ground: Ground, call: Any) -> float:
-    """The fastest of some, on ranks that begin together."""
+    """Return the seconds of the fastest of 6 calls; all ranks start together."""
     found = []
     for _ in range(6):
         ground.settle()
@@ -143,26 +146,26 @@ def timed(ground: Ground, call: Any) -> float:
 def begin(rank: int, meeting: str, ground: Ground) -> None:
     torch.set_num_threads(1)
     if not ground.gpu:
-        torch.multiprocessing.set_sharing_strategy("file_system")  # what stands for CUDA's handles on a CPU
+        torch.multiprocessing.set_sharing_strategy("file_system")  # replaces CUDA's handles on a CPU
     join(meeting, rank, RANKS, ground.device)
 
 
-# -- what ranks talk by
+# -- communication backend
 # ------------------------------------------------------------------------------------------------------------
 
 
 def talk(ground: Ground) -> Iterator[Check]:
-    """Sums of gradients, messages and a barrier between ranks that share a device."""
+    """Add gradients and exchange messages between ranks that share a device."""
     expected = "gloo" if not ground.gpu else backend_of(["the same"] * RANKS)
     try:
         found = together(ground, RANKS, add, expected)
     except RankError as error:
-        yield Check("ranks that share a device talk", "failed", why=str(error))
+        yield Check("ranks that share a device communicate", "failed", why=str(error))
         return
     yield holds(
-        "ranks that share a device talk by gloo", all(backend == "gloo" for backend, _ in found), str(found)
+        "ranks that share a device use gloo", all(backend == "gloo" for backend, _ in found), str(found)
     )
-    yield holds("and add up their gradients", all(right for _, right in found))
+    yield holds("ranks that share a device add their gradients", all(right for _, right in found))
 
 
 def add(rank: int, ranks: int, meeting: str, ground: Ground, expected: str) -> tuple[str, bool]:
@@ -176,15 +179,15 @@ def add(rank: int, ranks: int, meeting: str, ground: Ground, expected: str) -> t
 
 
 def nccl(ground: Ground) -> Iterator[Check]:
-    """Whether NCCL takes two ranks on one device, which it says in words of its own."""
+    """Try NCCL with two ranks on one device; if NCCL refuses, quote its error."""
     if not ground.gpu:
-        yield untested("NCCL with two ranks on one device", "it is for GPUs")
+        yield untested("NCCL with two ranks on one device", "NCCL needs a GPU")
         return
     try:
         found = together(ground, RANKS, sum_by_nccl, seconds=25.0)
         yield holds("NCCL with two ranks on one device", found == [3.0] * RANKS, f"sums {found}")
     except RankError as error:
-        yield untested("NCCL with two ranks on one device", f"it takes none: {error}")
+        yield untested("NCCL with two ranks on one device", f"NCCL refuses: {error}")
 
 
 def sum_by_nccl(rank: int, ranks: int, meeting: str, ground: Ground) -> float:
@@ -199,15 +202,15 @@ def sum_by_nccl(rank: int, ranks: int, meeting: str, ground: Ground) -> float:
 
 
 def death(ground: Ground) -> Iterator[Check]:
-    """What a killed rank had on the device is free again, and so is what others had opened of it."""
+    """Check that the device memory of a killed rank is freed, even if another rank had opened it."""
     if not ground.gpu:
-        yield untested("memory of a rank that dies", "it is counted on a GPU")
+        yield untested("memory of a rank that dies", "it is measured only on a GPU")
         return
     before = torch.cuda.mem_get_info()[0]
     left = together(ground, RANKS, die, dead=(1,))[0]
     after = torch.cuda.mem_get_info()[0]
     yield holds("a rank outlives another that is killed", left)
-    yield at_most("device memory that a killed rank leaves, MiB", (before - after) / MIB, 64.0, "MiB")
+    yield at_most("device memory still in use after a rank was killed", (before - after) / MIB, 64.0, "MiB")
 
 
 def die(rank: int, ranks: int, meeting: str, ground: Ground) -> bool:
@@ -217,6 +220,6 @@ def die(rank: int, ranks: int, meeting: str, ground: Ground) -> bool:
     dist.barrier()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(1.0)  # the other is dead; nobody could tell this one
+    time.sleep(1.0)  # the other rank is dead, but this one is not notified
     transport.close()
     return True

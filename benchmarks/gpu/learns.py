@@ -1,4 +1,4 @@
-"""An algorithm learns the packaged task on the device as it does on a CPU."""
+"""An algorithm learns the packaged task on the device as well as on a CPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpu.check import Check, at_least, holds
 from gpu.ground import Ground
 from gpu.runs import run
 
-APART = 0.05  # how far below that of a CPU an accuracy may end: of 512 questions three deviations are 0.04
+APART = 0.05  # allowed loss of accuracy against the CPU: on 512 questions three standard deviations are 0.04
 
 
 def checks(ground: Ground, algorithm: str) -> Iterator[Check]:
@@ -20,7 +20,7 @@ def checks(ground: Ground, algorithm: str) -> Iterator[Check]:
     for dtype in ("bfloat16",) if ground.small else ("float32", "bfloat16"):
         there = run(ground, algorithm, ground.device, dtype, **chosen)
         yield holds(
-            f"{algorithm} takes its iterations, {dtype}",
+            f"{algorithm} runs all its iterations, {dtype}",
             there.iterations == chosen["iterations"],
             f"{there.iterations}",
         )

@@ -1,4 +1,4 @@
-"""``--memory`` with roles that do not fit side by side: PPO's actor, critic and reference."""
+"""``--memory`` with roles that do not fit together: PPO's actor, critic and reference."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def checks(ground: Ground) -> Iterator[Check]:
     wanted = sum(sizes(ground).values())
     limit = int(0.7 * wanted)
     held, less, moved = iteration(ground, limit)
-    yield measured("what the models would take side by side", wanted / 2**20, "MiB")
+    yield measured("memory of all models together", wanted / 2**20, "MiB")
     yield measured("--memory", limit / 2**20, "MiB")
-    yield holds("parts are put away and come back", moved["residency/moves"] > 0, str(moved))
+    yield holds("model parts are offloaded and loaded again", moved["residency/moves"] > 0, str(moved))
     yield holds(
         "the same weights as without a limit",
         not (names := differing(free, held)),
@@ -28,7 +28,7 @@ def checks(ground: Ground) -> Iterator[Check]:
     )
     if ground.gpu:
         yield at_most(
-            "peak with the limit, of that without",
+            "peak with the limit ÷ peak without",
             less / peak,
             0.95,
             why=f"{less / 2**20:.0f} of {peak / 2**20:.0f} MiB",
@@ -36,7 +36,7 @@ def checks(ground: Ground) -> Iterator[Check]:
 
 
 def chosen(ground: Ground, **others: Any) -> dict[str, Any]:
-    """A model that is large beside what it computes with."""
+    """Return the settings of a run whose model needs much more memory than its rows."""
     few = {
         "model": str(model(ground, "wide")),
         "prompts": 2,
@@ -49,7 +49,7 @@ def chosen(ground: Ground, **others: Any) -> dict[str, Any]:
 
 
 def sizes(ground: Ground) -> dict[str, int]:
-    """Bytes of all that PPO's models hold at once, as `rlflow plan` has them."""
+    """Return the bytes of each part of PPO's models, as in `rlflow plan`."""
     from rlflow.compiler.trace.compile import TraceOptions
     from rlflow.config.flags import flat
     from rlflow.runs.api import resolve_config
@@ -62,7 +62,7 @@ def sizes(ground: Ground) -> dict[str, int]:
 
 
 def iteration(ground: Ground, limit: int | None) -> tuple[dict[str, Any], int, dict[str, float]]:
-    """The actor's weights after two iterations, the device's peak, and what moved."""
+    """Run two iterations; return the actor's state, the device's peak bytes, and the offload counts."""
     flow = load_flow(str(ROOT / "algorithms" / "ppo.py"))
     kept: dict[str, Any] = {}
 

@@ -1,4 +1,4 @@
-"""What ``micro_tokens`` and ``logit_tokens`` bound, against measured peaks."""
+"""Measured memory peaks against the bounds set by ``micro_tokens`` and ``logit_tokens``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlflow.backends.local import Generator
 from rlflow.backends.local.logprobs import ENTRIES
 from rlflow.training.protocols import ModelSpec
 
-# of the logits of one piece that exist at once: five in the backward pass, and what a kernel takes for itself
+# copies of one piece's logits that exist at once: five in the backward pass, and one for a kernel's workspace
 COPIES = 6
 
 
@@ -37,47 +37,47 @@ def checks(ground: Ground) -> Iterator[Check]:
     }
     yield at_most("gradient in small pieces of logits", relative_gradient(logits), 1e-2, why="of bfloat16")
     if not ground.gpu:
-        yield untested("peaks", "memory is counted on a GPU")
+        yield untested("peaks", "memory is measured only on a GPU")
         return
     yield from grows("micro_tokens", {tokens: most for tokens, (most, _) in micro.items()})
     most = {tokens: most for tokens, (most, _) in logits.items()}
     few, some, many = most
     vocabulary = trainer.network.vocabulary
     yield measured(
-        "bytes for each of logit_tokens, of its float32 logits",
+        "bytes per token of logit_tokens ÷ bytes of its float32 logits",
         (most[many] - most[some]) / (many - some) / (4 * vocabulary),
     )
     yield at_most(
-        f"peak that {many} logit_tokens add to {some}",
+        f"peak with {many} logit_tokens minus peak with {some}",
         most[many] - most[some],
         COPIES * (many - some) * 4 * vocabulary,
         "bytes",
     )
     default, _ = peak(ground, trainer, rows)
     yield at_most(
-        f"peak of logit_tokens 0 above that of {few}",
+        f"peak with logit_tokens 0 minus peak with {few}",
         default - most[few],
         COPIES * ENTRIES * 4,
         "bytes",
-        why="each copy of the logits has 1 GiB at most",
+        why="each copy of the logits has at most 1 GiB",
     )
 
 
 def grows(name: str, most: dict[int, int]) -> Iterator[Check]:
-    """In proportion to a setting that doubles and doubles again."""
+    """Check that the peak grows in proportion to a setting that is doubled twice."""
     (few, some, many), (a, b, c) = most, most.values()
-    yield measured(f"bytes for each of {name}", (c - b) / (many - some), "bytes")
-    yield holds(f"a peak grows with {name}", a < b < c, f"{a}, {b}, {c} bytes with {few}, {some}, {many}")
+    yield measured(f"bytes per token of {name}", (c - b) / (many - some), "bytes")
+    yield holds(f"the peak grows with {name}", a < b < c, f"{a}, {b}, {c} bytes with {few}, {some}, {many}")
     yield at_least(
-        "what its second doubling takes, of the first",
+        "growth of the second doubling ÷ growth of the first",
         (c - b) / max(b - a, 1),
         1.2,
-        why="2 where it is proportional",
+        why="2 if the peak is proportional",
     )
 
 
 def peak(ground: Ground, trainer: Recorder, rows: Any, **settings: int) -> tuple[int, Any]:
-    """Bytes at most beside the weights, and the gradient."""
+    """Update once; return the peak bytes in addition to the weights, and the gradient."""
     trainer.settings = replace(trainer.settings, **{"micro_tokens": 8192, "logit_tokens": 0, **settings})
     trainer.gradients = {}
     before = ground.allocated()

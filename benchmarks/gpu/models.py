@@ -1,4 +1,4 @@
-"""Models and rows of sections, and how far numbers are apart."""
+"""Models and rows of sections, and measures of numerical difference."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from rlflow.training import pretrained
 from rlflow.training.protocols import Sampling
 
 PACKAGED = ROOT / "rlflow" / "data" / "tasks" / "arithmetic_model"
-# as the packaged model was taught
+# the prompt format on which the packaged model was trained
 QUESTION = "State the final answer to the following arithmetic problem: {} {} {} ="
-SHAPES: dict[str, dict[str, int]] = {  # of Qwen3's own configurations; the first two are made up
+SHAPES: dict[str, dict[str, int]] = {  # Qwen3's configurations; the first two are invented
     "small": {
         "hidden_size": 32,
         "num_hidden_layers": 2,
@@ -64,8 +64,10 @@ SHAPES: dict[str, dict[str, int]] = {  # of Qwen3's own configurations; the firs
 
 
 def model(ground: Ground, shape: str) -> Path:
-    """The folder of a model of this shape with random weights, made at the first call: with small models, one
-    of two layers."""
+    """Return the folder of a model with this shape and random weights, created at the first call.
+
+    With small models, the model has two layers whatever the shape.
+    """
     own = SHAPES["small" if ground.small else shape]
     folder = ground.folder / f"qwen3-{shape}"
     config = Qwen3Config(
@@ -80,7 +82,7 @@ def model(ground: Ground, shape: str) -> Path:
 
 
 def saved(folder: Path, config: Any, device: str = "cpu") -> Path:
-    """A model with random weights in bfloat16, and the packaged tokenizer."""
+    """Save a model with random bfloat16 weights and the packaged tokenizer; return the folder."""
     torch.manual_seed(0)
     with torch.device(device):
         model = pretrained.empty_model(AutoModelForCausalLM, config, torch.bfloat16)
@@ -91,14 +93,14 @@ def saved(folder: Path, config: Any, device: str = "cpu") -> Path:
 
 
 def questions(count: int, seed: int = 0) -> list[tuple[str, str]]:
-    """Sums and differences of two-digit numbers, all different, with their answers."""
+    """Return ``count`` different sums and differences of two-digit numbers, with their answers."""
     every = [(a, sign, b) for a in range(10, 100) for b in range(10, 100) for sign in "+-"]
     picked = random.Random(seed).sample(every, count)
     return [(QUESTION.format(a, sign, b), str(a + b if sign == "+" else a - b)) for a, sign, b in picked]
 
 
 def prompts(count: int) -> Any:
-    """A batch of such questions, for the packaged model."""
+    """Return a batch of such questions, tokenized for the packaged model."""
     texts = [question for question, _ in questions(count)]
     return Batch.of(
         prompt=texts, prompt_tokens=load_tokenizer(PACKAGED)(texts, add_special_tokens=False).input_ids
@@ -106,7 +108,7 @@ def prompts(count: int) -> Any:
 
 
 def random_prompts(count: int, shortest: int, longest: int, vocabulary: int = 512) -> Any:
-    """A batch of random tokens, of different lengths."""
+    """Return a batch of random prompts of ``shortest`` to ``longest`` tokens."""
     draw = torch.Generator().manual_seed(0)
     lengths = torch.randint(shortest, longest + 1, (count,), generator=draw).tolist()
     return Batch.of(
@@ -115,7 +117,7 @@ def random_prompts(count: int, shortest: int, longest: int, vocabulary: int = 51
 
 
 def sampled(generator: Any, batch: Any, samples: int, tokens: int) -> Any:
-    """Rows with the columns of a loss: what was sampled, and made-up advantages."""
+    """Sample rows and add the columns of a loss: log-probs, and random advantages."""
     rows = generator.generate(batch, Sampling(samples, tokens), range(samples * len(batch)))
     draw = torch.Generator().manual_seed(1)
     tokens_each = rows.data["tokens"].lengths
@@ -129,20 +131,20 @@ def sampled(generator: Any, batch: Any, samples: int, tokens: int) -> Any:
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
-    """‖found − expected‖ / ‖expected‖, in float64 on the host."""
+    """Return ‖found − expected‖ / ‖expected‖, in float64 on the host."""
     found, expected = found.detach().double().cpu(), expected.detach().double().cpu()
     return float((found - expected).norm() / expected.norm().clamp(min=1e-300))
 
 
 def furthest(found: Tensor, expected: Tensor) -> float:
-    """The largest difference of one entry, of the largest entry."""
+    """Return the largest difference of an entry, relative to the largest entry."""
     found, expected = found.detach().double().cpu(), expected.detach().double().cpu()
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-300))
 
 
 @contextmanager
 def rounded_products(allowed: bool) -> Iterator[None]:
-    """float32 matrix products in TF32, which keeps ten bits of each factor, or not."""
+    """Allow or forbid TF32 (ten mantissa bits) in float32 matrix products."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if allowed else "highest")
     try:

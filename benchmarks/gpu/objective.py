@@ -1,4 +1,4 @@
-"""The losses that sections learn from, and trainers that show their gradients."""
+"""Losses of the sections, and a trainer that records its gradient."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from rlflow.training.learning import OptimizerStep
 
 @loss(new=("logprobs", "entropy"))
 def surrogate(new: Any, logprobs: Any, advantages: Any) -> Any:
-    """PPO's gain without its clip, and a little entropy."""
+    """PPO's objective without its clip, with a small entropy bonus."""
     return -(new.logprobs - logprobs).exp() * advantages - 0.01 * new.entropy, {}
 
 
 @loss(new="values")
 def squares(new: Any, advantages: Any) -> Any:
-    """Of a critic."""
+    """Squared error of a critic's values."""
     return (new.values - advantages) ** 2, {}
 
 
 class Recorder(Trainer):
-    """Keeps the gradient of its last step, by name, and takes no step."""
+    """A trainer that records the gradient of its last step, by name, and does not change the weights."""
 
     def step(self) -> OptimizerStep:
         self.gradients = {
@@ -41,11 +41,11 @@ class Recorder(Trainer):
 
 
 def flat(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """All of them as one, on the host."""
+    """Concatenate tensors to one float64 vector on the host."""
     return torch.cat([tensor.detach().reshape(-1).double().cpu() for tensor in tensors.values()])
 
 
 def relative_gradient(found: dict[int, tuple[int, torch.Tensor]]) -> float:
-    """By how much the gradients of several ways differ from the first at most."""
+    """Return the largest relative difference of a gradient from the first one."""
     (_, first), *others = found.values()
     return max(relative(gradient, first) for _, gradient in others)

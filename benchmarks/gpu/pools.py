@@ -1,4 +1,4 @@
-"""A run on pools of Ray workers, beside the same in one process."""
+"""A run on a pool of Ray workers, compared with the same run in one process."""
 
 from __future__ import annotations
 
@@ -21,10 +21,8 @@ def checks(ground: Ground) -> Iterator[Check]:
     few: dict[str, Any] = {"prompts": ground.rows(2, 16), "iterations": 2, "hp.samples": 2}
     alone = final(run(ground, "grpo", ground.device, "float32", **few, name="alone"))
     pooled = run(ground, "grpo", ground.device, "float32", **few, name="pooled", pools="all=1")
-    yield holds("a pool of one rank takes its iterations", pooled.iterations == 2)
-    yield at_most(
-        "weights of one rank on a pool, of those of one process", relative(final(pooled), alone), LIMIT
-    )
+    yield holds("a pool of one rank runs all its iterations", pooled.iterations == 2)
+    yield at_most("weights on a pool of one rank against one process", relative(final(pooled), alone), LIMIT)
 
 
 def final(ended: Any) -> torch.Tensor:

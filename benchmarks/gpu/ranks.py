@@ -1,4 +1,4 @@
-"""Several processes of a section, which are ranks of one group."""
+"""Start processes of a section as the ranks of one group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RankError(RuntimeError):
-    """What a rank raised, or that it did not end."""
+    """A rank raised an error, died, or did not answer in time."""
 
 
 def together(
@@ -29,9 +29,11 @@ def together(
     seconds: float = 40.0,
     dead: tuple[int, ...] = (),
 ) -> list[Any]:
-    """``target(rank, count, meeting, ground, *arguments)`` on each rank; what they give, in their order.
-    dead: ranks that end without a word. Raises RankError."""
-    # a GPU stays with who has touched it
+    """Run ``target(rank, count, meeting, ground, *arguments)`` on each rank; return the results by rank.
+
+    ``seconds``: time limit for each answer; ``dead``: ranks that die without an answer. Raises RankError.
+    """
+    # a forked process cannot use a GPU that its parent has used
     started: Any = context(ground.start) if ground.gpu else multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(dir=ground.folder) as folder:
         pipes, processes = [], []
@@ -69,7 +71,7 @@ def _rank(writer: Connection, target: Callable[..., Any], rank: int, *arguments:
 
 def _heard(rank: int, reader: Connection, seconds: float) -> Any:
     if not reader.poll(seconds):
-        raise RankError(f"rank {rank} gave no answer in {seconds:g} s")
+        raise RankError(f"rank {rank} did not answer within {seconds:g} s")
     try:
         well, found = reader.recv()
     except EOFError:

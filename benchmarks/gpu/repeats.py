@@ -1,4 +1,4 @@
-"""Two equal runs on the device: equal in every bit, or what is not."""
+"""Two equal runs on the device give the same bits; otherwise report the differences."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def checks(ground: Ground) -> Iterator[Check]:
         yield holds(
             f"two iterations sample the same tokens, {dtype}",
             torch.equal(one.tokens, other.tokens),
-            "other tokens",
+            "different tokens",
         )
         yield holds(
-            f"with the same log-probs, {dtype}", torch.equal(one.logprobs, other.logprobs), "other bits"
+            f"with the same log-probs, {dtype}", torch.equal(one.logprobs, other.logprobs), "different bits"
         )
         yield holds(
             f"and end with the same weights, {dtype}",
@@ -37,23 +37,27 @@ def checks(ground: Ground) -> Iterator[Check]:
 
 
 def passes(ground: Ground) -> Iterator[Check]:
-    """A wide model and longer rows, whose attention is another kernel's."""
+    """Repeat the passes of a wide model on longer rows, which use another attention kernel."""
     folder = model(ground, "wide")
     generator = Generator(ModelSpec(folder, device=ground.device, dtype="bfloat16"))
     batch = random_prompts(ground.rows(3, 16), 8, ground.rows(12, 200))
     rows, again = (sampled(generator, batch, 4, ground.rows(4, 128)) for _ in range(2))
     yield holds(
-        "wide rows are sampled alike",
+        "the wide model samples the same tokens twice",
         torch.equal(rows.data["tokens"].value, again.data["tokens"].value),
-        "other tokens",
+        "different tokens",
     )
     del generator
     for dtype in ("bfloat16",) if ground.small else ("bfloat16", "float32"):
         trainer = Recorder(ModelSpec(folder, trained=True, device=ground.device, dtype=dtype))
         (first, mine), (second, theirs) = (learned(trainer, rows) for _ in range(2))
-        yield holds(f"wide forward passes are equal, {dtype}", torch.equal(first, second), "other bits")
         yield holds(
-            f"wide gradients are equal, {dtype}",
+            f"forward passes of the wide model are equal, {dtype}",
+            torch.equal(first, second),
+            "different bits",
+        )
+        yield holds(
+            f"gradients of the wide model are equal, {dtype}",
             not (names := differing(mine, theirs)),
             f"{told(names)}{unsure(trainer, rows)}",
         )
@@ -68,7 +72,7 @@ def learned(trainer: Recorder, rows: Any) -> tuple[torch.Tensor, dict[str, torch
 
 
 def unsure(trainer: Recorder, rows: Any) -> str:
-    """Which operations PyTorch itself does not promise to repeat."""
+    """Return which operations PyTorch itself reports as non-deterministic."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with warnings.catch_warnings(record=True) as told:
@@ -81,7 +85,7 @@ def unsure(trainer: Recorder, rows: Any) -> str:
         for warning in told
         if "determin" in str(warning.message)
     }
-    # which repeats itself on one stream
+    # cuBLAS is deterministic on one stream
     return "".join(f"; {line}" for line in sorted(said) if "CuBLAS" not in line)
 
 

@@ -1,5 +1,4 @@
-"""What machine it was, and what is said of the sections: lines as they come, a table in Markdown, a JSON
-file."""
+"""Facts about the machine, and the results of the sections as a Markdown table and a JSON file."""
 
 from __future__ import annotations
 
@@ -21,18 +20,18 @@ PACKAGES = ("torch", "transformers", "numpy", "safetensors", "peft", "ray", "dee
 
 @dataclass
 class Row:
-    """A section as it went."""
+    """The results of one section."""
 
     name: str
     group: str
     what: str
     seconds: float = 0.0
     checks: list[Check] = field(default_factory=list)
-    log: str = ""  # the end of what it printed, where it failed
+    log: str = ""  # the end of its output, if it failed
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of its checks; untested where nothing else was said."""
+        """`failed` if a check failed, `ok` if a check is ok, otherwise `untested`."""
         found = {check.verdict for check in self.checks}
         return "failed" if "failed" in found else "ok" if "ok" in found else "untested"
 
@@ -52,7 +51,7 @@ class Row:
 
 
 def machine(device: str) -> Iterator[dict[str, Any]]:
-    """Facts, asked in a process of its own, since whoever asks a GPU has a context there."""
+    """Yield facts about the machine; run it in its own process, because a query creates a context on the GPU."""
     found: dict[str, Any] = {
         "system": platform.platform(),
         "processors": len(os.sched_getaffinity(0)),
@@ -96,7 +95,7 @@ def _driver() -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A line for each section."""
+    """Return a Markdown table with a line for each section."""
     heads = ("section", "what", "verdict", "ok", "failed", "untested", "seconds")
     lines = [f"| {' | '.join(heads)} |", "| --- | --- | --- | ---: | ---: | ---: | ---: |"]
     for row in rows:

@@ -1,5 +1,4 @@
-"""Runs of packaged algorithms on the packaged model, with nothing but what the core needs: data and rewards
-are made here."""
+"""Runs of packaged algorithms on the packaged model, with data and rewards that need only the core package."""
 
 from __future__ import annotations
 
@@ -30,14 +29,14 @@ SETTINGS = {
 
 @stage(gives="scores")
 def exact(completion: list[str], answer: list[str]) -> Tensor:
-    """The reward of eager iterations, which needs no process."""
+    """The reward of eager iterations; it runs in the same process."""
     return torch.tensor(
         [float(said.strip() == right) for said, right in zip(completion, answer, strict=True)]
     )
 
 
 def data(ground: Ground) -> Path:
-    """Questions with their answers."""
+    """Return a file of questions with their answers, written at the first call."""
     path = ground.folder / "questions.jsonl"
     if not path.exists():
         lines = (
@@ -48,7 +47,7 @@ def data(ground: Ground) -> Path:
 
 
 def settings(ground: Ground, algorithm: str, device: str, dtype: str, **others: Any) -> dict[str, Any]:
-    """Of a small run; other keywords come first."""
+    """Return the settings of a small run; ``others`` override them."""
     own = {"ppo": {"hp.samples": 4, "hp.minibatch": 64}, "grpo": {"hp.samples": 8, "hp.minibatch": 128}}[
         algorithm
     ]
@@ -66,14 +65,14 @@ def settings(ground: Ground, algorithm: str, device: str, dtype: str, **others: 
 
 
 def run(ground: Ground, algorithm: str, device: str, dtype: str, **others: Any) -> Any:
-    """A run, as `rlflow run algorithms/X.py` does it."""
+    """Run an algorithm, like `rlflow run algorithms/X.py`."""
     flow = load_flow(str(ROOT / "algorithms" / f"{algorithm}.py"))
     return rlflow.run(flow, **settings(ground, algorithm, device, dtype, **others))
 
 
 @dataclass(frozen=True)
 class Once:
-    """What an iteration sampled, and what the actor was afterwards, by name."""
+    """The samples of an iteration, and the actor's parameters afterwards, by name."""
 
     tokens: Tensor
     logprobs: Tensor
@@ -81,7 +80,7 @@ class Once:
 
 
 def once(ground: Ground, algorithm: str, device: str, dtype: str) -> Once:
-    """One iteration, eagerly."""
+    """Run one iteration eagerly."""
     flow = load_flow(str(ROOT / "algorithms" / f"{algorithm}.py"))
     roles = rlflow.roles(flow, **settings(ground, algorithm, device, dtype, prompts=ground.rows(4, 32)))
     try:
@@ -101,5 +100,5 @@ def once(ground: Ground, algorithm: str, device: str, dtype: str) -> Once:
 
 
 def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
-    """Names of tensors that are not the same bits."""
+    """Return the names of tensors that differ in any bit."""
     return [name for name in one if not torch.equal(one[name].cpu(), other[name].cpu())]

@@ -1,4 +1,4 @@
-"""The same numbers on a CPU and on the device."""
+"""The device gives the same numbers as a CPU: draws, log-probs, gradients and a full iteration."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rlflow.backends.local import Generator
 from rlflow.backends.local.sampling import draw
 from rlflow.training.protocols import ModelSpec, Sampling
 
-LIMIT = 1e-4  # of float32 with whole products
-DOUBLE = 1e-6  # of float64, in which transformers computes norms and rotary angles in float32
-LOW = 0.05  # of bfloat16 beside float32: eight bits
+LIMIT = 1e-4  # for float32 without TF32
+DOUBLE = 1e-6  # for float64; transformers still computes norms and rotary angles in float32
+LOW = 0.05  # for bfloat16 against float32: bfloat16 has eight bits
 
 
 def checks(ground: Ground) -> Iterator[Check]:
@@ -34,10 +34,10 @@ def checks(ground: Ground) -> Iterator[Check]:
 
 
 def chance(ground: Ground) -> Iterator[Check]:
-    """What rows draw: their uniform numbers, and the tokens that follow from them."""
+    """Check the random numbers of rows, and the tokens drawn with them."""
     counters = torch.arange(-(2**16), 2**16) * 0x9E3779B97F4A7C15 % 2**63
     yield holds(
-        "draws of a row's key are the same bits",
+        "random numbers of row keys have the same bits",
         torch.equal(splitmix(counters.to(ground.device)).cpu(), splitmix(counters)),
     )
     logits = torch.randn(2048, 512, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -48,7 +48,7 @@ def chance(ground: Ground) -> Iterator[Check]:
             draw(logits.to(ground.device), uniform.to(ground.device), sampling)[0].cpu(),
         )
         yield at_least(
-            f"tokens drawn alike, float64, top_p {sampling.top_p:g}",
+            f"share of equal tokens, float64, top_p {sampling.top_p:g}",
             float((here == there).double().mean()),
             1.0,
         )
@@ -58,7 +58,7 @@ WANT: dict[str, tuple[tuple[str, ...], Any]] = {
     "logprobs": (("logprobs", "entropy"), surrogate),
     "values": (("values",), squares),
 }
-Computed = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]  # columns, and gradients by name
+Computed = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]  # columns and gradients, by name
 
 
 def beside(ground: Ground, head: str, rows: Any, expected: Computed) -> Iterator[Check]:
@@ -71,7 +71,7 @@ def beside(ground: Ground, head: str, rows: Any, expected: Computed) -> Iterator
 def computed(device: str, head: Any, rows: Any, dtype: str = "float32") -> Computed:
     want, objective = WANT[head]
     trainer = Recorder(ModelSpec(PACKAGED, head, True, device, dtype))
-    if head == "values":  # a new head is zero
+    if head == "values":  # a new head has zero weights
         weight = trainer.network.head.weight
         weight.data.copy_(torch.linspace(-1, 1, weight.numel(), dtype=weight.dtype).view_as(weight))
     columns = trainer.forward(rows, want)
@@ -80,10 +80,10 @@ def computed(device: str, head: Any, rows: Any, dtype: str = "float32") -> Compu
 
 
 def lower(ground: Ground, rows: Any, expected: Computed) -> Iterator[Check]:
-    """With less than float32 keeps: TF32 is only measured, since rlflow leaves it off."""
+    """Check lower precision than float32. TF32 is only measured, because rlflow disables it."""
     (here, mine) = expected
     if not ground.gpu:
-        yield untested("TF32", "it is for GPUs")
+        yield untested("TF32", "TF32 needs a GPU")
     for name, dtype, allowed in (("TF32", "float32", True), ("bfloat16", "bfloat16", False))[
         not ground.gpu :
     ]:
@@ -95,7 +95,7 @@ def lower(ground: Ground, rows: Any, expected: Computed) -> Iterator[Check]:
 
 
 def iterations(ground: Ground) -> Iterator[Check]:
-    """One whole iteration from the same seed."""
+    """Compare one complete iteration with the same seed on both devices."""
     for dtype, limit in (("float32", LIMIT),) if ground.small else (("float64", DOUBLE), ("float32", LIMIT)):
         here, there = (
             once(ground, "grpo" if ground.small else "ppo", device, dtype)
@@ -106,9 +106,11 @@ def iterations(ground: Ground) -> Iterator[Check]:
             if here.tokens.shape == there.tokens.shape
             else 0.0
         )
-        yield at_least(f"an iteration's tokens alike, {dtype}", alike, 1.0 if dtype == "float64" else 0.99)
+        yield at_least(
+            f"share of equal tokens of an iteration, {dtype}", alike, 1.0 if dtype == "float64" else 0.99
+        )
         off = relative(flat(there.parameters), flat(here.parameters))
         if alike == 1.0:
-            yield at_most(f"an iteration's parameters, {dtype}", off, limit)
+            yield at_most(f"parameters after an iteration, {dtype}", off, limit)
         else:
-            yield measured(f"an iteration's parameters, {dtype}", off, why="of other tokens: no bound")
+            yield measured(f"parameters after an iteration, {dtype}", off, why="tokens differ, so no bound")

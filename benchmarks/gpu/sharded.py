@@ -1,4 +1,4 @@
-"""FSDP2 and ZeRO on one rank, beside the local trainer."""
+"""FSDP2 and ZeRO on one rank, compared with the local trainer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def checks(ground: Ground, backend: str) -> Iterator[Check]:
     )
     yield at_most("parameters after three steps", relative(found, wanted), LIMIT)
     yield holds(
-        "the same names in its state",
+        "its state has the same names",
         state.keys() == expected.keys(),
         str(sorted(state.keys() ^ expected.keys())[:3]),
     )
@@ -52,21 +52,24 @@ def checks(ground: Ground, backend: str) -> Iterator[Check]:
     if ground.gpu:
         size = sum(x.nbytes for name, x in expected.items() if name.startswith("parameters/"))
         yield at_least(
-            "sleep frees weights and optimizer, MiB",
+            "sleep frees weights and optimizer",
             (before - ground.allocated()) / 2**20,
             2.5 * size / 2**20,
             "MiB",
         )
     one.wake()
     again = {name: x.detach().cpu() for name, x in one.state().items()}
-    yield holds("what slept is the same state", all(torch.equal(state[name], again[name]) for name in state))
+    yield holds(
+        "the state is the same after sleep and wake",
+        all(torch.equal(state[name], again[name]) for name in state),
+    )
     one.restore(state)
     one.update(rows, surrogate)
-    yield holds("a state can be gone on with", one.steps == STEPS + 1)
+    yield holds("training continues from a restored state", one.steps == STEPS + 1)
 
 
 def weights(ground: Ground, one: object) -> Iterator[Check]:
-    """Straight into a generator's memory, as a pool moves them."""
+    """Check that weights arrive in a generator's memory, transferred as in a pool."""
     from rlflow.cluster.weights.same_ranks import SameRankTransfer
     from rlflow.execution.engine import Model
 
@@ -75,7 +78,7 @@ def weights(ground: Ground, one: object) -> Iterator[Check]:
     moving(STEPS)
     there = dict(generator.network.tensors())
     yield holds(
-        "weights go to a generator by a plan",
+        "a generator receives the weights by a transfer plan",
         all(torch.equal(x.cpu(), there[name].cpu()) for name, x in one.weights()),
     )
     moving.close()

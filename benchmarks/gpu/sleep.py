@@ -1,4 +1,4 @@
-"""What sleeps leaves the device's memory, and comes back bit for bit."""
+"""Sleep frees the device's memory, and wake restores the same bits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def checks(ground: Ground) -> Iterator[Check]:
     yield from freed(ground, "generator", generator, {"weights": weights(generator)})
     again = generator.generate(batch, Sampling(2, 4), range(4))
     yield holds(
-        "a generator that slept samples the same tokens",
+        "a generator samples the same tokens after sleep and wake",
         torch.equal(again.data["tokens"].value, rows.data["tokens"].value),
     )
     del generator
@@ -37,13 +37,13 @@ def checks(ground: Ground) -> Iterator[Check]:
     )
     after = trainer.state()
     yield holds(
-        "a trainer that slept has the same state",
+        "a trainer has the same state after sleep and wake",
         all(torch.equal(before[name], after[name].cpu()) for name in before),
     )
     trainer.update(rows, surrogate)
-    yield holds("and learns on", trainer.steps == 2)
+    yield holds("the trainer continues to train", trainer.steps == 2)
     if not ground.gpu:
-        yield untested("freed memory", "it is counted on a GPU")
+        yield untested("freed memory", "memory is measured only on a GPU")
 
 
 def weights(half: Any) -> int:
@@ -51,7 +51,7 @@ def weights(half: Any) -> int:
 
 
 def freed(ground: Ground, name: str, half: Any, parts: dict[str, int]) -> Iterator[Check]:
-    """Put away each part, and bring all back."""
+    """Let each part sleep, then wake all; check the memory that each step frees or takes."""
     ground.free()
     whole = ground.allocated()
     for part, size in parts.items():
@@ -59,7 +59,7 @@ def freed(ground: Ground, name: str, half: Any, parts: dict[str, int]) -> Iterat
         half.sleep(part)
         if ground.gpu:
             yield at_least(
-                f"{name}: sleep frees its {part}, MiB",
+                f"{name}: sleep frees its {part}",
                 (before - ground.allocated()) / MIB,
                 0.99 * size / MIB,
                 "MiB",
@@ -67,5 +67,8 @@ def freed(ground: Ground, name: str, half: Any, parts: dict[str, int]) -> Iterat
     half.wake(*parts)
     if ground.gpu:
         yield at_most(
-            f"{name}: awake it takes no more than before, MiB", (ground.allocated() - whole) / MIB, 4.0, "MiB"
+            f"{name}: memory after wake minus memory before sleep",
+            (ground.allocated() - whole) / MIB,
+            4.0,
+            "MiB",
         )

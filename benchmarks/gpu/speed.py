@@ -1,5 +1,7 @@
-"""Sampling, log-probs and an update in tokens per second and as a share of the device's peak, beside the same
-by hand."""
+"""Speed of sampling, log-probs and an update, compared with hand-written Hugging Face code.
+
+Speeds are in tokens per second and as a share of the device's peak.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,18 @@ from rlflow.backends.local import Generator, Trainer
 from rlflow.training import pretrained
 from rlflow.training.protocols import ModelSpec, Sampling
 
-SLOWER = 0.8  # of what is done by hand, at least
-FEW = 1000  # tokens that take too short a time for a bound
+SLOWER = 0.8  # minimum speed relative to hand-written code
+FEW = 1000  # fewer tokens take too little time for a bound
 SAMPLES = 4
-TOKENS = 4096  # of a micro-batch, ours and by hand, where all logits of one exist at once
-# operations per parameter and token: a product and a sum, forwards and backwards
+TOKENS = 4096  # of a micro-batch, for rlflow and by hand; by hand, all its logits exist at once
+# operations per parameter and token: a multiplication and an addition, forward (and twice as many backward)
 PASSES = {"sampling": 2, "log-probs": 2, "update": 6}
 
 
 def checks(ground: Ground, shape: str) -> Iterator[Check]:
     folder, work = model(ground, shape), Work.of(ground)
     top = peak(ground)
-    yield measured("peak of a plain product, bfloat16", top / 1e12, "TFLOP/s")
+    yield measured("peak of a matrix product, bfloat16", top / 1e12, "TFLOP/s")
     ours, rows, size = sampling(ground, folder, work)
     yield measured("parameters", size / 1e9, "billion")
     yield from rates("sampling", ours, by_hand_sampling(ground, folder, work), work.new, size, top)
@@ -40,7 +42,7 @@ def checks(ground: Ground, shape: str) -> Iterator[Check]:
 
 
 class Work:
-    """Prompts, and how many tokens each of their rows gets."""
+    """Prompts, and the number of tokens to sample for each of their rows."""
 
     def __init__(self, batch: Any, tokens: int) -> None:
         self.batch, self.tokens, self.rows = batch, tokens, SAMPLES * len(batch)
@@ -53,11 +55,11 @@ class Work:
 
     @property
     def new(self) -> int:
-        """Tokens that are sampled."""
+        """Number of sampled tokens."""
         return self.rows * self.tokens
 
 
-Found = tuple[float, int]  # seconds, and bytes at most
+Found = tuple[float, int]  # seconds, and peak bytes
 
 
 def rates(
@@ -68,20 +70,22 @@ def rates(
     yield measured(
         f"{name}: tokens per second",
         tokens / seconds,
-        why=f"{share:.1%} of the peak, {memory / 2**30:.1f} GiB at most",
+        why=f"{share:.1%} of the peak, peak memory {memory / 2**30:.1f} GiB",
     )
     if theirs is None:
         yield untested(f"{name} by hand", "it does not fit into the device's memory")
         return
     yield measured(
-        f"{name} by hand: tokens per second", tokens / theirs[0], why=f"{theirs[1] / 2**30:.1f} GiB at most"
+        f"{name} by hand: tokens per second",
+        tokens / theirs[0],
+        why=f"peak memory {theirs[1] / 2**30:.1f} GiB",
     )
-    speed = f"{name}: speed, of that by hand", theirs[0] / seconds
+    speed = f"{name}: speed relative to hand-written code", theirs[0] / seconds
     yield at_least(*speed, SLOWER) if tokens > FEW else measured(*speed, why="too few tokens for a bound")
 
 
 def peak(ground: Ground) -> float:
-    """Operations per second of a large product."""
+    """Return operations per second of a large matrix product."""
     side = ground.rows(256, 8192)
     a, b = (torch.randn(side, side, dtype=torch.bfloat16, device=ground.device) for _ in range(2))
     return 2 * side**3 * 10 / ground.seconds(lambda: [a @ b for _ in range(10)])
@@ -101,9 +105,9 @@ def tokens_of(rows: Any) -> int:
 
 
 def sampling(ground: Ground, folder: Path, work: Work) -> tuple[Found, Any, int]:
-    """Also rows to learn from, and how many parameters there are."""
+    """Measure sampling; also return rows for training and the number of parameters."""
     generator = Generator(ModelSpec(folder, device=ground.device, dtype="bfloat16"))
-    generator.eos = []  # so that all rows are as long
+    generator.eos = []  # so all rows have the same length
     found = timed(
         ground, lambda: generator.generate(work.batch, Sampling(SAMPLES, work.tokens), range(work.rows))
     )
@@ -154,7 +158,7 @@ def by_hand_sampling(ground: Ground, folder: Path, work: Work) -> Found:
 
 
 def sequences(ground: Ground, rows: Any) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Micro-batches as the trainer has them: ids, their lengths, how long their prompts are."""
+    """Split rows into micro-batches like the trainer's: ids, lengths, and lengths of the prompts."""
     prompt, tokens = (rows.data[name] for name in ("prompt_tokens", "tokens"))
     pairs = zip(
         prompt.value.split(prompt.lengths.tolist()), tokens.value.split(tokens.lengths.tolist()), strict=True
@@ -173,7 +177,7 @@ def sequences(ground: Ground, rows: Any) -> list[tuple[torch.Tensor, torch.Tenso
 
 
 def scored(model: Any, ids: torch.Tensor, lengths: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """The mean log-prob of the responses' tokens."""
+    """Return the sum of the responses' log-probs divided by the number of rows."""
     logits = model(ids, use_cache=False).logits[:, :-1]
     logprobs = logits.float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
     at = torch.arange(1, ids.shape[1], device=ids.device)
@@ -181,7 +185,7 @@ def scored(model: Any, ids: torch.Tensor, lengths: torch.Tensor, before: torch.T
 
 
 def by_hand_training(ground: Ground, folder: Path, rows: Any) -> dict[str, Found]:
-    """What of it fits."""
+    """Measure log-probs and update by hand; omit a measurement that runs out of memory."""
     model, parts = model_of(ground, folder, torch.float32), sequences(ground, rows)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
 

@@ -1,5 +1,7 @@
-"""A section in a process of its own, with a deadline: one that raises, crashes or hangs is told with its
-cause, and the others run."""
+"""Run a section in its own process with a deadline.
+
+If a section raises, crashes or hangs, its cause becomes a failed check, and the other sections still run.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,16 @@ LOADED = (
     "rlflow.runs.resume",
     "rlflow.cluster.weights.same_ranks",
 )
-STARTED = 60.0  # seconds that a process may take to be there
-LAST = 1.0  # seconds before its deadline at which a process says where it is
+STARTED = 60.0  # maximum seconds for a process to start
+LAST = 1.0  # seconds before its deadline at which a process prints its stack
 
 
 def context(start: str) -> Any:
-    """How processes are started. ``forkserver``: forked from one that has loaded everything, and touched no
-    GPU; ``spawn``: anew."""
+    """Return the multiprocessing context of a start method.
+
+    ``forkserver``: fork from a process that has imported everything and has not used a GPU; ``spawn``: start a
+    new interpreter.
+    """
     found = multiprocessing.get_context(start)
     if start == "forkserver":
         found.set_forkserver_preload(list(LOADED))
@@ -43,7 +48,7 @@ def context(start: str) -> Any:
 
 
 def checks(section: Any, ground: Ground, seconds: float) -> Iterator[Check]:
-    """What a section finds, as soon as it does."""
+    """Yield the checks of a section as soon as it makes them."""
     if lacking := section.missing():
         yield untested(section.name, f"not installed: {', '.join(lacking)}")
         return
@@ -55,8 +60,10 @@ def checks(section: Any, ground: Ground, seconds: float) -> Iterator[Check]:
 def results(
     target: Callable[..., Iterator[Any]], arguments: Sequence[Any], start: str, seconds: float, log: Path
 ) -> Iterator[Any]:
-    """What ``target`` gives one by one in another process, whose output goes to ``log``; at last a failed
-    check where it does not end well."""
+    """Run ``target`` in another process and yield its results one by one.
+
+    Its output goes to ``log``. If it raises, crashes or exceeds ``seconds``, the last result is a failed check.
+    """
     started = context(start)
     reader, writer = started.Pipe(duplex=False)
     process = started.Process(target=_work, args=(target, arguments, writer, seconds, str(log)))
@@ -66,7 +73,7 @@ def results(
         ended = yield from _received(reader, seconds)
         process.join(5.0 if ended else 0.0)
         if not ended:
-            yield Check("deadline", "failed", seconds, "s", why=f"no end; it was in {_place(log)}")
+            yield Check("deadline", "failed", seconds, "s", why=f"did not end; it was in {_place(log)}")
         elif process.exitcode:
             yield Check("exit", "failed", why=f"{_exit(process.exitcode)}: {_last(log)}")
     finally:
@@ -74,8 +81,10 @@ def results(
 
 
 def _received(reader: Connection, seconds: float) -> Iterator[Any]:
-    """All that comes after the word that the process is there, from which on the time counts; whether the
-    other end closed in time."""
+    """Yield the results of the process; return whether it closed its end in time.
+
+    The first message says that the process has started; the time limit counts from there.
+    """
     until = time.monotonic() + STARTED
     try:
         while reader.poll(max(until - time.monotonic(), 0.0)):
@@ -95,7 +104,7 @@ def _work(
     seconds: float,
     log: str,
 ) -> None:
-    """In the process. It leads a group, so that what it starts ends with it."""
+    """Run the target inside the process, which leads a process group so that its children end with it."""
     os.setpgrp()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
@@ -114,11 +123,11 @@ def _work(
     writer.close()
     faulthandler.cancel_dump_traceback_later()
     sys.stdout.flush()
-    os._exit(0)  # engines that were started would have their own say about the end
+    os._exit(0)  # skip exit handlers of engines, which may hang or change the exit code
 
 
 def _kill(process: Any) -> None:
-    """And all that it started."""
+    """Kill the process and its process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()
@@ -126,7 +135,7 @@ def _kill(process: Any) -> None:
 
 
 def _first(error: BaseException) -> str:
-    """The first line that says something, of the many that some libraries write."""
+    """Return the first non-empty line of an error message, at most 300 characters."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:300]
 
 
@@ -145,8 +154,10 @@ def _last(log: Path, lines: int = 3) -> str:
 
 
 def _place(log: Path) -> str:
-    """The innermost calls of the main thread, whose stack comes last in what faulthandler writes: «File
-    "x.py", line 1 in f»."""
+    """Return the innermost calls of the main thread, from faulthandler's output in the log.
+
+    The main thread's stack is the last; its lines have the form: File "x.py", line 1 in f.
+    """
     text = log.read_text(errors="replace") if log.exists() else ""
     stack = text.rpartition("(most recent call first):")[2]
     calls = re.findall(r'File ".*?([^/"]+)", line (\d+) in (\S+)', stack)

@@ -1,5 +1,4 @@
-"""An iteration of GRPO beside TRL's GRPOTrainer, on one model: prompts, samples, tokens, and an optimizer
-step are the same."""
+"""An iteration of GRPO compared with TRL's GRPOTrainer: the same model, prompts, samples, tokens and step."""
 
 from __future__ import annotations
 
@@ -20,13 +19,17 @@ SAMPLES, WARM, TIMED = 4, 1, 3
 def checks(ground: Ground) -> Iterator[Check]:
     folder, prompts, tokens = model(ground, "0.6b"), ground.rows(2, 16), ground.rows(4, 128)
     ours = rlflow_seconds(ground, folder, prompts, tokens)
-    yield measured("rlflow: seconds for an iteration", statistics.median(ours[WARM:]), "s")
+    yield measured("rlflow: seconds per iteration", statistics.median(ours[WARM:]), "s")
     theirs, sampled = trl_seconds(ground, folder, prompts, tokens)
-    yield measured("TRL: seconds for an iteration", statistics.median(theirs[WARM:]), "s")
+    yield measured("TRL: seconds per iteration", statistics.median(theirs[WARM:]), "s")
     yield measured(
-        "rlflow's speed, of TRL's", statistics.median(theirs[WARM:]) / statistics.median(ours[WARM:])
+        "rlflow's speed relative to TRL", statistics.median(theirs[WARM:]) / statistics.median(ours[WARM:])
     )
-    yield holds("TRL sampled as many tokens", set(sampled) == {prompts * SAMPLES * tokens}, str(set(sampled)))
+    yield holds(
+        "TRL sampled the same number of tokens",
+        set(sampled) == {prompts * SAMPLES * tokens},
+        str(set(sampled)),
+    )
 
 
 def rlflow_seconds(ground: Ground, folder: Path, prompts: int, tokens: int) -> list[float]:
@@ -47,7 +50,7 @@ def rlflow_seconds(ground: Ground, folder: Path, prompts: int, tokens: int) -> l
 
 
 def trl_seconds(ground: Ground, folder: Path, prompts: int, tokens: int) -> tuple[list[float], list[int]]:
-    """Of each iteration, and the tokens that it sampled."""
+    """Return the seconds of each iteration, and the tokens that it sampled."""
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer

@@ -1,4 +1,4 @@
-"""Adapters and recomputed layers, beside training without them."""
+"""Training with adapters and with recomputed layers (gradient checkpointing)."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def checks(ground: Ground) -> Iterator[Check]:
         yield (
             at_most("merged adapters after two updates", off, LIMIT)
             if dtype == "float32"
-            else measured("the same, bfloat16", off)
+            else measured("merged adapters after two updates, bfloat16", off)
         )
 
 
 def adapted(device: str, dtype: str, rows: Any) -> dict[str, Any]:
-    """The merged weights, which a generator takes, after two updates."""
+    """Return the merged weights after two updates; a generator also receives them."""
     trainer = Trainer(
         ModelSpec(PACKAGED, trained=True, device=device, dtype=dtype), Trainer.Settings(lr=1e-3, lora=8)
     )
@@ -44,7 +44,7 @@ def adapted(device: str, dtype: str, rows: Any) -> dict[str, Any]:
 
 
 def recomputed(ground: Ground) -> Iterator[Check]:
-    """The same gradient, in less memory."""
+    """Check that recomputed layers give the same gradient in less memory."""
     folder = model(ground, "wide")
     rows = sampled(
         Generator(ModelSpec(folder, device=ground.device)),
@@ -65,4 +65,4 @@ def recomputed(ground: Ground) -> Iterator[Check]:
         yield holds(
             "recomputed layers take less memory", peaks[1] < peaks[0], f"{peaks[1]} bytes, without {peaks[0]}"
         )
-        yield measured("peak beside the weights, of that without", peaks[1] / peaks[0])
+        yield measured("peak with recomputed layers ÷ peak without", peaks[1] / peaks[0])

@@ -1,4 +1,4 @@
-"""vLLM in this process: weights in place, the mismatch of log-probs, CUDA graphs, sleep levels."""
+"""vLLM in this process: in-place weights, log-prob mismatch, CUDA graphs, sleep levels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlflow.backends.local import Trainer
 from rlflow.backends.vllm import Generator
 from rlflow.training.protocols import ModelSpec, Sampling
 
-# of a token's log-prob: kernels differ, and bfloat16 has eight bits
+# allowed difference of a token's log-prob: kernels differ, and bfloat16 has eight bits
 FAR = {"float32": 1e-3, "bfloat16": 0.15}
 
 
@@ -29,7 +29,7 @@ def checks(ground: Ground) -> Iterator[Check]:
     batch = random_prompts(ground.rows(2, 32), 3, ground.rows(6, 64), 90)
     generator = made(ground, folder, dtype, enforce_eager=False)
     rows = sampled(generator, batch, 2, ground.rows(4, 64))
-    yield from mismatch("vLLM samples as the folder's weights are scored", trainer, rows, dtype)
+    yield from mismatch("with the folder's weights", trainer, rows, dtype)
     trainer.update(rows, surrogate)
     generator.receive(trainer.weights(), 1)
     yield from mismatch(
@@ -44,7 +44,7 @@ def checks(ground: Ground) -> Iterator[Check]:
     )
     yield from slept(ground, trainer, generator, batch, dtype)
     if not ground.gpu:
-        yield untested("CUDA graphs", "a CPU captures none")
+        yield untested("CUDA graphs", "CUDA graphs need a GPU")
         return
     tokens = 32 * 2 * 64
     seconds = ground.seconds(lambda: generator.generate(batch, Sampling(2, 64), range(64)), 2)
@@ -66,7 +66,7 @@ def mismatch(name: str, trainer: Trainer, rows: Any, dtype: str) -> Iterator[Che
 
 
 def in_place(trainer: Trainer, generator: Generator) -> Iterator[Check]:
-    """As a plan moves them, on one rank: straight copies to where vLLM's own loader would put them."""
+    """Transfer weights by a plan on one rank, directly into the tensors that vLLM's loader would fill."""
     from rlflow.training.weight_sync.execute import Resharder
     from rlflow.training.weight_sync.layout import join
     from rlflow.training.weight_sync.planner import make_plan
@@ -80,11 +80,11 @@ def in_place(trainer: Trainer, generator: Generator) -> Iterator[Check]:
     with generator.writing(2):
         Resharder(plan, 0, pieces, there.pieces, AllToAll(None, generator.spec.device)).run(2)
         there.finish(generator.load)
-    yield measured("tensors that are written straight", len(there.pieces), why=f"of {len(source.tensors)}")
+    yield measured("tensors written in place", len(there.pieces), why=f"of {len(source.tensors)}")
 
 
 def slept(ground: Ground, trainer: Trainer, generator: Generator, batch: Any, dtype: str) -> Iterator[Check]:
-    """Level 1, after which the same rows are sampled, and level 2, after which weights are received anew."""
+    """Check sleep level 1 and level 2 (weights are sent again): the same tokens are sampled afterwards."""
     before = generator.generate(batch, Sampling(2, 4, 0.0), range(2 * len(batch))).data["tokens"].value
     for keep in (True, False):
         level = 1 if keep else 2
@@ -92,13 +92,13 @@ def slept(ground: Ground, trainer: Trainer, generator: Generator, batch: Any, dt
         generator.sleep(keep=keep)
         if ground.gpu:
             yield at_least(
-                f"sleep, level {level}, frees, GiB", (free_bytes(ground) - there) / 2**30, 1.0, "GiB"
+                f"memory freed by sleep level {level}", (free_bytes(ground) - there) / 2**30, 1.0, "GiB"
             )
         generator.wake()
         if not keep:
             generator.receive(trainer.weights(), 3)
         after = generator.generate(batch, Sampling(2, 4, 0.0), range(2 * len(batch))).data["tokens"].value
-        yield holds(f"the same tokens after level {level}", torch.equal(before, after), "others")
+        yield holds(f"the same tokens after level {level}", torch.equal(before, after), "different tokens")
 
 
 def free_bytes(ground: Ground) -> int:

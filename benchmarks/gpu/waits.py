@@ -1,4 +1,7 @@
-"""How often the decode loop waits for the device, and that looking at it once in a block changes no token."""
+"""Count how often the decode loop waits for the device.
+
+Also check that waiting once per block of tokens samples the same tokens as waiting after each token.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ SHAPES: dict[str, Any] = {
     ),
 }
 TOKENS = 96
-ONCE = 8  # waits of a batch that are not of its tokens: what it is drawn with, the rows at its end
+ONCE = 8  # waits per batch that do not depend on its tokens: random numbers, rows at its end
 
 
 def checks(ground: Ground) -> Iterator[Check]:
@@ -50,7 +53,7 @@ def checks(ground: Ground) -> Iterator[Check]:
         tokens = ground.rows(20, TOKENS)
         blocks, each = (sampled(one, batch, tokens, block) for block in (decode.BLOCK, 1))
         yield holds(
-            f"{name}: a block's tokens are those of single looks", torch.equal(blocks, each), "other tokens"
+            f"{name}: the same tokens with blocks and without", torch.equal(blocks, each), "different tokens"
         )
         if ground.gpu:
             found = waits(lambda: one.generate(batch, Sampling(4, TOKENS), range(4 * len(batch))))  # noqa: B023 - it is called at once
@@ -62,7 +65,7 @@ def checks(ground: Ground) -> Iterator[Check]:
                 why=places,
             )
     if not ground.gpu:
-        yield untested("waits for the device", "a CPU is not waited for")
+        yield untested("waits for the device", "a CPU computes synchronously")
 
 
 def sampled(one: Generator, batch: Any, tokens: int, block: int) -> torch.Tensor:
@@ -75,7 +78,7 @@ def sampled(one: Generator, batch: Any, tokens: int, block: int) -> torch.Tensor
 
 
 def waits(call: Callable[[], object]) -> Counter[str]:
-    """Where a call, made for the second time, waits for the device, and how often."""
+    """Make a call twice; return where the second call waits for the device, and how often."""
     call()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("warn")

@@ -1,7 +1,6 @@
-"""Comparisons: suites of cells that take turns, what is measured of them, and the verdicts that the numbers
-allow.
+"""Compare algorithms, settings and systems: read a suite, run its cells alternately, measure and test them.
 
-Here: reading a suite, a process for each cell, turns and their journal, statistics, history and gates, the
-page of results. Not here: how a run itself goes (`rlflow.runs`) and what a run records (`rlflow.monitoring`,
-the account of `rlflow.execution`).
+The package reads suites, starts one process for each cell, records each turn in a journal, computes the
+statistics, checks gates against past results and writes the page of results. `rlflow.runs` runs a training
+run; `rlflow.monitoring` and `rlflow.execution` record its metrics and row accounting.
 """

@@ -1,15 +1,15 @@
-"""Makes the packaged model by the project's own `sft` flow, on answers of a simulated pupil who makes
-mistakes.
+"""Train the packaged model with the `sft` flow on answers of a simulated pupil who makes mistakes.
 
     python -m rlflow.benchmarks.arithmetic FOLDER      # make base-model
 
-It writes FOLDER/arithmetic_model, FOLDER/arithmetic_lessons.jsonl and FOLDER/arithmetic_pairs.jsonl.
+Writes FOLDER/arithmetic_model, FOLDER/arithmetic_teacher, FOLDER/arithmetic_lessons.jsonl and
+FOLDER/arithmetic_pairs.jsonl.
 
-A first run teaches two-digit sums and differences with right answers; a second one answers as the pupil gives
-them, who often forgets the carry or the minus sign and slips on digits. So the model holds the right answer
-and prefers a wrong one where the pupil errs more often than not: reinforcement learning then has to undo a
-preference of the weights, not chance alone. Held-out questions of the packaged task are in none of these
-data.
+A first run trains on correct answers to two-digit sums and differences. A second run trains on the pupil's
+answers: the pupil often forgets the carry or the minus sign and gets digits wrong. The model then knows the
+right answer, but prefers a wrong one if the pupil is wrong more often than right. Reinforcement learning
+therefore has to change a preference of the weights, not only random errors. The data contain no held-out
+question of the packaged task.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from rlflow.training import pretrained
 
 SEED = 0
 COPIES = 4  # answers of the pupil to each question
-LESSONS = 2000  # right answers that ship with the model, for the `sft` flow
-PAIRS = 2000  # right answers, each with one of the pupil's wrong ones, for the `dpo` and `reward_model` flows
-# probabilities that the pupil forgets a carry or a sign, and that a digit is wrong
+LESSONS = 2000  # right answers shipped with the model for the `sft` flow
+PAIRS = 2000  # pairs of a right and a wrong answer, shipped for the `dpo` and `reward_model` flows
+# probability that the pupil forgets a carry or a sign, and that one digit is wrong
 FORGETS, SLIPS = 0.65, 0.25
 DRAWN = 60000  # questions drawn for the pupil; the packaged task draws fewer, so that a run starts fast
 
 
 def make(folder: Path) -> None:
-    """Write the model with its tokenizer, and the data that ship with it, into ``folder``."""
+    """Write the model with its tokenizer, the teacher, and the shipped data into ``folder``."""
     training = questions()
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
@@ -59,8 +59,10 @@ def make(folder: Path) -> None:
 
 
 def teacher(folder: Path, out: Path) -> Path:
-    """Train the packaged model on some of the lessons and save it in bfloat16: the teacher of the `distill`
-    flow. Gives its folder."""
+    """Train the packaged model on some of the lessons and save it in bfloat16; return its folder.
+
+    It is the teacher of the `distill` flow.
+    """
     from transformers import AutoModelForCausalLM
 
     trained = _trained(folder / "arithmetic_model", folder / "arithmetic_lessons.jsonl", 100, out, lr=5e-4)
@@ -69,13 +71,13 @@ def teacher(folder: Path, out: Path) -> Path:
 
 
 def write_data(folder: Path, training: Dataset) -> None:
-    """Write the lessons and pairs that ship with the model."""
+    """Write the lessons and pairs that are shipped with the model."""
     _write(folder / "arithmetic_lessons.jsonl", list(lessons(training, 1, 0.0, 0.0))[:LESSONS])
     _write(folder / "arithmetic_pairs.jsonl", islice(pairs(training), PAIRS))
 
 
 def questions() -> Dataset:
-    """A data set of questions like those of the packaged task, without its held-out ones."""
+    """Return questions of the packaged task's kind, without its held-out questions."""
     values = packaged("default")[1]
     task = {name.removeprefix("data."): value for name, value in values.items() if name.startswith("data.")}
     source = values["data"][0]
@@ -89,8 +91,10 @@ def questions() -> Dataset:
 
 
 def lessons(data: Dataset, copies: int, forgets: float, slips: float) -> Iterator[dict[str, str]]:
-    """The pupil's completion for each question, ``copies`` times over. ``forgets`` and ``slips``:
-    probabilities of its mistakes."""
+    """Yield the pupil's completion for each question, ``copies`` times.
+
+    ``forgets``: probability of forgetting a carry or sign; ``slips``: probability of a wrong digit.
+    """
     chance = random.Random(SEED)
     for _ in range(copies):
         for record in data.records:
@@ -103,7 +107,7 @@ def lessons(data: Dataset, copies: int, forgets: float, slips: float) -> Iterato
 
 
 def pairs(data: Dataset) -> Iterator[dict[str, str]]:
-    """The right answer and the pupil's, for each question that the pupil answered wrongly."""
+    """Yield the right and the pupil's answer for each question that the pupil got wrong."""
     for lesson in lessons(data, 1, FORGETS, SLIPS):
         if lesson["completion"] != lesson["answer"]:
             yield {
@@ -115,8 +119,10 @@ def pairs(data: Dataset) -> Iterator[dict[str, str]]:
 
 
 def pupil(terms: list[str], chance: random.Random, forgets: float, slips: float) -> str:
-    """The pupil's answer to ``a + b`` or ``a - b``. ``terms``: the three words; ``forgets`` and ``slips``:
-    probabilities of its mistakes."""
+    """Return the pupil's answer to ``a + b`` or ``a - b``.
+
+    ``terms``: the three words of the expression; ``forgets`` and ``slips``: as for `lessons`.
+    """
     first, sign, second = int(terms[0]), terms[1], int(terms[2])
     low, high = sorted((first, second))
     carries = first % 10 + second % 10 >= 10 if sign == "+" else high % 10 < low % 10
@@ -134,8 +140,10 @@ def pupil(terms: list[str], chance: random.Random, forgets: float, slips: float)
 
 
 def blank(folder: Path, texts: Iterable[Any]) -> None:
-    """Save an untrained model of about 0.95M parameters, and a byte-level tokenizer with a token for each
-    digit, to ``folder``."""
+    """Save an untrained model of about 0.95M parameters and its tokenizer to ``folder``.
+
+    The tokenizer is byte-level and has a token for each digit.
+    """
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     tokenizer = make_tokenizer(texts)
@@ -162,8 +170,10 @@ def blank(folder: Path, texts: Iterable[Any]) -> None:
 
 
 def make_tokenizer(texts: Iterable[Any]) -> Any:
-    """A byte-level BPE tokenizer trained on ``texts``: any text survives a round trip, and the words of the
-    questions are single tokens."""
+    """Train a byte-level BPE tokenizer on ``texts``.
+
+    It encodes and decodes any text without loss, and the words of the questions are single tokens.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -184,8 +194,7 @@ def make_tokenizer(texts: Iterable[Any]) -> Any:
 
 
 def _trained(model: Path, data: Path, steps: int, out: Path, **optimizer: Any) -> Path:
-    """Train a model for ``steps`` steps of `sft` on the data, 32 rows each. Gives the folder of the trained
-    model."""
+    """Train a model for ``steps`` steps of `sft`, 32 rows each; return the trained model's folder."""
     actor = {"beta2": 0.95, "weight_decay": 0.01, **optimizer}
     result = run(
         "sft",

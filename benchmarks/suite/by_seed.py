@@ -1,5 +1,7 @@
-"""What each seed of a cell came to: its first and last evaluation, and what that took. Nothing is said of
-cells that evaluate nothing."""
+"""Tables of the seeds of each cell: first and last evaluation, iterations and seconds.
+
+Cells without evaluations have no rows.
+"""
 
 from __future__ import annotations
 
@@ -11,41 +13,39 @@ from rlflow.benchmarks.journal import Measured
 from rlflow.benchmarks.results import evaluated, once
 from rlflow.benchmarks.suite import Goal
 
-FIGURES = ("sampled", "greedy")  # that an evaluation has of the same questions
+FIGURES = ("sampled", "greedy")  # the two figures of one evaluation
 
 
 @dataclass(frozen=True)
 class SeedRow:
-    """A seed of a cell in numbers."""
+    """One seed of a cell in the table of seeds."""
 
     cell: str
     seed: int
-    # metric → its value before the first iteration that is known, and after the last
+    # metric → its first and last evaluated value
     values: Mapping[str, tuple[float, float]]
     iterations: int
     seconds: float  # of these iterations, without evaluations
-    # seconds of its process until its last turn ended, start and evaluations included, without the turns of
-    # others
+    # seconds of its own process: starts, turns and evaluations, without the turns of other cells
     whole: float
 
 
 @dataclass(frozen=True)
 class CurveRow:
-    """The goal's metric of a cell, by the iterations behind it: the mean over the seeds that were evaluated
-    then."""
+    """The learning curve of a cell: iterations done → mean of the goal's metric over the seeds evaluated then."""
 
     cell: str
     values: Mapping[int, float]
 
 
 def shown_metrics(goal: Goal) -> tuple[str, ...]:
-    """The goal's metric, and where that is a figure of an evaluation, its other figures."""
+    """Return the goal's metric; for a figure of an evaluation, both of its figures."""
     of, _, figure = goal.metric.rpartition("/")
     return tuple(f"{of}/{each}" for each in FIGURES) if of and figure in FIGURES else (goal.metric,)
 
 
 def seed_rows(cells: Iterable[tuple[str, Measured]], goal: Goal) -> list[SeedRow]:
-    """A row for each seed that was evaluated. cells: name and what was measured."""
+    """Return a row for each evaluated seed. ``cells``: name and measurements of each cell."""
     return [
         row
         for name, measured in cells
@@ -64,7 +64,7 @@ def _row(name: str, seed: int, measured: Measured, goal: Goal) -> SeedRow:
 
 
 def curve_rows(cells: Iterable[tuple[str, Measured]], goal: Goal) -> list[CurveRow]:
-    """The curve of each cell that was evaluated more than twice."""
+    """Return the learning curve of each cell with more than two evaluated iterations."""
     rows = []
     for name, measured in cells:
         turns = once(measured.turns)
@@ -82,7 +82,7 @@ def curve_rows(cells: Iterable[tuple[str, Measured]], goal: Goal) -> list[CurveR
 
 
 def heads(rows: Sequence[SeedRow], goal: Goal) -> tuple[str, ...]:
-    """The heads of the table of seeds."""
+    """Return the header of the table of seeds."""
     metrics = [metric for metric in shown_metrics(goal) if any(metric in row.values for row in rows)]
     named = (metric.removeprefix("evaluation/") for metric in metrics)
     return (
@@ -90,13 +90,13 @@ def heads(rows: Sequence[SeedRow], goal: Goal) -> tuple[str, ...]:
         "seed",
         *(f"{name} before → after" for name in named),
         "iterations",
-        "their seconds",
-        "whole process",
+        "iteration seconds",
+        "process seconds",
     )
 
 
 def texts(row: SeedRow, goal: Goal, among: Sequence[SeedRow]) -> tuple[str, ...]:
-    """A row of the table of seeds as texts; ``among``: all rows, which share their columns."""
+    """Return the cells of one row of the table of seeds. ``among``: all rows, which share their columns."""
     metrics = [metric for metric in shown_metrics(goal) if any(metric in each.values for each in among)]
     ends = [
         " → ".join(value_text(metric, value) for value in row.values[metric]) if metric in row.values else ""
@@ -106,12 +106,12 @@ def texts(row: SeedRow, goal: Goal, among: Sequence[SeedRow]) -> tuple[str, ...]
 
 
 def value_text(metric: str, value: float) -> str:
-    """A value of a metric: of an evaluation, which is a share, in percent."""
+    """Return a metric's value as text; evaluations are in percent."""
     return f"{value:.1%}" if metric.startswith("evaluation/") else f"{value:.4g}"
 
 
 def curve_table(rows: Sequence[CurveRow], goal: Goal) -> list[tuple[str, ...]]:
-    """The table of curves: its heads, which are iterations, then a line for each cell."""
+    """Return the table of learning curves: a header with the iterations, then a line for each cell."""
     numbers = sorted({number for row in rows for number in row.values})
     lines = [
         (

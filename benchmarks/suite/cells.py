@@ -1,8 +1,8 @@
-"""What stands before a comparison begins: every cell compiled and planned, and the key that says what it is.
+"""Compile and plan every cell before a comparison starts, and compute its key.
 
-A key is a digest of all that a cell was given and of all that runs it. Results are found by it, so that two
-cells that differ in anything never share one, and a result of yesterday's code is not taken for one of
-today's.
+A key is a digest of the cell's settings and files and of the code, versions and machine that run it. Results
+are stored by key. So two cells that differ in anything never share results, and results of older code are not
+used for newer code.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rlflow.runs.depends import module_version
 from rlflow.runs.preview import preview
 from rlflow.runs.trust import imports
 
-# what of a run's flags shapes its graph, as `rlflow plan` reads them
+# returns the settings of a run that shape its graph, as `rlflow plan` does
 Shape = Callable[[RunConfig], TraceOptions]
 PEERS = Path(__file__).parent / "peers"
 PACKAGES = (
@@ -59,13 +59,15 @@ class Compiled:
     cell: Cell
     file: Path  # defines its class System
     key: str
-    parts: Mapping[str, Any]  # what the key is a digest of
-    iterations: int | None  # that its settings ask for, where that is known before it is prepared
+    parts: Mapping[str, Any]  # the content that the key digests
+    iterations: int | None  # from its settings; None if unknown before the cell is prepared
 
 
 def compile_cells(suite: Suite, shape: Shape) -> tuple[Compiled, ...]:
-    """Compile and plan every cell; nothing is started. Raises PlanError with what is wrong in any of them, by
-    its name."""
+    """Compile and plan every cell, without starting any.
+
+    Raises PlanError with the problems of all cells; each message names its cell.
+    """
     compiled, problems = [], []
     for cell in suite.cells:
         try:
@@ -94,7 +96,7 @@ def compile_cells(suite: Suite, shape: Shape) -> tuple[Compiled, ...]:
             same = [each.cell.name for each in compiled if each.key == one.key]
             raise PlanError.of(
                 "suite",
-                "cells are the same in all that they are given",
+                "several cells have the same settings",
                 found=listed(same),
                 expected="cells that differ in a setting",
                 remedy="remove all but one of them",
@@ -103,8 +105,11 @@ def compile_cells(suite: Suite, shape: Shape) -> tuple[Compiled, ...]:
 
 
 def compile_cell(cell: Cell, shape: Shape, settings: Settings | None = None) -> Compiled:
-    """Compile a cell. ``settings``: of its suite, of which those that say what of a turn is timed are part of
-    the key. Raises FlowError and PlanError."""
+    """Compile a cell and compute its key.
+
+    ``settings``: of the suite; the key includes the settings that decide which iterations of a turn are timed.
+    Raises FlowError and PlanError.
+    """
     file, turns = system_file(cell.system), settings or Settings()
     parts: dict[str, Any] = {
         "system": cell.system,
@@ -127,7 +132,7 @@ def compile_cell(cell: Cell, shape: Shape, settings: Settings | None = None) -> 
 
 
 def system_file(system: str) -> Path:
-    """The file of a system. Raises PlanError."""
+    """Return the file that defines a system. Raises PlanError for an unknown system."""
     shipped = {file.stem: file for file in sorted(PEERS.glob("[!_]*.py"))}
     if system == RLFLOW:
         return Path(__file__).parent / "rlflow_system.py"
@@ -141,13 +146,15 @@ def system_file(system: str) -> Path:
         found=system,
         expected=f"one of {listed([RLFLOW, *shipped])}, or FILE.py",
         nearest=nearest(system, [RLFLOW, *shipped]),
-        remedy="docs/bench.md says how to write one",
+        remedy="docs/bench.md explains how to write one",
     )
 
 
 def plan_of(cell: Cell, shape: Shape) -> tuple[dict[str, Any], int]:
-    """The parts of a key that only a run of rlflow has, and its iterations. Raises FlowError and PlanError
-    for what a run would refuse."""
+    """Return the key's parts for a run of rlflow, and its number of iterations.
+
+    Raises FlowError and PlanError for the same mistakes as a run.
+    """
     flow = load_flow(cell.algorithm)
     config, hp = resolve_config(flow, None, dict(cell.flags))
     explanation = preview(flow, hp, config, shape(config))
@@ -162,13 +169,16 @@ def plan_of(cell: Cell, shape: Shape) -> tuple[dict[str, Any], int]:
 
 
 def texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Settings as texts, in the order of their names."""
+    """Return settings as texts, sorted by name."""
     return {name: repr(value) for name, value in sorted(values.items())}
 
 
 def files_of(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Digests of the files and folders that settings name, of what Python files among them import from their
-    own folders, and the versions of what these import from elsewhere."""
+    """Return digests of the files and folders that settings name, and versions of imported modules.
+
+    Python files also contribute digests of the files that they import from their own folders, and the versions
+    of modules that they import from elsewhere.
+    """
     files, modules = {}, set[str]()
     for name, path in named_paths(values):
         files[name] = digest_of(path)
@@ -186,7 +196,7 @@ def files_of(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def backends_of(values: Mapping[str, Any]) -> list[str]:
-    """The backends that settings name by a dotted module, which are not rlflow's own."""
+    """Return the backends that settings name by a dotted module name (not rlflow's own)."""
     halves = ("backend", "trainer", "generator")
     return sorted(
         {
@@ -198,8 +208,7 @@ def backends_of(values: Mapping[str, Any]) -> list[str]:
 
 
 def named_paths(values: Mapping[str, Any]) -> Iterable[tuple[str, Path]]:
-    """The files and folders that settings name, also in forms such as NAME=FILE, FILE:0.7 and
-    FILE.py:function."""
+    """Yield the files and folders that settings name, also as NAME=FILE, FILE:0.7 or FILE.py:function."""
     for name, value in sorted(values.items()):
         for number, each in enumerate(value if isinstance(value, list | tuple) else [value]):
             if isinstance(each, str | Path) and (path := _named_path(str(each))) is not None:
@@ -207,7 +216,7 @@ def named_paths(values: Mapping[str, Any]) -> Iterable[tuple[str, Path]]:
 
 
 def _named_path(text: str) -> Path | None:
-    """The file or folder that a text names; None where there is none."""
+    """Return the existing file or folder that a text names, or None."""
     for start in (text, text.partition("=")[2]):
         for named in (start, start.rpartition(":")[0]):
             if named and os.path.exists(path := os.path.expanduser(named)):
@@ -216,7 +225,7 @@ def _named_path(text: str) -> Path | None:
 
 
 def digest_of(path: Path) -> str:
-    """A digest of a file's bytes, or of all files below a folder with their names."""
+    """Return the SHA-256 of a file's bytes, or of the names and bytes of all files below a folder."""
     digest = hashlib.sha256()
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file() and "__pycache__" not in file.parts:
@@ -228,7 +237,7 @@ def digest_of(path: Path) -> str:
 
 @cache
 def code_digest() -> str:
-    """A digest of rlflow's own source, with its algorithms and backends."""
+    """Return a digest of rlflow's source, including its algorithms, backends and benchmarks."""
     packages = ("rlflow", "rlflow.algorithms", "rlflow.backends", "rlflow.benchmarks")
     folders = [Path(folder) for name in packages for folder in import_module(name).__path__]
     files = sorted(
@@ -239,7 +248,7 @@ def code_digest() -> str:
 
 @cache
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that compute."""
+    """Return the versions of Python and of the packages that affect results."""
     known = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -251,7 +260,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def machine() -> dict[str, str]:
-    """The kind of machine: two machines of one kind have the same."""
+    """Return the kind of machine; two machines of the same kind give the same description."""
     return {
         "processor": processor(),
         "cores": str(os.cpu_count()),
@@ -262,7 +271,7 @@ def machine() -> dict[str, str]:
 
 
 def processor() -> str:
-    """The name of the processor's model."""
+    """Return the processor's model name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -274,14 +283,14 @@ def processor() -> str:
 
 
 def accelerators() -> str:
-    """The names of the GPUs."""
+    """Return the names of the GPUs."""
     import torch
 
     return listed(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count()))
 
 
 def threads() -> dict[str, str]:
-    """The settings that decide how many threads compute."""
+    """Return the settings that decide the number of compute threads."""
     import torch
 
     return {

@@ -1,19 +1,19 @@
-"""The process of one cell: it answers lines of JSON, so that cells of any system, in any virtual environment,
-can take turns.
+"""The process of one cell: it answers requests, one JSON object on a line.
 
     python child.py FILE.py KIN.py PARENT
 
-FILE.py defines the system: a class ``System`` with four methods.
+So cells of any system, in any virtual environment, can take turns. FILE.py defines the system: a class
+``System`` with four methods.
 
-    prepare(cell: dict, folder: str, seed: int) -> dict     make all that is needed, and run nothing yet;
-    facts such as versions iterate(count: int) -> list[dict]                       the next iterations; of
-    each its seconds and tokens, and its metrics observe() -> dict                                       what
-    is known at the end of a turn, such as an evaluation close() -> None
-    end what was started
+- ``prepare(cell: dict, folder: str, seed: int) -> dict``: build everything, run nothing; return facts such as
+  versions.
+- ``iterate(count: int) -> dict``: run the next iterations; return their seconds, tokens and metrics.
+- ``observe() -> dict``: return the state at the end of a turn, such as an evaluation.
+- ``close() -> None``: end everything that was started.
 
-This file needs the standard library alone, since the interpreter of another system may have nothing else of
-rlflow's. A request is a line ``{"do": NAME, …}`` on standard input; the answer a line ``{"value": …}`` or
-``{"error": TEXT}``. The end of standard input closes the system. What it prints goes to standard error.
+This file uses only the standard library, because another system's interpreter does not have rlflow. A request
+is a line ``{"do": NAME, …}`` on standard input. The answer is a line ``{"value": …}`` or ``{"error": TEXT}``.
+The end of standard input closes the system. Output that the system prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from typing import Any, TextIO
 
 
 def load_system(path: str) -> Any:
-    """An object of the class ``System`` that a file defines."""
-    # last: a system may have the name of the package that it is of
+    """Return an object of the class ``System`` that a file defines."""
+    # append, not insert: a system's file may have the same name as its package, such as verl.py
     sys.path.append(os.path.dirname(os.path.abspath(path)))
     return _module("rlflow_bench_system", path).System()
 
 
 def _module(name: str, path: str) -> Any:
-    """The module that a file is, loaded under a name. Raises ImportError."""
+    """Load a file as the module ``name``. Raises ImportError."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
+        raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -45,7 +45,7 @@ def _module(name: str, path: str) -> Any:
 
 
 def answer(system: Any, request: dict[str, Any]) -> Any:
-    """Do what a request asks for."""
+    """Call the system's method that a request names, and return its value."""
     verb = request.pop("do")
     if verb not in ("prepare", "iterate", "observe"):
         raise ValueError(f"there is no request '{verb}'")
@@ -53,15 +53,17 @@ def answer(system: Any, request: dict[str, Any]) -> Any:
 
 
 def serve(path: str, requests: TextIO, answers: TextIO) -> None:
-    """Answer requests until there are no more, which is also how a parent that was killed is noticed; then
-    close the system."""
+    """Answer requests until standard input ends, then close the system.
+
+    The input also ends if the parent is killed.
+    """
     system = None
     try:
         for line in requests:
             try:
                 system = system or load_system(path)
                 reply = {"value": answer(system, json.loads(line))}
-            except BaseException as error:  # whatever a system raises is its answer
+            except BaseException as error:  # every exception of a system is sent as its answer
                 traceback.print_exc()
                 reply = {"error": f"{type(error).__name__}: {error}" if str(error) else type(error).__name__}
             print(json.dumps(reply), file=answers, flush=True)
@@ -71,14 +73,16 @@ def serve(path: str, requests: TextIO, answers: TextIO) -> None:
 
 
 def end_with_parent(kin: str, parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, in the middle of a turn too (Linux). ``kin``:
-    the file of `rlflow.processes.watchdog.kin`; a parent that has ended before is noticed by its process
-    id."""
+    """Make the kernel kill this process when its parent ends, even during a turn (Linux).
+
+    ``kin``: the file of `rlflow.processes.watchdog.kin`. The process id ``parent`` shows if the parent had
+    already ended.
+    """
     _module("rlflow_kin", kin).die_with(parent)
 
 
 def main() -> None:
-    """Serve on what were standard input and output when the process began."""
+    """Serve on the process's standard input and output; prints go to standard error."""
     end_with_parent(sys.argv[2], int(sys.argv[3]))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -1,5 +1,4 @@
-"""Learning curves: the final value, the area under the curve, and the time to a goal, which a seed may never
-reach."""
+"""Learning curves: final value, area under the curve, and time to a goal, which a seed may never reach."""
 
 from __future__ import annotations
 
@@ -16,10 +15,10 @@ By = Literal["seconds", "tokens"]
 class Point(NamedTuple):
     """One evaluation."""
 
-    iteration: int  # how many had been done
-    seconds: float  # wall seconds since the start of training
-    tokens: float  # tokens trained until then
-    value: float  # of the metric
+    iteration: int  # iterations done before it
+    seconds: float  # wall seconds of these iterations
+    tokens: float  # tokens sampled in these iterations
+    value: float  # value of the metric
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Cell:
 
     @property
     def final(self) -> tuple[float, ...]:
-        """The final value of each seed; of those without a point none."""
+        """The final value of each seed that has a point."""
         return tuple(curve.final for curve in self.curves if curve.points)
 
     @property
@@ -59,7 +58,7 @@ class Cell:
 
     @property
     def unusable(self) -> str:
-        """Why the cell cannot be compared; empty where it can."""
+        """Why the cell cannot be compared; empty if it can."""
         bad = [str(curve.seed) for curve in self.curves if not curve.points or not math.isfinite(curve.final)]
         return f"{self.name} has no finite final value for seed {', '.join(bad)}" if bad else ""
 
@@ -69,10 +68,10 @@ class TimeToGoal:
     """Seconds or tokens until half of the seeds had reached a goal."""
 
     goal: float
-    median: float | None  # by Kaplan and Meier; none where fewer than half are known to have reached it
-    reached: int  # seeds that did
+    median: float | None  # Kaplan-Meier median; None if fewer than half of the seeds reached the goal
+    reached: int  # seeds that reached the goal
     seeds: int
-    longest: float  # until when the seed was watched that was watched longest
+    longest: float  # end of the longest curve
     by: By = "seconds"
 
     @property
@@ -85,7 +84,7 @@ class TimeToGoal:
 
 
 def horizon(cells: Sequence[Cell], by: By = "seconds") -> float:
-    """Where the shortest of all curves ends: the common horizon for areas. 0 where there is no curve."""
+    """Return the end of the shortest curve, the common horizon for areas; 0 if there is no curve."""
     return min(
         (
             max(getattr(point, by) for point in curve.points)
@@ -98,11 +97,11 @@ def horizon(cells: Sequence[Cell], by: By = "seconds") -> float:
 
 
 def area(curve: Curve, end: float, *, by: By = "seconds", low: float = 0.0, high: float = 1.0) -> float:
-    """Mean of the curve from 0 to ``end`` by the trapezoid rule, as part of the range from ``low`` to
-    ``high`` of the metric.
+    """Return the mean height of the curve from 0 to ``end`` by the trapezoid rule.
 
-    Before its first point and after its last a curve is flat. With no length (``end`` of 0) it is the first
-    value; a range of no width counts as 1.
+    Heights are scaled so that the metric's range ``low`` to ``high`` becomes 0 to 1 (no scaling if it has no
+    width). The curve is flat before its first and after its last point. If ``end`` is 0, returns the first
+    value.
     """
     ordered = curve.ordered
     x = np.maximum.accumulate(np.array([getattr(point, by) for point in ordered], dtype=np.float64))
@@ -117,8 +116,10 @@ def area(curve: Curve, end: float, *, by: By = "seconds", low: float = 0.0, high
 
 
 def time_to_goal(cell: Cell, goal: float, *, by: By = "seconds", higher: bool = True) -> TimeToGoal:
-    """When the median seed first reached ``goal``. A seed that did not is known to take longer than it was
-    watched (it is censored)."""
+    """Return when the median seed first reached ``goal``.
+
+    A seed that did not reach it is censored at the end of its curve.
+    """
     times, events = [], []
     for curve in cell.curves:
         reached = [
@@ -136,8 +137,10 @@ def time_to_goal(cell: Cell, goal: float, *, by: By = "seconds", higher: bool = 
 
 
 def kaplan_meier_median(times: Sequence[float], events: Sequence[bool]) -> float | None:
-    """The first time by which half are estimated to have had their event (Kaplan and Meier, JASA 53, 1958);
-    None where that is never known. Who is censored at the time of an event was still watched then."""
+    """Return the first time at which the estimated survival is at most one half; None if it never is.
+
+    Kaplan and Meier, JASA 53, 1958. A seed that is censored at the time of an event counts as at risk.
+    """
     surviving = 1.0
     for time in sorted({time for time, event in zip(times, events, strict=True) if event}):
         watched = sum(other >= time for other in times)

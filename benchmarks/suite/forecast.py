@@ -1,4 +1,4 @@
-"""How many more rounds or seeds a pair of cells needs that is undecided, and how that is said."""
+"""Forecast how many more rounds or seeds an undecided pair of cells needs, and word the forecast."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import math
 
 from rlflow.benchmarks.student import NORMAL, t_quantile
 
-POWER = 0.8  # the chance with which the difference should be found after the observations that are announced
-# observations; of more it is only said that there are more: nobody waits for them, and the forecast is too
-# rough
+POWER = 0.8  # probability of finding the difference after the forecast number of observations
+# a larger forecast is printed as "more than 1000": it is too rough, and nobody waits that long
 FARTHEST = 1000
 
 
 def observations_left(count: int, error: float, effect: float, level: float, freedom: float) -> int:
-    """About how many observations are missing beside ``count`` (1 or more), so that ``effect`` is found with
-    a chance of `POWER` at the confidence level ``level``: from 1 to `FARTHEST`.
+    """Estimate how many observations are missing to find ``effect``: from 1 to `FARTHEST`.
 
-    ``error``: the standard error of the difference with ``count`` observations, which falls with their root;
-    ``freedom``: its degrees of freedom. An effect of 0 is never found.
+    After them the difference is found with probability `POWER` at the confidence level ``level``. ``count``:
+    observations so far (1 or more); ``error``: standard error of the difference with ``count`` observations,
+    which falls with the square root of their number; ``freedom``: its degrees of freedom. An effect of 0 gives
+    `FARTHEST`.
     """
     needed = t_quantile((1 + level) / 2, freedom) + NORMAL.inv_cdf(POWER)
-    # so many times the interval has to be narrower
+    # factor by which the interval must shrink
     narrower = min(needed * error / effect, 1e4) if effect > 0 else 1e4
     return (
         FARTHEST
@@ -30,7 +30,9 @@ def observations_left(count: int, error: float, effect: float, level: float, fre
 
 
 def announced(left: int, unit: str, *, least: bool = False) -> str:
-    """The part of a sentence that says what is missing. ``unit``: its name in the plural; ``least``: it is no
-    forecast, but what is needed at all."""
+    """Return the missing observations in words, such as "about 3 more rounds".
+
+    ``unit``: plural name of an observation; ``least``: ``left`` is a minimum, not a forecast.
+    """
     about = "at least" if least else "more than" if left >= FARTHEST else "about"
     return f"{about} {left} more {unit.removesuffix('s') if left == 1 else unit}"

@@ -1,12 +1,12 @@
-"""Whether a run left the corridor of its trusted history.
+"""Check whether a run's metrics stay within the corridor of their trusted history.
 
 The corridor of a metric is the two-sided prediction interval of one more run: mean ± t(n-1) s √(1 + 1/n)
-(Geisser, "Predictive Inference", 1993). Over the metrics of a suite levels are Holm's (Scandinavian Journal
-of Statistics 6, 1979), so that a suite in which nothing changed fails with a probability of at most alpha.
+(Geisser, "Predictive Inference", 1993). The levels of a suite's metrics follow Holm's procedure (Scandinavian
+Journal of Statistics 6, 1979): if nothing changed, a suite fails with a probability of at most alpha.
 
-Both ways out fail, as in the metric-history gate of miles: a regression is a regression, and an improvement
-that nobody announced is a broken measurement as often as a success; whoever meant it marks the new runs as
-trusted. A history is of one kind of machine: the caller keeps them apart.
+A metric fails on both sides of its corridor, as in the metric-history gate of miles. An unexpected improvement
+is often a broken measurement; to accept it, mark the new runs as trusted. The caller passes a history of one
+kind of machine.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ LEAST_RUNS = 5  # trusted runs that a corridor needs
 
 @dataclass(frozen=True)
 class Gate:
-    """One declared metric of a run beside its history."""
+    """One declared metric of a run, compared with its history."""
 
     metric: str
     state: State
-    value: float | None  # of this run; none where missing
-    mean: float  # of the trusted runs; NaN without enough of them
-    # which values would have been inside, at the level that Holm's procedure gives this metric
+    value: float | None  # of this run; None if missing
+    mean: float  # of the trusted runs; NaN if there are fewer than LEAST_RUNS
+    # lowest and highest value inside, at this metric's level by Holm's procedure
     corridor: tuple[float, float] | None
     runs: int  # trusted runs with a finite value
 
     @property
     def failed(self) -> bool:
-        """Whether the suite fails for it."""
+        """Whether this gate makes the suite fail."""
         return self.state in ("regression", "improvement", "missing")
 
     @property
@@ -69,11 +69,11 @@ class Gate:
 class Gated:
     """All gates of a suite."""
 
-    gates: tuple[Gate, ...]  # in the order in which they were declared
+    gates: tuple[Gate, ...]  # in declared order
 
     @property
     def exit_code(self) -> int:
-        """1 where a gate failed, otherwise 0."""
+        """1 if a gate failed, otherwise 0."""
         return int(any(gate.failed for gate in self.gates))
 
     @property
@@ -89,11 +89,11 @@ def gated(
     *,
     alpha: float = 0.05,
 ) -> Gated:
-    """Compare the metrics of a run with those of trusted runs.
+    """Compare the metrics of a run with the values of trusted runs.
 
-    ``declared``: which metrics are gates, and which way is better; ``history``: by metric a value for each
-    trusted run; values that are not finite are left out of it. ``alpha``: probability that a suite fails in
-    which nothing changed.
+    ``declared``: gate metrics, and which direction is better; ``history``: for each metric the values of the
+    trusted runs (non-finite values are ignored); ``alpha``: probability that the suite fails although nothing
+    changed.
     """
     trusted = {
         name: np.array([value for value in history.get(name, ()) if math.isfinite(value)], dtype=np.float64)
@@ -139,14 +139,16 @@ def _gate(
 
 
 def _error(trusted: np.ndarray) -> float:
-    """Standard deviation of the difference of one more run from the mean; a spread that is rounding alone
-    counts as that rounding."""
+    """Return the standard deviation of one more run's difference from the mean.
+
+    The spread is at least the rounding error of the values.
+    """
     rounding = 1e-9 * float(np.abs(trusted).max())
     return max(float(trusted.std(ddof=1)), rounding) * math.sqrt(1 + 1 / len(trusted))
 
 
 def _p(trusted: np.ndarray, value: float) -> float:
-    """Two-sided p of one more run. Where the trusted runs are all 0, any other value is outside."""
+    """Return the two-sided p-value of one more run. If all trusted runs are 0, any other value has p = 0."""
     distance, error = abs(value - float(trusted.mean())), _error(trusted)
     if error == 0:
         return 1.0 if distance == 0 else 0.0

@@ -1,4 +1,4 @@
-"""Several tests at once with one probability of error, by Holm's step-down procedure (Scandinavian Journal of
+"""Several tests with one joint error probability, by Holm's step-down procedure (Scandinavian Journal of
 Statistics 6, 1979)."""
 
 from __future__ import annotations
@@ -7,9 +7,11 @@ from collections.abc import Mapping
 
 
 def holm(surprise: Mapping[str, float], alpha: float) -> dict[str, tuple[float, bool]]:
-    """The level of each test at which the procedure tests it, and whether it rejects. It stops at the first
-    that it keeps, and tests the rest at that level. ``surprise``: the p of each; ``alpha``: the probability
-    that any is rejected wrongly."""
+    """Return for each test its level, and whether it is rejected.
+
+    The procedure stops at the first test that it keeps; the remaining tests get the same level. ``surprise``:
+    p-value by test; ``alpha``: probability that any test is rejected wrongly.
+    """
     levels, rejecting, level = {}, True, alpha
     for number, name in enumerate(sorted(surprise, key=lambda name: surprise[name])):
         if rejecting:

@@ -1,5 +1,7 @@
-"""The record of a comparison: a file of lines that only grows, from which every table is made, and from which
-a killed one goes on."""
+"""The journal of a comparison: an append-only file of JSON lines.
+
+All tables are computed from it, and a killed comparison resumes from it.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,10 @@ FILE = "observations.jsonl"
 
 
 def refuse(error: OSError) -> None:
-    """Raises PlanError for a disk that does not take the record."""
+    """Raise PlanError because the journal cannot be written."""
     raise PlanError.of(
         "bench-folder",
-        "what was measured cannot be written",
+        "the measurements cannot be written",
         found=str(error.strerror),
         expected="a disk with room",
         remedy="choose another --out",
@@ -26,7 +28,7 @@ def refuse(error: OSError) -> None:
 
 
 class Journal:
-    """Writes lines of a comparison, each a JSON object that names the cell's key."""
+    """Writes the journal; each line is a JSON object with the cell's key."""
 
     def __init__(self, folder: Path) -> None:
         self._log = Log(folder / FILE, refuse)
@@ -36,43 +38,42 @@ class Journal:
         self._log.add(json.dumps({"key": key, "seed": seed, "kind": kind, **values}) + "\n")
 
     def close(self) -> None:
-        """Put everything on the disk."""
+        """Write all lines to the disk and close the file."""
         self._log.flush()
         self._log.close()
 
 
 @dataclass
 class Turn:
-    """A turn of a cell, as it was measured."""
+    """The measurements of one turn of a cell."""
 
     seed: int
     round: int
-    iterations: list[dict[str, Any]]  # of each its number, wall seconds, tokens and metrics
+    iterations: list[dict[str, Any]]  # number, wall seconds, tokens and metrics of each
     evaluations: list[dict[str, Any]]
-    processor: float  # seconds of processor time of the turn
-    memory: int  # the most bytes until its end
-    load: float  # of the machine when it began, in running processes
-    timed: list[int]  # the numbers of the iterations whose seconds count
-    seconds: float = 0.0  # of the whole turn, with evaluations
+    processor: float  # processor seconds of the turn
+    memory: int  # peak bytes until its end
+    load: float  # load average of the machine at its start
+    timed: list[int]  # numbers of the timed iterations
+    seconds: float = 0.0  # of the complete turn, with evaluations
 
 
 @dataclass
 class Measured:
-    """All that is known of a cell."""
+    """All recorded measurements of a cell."""
 
     turns: list[Turn] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)  # seed → cause
-    done: set[int] = field(default_factory=set)  # seeds that came to their end
-    # seed → the last that the system said of itself
+    done: set[int] = field(default_factory=set)  # finished seeds
+    # seed → the system's last answer to `observe`
     observed: dict[int, dict[str, Any]] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)  # of its last preparation
-    # seed → seconds until its process could begin, of all starts
+    facts: dict[str, Any] = field(default_factory=dict)  # the answer to the last `prepare`
+    # seed → seconds to start and prepare its process, summed over all starts
     starts: dict[int, float] = field(default_factory=dict)
 
 
 def read(folder: Path) -> dict[str, Measured]:
-    """Key → what was measured. A line that is torn is passed over; an iteration that was measured again
-    counts as it was the first time."""
+    """Read the measurements of each cell, by key. Incomplete lines are skipped."""
     cells: dict[str, Measured] = {}
     for line in objects(Growing(folder / FILE).lines()):
         cell = cells.setdefault(line.pop("key"), Measured())

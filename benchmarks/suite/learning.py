@@ -1,15 +1,15 @@
-"""Which cell learns better, from the last value of each seed.
+"""Test which cell learns better, by the final value of each seed.
 
-Means are compared, with Student's t of the differences where both cells have the same seeds, else with
-Welch's. Two cells with the same seeds had the same held-out prompts, and drew from the same random numbers:
-seeds are then compared in pairs, so that what a seed does to both cells widens no interval. Resampling is no
-help with so few seeds: the mean of resampled pairs never leaves the range of the pairs, so five pairs of one
-sign, which equal cells have with a chance of 6 %, would leave out 0 at every level.
+The test compares means: with a paired t-test if both cells have the same seeds, otherwise with Welch's t-test.
+Cells with the same seeds have the same held-out prompts and random numbers. Pairing them removes the effect of
+the seed from the interval. Resampling does not work with so few seeds, because the mean of resampled pairs
+never leaves the range of the pairs. Five pairs of one sign, which equal cells have with a probability of 6 %,
+would exclude 0 at every level.
 
-With several cells beside a base the probability of error is that of all pairs together, by Holm's procedure.
+If several cells are compared with a base, Holm's procedure bounds the error probability of all pairs together.
 The probability of improvement follows Agarwal et al., "Deep Reinforcement Learning at the Edge of the
-Statistical Precipice" (NeurIPS 2021, arXiv
-2108.13264); its interval is Newcombe's. What one seed's curve says of itself is in `curves.py`.
+Statistical Precipice" (NeurIPS 2021, arXiv 2108.13264); its interval is Newcombe's. `curves.py` has the
+statistics of a single curve.
 """
 
 from __future__ import annotations
@@ -31,40 +31,38 @@ Outcome = Literal[
     "better", "worse", "equivalent within the margin", "undecided", "not enough to rank", "not comparable"
 ]
 ALPHA = 0.05  # probability of any wrong `better` or `worse` among the cells of a comparison
-# with fewer, too little is known of the spread: the error and the power of verdicts are simulated from here
-# on
+# fewer seeds say too little about the spread; error and power of the verdicts were simulated from 5 seeds on
 LEAST_SEEDS = 5
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and its interval."""
+    """A number with its confidence interval."""
 
     value: float
     interval: Interval
 
     @property
     def text(self) -> str:
-        """The number, then its interval."""
+        """The number and its interval in words."""
         return f"{self.value:.4g}, {self.interval.text}"
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """One cell beside the base, as the seeds have it."""
+    """The comparison of one cell with the base by their seeds."""
 
     cell: str
     base: str
     outcome: Outcome
-    seeds: tuple[int, int]  # how many each has
-    difference: Estimate | None  # mean of the cell's final values minus the base's, at the level that decides
+    seeds: tuple[int, int]  # number of seeds of the cell and of the base
+    difference: Estimate | None  # mean final value of the cell minus the base's, at the deciding level
     improvement: Estimate | None  # probability that a seed of the cell ends better than one of the base
-    equivalence: float  # p of two one-sided tests within the margin; NaN where there is none
-    # absolute: differences of final values up to it count as none; 0: nothing counts as equivalent
+    equivalence: float  # p-value of two one-sided tests within the margin; NaN without a margin
+    # absolute difference of final values that counts as equal; 0: nothing counts as equivalent
     margin: float
     paired: bool  # whether both have the same seeds, which are compared in pairs
-    # about how many more seeds an undecided pair needs for each cell, at most `FARTHEST`; none where nothing
-    # tells
+    # for an undecided pair, about how many more seeds each cell needs, at most `FARTHEST`; None: no estimate
     more: int | None
     reason: str = ""  # why cells are not comparable
 
@@ -75,13 +73,13 @@ class Ranking:
             return f"{self.cell} and {self.base} are not comparable: {self.reason}"
         if self.outcome == "not enough to rank" or self.difference is None or self.improvement is None:
             seeds = f"{self.seeds[0]} and {self.seeds[1]} seeds of at least {LEAST_SEEDS}"
-            return f"{self.cell} beside {self.base}: not enough to rank, {seeds}"
+            return f"{self.cell} vs {self.base}: not enough to rank, {seeds}"
         outcome = self.outcome if self.more is None else f"undecided, {announced(self.more, 'seeds')}"
         count = (
             f"{self.seeds[0]} pairs of seeds" if self.paired else f"{self.seeds[0]} and {self.seeds[1]} seeds"
         )
         return (
-            f"{self.cell} beside {self.base}: {outcome}; means differ by {self.difference.text}; "
+            f"{self.cell} vs {self.base}: {outcome}; means differ by {self.difference.text}; "
             f"probability of improvement {self.improvement.text}; {count}, margin {self.margin:.4g}"
         )
 
@@ -89,15 +87,18 @@ class Ranking:
 def difference(
     ours: Sequence[float], reference: Sequence[float], *, paired: bool = False, level: float = 0.95
 ) -> Estimate:
-    """Mean of ``ours`` minus that of ``reference``, each of two or more values, with Student's interval of
-    the differences where values of one place are a pair, else with Welch's."""
+    """Return the mean of ``ours`` minus the mean of ``reference``, with a t interval.
+
+    Both have two or more values. If ``paired``, values at the same index are a pair and the interval is
+    Student's of the differences; otherwise it is Welch's.
+    """
     mean, error, freedom = _means(ours, reference, paired)
     half = error * t_quantile((1 + level) / 2, freedom) if error else 0.0
     return Estimate(mean, Interval(mean - half, mean + half, level, "t" if error else "no spread"))
 
 
 def surprise(cell: Cell, base: Cell) -> float:
-    """Two-sided p of the difference of means, were there none; 1 where the two cannot be ranked."""
+    """Return the two-sided p-value of the difference of means; 1 if the cells cannot be ranked."""
     if _unrankable(cell, base):
         return 1.0
     mean, error, freedom = _means(cell.final, base.final, cell.seeds == base.seeds)
@@ -105,7 +106,7 @@ def surprise(cell: Cell, base: Cell) -> float:
 
 
 def _unrankable(cell: Cell, base: Cell) -> Outcome | None:
-    """Why two cells have no verdict; None where they have one."""
+    """Return why two cells have no verdict, or None if they have one."""
     if cell.unusable or base.unusable:
         return "not comparable"
     return "not enough to rank" if min(len(cell.final), len(base.final)) < LEAST_SEEDS else None
@@ -114,12 +115,12 @@ def _unrankable(cell: Cell, base: Cell) -> Outcome | None:
 def probability_of_improvement(
     ours: Sequence[float], reference: Sequence[float], *, level: float = 0.95
 ) -> Estimate:
-    """P(X > Y) of an observation of ``ours`` and one of ``reference``, ties counted half.
+    """Return P(X > Y) for X from ``ours`` and Y from ``reference``; ties count half.
 
     The interval is method 5 of Newcombe, "Confidence intervals for an effect size measure based on the
-    Mann-Whitney statistic", Statistics in Medicine 25, 2006: the probabilities that lie within z of their own
-    standard errors. A bootstrap has no width where all of one side are above the other, which happens with
-    few seeds.
+    Mann-Whitney statistic", Statistics in Medicine 25, 2006: the probabilities within z of their own standard
+    errors of the estimate. A bootstrap interval has no width if all values of one side are above the other,
+    which happens with few seeds.
     """
     first, second = (
         np.asarray(ours, dtype=np.float64)[:, None],
@@ -132,8 +133,7 @@ def probability_of_improvement(
 
 
 def _reach(value: float, end: float, z: float, first: int, second: int) -> float:
-    """The probability farthest from ``value`` towards ``end`` that is within z of its own standard errors of
-    it."""
+    """Return the probability farthest from ``value`` towards ``end`` within z of its own standard errors."""
     near, far = value, end
     for _ in range(60):
         middle = (near + far) / 2
@@ -143,8 +143,10 @@ def _reach(value: float, end: float, z: float, first: int, second: int) -> float
 
 
 def _variance(theta: float, first: int, second: int) -> float:
-    """Newcombe's variance of the Mann-Whitney probability, both sizes in the mixed terms replaced by their
-    mean."""
+    """Return Newcombe's variance of the Mann-Whitney probability.
+
+    In the mixed terms the mean of the two sample sizes replaces both.
+    """
     mixed = (first + second) / 2 - 1
     return (
         theta
@@ -157,9 +159,11 @@ def _variance(theta: float, first: int, second: int) -> float:
 def equivalence(
     ours: Sequence[float], reference: Sequence[float], margin: float, *, paired: bool = False
 ) -> float:
-    """The p of two one-sided tests (TOST) that means differ by less than ``margin`` (Schuirmann, J.
-    Pharmacokinetics and Biopharmaceutics 15, 1987), with Welch's t, or with that of the differences where
-    values of one place are a pair: below 0.05 they are equivalent. Each side has two or more observations."""
+    """Return the p-value of two one-sided tests (TOST) that the means differ by less than ``margin``.
+
+    Schuirmann, J. Pharmacokinetics and Biopharmaceutics 15, 1987. Uses Welch's t, or Student's t of the
+    differences if ``paired``. Each side has two or more observations.
+    """
     mean, error, freedom = _means(ours, reference, paired)
     if error == 0:
         return 0.0 if abs(mean) < margin else 1.0
@@ -167,7 +171,7 @@ def equivalence(
 
 
 def _means(ours: Sequence[float], reference: Sequence[float], paired: bool) -> tuple[float, float, float]:
-    """Difference of means, its standard error, and its degrees of freedom."""
+    """Return the difference of means, its standard error and its degrees of freedom."""
     arrays = [np.asarray(values, dtype=np.float64) for values in (ours, reference)]
     if paired:
         differences = arrays[0] - arrays[1]
@@ -180,12 +184,12 @@ def _means(ours: Sequence[float], reference: Sequence[float], paired: bool) -> t
 
 
 def _welch(ours: Floats, reference: Floats) -> tuple[float, float, float]:
-    """Difference of means of two sides that are drawn independently, its standard error, and Welch's degrees
-    of freedom."""
+    """Return the difference of means of two independent samples, its standard error and Welch's degrees of
+    freedom."""
     arrays = (ours, reference)
     squares = [float(array.var(ddof=1)) / len(array) for array in arrays]
     top = max(squares)
-    # scaled, so that no square overflows or vanishes
+    # scaled, so that squares neither overflow nor underflow
     weights = [square / top if top else 0.0 for square in squares]
     below = sum(weight**2 / (len(array) - 1) for weight, array in zip(weights, arrays, strict=True))
     freedom = sum(weights) ** 2 / below if below else math.inf
@@ -195,9 +199,12 @@ def _welch(ours: Floats, reference: Floats) -> tuple[float, float, float]:
 def ranked_all(
     cells: Sequence[Cell], base: Cell, *, margin: float = 0.0, higher: bool = True
 ) -> tuple[Ranking, ...]:
-    """Compare each cell with ``base``, so that anything is wrongly found better or worse with a probability
-    of 5 % in all: each pair has an equal part of it, and one that is found leaves its part to the others
-    (Holm). A pair that cannot be ranked keeps its part."""
+    """Compare each cell with ``base``; any wrong `better` or `worse` has a probability of at most 5 % in all.
+
+    By Holm's procedure each pair gets an equal part of the error probability, and a pair found different
+    passes its part on to the others. A pair that cannot be ranked keeps its part. ``margin`` and ``higher``:
+    as for `ranked`.
+    """
     levels = holm({cell.name: surprise(cell, base) for cell in cells}, ALPHA)
     return tuple(
         ranked(cell, base, margin=margin, higher=higher, alpha=levels[cell.name][0]) for cell in cells
@@ -207,11 +214,11 @@ def ranked_all(
 def ranked(
     cell: Cell, base: Cell, *, margin: float = 0.0, higher: bool = True, alpha: float = ALPHA
 ) -> Ranking:
-    """Compare two cells by their final values. ``higher``: larger values are better; ``alpha``: the
-    probability of error.
+    """Compare two cells by their final values.
 
-    Equivalent where both one-sided tests reject at ``alpha``, even where the interval leaves out 0; otherwise
-    better or worse where the interval of the difference of means leaves out 0.
+    ``margin``: absolute difference that counts as equal; ``higher``: larger values are better; ``alpha``:
+    error probability. The cells are equivalent if both one-sided tests reject at ``alpha``, even if the
+    interval excludes 0. Otherwise they are better or worse if the interval of the difference excludes 0.
     """
     ours, reference = cell.final, base.final
     seeds, paired = (len(ours), len(reference)), cell.seeds == base.seeds
@@ -246,8 +253,11 @@ def _direction(gain: Estimate, higher: bool) -> Outcome:
 def _more(
     ours: Sequence[float], reference: Sequence[float], margin: float, alpha: float, paired: bool
 ) -> int | None:
-    """About how many more seeds each cell needs: until the margin, or the difference of means less its
-    standard error where that is larger, is found with a chance of 0.8. None where neither is above 0."""
+    """Estimate how many more seeds each cell needs to find the effect with a probability of 0.8.
+
+    The effect is the margin, or the difference of means minus its standard error if that is larger. None if
+    both are 0 or less.
+    """
     mean, error, freedom = _means(ours, reference, paired)
     effect = max(margin, abs(mean) - error)
     if effect <= 0:
@@ -257,8 +267,10 @@ def _more(
 
 
 def profile_text(cell: Cell, base: Cell) -> str:
-    """A performance profile in words: at the quartiles of all final values, how many seeds of each cell ended
-    above them."""
+    """Return a performance profile in words: how many seeds of each cell end above each quartile.
+
+    The quartiles are of the final values of both cells.
+    """
     values = [value for value in (*cell.final, *base.final) if math.isfinite(value)]
     if not values:
         return "no seed has a finite final value"
@@ -267,4 +279,4 @@ def profile_text(cell: Cell, base: Cell) -> str:
     def above(each: Cell, mark: float) -> str:
         return f"{sum(value > mark for value in each.final)} of {len(each.final)}"
 
-    return ", ".join(f"{mark:.4g}: {above(cell, mark)} beside {above(base, mark)}" for mark in marks)
+    return ", ".join(f"{mark:.4g}: {above(cell, mark)} vs {above(base, mark)}" for mark in marks)

@@ -1,5 +1,4 @@
-"""Lengths that every system is given, so that all do the same work: recorded once, from the answers of an
-evaluation."""
+"""Read response lengths from an evaluation, to give every compared system the same work."""
 
 from __future__ import annotations
 
@@ -11,8 +10,11 @@ from rlflow.errors import PlanError
 
 
 def recorded_lengths(path: Path) -> list[int]:
-    """The numbers of tokens of the sampled answers in a file of answers (docs/evaluation.md), adjacent for
-    each prompt, in the order of the prompts. Raises PlanError for a file that has none."""
+    """Return the lengths in tokens of the sampled answers in a file of answers (docs/evaluation.md).
+
+    They are in the order of the prompts; lengths of one prompt are adjacent. Raises PlanError if the file has
+    no lengths.
+    """
     try:
         answers = [json.loads(line)["sampled"] for line in durable.read(path).splitlines()]
         lengths = [int(one["tokens"]) for several in answers for one in several]
@@ -26,7 +28,7 @@ def recorded_lengths(path: Path) -> list[int]:
 
 
 def no_answers(path: Path, finding: str) -> PlanError:
-    """The error of a file without the lengths of answers."""
+    """Return the PlanError for a file without lengths of answers."""
     return PlanError.of(
         "bench-record",
         f"'{path}' has no answers with their numbers of tokens",

@@ -1,5 +1,4 @@
-"""The process of a cell, seen from the comparison: requests with a deadline, what its processes use, and
-their end."""
+"""The comparison's handle on a cell's process: requests with a deadline, resource use, and shutdown."""
 
 from __future__ import annotations
 
@@ -20,26 +19,28 @@ from rlflow.checkpoints import durable
 from rlflow.monitoring.secrets import MaskedLines, masked
 from rlflow.processes.watchdog import kin
 
-LAST_LINES = 15  # of a cell's log, in the cause of its failure
+LAST_LINES = 15  # lines of the cell's log that are quoted in the cause of a failure
 CLOSE_SECONDS = 30.0
 
 
 class CellFailed(Exception):
-    """A cell gave no answer, or an error. The text is the cause."""
+    """A cell did not answer or answered with an error. The text is the cause."""
 
 
 class Use(NamedTuple):
-    """The use of a cell's processes, of those that it started too."""
+    """Resources used by a cell's process and its descendants."""
 
-    processor: float  # seconds of processor time since they began
-    # the most bytes so far: those that are theirs alone, with their share of what they have in common
+    processor: float  # processor seconds since they started
+    # peak bytes so far: private memory plus each process's share of shared memory (PSS)
     memory: int
 
 
 class CellProcess:
-    """A cell that runs in a process of its own, with an interpreter of its own where it needs one.
+    """A cell that runs in its own process, with its own interpreter if it needs one.
 
-    python: the interpreter; file: that defines the system; log: takes what it prints."""
+    ``python``: the interpreter; ``file``: defines the system; ``log``: receives its output; ``deadline``:
+    seconds for an answer.
+    """
 
     def __init__(self, python: str, file: Path, log: Path, deadline: float) -> None:
         self.deadline, self.log = deadline, log
@@ -55,11 +56,13 @@ class CellProcess:
                 env=environment(python),
             )
         self._below: list[kin.Known] = []
-        self._busy = False  # with a request, so that it would not notice that there are no more
+        self._busy = False  # while it works on a request, it does not notice that its input was closed
 
     def ask(self, do: str, **values: Any) -> Any:
-        """The answer to a request. Raises CellFailed for an error, a process that ended, and a deadline that
-        passed."""
+        """Send a request and return the answer.
+
+        Raises CellFailed if the answer is an error, the process ended, or the deadline passed.
+        """
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._busy = True
@@ -70,7 +73,7 @@ class CellProcess:
         self._busy = False
         if not line:
             if not ready:
-                self.process.kill()  # nothing that it does would be waited for
+                self.process.kill()  # its answer would not be read any more
             cause = (
                 f"its process ended with code {self.process.wait()}"
                 if ready
@@ -83,23 +86,24 @@ class CellProcess:
         return reply["value"]
 
     def use(self) -> Use:
-        """Measure what its processes have used. Those that came and went between two calls are counted where
-        a parent waited for them, in processor time alone. Memory is what they have now, and what each had
-        more when it had most: of several processes these times may differ, so that it is then an upper
-        bound."""
+        """Measure the resources that its processes have used.
+
+        Processes that started and ended between two calls add processor time only, and only if their parent
+        waited for them. Memory is the current use plus, for each process, the difference to its own peak. With
+        several processes this is an upper bound, because their peaks may be at different times.
+        """
         processor, memory = 0.0, 0
         self._below = kin.descendants(self.process.pid)
         for pid in [self.process.pid, *(pid for pid, _ in self._below)]:
             with contextlib.suppress(psutil.Error):
                 one = psutil.Process(pid)
-                # user and system time, its own and its ended children's
+                # user and system time of the process and of its ended children
                 processor += sum(one.cpu_times()[:4])
                 memory += one.memory_full_info().pss + given_back(pid)
         return Use(processor, memory)
 
     def close(self) -> None:
-        """End it and all that it started: in the middle of a request, where the comparison is stopped, at
-        once."""
+        """End the process and all processes that it started; at once if it is working on a request."""
         self._below = kin.descendants(self.process.pid)
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
@@ -110,11 +114,11 @@ class CellProcess:
         self.process.wait()
         if self.process.stdout is not None:
             self.process.stdout.close()
-        limit = time.monotonic() + CLOSE_SECONDS  # the watchdog of a run ends what is left of it
+        limit = time.monotonic() + CLOSE_SECONDS  # the run's watchdog ends its remaining processes
         while kin.still(self._below) and time.monotonic() < limit:
             time.sleep(0.05)
         kin.end_all(lambda: kin.still(self._below))
-        with contextlib.suppress(OSError):  # the comparison's folder may be gone
+        with contextlib.suppress(OSError):  # the comparison's folder may have been deleted
             durable.replace(self.log, "".join(f"{line}\n" for line in self._lines()).encode(), flush=False)
 
     def _last_lines(self) -> str:
@@ -123,13 +127,12 @@ class CellProcess:
         return ""
 
     def _lines(self) -> list[str]:
-        """What it has printed, without secrets. Raises OSError."""
+        """Return its printed lines with secrets masked. Raises OSError."""
         return list(map(MaskedLines(), self.log.read_text(errors="replace").splitlines()))
 
 
 def given_back(pid: int) -> int:
-    """The bytes by which a process's memory is smaller than it once was (Linux); 0 where that is not
-    known."""
+    """Return by how many bytes a process's memory is below its peak (Linux); 0 if unknown."""
     with contextlib.suppress(OSError, KeyError, ValueError):
         lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         sizes = {
@@ -140,7 +143,7 @@ def given_back(pid: int) -> int:
 
 
 def environment(python: str) -> dict[str, str]:
-    """The variables of a cell: of another interpreter without what leads to this one's packages."""
+    """Return the environment of a cell; another interpreter does not get PYTHONPATH."""
     variables = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if python != sys.executable:
         variables.pop("PYTHONPATH", None)

@@ -1,5 +1,7 @@
-"""Trusted comparisons, and the gates that hold a new one against them: numbers of one kind of machine, in a
-file that only grows."""
+"""The history of trusted comparisons (an append-only file), and gates that check a new one against it.
+
+A gate uses only results of the same kind of machine.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,20 @@ from rlflow.checkpoints import durable
 from rlflow.checkpoints.logs import Growing, Log, objects
 from rlflow.errors import PlanError
 
-FILE = "history.jsonl"  # beside the folders of comparisons
-# in the folder of a comparison: the numbers of its gates, which `trust` adds to the history
+FILE = "history.jsonl"  # next to the folders of comparisons
+# in the folder of a comparison: the numbers of its gates, which `trust` appends to the history
 LAST = "result.json"
 OF_ROWS = ("seconds", "processor", "moved", "memory", "rate")
 LOWER = ("seconds", "processor", "moved", "memory")
 
 
 def kind() -> str:
-    """A name for this kind of machine."""
+    """Return a short digest that identifies this kind of machine."""
     return hashlib.sha256(json.dumps(machine(), sort_keys=True).encode()).hexdigest()[:12]
 
 
 def gate_values(suite: Suite, cells: Sequence[tuple[Row, Measured]]) -> dict[str, float | None]:
-    """Gate, as ``CELL: METRIC`` → its number; None where there is none."""
+    """Return the number of each gate, by ``CELL: METRIC``; None if it is missing."""
     return {
         f"{row.name}: {gate.metric}": _value(gate, row, measured)
         for gate in suite.gates
@@ -52,7 +54,10 @@ def _value(gate: Gate, row: Row, measured: Measured) -> float | None:
 
 
 def write_result(suite: Suite, folder: Path, values: dict[str, float | None], whole: bool) -> None:
-    """Leave the numbers of a comparison's gates in its folder. ``whole``: whether all of it was done."""
+    """Write the numbers of a comparison's gates to its folder.
+
+    ``whole``: whether the comparison is complete.
+    """
     measured = folder / OBSERVATIONS
     digest = hashlib.sha256(
         measured.read_bytes() if measured.is_file() else json.dumps([str(folder), values]).encode()
@@ -62,38 +67,40 @@ def write_result(suite: Suite, folder: Path, values: dict[str, float | None], wh
 
 
 def trust(folder: Path) -> str:
-    """Add a comparison to the history beside its folder; what was done, in words. Raises PlanError for one
-    that is not whole."""
+    """Append a comparison to the history next to its folder; return a sentence about it.
+
+    Raises PlanError if the comparison is not complete or lacks a number for a gate.
+    """
     try:
         result = json.loads(durable.read(folder / LAST))
     except (OSError, ValueError) as error:
         raise PlanError.of(
             "bench-trust",
-            f"'{folder}' holds no comparison",
+            f"'{folder}' does not contain a comparison",
             found=str(error),
             expected="a folder that `rlflow bench` wrote",
-            remedy="name what --out said, or bench/SUITE",
+            remedy="name the folder given to --out, or bench/SUITE",
         ) from error
     missing = [name for name, value in result["values"].items() if value is None]
     if not result["whole"] or missing or not result["values"]:
         lacking = (
             "no gates"
             if not result["values"]
-            else f"no number of {missing[0]}"
+            else f"no number for {missing[0]}"
             if missing
-            else "a comparison that was not finished"
+            else "an unfinished comparison"
         )
         raise PlanError.of(
             "bench-trust",
             f"the comparison in '{folder}' cannot be trusted",
             found=lacking,
             expected="a finished comparison with a number for every gate",
-            remedy="finish it with the same command; [[gate]] tables of the suite say which numbers are kept",
+            remedy="run the same command again to finish it; [[gate]] tables of the suite name the numbers",
         )
     path = folder.parent / FILE
     known = trusted(path)
     if any(one.get("id") == result["id"] for one in known):
-        return f"{folder} is trusted already: what was measured counts once"
+        return f"{folder} is trusted already; the same measurements count once"
     log = Log(path, _refuse)
     log.add(json.dumps({**result, "folder": str(folder)}) + "\n")
     log.flush()
@@ -111,18 +118,20 @@ def _refuse(error: OSError) -> None:
         "the history cannot be written",
         found=str(error.strerror),
         expected="a disk with room",
-        remedy="make room",
+        remedy="free some disk space",
     ) from error
 
 
 def trusted(path: Path) -> list[dict[str, Any]]:
-    """The comparisons of a history; torn lines are passed over."""
+    """Read the comparisons of a history; incomplete lines are skipped."""
     return objects(Growing(path).lines())
 
 
 def judge_gates(suite: Suite, folder: Path, values: dict[str, float | None]) -> Gated:
-    """Hold the numbers of a comparison against the history beside its folder. It is not compared with itself,
-    but with what was measured in the same folder before it."""
+    """Check the numbers of a comparison against the history next to its folder.
+
+    The comparison itself is excluded from the history; earlier comparisons in the same folder are included.
+    """
     own = json.loads(durable.read(folder / LAST))["id"]
     runs = [
         run["values"]

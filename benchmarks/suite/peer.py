@@ -1,10 +1,9 @@
-"""Interpreters of other systems: a system that names what it needs gets a virtual environment of its own,
-made once.
+"""Interpreters of other systems: a system with requirements gets its own virtual environment, created once.
 
-A file of a system may define ``REQUIRES``, a tuple of requirements such as ("trl==1.16.0", "torch"). A
-requirement without a version gets that of this interpreter, so that both compute with the same.
-``WITHOUT_DEPENDENCIES``, of the same form, is installed after them and alone:
-what these packages require is left out. Without ``REQUIRES`` this interpreter runs it.
+A system's file may define ``REQUIRES``, a tuple of requirements such as ("trl==1.16.0", "torch"). A requirement
+without a version gets the version that this interpreter has, so that both compute with the same package.
+``WITHOUT_DEPENDENCIES`` has the same form; its packages are installed afterwards, without their dependencies.
+A system without ``REQUIRES`` runs in this interpreter.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from pathlib import Path
 
 from rlflow.benchmarks.measured_process import CellFailed
 
-LAST = 500  # letters of what pip said
-# the variable that names a further package index, where PyPI has not this build of torch
+LAST = 500  # characters of pip's output in an error message
+# environment variable that names another package index, for a build of torch that PyPI does not have
 INDEX = "RLFLOW_PEER_INDEX"
 
 
 def cache_folder() -> Path:
-    """The folder of the virtual environments."""
+    """Return the folder of the virtual environments."""
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rlflow" / "peers"
 
 
 def requirements(file: Path, variable: str = "REQUIRES") -> tuple[str, ...]:
-    """The requirements that a file names under a variable, read without running it."""
+    """Return the requirements that a file assigns to ``variable``, read without running the file."""
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.Assign) and any(
             isinstance(name, ast.Name) and name.id == variable for name in node.targets
@@ -42,7 +41,7 @@ def requirements(file: Path, variable: str = "REQUIRES") -> tuple[str, ...]:
 
 
 def pinned(requirement: str) -> str:
-    """The requirement with this interpreter's version, where it has none."""
+    """Return the requirement; without a version, pin it to the version that this interpreter has."""
     if any(letter in requirement for letter in "=<>~@"):
         return requirement
     try:
@@ -52,20 +51,22 @@ def pinned(requirement: str) -> str:
 
 
 def installations(file: Path) -> list[tuple[str, ...]]:
-    """The words of each call of pip that a system needs; none where this interpreter runs it."""
+    """Return the arguments of each pip call that a system needs; empty if this interpreter runs it."""
     wanted, alone = requirements(file), requirements(file, "WITHOUT_DEPENDENCIES")
     return [wanted, ("--no-deps", *alone)] if wanted and alone else [wanted] if wanted else []
 
 
 def environment_folder(file: Path) -> Path:
-    """The folder of a system's virtual environment, which is whole where it has a file ``installed``."""
+    """Return the folder of a system's virtual environment; it is complete once it has a file ``installed``."""
     words = [word for step in installations(file) for word in step]
     return cache_folder() / hashlib.sha256("\n".join([sys.version, *words]).encode()).hexdigest()[:12]
 
 
 def interpreter(file: Path, say: Callable[[str], None]) -> str:
-    """The interpreter that runs a system, made where it is not there yet. Raises CellFailed where it cannot
-    be made."""
+    """Return the interpreter that runs a system; create its virtual environment if it is missing.
+
+    Raises CellFailed if pip fails.
+    """
     steps = installations(file)
     if not steps:
         return sys.executable
@@ -82,8 +83,8 @@ def interpreter(file: Path, say: Callable[[str], None]) -> str:
             )
             if done.returncode:
                 raise CellFailed(
-                    f"{' '.join(step)} cannot be installed: {done.stderr.strip()[-LAST:]}\nwhere torch is a "
-                    f"build that PyPI has not, {INDEX} names an index that has it"
+                    f"{' '.join(step)} cannot be installed: {done.stderr.strip()[-LAST:]}\nif PyPI does not have "
+                    f"this build of torch, set {INDEX} to a package index that has it"
                 )
         mark.write_text("\n".join(words))
     return str(python)

@@ -1,5 +1,4 @@
-"""What a comparison prints: the table of its cells and the verdicts, for a terminal, as Markdown and as
-JSON."""
+"""Print a comparison: the tables and the verdicts, for a terminal, as Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from rlflow.benchmarks.suite import Suite
 from rlflow.benchmarks.verdicts import Verdict
 from rlflow.monitoring.tables import plain
 
-Lines = Sequence[Sequence[str]]  # of a table, its heads first
+Lines = Sequence[Sequence[str]]  # lines of a table, starting with its header
 HEADS = (
     "cell",
     "seeds",
@@ -39,7 +38,7 @@ HEADS = (
 
 
 def cells_of(row: Row) -> tuple[str, ...]:
-    """A row of the table as texts."""
+    """Return a row of the table as texts."""
     failed = f"failed: {len(row.failed)}" if row.failed else ""
     return (
         row.name,
@@ -53,34 +52,34 @@ def cells_of(row: Row) -> tuple[str, ...]:
         size(row.memory),
         number(row.load, 1),
         number(row.last, 3),
-        "close" if row.closes else "DO NOT CLOSE",
+        "match" if row.closes else "DO NOT MATCH",
     )
 
 
 def number(value: float | None, digits: int) -> str:
-    """A number with so many digits; nothing for None."""
+    """Format a number with ``digits`` decimals; empty for None."""
     return "" if value is None else f"{value:,.{digits}f}"
 
 
 def size(value: float | None) -> str:
-    """Bytes in words; nothing for None."""
+    """Format a number of bytes, such as 1.2 GB; empty for None."""
     return "" if value is None else decimal(round(value))
 
 
 def heads(suite: Suite) -> tuple[str, ...]:
-    """The heads of the table."""
+    """Return the header of the table."""
     return tuple(head.format(metric=suite.goal.metric) for head in HEADS)
 
 
 @dataclass(frozen=True)
 class Learned:
-    """Rows of the table of seeds and curves of cells: the part of a page that is about learning."""
+    """The learning part of a page: rows of the table of seeds, and curves of the cells."""
 
     seeds: Sequence[SeedRow] = ()
     curves: Sequence[CurveRow] = ()
 
     def tables(self, suite: Suite) -> Iterator[Lines]:
-        """Both as texts, those that have a line."""
+        """Yield both tables as texts; empty tables are skipped."""
         if self.seeds:
             yield [
                 by_seed.heads(self.seeds, suite.goal),
@@ -91,8 +90,10 @@ class Learned:
 
 
 def tables(suite: Suite, rows: Sequence[Row], learned: Learned) -> Iterator[Lines]:
-    """All tables of the page as texts: first that of the cells, without columns of which no cell says
-    anything."""
+    """Yield all tables of the page as texts, the table of cells first.
+
+    Columns that are empty for all cells are dropped.
+    """
     columns = [
         column
         for column in zip(heads(suite), *map(cells_of, rows), strict=True)
@@ -109,7 +110,7 @@ def printed(
     notes: Iterable[str],
     learned: Learned = Learned(),
 ) -> Iterator[RenderableType]:
-    """The page for a terminal."""
+    """Yield the page for a terminal."""
     for first, *rest in tables(suite, rows, learned):
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
         for head in first:
@@ -124,16 +125,14 @@ def printed(
 
 
 def lines(rows: Sequence[Row], verdicts: Sequence[Verdict], notes: Iterable[str]) -> Iterator[str]:
-    """The sentences beneath the table."""
+    """Yield the sentences below the tables."""
     for verdict in verdicts:
-        pair = f"{verdict.cell} beside {verdict.base}"
+        pair = f"{verdict.cell} vs {verdict.base}"
         yield f"{pair}, {verdict.what}: {verdict.text.removeprefix(f'{pair}: ')}"
     for row in rows:
         yield from (f"{row.name}, seed {seed} failed: {cause}" for seed, cause in row.failed.items())
         if not row.closes:
-            yield (
-                f"{row.name}: what was sampled and what became of it do not have the same sums:\n{row.fates}"
-            )
+            yield (f"{row.name}: the sums of sampled rows and of their outcomes do not match:\n{row.fates}")
     yield from notes
     kind, known, count = machine(), versions(), threads()["torch"]
     yield (
@@ -155,7 +154,7 @@ def markdown(
     notes: Iterable[str],
     learned: Learned = Learned(),
 ) -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
 
     def line(cells: Iterable[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
@@ -179,7 +178,7 @@ def as_json(
     notes: Sequence[str],
     learned: Learned = Learned(),
 ) -> str:
-    """One line of JSON with everything."""
+    """Return the complete comparison as one line of JSON."""
     parts = {cell.key: cell.parts for cell in cells}
     page: dict[str, Any] = {
         "suite": suite.name,

@@ -1,8 +1,7 @@
-"""Intervals by resampling: percentile and BCa, of statistics that take all resamples at once.
+"""Bootstrap intervals: percentile and BCa.
 
-Here: draws of row numbers, and quantiles of what a statistic gives on them. Not here: which statistic answers
-which question (`speed.py`, `learning.py`). Draws depend on the seed alone, so that the same observations
-always have the same interval.
+A statistic computes its values on all resamples at once. Draws depend only on the seed, so the same
+observations always have the same interval. `speed.py` and `learning.py` choose the statistics.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ class Interval:
 
     low: float
     high: float
-    level: float  # nominal probability of covering, such as 0.95
-    # how it was computed; "no spread": all observations were the same, so that it has no width
+    level: float  # nominal coverage, such as 0.95
+    # how it was computed; "no spread": all observations are equal, so the interval has no width
     method: Method
 
     @property
@@ -39,19 +38,21 @@ class Interval:
 
 @lru_cache(maxsize=16)
 def draws(size: int, resamples: int, seed: int) -> NDArray[np.intp]:
-    """Row numbers [resamples, size], drawn with replacement from 0 … size-1. The array is shared: it is not
-    to be written to."""
+    """Draw row numbers [resamples, size] with replacement from 0 … size-1.
+
+    The array is cached and read-only.
+    """
     numbers = np.random.default_rng([seed, size]).integers(0, size, (resamples, size))
     numbers.flags.writeable = False
     return numbers
 
 
 def medians_left_out(values: Floats) -> Floats:
-    """The median without each of the values [observations] in turn; there are two or more."""
+    """Return, for each of two or more values [observations], the median without it (jackknife)."""
     order = np.argsort(values, kind="stable")
     ordered, count = values[order], len(values)
     middle = count // 2
-    lower = np.arange(count) < middle  # those left out below the middle raise it
+    lower = np.arange(count) < middle  # leaving out a value below the middle raises the median
     if count % 2:
         above, below = ordered[middle : middle + 2].mean(), ordered[middle - 1 : middle + 1].mean()
         by_rank = np.where(lower, above, below)
@@ -64,18 +65,18 @@ def medians_left_out(values: Floats) -> Floats:
 
 
 def percentile(values: Floats, level: float) -> Interval:
-    """The middle ``level`` of a statistic's values on all resamples [resamples]."""
+    """Return the percentile interval: the middle ``level`` of a statistic's values [resamples]."""
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(low), float(high), level, "percentile")
 
 
 def bca(values: Floats, observed: float, left_out: Floats, level: float) -> Interval:
-    """The bias-corrected and accelerated interval (Efron, "Better Bootstrap Confidence Intervals", JASA 82,
-    1987).
+    """Return the bias-corrected and accelerated interval.
 
-    ``values`` [resamples], ``observed`` of all observations, ``left_out`` [observations] with each left out
-    in turn. The interval is the percentile interval where the correction is not defined: all resamples on one
-    side of what was observed, or no spread among ``left_out``.
+    Efron, "Better Bootstrap Confidence Intervals", JASA 82, 1987. ``values`` [resamples]: the statistic on each
+    resample; ``observed``: on all observations; ``left_out`` [observations]: without one observation. Returns
+    the percentile interval if the correction is undefined: all resamples are on one side of ``observed``, or
+    ``left_out`` has no spread.
     """
     if values.min() == values.max():
         return Interval(observed, observed, level, "no spread")
@@ -97,7 +98,6 @@ def bca(values: Floats, observed: float, left_out: Floats, level: float) -> Inte
 
 
 def _corrected(z: float, bias: float, acceleration: float) -> float:
-    """The quantile of the resamples that stands for the normal quantile ``z``; NaN where the acceleration
-    turns the order round."""
+    """Return the corrected probability for the normal quantile ``z``; NaN if acceleration reverses the order."""
     shrink = 1 - acceleration * (bias + z)
     return NORMAL.cdf(bias + (bias + z) / shrink) if shrink > 0 else math.nan

@@ -1,5 +1,4 @@
-"""The numbers of each cell, from what was recorded: a row of the table, and the series from which verdicts
-are made."""
+"""Compute the numbers of each cell from the journal: its row of the table, and the series for verdicts."""
 
 from __future__ import annotations
 
@@ -14,29 +13,29 @@ from rlflow.benchmarks.suite import Goal
 
 @dataclass(frozen=True)
 class Row:
-    """A cell in numbers; None where there is nothing to say."""
+    """A cell's row of the table; None for a number that is not known."""
 
     name: str
     key: str
-    seeds: tuple[int, ...]  # that came to their end
-    iterations: int  # that were done, over all seeds
-    seconds: float | None  # of an iteration that is timed: the median of turns
-    # seconds of processor time of an iteration, of all its processes: the median of turns
+    seeds: tuple[int, ...]  # finished seeds
+    iterations: int  # iterations done, over all seeds
+    seconds: float | None  # of a timed iteration, median over turns
+    # processor seconds of an iteration, of all processes of the cell, median over turns
     processor: float | None
-    tokens: float | None  # that an iteration sampled, the mean of those that are timed
-    rate: float | None  # tokens sampled per second of those iterations
-    # bytes that went from process to process in an iteration, the mean of those that are timed and say it
+    tokens: float | None  # sampled per iteration, mean over timed iterations
+    rate: float | None  # tokens sampled per second of timed iterations
+    # bytes sent between processes per iteration, mean over the timed iterations that report them
     moved: float | None
-    memory: int | None  # the most bytes of its processes together
-    load: float | None  # of the machine at the beginning of its turns, the median
-    last: float | None  # the last value of the goal's metric, the mean over seeds
-    fates: str  # of everything that was sampled, in words
-    closes: bool  # whether those sums close
+    memory: int | None  # peak bytes of all its processes together
+    load: float | None  # load average of the machine at the start of its turns, median
+    last: float | None  # last value of the goal's metric, mean over seeds
+    fates: str  # outcomes of all sampled rows, in words
+    closes: bool  # whether the sums of sampled rows and of their outcomes match
     failed: Mapping[int, str]  # seed → cause
 
 
 def once(turns: list[Turn]) -> list[Turn]:
-    """The turns with every iteration as it was measured first: a run that was killed does some again."""
+    """Return the turns with each iteration only where it was first measured; a resumed run repeats some."""
     counted: set[tuple[int, int]] = set()
     result = []
     for turn in turns:
@@ -60,12 +59,12 @@ def once(turns: list[Turn]) -> list[Turn]:
 
 
 def timed(turn: Turn) -> list[dict[str, float]]:
-    """The iterations of a turn whose seconds count."""
+    """Return the timed iterations of a turn."""
     return [row for row in turn.iterations if row["iteration"] in turn.timed]
 
 
 def block_seconds(measured: Measured) -> dict[tuple[int, int], float]:
-    """(seed, round) → mean wall seconds of an iteration."""
+    """Return (seed, round) → mean wall seconds of a timed iteration."""
     return {
         (turn.seed, turn.round): statistics.fmean(row["wall"] for row in rows)
         for turn in once(measured.turns)
@@ -74,7 +73,7 @@ def block_seconds(measured: Measured) -> dict[tuple[int, int], float]:
 
 
 def block_tokens(measured: Measured) -> dict[tuple[int, int], int]:
-    """(seed, round) → tokens that were sampled in the iterations that are timed."""
+    """Return (seed, round) → tokens sampled in the timed iterations."""
     return {
         (turn.seed, turn.round): int(sum(row["tokens"] for row in rows))
         for turn in once(measured.turns)
@@ -83,8 +82,10 @@ def block_tokens(measured: Measured) -> dict[tuple[int, int], int]:
 
 
 def curves(measured: Measured, goal: Goal) -> dict[int, list[Point]]:
-    """Seed → the values of the goal's metric, of evaluations or of iterations, with the seconds and sampled
-    tokens that had been spent until then; evaluations take none."""
+    """Return for each seed the goal's metric over iterations, seconds and sampled tokens.
+
+    Values come from evaluations or iterations. The time of evaluations does not count.
+    """
     series: dict[int, list[Point]] = {}
     for seed in sorted({turn.seed for turn in measured.turns}):
         turns = [turn for turn in once(measured.turns) if turn.seed == seed]
@@ -107,7 +108,7 @@ def curves(measured: Measured, goal: Goal) -> dict[int, list[Point]]:
 
 
 def evaluated(turns: Iterable[Turn], metric: str) -> dict[int, float]:
-    """Iterations done → the metric's value in the evaluation after them; of several the first."""
+    """Return iterations done → the metric's value in the first evaluation after them."""
     values: dict[int, float] = {}
     for each in (each for turn in turns for each in turn.evaluations if metric in each["metrics"]):
         values.setdefault(each["iteration"], each["metrics"][metric])
@@ -115,7 +116,7 @@ def evaluated(turns: Iterable[Turn], metric: str) -> dict[int, float]:
 
 
 def row(name: str, key: str, measured: Measured, goal: Goal) -> Row:
-    """A cell in numbers. ``key``: of its results."""
+    """Compute a cell's row of the table. ``key``: of its results."""
     turns = once(measured.turns)
     counted = [turn for turn in turns if timed(turn)]
     seconds = list(block_seconds(measured).values())

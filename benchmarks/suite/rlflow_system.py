@@ -1,5 +1,4 @@
-"""A run of rlflow as the system of a cell: `rlflow run` with all that it records, which waits between two
-iterations for its next turn."""
+"""The system `rlflow` of a cell: `rlflow run` with its normal records, waiting between turns."""
 
 from __future__ import annotations
 
@@ -24,16 +23,16 @@ from rlflow.runs.records import TRAFFIC
 from rlflow.runs.resume import resume
 from rlflow.runs.session import start_run
 
-NAME = "run"  # of the run's folder in the cell's
+NAME = "run"  # name of the run's folder inside the cell's folder
 
 
 class Turns(Quiet):
-    """The reporter that lets a run go on for as many iterations as it is told, and keeps what it measured of
-    each.
+    """A reporter that pauses the run between turns and keeps the measurements of its iterations.
 
-    Seconds of an iteration are wall time from the end of the one before, with recording and saving but
-    without evaluations. Sampling that goes ahead does not wait: the first iteration of a turn may have begun
-    in the turns of others."""
+    Seconds of an iteration are wall time since the end of the previous one, with recording and saving but
+    without evaluations. Sampling ahead of training does not pause, so the first iteration of a turn may have
+    started during turns of other cells.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -44,11 +43,11 @@ class Turns(Quiet):
         self._evaluations: list[dict[str, Any]] = []
 
     def start(self, run: RunInfo) -> None:
-        """The run begins, and waits for its first turn."""
+        """Wait for the first turn."""
         self._wait()
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
-        """Keep an iteration; where it was the last of a turn the run waits for the next."""
+        """Keep an iteration; after the last of a turn, wait for the next turn."""
         now = time.perf_counter()
         finite = {
             name: value
@@ -62,17 +61,17 @@ class Turns(Quiet):
         self._wait()
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
-        """Keep an evaluation, whose time does not count."""
+        """Keep an evaluation; its time does not count."""
         with self._changed:
             self._evaluations.append({"iteration": number, "metrics": plainly(metrics)})
         self._mark = time.perf_counter()
 
     def close(self, state: State, error: str = "") -> None:
-        """The run has ended."""
+        """Mark the run as ended."""
         self.end()
 
     def end(self) -> None:
-        """Nothing more will come; whoever waits for an iteration is told."""
+        """Mark the run as ended and wake the thread that waits for an iteration."""
         with self._changed:
             self.ended = True
             self._left = 1 << 30
@@ -84,13 +83,16 @@ class Turns(Quiet):
         self._mark = time.perf_counter()
 
     def go(self, count: int) -> None:
-        """Let the run do so many iterations."""
+        """Let the run do ``count`` more iterations."""
         with self._changed:
             self._left += count
             self._changed.notify_all()
 
     def done(self, to_the_end: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Wait for the turn to end, or the run; its iterations and evaluations."""
+        """Wait for the end of the turn or of the run; return its iterations and evaluations.
+
+        ``to_the_end``: wait for the end of the run.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self.ended or (not to_the_end and self._left <= 0))
             turn = self._iterations, self._evaluations
@@ -99,12 +101,15 @@ class Turns(Quiet):
 
 
 class System:
-    """A run of rlflow in a thread of this process. ``cell``: the flags of `rlflow run`, and its algorithm."""
+    """A run of rlflow in a thread of this process; the cell has its algorithm and its flags of `rlflow run`."""
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
-        """Load models and data; of a run that was begun before, its newest checkpoint from which no iteration
-        is missing that is not ``cell["recorded"]``. Facts: iterations in all."""
-        os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command has it
+        """Load models and data, and start or resume the run; return its total iterations.
+
+        A run that was started before resumes from its newest checkpoint of at most ``cell["recorded"]``
+        iterations.
+        """
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the rlflow command sets it
         self.folder, self.turns, self.error = Path(folder) / NAME, Turns(), ""
         self.reporter: Reporter = Several(self.turns, [Recorder(print)])
         flow = load_flow(cell["algorithm"])
@@ -128,17 +133,16 @@ class System:
     def _run(self, start: Any) -> None:
         try:
             start()
-        except BaseException as error:  # told to whoever waits for the turn
+        except BaseException as error:  # iterate() raises it
             self.error = str(error) or type(error).__name__
         finally:
             self.turns.end()
 
     def iterate(self, count: int) -> dict[str, Any]:
-        """Run the next iterations, with the evaluations that come before and between them; where these are
-        the last, to the run's end."""
+        """Run the next iterations with their evaluations; after the last iteration, wait for the run's end."""
         self.turns.go(count)
         iterations, evaluations = self.turns.done(False)
-        # its last evaluation and its final models come yet
+        # the last evaluation and the final models are still to come
         if iterations and iterations[-1]["iteration"] == self.iterations - 1:
             self.turns.go(1)
             evaluations += self.turns.done(True)[1]
@@ -154,19 +158,22 @@ class System:
         return {"iterations": rows, "evaluations": evaluations, "ended": not self.thread.is_alive()}
 
     def observe(self) -> dict[str, Any]:
-        """The fates of everything that was sampled, and whether the sums close."""
+        """Return the outcomes of all sampled rows, and whether the sums match."""
         account = outcomes.run_account(self.folder)
         return {"fates": outcomes.fates_text(account), "closes": account.closes}
 
     def close(self) -> None:
-        """End the process; a run that has not come to its end is left as a killed one is."""
+        """End the process if the run has not finished; its folder is then as after a kill."""
         if getattr(self, "thread", None) is not None and self.thread.is_alive():
             os._exit(0)
 
 
 def checkpoints(folder: Path, recorded: int | None = None) -> bool:
-    """Whether a run has a checkpoint to go on from. Those after more iterations than were ``recorded`` (None:
-    any) are removed: what came before them was measured in a turn that was killed, and is not known."""
+    """Return whether a run has a checkpoint to resume from; remove those of more than ``recorded`` iterations.
+
+    The iterations before a removed checkpoint were measured in a killed turn, so their numbers are not
+    recorded. None: keep all checkpoints.
+    """
     steps = {int(path.name.partition("-")[2]): path for path in folder.glob("checkpoints/step-*")}
     for step, path in steps.items():
         if recorded is not None and step > recorded:
@@ -175,14 +182,14 @@ def checkpoints(folder: Path, recorded: int | None = None) -> bool:
 
 
 def begin_anew(folder: Path) -> None:
-    """Put a run that was killed before its first checkpoint aside."""
+    """Rename the folder of a run that was killed before its first checkpoint."""
     if folder.exists():
         number = sum(1 for _ in folder.parent.glob(f"{folder.name}-killed-*"))
         folder.rename(folder.with_name(f"{folder.name}-killed-{number}"))
 
 
 def sampled_tokens(folder: Path) -> dict[int, int]:
-    """Iteration → tokens that all roles sampled in it, from the run's account."""
+    """Return iteration → tokens sampled by all roles, from the run's row accounting."""
     tokens: dict[int, int] = {}
     for values in objects(Growing(folder / outcomes.FILE).lines()):
         tokens[values["iteration"]] = sum(
@@ -192,7 +199,7 @@ def sampled_tokens(folder: Path) -> dict[int, int]:
 
 
 def moved_bytes(folder: Path) -> dict[int, int]:
-    """Iteration → bytes that went from process to process in it; nothing for a run in one process."""
+    """Return iteration → bytes sent between processes; empty for a run in one process."""
     lines = objects(Growing(folder / TRAFFIC).lines())
     sizes = {values.pop("iteration"): values for values in lines if not any("/" in name for name in values)}
     return {iteration: sum(values.values()) for iteration, values in sizes.items()}

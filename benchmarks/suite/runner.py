@@ -1,5 +1,7 @@
-"""Running a comparison: cells take turns of a few iterations in an order that rotates, so that what disturbs
-the machine disturbs all."""
+"""Run a comparison: the cells take turns of a few iterations.
+
+The order rotates each round, so that a disturbance of the machine affects all cells alike.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +27,23 @@ Decided = Callable[[dict[str, Measured]], bool]
 
 @dataclass
 class Arm:
-    """A cell that runs with a seed."""
+    """A running cell with one seed."""
 
     compiled: Compiled
     process: CellProcess
-    processor: float  # seconds of processor time that it had used before its next turn
-    # iterations that an earlier process did, where this one began anew and its numbers follow on theirs
+    processor: float  # processor seconds used before its next turn
+    # iterations of an earlier process, if this one started from the first iteration; added to its numbers
     counted: int = 0
     turns: int = 0  # since it was prepared
     ended: bool = False
 
 
 class Runner:
-    """Runs the cells of a suite and records what is measured. ``decided``: whether more rounds would change
-    no verdict of speed.
+    """Runs the cells of a suite and records the measurements.
 
-    budget: seconds after which no further turn begins; None: no end."""
+    ``decided`` returns True once more rounds would not change any verdict of speed. ``budget``: seconds after
+    which no new turn begins; None: no limit.
+    """
 
     def __init__(
         self,
@@ -56,10 +59,12 @@ class Runner:
         self.journal = Journal(folder)
 
     def run(self) -> bool:
-        """Run all that is left to do. Whether everything was done within the budget, of which making
-        interpreters takes nothing."""
+        """Run the remaining work; return True if all of it was done within the budget.
+
+        The time to create interpreters does not count.
+        """
         for cell in self.cells:
-            with contextlib.suppress(CellFailed):  # told where the cell would begin
+            with contextlib.suppress(CellFailed):  # reported when the cell would start
                 peer.interpreter(cell.file, self.say)
         if self.budget is not None:
             self.limit = time.monotonic() + self.budget
@@ -70,7 +75,7 @@ class Runner:
             self.journal.close()
 
     def over(self) -> bool:
-        """Whether the budget is used up."""
+        """Return whether the budget is used up."""
         return time.monotonic() > self.limit
 
     def _seed(self, seed: int) -> bool:
@@ -80,7 +85,7 @@ class Runner:
         if self.over():
             return False
         if self.suite.settings.rounds is not None and self.cells[0] not in left:
-            # a cell that failed and is tried again takes turns with the one that it is compared with
+            # a failed cell that is tried again alternates with the base cell, with which it is compared
             left = [self.cells[0], *left]
         rounds = [turn.round for cell in left for turn in self._known(cell).turns if turn.seed == seed]
         arms: dict[str, Arm | None] = {}
@@ -91,7 +96,7 @@ class Runner:
                 arm.process.close()
 
     def _prepared(self, cell: Compiled, seed: int) -> Arm | None:
-        """A cell that waits for its first turn; None where it failed."""
+        """Start and prepare a cell for its first turn; None if that failed."""
         folder = self.folder / "cells" / cell.key / f"seed-{seed}"
         folder.mkdir(parents=True, exist_ok=True)
         process, start = None, time.monotonic()
@@ -116,13 +121,15 @@ class Runner:
             return None
 
     def _known(self, cell: Compiled) -> Measured:
-        """The turns, failures and facts of a cell that are recorded."""
+        """Return the recorded turns, failures and facts of a cell."""
         return read(self.folder).get(cell.key, Measured())
 
     def _anew(self, seed: int) -> bool:
-        """Whether cells that are prepared again begin at their first iteration, all of them, so that each
-        round has the same work in all:
-        where speed alone is measured, nothing is lost with what they had learned."""
+        """Return whether cells that are prepared again start at their first iteration.
+
+        All of them do if only speed is measured: each round then has the same work in every cell, and the
+        learned weights are not needed.
+        """
         turns = [turn for cell in self.cells for turn in self._known(cell).turns if turn.seed == seed]
         metric = self.suite.goal.metric
         return self.suite.settings.rounds is not None and not any(
@@ -130,8 +137,11 @@ class Runner:
         )
 
     def _last(self, cells: Sequence[Compiled], seed: int, number: int) -> float:
-        """The round before which a suite of ``rounds`` ends that goes on with round ``number``: the first
-        turn after each start is not timed, and takes nothing away from the rounds that were declared."""
+        """Return the round before which a seed ends that continues with round ``number``; infinity without
+        ``rounds``.
+
+        The first turn after each start is not timed and does not count as one of the declared rounds.
+        """
         rounds = self.suite.settings.rounds
         if rounds is None:
             return float("inf")
@@ -143,9 +153,11 @@ class Runner:
         return number + rounds - done if number == 0 or done < rounds - 1 else number
 
     def _rounds(self, cells: Sequence[Compiled], arms: dict[str, Arm | None], seed: int, number: int) -> bool:
-        """Turns until every arm has ended, the rounds are done or their verdicts are. Whether that was within
-        the budget. ``arms``: by key, to be filled as the first turn of each comes, so that of cells that end
-        in it no two are loaded at once; None where one failed."""
+        """Run turns until every arm has ended, all rounds are done or the verdicts are decided.
+
+        Returns False if the budget ended first. ``arms`` (by key) is filled as each cell gets its first turn,
+        so that two cells that finish in one turn are never loaded at once; None: the cell failed.
+        """
         waiting = [cell for cell in cells if seed not in self._known(cell).done]
         again = any(seed in self._known(cell).failed for cell in waiting)
         last = self._last(cells, seed, number)
@@ -156,7 +168,7 @@ class Runner:
                 break
             if self.over():
                 return False
-            # where a turn is a whole run, seeds rotate the order
+            # if a turn is a complete run, there is only one round, so the seed rotates the order
             turn = (self.suite.seeds.index(seed) + number) % len(cells)
             for cell in (*cells[turn:], *cells[:turn]):
                 if cell.key not in arms:
@@ -168,7 +180,7 @@ class Runner:
         return True
 
     def _done(self, cells: Sequence[Compiled], seed: int) -> None:
-        """Record that cells are done with a seed, of which nothing more is asked and that did not fail."""
+        """Record that a seed is done in each cell that has turns of it and did not fail."""
         for cell in cells:
             measured = self._known(cell)
             if seed not in {*measured.done, *measured.failed} and any(
@@ -177,7 +189,7 @@ class Runner:
                 self.journal.add(cell.key, seed, "done")
 
     def _turn(self, arm: Arm, seed: int, number: int) -> None:
-        """One turn of an arm, recorded. One that fails has ended."""
+        """Run and record one turn of an arm. A failure ends the arm."""
         settings, load, start = self.suite.settings, os.getloadavg()[0], time.monotonic()
         try:
             result = following(arm.process.ask("iterate", count=settings.block), arm.counted)
@@ -214,8 +226,7 @@ class Runner:
 
 
 def following(result: dict[str, Any], counted: int) -> dict[str, Any]:
-    """The answer of a system to `iterate`, with the numbers of its iterations and evaluations raised by
-    ``counted``."""
+    """Add ``counted`` to the iteration numbers in a system's answer to `iterate`."""
     numbered = {
         part: [{**row, "iteration": row["iteration"] + counted} for row in result[part]]
         for part in ("iterations", "evaluations")
@@ -224,7 +235,7 @@ def following(result: dict[str, Any], counted: int) -> dict[str, Any]:
 
 
 def line(arm: Arm, seed: int, number: int, result: dict[str, Any]) -> str:
-    """A turn in words."""
+    """Return the progress line of a turn."""
     rows = result["iterations"]
     seconds = sum(row["wall"] for row in rows)
     last = f", to iteration {rows[-1]['iteration']}" if rows else ""
@@ -235,5 +246,5 @@ def line(arm: Arm, seed: int, number: int, result: dict[str, Any]) -> str:
 
 
 def stderr(text: str) -> None:
-    """Print a line of progress."""
+    """Print a progress line to standard error."""
     print(text, file=sys.stderr, flush=True)

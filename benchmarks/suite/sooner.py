@@ -1,9 +1,9 @@
-"""Which cell reaches a goal sooner, by seeds: where cells sample other numbers of tokens, this is what may be
-compared in seconds.
+"""Compare the seconds that cells need to reach a goal, by seed.
 
-A seed reaches the goal where the line between two of its evaluations crosses it. Compared are the logarithms
-of the seconds of the same seed in both cells, with Student's interval of their mean, so that the ratio is
-that of geometric means.
+If cells sample different numbers of tokens, only this time is comparable in seconds. A seed reaches the goal at
+the point where the line between two of its evaluations crosses it. For each seed the comparison takes the
+logarithm of the ratio of both cells' seconds, and computes Student's interval of the mean. The result is
+therefore a ratio of geometric means.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Outcome = Literal[
 
 @dataclass(frozen=True)
 class Sooner:
-    """One cell beside the base."""
+    """The comparison of one cell with the base by the time to a goal."""
 
     cell: Cell
     base: Cell
     goal: float
     outcome: Outcome
-    seeds: int  # pairs
+    seeds: int  # number of pairs of seeds
     ratio: float = math.nan  # seconds of the cell ÷ seconds of the base
     interval: Interval | None = None  # of the ratio
     margin: float = 0.0  # ratios from 1 / (1 + margin) to 1 + margin count as the same
@@ -55,13 +55,16 @@ class Sooner:
         medians = [statistics.median(_seconds(each, self.goal).values()) for each in (self.cell, self.base)]
         return (
             f"{outcome}; {self.ratio:.4g} times the seconds, {self.interval.text}, {self.seeds} pairs of "
-            f"seeds, margin {100 * self.margin:.4g} %; medians {medians[0]:.4g} s beside {medians[1]:.4g} s"
+            f"seeds, margin {100 * self.margin:.4g} %; medians {medians[0]:.4g} s vs {medians[1]:.4g} s"
         )
 
 
 def compared(cell: Cell, base: Cell, goal: float, *, margin: float, pairs: int = 1) -> Sooner:
-    """Compare two cells by the seconds until ``goal``. ``pairs``: how many cells are compared with the base,
-    which share the probability of error equally."""
+    """Compare two cells by the seconds until ``goal``.
+
+    ``margin``: relative difference that counts as equal; ``pairs``: number of cells that are compared with the
+    base, which share the error probability equally.
+    """
     times = [_seconds(each, goal) for each in (cell, base)]
     both = sorted(set(times[0]) & set(times[1]))
     if len(both) < len(set(cell.seeds) & set(base.seeds)):
@@ -80,20 +83,22 @@ def compared(cell: Cell, base: Cell, goal: float, *, margin: float, pairs: int =
 
 
 def _outcome(low: float, high: float, margin: float) -> Outcome:
-    """The outcome of an interval of the logarithm."""
+    """Return the outcome for an interval of the logarithm of the ratio."""
     if -margin <= low and high <= margin:
         return "same within the margin"
     return "later" if low > 0 else "sooner" if high < 0 else "undecided"
 
 
 def _seconds(cell: Cell, goal: float) -> dict[int, float]:
-    """Seed → seconds until it reached the goal, of those that did."""
+    """Return seed → seconds until it reached the goal, for the seeds that did."""
     return {curve.seed: seconds for curve in cell.curves if (seconds := crossing(curve, goal)) is not None}
 
 
 def crossing(curve: Curve, goal: float) -> float | None:
-    """Seconds until the curve, a line between its points, first reached a value; None where it never did. A
-    curve that begins there took no time that could be compared, and counts as not reaching it."""
+    """Return the seconds until the curve, interpolated linearly, first reaches ``goal``; None if it never does.
+
+    A curve that starts at or above the goal counts as not reaching it, because it has no time to compare.
+    """
     points = curve.ordered
     for before, after in zip(points, points[1:], strict=False):
         if before.value < goal <= after.value:

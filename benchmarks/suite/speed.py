@@ -1,27 +1,28 @@
-"""Which cell is faster, from blocks of seconds that were recorded in rounds.
+"""Test which cell is faster, from blocks of seconds that were recorded in rounds.
 
-In each round every cell runs one block, in an order that rotates from round to round, so that what the
-machine does meanwhile falls on all of them. The blocks of a round stay together: rounds are what is
-resampled. What is compared is the ratio of the medians of two cells, which a few slow blocks do not move.
+In each round every cell runs one block, and the order rotates. A disturbance of the machine therefore affects
+all cells. The bootstrap resamples complete rounds. The statistic is the ratio of the medians of two cells,
+because a few slow blocks do not change a median.
 
-**Looks.** Rounds are added until all pairs are decided. Whoever looks after each round at a 95 % interval finds a difference between equal
-cells sooner or later, so looks are declared before the first round (`Looks`), and each has an equal part of
-the probability of error: their sum bounds the error of the whole whatever the looks have in common
-(Bonferroni; the idea of spending is Lan and DeMets, "Discrete sequential boundaries for clinical trials",
-Biometrika 70, 1983). A pair keeps the verdict of the look that decided it.
+**Looks.** Rounds are added until all pairs are decided. A test of a 95 % interval after every round finds a
+difference between equal cells sooner or later. Looks are therefore declared before the first round (`Looks`),
+and each look gets an equal part of the error probability. The sum bounds the total error, however the looks
+depend on each other (Bonferroni; error spending: Lan and DeMets, "Discrete sequential boundaries for clinical
+trials", Biometrika 70, 1983). A pair keeps the verdict of the look that decided it.
 
-**Pairs.** The probability of error is that of all pairs together, by Holm's procedure at each look: every pair has an equal part of it, and
-one that is found faster or slower leaves its part to the others, from that look on (Maurer and Bretz,
-"Multiple testing in group sequential trials using graphical approaches", Statistics in Biopharmaceutical
-Research 5, 2013).
+**Pairs.** Holm's procedure at each look bounds the error probability of all pairs together. Every pair gets an
+equal part of it. From the look on at which a pair is found faster or slower, its part passes to the others
+(Maurer and Bretz, "Multiple testing in group sequential trials using graphical approaches", Statistics in
+Biopharmaceutical Research 5, 2013).
 
-At a look, two intervals must agree: one of 95 % (BCa), and one at the level of the look, on the logarithm of
-the ratio: t with the bootstrap's standard error, since quantiles that far out would rest on a handful of
-resamples. The second is shown: the first covers less than it says at the look that happened to decide.
+At a look, two intervals must agree. The first is a 95 % BCa interval. The second has the level of the look, on
+the logarithm of the ratio: a t interval with the bootstrap's standard error, because quantiles so far out would
+depend on a handful of resamples. The second is shown, because the first covers less than 95 % at the look that
+happens to decide.
 
-**Drift.** Rounds are taken to be independent of one another. Where a cell by itself speeds up or slows down over many rounds, they are not,
-and equal cells are found different far more often; that neighbouring rounds are alike is therefore told where
-chance would hardly make them so.
+**Drift.** The test assumes independent rounds. If a cell speeds up or slows down by itself over many rounds,
+they are not independent, and equal cells are found different far more often. The result therefore reports a
+correlation of neighbouring rounds that is too large to be random.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ from rlflow.benchmarks.student import NORMAL, t_quantile
 Outcome = Literal["faster", "slower", "same within the margin", "undecided", "not comparable"]
 DIFFERENT: tuple[Outcome, ...] = ("faster", "slower")
 RESAMPLES = 1000
-BY_CHANCE = 0.005  # with which independent rounds are called drifting
+BY_CHANCE = 0.005  # probability with which independent rounds are reported as drifting
 DRIFTS = (
-    "the ratio drifts, neighbouring rounds correlate by {:.2f}: the interval is too narrow, and the "
-    "verdict may be one of the drift"
+    "the ratio drifts, neighbouring rounds have a correlation of {:.2f}: the interval is too narrow, and the "
+    "drift may have caused the verdict"
 )
 
 
@@ -51,22 +52,22 @@ DRIFTS = (
 class Block:
     """One turn of one cell."""
 
-    round: int  # number of the round, the same for the blocks that took turns with this one
+    round: int  # number of the round; blocks of the same round are compared
     seconds: float  # wall seconds per iteration, or per token; positive
 
 
 @dataclass(frozen=True)
 class Looks:
-    """After which rounds a pair may be decided; declared before the first."""
+    """The rounds after which a pair may be decided, declared before the first round."""
 
     minimum: int = 6  # rounds before the first look, 3 or more
-    maximum: int = 48  # rounds after which nothing is added
-    growth: float = 1.35  # each look has about this many times the rounds of the one before; above 1
+    maximum: int = 48  # maximum number of rounds
+    growth: float = 1.35  # rounds of a look relative to the look before it; above 1
     alpha: float = 0.05  # probability of any wrong `faster` or `slower`, over all looks and all pairs
 
     @property
     def rounds(self) -> tuple[int, ...]:
-        """How many rounds each look has, the last of them the maximum."""
+        """Number of rounds at each look; the last is the maximum."""
         looks, rounds = [], max(3, self.minimum)
         while rounds < self.maximum:
             looks.append(rounds)
@@ -75,46 +76,45 @@ class Looks:
 
     @property
     def level(self) -> float:
-        """Level of the interval of each look: 1 - alpha / number of looks."""
+        """Confidence level of each look: 1 - alpha / number of looks."""
         return 1 - self.alpha / len(self.rounds)
 
     def shared(self, pairs: int) -> Looks:
-        """The looks of one of so many pairs, which has an equal part of the error."""
+        """Return the looks of one pair out of ``pairs``, with an equal part of the error probability."""
         return replace(self, alpha=self.alpha / pairs)
 
     def due(self, rounds: int) -> bool:
-        """Whether a look is declared after this many rounds."""
+        """Return whether a look is declared after this many rounds."""
         return rounds in self.rounds
 
 
 @dataclass(frozen=True)
 class Speed:
-    """One cell beside the base, as the rounds have it."""
+    """The comparison of one cell's speed with the base."""
 
     cell: str
     base: str
     outcome: Outcome
-    # rounds that the outcome rests on: those of the look that decided, otherwise all that both cells have
+    # rounds used for the outcome: those of the deciding look, otherwise all that both cells have
     rounds: int
-    # median seconds of the cell ÷ median seconds of the base; below 1 is faster; NaN where not comparable
+    # median seconds of the cell ÷ median seconds of the base; below 1 is faster; NaN if not comparable
     ratio: float
-    # of the ratio, at 95 % of one look; none with fewer than two rounds or where not comparable
+    # of the ratio, at 95 % for one look; None with fewer than two rounds or if not comparable
     interval: Interval | None
-    # of the ratio, at the level of a look, so that all looks together cover 95 %; what is shown
+    # of the ratio, at the level of a look, so that all looks together cover 95 %; this one is shown
     at_look: Interval | None
     margin: float  # ratios from 1 / (1 + margin) to 1 + margin count as the same
-    # about how many more rounds an undecided pair needs, at most `forecast.FARTHEST`; none for others
+    # about how many more rounds an undecided pair needs, at most `forecast.FARTHEST`; otherwise None
     more: int | None
     reason: str = ""  # why cells are not comparable
-    # no look was due yet, and `more` is the number of rounds until the first: so few tell nothing of the
-    # noise
+    # no look was due yet: `more` is the number of rounds until the first, since so few say nothing about noise
     early: bool = False
-    # correlation of neighbouring rounds where it is too large for chance: the ratio drifts
+    # correlation of neighbouring rounds, if it is too large to be random: the ratio drifts
     alike: float | None = None
 
     @property
     def decided(self) -> bool:
-        """Whether more rounds would change nothing."""
+        """Whether the outcome is final."""
         return self.outcome != "undecided"
 
     @property
@@ -137,9 +137,7 @@ class Speed:
         count = f"{self.rounds} round{'' if self.rounds == 1 else 's'}"
         estimate = f"{self.ratio:.4g} times the seconds{rests}, {count}"
         drifts = f"; {DRIFTS.format(self.alike)}" if self.alike is not None else ""
-        return (
-            f"{self.cell} beside {self.base}: {outcome}; {estimate}, margin {100 * self.margin:.4g} %{drifts}"
-        )
+        return f"{self.cell} vs {self.base}: {outcome}; {estimate}, margin {100 * self.margin:.4g} %{drifts}"
 
 
 def judged(
@@ -151,12 +149,12 @@ def judged(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> tuple[Speed, ...]:
-    """Each cell beside ``base``, from the blocks recorded so far, in the order of ``cells``.
+    """Compare each cell with ``base`` by the blocks recorded so far, in the order of ``cells``.
 
-    A pure function of the blocks: it looks where looks are declared and keeps the first decision, so it may
-    be called after any round, and again after a restart. A round counts for a pair where both cells have
-    exactly one block. All of ``cells`` count as pairs, those without blocks too: who asks again after more
-    rounds names the same ones.
+    The result depends only on the blocks: the function evaluates the declared looks and keeps the first
+    decision. So it may be called after any round, and again after a restart. A round counts for a pair if both
+    cells have exactly one block of it. Every cell counts as a pair, even without blocks: pass the same cells
+    at each call.
     """
     schedule, others = looks or Looks(), [name for name in cells if name != base]
     rounds = {name: _pair(name, base, cells[name], cells[base]) for name in others}
@@ -182,19 +180,19 @@ def judged(
 
 
 def finished(speeds: Sequence[Speed], rounds: int, looks: Looks | None = None) -> bool:
-    """Whether the rounds end here: all pairs are decided, or there are as many rounds as were declared."""
+    """Return whether all pairs are decided or the declared number of rounds is reached."""
     return all(speed.decided for speed in speeds) or rounds >= (looks or Looks()).rounds[-1]
 
 
 def _pair(cell: str, base: str, blocks: Sequence[Block], base_blocks: Sequence[Block]) -> tuple[Floats, str]:
-    """Seconds [rounds, 2] of the rounds that both have, or why there are none."""
+    """Return the seconds [rounds, 2] of the common rounds, or the reason why there are none."""
     reason = _unusable(cell, blocks) or _unusable(base, base_blocks)
     seconds = np.empty((0, 2)) if reason else _rounds(blocks, base_blocks)
     return seconds, reason or ("" if len(seconds) else _apart(cell, base, blocks, base_blocks))
 
 
 def _apart(cell: str, base: str, blocks: Sequence[Block], base_blocks: Sequence[Block]) -> str:
-    """Why two cells have no round in common."""
+    """Return why two cells have no round in common."""
     untimed = [name for name, side in ((cell, blocks), (base, base_blocks)) if not side]
     return (
         f"no turn of {' and of '.join(untimed)} is timed yet" if untimed else "they have no round in common"
@@ -202,14 +200,13 @@ def _apart(cell: str, base: str, blocks: Sequence[Block], base_blocks: Sequence[
 
 
 def _unusable(cell: str, blocks: Sequence[Block]) -> str:
-    """Why the blocks of a cell cannot be compared; empty where they can."""
+    """Return why the blocks of a cell cannot be compared; empty if they can."""
     bad = sum(not (math.isfinite(block.seconds) and block.seconds > 0) for block in blocks)
     return f"{bad} of {len(blocks)} blocks of {cell} have no positive, finite seconds" if bad else ""
 
 
 def _rounds(blocks: Sequence[Block], base_blocks: Sequence[Block]) -> Floats:
-    """Seconds [rounds, 2] of the cell and of the base, of the rounds in which each has one block, by number
-    of the round."""
+    """Return the seconds [rounds, 2] of cell and base in the rounds with one block of each, in round order."""
     numbers = [[block.round for block in side] for side in (blocks, base_blocks)]
     both = [number for number in sorted(set(numbers[0])) if all(side.count(number) == 1 for side in numbers)]
     seconds = [{block.round: block.seconds for block in side} for side in (blocks, base_blocks)]
@@ -227,7 +224,7 @@ def _look(
     *,
     may_decide: bool = True,
 ) -> Speed:
-    """The outcome after the rounds of ``seconds`` [rounds, 2]."""
+    """Compute the comparison after the rounds of ``seconds`` [rounds, 2]."""
     logs = np.ascontiguousarray(np.log(seconds).T)
     rounds, ratio = logs.shape[1], float(_log_ratio(logs))
     if rounds < 2:
@@ -262,15 +259,17 @@ def _look(
 
 
 def alike(values: Floats) -> float | None:
-    """The correlation of neighbours among values [rounds] in their order, by ranks, where independent values
-    have one as large with a probability of at most `BY_CHANCE`; else None. Bartels, "The rank version of von
-    Neumann's ratio test for randomness", Journal of the American Statistical Association 77, 1982. Fewer than
-    10 values tell nothing."""
+    """Return the rank correlation of neighbouring values [rounds] if it is too large to be random, else None.
+
+    Too large: independent values reach it with a probability of at most `BY_CHANCE`. None for fewer than 10
+    values. Bartels, "The rank version of von Neumann's ratio test for randomness", Journal of the American
+    Statistical Association 77, 1982.
+    """
     count = len(values)
     if count < 10:
         return None
     ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable") - (count - 1) / 2
-    ratio = float(np.sum(np.diff(ranks) ** 2) / np.sum(ranks**2))  # 2 where neighbours have nothing in common
+    ratio = float(np.sum(np.diff(ranks) ** 2) / np.sum(ranks**2))  # 2 if neighbours are independent
     spread = math.sqrt(
         4 * (count - 2) * (5 * count**2 - 2 * count - 9) / (5 * count * (count + 1) * (count - 1) ** 2)
     )
@@ -278,30 +277,33 @@ def alike(values: Floats) -> float | None:
 
 
 def _log_ratio(logs: Floats) -> Floats:
-    """Logarithm of the ratio of medians, of logarithms of seconds [2, ..., rounds]. Of an even number of
-    blocks the median is the geometric mean of the two in the middle, so that the ratio of swapped cells is
-    the inverse."""
+    """Return the logarithm of the ratio of medians, from logarithms of seconds [2, ..., rounds].
+
+    For an even number of blocks the median is the geometric mean of the middle two. So swapping the cells
+    gives the inverse ratio.
+    """
     medians = np.median(logs, axis=-1)
     return np.asarray(medians[0] - medians[1])
 
 
 def _outcome(low: float, high: float, margin: float) -> Outcome:
-    """The outcome of an interval of the logarithm. One that lies within the margin is the same, even where it
-    leaves out 0."""
+    """Return the outcome for an interval of the logarithm.
+
+    An interval within the margin means "same", even if it excludes 0.
+    """
     if -margin <= low and high <= margin:
         return "same within the margin"
     return "slower" if low > 0 else "faster" if high < 0 else "undecided"
 
 
 def _more(ratio: float, error: float, rounds: int, margin: float, looks: Looks) -> int:
-    """About how many more rounds a pair needs, to be told apart with a chance of `POWER`; before the first
-    look the rounds until it.
+    """Estimate how many more rounds a pair needs to be decided with probability `POWER`.
 
-    What is to be told from 1 is the margin, or the difference that was seen less its standard error where
-    that is larger. Few rounds tell badly how much noise there is, and a quiet stretch tells of too little: so
-    the quantile is Student's, and the noise is that which is exceeded with a chance of 1 - `POWER` (Wilson
-    and Hilferty's chi-square). Of two or three rounds that is hundreds of times what was seen, so nothing is
-    made of them.
+    Before the first look this is the number of rounds until that look. The effect to find is the margin, or the
+    observed difference minus its standard error if that is larger. Few rounds may underestimate the noise, so
+    the quantile is Student's, and the noise is its upper bound at probability `POWER` (Wilson and Hilferty's
+    chi-square). After two or three rounds that bound is hundreds of times the observed noise and therefore not
+    used.
     """
     to_next = _to_next_look(looks, rounds)
     if rounds < looks.rounds[0]:
@@ -313,15 +315,15 @@ def _more(ratio: float, error: float, rounds: int, margin: float, looks: Looks) 
 
 
 def _to_next_look(looks: Looks, rounds: int) -> int:
-    """Rounds until the next look; one where there is none."""
+    """Return the number of rounds until the next look; 1 after the last look."""
     return next((look - rounds for look in looks.rounds if look > rounds), 1)
 
 
 def _exp(logarithm: float) -> float:
-    """A ratio between 1e-304 and 1e304: beyond these none is worth telling apart."""
+    """Return exp of ``logarithm``, clamped to 1e-304 … 1e304 to avoid overflow."""
     return math.exp(min(max(logarithm, -700.0), 700.0))
 
 
 def _ratios(interval: Interval) -> Interval:
-    """The interval of the ratio, from that of its logarithm."""
+    """Convert an interval of the logarithm to an interval of the ratio."""
     return Interval(_exp(interval.low), _exp(interval.high), interval.level, interval.method)

@@ -1,5 +1,4 @@
-"""Student's t distribution: the tail of it and its quantiles, by numerical integration, so that no further
-package is needed."""
+"""Tail probabilities and quantiles of Student's t distribution, by numerical integration (without scipy)."""
 
 from __future__ import annotations
 
@@ -11,15 +10,15 @@ import numpy as np
 
 NORMAL = NormalDist()
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(200)
-# degrees of freedom from which the two distributions differ by less than 1e-4 of a quantile
+# from this many degrees of freedom, t and normal quantiles differ by less than 1e-4
 _LIKE_NORMAL = 10_000
 
 
 def t_tail(t: float, freedom: float) -> float:
-    """P(T > t) for ``freedom`` ≥ 1 degrees of freedom, to 1e-9.
+    """Return P(T > t) for ``freedom`` ≥ 1 degrees of freedom, to 1e-9.
 
-    With t = √ν tan θ the density is proportional to cos^(ν-1) θ, which Gauss and Legendre integrate over θ to
-    π/2.
+    With t = √ν tan θ the density is proportional to cos^(ν-1) θ, integrated from θ to π/2 by Gauss-Legendre
+    quadrature.
     """
     if t < 0:
         return 1.0 - t_tail(-t, freedom)
@@ -34,7 +33,7 @@ def t_tail(t: float, freedom: float) -> float:
 
 @lru_cache(maxsize=4096)
 def t_quantile(probability: float, freedom: float) -> float:
-    """The t with P(T ≤ t) = ``probability``, which lies in (0, 1); found by bisection."""
+    """Return the t with P(T ≤ t) = ``probability``, in (0, 1), by bisection."""
     if probability < 0.5:
         return -t_quantile(1.0 - probability, freedom)
     low, high = 0.0, 1.0

@@ -1,5 +1,6 @@
-"""Suites: which cells are compared, over which seeds, and in turns of how many iterations. A suite is a TOML
-file:
+"""Suites: the cells that are compared, their seeds, and the number of iterations in a turn.
+
+A suite is a TOML file:
 
 [suite]                          # see Settings for all names
 seeds = 3
@@ -8,7 +9,7 @@ block = 4
 algorithm = "grpo"
 [axis]                           # lists of values; the cells are all combinations
 staleness = [0, 1]
-[[cell]]                         # or one by one; with [axis] each in every combination
+[[cell]]                         # one cell; with [axis], the cell is run with every combination
 name = "two pools"
 pools = "train=1,rollout=1"
 [goal]
@@ -31,9 +32,9 @@ from rlflow.config.flags import flat
 from rlflow.errors import PlanError, Problem, listed, nearest
 
 SHIPPED = Path(__file__).parent / "suites"
-RLFLOW = "rlflow"  # the system of a cell that names none
-OWN = ("algorithm", "system", "name")  # names of a cell that are no flags of `run`
-# flags that cells do not have → what says it
+RLFLOW = "rlflow"  # the default system of a cell
+OWN = ("algorithm", "system", "name")  # keys of a cell that are not flags of `rlflow run`
+# flags that a cell may not set → the setting or flag to use instead
 OF_BENCH = {"seed": "[suite] seeds", "out": "--out", "json": "--json", "quiet": "nothing"}
 
 Positive = Annotated[int, Field(ge=1)]
@@ -44,17 +45,17 @@ class Settings(BaseModel):
     """The table [suite]."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-    # a number of seeds, from 0 on, or the seeds themselves
+    # the number of seeds, counted from 0, or a list of seeds
     seeds: Positive | Annotated[list[int], Field(min_length=1)] = 1
-    block: Positive = 3  # iterations of a cell in one turn
-    # iterations at the beginning of a turn that are run and not timed
+    block: Positive = 3  # iterations in one turn of a cell
+    # iterations at the start of each turn that are run but not timed
     settle: Annotated[int, Field(ge=0)] = 1
-    # turns of each cell, at most; without it cells run to the end of their iterations
+    # maximum number of turns of each cell; None: cells run all their iterations
     rounds: Positive | None = None
-    # seconds that a cell may take to be prepared, and for each turn
+    # maximum seconds to prepare a cell, and maximum seconds of one turn
     deadline: Annotated[float, Field(gt=0)] = 900.0
-    base: str | None = None  # the cell that others are compared with; the first
-    # a Python file beside the suite, run once with a folder to write files to, which is {made} in flags
+    base: str | None = None  # the cell that the others are compared with; None: the first cell
+    # a Python file next to the suite; it is run once with a folder to fill, and {made} in flags names the folder
     make: str | None = None
 
 
@@ -62,52 +63,55 @@ class Goal(BaseModel):
     """The table [goal]."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-    metric: str = "evaluation/sampled"  # a name of metrics.jsonl; a larger value is better
-    reach: float | None = None  # the value whose first time is compared
-    # within which cells count as the same: a share of seconds, an amount of the metric
+    metric: str = "evaluation/sampled"  # a metric of metrics.jsonl; a larger value is better
+    reach: float | None = None  # target value of the metric; cells are compared by the time to reach it
+    # cells that differ by less count as equal: relative for seconds, absolute for the metric
     margin: Annotated[float, Field(gt=0, lt=1)] = 0.05
 
 
 class Gate(BaseModel):
-    """A table of [[gate]]: a number of a cell that has to stay within what it was in trusted runs."""
+    """One [[gate]] table: a number of a cell that must stay within the range of its trusted runs."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-    metric: str  # seconds, processor, moved, memory or rate, as in the table, or the name of a metric
+    metric: str  # seconds, processor, moved, memory or rate, as in the results table, or a metric's name
     cell: str | None = None  # None: every cell
-    # None: lower of seconds, processor, moved and memory, higher of all else
+    # None: lower is better for seconds, processor, moved and memory, higher for everything else
     better: Literal["higher", "lower"] | None = None
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One thing that is compared: a system with its settings."""
+    """A system with its settings; the unit that a suite compares."""
 
     name: str
     system: str  # rlflow, the name of a shipped peer, or FILE.py
-    algorithm: str  # of rlflow: a file or the name of a shipped algorithm
-    flags: Mapping[str, Any]  # by dotted name; of rlflow those of `rlflow run`
+    algorithm: str  # for rlflow: a file or the name of a shipped algorithm
+    flags: Mapping[str, Any]  # by dotted name; for rlflow the flags of `rlflow run`
 
 
 @dataclass(frozen=True)
 class Suite:
-    """All that a comparison is made of."""
+    """A benchmark suite, as read from its file."""
 
     name: str
     settings: Settings
     goal: Goal
     gates: tuple[Gate, ...]
-    cells: tuple[Cell, ...]  # the one that others are compared with is the first
+    cells: tuple[Cell, ...]  # the first is the base, with which the others are compared
     maker: Path | None = None  # the file of [suite] make
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds, each of which every cell runs once."""
+        """The seeds; every cell runs once with each."""
         seeds = self.settings.seeds
         return tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
 
 
 def find_suite(name: str) -> Path:
-    """The file of a suite: a path, or the name of a shipped suite. Raises PlanError."""
+    """Return the file of a suite.
+
+    ``name``: a path, or the name of a shipped suite. Raises PlanError for an unknown name.
+    """
     path = Path(name).expanduser()
     shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.toml"))}
     if path.is_file() or path.suffix:
@@ -120,13 +124,15 @@ def find_suite(name: str) -> Path:
         found=name,
         expected=f"a TOML file, or one of {listed(shipped)}",
         nearest=nearest(name, shipped),
-        remedy="name a file, or a suite that is shipped",
+        remedy="name a file or a shipped suite",
     )
 
 
 def read_suite(path: Path) -> Suite:
-    """A suite from its file. Raises PlanError for a file that is no TOML, unknown names, values out of range
-    and cells of one name."""
+    """Read a suite from its file.
+
+    Raises PlanError for invalid TOML, unknown names, values out of range and cells with the same name.
+    """
     table = _toml(path)
     known = ("suite", "base", "axis", "cell", "goal", "gate")
     if unknown := [name for name in table if name not in known]:
@@ -136,7 +142,7 @@ def read_suite(path: Path) -> Suite:
             found=listed(unknown),
             expected=f"one of {listed(known)}",
             nearest=nearest(unknown[0], known),
-            remedy="flags of all cells stand under [base]",
+            remedy="write the flags of all cells under [base]",
         )
     settings, goal = (
         _parsed(path, "suite", Settings, table.get("suite", {})),
@@ -148,7 +154,7 @@ def read_suite(path: Path) -> Suite:
             "suite",
             f"{path}: no iteration of a turn is timed",
             found=f"block = {settings.block}, settle = {settings.settle}",
-            expected="a block that is longer than that",
+            expected="block larger than settle",
             remedy=f"set block = {settings.settle + 1} or more",
         )
     cells = _cells(path, table, settings)
@@ -156,11 +162,11 @@ def read_suite(path: Path) -> Suite:
         if base not in (names := [cell.name for cell in cells]):
             raise PlanError.of(
                 "suite",
-                f"{path}: [suite] base names no cell",
+                f"{path}: [suite] base names an unknown cell",
                 found=base,
                 expected=f"one of {listed(names)}",
                 nearest=nearest(base, names),
-                remedy="cells are named by their name, or by what sets them apart",
+                remedy="use the name of a [[cell]], or its axis values such as 'staleness=1'",
             )
         cells.sort(key=lambda cell: cell.name != base)
     _known_cells(path, gates, cells)
@@ -168,16 +174,16 @@ def read_suite(path: Path) -> Suite:
     if maker is not None and not maker.is_file():
         raise PlanError.of(
             "suite",
-            f"{path}: [suite] make names no file",
+            f"{path}: [suite] make names a file that does not exist",
             found=str(maker),
             expected="a Python file",
-            remedy="name it as it is reached from the suite's folder",
+            remedy="write the path relative to the suite's folder",
         )
     return Suite(path.stem, settings, goal, gates, tuple(cells), maker)
 
 
 def with_files(suite: Suite, folder: Path) -> Suite:
-    """The suite with {made} in its flags replaced by a folder."""
+    """Return the suite with {made} in its flags replaced by ``folder``."""
 
     def put(value: Any) -> Any:
         if isinstance(value, tuple | list):
@@ -205,7 +211,7 @@ def _toml(path: Path) -> dict[str, Any]:
             found=str(error.strerror),
             expected="a TOML file",
             nearest=close,
-            remedy="name a file that is there",
+            remedy="name an existing file",
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PlanError.of(
@@ -213,7 +219,7 @@ def _toml(path: Path) -> dict[str, Any]:
             f"the suite '{path}' is not TOML",
             found=str(error),
             expected="TOML",
-            remedy="correct that line",
+            remedy="correct the line",
         ) from error
 
 
@@ -239,31 +245,31 @@ def _parsed(path: Path, name: str, kind: type[Table], values: Any) -> Table:
 
 
 def _tables(path: Path, table: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """The entries of an array of tables. Raises PlanError where it is no such array."""
+    """Return the entries of an array of tables. Raises PlanError if the value is not an array of tables."""
     entries = table.get(name, [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise PlanError.of(
             "suite",
-            f"{path}: '{name}' is no list of tables",
+            f"{path}: '{name}' is not a list of tables",
             found=f"{name} = {entries!r}",
-            expected=f"[[{name}]], once for each",
+            expected=f"one [[{name}]] table for each entry",
             remedy=f"write [[{name}]] with two brackets",
         )
     return entries
 
 
 def _cells(path: Path, table: Mapping[str, Any], settings: Settings) -> list[Cell]:
-    """Every combination of the axes for every cell. Raises PlanError."""
+    """Return every cell with every combination of the axes. Raises PlanError."""
     length = {"iterations": settings.rounds * settings.block} if settings.rounds else {}
     base, axes = {**length, **flat(table.get("base", {}))}, flat(table.get("axis", {}))
     for name, values in axes.items():
         if not isinstance(values, list | tuple) or not values:
             raise PlanError.of(
                 "suite",
-                f"{path}: [axis] {name} is no list",
+                f"{path}: [axis] {name} is not a list of values",
                 found=repr(values),
-                expected="a list of values",
-                remedy="a value that all cells share stands under [base]",
+                expected="a list with at least one value",
+                remedy="write a value that all cells share under [base]",
             )
     cells = []
     for entry in _tables(path, table, "cell") or [{}]:
@@ -274,10 +280,10 @@ def _cells(path: Path, table: Mapping[str, Any], settings: Settings) -> list[Cel
     if twice := [name for name in names if names.count(name) > 1]:
         raise PlanError.of(
             "suite",
-            f"{path}: two cells have one name",
+            f"{path}: two cells have the same name",
             found=twice[0],
-            expected="names that differ",
-            remedy="give each [[cell]] a name of its own",
+            expected="a different name for each cell",
+            remedy="give each [[cell]] its own name",
         )
     return cells
 
@@ -287,7 +293,7 @@ def _cell(path: Path, values: dict[str, Any], own: Mapping[str, Any], axes: Mapp
     name = " ".join([*parts, *(f"{axis}={value if value != '' else 'none'}" for axis, value in axes.items())])
     system = str(values.get("system", RLFLOW))
     flags = {key: value for key, value in values.items() if key not in OWN}
-    if system != RLFLOW:  # has no flags that may be repeated: a value is as it was written
+    if system != RLFLOW:  # other systems have no repeatable flags, so a tuple of one value becomes the value
         flags = {
             key: value[0] if isinstance(value, tuple) and len(value) == 1 else value
             for key, value in flags.items()
@@ -297,13 +303,13 @@ def _cell(path: Path, values: dict[str, Any], own: Mapping[str, Any], axes: Mapp
             "suite",
             f"{path}: cell '{name}' sets {refused[0]}",
             found=f"{refused[0]} = {flags[refused[0]]!r}",
-            expected="flags that a comparison does not set itself",
-            remedy=f"remove it; {OF_BENCH[refused[0]]} says it",
+            expected="only flags that the comparison does not set itself",
+            remedy=f"remove it; use {OF_BENCH[refused[0]]} instead",
         )
     if system == RLFLOW and "algorithm" not in values:
         raise PlanError.of(
             "suite",
-            f"{path}: cell '{name}' names no algorithm",
+            f"{path}: cell '{name}' has no algorithm",
             found=f"system = {system}",
             expected='algorithm = "…"',
             remedy="write it under [base] for all cells, under [axis] or in the cell",
@@ -312,15 +318,15 @@ def _cell(path: Path, values: dict[str, Any], own: Mapping[str, Any], axes: Mapp
 
 
 def _known_cells(path: Path, gates: Iterable[Gate], cells: Iterable[Cell]) -> None:
-    """Raises PlanError for a gate of a cell that is not there."""
+    """Raise PlanError for a gate that names an unknown cell."""
     names = [cell.name for cell in cells]
     for gate in gates:
         if gate.cell is not None and gate.cell not in names:
             raise PlanError.of(
                 "suite",
-                f"{path}: a gate of {gate.metric} names no cell",
+                f"{path}: the gate of {gate.metric} names an unknown cell",
                 found=gate.cell,
                 expected=f"one of {listed(names)}",
                 nearest=nearest(gate.cell, names),
-                remedy="cells are named by their name, or by what sets them apart",
+                remedy="use the name of a [[cell]], or its axis values such as 'staleness=1'",
             )

@@ -1,5 +1,4 @@
-"""What a comparison may say: speed only where the same work was done, learning only from as many seeds as can
-rank."""
+"""The verdicts of a comparison: speed for cells that did the same work, learning for cells with enough seeds."""
 
 from __future__ import annotations
 
@@ -14,32 +13,31 @@ from rlflow.benchmarks.sooner import compared
 from rlflow.benchmarks.speed import Block, Looks, Speed, finished, judged
 from rlflow.benchmarks.suite import Suite
 
-# name and what was measured, the one that others are compared with first
+# name and measurements of each cell, the base first
 Cells = Sequence[tuple[str, Measured]]
-SHOWN = "shown"  # the outcome of numbers that decide nothing
-ROUNDS_OF_A_SEED = 1_000_000  # a round's number is that of its seed times this, plus its own
+SHOWN = "shown"  # outcome of numbers that are shown without a test
+ROUNDS_OF_A_SEED = 1_000_000  # a block's round is seed × this + round, so that rounds of seeds differ
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A sentence on what the numbers say of a cell beside the base."""
+    """One result of the comparison of a cell with the base."""
 
     cell: str
     base: str
-    what: str  # that is compared: speed, or the goal's metric
+    what: str  # compared quantity: speed, or the goal's metric
     outcome: str  # in a word or two, for programs
-    text: str
+    text: str  # a sentence
 
 
 def looks(suite: Suite) -> Looks:
-    """The rounds after which verdicts of speed are looked at, declared before the first. The first turn of a
-    cell is not timed."""
+    """Return the declared looks of a suite. The first turn of a cell is not timed and does not count."""
     rounds = suite.settings.rounds
     return Looks(maximum=max(rounds - 1, 3)) if rounds is not None else Looks()
 
 
 def blocks(measured: Measured) -> list[Block]:
-    """The timed turns of a cell."""
+    """Return the timed turns of a cell."""
     return [
         Block(seed * ROUNDS_OF_A_SEED + number, seconds)
         for (seed, number), seconds in sorted(block_seconds(measured).items())
@@ -47,7 +45,7 @@ def blocks(measured: Measured) -> list[Block]:
 
 
 def speeds(suite: Suite, cells: Cells) -> tuple[Speed, ...]:
-    """The speed of each cell beside the base, whatever work they did."""
+    """Compare the speed of each cell with the base, without checking that they did the same work."""
     return judged(
         {name: blocks(measured) for name, measured in cells},
         cells[0][0],
@@ -57,37 +55,38 @@ def speeds(suite: Suite, cells: Cells) -> tuple[Speed, ...]:
 
 
 def decided(suite: Suite, cells: Cells) -> bool:
-    """Whether more rounds would change no verdict of speed. A cell that failed is waited for no longer, but
-    has its part of the error."""
+    """Return whether all verdicts of speed are final.
+
+    Failed cells are ignored, but keep their part of the error probability.
+    """
     alive = {name: measured for name, measured in cells if not measured.failed}
     if len(alive) < 2 or cells[0][0] not in alive:
         return False
     pairs = [speed for speed in speeds(suite, cells) if speed.cell in alive]
     rounds = min(len(block_seconds(measured)) for measured in alive.values())
-    if not rounds:  # cells without a timed turn are not comparable yet, which is no verdict
+    if not rounds:  # without a timed turn the cells are not comparable yet, which is not a final verdict
         return False
     return finished(pairs, rounds, looks(suite))
 
 
 def other_work(base: Measured, measured: Measured) -> str:
-    """How the tokens of two cells differ in the rounds that both have; empty where they are equal."""
+    """Return how the sampled tokens of two cells differ in their common rounds; empty if they are equal."""
     one, other = block_tokens(base), block_tokens(measured)
     both = sorted(set(one) & set(other))
     different = [number for number in both if one[number] != other[number]]
     if not different:
         return ""
     means = [sum(counts[number] for number in both) / len(both) for counts in (other, one)]
-    return f"{means[0]:.0f} tokens a turn beside {means[1]:.0f}"
+    return f"{means[0]:.0f} tokens per turn vs {means[1]:.0f}"
 
 
 def verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
-    """All that can be said of each cell beside the base: speed, then learning."""
+    """Return all verdicts on each cell compared with the base: speed, then learning."""
     return [*speed_verdicts(suite, cells), *learning_verdicts(suite, cells)]
 
 
 def speed_verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
-    """Speed of cells that did the same work; of others that they did not, and that time to the goal is to be
-    compared."""
+    """Return the verdicts of speed; cells that did different work get "not the same work" instead."""
     measured: Mapping[str, Measured] = dict(cells)
     result = []
     for speed in speeds(suite, cells):
@@ -101,7 +100,7 @@ def speed_verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
 
 
 def learning(suite: Suite, name: str, measured: Measured) -> Cell:
-    """The curves of the seeds that came to their end."""
+    """Return the learning curves of the finished seeds of a cell."""
     known = curves(measured, suite.goal)
     return Cell(
         name, tuple(Curve(seed, tuple(known[seed])) for seed in sorted(measured.done) if known.get(seed))
@@ -109,8 +108,11 @@ def learning(suite: Suite, name: str, measured: Measured) -> Cell:
 
 
 def learning_verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
-    """Judge how each cell learns beside the base: the last values, the areas under the curves, and the time
-    to the goal where the suite names one. Nothing where no seed has a value of the goal's metric."""
+    """Compare the learning of each cell with the base.
+
+    The verdicts are on final values, areas under the curves, and the time to the goal if the suite has one.
+    Cells without a value of the goal's metric have no verdicts.
+    """
     series = [learning(suite, name, measured) for name, measured in cells]
     base, goal = series[0], suite.goal
     rankings = {ranking.cell: ranking for ranking in ranked_all(series[1:], base, margin=goal.margin)}
@@ -131,7 +133,10 @@ def learning_verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
 
 
 def areas(cell: Cell, base: Cell) -> str:
-    """The mean areas of two cells until the shortest of their curves ends, over seconds and over tokens."""
+    """Return the mean areas under the curves of two cells in words, over seconds and over tokens.
+
+    Areas extend to the end of the shortest curve.
+    """
     parts = []
     units: dict[By, str] = {"seconds": "s", "tokens": "tokens"}
     for by, unit in units.items():
@@ -139,5 +144,5 @@ def areas(cell: Cell, base: Cell) -> str:
         means = [
             sum(area(curve, end, by=by) for curve in each.curves) / len(each.curves) for each in (cell, base)
         ]
-        parts.append(f"{means[0]:.3f} beside {means[1]:.3f} over {end:,.0f} {unit}")
+        parts.append(f"{means[0]:.3f} vs {means[1]:.3f} over {end:,.0f} {unit}")
     return ", ".join(parts)

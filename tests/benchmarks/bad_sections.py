@@ -1,5 +1,4 @@
-"""Sections that do not end well, as `benchmarks/gpu.py` has them run on a GPU: prints what is told of
-each."""
+"""Run sections that fail, as `benchmarks/gpu.py` does on a GPU, and print the checks of each."""
 
 import json
 import os

@@ -46,8 +46,8 @@ def test_a_seed_is_a_line_from_its_first_evaluation_to_its_last_with_the_seconds
         "sampled before → after",
         "greedy before → after",
         "iterations",
-        "their seconds",
-        "whole process",
+        "iteration seconds",
+        "process seconds",
     )
     assert [texts(row, Goal(), rows) for row in rows] == [
         # iteration 2 was done twice and counts once

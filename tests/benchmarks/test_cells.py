@@ -124,7 +124,7 @@ def test_every_cell_that_cannot_run_is_named_before_any_starts(suite):
 
 def test_cells_that_are_the_same_are_refused(suite):
     read = suite('[base]\nalgorithm = "grpo"\nbackend = "null"\n[[cell]]\nname = "a"\n[[cell]]\nname = "b"')
-    with pytest.raises(PlanError, match="the same in all that they are given") as refused:
+    with pytest.raises(PlanError, match="several cells have the same settings") as refused:
         compile_cells(read, options_of)
     assert refused.value.problems[0].found == "a, b"
 

@@ -1,4 +1,4 @@
-"""`python benchmarks/gpu.py`: what of it a CPU can do, and that what goes wrong is told."""
+"""`python benchmarks/gpu.py` on a CPU, and its report of sections that fail."""
 
 import contextlib
 import json
@@ -39,10 +39,12 @@ ON_GPUS = {
 
 
 def ended(folder, *words, code=0):
-    """The JSON file of a command in a checkout, where the packages that rlflow needs are installed and rlflow
-    itself is not."""
+    """Run the command in a checkout; return its JSON file and its output.
+
+    The packages that rlflow needs are installed, but rlflow itself is not.
+    """
     out = folder / "gpu.json"
-    # without their .pth files, by one of which rlflow is there
+    # -S skips the .pth files, one of which makes rlflow importable
     packages = {"PYTHONPATH": os.pathsep.join(site.getsitepackages())}
     done = subprocess.run(
         [sys.executable, "-S", COMMAND, "--device", "cpu", "--small", "--json", out, *words],
@@ -56,7 +58,7 @@ def ended(folder, *words, code=0):
 
 
 @pytest.mark.long
-def test_what_a_cpu_can_do_is_right_on_a_cpu(tmp_path):
+def test_quick_sections_pass_on_a_cpu(tmp_path):
     found, printed = ended(tmp_path)
     assert [section["name"] for section in found["sections"]] == QUICK
     assert {section["name"]: section["verdict"] for section in found["sections"]} == dict.fromkeys(
@@ -82,7 +84,7 @@ def test_what_a_cpu_can_do_is_right_on_a_cpu(tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / "gpu.json"]
 
 
-def test_sections_are_chosen_by_name_and_by_group(tmp_path):
+def test_sections_are_selected_by_name_and_group(tmp_path):
     def listed(*words):
         return subprocess.run([sys.executable, COMMAND, *words], capture_output=True, text=True, cwd=tmp_path)
 
@@ -102,12 +104,12 @@ def test_sections_are_chosen_by_name_and_by_group(tmp_path):
         ("vllm", "untested"),
     ]
     assert {check["why"] for section in spent["sections"] for check in section["checks"]} == {
-        "the budget is spent"
+        "the budget is used up"
     }
 
 
 @pytest.mark.long
-def test_a_section_that_raises_crashes_or_hangs_is_told_with_its_cause(tmp_path):
+def test_a_failing_section_is_reported_with_its_cause(tmp_path):
     script = Path(__file__).with_name("bad_sections.py")
     done = subprocess.run(
         [sys.executable, script, tmp_path],
@@ -127,14 +129,14 @@ def test_a_section_that_raises_crashes_or_hangs_is_told_with_its_cause(tmp_path)
     assert error[:2] == ["error", "failed"]
     assert error[2].startswith("ValueError: the reason (bad_sections.py:")
     assert late[:2] == ["deadline", "failed"]
-    assert late[2].startswith("no end; it was in bad_sections.py:")
+    assert late[2].startswith("did not end; it was in bad_sections.py:")
     assert " in stuck < bad_sections.py:" in late[2]
     assert (tmp_path / "good.log").read_text() == "this goes to its log\n"
     assert ends(int((tmp_path / "child").read_text()))
 
 
 def ends(process, seconds=30):
-    """Whether a process that is not ours is gone by then."""
+    """Return whether a process ends within ``seconds``; it need not be a child of this one."""
     with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(process)
         try:
@@ -146,8 +148,8 @@ def ends(process, seconds=30):
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_engines_are_right_on_a_cpu(tmp_path):
-    """By one command, whose sections are forks of one process that has imported what they share."""
+def test_backend_sections_pass_on_a_cpu(tmp_path):
+    """One command runs them all; its sections fork from one process that has imported the shared modules."""
     found, _ = ended(tmp_path, "zero", "vllm", "pools")
     lacking = {
         section["checks"][0]["why"] for section in found["sections"] if section["verdict"] == "untested"
@@ -161,7 +163,7 @@ def test_engines_are_right_on_a_cpu(tmp_path):
         pytest.skip("; ".join(sorted(lacking)))
 
 
-def test_a_device_that_is_not_there_is_said(tmp_path):
+def test_a_missing_device_is_reported(tmp_path):
     done = subprocess.run(
         [sys.executable, COMMAND, "same"],
         capture_output=True,

@@ -130,7 +130,7 @@ def test_pairs_are_ranked(shift, margin, higher, outcome):
 def test_fewer_than_five_seeds_do_not_rank(ours, theirs):
     found = rank(range(ours), range(theirs))
     assert found.outcome == "not enough to rank"
-    assert found.text == f"cell beside base: not enough to rank, {ours} and {theirs} seeds of at least 5"
+    assert found.text == f"cell vs base: not enough to rank, {ours} and {theirs} seeds of at least 5"
     assert rank(range(5), range(5)).outcome == "undecided"
 
 

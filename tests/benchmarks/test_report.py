@@ -54,7 +54,7 @@ def test_what_is_said_beneath_names_failures_sums_that_do_not_close_and_the_mach
     )
     assert said[0] == "b beside a, speed: faster by half"
     assert said[1] == "a|b, seed 2 failed: no room"
-    assert said[2] == "c: what was sampled and what became of it do not have the same sums:\n1 row lost"
+    assert said[2] == "c: the sums of sampled rows and of their outcomes do not match:\n1 row lost"
     assert said[3] == "a note"
     assert "cores" in said[4]
     assert "torch" in said[4]

@@ -86,26 +86,30 @@ def test_another_system_gets_values_as_they_are_written(suite):
         ("[suite]\nseeds = 0", r"\[suite\] seeds cannot be used", "greater than or equal to 1"),
         ("[suite]\nblock = 2\nsettle = 2", "no iteration of a turn is timed", "block = 3"),
         ("[goal]\nmargin = 1.5", r"\[goal\] margin cannot be used", "less than 1"),
-        ("cell = 3", "'cell' is no list of tables", r"\[\[cell\]\]"),
-        ("[base]\nprompts = 3", "names no algorithm", r"\[base\]"),
+        ("cell = 3", "'cell' is not a list of tables", r"\[\[cell\]\]"),
+        ("[base]\nprompts = 3", "has no algorithm", r"\[base\]"),
         ('[base]\nalgorithm = "grpo"\nseed = 3', "sets seed", r"\[suite\] seeds"),
-        ('[base]\nalgorithm = "grpo"\n[axis]\nprompts = 3', r"\[axis\] prompts is no list", r"\[base\]"),
+        (
+            '[base]\nalgorithm = "grpo"\n[axis]\nprompts = 3',
+            r"\[axis\] prompts is not a list of values",
+            r"\[base\]",
+        ),
         (
             '[base]\nalgorithm = "grpo"\n[[cell]]\nname = "a"\n[[cell]]\nname = "a"',
-            "two cells have one name",
-            "name of its own",
+            "two cells have the same name",
+            "its own name",
         ),
         (
             '[suite]\nbase = "fewr"\n[[cell]]\nname = "fewer"\nalgorithm = "grpo"',
-            "names no cell",
+            "names an unknown cell",
             "nearest:  fewer",
         ),
         (
             '[base]\nalgorithm = "grpo"\n[[gate]]\nmetric = "seconds"\ncell = "grp"',
-            "a gate of seconds names no cell",
+            "the gate of seconds names an unknown cell",
             "",
         ),
-        ("[suite", "is not TOML", "correct that line"),
+        ("[suite", "is not TOML", "correct the line"),
     ],
 )
 def test_what_a_suite_cannot_mean_is_refused_with_a_remedy(suite, text, message, remedy):

@@ -90,7 +90,7 @@ def test_a_failed_cell_is_a_row_with_its_cause_and_exits_with_1(bench):
 def test_a_cell_whose_sums_do_not_close_is_an_error(bench):
     code, out, _ = bench(TWO + "closes = false\n")
     assert code == 1
-    assert "two: what was sampled and what became of it do not have the same sums" in out
+    assert "two: the sums of sampled rows and of their outcomes do not match" in out
 
 
 def test_a_budget_that_is_used_up_is_said_with_how_to_go_on(bench):

@@ -1,6 +1,5 @@
-"""Other systems as cells of a comparison, a file each with a class ``System``; each runs in an interpreter of
-its own where it needs one.
+"""Other systems as cells of a comparison: one file with a class ``System`` for each.
 
-Not here: the process that runs them and the protocol (`rlflow.benchmarks.child`). These files import nothing
-of rlflow's, but for those that are about its parts: ``by_hand``, ``chain`` and ``dispatch``.
+`rlflow.benchmarks.child` runs them and defines the protocol. A system with requirements runs in its own
+interpreter. Only ``by_hand``, ``chain`` and ``dispatch`` import rlflow, because they measure its parts.
 """

@@ -1,11 +1,10 @@
-"""Systems of which an iteration is a number of equal calls to workers: their turns, the columns of a payload,
-and a Ray of their own."""
+"""Shared code of systems whose iteration is a number of equal calls to workers: turns, payload columns, Ray."""
 
 import os
 from collections.abc import Callable
 from typing import Any
 
-# float32, beside tokens
+# float32 columns of the payload, in addition to the tokens
 NAMES = (
     "sampled_logprobs",
     "logprobs",
@@ -26,9 +25,11 @@ RAY: dict[str, Any] = {
 
 
 class Iterations:
-    """Iterations of ``flags["calls"]`` calls each, ``flags["iterations"]`` in all. call: makes one and gives
-    its wall seconds; tokens: of its payload; moved: the bytes that went from process to process since it was
-    called last, None where that is not known."""
+    """Runs ``flags["iterations"]`` iterations of ``flags["calls"]`` calls each.
+
+    ``call``: makes one call and returns its wall seconds; ``tokens``: tokens of its payload; ``moved``: returns
+    the bytes sent between processes since it was last called (None: unknown).
+    """
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class Iterations:
         self.moved = moved
 
     def next(self, count: int) -> dict[str, Any]:
-        """The next iterations, as a system answers `iterate`."""
+        """Run the next iterations; return the answer of a system to `iterate`."""
         rows = []
         for _ in range(min(count, self.count - self.number)):
             wall = sum(self.call() for _ in range(self.calls))
@@ -64,7 +65,7 @@ class Iterations:
 
 
 def start_ray() -> None:
-    """Start a Ray of this process alone, on the loopback address."""
+    """Start a Ray cluster for this process only, on the loopback address."""
     os.environ |= {
         "OMP_NUM_THREADS": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

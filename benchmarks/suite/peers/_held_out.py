@@ -1,4 +1,4 @@
-"""How many of held-out questions a model of transformers answers rightly, by its most probable answers."""
+"""Held-out accuracy of a transformers model with greedy decoding."""
 
 import json
 from collections.abc import Callable
@@ -7,14 +7,17 @@ from typing import Any
 
 import torch
 
-TOGETHER = 64  # questions of one batch
+TOGETHER = 64  # questions in one batch
 
 
 def accuracy(
     model: Any, tokenizer: Any, file: str, tokens: int, right: Callable[[str, str], float], dtype: torch.dtype
 ) -> float:
-    """The share of right answers. file: JSON Lines with prompt and answer; tokens: of an answer, at most;
-    dtype: what it computes in."""
+    """Return the share of right answers.
+
+    ``file``: JSON Lines with prompt and answer; ``tokens``: maximum length of an answer; ``right``: scores an
+    answer; ``dtype``: dtype of the computation.
+    """
     records = [json.loads(line) for line in Path(file).read_text().splitlines()]
     trains, side = model.training, tokenizer.padding_side
     model.eval()

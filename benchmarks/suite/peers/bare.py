@@ -1,5 +1,8 @@
-"""The floor of an iteration of GRPO in one process: bare Hugging Face calls. ``generate``, one forward, one
-backward and one AdamW step, with nothing around them: no reward, no advantages, no records."""
+"""Bare Hugging Face calls: the minimum cost of a GRPO iteration in one process.
+
+An iteration is ``generate``, one forward, one backward and one AdamW step, without reward, advantages or
+records.
+"""
 
 import contextlib
 import json
@@ -14,10 +17,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 class System:
-    """``cell["flags"]``: model, data, prompts, samples, lengths (a file of the suite), lr, iterations; dtype
-    (float32 without it), weights (the dtype of weights and moments, that of ``dtype`` without it; where they
-    differ autocast computes in ``dtype``), rows (of one forward and backward, all of an iteration without
-    it)."""
+    """The system of bare calls.
+
+    ``cell["flags"]``: model, data, prompts, samples, lengths (a file of the suite), lr, iterations; dtype
+    (default float32); weights (dtype of weights and moments, default ``dtype``; if they differ, autocast
+    computes in ``dtype``); rows (rows of one forward and backward, default all of an iteration).
+    """
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
         """Load the model and the prompts."""
@@ -41,7 +46,7 @@ class System:
         return {"iterations": self.flags["iterations"], "threads": torch.get_num_threads()}
 
     def iterate(self, count: int) -> dict[str, Any]:
-        """The next iterations, with their wall seconds and sampled tokens."""
+        """Run the next iterations; return their wall seconds and sampled tokens."""
         rows = []
         for _ in range(min(count, self.flags["iterations"] - self.number)):
             start = time.perf_counter()
@@ -58,7 +63,7 @@ class System:
         return {"iterations": rows, "evaluations": [], "ended": self.number == self.flags["iterations"]}
 
     def step(self, number: int) -> int:
-        """One iteration; the tokens that were sampled."""
+        """Run one iteration; return the number of sampled tokens."""
         prompts = self.flags["prompts"]
         first = number * prompts % len(self.texts)
         batch = [text for text in self.texts[first : first + prompts] for _ in range(self.flags["samples"])]
@@ -82,22 +87,25 @@ class System:
         return int(own.sum())
 
     def backward(self, ids: Tensor, mask: Tensor, own: Tensor, rewards: Tensor, tokens: int) -> None:
-        """Forward and backward of rows. ids, mask [rows, prompt and response], own [rows, response], rewards
-        [rows, 1]; tokens: of the responses of the whole iteration."""
+        """Compute forward and backward of some rows.
+
+        ``ids``, ``mask`` [rows, prompt and response]; ``own`` [rows, response]; ``rewards`` [rows, 1];
+        ``tokens``: response tokens of the complete iteration.
+        """
         with self.precision():
             logits = self.model(ids, attention_mask=mask, logits_to_keep=own.shape[1] + 1).logits[:, :-1]
         logprobs = logits.log_softmax(-1).gather(-1, ids[:, -own.shape[1] :, None])[..., 0]
         (-(logprobs * rewards)[own].sum() / tokens).backward()
 
     def precision(self) -> contextlib.AbstractContextManager[None]:
-        """The context of arithmetic: autocast where weights have another dtype."""
+        """Return the autocast context, needed only if the weights have another dtype."""
         return (
             contextlib.nullcontext() if self.model.dtype is self.dtype else torch.autocast("cpu", self.dtype)
         )
 
     def observe(self) -> dict[str, Any]:
-        """Nothing beside what every cell is measured by."""
+        """Return an empty dict; the system adds no measurements of its own."""
         return {}
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: the system starts no processes."""

@@ -1,8 +1,8 @@
-"""One iteration of `ppo` as a researcher without an engine writes it: the functions of the same backend,
-called in order.
+"""A hand-written iteration of `ppo`: it calls the functions of the same backend in order.
 
-It is the floor of what an engine can cost: nothing is recorded, scheduled or saved. ``cell["flags"]`` are
-those of `rlflow run`."""
+It has no engine and is the minimum cost of an iteration: it records, schedules and saves nothing.
+``cell["flags"]`` are flags of `rlflow run`.
+"""
 
 import json
 import time
@@ -24,7 +24,7 @@ LENGTHS = "actor.generate.lengths"
 
 
 class System:
-    """`ppo` on the models and the prompts of a run that is prepared and never started."""
+    """Runs `ppo` on the models and prompts of a run that is prepared but never started."""
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
         """Load the models and the data."""
@@ -40,7 +40,7 @@ class System:
         return {"iterations": self.run.options.iterations}
 
     def iterate(self, count: int) -> dict[str, Any]:
-        """The next iterations, with their wall seconds and sampled tokens."""
+        """Run the next iterations; return their wall seconds and sampled tokens."""
         rows, whole = [], self.run.options.iterations
         for _ in range(min(count, whole - self.number)):
             start = time.perf_counter()
@@ -57,7 +57,7 @@ class System:
         return {"iterations": rows, "evaluations": [], "ended": self.number == whole}
 
     def step(self, prompts: Batch) -> int:
-        """One iteration; the tokens that were sampled."""
+        """Run one iteration; return the number of sampled tokens."""
         hp, engine, seed = self.hp, self.engine, self.engine.seed_of(self.number)
         models: dict[str, Any] = dict(engine.models)
         actor, critic, reference = models["actor"], models["critic"], models["reference"]
@@ -74,7 +74,7 @@ class System:
         batch |= actor.trainer.forward(batch, ("logprobs",))
         batch |= self.stage("truncated_weights", batch, cap=hp.is_cap)
         batch |= reference.trainer.forward(batch, ("logprobs",)).rename(logprobs="ref_logprobs")
-        # its update goes on from it, as the plan of `ppo` says
+        # the critic's update reuses this forward, as in the plan of `ppo`
         batch |= critic.trainer.forward_ahead(batch, ("values",))
         batch |= self.stage("charge_kl", batch, beta=hp.beta)
         batch |= self.stage("gae", batch, gamma=hp.gamma, lam=hp.lam)
@@ -88,7 +88,7 @@ class System:
         return int(batch["mask"].sum())
 
     def stage(self, name: str, batch: Batch, **settings: Any) -> Batch:
-        """Call a stage with the columns that it reads; the columns that it gives."""
+        """Call a stage with the columns that it reads; return the columns that it gives."""
         stage = self.stages[name]
         inputs = [
             batch[column] if column in batch.columns else None for column in stage.signature.column_names
@@ -105,10 +105,10 @@ class System:
         )
 
     def observe(self) -> dict[str, Any]:
-        """Nothing beside what every cell is measured by."""
+        """Return an empty dict; the system adds no measurements of its own."""
         return {}
 
     def close(self) -> None:
-        """End the workers of rewards."""
+        """End the reward processes."""
         if hasattr(self, "run"):
             self.run.close()

@@ -1,5 +1,5 @@
-"""A chain of stages that do nothing, as the executor runs them on a pool: from the start of the first to the
-end of the last."""
+"""A chain of empty stages, run by the executor on a pool, timed from the start of the first to the end of the
+last."""
 
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,10 @@ def chain(prompts, actor, reward):
 
 
 class System:
-    """``cell["flags"]``: workers, stages, calls (of the chain in an iteration), iterations. Models are those
-    of the null backend."""
+    """The system of a chain of empty stages, with models of the null backend.
+
+    ``cell["flags"]``: workers, stages, calls (chains in an iteration), iterations.
+    """
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
         """Start the workers."""
@@ -45,19 +47,19 @@ class System:
         return {"iterations": flags["iterations"]}
 
     def chain(self) -> float:
-        """The seconds of all stages. Raises RuntimeError where another number of them ran."""
+        """Run the chain and return its seconds. Raises RuntimeError if a wrong number of stages ran."""
         outcome = self.roles.prepared.executor.run(self.roles.plan, self.roles.take())
         spans = [span for span in outcome.spans if span.node.startswith("step")]
         if len(spans) != self.flags["stages"]:
-            raise RuntimeError(f"{len(spans)} stages ran")
+            raise RuntimeError(f"the wrong number of stages ran: {len(spans)}")
         return max(span.end for span in spans) - min(span.start for span in spans)
 
     def iterate(self, count: int) -> dict[str, Any]:
-        """The next iterations, with their wall seconds."""
+        """Run the next iterations; return their wall seconds."""
         return self.iterations.next(count)
 
     def observe(self) -> dict[str, Any]:
-        """Nothing beside what every cell is measured by."""
+        """Return an empty dict; the system adds no measurements of its own."""
         return {}
 
     def close(self) -> None:

@@ -1,13 +1,11 @@
-"""Calls of rlflow to a pool of workers: a stage that reads nine columns, one int64 and eight float32, and
-gives one of them.
+"""Calls of rlflow to a pool of workers: a stage reads nine columns (one int64, eight float32) and gives one.
 
-verl's driver holds the columns and gets the result. In rlflow columns lie on workers, so there are four
-cases:
+verl's driver holds the columns and gets the result. rlflow stores columns on workers, so there are four cases:
 
-    stays     the call in the middle of a graph: inputs on the ranks in the split of the call, the result stays there
-    moves     the inputs lie on a pool of half as many: every rank gets rows that lie on another, and the result stays
-    touched   columns of the driver that no worker has seen: they are spread, and the result stays
-    returned  columns of the driver by Pool.call_batch, whose result comes back to the driver: what verl does
+- ``stays``: a call inside a graph: each rank already has its rows, and the result stays on the ranks.
+- ``moves``: a pool with half as many ranks has the inputs: every rank fetches rows; the result stays on the ranks.
+- ``touched``: the driver has the columns and sends them to the ranks; the result stays on the ranks.
+- ``returned``: the driver has the columns and gets the result (``Pool.call_batch``), as in verl.
 """
 
 import time
@@ -28,7 +26,7 @@ from rlflow.cluster.sharding.split import balanced, units_of_rows
 from rlflow.execution.engine import CallOptions
 from rlflow.runs.api import Roles, roles
 
-STARTED = 300.0  # seconds that workers may take to start
+STARTED = 300.0  # maximum seconds for workers to start
 POOL = "all"
 HALF = "half"
 FLOW = f"""
@@ -58,11 +56,13 @@ def dispatch(prompts, actor):
 
 
 class System:
-    """``cell["flags"]``: case, workers, rows, tokens (of a row), calls (of an iteration), iterations. Models
-    are those of the null backend."""
+    """The system of calls to a pool, with models of the null backend.
+
+    ``cell["flags"]``: case, workers, rows, tokens (of a row), calls (of an iteration), iterations.
+    """
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
-        """Start the workers, and put the columns where the case has them."""
+        """Start the workers, and place the columns as the case requires."""
         flags = cell["flags"]
         case, workers = flags["case"], flags["workers"]
         if case not in CASES:
@@ -82,21 +82,21 @@ class System:
         return {"iterations": flags["iterations"]}
 
     def timed(self) -> float:
-        """The seconds of a call."""
+        """Make a call and return its seconds."""
         start = time.perf_counter()
         self.call()
         return time.perf_counter() - start
 
     def moved(self) -> int:
-        """The bytes of columns that went from process to process since the last call."""
+        """Return the bytes of columns sent between processes since it was last called."""
         return self.returns or sum(self.roles.prepared.engine.traffic().values())
 
     def iterate(self, count: int) -> dict[str, Any]:
-        """The next iterations, with their wall seconds and the tokens of their payloads."""
+        """Run the next iterations; return their wall seconds and the tokens of their payloads."""
         return self.iterations.next(count)
 
     def observe(self) -> dict[str, Any]:
-        """Nothing beside what every cell is measured by."""
+        """Return an empty dict; the system adds no measurements of its own."""
         return {}
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class System:
 
 
 def payload(rows: int, tokens: int) -> Batch:
-    """Rows of the nine columns, each row as long."""
+    """Return ``rows`` rows of the nine columns, each of ``tokens`` tokens."""
     lengths = torch.full((rows,), tokens)
     columns = {
         "tokens": Data(Kind(Level.TOKEN, "int64"), torch.ones(rows * tokens, dtype=torch.int64), lengths)
@@ -118,7 +118,7 @@ def payload(rows: int, tokens: int) -> Batch:
 
 
 def exchanged(batch: Batch, workers: int) -> int:
-    """The bytes of all columns on their way to the workers, and of the result on its way back."""
+    """Return the bytes of all columns sent to the workers and of the result sent back."""
     split = balanced(units_of_rows(None, len(batch)), row_tokens(batch.data, len(batch)), workers)
     return sum(
         BatchFrame(part, rows, narrow=True).nbytes
@@ -131,19 +131,21 @@ Call = Callable[[], Batch]
 
 
 def stage_call(started: Roles, batch: Batch) -> Call:
-    """A call of the stage on the pool."""
+    """Return a function that calls the stage on the pool."""
     engine, step = started.prepared.engine, started.plan.program.functions["step"]
     return lambda: engine.stage(step, batch, {}, 0, CallOptions(POOL))[0]  # type: ignore[arg-type]
 
 
 def stays(started: Roles, batch: Batch, workers: int) -> Call:
-    """Columns that lie on the pool."""
+    """Return a call with columns stored on the pool."""
     return stage_call(started, started.prepared.engine.spread(batch, POOL))
 
 
 def moves(started: Roles, batch: Batch, workers: int) -> Call:
-    """Columns that lie on the smaller pool. Each call is the first that reads them: what an earlier one has
-    brought is dropped."""
+    """Return a call with columns stored on the smaller pool.
+
+    Copies that an earlier call fetched are dropped, so each call fetches the columns again.
+    """
     engine = started.prepared.engine
     there = engine.spread(batch, HALF)
     call, shards = stage_call(started, there), next(iter(there.data.values())).value.shards
@@ -157,12 +159,12 @@ def moves(started: Roles, batch: Batch, workers: int) -> Call:
 
 
 def touched(started: Roles, batch: Batch, workers: int) -> Call:
-    """Columns that lie on the driver."""
+    """Return a call with columns stored on the driver."""
     return stage_call(started, batch)
 
 
 def returned(started: Roles, batch: Batch, workers: int) -> Call:
-    """Columns that lie on the driver, as the result does, by a pool of workers without models."""
+    """Return a call with columns and result on the driver, on a pool of workers without models."""
 
     class Echo:
         def step(self, rows: Batch) -> Batch:

@@ -1,5 +1,4 @@
-"""Calls of plain Ray without a payload: for each of so many stages every actor is called, then `ray.get`
-waits for all."""
+"""Plain Ray calls without a payload: each stage calls every actor, then waits for all with one `ray.get`."""
 
 import time
 from typing import Any
@@ -8,7 +7,10 @@ from _calls import Iterations, start_ray  # type: ignore[import-not-found]
 
 
 class System:
-    """``cell["flags"]``: workers, stages, calls (of the chain in an iteration), iterations."""
+    """The system of plain Ray calls.
+
+    ``cell["flags"]``: workers, stages, calls (chains in an iteration), iterations.
+    """
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
         """Start the actors."""
@@ -25,7 +27,7 @@ class System:
         return {"iterations": flags["iterations"]}
 
     def chain(self) -> float:
-        """The seconds of all stages."""
+        """Run the chain and return its seconds."""
         import ray
 
         start = time.perf_counter()
@@ -34,12 +36,12 @@ class System:
         return time.perf_counter() - start
 
     def iterate(self, count: int) -> dict[str, Any]:
-        """The next iterations, with their wall seconds."""
+        """Run the next iterations; return their wall seconds."""
         turn: dict[str, Any] = self.iterations.next(count)
         return turn
 
     def observe(self) -> dict[str, Any]:
-        """Nothing beside what every cell is measured by."""
+        """Return an empty dict; the system adds no measurements of its own."""
         return {}
 
     def close(self) -> None:

@@ -1,5 +1,4 @@
-"""TRL's GRPOTrainer, as its documentation shows it, with the defaults of GRPOConfig but for SETTINGS, where
-the reason stands beside each."""
+"""TRL's GRPOTrainer, used as in its documentation, with GRPOConfig's defaults except SETTINGS."""
 
 import json
 import runpy
@@ -14,23 +13,25 @@ from _lengths import Recorded, ends_of  # type: ignore[import-not-found]
 
 REQUIRES = ("trl==1.16.0", "torch", "transformers")
 SETTINGS = {
-    "use_cpu": True,  # what is measured
-    "gradient_checkpointing": False,  # memory is no matter here, and it would cost TRL a second forward
-    "lr_scheduler_type": "constant",  # as the others
-    "save_strategy": "no",  # nobody saves
-    "report_to": "none",  # nobody tracks
-    "disable_tqdm": True,  # nobody draws
+    "use_cpu": True,  # the comparison measures CPUs
+    "gradient_checkpointing": False,  # memory does not matter here, and it would cost TRL a second forward
+    "lr_scheduler_type": "constant",  # as in the other systems
+    "save_strategy": "no",  # the other systems do not save either
+    "report_to": "none",  # no experiment tracker
+    "disable_tqdm": True,  # no progress bar
 }
 
 
 class System:
-    """``cell["flags"]``: model, data, reward (FILE.py:function of completion and answer), prompts, samples,
-    tokens (the longest response), lengths (a file; without it rows end by themselves), lr, dtype (bfloat16
-    computes in it, with float32 weights), iterations; held_out (a file of questions) and eval_every. The
-    trainer runs in a thread that waits for its turns."""
+    """The system of TRL's trainer, which runs in a thread and waits between turns.
+
+    ``cell["flags"]``: model, data, reward (FILE.py:function of completion and answer), prompts, samples, tokens
+    (maximum length of a response), lengths (a file; without it the model ends its responses itself), lr, dtype
+    (bfloat16: autocast with float32 weights), iterations, held_out (a file of questions), eval_every.
+    """
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
-        """Make the trainer."""
+        """Create the trainer."""
         from datasets import Dataset
         from transformers import TrainerCallback
         from trl import GRPOConfig, GRPOTrainer
@@ -79,7 +80,7 @@ class System:
         return {"iterations": flags["iterations"]}
 
     def force(self, lengths: Recorded) -> None:
-        """Let the model sample rows of recorded lengths."""
+        """Make the model sample rows of recorded lengths."""
         model = self.trainer.model
         sample = model.generate
 
@@ -90,20 +91,20 @@ class System:
         model.generate = generate
 
     def train(self) -> None:
-        """The thread of the trainer."""
+        """Run the trainer; the function of its thread."""
         try:
             self.wait()
             self.evaluate(0)
             self.mark = time.perf_counter()
             self.trainer.train()
-        except BaseException as error:  # told to whoever waits
+        except BaseException as error:  # iterate() raises it
             self.error = error
         with self.changed:
             self.ended = True
             self.changed.notify_all()
 
     def step_ended(self) -> None:
-        """Keep an iteration, and wait where it was the last of a turn."""
+        """Keep an iteration; after the last of a turn, wait for the next turn."""
         wall = time.perf_counter() - self.mark
         self.evaluate(len(self.rows) + 1)
         with self.changed:
@@ -115,8 +116,7 @@ class System:
         self.wait()
 
     def evaluate(self, number: int) -> None:
-        """Answer the held-out questions where that is due after so many iterations. The time does not
-        count."""
+        """Evaluate on the held-out questions if it is due after ``number`` iterations; its time does not count."""
         import torch
 
         flags = self.flags
@@ -138,7 +138,7 @@ class System:
             self.mark = time.perf_counter()
 
     def iterate(self, count: int) -> dict[str, Any]:
-        """The next iterations, with their wall seconds and sampled tokens."""
+        """Run the next iterations; return their wall seconds and sampled tokens."""
         if not self.thread.is_alive() and not self.ended:
             self.thread.start()
         with self.changed:
@@ -152,8 +152,8 @@ class System:
             return {"iterations": self.rows[before:], "evaluations": self.evaluations, "ended": ended}
 
     def observe(self) -> dict[str, Any]:
-        """Nothing beside what every cell is measured by."""
+        """Return an empty dict; the system adds no measurements of its own."""
         return {}
 
     def close(self) -> None:
-        """The thread ends with the process."""
+        """Do nothing: the thread ends with the process."""

@@ -1,9 +1,10 @@
-"""A call of verl's RayWorkerGroup with DP_COMPUTE_PROTO: the driver holds the DataProto, splits it over the
-workers and gets the result.
+"""Calls of verl's RayWorkerGroup with DP_COMPUTE_PROTO: the driver splits a DataProto over the workers and gets
+the result.
 
-The method reads nine columns, one int64 and eight float32, and gives one of them. verl is installed without
-what it requires, which would bring the CUDA build of torch and much that a controller needs not; what its
-controller imports stands in REQUIRES."""
+The method reads nine columns (one int64, eight float32) and returns one. verl is installed without its
+dependencies, which would install the CUDA build of torch and packages that its controller does not need.
+REQUIRES lists the packages that the controller imports.
+"""
 
 import time
 from typing import Any
@@ -23,10 +24,13 @@ WITHOUT_DEPENDENCIES = ("verl==0.9.1",)
 
 
 class System:
-    """``cell["flags"]``: workers, rows, tokens (of a row), calls (of an iteration), iterations."""
+    """The system of verl's calls.
+
+    ``cell["flags"]``: workers, rows, tokens (of a row), calls (of an iteration), iterations.
+    """
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
-        """Start the workers, and see that a call gives what it should."""
+        """Start the workers and check the result of one call."""
         start_ray()
         import ray
         import torch
@@ -52,25 +56,25 @@ class System:
             pool, RayClassWithInitArgs(ray.remote(Stage)), use_gpu=False, device_name="cpu"
         )
         if not torch.equal(self.workers.step(self.data).batch["values"], columns["values"]):
-            raise RuntimeError("a call gave other rows than it got")
-        # what frames them is not known
+            raise RuntimeError("the result of a call differs from its input column")
+        # the size of message headers is not known
         moved = sum(column.nbytes for column in (*columns.values(), columns["values"])) * flags["calls"]
         self.iterations = Iterations(flags, self.call, flags["rows"] * flags["tokens"], lambda: moved)
         return {"iterations": flags["iterations"]}
 
     def call(self) -> float:
-        """The seconds of a call."""
+        """Make a call and return its seconds."""
         start = time.perf_counter()
         self.workers.step(self.data)
         return time.perf_counter() - start
 
     def iterate(self, count: int) -> dict[str, Any]:
-        """The next iterations, with their wall seconds and the tokens of their payloads."""
+        """Run the next iterations; return their wall seconds and the tokens of their payloads."""
         turn: dict[str, Any] = self.iterations.next(count)
         return turn
 
     def observe(self) -> dict[str, Any]:
-        """Nothing beside what every cell is measured by."""
+        """Return an empty dict; the system adds no measurements of its own."""
         return {}
 
     def close(self) -> None:

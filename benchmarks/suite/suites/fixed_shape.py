@@ -1,11 +1,9 @@
-"""A small model, prompts and a reward, with which systems are compared that sample responses of the same
-lengths.
+"""Write a small model, prompts and a reward, to compare systems on responses of the same lengths.
 
     python fixed_shape.py FOLDER
 
-The model is Qwen3-shaped with 0.8M random parameters. There are short prompts, and long ones of about 190
-tokens; lengths.json is the recorded list of this folder, and fixed.json says of each response that it is as
-long as the longest.
+The model is a Qwen3 with 0.8M random parameters. Prompts are short (data.jsonl) or have about 190 tokens
+(long.jsonl). lengths.json is the recorded list in this folder; fixed.json gives every response 64 tokens.
 """
 
 import inspect
@@ -21,20 +19,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 import rlflow.data.tasks
 
 PROMPTS = 960  # enough for 120 iterations of 8
-LONG = 190  # tokens of a long prompt, about
+LONG = 190  # approximate tokens of a long prompt
 FIXED = 64  # tokens of each response of fixed.json
 LENGTHS = Path(__file__).with_name("lengths.json")
 
 
 def digits(completion: str, answer: str = "") -> float:
-    """The reward: the share of digits, whatever the answer."""
+    """Return the reward: the share of digits in the completion. ``answer`` is ignored."""
     return sum(letter in "0123456789" for letter in completion) / max(len(completion), 1)
 
 
 def long_prompt(draw: random.Random, tokenizer: Any) -> str:
-    """A sum with so many numbers that it has about LONG tokens."""
+    """Return a sum with so many numbers that it has about LONG tokens."""
     numbers, wanted = [f"{draw.randrange(1000)}"], draw.randint(LONG - 20, LONG + 20)
-    # a token has a letter or more
+    # a token has at least one character, so the cheap test on characters comes first
     while len(text := f"Add {', '.join(numbers)} =") < wanted or len(tokenizer(text).input_ids) < wanted:
         numbers.append(f"{draw.randrange(1000)}")
     return text

