@@ -1,16 +1,16 @@
-"""Faults, injected into real runs on this machine, and what came of each.
+"""Inject faults into real runs on this machine, and count the outcomes.
 
     python benchmarks/chaos.py [--quick]
 
-    injected  faults that happened: the process was killed, the file was damaged, the row had no score
-    detected  those that rlflow noticed and named
-    survived  those after which the run went on, was resumed to its end, or was refused, as is promised
-    wrong     results that differ from those of the same run without the fault, bit for bit; damaged files that were loaded
-    orphans   processes that a class of faults left behind
+    injected  faults that happened: a killed process, a damaged file, a row without a score
+    detected  faults that rlflow noticed and named
+    survived  faults after which the run continued, was resumed to its end, or was refused, as documented
+    wrong     results that differ in any bit from the same run without the fault; damaged files that were loaded
+    orphans   processes that a class of faults left running
 
-Each class runs in children that are forked, since importing torch takes seconds. --quick takes a few faults
-of each class. A disk that is full or read-only is a small one in memory, which only root can mount; elsewhere
-that class is left out, and is said.
+Each class runs in forked children, because importing torch takes seconds. --quick injects a few faults of each
+class. Full and read-only disks are small in-memory disks, which only root can mount. Without root these classes
+are skipped, and the table says so.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).parents[1]
-# folders of tests
+# folders of tests whose modules the fault classes use
 SHARED = (
     "",
     "runs",
@@ -69,7 +69,7 @@ from rlflow.monitoring.reporter import Quiet  # noqa: E402
 from rlflow.runs import directory, prepare, resume  # noqa: E402
 from rlflow.runs.evaluate import Evaluation  # noqa: E402
 
-MARK = "RLFLOW_CHAOS"  # in the environment of this process and of all that it starts
+MARK = "RLFLOW_CHAOS"  # environment variable that tags this process and all processes that it starts
 HEADS = ("class", "injected", "detected", "survived", "wrong results", "orphans")
 
 
@@ -91,14 +91,14 @@ class Counts:
 
 @dataclass(frozen=True)
 class Place:
-    """A folder for one class of faults, and how much is asked for."""
+    """A folder for one class of faults, and whether only a few faults are injected."""
 
     folder: Path
     quick: bool
 
     @property
     def task(self) -> dict[str, Any]:
-        """Keywords of a small run with real models."""
+        """Keyword arguments of a small run with real models."""
         data = faults.write_sums(self.folder / "sums.jsonl")
         return {
             "model": faults.MODEL,
@@ -112,19 +112,19 @@ class Place:
         }
 
     def of(self, items: Iterable[Any], few: int = 3) -> list[Any]:
-        """All of them; of a quick campaign a few, from the first to the last."""
+        """Return all items; with --quick, about ``few`` of them, spread evenly."""
         every = list(items)
         return every[:: -(-len(every) // few)] if self.quick else every
 
 
 def straight(name: str, place: Place, **changes: Any) -> faults.Content:
-    """What the run comes to that nothing happens to."""
+    """Return the results of the run without a fault."""
     faults.must(faults.in_child(lambda: faults.run(name, place.task, "straight", **changes)), 0)
     return faults.content(place.folder / "runs" / "straight")
 
 
 def resumed(folders: Iterable[Path]) -> list[bool]:
-    """Whether each run could be resumed to its end."""
+    """Return for each run whether it could be resumed to its end."""
     return [code == 0 for code in all_of(partial(resume.resume, folder, {}, Quiet()) for folder in folders)]
 
 
@@ -133,7 +133,7 @@ def resumed(folders: Iterable[Path]) -> list[bool]:
 
 
 def killed(name: str) -> Callable[[Place], Counts]:
-    """SIGKILL as each node of the third iteration begins; then resumed."""
+    """Kill the run at the start of each node of the third iteration, then resume it."""
 
     def cut(place: Place, node: str) -> None:
         faults.signal_at(node, 2, signal.SIGKILL)
@@ -160,12 +160,14 @@ def differs(folder: Path, wanted: faults.Content) -> bool:
     return any(faults.differences(faults.content(folder), wanted))
 
 
-KINDS = ("generate", *recoveries.AT, "update")  # places of a run on pools
+KINDS = ("generate", *recoveries.AT, "update")  # calls of a run on pools at which a worker fails
 
 
 def workers(pools: dict[str, Any]) -> Callable[[Place], Counts]:
-    """In each iteration a worker is killed, in another run stopped, in a call of another kind, which of them
-    chance chooses. The run recovers by itself, again and again."""
+    """Kill one worker in each iteration; in another run, stop one worker in each iteration.
+
+    Each iteration uses another kind of call, and the call is drawn at random. The run recovers by itself.
+    """
 
     def measured(place: Place) -> Counts:
         counts, draw, kinds = Counts(), random.Random(0), place.of(KINDS, 2)
@@ -224,8 +226,10 @@ def stopped(place: Place, phase: str, number: int) -> None:
 
 
 def signals(place: Place) -> Counts:
-    """SIGINT and SIGTERM in each phase of a run, and two SIGINT; then resumed. A run that has not begun has
-    nothing to resume."""
+    """Send SIGINT or SIGTERM in each phase of a run, or SIGINT twice, then resume the run.
+
+    A run that has not started cannot be resumed.
+    """
     counts, wanted = Counts(), straight("ppo", place, **EVALUATED)
     kinds = place.of(
         [(phase, int(n)) for phase in PHASES for n in (signal.SIGINT, signal.SIGTERM)]
@@ -237,7 +241,7 @@ def signals(place: Place) -> Counts:
     begun = {kind: status.read(folder) for kind, folder in folders.items() if folder.exists()}
     ended = dict(zip(begun, resumed(folders[kind] for kind in begun), strict=True))
     for kind, code in zip(kinds, codes, strict=True):
-        if kind not in begun:  # models were being loaded: Python's own end of a process
+        if kind not in begun:  # it was still loading models, so Python ends the process itself
             counts.add(True, code in (1, -signal.SIGTERM), kind[0] == "start")
             continue
         state = begun[kind]
@@ -247,8 +251,10 @@ def signals(place: Place) -> Counts:
 
 
 def corrupted(place: Place) -> Counts:
-    """Files of the newest checkpoint cut, flipped, zeroed, swapped, forged, missing; the one before must be
-    used, or none."""
+    """Damage files of the newest checkpoint: cut, flip, zero, swap, forge or delete them.
+
+    The run must use the previous checkpoint or refuse.
+    """
     counts, run = Counts(), campaign.write_run(place.folder / "run")
     for corruption in place.of(campaign.corruptions(run), 40):
         outcome = campaign.outcome(run, corruption, place.folder / "scratch")
@@ -258,7 +264,7 @@ def corrupted(place: Place) -> Counts:
 
 
 class Disk:
-    """A small disk in memory."""
+    """A small in-memory disk."""
 
     def __init__(self, path: Path, size: str) -> None:
         self.path, self.size = path, size
@@ -276,7 +282,7 @@ class Disk:
         subprocess.run(["umount", self.path], capture_output=True, check=False)
 
     def fill(self) -> None:
-        """Until no byte is left."""
+        """Write until the disk is full."""
         with open(self.path / "filler", "ab", buffering=0) as file:
             try:
                 while file.write(bytes(65536)):
@@ -291,8 +297,7 @@ class Disk:
 
 
 def disk_full(place: Place) -> Counts:
-    """Somebody fills the disk of the run in an iteration and empties it two iterations later: saves between
-    fail."""
+    """Fill the run's disk in one iteration and empty it two iterations later; saves in between fail."""
     counts, wanted = Counts(), straight("grpo", place, iterations=6)
     for iteration in place.of(range(1, 4), 1):
         disk = Disk(place.folder / "disk", "256m")
@@ -311,7 +316,7 @@ def disk_full(place: Place) -> Counts:
 
 
 def read_only(place: Place) -> Counts:
-    """The folder of checkpoints is read-only for two iterations."""
+    """Make the folder of checkpoints read-only for two iterations."""
     counts, wanted = Counts(), straight("grpo", place, iterations=6)
     for iteration in place.of(range(1, 4), 1):
         folder = place.folder / "runs" / f"fixed-{iteration}"
@@ -329,14 +334,14 @@ def read_only(place: Place) -> Counts:
 
 
 def unlike(folder: Path, wanted: faults.Content) -> bool:
-    """Lines of metrics that a full disk did not take may be missing; nothing may be other than it should."""
+    """Return whether a result differs. Lines of metrics may be missing, because the disk was full."""
     found = faults.content(folder)
     same = all(line in wanted.metrics for line in found.metrics)
     return not same or found.state != wanted.state or any(faults.unequal(found.tensors, wanted.tensors))
 
 
 def rewards(place: Place) -> Counts:
-    """A row of four has a reward that hangs, dies, raises or lies. Faults are rows."""
+    """Let the reward of one row in four hang, die, raise or return invalid scores. Each such row is a fault."""
     counts = Counts()
     modes = {mode: place.folder / mode.replace(" ", "-") for mode in place.of(bad_days.MODES, 4)}
     for folder in modes.values():
@@ -355,7 +360,7 @@ def rewards(place: Place) -> Counts:
 
 
 def hung_stages(place: Place) -> Counts:
-    """A stage that never returns: the run ends at its deadline and names it."""
+    """Run a stage that never returns: the run must end at the stage's deadline and name it."""
     counts = Counts()
     for number in place.of(range(5), 1):
         folder = place.folder / str(number)
@@ -370,8 +375,10 @@ def hung_stages(place: Place) -> Counts:
 
 
 def not_finite(place: Place) -> Counts:
-    """NaN and infinities in a row of four, against the run that never had these rows; in a loss and a
-    gradient: no step is taken."""
+    """Put NaN and infinities into rows, a loss or a gradient.
+
+    A bad row must give the same result as a run without that row. A bad loss or gradient must skip the step.
+    """
     counts, without = Counts(), straight(faults.BAD, place, **{"hp.drop": True})
     kinds = [
         (where, value)
@@ -407,8 +414,10 @@ def not_finite(place: Place) -> Counts:
 
 
 def launches(place: Place) -> Counts:
-    """Two launches at once into one directory: one works, the other exits with 3 and names it. Every tenth
-    time, a killed one's lock is taken over before."""
+    """Start two processes on one run folder: one must work, the other must exit with 3 and name it.
+
+    Every tenth time, a killed process has left its lock behind.
+    """
     faults.must(faults.in_child(lambda: bad_days.null_run(place.folder, "return 1.0", iterations=1)), 0)
     counts, folder = Counts(), place.folder / "runs" / "grpo-1"
     for number in range(10 if place.quick else 100):
@@ -429,7 +438,7 @@ def launches(place: Place) -> Counts:
 
 
 def paths(place: Place) -> Counts:
-    """Names of runs that would lie elsewhere."""
+    """Use run names that lead outside the folder of runs."""
     counts = Counts()
     for name in directories.OUTSIDE:
         inside = place.folder / "in" / "runs"
@@ -448,7 +457,7 @@ def paths(place: Place) -> Counts:
 
 
 def counted(outcomes: Callable[[Place], Iterator[chaos_folders.Outcome]]) -> Callable[[Place], Counts]:
-    """A class whose faults are told one by one."""
+    """Return a fault class that counts the outcomes of a generator."""
 
     def measured(place: Place) -> Counts:
         counts = Counts()
@@ -463,7 +472,7 @@ CLASSES: dict[str, Callable[[Place], Counts]] = {
     "kill -9 at each node: ppo": killed("ppo"),
     "kill -9 at each node: grpo": killed("grpo"),
     "kill -9 at each node: repeat and state": killed(faults.ADAPTIVE),
-    "worker of two killed or stopped": workers(recoveries.TWO),
+    "one of two workers killed or stopped": workers(recoveries.TWO),
     "worker killed or stopped, sampling ahead": workers(recoveries.AHEAD),
     "SIGINT, SIGTERM in each phase": signals,
     "checkpoint damaged": corrupted,
@@ -473,7 +482,7 @@ CLASSES: dict[str, Callable[[Place], Counts]] = {
     "stage never returns": hung_stages,
     "NaN and infinities": not_finite,
     "two launches at once": launches,
-    "run name leads elsewhere": paths,
+    "run name outside the folder": paths,
     **{
         name: counted(outcomes)
         for beside in (
@@ -496,13 +505,13 @@ NEED_MOUNT = (disk_full, read_only)
 
 
 def rows(quick: bool, chosen: str) -> Iterator[tuple[str, ...]]:
-    """One row for each class, as soon as it is measured."""
+    """Yield a row of the table for each class, as soon as it is measured."""
     mounts = can_mount()
     for name, measure in CLASSES.items():
         if chosen not in name:
             continue
         if measure in NEED_MOUNT and not mounts:
-            yield (name, "not run: no disk can be mounted here", "", "", "", "")
+            yield (name, "not run: mounting a disk needs root", "", "", "", "")
             continue
         with tempfile.TemporaryDirectory(prefix="rlflow-chaos-", dir=fast_folder()) as folder:
             began = time.monotonic()
@@ -528,20 +537,22 @@ def can_mount() -> bool:
 
 
 def fast_folder() -> str | None:
-    """Memory, where there is enough of it: no fault here is one of the power, and disks take most of the
-    time."""
+    """Return an in-memory folder if it has enough room, else None.
+
+    Disks would take most of the time, and no fault class simulates a power failure.
+    """
     memory = Path("/dev/shm")
     return str(memory) if memory.is_dir() and shutil.disk_usage(memory).free > 4 << 30 else None
 
 
 def warm_up() -> None:
-    """A run in this process, so that no child imports what models need."""
+    """Run once in this process, so that the forked children need not import the modules of models."""
     with tempfile.TemporaryDirectory(dir=fast_folder()) as folder:
         faults.run("ppo", Place(Path(folder), True).task, "warm", iterations=1, prompts=2)
 
 
 def again_with_mark() -> None:
-    """Start this program again with a mark in its environment, by which all that it starts is found."""
+    """Restart this program with a tag in its environment, by which its processes are found."""
     os.environ[MARK] = uuid.uuid4().hex
     os.execv(sys.executable, [sys.executable, *sys.argv])
 
@@ -551,12 +562,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="", help="classes whose name has this in it")
+    parser.add_argument("--only", default="", help="run only classes whose name contains this text")
     options = parser.parse_args()
     if MARK not in os.environ:
         again_with_mark()
     torch.set_num_threads(1)
-    # a shell has what it starts in the background ignore it
+    # a shell makes its background processes ignore SIGINT
     signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
     warm_up()

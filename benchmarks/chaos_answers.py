@@ -1,8 +1,8 @@
-"""Completions that are programs, through every reasoning-gym task, math-verify and users' rewards.
+"""Hostile completions that are programs, scored by every reasoning-gym task, math-verify and user rewards.
 
-Each function yields outcomes for the table of ``chaos.py``: a payload was judged; it scored nothing; the rows
-beside it scored as before. Wrong is one that acted outside of its process, scored although it is not the
-answer, or changed what another row scored.
+The outcomes go into the table of ``chaos.py``. Injected: a payload was scored. Detected: it got no score.
+Survived: the other rows scored as before. Wrong: it acted outside its process, got a score, or changed the
+score of another row.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from reasoning_gym.factory import DATASETS
 
 from rlflow.rewards import RewardPool, plain
 
-SECONDS = 2.0  # for a row
-DEAR = ("simple_integration", "intermediate_integration")  # a tenth of a second a row
+SECONDS = 2.0  # time limit for a row
+DEAR = ("simple_integration", "intermediate_integration")  # slow tasks: 0.1 s for a row
 
 
 def everywhere(place: Place) -> Iterator[Outcome]:
@@ -45,7 +45,7 @@ def everywhere(place: Place) -> Iterator[Outcome]:
             )
     evaluated = payloads.user_row(place.folder, "evaluated")
     for payload in place.of(marks.payloads(shapes=("{}",)), few=4):
-        # the payload has its process: what it scores there is that reward's fault
+        # this reward evaluates the payload in its own process, so only effects outside the process count
         with RewardPool(1) as pool:
             pool.score(evaluated.scorer, ["completion", "answer"], [[payload, ""]], SECONDS)
         yield Outcome(True, True, True, _acted(marks))

@@ -1,9 +1,8 @@
-"""Environments that kill their process, hang, lie, raise or are slow in the middle of an episode.
+"""Environments that kill their process, hang, return a wrong type, raise or are slow during an episode.
 
-A fault is an episode in which that happens. It is detected where the episode has failed by its cause,
-survived where the run goes on without it, and wrong where another episode of the same processes is not what
-it is without the faults. A slow one is no fault of its own:
-it is detected where it has not failed.
+Each such episode is a fault. Detected: the episode failed with the right cause. Survived: the run continued
+without it. Wrong: another episode in the same processes differs from the run without faults. A slow episode
+must not fail; it counts as detected if it did not.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ class Faulty:
                 return given
         return Turn(says=f"{self.seed % 97} ", reward=len(said) % 3, done=self.turn == 3, log={"hit": self.hit} if self.turn == 1 else {})
 """
-# name → cause
+# name of the fault → cause of the missing row
 MODES = {"kill": "died", "exit": "died", "hang": "timeout", "lie": "type", "raise": "raised", "slow": ""}
-ROWS = 16  # of an iteration
+ROWS = 16  # rows of an iteration
 
 
 def failing(place: Place) -> Iterator[Outcome]:
-    """Three iterations for each way to fail."""
+    """Run three iterations with each kind of fault."""
     (place.folder / "faulty.py").write_text(ENVIRONMENT)
     faults.in_child(partial(_run, place.folder, "straight", ""))
     whole, rows = _lines(place.folder, "straight", "metrics"), _lines(place.folder, "straight", "samples")
@@ -116,13 +115,15 @@ class Speaker:
 
 
 def speaking(place: Place) -> Iterator[Outcome]:
-    """An environment says characters that no tokenizer takes, or too many: they are mended or cut, counted,
-    and no episode fails."""
+    """Let an environment send characters that no tokenizer accepts, or too much text.
+
+    The run must replace or cut the text, count it, and fail no episode.
+    """
     (place.folder / "speaker.py").write_text(SPEAKER)
     for mode in place.of(("surrogate", "zero", "message", "endless"), 4):
         for first in (False, True):
             if first and mode == "message":
-                continue  # the first words of an episode are a text
+                continue  # `reset` returns a text, not messages
             name = f"{mode}-{first}"
             code = faults.in_child(
                 partial(_run, place.folder, name, mode, file="speaker.py:Speaker", **{"env.first": first})
@@ -135,5 +136,5 @@ def speaking(place: Place) -> Iterator[Outcome]:
 
 CLASSES: dict[str, Callable[[Place], Iterator[Outcome]]] = {
     "environment dies, hangs, lies or is slow": failing,
-    "environment says what no tokenizer takes": speaking,
+    "environment sends text that no tokenizer accepts": speaking,
 }

@@ -1,7 +1,6 @@
-"""Faults of what lies on the disk: a run's folder at every change of it, what a run depends on, logs that are
-damaged, disks that fill.
+"""Faults on the disk: kills at each change of the run folder, changed inputs, damaged logs, full disks.
 
-Each function yields outcomes of faults of one class, for the table of ``chaos.py``.
+Each function yields the outcomes of one class of faults, for the table of ``chaos.py``.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ TEXTS = (
     "bounds.txt",
     "bounds.json",
 )
-# of grpo with its defaults
+# nodes of grpo with default settings
 NULL_NODES = ("actor.generate", "reward", "actor.logprobs", "compare", "actor.update")
-REFUSED = 2  # the exit status of a child whose resumption was refused by name
+REFUSED = 2  # exit status of a child in which resume was refused with a PlanError
 
 
 class Outcome(NamedTuple):
@@ -56,8 +55,7 @@ class Outcome(NamedTuple):
 
 
 class Place(Protocol):
-    """A folder for one class of faults, keywords of a small run, and how many of a class's faults are
-    wanted."""
+    """A folder for one class of faults, keyword arguments of a small run, and the selection of faults."""
 
     folder: Path
 
@@ -68,7 +66,7 @@ class Place(Protocol):
 
 
 def all_of(actions: Iterable[Callable[[], object]]) -> list[int]:
-    """The exit statuses of these in children, as many at a time as there are cores, at most 4."""
+    """Run actions in child processes, AT_ONCE at a time; return their exit statuses."""
     waiting, codes = list(actions), []
     while waiting:
         pids = [faults.forked(action) for action in waiting[:AT_ONCE]]
@@ -78,7 +76,7 @@ def all_of(actions: Iterable[Callable[[], object]]) -> list[int]:
 
 
 def go_on(folder: Path, **changes: Any) -> None:
-    """Resume a run; a child that this is ends with REFUSED where that is refused."""
+    """Resume a run in this child process; exit with REFUSED if resume is refused."""
     try:
         resume.resume(folder, changes, make_reporter(quiet=True))
     except PlanError:
@@ -86,7 +84,7 @@ def go_on(folder: Path, **changes: Any) -> None:
 
 
 def small(place: Place, out: Path, **changes: Any) -> Any:
-    """A run with a real model into ``out/cut``."""
+    """Run with a real model into ``out/cut``."""
     keywords = {**place.task, "iterations": 2, "held_out": 4, "out": str(out), **changes}
     return faults.run("grpo", keywords, "cut", prompts=4)
 
@@ -100,8 +98,10 @@ def null(place: Place, out: Path) -> Any:
 
 
 def killed_writing(begin: Callable[[Place, Path], Any], every: int) -> Callable[[Place], Iterator[Outcome]]:
-    """SIGKILL before each change of the run's folder that every-th call makes, and in the middle of writes;
-    then resumed. A run that has no name yet, or no checkpoint, has nothing to resume."""
+    """Return a fault class that kills the run before or during a change of its folder, then resumes it.
+
+    It takes every ``every``-th point. A run without a name or a checkpoint cannot be resumed.
+    """
 
     def outcomes(place: Place) -> Iterator[Outcome]:
         seen: list[str] = []
@@ -131,10 +131,10 @@ def dying(begin: Callable[[Place, Path], Any], place: Place, out: Path, point: i
 
 
 def killed(folder: Path, code: int, end: int, wanted: faults.Content) -> Outcome:
-    """What came of a run that was killed."""
+    """Return the outcome of a killed run."""
     died = code == -signal.SIGKILL
     if not list(folder.glob("checkpoints/step-*")):
-        # a folder that is no run: it would be in the way
+        # a folder without settings is not a run and would block the next run of this name
         there = folder.exists() and not (folder / "settings.json").exists()
         return Outcome(died, True, not there and end == REFUSED)
     left = [
@@ -146,8 +146,10 @@ def killed(folder: Path, code: int, end: int, wanted: faults.Content) -> Outcome
 
 
 def lost(place: Place) -> Iterator[Outcome]:
-    """The run's folder is moved, or deleted, as a node of the third iteration begins: the run ends soon,
-    saved, and says where."""
+    """Move or delete the run's folder when a node of the third iteration starts.
+
+    The run must end soon, save its state and print where.
+    """
     wanted = homes.null_run(place.folder / "wanted").folder
     for number, (node, kind) in enumerate(
         (n, k) for n in place.of(NULL_NODES, 2) for k in ("moved", "deleted")
@@ -183,7 +185,7 @@ def lost(place: Place) -> Iterator[Outcome]:
 
 
 def model_lost(place: Place) -> Iterator[Outcome]:
-    """The model folder is deleted as each node of the first iteration begins."""
+    """Delete the model folder when a node of the first iteration starts."""
     straight = place.folder / "straight"
     faults.must(faults.in_child(lambda: small(place, straight)), 0)
     wanted = faults.content(straight / "cut")
@@ -211,8 +213,10 @@ def same_files(one: Path, other: Path) -> bool:
 
 
 def full_at(place: Place) -> Iterator[Outcome]:
-    """No room for one of the text files of a run, from its start on and as it is resumed; the others find
-    room. Room for what says what the run is has to be there as it starts."""
+    """Leave no disk space for one text file of a run, from the start or after a resume.
+
+    Other files can be written. A new run may refuse to start if it cannot write the files that describe it.
+    """
     wanted = homes.null_run(place.folder / "wanted").folder
     for name in place.of(TEXTS, 4):
         for begun in (False, True):
@@ -225,12 +229,12 @@ def full_at(place: Place) -> Iterator[Outcome]:
                 else partial(homes.null_run, out)
             )
             said = faults.quietly(partial(without_room, out, name, act), place.folder / "said")
-            if (out / "refused").exists():  # a file that says what was there already is not written
+            if (out / "refused").exists():  # an unchanged file is not written again
                 yield judged(out / "run", said, wanted)
 
 
 def judged(folder: Path, said: faults.Said, wanted: Path) -> Outcome:
-    """What came of a run that found no room for a file."""
+    """Return the outcome of a run that had no disk space for a file."""
     if not folder.exists():
         return Outcome(True, "No space left" in said.err, said.code == 1 and "PlanError" in said.err)
     ended = said.code == 0
@@ -250,8 +254,7 @@ def judged(folder: Path, said: faults.Said, wanted: Path) -> Outcome:
 
 
 def without_room(out: Path, name: str, action: Callable[[], object]) -> None:
-    """No byte goes into files of this name below ``out``, nor into what is beside them to take their
-    place."""
+    """Run an action; writes to files below ``out`` whose name contains ``name`` fail (also temporary files)."""
     files: set[int] = set()
 
     def before(call: str, args: tuple[Any, ...]) -> None:
@@ -269,8 +272,7 @@ def without_room(out: Path, name: str, action: Callable[[], object]) -> None:
 
 
 def damaged(place: Place) -> Iterator[Outcome]:
-    """Logs, the graph's file and the settings damaged before a run is resumed. Without settings that say all
-    it is refused."""
+    """Damage logs, graph files or settings before a run is resumed; with incomplete settings it must refuse."""
     half = homes.null_run(place.folder / "half", iterations=2).folder
     wanted = homes.null_run(place.folder / "wanted").folder
     names = (
@@ -298,13 +300,15 @@ def damaged(place: Place) -> Iterator[Outcome]:
         yield Outcome(True, True, ended or (code == REFUSED and name == "settings.json"), ended and not right)
 
 
-# -- what a run depends on
+# -- inputs of a run
 # -------------------------------------------------------------------------------------------------------
 
 
 def changed(place: Place) -> Iterator[Outcome]:
-    """Rewards, model folders, tokenizers, data and modules changed between a run and its resumption: refused
-    by name; a fork takes them."""
+    """Change rewards, model folders, tokenizers, data or modules before a run is resumed.
+
+    Resume must refuse and name the change; a fork accepts it.
+    """
     ground = place.folder / "ground"
     ground.mkdir()
     faults.must(faults.in_child(lambda: inputs.made(ground)), 0)
@@ -319,14 +323,13 @@ def changed(place: Place) -> Iterator[Outcome]:
         forked = faults.command(
             ["resume", folder, "--fork", "--iterations", 2, "--trust", "--quiet"], place.folder / "forked"
         )
-        # a fork goes on with the data of the checkpoint
+        # a fork continues with the data of the checkpoint, so changed held-out data is refused
         taken = forked.code == (2 if kind == "held-out data" else 0)
         yield Outcome(True, said.code == 2 and line in said.err, taken, said.code == 0)
 
 
 def code_of_models(place: Place) -> Iterator[Outcome]:
-    """Model folders that bring code, of which transformers would ask whether to run it, with yes on standard
-    input."""
+    """Use model folders that contain code; standard input says yes if transformers asks to run it."""
     task = place.task
     kinds = [(backend, unknown) for backend in ("null", "local") for unknown in ({}, code_in_models.UNKNOWN)]
     for number, (backend, unknown) in enumerate(place.of(kinds, 2)):
@@ -347,11 +350,11 @@ def code_of_models(place: Place) -> Iterator[Outcome]:
 
 CLASSES: dict[str, Callable[[Place], Iterator[Outcome]]] = {
     "kill -9 at each change of the folder": killed_writing(null, 1),
-    "the same with models": killed_writing(small, 9),
+    "kill -9 at each change of the folder, with models": killed_writing(small, 9),
     "run folder moved or deleted": lost,
     "model folder deleted": model_lost,
-    "no room for a text file": full_at,
-    "logs, accounts, graph, settings damaged": damaged,
+    "disk full for a text file": full_at,
+    "logs, row accounting, graph, settings damaged": damaged,
     "inputs changed before resume": changed,
     "code in model folders": code_of_models,
 }

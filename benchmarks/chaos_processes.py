@@ -1,8 +1,7 @@
-"""Faults of processes: stages that end a run or hold it, forks, what stages and rewards start, signals, and
-what a run is driven by.
+"""Faults of processes: stages that crash or hang, forks, child processes, signals, and Ray's processes.
 
-Runs are started as a shell starts them, on the null backend. Each function yields outcomes of faults of one
-class, for the table of ``chaos.py``.
+Runs start as from a shell, on the null backend. Each function yields the outcomes of one class of faults, for
+the table of ``chaos.py``.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from process_faults import Launched, came_to, launch, resumed
 from rlflow.processes.watchdog import kin
 
 POOLS = ("--pools", "all=1")
-STAGE = {  # what a stage does, and what is said of it
+STAGE = {  # fault of a stage → text that the run must print
     "hold": "keeps the interpreter's lock",
     "sys.exit": "SystemExit: 0",
     "interrupt": "KeyboardInterrupt",
@@ -46,12 +45,12 @@ STARTS: tuple[dict[str, str], ...] = (
     {"fault": "stays", "reward": "daemon"},
 )
 ENDS = ("done", "launcher killed", "run killed", "watchdog killed")
-SLOW = ("--generate_seconds", 0.1)  # so that a fault finds the run under way
-FOREVER = 100_000  # iterations
+SLOW = ("--generate_seconds", 0.1)  # so that the run is still active when a fault happens
+FOREVER = 100_000  # iterations that a test never finishes
 
 
 def straight(place: Place, iterations: int = 6) -> faults.Content:
-    """What the run comes to that nothing happens to."""
+    """Return the results of the run without a fault."""
     run = launch(place.folder, f"straight-{iterations}", iterations=iterations)
     faults.must(run.ended(), 0)
     return came_to(run.run)
@@ -62,14 +61,16 @@ def unlike(run: Launched, wanted: faults.Content) -> bool:
 
 
 def gone_on(run: Launched, wanted: faults.Content, detected: bool) -> Outcome:
-    """Of a run that ended: resumed to its end, and compared."""
+    """Resume a run to its end and return the outcome."""
     ended = resumed(run).ended(240) == 0
     return Outcome(True, detected, ended, ended and unlike(run, wanted))
 
 
 def stages(place: Place) -> Iterator[Outcome]:
-    """A stage that exits, interrupts, crashes, or holds the interpreter in C code: its failure, named; then
-    resumed."""
+    """Let a stage exit, interrupt, crash, or hold the interpreter lock in C code, then resume the run.
+
+    The run must fail and name the stage.
+    """
     wanted = straight(place)
     for fault in place.of(STAGE, 3):
         run = launch(place.folder, fault.replace(" ", "-"), fault=fault)
@@ -79,7 +80,7 @@ def stages(place: Place) -> Iterator[Outcome]:
 
 
 def stages_on_pools(place: Place) -> Iterator[Outcome]:
-    """The same on a worker. A death that is the worker's own is recovered from without an end."""
+    """Inject the same faults on a worker. If only the worker dies, the run must recover by itself."""
     wanted = straight(place)
     for fault in place.of(ON_POOLS, 2):
         run = launch(place.folder, fault.replace(" ", "-"), *POOLS, fault=fault)
@@ -93,8 +94,10 @@ def stages_on_pools(place: Place) -> Iterator[Outcome]:
 
 
 def forks(place: Place) -> Iterator[Outcome]:
-    """A stage or a reward that forks, whose child returns or exits: the run ends as if it had not, and each
-    row has its own score."""
+    """Let a stage or a reward fork, with a child that returns or exits.
+
+    The run must give the same results as without the fork.
+    """
     wanted = straight(place)
     for what in place.of(FORKS, 2):
         run = launch(place.folder, "-".join(what.values()).replace(" ", "-"), **what)
@@ -103,8 +106,7 @@ def forks(place: Place) -> Iterator[Outcome]:
 
 
 def started_ones(place: Place) -> Iterator[Outcome]:
-    """Processes that stages and rewards start, some in sessions of their own: however the run ends, they end
-    with it."""
+    """Let stages and rewards start processes, some in their own sessions; they must end with the run."""
     kinds = place.of([(end, number) for end in ENDS for number in range(len(STARTS))], 3)
     for end, number in kinds:
         name, done = f"{end.replace(' ', '-')}-{number}", end == "done"
@@ -130,7 +132,7 @@ def started_ones(place: Place) -> Iterator[Outcome]:
 
 
 def named(run: Launched, word: str) -> list[int]:
-    """Processes of a run with this in their command line."""
+    """Return the processes of a run whose command line contains ``word``."""
     return [
         pid for pid in faults.marked(run.mark) if word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
@@ -145,13 +147,13 @@ def hung_up(run: Launched) -> None:
 
 
 def stopped(run: Launched) -> None:
-    """For twice the deadline of the stage that runs."""
+    """Suspend the run for twice the deadline of the active stage."""
     os.killpg(run.pid, signal.SIGSTOP)
     time.sleep(4)
     os.killpg(run.pid, signal.SIGCONT)
 
 
-# what happens, to which run, and its exit code
+# name → (fault, settings of the run, expected exit code)
 SIGNALS: dict[str, tuple[Callable[[Launched], None], dict[str, Any], int]] = {
     "hangup": (hung_up, {"fault": "sleep", "terminal": True}, 130),
     "hangup while a stage prints": (hung_up, {"fault": "speak", "terminal": True}, 130),
@@ -161,8 +163,11 @@ SIGNALS: dict[str, tuple[Callable[[Launched], None], dict[str, Any], int]] = {
 
 
 def signals(place: Place) -> Iterator[Outcome]:
-    """A terminal that hangs up, SIGHUP: the run is saved. A suspended driver's time counts for no
-    deadline."""
+    """Hang up the terminal, send SIGHUP, or suspend the run.
+
+    After a hangup the run must save its state. Time in which the driver is suspended must not count for a
+    deadline.
+    """
     wanted = straight(place)
     for kind in place.of(SIGNALS, 2):
         happen, what, expected = SIGNALS[kind]
@@ -181,15 +186,18 @@ def until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
     while not holds():
         time.sleep(0.02)
         if time.monotonic() > limit:
-            raise TimeoutError("what was waited for did not come")
+            raise TimeoutError("the condition was not met in time")
 
 
 def driven_by(place: Place) -> Iterator[Outcome]:
-    """On pools: raylet or GCS killed, which ends the run in words, saved; the watchdog killed, which is
-    replaced; a token file that is empty, which is written anew."""
+    """On pools, kill raylet, GCS or the watchdog, or provide an empty token file.
+
+    Without raylet or GCS, the run must end with a message and save its state. The watchdog is replaced, and an
+    empty token file is rewritten.
+    """
     wanted = straight(place, 20)
     for name in place.of(("raylet", "gcs_server", "watchdog.dog"), 2):
-        # whose words must not have that name in them
+        # the run's own command line must not contain the name, or `named` would find it
         run = launch(place.folder, name.replace(".", "-"), *POOLS, *SLOW, iterations=20)
         run.reaches(4)
         for pid in named(run, name) if "." in name else commands(run, name):
@@ -210,13 +218,13 @@ def driven_by(place: Place) -> Iterator[Outcome]:
 
 
 def commands(run: Launched, name: str) -> list[int]:
-    """Processes of a run whose program has this name."""
+    """Return the processes of a run whose program is ``name``."""
     return [pid for pid in faults.marked(run.mark) if os.path.basename(kin.command(pid)) == name]
 
 
 @contextmanager
 def token(path: Path) -> Iterator[None]:
-    """An empty file in the place of Ray's token, for a while."""
+    """Use an empty file as Ray's token file inside the `with` block."""
     path.touch()
     before = os.environ.get("RAY_AUTH_TOKEN_PATH")
     os.environ["RAY_AUTH_TOKEN_PATH"] = str(path)
@@ -230,7 +238,7 @@ def token(path: Path) -> Iterator[None]:
 
 CLASSES: dict[str, Callable[[Place], Iterator[Outcome]]] = {
     "stage exits, crashes, holds the interpreter": stages,
-    "the same on pools": stages_on_pools,
+    "stage exits, crashes, holds the interpreter, on pools": stages_on_pools,
     "stage or reward forks": forks,
     "processes of stages and rewards": started_ones,
     "SIGHUP, SIGSTOP": signals,

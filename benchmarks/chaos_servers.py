@@ -1,8 +1,7 @@
-"""Servers that judge rows and fail: late, gone, resetting, or answering what is no number for each row.
+"""Reward servers that fail: they answer late, reset connections, or return no valid score for each row.
 
-A fault is a row of an iteration whose answer failed. It is detected where it is missing by its cause,
-survived where the run goes on without it, and wrong where it, or a row that was answered, has another score
-than it should.
+Each row with a failed answer is a fault. Detected: the row is missing with the right cause. Survived: the run
+continued without it. Wrong: a row has a wrong score.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from servers import lengths, serving  # of tests/rewards
 
 import rlflow
 
-ROWS = 16  # of an iteration: one batch
-SECONDS = 0.5  # for a batch
+ROWS = 16  # rows of an iteration, in one batch
+SECONDS = 0.5  # time limit for a batch
 
 
 def _late(handler: Any, question: Any) -> bool:
@@ -33,7 +32,7 @@ def _some(handler: Any, question: Any, value: Any) -> bool:
     return bool(handler.say({"rewards": [value, *lengths(question)[1:]]}))
 
 
-# name → (cause, rows of a batch that it costs, how the server fails)
+# name → (cause, rows of a batch that lose their score, how the server fails)
 FAILURES: dict[str, tuple[str, int, Callable[[Any, Any], bool]]] = {
     "late": ("timeout", ROWS, _late),
     "reset": ("connection", ROWS, lambda handler, question: handler.reset()),
@@ -47,7 +46,7 @@ FAILURES: dict[str, tuple[str, int, Callable[[Any, Any], bool]]] = {
 
 
 def failing(place: Place) -> Iterator[Outcome]:
-    """Three iterations each, of which the server fails the second."""
+    """Run three iterations with each failure; the server fails in the second."""
     for name, (cause, cost, fail) in [(name, FAILURES[name]) for name in place.of(FAILURES, 4)]:
         folder = place.folder / name.replace(" ", "-")
         failed: set[str] = set()
@@ -76,7 +75,7 @@ def _moved(handler: Any) -> bool:
     return True
 
 
-# name → what the server does to one question, before it answers
+# name → what the server does with one request before it answers
 PASSING: dict[str, Callable[[Any], bool]] = {
     "503": lambda handler: bool(handler.say(b"overloaded", 503)),
     "429": lambda handler: bool(handler.say(b"slow down", 429)),
@@ -87,9 +86,11 @@ PASSING: dict[str, Callable[[Any], bool]] = {
 
 
 def passing(place: Place) -> Iterator[Outcome]:
-    """Three iterations each, in the second of which a wait mends what the server does. A fault is a row; it
-    is detected where the server was asked again, survived where the row has its score, and wrong where it has
-    another."""
+    """Run three iterations with each temporary failure, which ends if the client retries.
+
+    Each row is a fault. Detected: the request was sent again. Survived: the row has its score. Wrong: the row
+    has another score.
+    """
     for name, fail in [(name, PASSING[name]) for name in place.of(PASSING, 3)]:
         folder = place.folder / f"passing-{name}"
 
@@ -127,6 +128,6 @@ def _run(url: str, out: Path, seconds: float = SECONDS) -> None:
 
 
 CLASSES: dict[str, Callable[[Place], Iterator[Outcome]]] = {
-    "server of rewards fails": failing,
-    "server of rewards is busy for a while": passing,
+    "reward server fails": failing,
+    "reward server is busy for a while": passing,
 }

@@ -1,9 +1,7 @@
-"""Services of a run that are killed, stopped, slow, or answer badly in the middle of it, and runs that are
-killed beside their services.
+"""Services of a run that are killed, stopped, slow or answer badly, and runs that are killed with a service.
 
-A fault is a row of an iteration in which that happens. It is detected where the row is missing by its cause,
-or was scored once the service had been started anew; survived where the run goes on to its end; and wrong
-where a row has another score than it should.
+Each row of the iteration with the failure is a fault. Detected: the row is missing with the right cause, or was
+scored after the service was restarted. Survived: the run reached its end. Wrong: a row has a wrong score.
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ class Judge(BaseHTTPRequestHandler):
 
 ThreadingHTTPServer(("127.0.0.1", int(os.environ["PORT"])), Judge).serve_forever()
 """
-MODES: dict[str, tuple[str, ...]] = {  # how a service fails → the causes for which its rows may be missing
+MODES: dict[str, tuple[str, ...]] = {  # failure of the service → allowed causes of missing rows
     "kill": ("connection",),
     "stop": ("connection", "timeout"),
     "500": ("status",),
@@ -73,7 +71,7 @@ ROWS, ITERATIONS = 16, 6
 
 
 def failing(place: Place) -> Iterator[Outcome]:
-    """Six iterations each, in the second of which the service fails."""
+    """Run six iterations with each failure; the service fails in the second."""
     for mode in place.of(MODES, 5):
         folder = _folder(place, mode)
         code = faults.in_child(partial(_run, mode, folder))
@@ -88,8 +86,7 @@ def failing(place: Place) -> Iterator[Outcome]:
 
 
 def killed(place: Place) -> Iterator[Outcome]:
-    """The run's process is killed while its service judges: the service ends with it, and the run goes on
-    with another."""
+    """Kill the run while its service scores rows: the service must end too, and a resumed run starts another."""
     folder = _folder(place, "kill the run")
     code = faults.in_child(partial(_run, "kill the run", folder))
     again = faults.in_child(
@@ -107,7 +104,7 @@ def killed(place: Place) -> Iterator[Outcome]:
 
 
 def telling(place: Place) -> Iterator[Outcome]:
-    """A service prints all that it knows: no file of the run's folder has a secret."""
+    """Let a service print its environment and arguments: no file of the run's folder may contain the secret."""
     folder, secret = _folder(place, "tells"), "SEKRET-of-a-service"
     os.environ["OF_MINE_TOKEN"] = secret
     code = faults.in_child(partial(_run, "tells", folder))
@@ -155,6 +152,6 @@ def _lines(folder: Path, file: str) -> list[dict[str, Any]]:
 
 CLASSES: dict[str, Callable[[Place], Iterator[Outcome]]] = {
     "service is killed, stopped, slow, answers badly": failing,
-    "run is killed beside its service": killed,
+    "run is killed while its service runs": killed,
     "secrets that a service prints": telling,
 }

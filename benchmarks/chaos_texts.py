@@ -1,7 +1,6 @@
-"""Files, texts, code and flows of others: scripts to import, configurations, values in texts of jobs, code of
-a model, drawn histories, weights that blow up.
+"""Faults in input from users and models: scripts, configurations, job values, code, random flows, bad weights.
 
-Each function yields outcomes of faults of one class, for the table of ``chaos.py``.
+Each function yields the outcomes of one class of faults, for the table of ``chaos.py``.
 """
 
 from __future__ import annotations
@@ -32,8 +31,10 @@ HISTORIES = 12
 
 
 def scripts(place: Place) -> Iterator[Outcome]:
-    """Scripts and settings of verl and OpenRLHF that are damaged, grow without end or do not say all: refused
-    by name, nothing written."""
+    """Import scripts and settings of verl and OpenRLHF that are damaged, endless or incomplete.
+
+    The command must refuse with the cause and write nothing.
+    """
     for number, (name, text, says) in enumerate(place.of(imported.DAMAGED, 12)):
         folder = place.folder / str(number)
         folder.mkdir()
@@ -50,7 +51,7 @@ def scripts(place: Place) -> Iterator[Outcome]:
 
 
 def configurations(place: Place) -> Iterator[Outcome]:
-    """Configurations that a run refuses: `check` refuses them too, and no folder of a run is made."""
+    """Use configurations that a run refuses: `check` must refuse them too."""
     for number, text in enumerate(place.of(checked.REFUSED, 6)):
         folder = place.folder / str(number)
         folder.mkdir()
@@ -64,8 +65,10 @@ def configurations(place: Place) -> Iterator[Outcome]:
 
 
 def joined(place: Place) -> Iterator[Outcome]:
-    """Flows of drawn shapes whose rows are asked, chosen and joined: nodes begin late, on two ranks, and the
-    run is killed at a node."""
+    """Run random flows with follow-up prompts, selected and joined rows.
+
+    They run on two ranks; nodes start late, and the run is killed at a node.
+    """
     for number, (shape, chance) in enumerate(place.of(shapes(HISTORIES), 2)):
         folder = place.folder / str(number)
         folder.mkdir()
@@ -74,8 +77,10 @@ def joined(place: Place) -> Iterator[Outcome]:
 
 
 def shapes(count: int) -> list[tuple[dict[str, Any], int]]:
-    """(shape of a flow, a number that decides when nodes begin and the run is killed), the same ones each
-    time."""
+    """Return ``count`` random shapes of flows, the same at each call.
+
+    Each has a number that seeds when nodes start and when the run is killed.
+    """
     found = []
 
     @seed(0)
@@ -94,8 +99,10 @@ def shapes(count: int) -> list[tuple[dict[str, Any], int]]:
 
 
 def job_texts(place: Place) -> Iterator[Outcome]:
-    """Values that a shell, Kubernetes or SkyPilot could carry out, in the texts that start a run there: each
-    text is carried out, with stand-ins."""
+    """Put values that a shell, Kubernetes or SkyPilot could execute into job texts.
+
+    Each job text is executed with stand-ins for these programs.
+    """
     for kind in FORMS:
         for number, value in enumerate(place.of(jobs.HOSTILE, 8)):
             folder = place.folder / f"{kind}-{number}"
@@ -112,15 +119,14 @@ def job_texts(place: Place) -> Iterator[Outcome]:
 
 
 def handed_over(kind: str, text: str, value: str, folder: Path) -> None:
-    """Raises AssertionError where the value does not come to the run as it is, or a file was made on the
-    way."""
+    """Execute a job text; raise AssertionError if the value does not reach the run unchanged."""
     assert parse_flags(jobs.carried_out(kind, text, folder)[0][1:])["hp.v"] == value
 
 
 def walls(place: Place) -> Iterator[Outcome]:
-    """Code that tries to do more than compute, and code that would outlive its server."""
+    """Run code that tries to leave its sandbox, and code that tries to outlive its server."""
     if probe.missing("code"):
-        return  # this machine has not all walls, as the service says
+        return  # this machine does not support the complete sandbox, as the service reports
     found = code.attempted(place.folder)
     for name in sorted(set(found) - code.ALLOWED):
         yield Outcome(True, found[name], found[name], not found[name])
@@ -134,8 +140,10 @@ def walls(place: Place) -> Iterator[Outcome]:
 
 
 def blown_up(place: Place) -> Iterator[Outcome]:
-    """A step, or a stage with side effects, that leaves weights that are not finite: named, and the finite
-    checkpoint stays."""
+    """Let a step or a stage with side effects make weights non-finite.
+
+    The run must name the cause and keep the finite checkpoint.
+    """
     spoiled = place.folder / "spoiled"
     spoiled.mkdir()
     claims: list[Callable[[], None]] = [
@@ -152,10 +160,10 @@ def blown_up(place: Place) -> Iterator[Outcome]:
 
 
 CLASSES: dict[str, Callable[[Place], Iterator[Outcome]]] = {
-    "scripts and settings of others": scripts,
+    "damaged scripts and settings of verl and OpenRLHF": scripts,
     "configurations that check and run must refuse": configurations,
-    "values in the texts of jobs": job_texts,
+    "hostile values in job texts": job_texts,
     "code that does more than compute": walls,
-    "rows asked, chosen and joined, nodes late or killed": joined,
-    "weights blown up by a step or a stage": blown_up,
+    "follow-up prompts, joined rows, nodes late or killed": joined,
+    "weights made non-finite by a step or a stage": blown_up,
 }

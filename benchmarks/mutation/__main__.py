@@ -1,23 +1,24 @@
-"""Change the sources at random places and see whether tests notice.
+"""Change the sources at random places and check whether tests notice.
 
-    python benchmarks/mutation --count 60 --seed 0 python benchmarks/mutation --count 40 --seed 3 --under
-    rlflow/author/functional --json mutants.json -- -m "not slow" tests/author/functional python
-    benchmarks/mutation --again mutants.json python benchmarks/mutation
-    --mutants mutants.json --coverage covered.json -- -m slow
+    python benchmarks/mutation --count 60 --seed 0
+    python benchmarks/mutation --count 40 --seed 3 --under rlflow/author --json mutants.json -- tests/author
+    python benchmarks/mutation --again mutants.json
+    python benchmarks/mutation --mutants mutants.json --coverage covered.json -- -m slow
 
-Each mutant is one small change of one function of rlflow/ or backends/: a comparison, an arithmetic or
-boolean operator, a condition, a constant, a deleted statement, a returned None. First the suite runs once, in
-a copy of the tree with a probe at the line of each mutant, to find which tests reach it, in whatever process;
-what pytest is to run is said after `--`, otherwise it is what it runs by default. Then each mutant is applied
-in a copy of the tree and judged by those tests and the others of its package (rule.py), in forks of one warm
-process (server.py). killed: a test fails, or does not end in five times its time and a minute, twice, and
-passes without the mutant. survived:
-none does. A mutant that no test can kill, since nothing that anybody could see differs, is listed in
-equivalents.toml with the reason, and is not run.
+Each mutant is one small change of one function of rlflow/ or backends/: a comparison, an arithmetic or boolean
+operator, a condition, a constant, a deleted statement, or a returned None.
 
-With --again those of an earlier run that nothing noticed are judged again, and its other verdicts stand. With
---mutants the mutants of an earlier run, perhaps of another commit, are judged: each where the source has the
-same text nearest to where it was.
+First the suite runs once in a copy of the tree, with a probe at the line of each mutant. This shows which tests
+reach it, in any process. Words after `--` are passed to pytest; without them pytest runs its default tests.
+Then each mutant is applied in a copy of the tree. The tests that reach it, and other tests of its package, run
+on it (rule.py), in forks of one process that has loaded the large packages (server.py).
+
+A mutant is killed if a test fails twice with it and passes without it. A test also fails if it takes longer
+than five times its normal time plus a minute. Otherwise the mutant survived. A mutant with no visible effect is
+listed in equivalents.toml with the reason, and is not run.
+
+--again tests the surviving mutants of an earlier run again and keeps its other verdicts. --mutants tests all
+mutants of an earlier run, even of another commit: each is placed at the nearest line with the same text.
 """
 
 from __future__ import annotations
@@ -44,8 +45,7 @@ VERDICTS = ("killed", "survived", "equivalent")
 
 
 def drawn(root: Path, count: int, seed: int, under: str) -> list[tuple[Path, Mutant]]:
-    """So many mutants of all that there are in a tree, all equally likely. A smaller count gives the first
-    ones of a larger one."""
+    """Draw ``count`` mutants of a tree at random. A smaller count gives the first ones of a larger count."""
     paths = [
         path.relative_to(root)
         for folder in ("rlflow", "backends")
@@ -65,23 +65,25 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--count", type=int, default=60, help="mutants")
-    parser.add_argument("--seed", type=int, default=0, help="which ones")
-    parser.add_argument("--under", default="", help="only in files whose path begins so")
+    parser.add_argument("--count", type=int, default=60, help="number of mutants")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random choice of mutants")
+    parser.add_argument("--under", default="", help="mutate only files whose path starts with this text")
     parser.add_argument(
-        "--again", type=Path, help="a file of verdicts: of its mutants those that were not noticed, again"
+        "--again", type=Path, help="a JSON file of an earlier run: test its surviving mutants again"
     )
-    parser.add_argument("--mutants", type=Path, help="such a file: all of its mutants")
+    parser.add_argument("--mutants", type=Path, help="a JSON file of an earlier run: test all its mutants")
     parser.add_argument(
-        "--tree", type=Path, default=ROOT, help="the checkout that is judged, with its environment in .venv"
+        "--tree", type=Path, default=ROOT, help="the checkout to test, with its environment in .venv"
     )
     parser.add_argument(
-        "--coverage", type=Path, help="the file of what tests reach, which is measured where it is not there"
+        "--coverage", type=Path, help="file of which tests reach which mutant; it is measured if missing"
     )
-    parser.add_argument("--seconds", type=float, default=rule.BUDGET, help="of tests for one mutant")
-    parser.add_argument("--jobs", type=int, default=1, help="mutants that are judged side by side")
-    parser.add_argument("--json", type=Path, help="the file that gets every verdict")
-    parser.add_argument("words", nargs="*", help="for pytest: which tests the suite has")
+    parser.add_argument(
+        "--seconds", type=float, default=rule.BUDGET, help="maximum seconds of tests for one mutant"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="number of mutants tested in parallel")
+    parser.add_argument("--json", type=Path, help="write every verdict to this file")
+    parser.add_argument("words", nargs="*", help="arguments for pytest that select the tests")
     return parser.parse_args()
 
 
@@ -102,13 +104,13 @@ def main() -> None:
                 chosen.json.write_text(
                     json.dumps({"seed": chosen.seed, "count": len(mutated), "mutants": rows}, indent=1) + "\n"
                 )
-    print(f"\n{table(rows)}\n\n{time.time() - began:.0f} s in all")
+    print(f"\n{table(rows)}\n\n{time.time() - began:.0f} s in total")
 
 
 def coverage(
     chosen: argparse.Namespace, root: Path, folder: Path, mutated: list[tuple[Path, Mutant]]
 ) -> probes.Covered:
-    """What the suite reaches, measured where no file has it of all these mutants."""
+    """Return which tests reach each mutant; measure it unless a file has it for all mutants."""
     if chosen.coverage and chosen.coverage.exists():
         covered = probes.Covered.loaded(chosen.coverage)
         if all(probes.name(*each) in covered.covering for each in mutated):
@@ -126,7 +128,7 @@ def judged(
     mutated: list[tuple[Path, Mutant]],
     covered: probes.Covered,
 ) -> Any:
-    """A row for each mutant, in their order."""
+    """Test the mutants; yield a row for each, in their order."""
     known, began = equivalents(), int(time.time())
     words = [word for word in chosen.words if not (root / word.split("::")[0]).exists()]
     trees: queue.SimpleQueue[Tree] = queue.SimpleQueue()
@@ -175,14 +177,16 @@ def listed(path: Path) -> list[dict[str, Any]]:
 
 
 def again(root: Path, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[tuple[Path, Mutant]]]:
-    """The verdicts of an earlier run that stand, and the mutants of the others."""
+    """Return the verdicts of an earlier run that are kept, and the mutants to test again."""
     stand = [row for row in rows if row["verdict"].startswith("killed")]
     return stand, found(root, [row for row in rows if row not in stand])
 
 
 def found(root: Path, rows: list[dict[str, Any]]) -> list[tuple[Path, Mutant]]:
-    """The mutants of an earlier run, each where the source has the same text nearest to where it was. One
-    that the source has no more is left out."""
+    """Find the mutants of an earlier run in the source, each at the nearest line with the same text.
+
+    A mutant whose text is gone from the source is printed and skipped.
+    """
     mutated = []
     for row in rows:
         path = Path(row["file"])
@@ -204,9 +208,9 @@ def place(row: dict[str, Any]) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Verdicts by kind, and of all; equivalents have no part in the share of killed ones."""
+    """Return a table of verdicts by kind and in total; the share of killed mutants excludes equivalents."""
     lines = [
-        f"| kind | {' | '.join(VERDICTS)} | noticed, of those run |",
+        f"| kind | {' | '.join(VERDICTS)} | killed, of those run |",
         f"| --- |{' ---: |' * (len(VERDICTS) + 1)}",
     ]
     for kind in [*sorted({row["kind"] for row in rows}), "all"]:

@@ -1,5 +1,7 @@
-"""A plugin of pytest in a fork that judges a mutant: runs the tests that a file lists, and writes which began
-and how each ended, so that also of a process that dies is known where."""
+"""A pytest plugin for the fork that tests a mutant: it runs the listed tests and logs the start and end of each.
+
+The log also shows the current test of a process that dies.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import pytest
 
 
 class Choice:
-    """wanted: tests, or whole files. said: where a line is written as each begins, passes or fails."""
+    """``wanted``: tests or test files to run; ``said``: log file with a line for each start, failure and end."""
 
     def __init__(self, wanted: list[str], said: Path) -> None:
         self.wanted, self.said = set(wanted), said

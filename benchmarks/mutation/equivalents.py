@@ -1,4 +1,4 @@
-"""Mutants that no test can kill, as equivalents.toml lists them."""
+"""Mutants that no test can kill, listed in equivalents.toml."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mutants import Mutant
 
 
 def equivalents() -> list[dict[str, str]]:
-    """Those that are listed, each with the reason."""
+    """Return the listed mutants, each with its reason."""
     listed: list[dict[str, str]] = tomllib.loads(
         Path(__file__).with_name("equivalents.toml").read_text()
     ).get("equivalent", [])
@@ -17,8 +17,10 @@ def equivalents() -> list[dict[str, str]]:
 
 
 def reason(known: list[dict[str, str]], path: Path, mutant: Mutant, source: str) -> str:
-    """Why no test can kill a mutant of a file with this text; empty where one may. Where the change alone
-    could be several, the listed one has the text of its line."""
+    """Return the listed reason why no test can kill a mutant; empty if it is not listed.
+
+    ``source``: text of the file. An entry may contain its line to tell it from the same change elsewhere.
+    """
     line = source.splitlines()[mutant.line - 1]
     return next(
         (

@@ -1,4 +1,4 @@
-"""Mutants of a source: small changes of its syntax tree, each of which some test should notice."""
+"""Mutants of a source: small changes of its syntax tree that a test should notice."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ ARITHMETIC = {
     ast.Mod: ast.Mult,
     ast.Pow: ast.Mult,
 }
-# statements without which a function still is one
+# statements that can be deleted
 DELETED = (ast.Expr, ast.Assign, ast.AugAssign, ast.Raise, ast.Delete)
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """kind: comparison, arithmetic, boolean, condition, constant, deleted or returned. line: where in the
-    source, from 1. before, after:
-    the expression or statement, as text on one line. begin, end: the bytes of the source that ``written``
-    replaces."""
+    """One small change of a source.
+
+    ``kind``: comparison, arithmetic, boolean, condition, constant, deleted or returned; ``line``: in the
+    source, from 1; ``before``, ``after``: the expression or statement as text on one line; ``begin``, ``end``:
+    byte range of the source that ``written`` replaces.
+    """
 
     kind: str
     line: int
@@ -48,15 +50,17 @@ class Mutant:
     written: str
 
     def applied(self, source: str) -> str:
-        """The source with this change; all other lines keep their numbers."""
+        """Return the source with this change; all other lines keep their numbers."""
         whole = source.encode()
         return (whole[: self.begin] + self.written.encode() + whole[self.end :]).decode()
 
 
 def mutants(source: str) -> Iterator[Mutant]:
-    """Every mutant of the code within functions, in the order of the tree. What runs as a module is loaded,
-    annotations, defaults, docstrings, texts with values in them, and whether a zip is strict, which shows
-    only beside another mistake, are left alone."""
+    """Yield every mutant of the code within functions, in the order of the syntax tree.
+
+    Code at module level, annotations, defaults, docstrings, f-strings and ``strict=`` of zip are not changed.
+    A changed ``strict`` would only show together with another mistake.
+    """
     whole, lines = source.encode(), starts(source)
     for function in _outermost(ast.parse(source)):
         for statement in function.body:
@@ -77,17 +81,17 @@ def mutants(source: str) -> Iterator[Mutant]:
 
 
 def starts(source: str) -> list[int]:
-    """Where each line begins, in bytes, by which columns are counted, too."""
+    """Return the byte offset of each line; columns of the syntax tree also count bytes."""
     return [0, *accumulate(map(len, source.encode().splitlines(keepends=True)))]
 
 
 def span(node: ast.AST, lines: list[int]) -> tuple[int, int]:
-    """Where a node begins and ends, where lines begin there."""
+    """Return the byte range of a node. ``lines``: byte offsets of the lines."""
     return lines[node.lineno - 1] + node.col_offset, lines[node.end_lineno - 1] + node.end_col_offset
 
 
 def _outermost(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Functions and methods that are in no other function."""
+    """Yield functions and methods that are not nested in another function."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             yield child
@@ -120,7 +124,7 @@ def _is_docstring(node: ast.AST) -> bool:
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
-    """(kind, what of the node is replaced, by which text)."""
+    """Yield the changes of a node: (kind, the part that is replaced, its new text)."""
     match node:
         case ast.Compare(left, [op], [right]) if type(op) in COMPARISONS:
             yield "comparison", node, ast.unparse(ast.Compare(left, [COMPARISONS[type(op)]()], [right]))
@@ -143,7 +147,7 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
         case ast.Constant(int(value) | float(value)):
             yield "constant", node, repr(value + 1)
         case ast.Return(ast.Constant(None | False)):
-            pass  # None is as untrue as False
+            pass  # None is as falsy as False
         case ast.Return(ast.expr()):
             yield "returned", node, "return None"
         case _ if isinstance(node, DELETED):

@@ -1,5 +1,7 @@
-"""A plugin of pytest in a probed copy: says to which row hits go, and writes a line for each test: its row,
-those of the fixtures that it shares with others and how long it took."""
+"""A pytest plugin for a probed copy: it selects the row for hits, and logs rows and seconds of each test.
+
+The rows of a test are its own and those of its shared fixtures.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,7 @@ from mutation_probe import HEAD, mapped
 
 
 class Notes:
-    """rows: how many there are; row 0 is for what runs outside of any test. shared: the row of the fixture
-    that is set up under a name and the place from which it can be asked for."""
+    """``rows``: number of rows; row 0 is for code outside tests. ``shared``: (fixture name, base id) → row."""
 
     def __init__(self, folder: Path) -> None:
         self.current = mapped(str(folder / "hits"))
@@ -44,7 +45,7 @@ class Notes:
                 for (name, base), shared in self.shared.items()
                 if name in getattr(item, "fixturenames", ()) and item.nodeid.startswith(base)
             ]
-            # its own, and those of shared fixtures that it was the first to need
+            # its own row, and rows of shared fixtures that were set up during this test
             made = range(row, self.rows)
             line = {
                 "test": item.nodeid,

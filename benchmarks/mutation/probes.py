@@ -1,5 +1,7 @@
-"""Which tests of a suite reach the line of each mutant: measured in one run of the suite, in a copy of the
-tree with a probe at each."""
+"""Measure which tests reach the line of each mutant.
+
+The suite runs once, in a copy of the tree with a probe at each mutant.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,13 @@ import probe
 from mutants import Mutant, span, starts
 from tree import Tree
 
-# nothing, and so untrue, also where an interpreter has no probes
+# a falsy value, also in an interpreter without probes
 CALL = "getattr(__import__('builtins'), 'rlflow_probe_{}', bool)()"
 
 
 @dataclass(frozen=True)
 class Covered:
-    """What a run of a suite has shown. seconds: of each test. covering: by the name of a mutant, the tests
-    that reach it."""
+    """The result of a probed run. ``seconds``: of each test; ``covering``: mutant's name → tests that reach it."""
 
     seconds: dict[str, float]
     covering: dict[str, list[str]]
@@ -37,13 +38,12 @@ class Covered:
 
 
 def name(path: Path, mutant: Mutant) -> str:
-    """A mutant, as a file of coverage names it."""
+    """Return the name of a mutant in a coverage file."""
     return f"{path}:{mutant.line}: {mutant.kind}: {mutant.before} → {mutant.after}"
 
 
 def measured(root: Path, folder: Path, mutated: list[tuple[Path, Mutant]], words: list[str]) -> Covered:
-    """Runs the tests that pytest is asked for with these words in a copy of this tree, made in this
-    folder."""
+    """Run pytest with ``words`` in a probed copy of the tree at ``root``; the copy is created in ``folder``."""
     notes, tree = folder / "notes", Tree.copied(root, folder / "t")
     notes.mkdir()
     probe.made(notes / "hits", len(mutated))
@@ -70,12 +70,12 @@ def measured(root: Path, folder: Path, mutated: list[tuple[Path, Mutant]], words
         stdout=sys.stderr,
     )
     if ran.returncode not in (0, 1):
-        sys.exit(f"the tests did not run: pytest ended with {ran.returncode}")
+        sys.exit(f"the tests did not run: pytest exited with code {ran.returncode}")
     return read(notes, mutated)
 
 
 def read(notes: Path, mutated: list[tuple[Path, Mutant]]) -> Covered:
-    """What the probes and the plugin have left in a folder, also while the run goes on."""
+    """Read the hits and the log of tests from a folder; this also works during the run."""
     tests = [json.loads(line) for line in (notes / "tests.jsonl").read_text().splitlines()]
     covering: dict[str, list[str]] = {name(*each): [] for each in mutated}
     for test in tests:
@@ -86,8 +86,10 @@ def read(notes: Path, mutated: list[tuple[Path, Mutant]]) -> Covered:
 
 
 def probed(source: str, here: dict[int, Mutant]) -> str:
-    """The source with a probe at each of these mutants: before a statement, or around an expression; lines
-    keep their numbers."""
+    """Return the source with a probe at each mutant: before a statement, or around an expression.
+
+    Lines keep their numbers.
+    """
     whole, placed = source.encode(), []
     for number, mutant in here.items():
         if mutant.kind in ("deleted", "returned"):
@@ -100,14 +102,18 @@ def probed(source: str, here: dict[int, Mutant]) -> str:
 
 
 def _around(begin: int, end: int, number: int) -> list[tuple[int, int, str]]:
-    """(where, order of those at one place, text): what ends goes first, then statements, then expressions,
-    the longest first."""
+    """Return the insertions around an expression: (position, order at that position, text).
+
+    At one position, closing texts come first, then probes of statements, then expressions, the longest first.
+    """
     return [(begin, 1_000_000_000 - end, f"({CALL.format(number)} or ("), (end, 0, "))")]
 
 
 def _matched(source: str, mutant: Mutant) -> tuple[int, int]:
-    """Begin and end of what the innermost match compares that has the mutant in a pattern, where nothing can
-    be called."""
+    """Return the byte range of the subject of the innermost match statement that has the mutant in a pattern.
+
+    A pattern cannot contain a call, so the probe goes around the subject.
+    """
     lines = starts(source)
     around = [
         node
@@ -134,7 +140,7 @@ def _parses(source: str) -> bool:
 
 
 def _installed(tree: Tree, hits: Path, probes: int) -> None:
-    """Every interpreter of the copy's environment maps the file as it starts."""
+    """Make every interpreter of the copy's environment map the file at its start."""
     here = Path(__file__).parent
     for module in ("probe", "noting"):
         shutil.copy2(here / f"{module}.py", tree.packages / f"mutation_{module}.py")

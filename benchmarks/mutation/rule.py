@@ -1,9 +1,9 @@
-"""The rule by which the tests of a suite judge a mutant, the same for every suite.
+"""Select and order the tests for a mutant, with the same rule for every suite.
 
-First those that reach its line, from the cheapest to the dearest; then the others under the folder of tests
-that mirrors its package, since what a test shares with others, or sees of another process, may bear on it
-too. So many of them run as took BUDGET seconds in the run that measured what they reach: how busy the machine
-is later decides nothing."""
+Tests that reach its line come first, the fastest first. Other tests in the folder that mirrors its package come
+next, because shared fixtures or other processes may also depend on the line. The selection is limited to BUDGET
+seconds, by the times of the probed run, so that the load of the machine has no influence.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 BUDGET = 300.0
-STEPS = (2.0, 10.0, 50.0)  # seconds after which the tests so far run, before more are collected
+STEPS = (2.0, 10.0, 50.0)  # seconds of tests at which a new part begins
 
 
 def stages(
     path: Path, covering: Iterable[str], seconds: dict[str, float], budget: float = BUDGET
 ) -> list[list[str]]:
-    """Tests in the order in which they judge a mutant of this file, in parts that run together."""
+    """Return the tests for a mutant of this file in order, in parts that run together.
+
+    ``covering``: tests that reach the mutant; ``seconds``: of each test.
+    """
     first = sorted(dict.fromkeys(covering), key=seconds.__getitem__)
     beside = sorted(set(of_folder(path, seconds)) - set(first), key=seconds.__getitem__)
     found: list[list[str]] = []
@@ -37,8 +40,10 @@ def stages(
 
 
 def of_folder(path: Path, tests: Iterable[str]) -> list[str]:
-    """The tests under the folder that mirrors the package of a source, or the nearest one above it; of
-    rlflow/author/batch.py tests/author/test_batch.py and what lies in tests/batch."""
+    """Return the tests in the folder that mirrors a source's package, or in the nearest parent folder with tests.
+
+    For a module directly in rlflow/, such as rlflow/plan.py: tests/test_plan.py and tests in tests/plan/.
+    """
     inside = Path(*path.parts[1:]) if path.parts[0] == "rlflow" else path
     if len(inside.parts) == 1:
         return [

@@ -1,9 +1,8 @@
-"""Runs pytest in forks of one process that has imported what takes seconds: PyTorch, transformers and pytest,
-and nothing of rlflow.
+"""Run pytest in forks of one process that has imported the slow packages (PyTorch, transformers), but not rlflow.
 
-A line of JSON on standard input names the arguments, the seconds that are left and the file for what is
-printed; the answer is a line of
-JSON: the exit status, null where the time was over. Whatever a fork leaves running ends with it.
+A request is a line of JSON on standard input: the arguments, the time limit in seconds, and the file for the
+output. The answer is a line of JSON: the exit status, or null after the time limit. Processes that a fork
+leaves running are killed.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def tested(arguments: list[str], seconds: float, output: str) -> int | None:
-    """The exit status of pytest with these arguments, None where it did not end within so many seconds."""
+    """Run pytest in a fork; return its exit status, or None if it did not end within ``seconds``."""
     child = os.fork()
     if not child:
         _run(arguments, output)
@@ -64,7 +63,7 @@ def tested(arguments: list[str], seconds: float, output: str) -> int | None:
 
 
 def _end_orphans() -> None:
-    """What the fork has started and left, in whatever session: it has become this process's."""
+    """Kill processes that the fork left running; as subreaper, this process has become their parent."""
     while left := psutil.Process().children(recursive=True):
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -73,7 +72,7 @@ def _end_orphans() -> None:
 
 
 def _run(arguments: list[str], output: str) -> None:
-    """The life of a fork."""
+    """Run pytest in the fork, then exit."""
     code = 1
     try:
         os.setsid()
@@ -92,7 +91,7 @@ def _run(arguments: list[str], output: str) -> None:
 
 
 def main() -> None:
-    sys.path[0] = os.getcwd()  # as `python -m pytest` has it, not the folder of this file
+    sys.path[0] = os.getcwd()  # as with `python -m pytest`, instead of this file's folder
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for name in WARM:
         importlib.import_module(name)

@@ -1,5 +1,7 @@
-"""A copy of a source tree with an environment of its own, in which a mutant is applied and judged; the tree
-itself is never changed."""
+"""A copy of a source tree with its own environment, in which a mutant is applied and tested.
+
+The original tree is never changed.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,19 @@ from pathlib import Path
 from typing import Any
 
 SERVER = Path(__file__).with_name("server.py")
-SLOWER = 5  # times as long as it took a test may take, and `spare` seconds more
-# plugins that the server has imported before pytest looks for them
+SLOWER = 5  # a test may take this many times its normal time, plus `spare` seconds
+# pytest warns because the server has already imported the plugins
 UNTOLD = "ignore::pytest.PytestAssertRewriteWarning"
 
 
 @dataclass
 class Tree:
-    """folder: where the copy lies. options: of pytest, for every call of it. failing: tests that fail there
-    without any mutant, and judge nothing. sound: tests that do not. spare: seconds that every test may take
-    at least. server: the process whose forks run the tests (server.py)."""
+    """A copy of a source tree.
+
+    ``folder``: of the copy; ``options``: pytest options of every call; ``failing``: tests that fail without a
+    mutant and are ignored; ``sound``: tests that pass without a mutant; ``spare``: seconds added to every time
+    limit; ``server``: the process whose forks run the tests (server.py).
+    """
 
     folder: Path
     options: list[str] = field(default_factory=list)
@@ -35,8 +40,10 @@ class Tree:
 
     @classmethod
     def copied(cls, root: Path, folder: Path, options: Sequence[str] = ()) -> Tree:
-        """All files of a tree that git tracks or would, as they are now, and its environment, in which they
-        are installed."""
+        """Copy the current files of a tree, without files that git ignores, and link its environment.
+
+        In the copied environment the copy is installed.
+        """
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(listed, cwd=root, capture_output=True, text=True, check=True).stdout.split(
             "\0"
@@ -58,8 +65,7 @@ class Tree:
         return Path(sysconfig.get_path("purelib", vars={"base": str(self.folder / ".venv")}))
 
     def _install(self, root: Path) -> None:
-        """The environment of a tree, linked file by file, but for those that name the tree: they name the
-        copy."""
+        """Link the environment of a tree file by file; files that contain the tree's path are rewritten."""
         shutil.copytree(root / ".venv", self.folder / ".venv", symlinks=True, copy_function=_linked)
         own = [
             *(self.folder / ".venv" / "bin").iterdir(),
@@ -75,8 +81,11 @@ class Tree:
 
     @contextlib.contextmanager
     def changed(self, path: Path, source: str, stamp: int) -> Iterator[None]:
-        """A file of the copy has this text meanwhile. stamp: seconds since 1970 that no earlier text had, so
-        that no compiled module of it is taken for this one."""
+        """Give a file of the copy another text inside the `with` block.
+
+        ``stamp``: modification time in seconds since 1970; it must be new, so that Python does not use an older
+        compiled module.
+        """
         place = self.folder / path
         kept = place.read_bytes()
         try:
@@ -90,8 +99,11 @@ class Tree:
     def killer(
         self, path: Path, source: str, stages: Sequence[Sequence[str]], seconds: dict[str, float], stamp: int
     ) -> str | None:
-        """The test of these stages, one after another, that fails with this text of a file, also alone, and
-        passes without it."""
+        """Return the first test that fails with this text of a file, fails again alone, and passes without it.
+
+        ``stages``: parts of the tests, run one after another; ``seconds``: normal seconds of each test;
+        ``stamp``: see `changed`. None if every test passes.
+        """
         for stage in stages:
             left = list(stage)
             while left := [test for test in left if test not in self.failing]:
@@ -110,14 +122,16 @@ class Tree:
         return None
 
     def _is_sound(self, test: str, seconds: dict[str, float]) -> bool:
-        """Whether a test passes without the mutant."""
+        """Return whether a test passes without the mutant."""
         if test not in self.sound | self.failing:
             (self.failing if self.tested([test], seconds)[0] is not None else self.sound).add(test)
         return test in self.sound
 
     def tested(self, tests: list[str], seconds: dict[str, float]) -> tuple[str | None, set[str]]:
-        """The first of these tests, or files of tests, that fails on the copy as it is, or does not end; and
-        those that ended before."""
+        """Run tests on the copy; return the first that fails or does not end, and the tests that ended.
+
+        The first value may be a test file; it is None if all tests pass.
+        """
         choice = self.folder / "choice"
         choice.mkdir(exist_ok=True)
         (choice / "tests.json").write_text(json.dumps(tests))
@@ -144,7 +158,7 @@ class Tree:
         code = self._answer({"arguments": arguments, "seconds": limit, "output": str(choice / "printed.txt")})
         said = [json.loads(line) for line in (choice / "said.jsonl").read_text().splitlines()]
         ended = {test for what, test in said if what == "ended"}
-        if code in (0, 5):  # 5: no test is left
+        if code in (0, 5):  # 5: no tests were collected
             return None, ended
         named = [test for what, test in said if what == "failed"] or [
             test for what, test in said if what == "began" and test not in ended
@@ -152,7 +166,7 @@ class Tree:
         return (named or files)[0], ended
 
     def _answer(self, request: dict[str, Any]) -> int | None:
-        """What the process beside this tree says, which is started for the first request."""
+        """Send a request to the server process and return its answer; start the process if needed."""
         if self.server is None:
             environment = {
                 **os.environ,
@@ -175,7 +189,7 @@ class Tree:
         return code
 
     def close(self) -> None:
-        """Ends the process beside this tree."""
+        """End the server process."""
         if self.server is not None:
             self.server.communicate()
             self.server = None
@@ -184,5 +198,5 @@ class Tree:
 def _linked(source: str, target: str) -> None:
     try:
         os.link(source, target)
-    except OSError:  # another file system
+    except OSError:  # on another file system
         shutil.copy2(source, target)

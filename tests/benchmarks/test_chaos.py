@@ -1,4 +1,4 @@
-"""The campaign of faults finds the tests whose parts it uses."""
+"""`benchmarks/chaos.py` finds the folders of tests whose modules it uses."""
 
 import ast
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from sources import TESTS, source
 
 
-def test_the_folders_of_tests_that_the_campaign_uses_are_there():
+def test_folders_of_shared_test_modules_exist():
     tree = source(Path("benchmarks/chaos.py")).tree
     [shared] = [
         node.value
