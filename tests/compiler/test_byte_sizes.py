@@ -1,5 +1,6 @@
-"""What a model's configuration and headers say of its memory. tests/compiler/preview/test_byte_sizes.py
-compares with models that are loaded."""
+"""Memory estimates from a model's configuration and file headers. preview/test_sizes.py compares them with
+loaded models.
+"""
 
 import json
 
@@ -29,11 +30,11 @@ from rlflow.compiler.byte_sizes import ModelFacts
         ({"num_attention_heads": 5, "hidden_size": 45}, None),
     ],
 )
-def test_a_token_in_the_cache_is_a_key_and_a_value_in_each_layer(config, numbers):
+def test_the_cache_of_a_token_has_a_key_and_a_value_per_layer(config, numbers):
     assert ModelFacts(config, {}).cache_numbers == numbers
 
 
-def test_adapters_lie_beside_linear_layers_and_of_the_attention_where_it_is_asked_for():
+def test_adapters_are_on_linear_layers_or_only_on_attention():
     shapes = {
         "embed.weight": (10, 4),
         "layers.0.attn.q.weight": (4, 6),
@@ -52,7 +53,7 @@ def test_adapters_lie_beside_linear_layers_and_of_the_attention_where_it_is_aske
     ("config", "head"),
     [({}, False), ({"tie_word_embeddings": True}, False), ({"tie_word_embeddings": False}, True)],
 )
-def test_tied_weights_count_once_and_are_tied_where_nothing_else_is_said(tmp_path, config, head):
+def test_tied_weights_count_once_and_are_tied_by_default(tmp_path, config, head):
     save_file(
         {"lm_head.weight": torch.zeros(4, 2), "embed.weight": torch.zeros(4, 2)},
         tmp_path / "model.safetensors",

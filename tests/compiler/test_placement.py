@@ -1,5 +1,4 @@
-"""Where nodes run by what they read: how many bytes a row of a column is taken for; and pools that share
-devices."""
+"""The pool of a node by the bytes that it reads, and pools that share devices."""
 
 from fractions import Fraction
 
@@ -12,7 +11,7 @@ from rlflow.author.columns import row, text, token
 from rlflow.compiler.placement import GRAIN, Placement, Pools, typical_bytes
 
 
-def test_a_column_of_unknown_kind_counts_as_a_number_for_each_row():
+def test_a_column_of_unknown_kind_counts_as_one_number_per_row():
     assert typical_bytes(None) == typical_bytes(row("float32")) == 4
 
 
@@ -25,11 +24,11 @@ def test_a_column_of_unknown_kind_counts_as_a_number_for_each_row():
         (text, row("int64")),
     ],
 )
-def test_what_has_more_bytes_as_a_rule_counts_for_more(heavy, light):
+def test_a_larger_kind_of_column_counts_for_more(heavy, light):
     assert typical_bytes(heavy) > typical_bytes(light) > 0
 
 
-def test_pools_name_their_part_of_each_device():
+def test_a_pool_names_its_fraction_of_each_device():
     text = "actor=2@gpu0.5, critic=2@gpu=0.25,rest=3@gpus.25,all=1"
     pools = Pools(text)
     assert (pools, list(pools.ranks)) == (text, ["actor", "critic", "rest", "all"])
@@ -39,7 +38,7 @@ def test_pools_name_their_part_of_each_device():
     assert Pools("train=2,rollout=2").shares == {}
 
 
-def test_ranks_of_all_pools_are_threads_or_none_are():
+def test_all_pools_have_thread_ranks_or_none():
     text = "train=2@threads, rollout=1@threads"
     pools = Pools(text)
     assert (pools.threads, pools.ranks, pools.shares, pools.kind) == (
@@ -72,13 +71,13 @@ def test_ranks_of_all_pools_are_threads_or_none_are():
         ("a=1@gpu0.5,b=1@cpu0.5", "devices of several kinds"),
     ],
 )
-def test_parts_that_cannot_be_had_are_refused(text, told):
+def test_invalid_fractions_of_devices_are_refused(text, told):
     with pytest.raises(PlanError, match=told):
         Pools(text)
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, GRAIN)), min_size=1, max_size=6))
-def test_no_device_is_given_away_twice_and_ranks_of_pools_on_it_have_equal_numbers(pools):
+def test_pools_on_a_device_share_it_with_equal_ranks(pools):
     names = {f"p{number}": each for number, each in enumerate(pools)}
     placement = Placement(
         {name: ranks for name, (ranks, _) in names.items()},
@@ -91,6 +90,6 @@ def test_no_device_is_given_away_twice_and_ranks_of_pools_on_it_have_equal_numbe
         assert len({placement.pools[name] for name in group}) == 1
 
 
-def test_pools_with_whole_devices_share_none():
+def test_pools_with_full_devices_share_none():
     placement = Placement({"a": 2, "b": 2, "c": 2, "d": 2}, shares={"b": Fraction(1, 2), "d": Fraction(1, 2)})
     assert placement.devices() == [("a",), ("b", "d"), ("c",)]

@@ -1,4 +1,4 @@
-"""The fewest moves that fit, against all that could be."""
+"""The schedule with the fewest moves, against all schedules that fit."""
 
 import itertools
 from dataclasses import replace
@@ -15,7 +15,7 @@ PARTS = [ModelPart("actor", "trainer", name) for name in "abcd"]
 
 @st.composite
 def schedules(draw):
-    """Up to four parts of unlike sizes over up to five moments, some with bytes in passing."""
+    """Draw up to four parts of unlike sizes over up to five moments, some with transient bytes."""
     parts = PARTS[: draw(st.integers(1, 4))]
     sizes = {part: draw(st.integers(1, 6)) for part in parts}
     needs = draw(st.lists(st.frozensets(st.sampled_from(parts)), min_size=1, max_size=5))
@@ -30,8 +30,8 @@ def cost(schedule, awake):
     return len(moves), sum(move.bytes for move in moves)
 
 
-def by_trying(schedule):
-    """The cost of the best of all ways to have parts there that fit."""
+def best_cost(schedule):
+    """Return the lowest cost of all schedules that fit."""
     subsets = [
         frozenset(some)
         for count in range(len(schedule.sizes) + 1)
@@ -60,16 +60,16 @@ def by_trying(schedule):
 
 
 @given(schedules())
-def test_no_way_that_fits_takes_fewer_moves_or_bytes(schedule):
+def test_the_schedule_takes_the_fewest_moves_and_bytes(schedule):
     if list(too_large(schedule)):
         return
     found = replace(schedule, awake=fewest(schedule))
     assert prove(found) == found.peak <= schedule.limit
-    assert cost(schedule, found.awake) == by_trying(schedule)
+    assert cost(schedule, found.awake) == best_cost(schedule)
 
 
 @given(schedules())
-def test_what_is_refused_can_be_done_by_no_moves_and_fits_with_what_the_message_asks_for(schedule):
+def test_a_refused_schedule_fits_with_the_memory_of_the_remedy(schedule):
     problems = list(too_large(schedule))
     hopeless = any(schedule.held(moment, moment.needs) > schedule.limit for moment in schedule.moments)
     assert bool(problems) == hopeless
@@ -92,14 +92,14 @@ def test_what_is_refused_can_be_done_by_no_moves_and_fits_with_what_the_message_
 
 
 @given(schedules())
-def test_where_everything_fits_nothing_moves(schedule):
+def test_nothing_moves_if_everything_fits(schedule):
     schedule = replace(schedule, limit=schedule.peak_without)
     found = replace(schedule, awake=fewest(schedule))
     assert (found.moves, found.moving) == ((), False)
     assert found.peak == found.peak_without
 
 
-def test_a_plan_that_does_not_hold_is_found_out():
+def test_an_invalid_schedule_is_detected():
     one, other = PARTS[:2]
     moments = (MemoryStep("first", frozenset([one])), MemoryStep("second", frozenset([other])))
     schedule = MemorySchedule("all", moments, {one: 5, other: 6}, {}, 8)
@@ -110,7 +110,7 @@ def test_a_plan_that_does_not_hold_is_found_out():
         prove(replace(schedule, awake=(frozenset([one]), frozenset())))
 
 
-def test_a_part_that_nothing_needs_stays_away_for_nothing_and_of_equal_moves_the_fewest_bytes_go():
+def test_an_unneeded_part_stays_away_and_ties_go_by_bytes():
     small, large, unused = PARTS[:3]
     moments = (
         MemoryStep("all", frozenset([small, large])),
@@ -122,7 +122,7 @@ def test_a_part_that_nothing_needs_stays_away_for_nothing_and_of_equal_moves_the
     assert cost(schedule, awake) == (2, 4)
 
 
-def test_what_is_always_there_is_named_alone_or_after_what_is_needed():
+def test_fixed_memory_is_named_alone_or_after_the_needed_parts():
     weights, cache = ModelPart("actor", "trainer", "weights"), {ModelPart("actor", "generator", "cache"): 9}
     for needs, said in (
         (frozenset(), "always"),

@@ -1,4 +1,4 @@
-"""The scheduler: events in, instructions out. Graphs are drawn; time is virtual."""
+"""The scheduler: events in, instructions out. Plans are written as lines or drawn at random; time is virtual."""
 
 import heapq
 import math
@@ -21,9 +21,10 @@ OPS = {"s": Op.STAGE, "l": Op.LOGPROBS, "g": Op.GENERATE, "r": Op.REWARD, "u": O
 SETTINGS = {"u": UpdateOptions()}
 
 
-def drawn(text: str) -> Plan:
-    """A plan from lines ``name = what(inputs)``; what: s stage, l log-probs, g generate, r reward, u update.
-    The first node is the data. Every node but an update gives the column ``x``."""
+def plan_of(text: str) -> Plan:
+    """Build a plan from lines ``name = kind(inputs)``; kind: s stage, l log-probs, g generate, r reward, u
+    update. The first node is the data. Every node except an update gives the column ``x``.
+    """
     nodes = [Node(0, Op.DATA, "data", 0, outputs=(Output("x", None, "x"),))]
     number = {"data": 0}
     for line in text.strip().splitlines():
@@ -52,8 +53,8 @@ def passed(nodes) -> Plan:
     return made
 
 
-def said(plan: Plan, instructions) -> str:
-    """Instructions as a line: +start -freed ., and ! after a failure."""
+def shown(plan: Plan, instructions) -> str:
+    """Return the instructions as a line: +start -freed ., and ! after a failure."""
     words = []
     for instruction in instructions:
         if isinstance(instruction, StartNode):
@@ -65,25 +66,25 @@ def said(plan: Plan, instructions) -> str:
     return " ".join(words)
 
 
-class Told:
-    """A scheduler that is told names and answers in words."""
+class NamedScheduler:
+    """A scheduler with node names as events and lines of text as instructions."""
 
     def __init__(self, text, room=None):
-        self.plan = drawn(text)
+        self.plan = plan_of(text)
         self.scheduler = Scheduler(self.plan, ROOM if room is None else room)
 
     def begin(self):
-        return self._said(self.scheduler.begin())
+        return self._shown(self.scheduler.begin())
 
     def done(self, name):
-        return self._said(self.scheduler.done(self.plan.graph.by_name[name].id))
+        return self._shown(self.scheduler.done(self.plan.graph.by_name[name].id))
 
     def failed(self, name):
-        return self._said(self.scheduler.failed(self.plan.graph.by_name[name].id))
+        return self._shown(self.scheduler.failed(self.plan.graph.by_name[name].id))
 
-    def _said(self, instructions):
+    def _shown(self, instructions):
         self.scheduler.validate()
-        return said(self.plan, instructions)
+        return shown(self.plan, instructions)
 
 
 PPO = """
@@ -96,15 +97,15 @@ PPO = """
 """
 
 
-def test_what_does_not_depend_on_each_other_runs_side_by_side():
-    told = Told(PPO, room={})
+def test_independent_nodes_run_concurrently():
+    told = NamedScheduler(PPO, room={})
     told.begin()
     told.done("data")
     assert set(told.done("rollout").split()) >= {"+score", "+old", "+ref"}
 
 
-def test_model_stages_take_turns_and_rewards_run_beside_them():
-    told = Told(PPO)
+def test_model_stages_alternate_while_rewards_run():
+    told = NamedScheduler(PPO)
     told.begin()
     told.done("data")
     assert told.done("rollout") == "-data +old +score"
@@ -113,8 +114,8 @@ def test_model_stages_take_turns_and_rewards_run_beside_them():
     assert told.done("ref") == "+charge"
 
 
-def test_a_column_is_freed_when_its_last_reader_is_done():
-    told = Told(PPO, room={})
+def test_a_column_is_freed_after_its_last_reader():
+    told = NamedScheduler(PPO, room={})
     assert told.begin() == "+data"
     assert told.done("data") == "+rollout"
     assert told.done("rollout") == "-data +old +ref +score"
@@ -124,10 +125,10 @@ def test_a_column_is_freed_when_its_last_reader_is_done():
     assert told.done("learn") == "-rollout -charge ."
 
 
-def test_a_node_whose_turn_is_after_another_waits_for_it_though_a_place_is_free():
-    plan = drawn(PPO)
+def test_a_node_waits_for_its_predecessor_despite_a_free_slot():
+    plan = plan_of(PPO)
     old, ref = (plan.graph.by_name[name].id for name in ("old", "ref"))
-    told = Told(PPO, room={})
+    told = NamedScheduler(PPO, room={})
     told.plan = replace(plan, turns={ref: old})
     told.scheduler = Scheduler(told.plan, {})
     assert told.plan.waits_for[ref] == plan.waits_for[ref] | {old}
@@ -139,7 +140,7 @@ def test_a_node_whose_turn_is_after_another_waits_for_it_though_a_place_is_free(
 
 
 def test_the_longest_remaining_path_starts_first():
-    told = Told("""
+    told = NamedScheduler("""
         short = l(data)
         long  = l(data)
         more  = l(long)
@@ -150,8 +151,8 @@ def test_the_longest_remaining_path_starts_first():
     assert told.done("long") == "+short"  # as long as `more`, and written before it
 
 
-def test_ties_go_in_program_order():
-    told = Told("""
+def test_ties_run_in_program_order():
+    told = NamedScheduler("""
         first  = l(data)
         second = l(data)
         end    = u(first, second)
@@ -160,8 +161,8 @@ def test_ties_go_in_program_order():
     assert told.done("data") == "+first"
 
 
-def test_after_a_failure_nothing_starts_and_all_is_freed_when_the_last_node_has_ended():
-    told = Told(PPO)
+def test_nothing_starts_after_a_failure_and_all_columns_are_freed():
+    told = NamedScheduler(PPO)
     told.begin()
     told.done("data")
     told.done("rollout")
@@ -171,7 +172,7 @@ def test_after_a_failure_nothing_starts_and_all_is_freed_when_the_last_node_has_
 
 
 def test_a_second_failure_changes_nothing():
-    told = Told(PPO, room={})
+    told = NamedScheduler(PPO, room={})
     told.begin()
     told.done("data")
     told.done("rollout")
@@ -181,14 +182,14 @@ def test_a_second_failure_changes_nothing():
 
 
 def test_a_failure_of_the_only_node_ends_at_once():
-    told = Told("end = u(data)")
+    told = NamedScheduler("end = u(data)")
     told.begin()
     told.done("data")
     assert told.failed("end") == "-data !"
 
 
-def test_what_nothing_needs_is_not_run():
-    plan = drawn("""
+def test_an_unneeded_node_does_not_run():
+    plan = plan_of("""
         used   = l(data)
         unused = l(data)
         end    = u(used)
@@ -197,8 +198,8 @@ def test_what_nothing_needs_is_not_run():
     assert str(plan.notes[0]) == "prune: 2 of 3 columns are read; dropped unused"
 
 
-def test_an_update_begins_with_the_last_forward_of_its_role():
-    plan = drawn("""
+def test_an_update_starts_with_the_last_forward_of_its_role():
+    plan = plan_of("""
         old = l(data)
         new = l(data, old)
         end = u(new)
@@ -212,7 +213,7 @@ def test_an_update_begins_with_the_last_forward_of_its_role():
 @pytest.mark.parametrize(
     "end", [{"role": "critic"}, {"axis": 1}, {"rows": "group"}, {"op": Op.STAGE, "pure": False}]
 )
-def test_an_update_of_others_begins_with_nothing(end):
+def test_an_update_starts_without_forwards_of_other_roles(end):
     new = Node(
         1, Op.LOGPROBS, "new", 0, (Input("x", Column(0, "x")),), (Output("x", None, "x"),), role="actor"
     )
@@ -230,7 +231,7 @@ def test_an_update_of_others_begins_with_nothing(end):
     assert passed([Node(0, Op.DATA, "data", 0, outputs=(Output("x", None, "x"),)), new, last]).ahead == {}
 
 
-def test_a_column_that_nothing_reads_is_not_kept():
+def test_an_unread_column_is_not_kept():
     node = Node(
         1,
         Op.STAGE,
@@ -244,7 +245,7 @@ def test_a_column_that_nothing_reads_is_not_kept():
     assert plan.keeps(node) == ("read",)
 
 
-def test_what_the_run_records_is_held_to_the_end():
+def test_recorded_columns_are_kept_to_the_end():
     generate = Node(
         1,
         Op.GENERATE,
@@ -264,9 +265,9 @@ def test_what_the_run_records_is_held_to_the_end():
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
-def test_a_lane_holds_its_limit(limit):
+def test_a_queue_respects_its_limit(limit):
     names = [f"s{i}" for i in range(5)]
-    told = Told(
+    told = NamedScheduler(
         "\n".join([*(f"{name} = s(data)" for name in names), f"end = u({', '.join(names)})"]),
         room={"cpu": limit},
     )
@@ -280,7 +281,7 @@ def test_a_lane_holds_its_limit(limit):
 
 @st.composite
 def plans(draw):
-    """Up to 12 nodes of any kind on any earlier columns, and an update at the end that reads the last."""
+    """Draw up to 12 nodes of any kind on any earlier columns; the final update reads the last column."""
     kinds = draw(st.lists(st.sampled_from("slgr"), min_size=1, max_size=11))
     nodes = [Node(0, Op.DATA, "data", 0, outputs=(Output("x", None, "x"),))]
     for kind in [*kinds, "u"]:
@@ -308,8 +309,9 @@ def plans(draw):
 
 
 def simulated(plan, room, durations, fails=None):
-    """Run a plan in virtual time; yields after each event what has started, ended, is stored, and whether it
-    is over."""
+    """Run a plan in virtual time. Yield after each event the started, ended and stored items, and whether the
+    plan is over.
+    """
     scheduler = Scheduler(plan, room)
     now, events, order = 0, [], []
     started, ended, stored, over = [], set(), set(), None
@@ -361,7 +363,7 @@ def test_every_node_runs_once_and_everything_is_freed(plan, room, durations):
 
 @settings(deadline=None)
 @given(plans(), ROOMS, DURATIONS, st.data())
-def test_everything_is_freed_after_a_failure_too(plan, room, durations, data):
+def test_everything_is_freed_after_a_failure(plan, room, durations, data):
     fails = data.draw(st.sampled_from([i for i in plan.live if i]))
     started, ended, stored, over = list(simulated(plan, room, durations, fails))[-1]
     assert not {node for node in started if fails in plan.waits_for[node]}

@@ -40,7 +40,7 @@ def spans(draw, least=1):
 
 
 @given(st.lists(spans(), max_size=16))
-def test_the_path_is_the_defined_one(spans):
+def test_the_path_matches_its_definition(spans):
     assert critical_path(spans) == defined(spans)
 
 
@@ -49,7 +49,7 @@ def waited(spans, later):
 
 
 def back_to(spans, later):
-    """All that a span waited for just as it began, also by spans of no time."""
+    """Return all spans that ended just as a span began, also through spans of zero length."""
     found = [later]
     for one in found:
         found += [
@@ -59,7 +59,7 @@ def back_to(spans, later):
 
 
 @given(st.lists(spans(least=0), max_size=16, unique=True))
-def test_spans_of_no_time_hide_nothing_that_ran_until_they_began(spans):
+def test_zero_length_spans_hide_no_earlier_span(spans):
     path = critical_path(spans)
     assert all(first in waited(spans, later) for first, later in pairwise(path))
     assert [
@@ -68,7 +68,7 @@ def test_spans_of_no_time_hide_nothing_that_ran_until_they_began(spans):
     assert not path or path[0].start == 0 or not waited([s for s in spans if s not in path], path[0])
 
 
-def test_the_second_before_spans_of_no_time_that_follow_one_another_counts():
+def test_time_before_consecutive_zero_length_spans_counts():
     spans = [
         Span("late", "a", 0, 1),
         Span("x", "b", 1, 1, ("late",)),
@@ -79,9 +79,8 @@ def test_the_second_before_spans_of_no_time_that_follow_one_another_counts():
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sets(st.integers(0, 7), max_size=3)), max_size=8))
-def test_the_longest_path_is_that_of_all_chains(nodes):
-    """Nodes of some seconds that wait for earlier ones, each started when the last of these had ended, on
-    workers without limit."""
+def test_the_longest_path_is_the_longest_of_all_chains(nodes):
+    """Run nodes of some seconds on unlimited workers; each starts when the last of its earlier nodes ends."""
     spans, chains = [], [0.0]
     for number, (seconds, before) in enumerate(nodes):
         waits = [spans[i] for i in before if i < number]
@@ -89,25 +88,25 @@ def test_the_longest_path_is_that_of_all_chains(nodes):
         spans.append(Span(str(number), "a", start, start + seconds, tuple(span.node for span in waits)))
         chains.append(start + seconds)
     assert longest_path(spans) == max(chains)
-    # one after another
+    # consecutive
     late = [
         Span(s.node, s.lane, s.start + i * 100, s.end + i * 100, s.waits_for) for i, s in enumerate(spans)
     ]
     assert longest_path(late) == max(chains)
 
 
-def test_a_node_that_ran_twice_followed_itself():
+def test_a_repeated_node_follows_its_first_run():
     tries = [
         Span("x", "a", 0, 2),
         Span("y", "b", 2, 3, ("x",)),
         Span("x", "a", 3, 5),
         Span("y", "b", 5, 6, ("x",)),
     ]
-    assert longest_path(tries) == 5  # x, x, y: what keeps the second x waiting for y is the engine's affair
+    assert longest_path(tries) == 5  # x, x, y: the engine decides what keeps the second x waiting for y
     assert longest_path([]) == 0.0
 
 
-def test_a_lane_is_busy_for_its_share_of_its_room():
+def test_a_queue_is_busy_for_its_share_of_slots():
     spans = [Span("x", "a", 0, 4), Span("y", "a", 1, 3), Span("z", "b", 0, 5)]
     assert busy(spans, 10, {"a": 2}) == {"a": 0.3, "b": 0.5}
     assert busy([], 0.0, {}) == {}

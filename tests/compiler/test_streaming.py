@@ -1,5 +1,6 @@
-"""Streaming as a plan has it: which nodes are cut, and that the scheduler starts pieces with their chunks and
-loses nothing."""
+"""Streaming in a plan: the nodes split into pieces. The scheduler starts each piece with its chunk and loses
+nothing.
+"""
 
 from functools import cache
 
@@ -39,32 +40,32 @@ def cut(made):
     return {made.graph.nodes[i].name for i in made.in_pieces}
 
 
-def said(made):
+def shown(made):
     return next(note.what for note in made.notes if note.name == "stream")
 
 
-def test_without_chunks_a_plan_is_what_it_was():
+def test_a_plan_without_chunks_is_unchanged():
     assert planned("ppo", 1, frozenset(), by=frozenset()) == plan(program("ppo"), POOLS)
-    assert said(planned("ppo", 1)) == "nothing is scored before all rows are sampled"
+    assert shown(planned("ppo", 1)) == "nothing is scored before all rows are sampled"
     assert planned("ppo", 1).units == planned("ppo", 1).live
 
 
-def test_what_scores_rows_by_themselves_is_cut():
+def test_independent_scoring_of_rows_is_split():
     made = planned("ppo", 3)
     assert cut(made) == {"reward", *FORWARDS}
     assert (
-        said(made)
+        shown(made)
         == "actor.generate gives 3 chunks to reward, actor.logprobs, reference.logprobs, critic.values"
     )
     assert len(made.pieces) == 12
     assert {made.works_in(i) for i in made.in_pieces} == {"rollout.io", "train"}
-    assert made.ahead == {}  # critic.update cannot go on from pieces
+    assert made.ahead == {}  # critic.update cannot continue from pieces
 
 
-def test_a_forward_that_rounds_a_row_by_others_is_not_cut():
+def test_a_forward_whose_rounding_depends_on_other_rows_is_not_split():
     made = planned("ppo", 3, frozenset({"reward"}))
     assert cut(made) == {"reward"}
-    assert said(made).endswith(
+    assert shown(made).endswith(
         "; not to actor.logprobs, reference.logprobs, critic.values (rounding depends on the other rows)"
     )
     assert made.ahead
@@ -74,19 +75,19 @@ def test_a_forward_that_rounds_a_row_by_others_is_not_cut():
     "pools",
     [None, Placement({"all": 2}, dict.fromkeys(("actor", "critic", "reference"), "all"), {"actor": "all"})],
 )
-def test_models_that_take_turns_with_the_sampling_are_not_cut(pools):
+def test_models_that_alternate_with_sampling_are_not_split(pools):
     made = planned.__wrapped__("ppo", 3, pools=pools)
     assert cut(made) == {"reward"}
-    assert "(alternates with actor.generate)" in said(made)
+    assert "(alternates with actor.generate)" in shown(made)
 
 
-def test_a_generator_that_gives_all_rows_at_once_streams_nothing():
+def test_a_generator_without_chunks_streams_nothing():
     made = planned("ppo", 3, by=frozenset())
     assert not made.pieces
-    assert "(the generator of actor gives all rows at once)" in said(made)
+    assert "(the generator of actor gives all rows at once)" in shown(made)
 
 
-def test_what_waits_for_all_rows_is_not_cut(tmp_path):
+def test_nodes_that_need_all_rows_are_not_split(tmp_path):
     (tmp_path / "late.py").write_text("""
 from rlflow import flow, loss, stage
 
@@ -108,10 +109,10 @@ def late(prompts, actor, reference, reward):
 """)
     made = plan(compile_flow(load_flow(str(tmp_path / "late.py"))), POOLS, Streaming(3, EXACT, EXACT))
     assert cut(made) == {"reward"}
-    assert said(made).endswith("; not to reference.logprobs (reads warmer, which waits for all rows)")
+    assert shown(made).endswith("; not to reference.logprobs (reads warmer, which waits for all rows)")
 
 
-def test_the_body_of_a_repeat_is_cut_and_each_sampling_has_chunks_of_its_own():
+def test_the_body_of_a_repeat_is_split_with_chunks_per_try():
     (body,) = planned("dapo", 2).bodies.values()
     assert cut(body) == {"reward"}
     remax = planned("remax", 2)
@@ -120,12 +121,12 @@ def test_the_body_of_a_repeat_is_cut_and_each_sampling_has_chunks_of_its_own():
     assert len({piece.source for piece in remax.pieces.values()}) == 2
 
 
-def test_pieces_start_with_their_chunks_and_what_follows_with_the_last():
+def test_pieces_start_with_their_chunks_and_successors_after_the_last():
     made = planned("ppo", 3, frozenset({"reward"}))
     names, seen = {node.name: node.id for node in made.graph.nodes}, []
     scheduler = Scheduler(made, room_of(POOLS))
 
-    def told(instructions):
+    def lines(instructions):
         scheduler.validate()
         seen[:] = [
             made.node(i.node).name + (f" {made.pieces[i.node].chunk}" if i.node in made.pieces else "")
@@ -137,15 +138,15 @@ def test_pieces_start_with_their_chunks_and_what_follows_with_the_last():
     def pieces():
         return [i for i in scheduler.running if i in made.pieces]
 
-    told(scheduler.begin())
-    assert told(scheduler.done(names["prompts"])) == ["actor.generate"]
+    lines(scheduler.begin())
+    assert lines(scheduler.done(names["prompts"])) == ["actor.generate"]
     first, second = made.chunks[names["actor.generate"]]
-    assert told(scheduler.released(first)) == ["reward 0"]
-    assert told(scheduler.done(pieces()[0])) == []
-    assert told(scheduler.released(second)) == ["reward 1"]
-    assert "reward 2" in told(scheduler.done(names["actor.generate"]))
-    assert told(scheduler.done(pieces()[0])) == []
-    assert told(scheduler.done(pieces()[0])) == ["reward"]  # joins what the pieces gave
+    assert lines(scheduler.released(first)) == ["reward 0"]
+    assert lines(scheduler.done(pieces()[0])) == []
+    assert lines(scheduler.released(second)) == ["reward 1"]
+    assert "reward 2" in lines(scheduler.done(names["actor.generate"]))
+    assert lines(scheduler.done(pieces()[0])) == []
+    assert lines(scheduler.done(pieces()[0])) == ["reward"]  # joins the outputs of the pieces
 
 
 RATED = """
@@ -169,8 +170,8 @@ def rated(prompts, actor, reward):
 """
 
 
-def test_a_piece_waits_for_what_else_it_reads(tmp_path):
-    """A reward that reads how hard a prompt is: its chunk is there before that is rated."""
+def test_a_piece_waits_for_its_other_inputs(tmp_path):
+    """The chunk of a prompt's difficulty rating is ready later than the chunk of its samples."""
     (tmp_path / "rated.py").write_text(RATED)
     reads = TraceOptions(1, ("completion", "answer", "hard"))
     made = plan(
@@ -194,9 +195,7 @@ def test_a_piece_waits_for_what_else_it_reads(tmp_path):
 
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from(["ppo", "remax", "online_dpo", "prime"]), st.integers(2, 5), st.booleans(), st.data())
-def test_whatever_ends_first_every_piece_runs_once_after_its_chunk_and_everything_is_freed(
-    name, chunks, exact, data
-):
+def test_every_piece_runs_once_after_its_chunk_in_any_order(name, chunks, exact, data):
     made = planned(name, chunks, EXACT if exact else frozenset({"reward"}))
     fails, draw = (
         data.draw(st.sampled_from([None, *made.units])),
@@ -219,7 +218,7 @@ def test_whatever_ends_first_every_piece_runs_once_after_its_chunk_and_everythin
         if over:
             break
         unit = draw.choice(sorted(scheduler.running))
-        if left.get(unit):  # a node that samples lets all its chunks go before it ends
+        if left.get(unit):  # a sampling node delivers all its chunks before it ends
             there.add(left[unit][0])
             instructions = scheduler.released(left[unit].pop(0))
         elif unit == fails:
@@ -242,9 +241,10 @@ def seconds(node):
 
 
 @pytest.mark.parametrize(("chunks", "makespan"), [(1, 200.0), (2, 170.0), (4, 155.0), (8, 147.5)])
-def test_in_virtual_time_scoring_moves_under_the_sampling(chunks, makespan):
-    """PPO: 80 s of sampling, then three forwards of 20 s in turn and two updates of 30 s. Of the forwards one
-    chunk's is left after the last row."""
+def test_scoring_overlaps_sampling_in_virtual_time(chunks, makespan):
+    """PPO: 80 s of sampling, then three forwards of 20 s one after another and two updates of 30 s. After the
+    last row, only one chunk of the forwards is left.
+    """
     simulation = simulate(planned("ppo", chunks), seconds, room_of(POOLS))
     assert simulation.makespan == makespan
     assert simulation.bound <= makespan
@@ -252,7 +252,7 @@ def test_in_virtual_time_scoring_moves_under_the_sampling(chunks, makespan):
     assert (len(spans), spans[-1].end) == (chunks, 80.0)
 
 
-def test_a_long_tail_leaves_more_room_than_even_lengths():
+def test_a_long_tail_leaves_more_overlap_than_even_lengths():
     tailed = [
         simulate(planned("ppo", 4), seconds, room_of(POOLS), ended)
         for ended in (lambda rows: rows, lambda rows: rows**4)
@@ -262,7 +262,7 @@ def test_a_long_tail_leaves_more_room_than_even_lengths():
     assert first == [20.0, 80.0 * 0.25**4]
 
 
-def test_columns_of_a_cut_node_are_those_of_the_node():
+def test_a_split_node_gives_the_columns_of_the_node():
     made = planned("ppo", 3)
     (reward,) = (i for i in made.in_pieces if made.graph.nodes[i].name == "reward")
     assert made.gives[reward] == (Column(reward, "scores"),)

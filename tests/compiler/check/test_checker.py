@@ -1,7 +1,8 @@
-"""The checker: one fixture file per kind of mistake, whose wrong lines end in ``# <- code``. Beside it lies
-what is found, as JSON:
-the parts of each problem but for those of ``USUAL``, with which staleness, and in which trace of several
-where that is not the first."""
+"""Findings of the checker: one fixture file per kind of mistake. Each wrong line ends in ``# <- code``.
+
+A JSON file next to each fixture lists the expected findings. It omits parts with the values of ``USUAL``. It
+may name a staleness, and the number of traces if the mistake needs more than one.
+"""
 
 import inspect
 import json
@@ -45,7 +46,7 @@ def marks(name: str) -> set[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_mistake_is_found_at_its_line_with_what_to_write_instead(name):
+def test_a_mistake_is_reported_at_its_line_with_a_remedy(name):
     found = findings(name)
     assert [{part: getattr(problem, part) for part in PARTS} for problem in found] == [
         USUAL | one for one in expected(name)["findings"]
@@ -54,29 +55,29 @@ def test_a_mistake_is_found_at_its_line_with_what_to_write_instead(name):
     assert {problem.place.path for problem in found} == {str(FIXTURES / f"{name}.py")}
 
 
-def test_every_fixture_has_its_findings():
+def test_every_fixture_has_expected_findings():
     assert sorted(path.stem for path in FIXTURES.glob("*.json")) == FILES
     assert all(expected(name)["findings"] for name in FILES)
 
 
 @pytest.mark.parametrize("module", [arguments, compile, evaluation, rules, symbols])
-def test_every_mistake_that_tracing_finds_has_a_fixture(module):
+def test_every_code_of_the_tracer_has_a_fixture(module):
     codes = set(re.findall(r'Problem\(\s*"([a-z-]+)"', inspect.getsource(module)))
     shown = {finding["code"] for name in FILES for finding in expected(name)["findings"]}
-    # of flags, of a stage of a state, of environments: test_sampling.py, test_compile.py,
-    # binding/test_environments.py
+    # Other test files cover codes of flags, of stages that set state and of environments: test_sampling.py,
+    # test_compile.py, binding/test_environments.py
     assert codes - shown <= {"no-such-generate", "state-dispatch", "env-role", "env-lengths"}
     assert codes & shown
 
 
-def test_errors_come_first_then_warnings_then_notes_by_line():
+def test_findings_are_sorted_by_severity_then_by_line():
     found = findings("many")
     assert [p.severity for p in found] == ["error"] * (len(found) - 1) + ["warning"]
     lines = [p.place.line for p in found if p.severity == "error"]
     assert lines == sorted(lines)
 
 
-def test_a_definition_is_named_beside_the_call():
+def test_a_finding_names_the_call_and_the_definition():
     problem = findings("column_misspelt")[0]
     assert (problem.place.line, problem.definition.line) == (21, 6)
     assert str(problem).splitlines()[:2] == [
@@ -85,7 +86,7 @@ def test_a_definition_is_named_beside_the_call():
     ]
 
 
-def test_a_call_over_several_lines_is_placed_at_its_first(tmp_path):
+def test_a_call_over_several_lines_is_placed_at_its_first_line(tmp_path):
     source = (FIXTURES / "setting_range_verb.py").read_text()
     broken = source.replace(
         "generate(prompts, samples=0,", "generate(\n        prompts,\n        samples=0,\n       "
@@ -129,7 +130,7 @@ def test_a_call_over_several_lines_is_placed_at_its_first(tmp_path):
         ),
     ],
 )
-def test_a_flag_that_does_not_fit_is_refused(flag, value, code, found, expected, nearest):
+def test_an_unsuitable_flag_is_refused(flag, value, code, found, expected, nearest):
     from rlflow.cli.check import check_flow
 
     with pytest.raises(PlanError) as caught:
@@ -144,7 +145,7 @@ def test_a_flag_that_does_not_fit_is_refused(flag, value, code, found, expected,
     assert problem.remedy
 
 
-def test_given_settings_are_judged_and_so_is_each_changed_alone():
+def test_given_settings_and_each_variant_are_checked():
     from rlflow.cli.check import check_flow
 
     report = check_flow(str(FIXTURES / "variant_number.py"), ["--hp.beta", "0"])
@@ -156,8 +157,8 @@ def test_given_settings_are_judged_and_so_is_each_changed_alone():
 
 
 @pytest.mark.parametrize("value", ["groups", "tries"])
-def test_a_supply_of_rows_that_cannot_come_is_refused_not_waited_for(value):
-    # torchforge#557: a bound of 0 waited for ever
+def test_zero_groups_or_tries_are_refused(value):
+    # torchforge#557: a bound of 0 waited forever
     from rlflow.cli.check import check_flow
 
     arguments = ["--hp.tries", "2", f"--hp.{value}", "0"] if value == "groups" else ["--hp.tries", "0"]
@@ -167,21 +168,22 @@ def test_a_supply_of_rows_that_cannot_come_is_refused_not_waited_for(value):
     ]
 
 
-def test_a_staleness_of_none_is_synchronous_and_a_negative_one_admits_no_rows():
-    # torchforge#557: `max_policy_age: 0` waited for ever
+def test_zero_staleness_is_synchronous_and_a_negative_one_is_refused():
+    # torchforge#557: `max_policy_age: 0` waited forever
     flow = load_flow(str(FIXTURES / "stale.py"))
     assert check(flow, staleness=0).ok
     refused = [p for p in check(flow, staleness=-1).errors if p.code == "staleness-range"]
     assert [(p.found, p.remedy) for p in refused] == [("--staleness -1", "--staleness 0")]
 
 
-def test_staleness_is_accepted_where_the_loss_corrects_for_it():
+def test_staleness_is_accepted_if_the_loss_corrects_for_it():
     assert check(load_flow("ppo"), staleness=3).ok
     assert check(load_flow("dapo"), staleness=3).ok
 
 
-def test_a_variant_that_fails_otherwise_is_dropped(tmp_path):
-    # with `tries` at 0 repeat is refused: that value is not meant, so what else it breaks is not reported
+def test_a_variant_with_a_refused_setting_is_dropped(tmp_path):
+    # With `tries` at 0 repeat is refused. Nobody means that value, so the checker does not report what else
+    # it breaks.
     source = (FIXTURES / "torchforge_557.py").read_text().replace("tries: int = 0", "tries: int = 3")
     (tmp_path / "fine.py").write_text(source)
     assert check(load_flow(str(tmp_path / "fine.py"))).problems == ()
@@ -194,6 +196,6 @@ def test_a_shipped_algorithm_has_no_findings():
         assert [p for p in check(load_flow(str(path))).problems if p.severity != "note"] == [], path
 
 
-def test_the_file_that_new_writes_passes(tmp_path):
+def test_a_file_written_by_new_passes(tmp_path):
     write_new(tmp_path / "mine.py")
     assert check(load_flow(str(tmp_path / "mine.py"))).problems == ()

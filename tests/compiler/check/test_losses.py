@@ -1,4 +1,4 @@
-"""`check` calls each loss on made rows: what would end a run after its first sampling is said before."""
+"""`check` calls each loss on synthetic rows and reports failures before the first sampling."""
 
 import itertools
 
@@ -54,7 +54,7 @@ def only(problems):
     return problem
 
 
-def test_what_the_loss_does_not_ask_the_model_for_is_named_with_the_way_to_ask(tmp_path):
+def test_a_model_output_missing_from_the_loss_decorator_is_named(tmp_path):
     problem = only(found(tmp_path, "return -new.logprobs * advantages - 0.01 * new.entropy, {}"))
     assert (problem.code, problem.severity) == ("loss-quantity", "error")
     assert "raised by" in problem.found
@@ -76,7 +76,7 @@ def test_what_the_loss_does_not_ask_the_model_for_is_named_with_the_way_to_ask(t
     "body",
     ["return -(new.logprobs * advantages).mean(), {}", "return -(new.logprobs * advantages).sum(), {}"],
 )
-def test_values_that_are_already_averaged_are_refused(tmp_path, body):
+def test_averaged_values_are_refused(tmp_path, body):
     problem = only(found(tmp_path, body))
     assert problem.message.startswith("loss 'gain' returns one number that is already averaged")
     assert "mean=" in problem.remedy
@@ -94,9 +94,7 @@ PER_TOKEN = "return -new.logprobs * advantages, {}"
         (PER_TOKEN, ', mean="rows"', 'write actor.update(…, mean="tokens" or mean="row-tokens")'),
     ],
 )
-def test_a_mean_over_another_level_than_the_values_is_refused_with_one_that_does(
-    tmp_path, body, settings, remedy
-):
+def test_a_mean_over_the_wrong_level_is_refused_with_a_valid_one(tmp_path, body, settings, remedy):
     assert only(found(tmp_path, body, settings=settings)).remedy == remedy
 
 
@@ -111,7 +109,7 @@ def test_a_mean_over_another_level_than_the_values_is_refused_with_one_that_does
         ("return -new.logprobs * advantages", ""),
     ],
 )
-def test_a_loss_that_runs_is_left_in_peace(tmp_path, body, settings):
+def test_a_sound_loss_has_no_findings(tmp_path, body, settings):
     assert found(tmp_path, body, settings=settings) == ()
 
 
@@ -130,7 +128,7 @@ def test_a_loss_that_runs_is_left_in_peace(tmp_path, body, settings):
         ("return -new.logprobs * advantages, {}, {}", "does not return a value and metrics"),
     ],
 )
-def test_what_cannot_be_trained_on_is_said(tmp_path, body, says):
+def test_results_without_a_usable_gradient_are_reported(tmp_path, body, says):
     assert says in only(found(tmp_path, body)).message
 
 
@@ -142,15 +140,13 @@ def test_what_cannot_be_trained_on_is_said(tmp_path, body, says):
         ("raise ValueError('at most 2 tokens')", "warning"),
     ],
 )
-def test_what_a_loss_raises_names_its_line_and_is_no_error_where_numbers_may_excuse_it(
-    tmp_path, body, severity
-):
+def test_an_exception_of_a_loss_names_its_line(tmp_path, body, severity):
     problem = only(found(tmp_path, body))
     assert (problem.code, problem.severity) == ("loss-raised", severity)
     assert "tried.py:15, in gain: " in problem.found
 
 
-def test_a_loss_that_takes_weights_and_is_the_same_without_is_warned_of(tmp_path):
+def test_a_loss_that_ignores_its_weights_is_warned_about(tmp_path):
     problem = only(found(tmp_path, PER_TOKEN, "new, advantages, weights"))
     assert (problem.code, problem.severity) == ("weights-unused", "warning")
     assert not found(tmp_path, "return -weights * new.logprobs * advantages, {}", "new, advantages, weights")
@@ -159,7 +155,7 @@ def test_a_loss_that_takes_weights_and_is_the_same_without_is_warned_of(tmp_path
     )
 
 
-def test_the_trial_draws_nothing_of_the_process_chance(tmp_path):
+def test_the_loss_check_leaves_the_global_rng_unchanged(tmp_path):
     import torch
 
     torch.manual_seed(3)

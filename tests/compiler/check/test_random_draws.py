@@ -1,4 +1,4 @@
-"""Draws that no seed of the run decides are warned of in stages, wherever they come from."""
+"""`check` warns about draws in stages that the run does not seed, wherever they come from."""
 
 import itertools
 import textwrap
@@ -72,12 +72,12 @@ def warned(tmp_path, expression, more="", dispatch="", factor="1"):
         ("numpy.random.normal()", "numpy.random.normal"),
     ],
 )
-def test_a_draw_by_the_process_own_chance_is_warned_of_at_its_line(tmp_path, expression, name):
+def test_a_draw_from_a_global_rng_is_warned_about_at_its_line(tmp_path, expression, name):
     found, line, _ = warned(tmp_path, expression)[0]
     assert (found, line) == (name, f"return ({expression}) * mask.float()")
 
 
-def test_a_draw_in_a_function_that_the_stage_calls_is_one_of_the_stage(tmp_path):
+def test_a_draw_in_a_called_function_counts_for_the_stage(tmp_path):
     assert [found[:2] for found in warned(tmp_path, "helper(scores[:, None])")] == [
         ("torch.randn", "return x + torch.randn(x.shape)")
     ]
@@ -93,16 +93,16 @@ def test_a_draw_in_a_function_that_the_stage_calls_is_one_of_the_stage(tmp_path)
         "scores[:, None].abs()",
     ],
 )
-def test_what_is_seeded_or_draws_nothing_is_left_in_peace(tmp_path, expression):
+def test_seeded_draws_have_no_findings(tmp_path, expression):
     assert warned(tmp_path, expression, ", *, generator", ", dispatch=RANK0") == []
 
 
-def test_the_remedy_says_how_many_generators_the_stage_gets(tmp_path):
+def test_the_remedy_names_the_number_of_generators(tmp_path):
     assert "a tuple with one generator per row" in warned(tmp_path, "torch.rand(mask.shape)")[0][2]
     assert "tuple" not in warned(tmp_path, "torch.rand(mask.shape)", dispatch=", dispatch=RANK0")[0][2]
 
 
-def test_a_loss_that_draws_is_warned_of_too_and_gets_its_numbers_from_a_stage(tmp_path):
+def test_a_loss_that_draws_is_warned_about(tmp_path):
     found, line, remedy = warned(tmp_path, "scores[:, None]", factor="helper(advantages)")[0]
     assert (found, line) == ("torch.randn", "return x + torch.randn(x.shape)")
     assert (
@@ -111,7 +111,7 @@ def test_a_loss_that_draws_is_warned_of_too_and_gets_its_numbers_from_a_stage(tm
     )
 
 
-def test_functions_that_call_each_other_are_read_once(tmp_path):
+def test_mutually_recursive_functions_are_read_once(tmp_path):
     path = tmp_path / "round.py"
     path.write_text(
         textwrap.dedent("""

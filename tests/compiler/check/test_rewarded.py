@@ -1,4 +1,4 @@
-"""`check` follows the scores of a reward to the gradient of an update, and says where the path breaks."""
+"""`check` follows the scores of a reward to the gradient of an update and reports where the path breaks."""
 
 import itertools
 import re
@@ -87,11 +87,11 @@ SAMPLED = "batch = actor.generate(prompts, samples=2, max_tokens=4)\nbatch |= re
         "actor.update(concat(choose(batch | good(batch), 'good'), batch), likelihood)",
     ],
 )
-def test_scores_count_by_columns_and_by_the_rows_that_they_choose_or_ask(tmp_path, body):
+def test_scores_reach_the_update_by_columns_and_by_chosen_or_asked_rows(tmp_path, body):
     assert found(tmp_path, SAMPLED + body) == []
 
 
-def test_scores_count_by_the_groups_that_a_repeat_keeps(tmp_path):
+def test_scores_reach_the_update_by_the_groups_kept_by_a_repeat(tmp_path):
     body = (
         "def body(prompts):\n    rows = actor.generate(prompts, samples=2, max_tokens=4)\n    rows |= "
         "reward(rows)\n"
@@ -100,13 +100,13 @@ def test_scores_count_by_the_groups_that_a_repeat_keeps(tmp_path):
     assert found(tmp_path, body) == []
 
 
-def test_scores_count_by_state_of_the_next_iteration(tmp_path):
+def test_scores_reach_the_update_by_state_of_the_next_iteration(tmp_path):
     state = "@stage(gives='advantages')\ndef by_heat(mask, heat):\n    return heat * mask\n"
     body = SAMPLED + "batch |= by_heat(batch)\nheated(batch)\nactor.update(batch, gain)"
     assert found(tmp_path, body, state, '@flow(state=lambda hp: {"heat": 1.0})') == []
 
 
-def test_scores_count_by_weights_that_were_trained_with_them(tmp_path):
+def test_scores_reach_the_update_by_weights_trained_on_them(tmp_path):
     more = (
         "@loss(new='values')\ndef regress(new, scores):\n    return (new.values - scores[:, None]) ** 2, {}\n"
         "@stage(gives='advantages')\ndef from_values(values):\n    return values\n"
@@ -145,7 +145,7 @@ def test_an_unreached_reward_is_an_error_with_its_path(tmp_path, body, more, pat
     assert problem.definition.path.endswith("tried.py")
 
 
-def test_a_reason_waives_it_and_is_printed(tmp_path):
+def test_a_reason_waives_an_unreached_reward_and_is_printed(tmp_path):
     more = "@loss(unrewarded='it follows the samples')\ndef copied(new):\n    return -new.logprobs, {}\n"
     (problem,) = found(tmp_path, SAMPLED + "actor.update(batch, copied)", more)
     assert (problem.code, problem.severity, problem.found) == (
@@ -165,7 +165,7 @@ def test_a_reason_waives_it_and_is_printed(tmp_path):
         loss(unrewarded=True)
 
 
-def test_a_gradient_that_is_zero_for_all_rows_is_an_error_of_its_own(tmp_path):
+def test_a_gradient_of_zero_for_all_rows_has_its_own_error(tmp_path):
     more = (
         "@loss\ndef still(new, advantages):\n    return -(new.logprobs - new.logprobs.detach()).exp() "
         "* advantages.detach() * 0, {}\n"
@@ -174,14 +174,14 @@ def test_a_gradient_that_is_zero_for_all_rows_is_an_error_of_its_own(tmp_path):
     assert [problem.code for problem in problems] == ["reward-unreached", "loss-zero-gradient"]
 
 
-def test_nothing_to_learn_from_is_noted(tmp_path):
+def test_a_flow_without_a_reward_or_answers_is_noted(tmp_path):
     (problem,) = found(
         tmp_path, "batch = actor.generate(prompts, max_tokens=4)\nactor.update(batch, likelihood)"
     )
     assert (problem.code, problem.severity) == ("no-signal", "note")
 
 
-def test_what_an_environment_pays_is_something_to_learn_from(tmp_path):
+def test_an_environment_counts_as_a_source_of_rewards(tmp_path):
     more = "@stage(gives='advantages')\ndef paid(turn_rewards, mask):\n    return turn_rewards * mask\n"
     body = SAMPLED.partition("batch |= reward")[0] + "batch |= paid(batch)\nactor.update(batch, gain)"
     options = TraceOptions(environments={"": parse_environment("retry", {})})
@@ -189,7 +189,7 @@ def test_what_an_environment_pays_is_something_to_learn_from(tmp_path):
     assert check(flow, options=options, with_variants=False).problems == ()
 
 
-def test_a_role_that_learns_from_no_reward_is_warned_of(tmp_path):
+def test_a_role_trained_without_a_reward_is_warned_about(tmp_path):
     source = (
         "@flow\ndef tried(prompts, one, other, reward):\n    batch = one.generate(prompts, samples=2, "
         "max_tokens=4)\n    batch |= reward(batch)\n    batch |= centred(batch)\n    one.update(batch, "
@@ -199,7 +199,7 @@ def test_a_role_that_learns_from_no_reward_is_warned_of(tmp_path):
     assert [(problem.code, problem.severity) for problem in problems] == [("role-untaught", "warning")]
 
 
-def test_influence_is_tried_by_size_and_sign():
+def test_influence_is_checked_by_size_and_sign():
     from rlflow.algorithms.grpo import grpo
     from rlflow.compiler.trace.compile import compile_flow
 
@@ -217,7 +217,7 @@ def test_influence_is_tried_by_size_and_sign():
     assert all(any(torch.equal(other, -each) for other in others) for each in others)  # as far down as up
 
 
-def test_the_scores_of_one_reward_do_not_stand_for_those_of_another(tmp_path):
+def test_one_reward_does_not_replace_another_unreached_one(tmp_path):
     source = (
         "@flow\ndef tried(prompts, actor, reward, other):\n    batch = actor.generate(prompts, samples=2, "
         "max_tokens=4)\n    batch |= other(batch, gives='liked')\n    batch |= reward(batch)\n    batch |= "

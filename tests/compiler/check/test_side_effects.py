@@ -1,4 +1,4 @@
-"""Stages with side effects are warned of, each once, with what a checkpoint holds of them."""
+"""`check` warns once about each stage with side effects and states what a checkpoint stores of it."""
 
 from rlflow import compare, flow, loss, repeat, stage, truncated_weights
 from rlflow.compiler.check.checker import check
@@ -60,7 +60,7 @@ def repeating(prompts, actor, reward):
     actor.update(batch, weighted_loss)
 
 
-def test_a_stage_with_side_effects_is_not_run_ahead_of_training():
+def test_a_stage_with_side_effects_does_not_run_ahead_of_training():
     [problem] = check(repeating, staleness=1).errors
     assert (problem.code, problem.found) == (
         "staleness-repeat",
@@ -69,7 +69,7 @@ def test_a_stage_with_side_effects_is_not_run_ahead_of_training():
     assert check(repeating).ok
 
 
-def test_each_stage_with_side_effects_is_warned_of_once():
+def test_each_stage_with_side_effects_is_warned_about_once():
     report = check(noting)
     found = [problem for problem in report.problems if problem.code == "side-effects"]
     assert report.ok
@@ -82,10 +82,10 @@ def test_each_stage_with_side_effects_is_warned_of_once():
         "pure=False, except the weights of 'actor'",
     ]
     assert {problem.severity for problem in found} == {"warning"}
-    assert found[0] in report.of_functions  # which the start of a run and a resumed run print
+    assert found[0] in report.of_functions  # the start of a run and a resumed run print it
 
 
-def test_a_stage_that_several_ranks_would_refuse_is_noted():
+def test_a_stage_refused_by_several_ranks_is_noted():
     [note] = [problem for problem in check(noting).problems if problem.code == "lone-change"]
     assert (note.severity, note.found) == ("note", "dispatch=DP_COMPUTE, pure=False")
     assert note.remedy.startswith("write dispatch=ALL")

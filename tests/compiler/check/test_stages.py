@@ -1,5 +1,6 @@
-"""Stages are called on synthetic rows before anything is loaded: what no values excuse is an error at the
-call's line."""
+"""`check` calls stages on synthetic rows before the run loads a model. It reports an error at the call's line
+unless other values could avoid it.
+"""
 
 import threading
 from pathlib import Path
@@ -19,7 +20,7 @@ def policy_loss(new, logprobs, advantages):
 
 
 def found(tried, *names, **options):
-    """What is found of a stage that gives `advantages`; ``names``: of what it gives besides."""
+    """Return the findings for a stage that gives `advantages`, and also the columns in ``names``."""
 
     @flow
     def trying(prompts, actor, reward):
@@ -64,7 +65,7 @@ def refuse(scores, mask):
         (refuse, "note", "RuntimeError: such scores are not meant"),
     ],
 )
-def test_what_a_stage_raises_is_an_error_unless_arbitrary_values_may_be_to_blame(error, severity, named):
+def test_an_exception_of_a_stage_is_an_error_unless_values_may_cause_it(error, severity, named):
     [(level, message, what)] = found(raising(error))
     assert (level, message.startswith("stage 'raises' raises "), what.startswith(named)) == (
         severity,
@@ -93,7 +94,7 @@ def test_what_a_stage_raises_is_an_error_unless_arbitrary_values_may_be_to_blame
         ),
     ],
 )
-def test_results_that_do_not_fit_what_is_declared_are_errors(gives, result, named):
+def test_results_of_another_kind_than_declared_are_errors(gives, result, named):
     @stage(gives=gives)
     def misfits(scores, mask):
         values = result(scores, mask)
@@ -107,7 +108,7 @@ def test_results_that_do_not_fit_what_is_declared_are_errors(gives, result, name
     )
 
 
-def test_sound_stages_are_found_sound_whatever_they_read_and_give():
+def test_sound_stages_have_no_findings():
     @stage(gives={"advantages": token(torch.float32), "said": text}, rows="group")
     def whole(scores, group, mask, completion, ref_logprobs=None, *, generator, scale=2.0):
         print("a stage that prints")
@@ -145,7 +146,7 @@ def test_sound_stages_are_found_sound_whatever_they_read_and_give():
     assert [problem for problem in problems if problem.code in ("stage-raised", "stage-result")] == []
 
 
-def test_a_stage_that_does_not_return_holds_nothing_up():
+def test_a_stage_that_does_not_return_is_skipped_after_its_timeout():
     opened = threading.Event()
 
     @stage(gives="advantages", timeout=0.05)
@@ -157,7 +158,7 @@ def test_a_stage_that_does_not_return_holds_nothing_up():
     opened.set()
 
 
-def test_a_stage_of_a_repeat_is_called_too_and_one_with_side_effects_never(capsys):
+def test_stages_in_a_repeat_are_called_except_those_with_side_effects(capsys):
     @stage(gives="keep", rows="group")
     def kept(scores, group):
         print("not shown")

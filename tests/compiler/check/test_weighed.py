@@ -1,4 +1,4 @@
-"""Weights of ``*rewards``: handed to the flow that asks for them, refused where they would do nothing."""
+"""Weights of ``*rewards`` reach a flow that asks for them and are refused if they would have no effect."""
 
 import pytest
 import torch
@@ -55,13 +55,13 @@ def undivided(batch, gives):
         (whole, (1.0, 0.1), []),
     ],
 )
-def test_a_weight_that_a_division_takes_out_again_is_refused(judged, weights, refused):
+def test_a_weight_cancelled_by_a_division_is_refused(judged, weights, refused):
     errors = check(flow_with(judged), None, TraceOptions(2, weights=weights)).errors
     found = [problem for problem in errors if problem.code == "reward-weight"]
     assert [problem.message.split("'")[1] for problem in found] == refused
 
 
-def test_gdpo_weighs_the_advantages_of_each_reward_as_the_run_says():
+def test_gdpo_weighs_the_advantages_of_each_reward_by_the_run_weights():
     gdpo = load_flow("gdpo")
     options = TraceOptions(2, weights=(2.0, 0.01))
     program = compile_flow(gdpo, None, options)
@@ -78,7 +78,7 @@ def test_the_flags_of_a_run_reach_the_flow():
     assert program.weights == {"rewards_0": 3.0, "rewards_1": 0.5}
 
 
-def test_scores_of_a_reward_that_the_flow_weighs_come_without_their_weight():
+def test_scores_weighed_by_the_flow_arrive_without_their_weight():
     specs = (parse_reward("task:3"),)
     assert [spec.weight for spec in unweighted("rewards_0", specs, own=False)] == [1.0]
     with pytest.raises(PlanError, match="cannot see the weight of --rewards_0.reward"):
@@ -86,8 +86,8 @@ def test_scores_of_a_reward_that_the_flow_weighs_come_without_their_weight():
     assert unweighted("rewards_0", (parse_reward("task"),), own=True)
 
 
-def test_a_hundredth_is_a_hundredth():
-    """The numbers of the authors' sum of weighted advantages, for two groups of two."""
+def test_a_small_weight_scales_the_advantages_exactly():
+    """Compare with the numbers of the authors' sum of weighted advantages, for two groups of two."""
     from rlflow.algorithms import gdpo
 
     group, mask = torch.tensor([0, 0, 1, 1]), torch.ones(4, 1, dtype=torch.bool)

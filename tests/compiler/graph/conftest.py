@@ -1,4 +1,4 @@
-"""Graphs that the tests of this folder share."""
+"""Graphs shared by the tests of this folder."""
 
 import pytest
 
@@ -58,7 +58,7 @@ def repeated_text():
 
 @pytest.fixture(scope="session")
 def graph_of(tmp_path_factory):
-    """The graph of a flow's text, in a folder of its own each time."""
+    """Return the graph of a flow's text. Each call writes the text to its own folder."""
 
     def graph_of(text, name="algorithm.py"):
         path = tmp_path_factory.mktemp("algorithm") / name

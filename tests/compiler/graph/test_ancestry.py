@@ -1,4 +1,4 @@
-"""How many rows a flow's axes have, at most, for so many prompts."""
+"""Upper bounds on the rows of a flow's axes for a given number of prompts."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from rlflow.compiler.trace.compile import compile_flow
 
 
 def counted(name, prompts, repeats="groups", **hp):
-    """(rows, groups) of what each node makes, by its name."""
+    """Return (rows, groups) of each node's output, by node name."""
     flow = load_flow(name)
     settings = (
         override(flow.parameters.hp, {key: str(value) for key, value in hp.items()}, "hp.") if hp else None
@@ -31,12 +31,12 @@ def counted(name, prompts, repeats="groups", **hp):
     }
 
 
-def test_each_prompt_has_so_many_samples():
+def test_each_prompt_has_the_requested_number_of_samples():
     assert counted("grpo", 5, samples=3)["actor.generate"] == (15, 5)
 
 
 @pytest.mark.parametrize(("repeats", "groups"), [("groups", 7), ("prompts", 5)])
-def test_a_repeat_keeps_the_groups_that_it_wants_or_one_for_each_prompt(repeats, groups):
+def test_a_repeat_keeps_its_groups_or_one_per_prompt(repeats, groups):
     assert counted("dapo", 5, repeats, samples=2, groups=7)["repeat.sampled"] == (2 * groups, groups)
 
 
@@ -55,7 +55,7 @@ AXES = [
 ]
 
 
-def test_rows_that_were_chosen_or_joined_are_rows_of_what_they_came_from():
+def test_chosen_and_joined_rows_descend_from_their_sources():
     found = [sources(AXES, axis) for axis in range(len(AXES))]
     assert found == [{0}, {1}, {2}, {1, 3}, {4}, {1, 2, 3, 5}, {6}, {7}, {8}]
 
@@ -82,7 +82,7 @@ def test_rows_that_were_chosen_or_joined_are_rows_of_what_they_came_from():
         (0, 7, False, Merge.NEVER),
     ],
 )
-def test_rows_read_what_one_value_of_belongs_to_each(axis, other, by_group, how):
+def test_rows_merge_by_their_common_ancestor(axis, other, by_group, how):
     assert merge(AXES, axis, other, by_group) is how
 
 
@@ -94,6 +94,6 @@ def test_rows_read_what_one_value_of_belongs_to_each(axis, other, by_group, how)
         ("correction", ["actor.generate", "look_again", "ask", "actor.generate#2"]),
     ],
 )
-def test_what_samples_and_what_it_samples_from_runs_ahead_of_training(name, ahead):
+def test_sampling_and_its_inputs_run_ahead_of_training(name, ahead):
     graph = compile_flow(load_flow(name)).graph
     assert [node.name for node in graph.nodes if node.id in ahead_of_training(graph)] == ahead

@@ -1,4 +1,4 @@
-"""What differs between two graphs, and when it is names alone."""
+"""Differences between two graphs, and graphs that differ only in names."""
 
 import dataclasses
 
@@ -9,11 +9,11 @@ from rlflow.compiler.graph.diff import diff, same_shape
 from rlflow.compiler.trace.compile import compile_flow
 
 
-def test_a_graph_does_not_differ_from_itself(ppo, repeated):
+def test_a_graph_equals_itself(ppo, repeated):
     assert diff(ppo, ppo) == diff(repeated, repeated) == []
 
 
-def test_a_setting_changes_what_it_changes(ppo):
+def test_a_setting_changes_only_the_nodes_that_use_it(ppo):
     flow = load_flow("ppo")
     other = compile_flow(flow, dataclasses.replace(flow.parameters.hp, beta=0.0)).graph
     assert [str(line) for line in diff(ppo, other)] == [
@@ -44,7 +44,7 @@ def test_a_setting_changes_what_it_changes(ppo):
         ),
     ],
 )
-def test_each_kind_of_change_has_its_line(graph_of, repeated_text, repeated, old, new, line):
+def test_each_kind_of_change_has_a_line(graph_of, repeated_text, repeated, old, new, line):
     assert old in repeated_text
     lines = [
         str(difference).replace("~ repeat.body: in its body: ~ ", "~ repeat.body: in its body: ")
@@ -53,7 +53,7 @@ def test_each_kind_of_change_has_its_line(graph_of, repeated_text, repeated, old
     assert line in lines
 
 
-def test_a_changed_body_is_noticed(graph_of, repeated_text, repeated):
+def test_a_changed_function_body_is_noticed(graph_of, repeated_text, repeated):
     lines = [
         str(line) for line in diff(repeated, graph_of(repeated_text.replace("scores.mean()", "scores.sum()")))
     ]
@@ -61,7 +61,7 @@ def test_a_changed_body_is_noticed(graph_of, repeated_text, repeated):
     assert lines[0].startswith("~ raise_bar: the body changed (")
 
 
-def test_other_names_of_roles_and_settings_are_the_same_shape(graph_of, repeated_text, repeated):
+def test_renamed_roles_and_settings_keep_the_shape(graph_of, repeated_text, repeated):
     renamed = graph_of(
         repeated_text.replace("actor", "policy")
         .replace("groups: int", "count: int")
@@ -71,12 +71,12 @@ def test_other_names_of_roles_and_settings_are_the_same_shape(graph_of, repeated
     assert same_shape(repeated, renamed)
 
 
-def test_other_functions_or_other_wiring_are_another_shape(ppo, repeated, graph_of, repeated_text):
+def test_other_functions_or_wiring_change_the_shape(ppo, repeated, graph_of, repeated_text):
     assert not same_shape(ppo, repeated)
     assert not same_shape(repeated, graph_of(repeated_text.replace("scores.mean()", "scores.sum()")))
 
 
-def test_parameters_fed_the_other_way_round_are_another_shape(graph_of):
+def test_swapped_parameters_change_the_shape(graph_of):
     text = """
 from rlflow import flow, loss, stage
 

@@ -1,4 +1,4 @@
-"""Drawings of a graph: for people, and for programs that are strict."""
+"""Drawings of a graph for people and for strict programs."""
 
 import json
 import re
@@ -35,20 +35,20 @@ def test_a_graph_prints_as_its_text(ppo):
 
 
 @pytest.mark.parametrize("name", ["ppo", "repeated"])
-def test_json_is_json(name, request):
+def test_json_is_valid(name, request):
     graph = request.getfixturevalue(name)
     read = json.loads(draw.as_json(graph), parse_constant=lambda text: NOT_JSON(f"{text} is not JSON"))
     assert [node["name"] for node in read["nodes"]] == [node.name for node in graph.nodes]
 
 
-def test_numbers_that_json_has_not_are_text(repeated):
+def test_non_finite_numbers_become_text_in_json(repeated):
     read = json.loads(draw.as_json(repeated))
     assert read["hp"] == [["groups", 4], ["limit", "inf"]]
     assert read["nodes"][2]["timeout"] == "inf"
 
 
 @pytest.mark.parametrize("name", ["ppo", "repeated"])
-def test_mermaid_names_every_node_and_edges_lead_between_them(name, request):
+def test_mermaid_has_every_node_and_edges_between_nodes(name, request):
     graph = request.getfixturevalue(name)
     first, *lines = draw.mermaid(graph).splitlines()
     nodes = [
@@ -72,7 +72,7 @@ def test_dot_is_a_digraph_of_quoted_labels(name, request):
     assert all(re.fullmatch(statement, line) for line in lines[1:-1])
 
 
-def test_only_edges_that_others_do_not_imply_are_drawn(ppo):
+def test_implied_edges_are_not_drawn(ppo):
     assert 'n1 -->|"' in draw.mermaid(ppo)
     assert "n0 -->" in draw.mermaid(ppo)
     assert not re.search(r"n1 -->.* n11", draw.mermaid(ppo)), "actor.update waits for more than the rows"

@@ -1,5 +1,7 @@
-"""Golden graphs: what each shipped algorithm compiles to. RLFLOW_WRITE_GOLDEN=1 writes them anew; read the
-difference."""
+"""Golden graphs: the compiled graph of each shipped algorithm.
+
+RLFLOW_WRITE_GOLDEN=1 rewrites the files; review the difference.
+"""
 
 import os
 from pathlib import Path

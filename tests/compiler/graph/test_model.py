@@ -1,4 +1,4 @@
-"""Orders that follow from a graph: columns, weights, paths."""
+"""Orders derived from a graph: columns, weights, paths."""
 
 import networkx as nx
 import pytest
@@ -17,12 +17,12 @@ def concurrent(graph, one, other):
     return one not in graph.before(other) and other not in graph.before(one)
 
 
-def test_rewards_and_forwards_of_ppo_run_side_by_side(ppo):
+def test_rewards_and_forwards_of_ppo_run_concurrently(ppo):
     passes = ["reward", "reference.logprobs", "actor.logprobs", "critic.values"]
     assert all(concurrent(ppo, one, other) for one in passes for other in passes if one != other)
 
 
-def test_updates_of_two_models_run_side_by_side(ppo):
+def test_updates_of_two_models_run_concurrently(ppo):
     assert concurrent(ppo, "actor.update", "critic.update")
 
 
@@ -31,13 +31,13 @@ def test_a_model_is_read_before_it_is_written():
     def f(prompts, actor):
         batch = actor.generate(prompts, max_tokens=4)
         batch |= actor.logprobs(batch)
-        actor.logprobs(batch, gives="ref_logprobs")  # nothing reads it, and still it comes first
+        actor.logprobs(batch, gives="ref_logprobs")  # no stage reads it, but it still comes first
         actor.update(batch, policy_loss)
 
     assert "actor.logprobs#2" in compile_flow(f).graph.before("actor.update")
 
 
-def test_updates_of_one_model_keep_program_order_and_later_sampling_waits():
+def test_updates_of_one_model_keep_program_order_before_later_sampling():
     @flow
     def f(prompts, actor):
         batch = actor.generate(prompts, max_tokens=4)
@@ -54,12 +54,12 @@ def test_updates_of_one_model_keep_program_order_and_later_sampling_waits():
     assert nx.dag_longest_path_length(graph.order) == 7
 
 
-def test_joined_rows_wait_for_what_makes_each_part():
+def test_joined_rows_wait_for_every_part():
     @flow
     def f(prompts, actor, reward):
         batch = actor.generate(prompts, samples=2, max_tokens=4)
         batch |= reward(batch)
-        # whose columns are all of the rows that it chose from
+        # the chosen rows keep the columns of the rows that they were chosen from
         best = choose(batch, top="scores", count=1, per="group")
         both = concat(batch, best)
         both |= actor.logprobs(both)
@@ -83,7 +83,7 @@ def node(number, op, role, **fields):
         ("WRRW", {(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)}),
     ],
 )
-def test_reads_stand_between_the_writes_around_them(nodes, order):
+def test_reads_stay_between_the_writes_around_them(nodes, order):
     made = tuple(
         node(i, Op.UPDATE if letter == "W" else Op.LOGPROBS, "actor") for i, letter in enumerate(nodes)
     )
@@ -95,7 +95,7 @@ def test_a_stage_with_side_effects_on_a_role_writes_it():
     assert node(0, Op.STAGE, "actor").writes == frozenset()
 
 
-def test_an_iteration_may_change_roles_that_are_trained_and_those_that_a_stage_with_side_effects_is_given():
+def test_an_iteration_changes_trained_roles_and_roles_given_to_side_effects():
     @stage(on="reference", pure=False)
     def moved(reference, scores):
         return {}
@@ -118,7 +118,7 @@ def test_an_iteration_may_change_roles_that_are_trained_and_those_that_a_stage_w
     assert [node.name for node in graph.nodes if node.impure_stage] == ["moved"]
 
 
-def test_stages_with_side_effects_keep_program_order_and_others_need_not():
+def test_only_stages_with_side_effects_keep_program_order():
     @stage(pure=False)
     def noted(scores):
         return {}
@@ -151,7 +151,7 @@ def test_a_repeat_has_the_side_effects_of_its_body():
     )
 
 
-def test_a_repeat_reads_what_its_body_reads(repeated):
+def test_a_repeat_reads_the_columns_that_its_body_reads(repeated):
     body = repeated.by_name["repeat.body"]
     assert body.reads == {"actor", "reward"}
     assert "repeat.body" in repeated.before("actor.update")
@@ -165,7 +165,7 @@ def test_the_longest_path_of_ppo_goes_through_its_stages(ppo):
     assert len(path) == 7
 
 
-def test_the_order_has_no_cycle_and_keeps_to_program_order(ppo, repeated):
+def test_the_order_has_no_cycle_and_follows_the_program(ppo, repeated):
     for graph in (ppo, repeated):
         assert all(before < after for before, after in graph.order.edges)
 

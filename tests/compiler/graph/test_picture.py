@@ -1,5 +1,6 @@
-"""Pictures of graphs: well-formed, escaped, with every node in a box that no arrow crosses and every arrow
-downwards."""
+"""Pictures of graphs: well-formed and escaped. Every node has a box, no arrow crosses a box, and every arrow
+points downwards.
+"""
 
 import re
 from itertools import combinations
@@ -16,7 +17,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_every_node_has_a_box_beside_the_others_and_every_arrow_goes_down_between_them(name):
+def test_boxes_do_not_overlap_and_arrows_point_down_between_them(name):
     graph = load_flow(name).graph()
     layers = [list(layer) for layer in nx.topological_generations(graph.order)]
     routes = routed(layers, sorted(nx.transitive_reduction(graph.order).edges))
@@ -40,19 +41,19 @@ def test_every_node_has_a_box_beside_the_others_and_every_arrow_goes_down_betwee
     assert all(box.x - box.width / 2 > 0 and box.x + box.width / 2 < width for box in boxes.values())
 
 
-def test_an_arrow_over_several_layers_has_a_place_in_each():
+def test_a_long_arrow_has_a_place_in_each_layer():
     layers = [[0], [1], [2], [3]]
     assert routed(layers, [(0, 1), (0, 3)]) == {(0, 1): [0, 1], (0, 3): [0, -1, -2, 3]}
     assert layers == [[0], [1, -1], [2, -2], [3]]
 
 
-def test_the_body_of_a_repeat_is_drawn_beneath():
+def test_the_body_of_a_repeat_is_drawn_below():
     page = html(load_flow("dapo").graph())
     assert len(re.findall("<svg", page)) == 2
     assert "repeated by" in page
 
 
-def test_texts_cannot_become_markup():
+def test_text_cannot_become_markup():
     graph = load_flow("grpo").graph()
     page = html(
         graph,
@@ -64,7 +65,7 @@ def test_texts_cannot_become_markup():
     assert "&lt;script&gt;" in page
 
 
-def test_settings_shape_the_graph_that_a_flow_gives():
+def test_settings_shape_the_drawn_graph():
     flow = load_flow("grpo")
     settings = type(flow.parameters.hp)
     names = {beta: {node.name for node in flow.graph(settings(beta=beta)).nodes} for beta in (0.0, 0.1)}

@@ -21,7 +21,7 @@ BYTES = pack(PPO)
 
 
 @pytest.mark.parametrize("name", ["ppo", "repeated"])
-def test_what_is_packed_is_unpacked(name, request):
+def test_a_packed_graph_unpacks_to_itself(name, request):
     graph = request.getfixturevalue(name)
     assert unpack(pack(graph)) == graph
     assert identity(unpack(pack(graph))) == identity(graph)
@@ -34,7 +34,7 @@ JOINT = (
 )
 
 
-def test_settings_of_verbs_are_stored_as_pairs_and_read_with_their_types(repeated_text, tmp_path):
+def test_settings_of_methods_are_stored_as_pairs_with_their_types(repeated_text, tmp_path):
     (tmp_path / "joint.py").write_text(repeated_text.replace("actor.update(batch, policy_loss)", JOINT))
     graph = compile_flow(load_flow(str(tmp_path / "joint.py")), options=TraceOptions(sampling=SAMPLING)).graph
     again = unpack(pack(graph))
@@ -67,7 +67,7 @@ def test_settings_of_verbs_are_stored_as_pairs_and_read_with_their_types(repeate
     ]
 
 
-def test_settings_in_which_one_is_masked_stay_pairs():
+def test_settings_stay_pairs_if_one_is_masked():
     masked = ShownOptions((("samples", 2), ("stop_token_ids", "***")))
     nodes = tuple(
         dataclasses.replace(node, settings=masked) if node.op is Op.GENERATE else node for node in PPO.nodes
@@ -76,14 +76,14 @@ def test_settings_in_which_one_is_masked_stay_pairs():
 
 
 @given(st.binary(max_size=64))
-def test_other_bytes_are_a_plan_error(data):
+def test_foreign_bytes_are_a_plan_error(data):
     with pytest.raises(PlanError):
         unpack(data)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, len(BYTES) - 1), st.integers(0, 255), st.sampled_from(["set", "cut", "drop", "double"]))
-def test_damaged_bytes_are_a_plan_error_or_another_sound_graph(place, value, how):
+def test_damaged_bytes_give_a_plan_error_or_a_sound_graph(place, value, how):
     changed = {
         "set": BYTES[:place] + bytes([value]) + BYTES[place + 1 :],
         "cut": BYTES[:place],
@@ -126,19 +126,19 @@ def edited(change):
         ("deep nesting", lambda e: e.update(graph=functools.reduce(lambda x, _: [x], range(400), 0))),
     ],
 )
-def test_what_is_no_graph_of_this_version_is_a_plan_error(what, change):
+def test_a_graph_of_another_version_is_a_plan_error(what, change):
     with pytest.raises(PlanError, match="these bytes are not a graph of this version"):
         unpack(edited(change))
 
 
-def test_a_moved_file_has_the_same_identity_and_a_changed_one_another(graph_of, repeated_text):
+def test_moving_a_file_keeps_its_identity_and_changing_it_does_not(graph_of, repeated_text):
     first = identity(graph_of(repeated_text))
     assert identity(graph_of("# a comment, and two lines more\n\n" + repeated_text, "moved.py")) == first
     changes = [
         ("scores.mean()", "scores.sum()"),  # a stage's body
         ("groups: int = 4", "groups: int = 5"),  # a setting
         ("scores[:, None]", "scores[:, None] / 2"),  # a loss's body
-        ("samples=2", "samples=4"),  # a verb's setting, within the body
+        ("samples=2", "samples=4"),  # a method's setting, within the body
         ('"bar": 0.25', '"bar": 0.5'),  # the initial state
         ("limit=hp.limit", "limit=1.0"),  # a stage's setting
         ("RANK0)", "RANK0, timeout=9)"),
@@ -148,11 +148,11 @@ def test_a_moved_file_has_the_same_identity_and_a_changed_one_another(graph_of, 
     assert len({first, *others}) == 1 + len(changes)
 
 
-def test_results_that_no_node_gives_are_refused():
+def test_results_of_unknown_nodes_are_refused():
     with pytest.raises(PlanError):
         unpack(pack(dataclasses.replace(PPO, results=(Input("x", Column(99, "x")),))))
 
 
-def test_numbers_larger_than_the_format_are_kept_as_text(graph_of, repeated_text):
+def test_numbers_beyond_the_format_are_stored_as_text(graph_of, repeated_text):
     graph = graph_of(repeated_text.replace("groups: int = 4", "groups: int = 4\n    seed: int = 2**70"))
     assert dict(unpack(pack(graph)).hp)["seed"] == str(2**70)

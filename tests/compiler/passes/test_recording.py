@@ -1,5 +1,6 @@
-"""What samples and health metrics show: the last columns of an iteration, and of several trained roles the
-rows of each."""
+"""Columns recorded for samples and health metrics: the last columns of an iteration, and the rows of each
+trained role.
+"""
 
 import pytest
 import torch
@@ -19,17 +20,17 @@ LINEAGE = load(TESTS / "execution" / "lineage.py")
 
 
 def makers(graph, columns):
-    """The node of each column, by the column's name."""
+    """Return the node of each column, by the column's name."""
     assert all(column.name == name for name, column in columns.items())
     return {name: graph.nodes[column.node].name for name, column in columns.items()}
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo", "distill", "reward_model"])
-def test_with_one_policy_nothing_is_measured_by_role(name):
+def test_with_one_policy_metrics_are_not_split_by_role(name):
     assert of_policies(compile_flow(load_flow(name)).graph) == {}
 
 
-def test_each_of_several_policies_has_the_columns_of_the_rows_that_it_learns_from():
+def test_each_policy_records_the_columns_of_its_training_rows():
     program = compile_flow(LINEAGE.critique)
     own = {role: makers(program.graph, columns) for role, columns in of_policies(program.graph).items()}
     assert own == {
@@ -53,7 +54,7 @@ def test_each_of_several_policies_has_the_columns_of_the_rows_that_it_learns_fro
     assert makers(program.graph, last(program.graph))["logprobs"] == "verifier.logprobs"
 
 
-def test_what_is_measured_by_role_is_held_to_the_end_of_an_iteration():
+def test_columns_measured_by_role_are_kept_to_the_end():
     program = compile_flow(LINEAGE.critique)
     made = plan(program)
     (solver,) = (node.id for node in program.graph.nodes if node.name == "solver.generate")
@@ -85,11 +86,11 @@ def summed(prompts, actor, one, other):
 
 
 def names(graph, columns):
-    """``node.column`` of each."""
+    """Return ``node.column`` for each column."""
     return [f"{graph.nodes[column.node].name}.{column.name}" for column in columns]
 
 
-def test_several_rewards_that_an_update_learns_from_are_measured_each_and_what_it_reads_of_them():
+def test_each_of_several_learned_rewards_is_measured():
     graph = trace(gdpo, None, TraceOptions(rewards=2)).program.graph
     found = scored_columns(graph, ())[""]
     assert {role: names(graph, [column]) for role, column in found.rewards.items()} == {
@@ -99,14 +100,14 @@ def test_several_rewards_that_an_update_learns_from_are_measured_each_and_what_i
     assert names(graph, found.learned) == ["over_the_batch.advantages"]
 
 
-def test_one_reward_and_one_score_that_a_stage_makes_of_several_are_measured_as_scores():
+def test_one_reward_or_one_combined_score_is_measured_as_scores():
     for made, learned in ((grpo, "compare.advantages"), (summed, "compare.advantages")):
         graph = compile_flow(made).graph
         found = scored_columns(graph, ())[""]
         assert (found.rewards, names(graph, found.learned)) == ({}, [learned])
 
 
-def test_each_of_several_trained_roles_has_what_its_own_update_reads():
+def test_each_trained_role_records_the_inputs_of_its_update():
     graph = compile_flow(debate).graph
     found = scored_columns(graph, ("one", "other"))
     assert set(found) == {"one", "other"}

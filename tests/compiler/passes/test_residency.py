@@ -1,4 +1,4 @@
-"""Plans within a limit of memory: what moves when, what cannot fit, and what a run then keeps to."""
+"""Plans within a memory limit: when parts move, plans that cannot fit, and how a run follows its plan."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +65,7 @@ def moves(schedule):
     return [f"{move.before}: {'away' if move.away else 'back'} {move.part}" for move in schedule.moves]
 
 
-def test_without_a_limit_nothing_is_planned_and_with_room_for_all_nothing_moves(planned_as):
+def test_nothing_moves_without_a_limit_or_with_enough_room(planned_as):
     free = planned_as(f"ppo {SMALL}")
     assert free.residency == ()
     assert {note.name for note in free.notes}.isdisjoint({"residency", "verify"})
@@ -74,7 +74,7 @@ def test_without_a_limit_nothing_is_planned_and_with_room_for_all_nothing_moves(
     assert roomy.time == free.time
 
 
-def test_a_little_too_much_is_one_part_less_and_more_takes_more_moves(planned_as):
+def test_a_lower_limit_moves_more_parts(planned_as):
     [schedule] = planned_as(f"grpo {SMALL} --memory 19.5MB").residency
     assert moves(schedule) == [
         "actor.generate: away actor.trainer weights",
@@ -93,7 +93,7 @@ def test_a_little_too_much_is_one_part_less_and_more_takes_more_moves(planned_as
         prove(replace(tight, awake=schedule.awake))
 
 
-def test_moments_are_those_of_each_pool_chunk_commit_and_canary(planned_as):
+def test_moments_cover_each_pool_chunk_commit_and_weight_check(planned_as):
     line = f"ppo {SMALL} --pools train=1,rollout=1 --memory 20MB"
     steps = {
         schedule.pool: [moment.step for moment in schedule.moments] for schedule in planned_as(line).residency
@@ -114,19 +114,17 @@ def test_moments_are_those_of_each_pool_chunk_commit_and_canary(planned_as):
     assert {moment.step for moment in rare.beside} == {"saving actor", "saving critic"}
 
 
-def test_a_role_that_a_stage_with_side_effects_is_given_is_committed_saved_and_delivered(
-    planned_as, tmp_path
-):
+def test_a_role_given_to_side_effects_is_committed_saved_and_delivered(planned_as, tmp_path):
     (tmp_path / "league.py").write_text(LEAGUE)
     plan = planned_as(f"{tmp_path / 'league'}::league {SMALL} --pools train=1,rollout=1 --memory 30MB")
     steps = {schedule.pool: [moment.step for moment in schedule.moments] for schedule in plan.residency}
     assert "the in-memory checkpoint of rival" in steps["train"]
-    # those of the iteration before, and those of the stage
+    # the copy of the previous iteration, and the copy for the stage
     assert steps["rollout"].count("weights of rival") == 2
     assert plan.commits.bytes["rival"] < plan.commits.bytes["actor"] / 2  # no optimizer
 
 
-def test_a_reward_that_is_trained_takes_its_turn_and_a_repeat_counts_with_its_body(planned_as):
+def test_a_trained_reward_and_the_body_of_a_repeat_have_moments(planned_as):
     prime = planned_as(f"prime {SMALL} --memory 20MB")
     assert any(schedule.moves for schedule in prime.residency)
     dapo = planned_as(f"dapo {SMALL} --memory 16MB").residency[0]
@@ -138,10 +136,8 @@ def test_a_reward_that_is_trained_takes_its_turn_and_a_repeat_counts_with_its_bo
     ]
 
 
-def test_scores_of_a_reward_that_is_trained_wait_for_their_place_beside_the_models_and_others_do_not(
-    planned_as, tmp_path
-):
-    """Where parts move, nothing with a model may run beside another one; a reward of processes may."""
+def test_scores_of_a_trained_reward_wait_and_other_scores_do_not(planned_as, tmp_path):
+    """If parts move, no two nodes with a model run at once; a reward in its own processes may run."""
     path = tmp_path / "judged.py"
     path.write_text(JUDGED)
     limited = planned_as(f"{path} {SMALL} --memory 20MB")
@@ -164,14 +160,14 @@ def test_scores_of_a_reward_that_is_trained_wait_for_their_place_beside_the_mode
         (16, {"saving actor", "weights of actor", "the evaluation"}),
     ],
 )
-def test_an_evaluation_is_a_moment_between_iterations_where_there_is_one(planned_as, held_out, beside):
+def test_an_evaluation_is_a_moment_between_iterations(planned_as, held_out, beside):
     [schedule] = planned_as(
         f"grpo {SMALL.replace('--held-out 0', f'--held-out {held_out}')} --memory 19.5MB"
     ).residency
     assert {moment.step for moment in schedule.beside} == beside
 
 
-def test_the_copies_that_an_optimizer_has_of_its_own_count_with_it(planned_as):
+def test_copies_of_the_optimizer_count_as_its_memory(planned_as):
     whole = {
         (held.half, held.what): held.bytes
         for held in planned_as(f"ppo {SMALL}").memory
@@ -181,7 +177,7 @@ def test_the_copies_that_an_optimizer_has_of_its_own_count_with_it(planned_as):
         0
     ]
     sizes = {str(part): size for part, size in schedule.sizes.items()}
-    # a float32 copy beside two moments
+    # a float32 copy next to two moments
     assert sizes["critic.trainer optimizer"] == whole["trainer", "optimizer"] * 3 // 2
     assert "critic.trainer gradient" not in sizes
 
@@ -204,7 +200,7 @@ def test_the_copies_that_an_optimizer_has_of_its_own_count_with_it(planned_as):
         (f"grpo {SMALL} --memory plenty", "setting-range", "plenty"),
     ],
 )
-def test_what_cannot_fit_is_refused(planned_as, line, code, says):
+def test_a_plan_that_cannot_fit_is_refused(planned_as, line, code, says):
     with pytest.raises(PlanError) as refused:
         planned_as(line)
     [problem] = refused.value.problems
@@ -212,7 +208,7 @@ def test_what_cannot_fit_is_refused(planned_as, line, code, says):
     assert says in str(problem)
 
 
-def test_the_amount_that_is_asked_for_does(planned_as):
+def test_the_memory_that_the_remedy_names_is_enough(planned_as):
     with pytest.raises(PlanError) as refused:
         planned_as(f"ppo {SMALL} --memory 8MB")
     asked = max(int(problem.remedy.split()[1].rstrip(";")) for problem in refused.value.problems)
@@ -220,7 +216,7 @@ def test_the_amount_that_is_asked_for_does(planned_as):
     assert schedule.peak == asked
 
 
-def test_what_vllm_holds_on_a_cpu_is_always_there(planned_as):
+def test_memory_of_vllm_on_a_cpu_never_moves(planned_as):
     line = (
         f"ppo {SMALL.partition(' --batch')[0]} --actor.generator vllm --actor.kv_cache_memory_bytes 4000000"
     )
@@ -233,7 +229,7 @@ def test_what_vllm_holds_on_a_cpu_is_always_there(planned_as):
     assert told == [256 << 20]
 
 
-def test_everything_with_a_model_keeps_the_planned_order_where_anything_moves(planned_as):
+def test_model_nodes_keep_the_planned_order_if_parts_move(planned_as):
     order = [step.name for step in planned_as(f"ppo {SMALL} --memory 16MB").steps]
     assert set(order) == {step.name for step in planned_as(f"ppo {SMALL}").steps}
     free, settled = (planned_as(f"ppo {SMALL} --memory {limit}") for limit in ("1GB", "16MB"))

@@ -1,4 +1,4 @@
-"""What a plan says is streamed: asked of backends and rewards by name."""
+"""Nodes that a plan streams, by backend and by reward."""
 
 import json
 
@@ -18,15 +18,15 @@ def streamed(explanation):
 
 
 @pytest.fixture
-def judging(tmp_path):
-    """A folder that is a reward model."""
+def reward_model(tmp_path):
+    """Return a folder with a reward model."""
     (tmp_path / "config.json").write_text(
         json.dumps({"architectures": ["LlamaForSequenceClassification"], "num_labels": 1})
     )
     return tmp_path
 
 
-def test_the_local_backend_streams_rewards_and_the_null_backend_forwards_too(planned_as):
+def test_the_null_backend_also_streams_forwards(planned_as):
     local, none = planned_as(f"ppo --model {MODEL} {TWO} --stream 3"), planned_as(f"ppo {TWO} --stream 3")
     assert (
         streamed(local)
@@ -46,8 +46,8 @@ def test_the_local_backend_streams_rewards_and_the_null_backend_forwards_too(pla
     assert none.time.makespan < planned_as(f"ppo {TWO}").time.makespan
 
 
-def test_a_reward_that_is_a_model_is_streamed_where_its_backend_is_exact(planned_as, judging):
-    local, judged = f"grpo --model {MODEL} {TWO} --stream 2 --reward math", f"--reward {judging}"
+def test_a_reward_model_is_streamed_if_its_backend_is_exact(planned_as, reward_model):
+    local, judged = f"grpo --model {MODEL} {TWO} --stream 2 --reward math", f"--reward {reward_model}"
     assert "to reward" in streamed(planned_as(local))
     assert "to reward" in streamed(planned_as(f"grpo --stream 2 --reward math {judged}"))
     with pytest.raises(PlanError, match="nothing in flow 'grpo' can be scored before") as refused:

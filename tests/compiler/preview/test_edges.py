@@ -1,4 +1,4 @@
-"""What a plan says of columns that move is what ranks of a run on pools really send each other."""
+"""The planned column transfers match what ranks of a run on pools send each other."""
 
 from collections import Counter
 
@@ -24,8 +24,9 @@ TARGETS = {
 
 @pytest.fixture
 def sent(monkeypatch):
-    """(iteration, node, pool that sends, pool that receives, batch) of everything that one rank sends another
-    for a node's call."""
+    """Yield (iteration, node, sending pool, receiving pool, batch) for each transfer between ranks for a
+    node's call.
+    """
     moved, senders = [], {}
     send = Pool.send
 
@@ -52,7 +53,7 @@ def sent(monkeypatch):
     return moved
 
 
-def test_columns_that_move(planned_as, sent, tmp_path):
+def test_planned_transfers_match_the_sent_columns(planned_as, sent, tmp_path):
     rlflow.run(
         load_flow("grpo"),
         backend="null",
@@ -77,14 +78,16 @@ def test_columns_that_move(planned_as, sent, tmp_path):
         for name in edge.columns
     }
     assert moved == dict.fromkeys(rows, 16)  # each row comes from the other pool once
-    assert len({(*pools, name) for _, *pools, name in moved}) == len(moved) == 8  # whoever reads it there
+    assert (
+        len({(*pools, name) for _, *pools, name in moved}) == len(moved) == 8
+    )  # however many nodes read it there
     assert rows["actor.logprobs", "rollout", "train", "tokens"] == 16 // 2  # whole numbers travel as int32
     of_floats = {
         place: count
         for place, count in rows.items()
         if place[-1] in ("logprobs", "advantages", "weights", "scores")
     }
-    # half of the rows of an update then go to the rank that learns
+    # half of the rows of an update then go to the learning rank
     assert of_floats == {place: 24 if place[0] == "actor.update" else 16 for place in of_floats}
     split = {(edge.target, name) for edge in planned if edge.why == "split" for name in edge.columns}
     assert split == {

@@ -1,4 +1,4 @@
-"""What a plan says of nodes, columns and weights, against numbers worked out by hand."""
+"""Planned nodes, columns and weights against numbers computed by hand."""
 
 import json
 
@@ -26,7 +26,7 @@ def edge(found, source, target, column):
     return one
 
 
-def test_waves_are_the_longest_chains(ppo):
+def test_waves_are_the_longest_chains_of_nodes(ppo):
     assert {name: step.wave for name, step in by_name(ppo).items()} == {
         "actor.generate": 0,
         "reward": 1,
@@ -60,24 +60,24 @@ def test_each_node_runs_in_its_pool_with_a_layout(ppo):
         ("prompts", "actor.generate", "prompt_tokens", 8 * 10 * 8, 0),  # 8 prompts of 10 int64
         # repeated for 16 rows, to the other pool, as int32
         ("prompts", "actor.logprobs", "prompt_tokens", 16 * 10 * 8, 16 * 10 * 4),
-        ("prompts", "reference.logprobs", "prompt_tokens", 16 * 10 * 8, 0),  # which has them since
-        # with a temperature each
+        ("prompts", "reference.logprobs", "prompt_tokens", 16 * 10 * 8, 0),  # which keeps them from then on
+        # with one temperature per row
         ("actor.generate", "actor.logprobs", "tokens", 16 * (16 * 8 + 4), 16 * (16 * 4 + 4)),
         ("actor.generate", "charge_kl", "mask", 16 * 16, 16 * 16),
         ("actor.generate", "gae", "mask", 16 * 16, 0),
-        ("actor.logprobs", "charge_kl", "logprobs", 16 * 16 * 4, 0),  # stays where it was made
+        ("actor.logprobs", "charge_kl", "logprobs", 16 * 16 * 4, 0),  # stays on its own rank
         (
             "gae",
             "normalise",
             "advantages",
             16 * 16 * 4,
             16 * 16 * 4 * 3 // 4,
-        ),  # all but rank 0's share of four
-        # ranks drawn anew in two epochs
+        ),  # all except rank 0's quarter
+        # ranks redrawn in two epochs
         ("gae", "critic.update", "returns", 16 * 16 * 4, int(16 * 16 * 4 * 3 * (1 - (3 / 4) ** 2))),
     ],
 )
-def test_bytes_of_an_edge(ppo, source, target, column, size, moved):
+def test_an_edge_states_its_bytes(ppo, source, target, column, size, moved):
     found = edge(ppo, source, target, column)
     assert (found.bytes, found.moved) == (size, moved)
     assert found.why == ("stays" if not moved else "pool" if found.from_pool != found.to_pool else "split")
@@ -87,34 +87,34 @@ def test_with_one_rank_nothing_moves_within_a_pool(planned_as):
     assert {e.why for e in planned_as(PPO.replace("train=4,rollout=2", "all=1")).edges} == {"stays"}
 
 
-def test_what_can_run_at_once_and_what_takes_turns(ppo):
+def test_the_plan_lists_concurrent_and_exclusive_nodes(ppo):
     told = {(pair.first, pair.second): pair.lane for pair in ppo.pairs}
     assert told["reward", "actor.logprobs"] is None
     assert told["actor.logprobs", "critic.values"] == "train"
     assert ("actor.generate", "reward") not in told
 
 
-def test_nodes_that_may_overlap_do_so_in_virtual_time(ppo):
+def test_concurrent_nodes_overlap_in_virtual_time(ppo):
     assert ppo.time.together("reward", "actor.logprobs")
     assert not ppo.time.together("actor.logprobs", "critic.values")
     assert ppo.time.bound <= ppo.time.makespan
 
 
-def test_the_body_of_a_repeat_is_told_with_it(planned_as):
+def test_the_plan_shows_the_body_of_a_repeat(planned_as):
     found = planned_as(
         "dapo --pools train=2,rollout=2 --prompts 8 --hp.groups 4 --hp.samples 2 --hp.max_tokens 8"
     )
     inside = [step.name for step in found.steps if step.within]
     assert inside == ["actor.generate", "reward", "mixed"]
     assert {step.within for step in found.steps if step.within} == {"repeat.sampled"}
-    kept = 4 * 2  # rows, not what is sampled
+    kept = 4 * 2  # counts kept rows, not sampled rows
     assert edge(found, "repeat.sampled", "actor.logprobs", "tokens").bytes == kept * (300 * 8 + 8 * 8 + 4)
     assert edge(found, "actor.generate", "mixed", "group").bytes == 8 * 2 * 8
-    # kept rows stay where they were sampled
+    # kept rows stay on the rank that sampled them
     assert edge(found, "repeat.sampled", "compare", "group").from_pool == "rollout"
 
 
-def test_in_one_process_there_are_bytes_and_no_moves(planned_as):
+def test_a_plan_in_one_process_has_bytes_and_no_moves(planned_as):
     found = planned_as(PPO.replace("--pools train=4,rollout=2", ""))
     assert found.moved == 0
     assert {step.pool for step in found.steps} == {None}
@@ -122,7 +122,7 @@ def test_in_one_process_there_are_bytes_and_no_moves(planned_as):
     assert edge(found, "actor.generate", "actor.logprobs", "tokens").bytes == 16 * (16 * 8 + 4)
 
 
-def test_pairs_come_as_two_rows_and_are_not_torn(planned_as):
+def test_pairs_are_two_rows_on_the_same_rank(planned_as):
     found = planned_as("dpo --pools all=2 --prompts 4")
     assert found.rows == 8
     assert by_name(found)["reference.logprobs"].layout == "by groups"
@@ -152,7 +152,7 @@ def test_every_algorithm_has_a_plan(planned_as, algorithm, pools):
         assert 0 <= edge["moved"] <= edge["bytes"] * (max(ranks.values()) + 1)
         assert (edge["why"] == "stays") == (edge["moved"] == 0)
         assert edge["to_pool"] == placed[edge["target"]]["pool"]
-        # where its body runs, each of the body's own edges says
+        # for a repeat, the edges of its body state the pool
         whole = placed[edge["target"]]["op"] == "repeat"
         assert (edge["from_pool"] is None) if whole else (edge["from_pool"] in ranks)
     assert told["time"]["bound"] <= told["time"]["makespan"]

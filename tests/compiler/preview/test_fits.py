@@ -1,5 +1,6 @@
-"""Placements that cannot be meant are refused with the flag that helps; those that only waste ranks are
-warned of."""
+"""Placements that cannot work are refused with the flag to change. Placements that only waste ranks are
+warned about.
+"""
 
 import re
 from pathlib import Path
@@ -65,7 +66,7 @@ FOLDER = Path(next(iter(rlflow.data.tasks.__path__))) / "arithmetic_model"
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused(planned_as, line, code, found, remedy):
+def test_an_impossible_placement_is_refused(planned_as, line, code, found, remedy):
     with pytest.raises(PlanError) as refused:
         planned_as(line)
     assert [(problem.code, problem.found, problem.remedy) for problem in refused.value.problems] == [
@@ -97,7 +98,7 @@ PROCESSES = "--pools all=2, whose ranks are processes"
         ("grpo --pools all=2@threads --weights segment", ["--weights segment"]),
     ],
 )
-def test_what_needs_processes_is_refused_for_ranks_that_are_threads(planned_as, line, names):
+def test_options_that_need_processes_are_refused_for_thread_ranks(planned_as, line, names):
     with pytest.raises(PlanError) as refused:
         planned_as(line)
     problems = refused.value.problems
@@ -113,7 +114,7 @@ def test_pools_of_threads_and_of_processes_are_refused_together(planned_as):
 
 
 @pytest.mark.parametrize("flags", ["", "--weights gather", "--memory 20GiB", "--stream 2", "--staleness 1"])
-def test_all_else_is_planned_for_threads_as_for_processes(planned_as, flags):
+def test_thread_ranks_otherwise_have_the_plan_of_processes(planned_as, flags):
     threads, processes = (
         planned_as(f"grpo --pools train=2{kind},rollout=1{kind} {flags}") for kind in ("@threads", "")
     )
@@ -126,7 +127,7 @@ def test_all_else_is_planned_for_threads_as_for_processes(planned_as, flags):
     assert not processes.placement.threads
 
 
-def test_all_that_does_not_fit_is_said_at_once(planned_as):
+def test_all_problems_are_reported_at_once(planned_as):
     with pytest.raises(PlanError) as refused:
         planned_as("miles_1735::uncorrected --pools all=2 --staleness 2 --reward.pool all")
     assert [problem.code for problem in refused.value.problems] == [
@@ -165,7 +166,7 @@ def test_all_that_does_not_fit_is_said_at_once(planned_as):
         ("grpo --pools train=4,rollout=4 --reference.pool train", {}),
     ],
 )
-def test_what_only_wastes_is_warned_of(planned_as, line, warned):
+def test_a_wasteful_placement_is_warned_about(planned_as, line, warned):
     found = {problem.code: problem for problem in planned_as(line).warnings}
     assert list(found) == list(warned)
     for code, says in warned.items():
@@ -196,7 +197,7 @@ def test_the_page_has_a_line_for_every_code():
         "tensor-parallel",
         "lone-change",
         "lone-stage",
-    }  # which no plan says
+    }  # no plan reports these
     page = (
         (ROOT / "docs" / "runs.md")
         .read_text()

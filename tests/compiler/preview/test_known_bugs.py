@@ -1,4 +1,4 @@
-"""Faults that other systems had at run time: refused by a plan, or impossible. Each fixture says which."""
+"""Run-time faults of other systems that a plan refuses or that cannot happen here. Each fixture states which."""
 
 import re
 from pathlib import Path
@@ -12,13 +12,13 @@ TWO = "--pools train=2,rollout=2"
 
 
 def marked(fixture, code):
-    """The line of a fixture that is meant."""
+    """Return the marked line of a fixture."""
     lines = (FIXTURES / f"{fixture}.py").read_text().splitlines()
     return next(number for number, line in enumerate(lines, 1) if line.endswith(f"# <- {code}"))
 
 
 @pytest.mark.parametrize("recompute", ["true", "false"])
-def test_no_stage_that_is_left_out_lets_a_pool_run_two_model_nodes_at_once(planned_as, recompute):
+def test_skipping_a_stage_keeps_model_nodes_of_a_pool_apart(planned_as, recompute):
     found = planned_as(f"rlinf_166 --pools all=2 --hp.recompute {recompute}")
     of_models = {step.name for step in found.steps if step.name.partition(".")[0] in ("actor", "reference")}
     assert ("actor.logprobs" in of_models) == (recompute == "true")
@@ -45,12 +45,12 @@ def test_sampling_ahead_on_the_trainers_own_pool_is_refused(planned_as):
 
 
 @pytest.mark.parametrize("name", ["miles_1735::corrected", "dapo"])
-def test_an_asynchronous_iteration_is_the_synchronous_one(planned_as, name):
+def test_an_asynchronous_iteration_has_the_synchronous_plan(planned_as, name):
     ahead, strict = (planned_as(f"{name} {TWO} --staleness {bound}") for bound in (1, 0))
     assert (ahead.graph, ahead.steps, ahead.edges) == (strict.graph, strict.steps, strict.edges)
 
 
-def test_rows_of_older_weights_without_a_correction_are_refused_at_their_line(planned_as):
+def test_uncorrected_rows_of_older_weights_are_refused_at_their_line(planned_as):
     with pytest.raises(PlanError) as refused:
         planned_as(f"miles_1735::uncorrected {TWO} --staleness 1")
     [problem] = refused.value.problems
@@ -63,7 +63,7 @@ def test_rows_of_older_weights_without_a_correction_are_refused_at_their_line(pl
     planned_as(f"miles_1735::uncorrected {TWO}")  # at 0 there is nothing to correct
 
 
-def test_a_repeat_that_cannot_be_filled_is_told_and_waits_for_nothing(planned_as):
+def test_a_repeat_that_stays_short_is_warned_about(planned_as):
     found = planned_as("replay_capacity --prompts 8")
     [warning] = found.warnings
     assert (warning.code, warning.place.line) == ("repeat-short", marked("replay_capacity", "repeat-short"))
@@ -72,8 +72,8 @@ def test_a_repeat_that_cannot_be_filled_is_told_and_waits_for_nothing(planned_as
     assert planned_as("replay_capacity --prompts 22").warnings == ()
 
 
-def test_every_fixture_is_tried_and_says_what_becomes_of_it():
+def test_every_fixture_has_a_test_and_states_its_outcome():
     here = Path(__file__).read_text()
     for path in FIXTURES.glob("*.py"):
         assert re.search(rf"\b{path.stem}\b", here)
-        assert re.search(r"It cannot arise here|Refused where", path.read_text())
+        assert re.search(r"This cannot happen here|A plan refuses", path.read_text())

@@ -1,4 +1,4 @@
-"""Estimates of memory against models that are really loaded."""
+"""Memory estimates against loaded models."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def size(tensors):
         ("logprobs", "bfloat16", 4, "attention"),
     ],
 )
-def test_what_a_trainer_holds(facts, head, dtype, lora, targets):
+def test_the_memory_of_a_trainer_is_estimated(facts, head, dtype, lora, targets):
     trainer = Trainer(
         ModelSpec(FOLDER, head, True, "cpu", dtype), TrainerSettings(lora=lora, lora_targets=targets)
     )
@@ -65,7 +65,7 @@ def test_what_a_trainer_holds(facts, head, dtype, lora, targets):
         ("logprobs", "bfloat16", 4),
     ],
 )
-def test_what_a_commit_takes_is_what_a_trainer_that_has_learned_gives(facts, head, dtype, lora):
+def test_an_in_memory_checkpoint_has_the_estimated_bytes(facts, head, dtype, lora):
     trainer = Trainer(ModelSpec(FOLDER, head, True, "cpu", dtype), TrainerSettings(lora=lora))
     for parameter in trainer.network.parameters().values():
         parameter.grad = torch.zeros_like(parameter)
@@ -74,11 +74,11 @@ def test_what_a_commit_takes_is_what_a_trainer_that_has_learned_gives(facts, hea
     assert ModelFootprint(facts, head, True, dtype, lora).commit_bytes == size(state.values())
 
 
-def test_a_plan_says_what_is_copied_out_of_the_workers_for_recovery(planned_as, facts):
+def test_a_plan_lists_the_copies_kept_for_recovery(planned_as, facts):
     line = f"ppo --model {FOLDER} --data chain_sum --pools train=1,rollout=1"
     found = planned_as(line).commits
     assert found.every == 1
-    assert found.bytes.keys() == {"actor", "critic"}  # the reference is read from its folder again
+    assert found.bytes.keys() == {"actor", "critic"}  # recovery reads the reference from its folder
     assert found.bytes["actor"] == 3 * 4 * facts.parameters
     assert planned_as(f"{line} --commit-every 10").commits.every == 10
     assert planned_as(f"{line} --commit-every 0").commits is None
@@ -87,7 +87,7 @@ def test_a_plan_says_what_is_copied_out_of_the_workers_for_recovery(planned_as, 
     assert planned_as(f"{alone} --commit-every 2").commits.bytes == found.bytes
 
 
-def test_the_cache_of_a_token(facts):
+def test_the_cache_of_a_token_is_estimated(facts):
     trainer = Trainer(ModelSpec(FOLDER, "logprobs", False, "cpu", "float32"))
     with torch.no_grad():
         cache = trainer.network.module(
@@ -101,14 +101,14 @@ def test_the_cache_of_a_token(facts):
     )
 
 
-def test_what_a_folder_does_not_say_is_not_known(tmp_path):
+def test_sizes_missing_from_a_folder_are_unknown(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     kept = ModelFootprint(ModelFacts.of(tmp_path), trained=True)
     assert kept.trainer() == {"weights": None, "gradient": None, "optimizer": None}
     assert kept.generator() == {"weights": None, "cache, at most": None}
 
 
-def test_halves_lie_on_their_pools(planned_as):
+def test_trainer_and_generator_are_placed_on_their_pools(planned_as):
     found = planned_as(f"ppo --model {FOLDER} --data chain_sum --pools train=2,rollout=3 --actor.lora 4")
     held = {(entry.pool, entry.role, entry.half, entry.what): entry.bytes for entry in found.memory}
     assert {key[:3] for key in held} == {
@@ -124,7 +124,7 @@ def test_halves_lie_on_their_pools(planned_as):
     assert moved.bytes == 3 * held["train", "actor", "trainer", "weights"]  # each rank gets all
 
 
-def test_what_ranks_divide_is_a_part_on_each(planned_as):
+def test_a_part_divided_over_ranks_counts_its_share_on_each(planned_as):
     line = f"grpo --model {FOLDER} --data chain_sum --pools all=4"
     whole = {
         (entry.half, entry.what): entry.bytes for entry in planned_as(line).memory if entry.role == "actor"
@@ -144,15 +144,15 @@ def test_what_ranks_divide_is_a_part_on_each(planned_as):
     assert parts["generator", "cache"] == 4096
 
 
-def test_weights_that_lie_otherwise_for_sampling_move_as_little_as_can_be(planned_as, facts):
+def test_resharding_for_sampling_moves_the_fewest_bytes(planned_as, facts):
     line = f"grpo --model {FOLDER} --data chain_sum --pools all=4 --actor.trainer fsdp --actor.generator vllm"
     [replicas] = planned_as(line).weights
     whole = 4 * facts.parameters
     assert (replicas.from_pool, replicas.to_pool) == ("all", "all")
-    assert replicas.each == pytest.approx(whole * 3 / 4, rel=0.02)  # each rank has a fourth
+    assert replicas.each == pytest.approx(whole * 3 / 4, rel=0.02)  # each rank has a quarter
     [parts] = planned_as(f"{line} --actor.generator.tensor_parallel 2").weights
     assert parts.each < replicas.each
-    # each rank trains the whole
+    # each rank trains all weights
     assert planned_as(f"grpo --model {FOLDER} --data chain_sum --pools all=4").weights == ()
 
 
@@ -160,13 +160,13 @@ def test_weights_that_lie_otherwise_for_sampling_move_as_little_as_can_be(planne
     ("pools", "where"),
     [("--pools train=1,rollout=1", "rollout"), ("--pools all=2", "all"), ("", "this process")],
 )
-def test_a_reward_model_is_held_where_it_scores(planned_as, pools, where):
+def test_a_reward_model_is_placed_on_its_scoring_pool(planned_as, pools, where):
     found = planned_as(f"grpo --model {FOLDER} --data chain_sum --reward {FOLDER} {pools}")
     assert [entry.pool for entry in found.memory if entry.half == "reward"] == [where]
     assert [step.pool for step in found.steps if step.name == "reward"] == [where if pools else None]
 
 
-def test_a_flow_that_never_samples_has_a_generator_to_be_evaluated(planned_as):
+def test_a_flow_without_sampling_has_a_generator_for_evaluation(planned_as):
     found = planned_as(f"sft --model {FOLDER} --data chain_sum --pools train=1,rollout=1")
     assert ("rollout", "generator") in {(entry.pool, entry.half) for entry in found.memory}
     assert found.weights[0].before == ()
@@ -181,18 +181,18 @@ def test_a_flow_that_never_samples_has_a_generator_to_be_evaluated(planned_as):
     ("flow", "rows", "groups"),
     [
         ("sft", [6], [6]),
-        ("dpo", [12], [6]),  # the records of a data set of pairs have two rows each
+        ("dpo", [12], [6]),  # each record of a pair data set has two rows
         ("ppo", [6, 6], [6, 6]),
         ("grpo", [6, 48], [6, 6]),
     ],
 )
-def test_an_axis_has_so_many_rows_in_so_many_groups(flow, rows, groups):
+def test_an_axis_has_the_expected_rows_and_groups(flow, rows, groups):
     sizes = Sizes.of(compile_flow(load_flow(flow)).graph, Assumed(prompts=6))
     assert [sizes.rows[axis] for axis in sorted(sizes.rows)] == rows
     assert [sizes.groups[axis] for axis in sorted(sizes.groups)] == groups
 
 
-def test_a_repeat_has_the_groups_that_it_wants_whatever_one_pass_of_it_gives():
+def test_a_repeat_has_its_groups_whatever_one_try_gives():
     graph = compile_flow(load_flow("dapo")).graph
     [node] = [node for node in graph.nodes if node.body]
     sizes, settings = Sizes.of(graph, Assumed(prompts=6)), node.settings
@@ -203,7 +203,7 @@ def test_a_repeat_has_the_groups_that_it_wants_whatever_one_pass_of_it_gives():
     assert body.rows[body.graph.rows] == 6 * samples
 
 
-def test_a_column_has_the_bytes_of_its_rows_where_it_is_stored_and_of_the_readers_rows_where_it_is_read():
+def test_column_bytes_follow_the_rows_of_the_owner_or_the_reader():
     graph = compile_flow(load_flow("grpo")).graph
     sizes = Sizes.of(graph, Assumed(prompts=5, prompt_tokens=16))
     samples = next(node for node in graph.nodes if node.op is Op.GENERATE).settings.samples

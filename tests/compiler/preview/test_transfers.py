@@ -1,4 +1,4 @@
-"""What a plan says of weights on their way, against layouts made by hand."""
+"""Planned weight transfers against layouts made by hand."""
 
 from pathlib import Path
 
@@ -37,14 +37,14 @@ def facts():
         ("--device cuda --weights segment", "segment"),
     ],
 )
-def test_between_pools_each_rank_receives_its_part_and_no_more(planned_as, facts, flags, transport):
+def test_each_rank_of_another_pool_receives_only_its_part(planned_as, facts, flags, transport):
     [moved] = planned_as(f"{LINE} {TWO} {flags}").weights
     whole = 4 * facts.parameters
     assert moved.transport == transport
     if transport == "whole":
         assert (moved.bytes, moved.each, moved.extra) == (2 * whole, None, None)
     else:
-        assert whole / 2 <= moved.each < 0.51 * whole  # norms are whole on each
+        assert whole / 2 <= moved.each < 0.51 * whole  # each rank has the full norms
         assert moved.bytes == 2 * moved.each
         assert 0 < moved.extra <= {"segment": 2, "store": 3, "frozen": 2}[transport] * 0.51 * whole
 
@@ -59,9 +59,7 @@ def test_between_pools_each_rank_receives_its_part_and_no_more(planned_as, facts
         ("--device cuda --ray-address auto", "alltoall", "by all-to-all"),
     ],
 )
-def test_on_one_pool_memory_that_ranks_share_takes_two_buckets_on_a_host_and_on_gpus(
-    planned_as, flags, transport, says
-):
+def test_shared_memory_on_one_pool_takes_two_buckets(planned_as, flags, transport, says):
     found = planned_as(f"{LINE} --pools all=2 {flags}")
     [moved] = found.weights
     assert (moved.transport, moved.extra) == (transport, (4 if transport == "alltoall" else 2) * moved.each)
@@ -71,14 +69,14 @@ def test_on_one_pool_memory_that_ranks_share_takes_two_buckets_on_a_host_and_on_
     )
 
 
-def test_a_trainer_whose_ranks_hold_all_of_it_moves_nothing(planned_as):
+def test_a_trainer_with_full_weights_on_each_rank_moves_nothing(planned_as):
     [held] = planned_as(f"{LINE.replace('fsdp', 'local')} --pools all=4").weights
     assert held.bytes == 0
 
 
-def test_zero_3_cuts_flattened_tensors_and_has_a_copy_of_what_learns(planned_as, facts):
+def test_zero_3_shards_flat_tensors_and_keeps_a_float_copy(planned_as, facts):
     found = planned_as(f"{LINE.replace('fsdp', 'deepspeed')} --pools all=4")
     target = tensor_parallel(facts.shapes, "float32", 2, 4)
     assert found.weights[0].each == make_plan(flat(facts.shapes, "float32", 4), target).stats.inbound.max()
     held = {entry.what: entry.bytes for entry in found.memory if entry.half == "trainer"}
-    assert held["optimizer"] == 3 * held["gradient"] == 3 * facts.parameters  # 4 bytes, a fourth of them
+    assert held["optimizer"] == 3 * held["gradient"] == 3 * facts.parameters  # 4 bytes, a quarter of them

@@ -1,4 +1,4 @@
-"""Shipped plans on pools, and the shortest schedule there is."""
+"""Shipped plans on pools, and the shortest possible schedule."""
 
 import math
 from dataclasses import replace
@@ -35,8 +35,9 @@ MODEL = (Op.GENERATE, Op.LOGPROBS, Op.VALUES, Op.UPDATE)
 
 
 def lane(node, placement):
-    """A node of a model takes its pool, and so does a `repeat` that samples; a reward waits in ``io``, own
-    stages run on ``cpu``."""
+    """Return the queue of a node: its pool for a model and for a `repeat` that samples, ``io`` for a reward,
+    ``cpu`` for own stages.
+    """
     if node.body:
         return next(lane(inner, placement) for inner in node.body.nodes if inner.op in MODEL)
     if node.op in MODEL or (node.op is Op.STAGE and node.role):
@@ -51,7 +52,7 @@ def room():
 
 @pytest.fixture(scope="session")
 def placed():
-    """The plan of a shipped algorithm on named pools."""
+    """Return the plan of a shipped algorithm on named pools."""
 
     @cache
     def planned(algorithm):
@@ -65,8 +66,10 @@ def placed():
 
 
 class Shortest:
-    """Branch and bound over the active schedules (Giffler and Thompson 1960). Of all ready nodes one can end
-    first; in its lane some node starts before that end, and which one is the choice."""
+    """Branch and bound over the active schedules (Giffler and Thompson 1960). Of all ready nodes, find the
+    one that can end first. Some node of its queue starts before that end; the search branches over these
+    nodes.
+    """
 
     def __init__(self, plan, seconds, room, limit):
         self.plan, self.room, self.left = plan, room, limit
@@ -92,7 +95,7 @@ class Shortest:
                 )
 
     def start(self, i, ends, free):
-        """The earliest, after what the node waits for, in the place of its lane that is free first."""
+        """Return the earliest start in the first free slot of the queue, after all inputs of the node."""
         return max([*(ends[j] for j in self.plan.waits_for[i]), free.get(self.plan.lane[i], [0.0])[0]])
 
     def choices(self, starts):
@@ -106,7 +109,7 @@ class Shortest:
 
 @pytest.fixture(scope="session")
 def optimum():
-    """The exact minimal makespan of a small plan."""
+    """Return the exact minimal makespan of a small plan."""
 
     def optimum(plan, seconds, room, limit=100_000):
         shortest = Shortest(plan, seconds, room, limit)

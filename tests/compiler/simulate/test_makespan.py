@@ -1,5 +1,6 @@
-"""Shipped algorithms in virtual time: what takes 5 % longer than the bound takes at most 5 % longer than the
-shortest schedule of all."""
+"""Shipped algorithms in virtual time. If a schedule exceeds the bound by 5 %, it exceeds the shortest
+schedule by at most 5 %.
+"""
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from rlflow.compiler.graph.model import Op
 from rlflow.compiler.passes.rank import rank
 from rlflow.compiler.simulate import simulate
 
-pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+pytestmark = pytest.mark.slow  # runs models or processes: each test is short, but all together are not
 
 ALGORITHMS = sorted(path.stem for path in (ROOT / "algorithms").glob("[a-z]*.py"))
 PLACEMENTS = ("one pool", "rollout beside train", "actor beside others")
@@ -49,8 +50,7 @@ TIMES = {  # seconds by kind of node
 
 
 def near_the_bound(plan, seconds, room, optimum, worst=1.0):
-    """``worst``: how much longer than the best of all schedules it may take where the bound is not
-    reached."""
+    """Check the makespan. ``worst``: the allowed excess over the optimum if the bound is not reached."""
     simulation = simulate(rank(plan, seconds, room), seconds, room)
     assert simulation.makespan >= simulation.bound - 1e-9
     return (
@@ -59,13 +59,13 @@ def near_the_bound(plan, seconds, room, optimum, worst=1.0):
     )
 
 
-def test_there_are_algorithms():
+def test_algorithms_are_found():
     assert {"ppo", "dapo", "remax", "dpo"} <= set(ALGORITHMS)
     assert len(ALGORITHMS) >= 15
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_usual_times(placed, room, optimum, placement):
+def test_usual_node_times_give_near_optimal_schedules(placed, room, optimum, placement):
     for algorithm in ALGORITHMS:
         plan = placed(algorithm, placement)
         for name, times in TIMES.items():
@@ -74,15 +74,15 @@ def test_usual_times(placed, room, optimum, placement):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_any_times(placed, room, optimum, algorithm):
+def test_any_node_times_give_near_optimal_schedules(placed, room, optimum, algorithm):
     for placement in PLACEMENTS:
         any_times(placed(algorithm, placement), room, optimum, placement)
 
 
 def any_times(plan, room, optimum, placement):
-    """Whatever each node takes."""
+    """Draw any duration for each node."""
 
-    # no rule is best always, so it may miss the best by a half
+    # no rule is always best, so a schedule may exceed the optimum by a half
     @settings(deadline=None, max_examples=10, derandomize=True)
     @given(
         st.fixed_dictionaries(

@@ -1,4 +1,4 @@
-"""Virtual time: what runs beside what, what decides the end, and what no schedule can beat."""
+"""Virtual time: concurrent nodes, the critical path and the lower bound of all schedules."""
 
 import math
 from dataclasses import replace
@@ -31,8 +31,9 @@ def seconds(node):
 
 
 def made(*nodes, times, room=None):
-    """A plan of (lane, numbers of the nodes that it waits for), ranked with these times; node 0 is the
-    data."""
+    """Build a plan from (queue, numbers of the nodes that it waits for), ranked by these times. Node 0 is the
+    data.
+    """
     graph = [Node(0, Op.DATA, "data", 0, outputs=(Output("x", None, "x"),))]
     for number, (_, before) in enumerate(nodes, 1):
         inputs = tuple(Input(f"x{b}", Column(b, "x")) for b in before)
@@ -42,9 +43,7 @@ def made(*nodes, times, room=None):
     return rank(plan, {0: 0.0} | times, room or {})
 
 
-def test_on_a_pool_for_each_role_the_forwards_and_the_reward_of_ppo_run_together_and_so_do_the_updates(
-    placed, room
-):
+def test_ppo_on_one_pool_per_role_overlaps_forwards_and_updates(placed, room):
     simulation = simulate(placed("ppo", "a pool for each role"), seconds, room)
     assert simulation.together("reward", *FORWARDS)
     assert simulation.together("actor.update", "critic.update")
@@ -52,14 +51,14 @@ def test_on_a_pool_for_each_role_the_forwards_and_the_reward_of_ppo_run_together
     assert simulation.makespan == simulation.bound == simulation.longest == 103
 
 
-def test_roles_in_two_pools_halve_the_updates(placed, room):
+def test_two_pools_halve_the_time_of_updates(placed, room):
     simulation = simulate(placed("ppo", "actor beside others"), seconds, room)
     assert simulation.together("actor.update", "critic.update")
     assert simulation.together("actor.logprobs", "reference.logprobs")
     assert not simulation.together("reference.logprobs", "critic.values")
 
 
-def test_on_one_pool_models_take_turns_in_a_sound_order(placed, room):
+def test_models_on_one_pool_alternate_in_a_valid_order(placed, room):
     plan = placed("ppo", "one pool")
     simulation = simulate(plan, seconds, room)
     models = [span for span in simulation.spans if span.lane == "all"]
@@ -79,7 +78,7 @@ def test_on_one_pool_models_take_turns_in_a_sound_order(placed, room):
 @pytest.mark.parametrize(
     "placement", ["one pool", "rollout beside train", "actor beside others", "a pool for each role"]
 )
-def test_nodes_run_once_in_their_lane_for_their_time(placed, room, placement):
+def test_each_node_runs_once_in_its_queue_for_its_duration(placed, room, placement):
     plan = placed("ppo", placement)
     spans = simulate(plan, seconds, room).spans
     assert {span.node: (span.lane, span.seconds) for span in spans} == {
@@ -90,9 +89,7 @@ def test_nodes_run_once_in_their_lane_for_their_time(placed, room, placement):
     assert len(spans) == len(plan.live) - 1
 
 
-def test_the_critical_path_says_what_each_node_waited_for():
-    #  n1 ──▶ n2 ──▶ n4     n2 and n3 share a lane; n2 has more to come
-    #   └───▶ n3
+def test_the_critical_path_names_the_cause_of_each_wait():
     plan = made(("a", [0]), ("a", [1]), ("a", [1]), ("b", [2]), times={1: 4, 2: 1, 3: 5, 4: 2}, room={"a": 1})
     simulation = simulate(plan, {1: 4, 2: 1, 3: 5, 4: 2}, {"a": 1, "b": 1})
     assert simulation.critical == (
@@ -104,7 +101,7 @@ def test_the_critical_path_says_what_each_node_waited_for():
     assert simulation.busy == {"a": 1.0, "b": 0.2}
 
 
-def test_the_bound_is_the_longest_path_or_the_busiest_lane_over_its_room():
+def test_the_bound_is_the_longest_path_or_the_busiest_queue():
     nodes, times = [("a", [0])] * 4, dict.fromkeys((1, 2, 3, 4), 3)
     for places, bound in ((1, 12), (2, 6), (4, 3), (8, 3)):
         simulation = simulate(made(*nodes, times=times), times, {"a": places})
@@ -112,24 +109,23 @@ def test_the_bound_is_the_longest_path_or_the_busiest_lane_over_its_room():
     assert simulate(made(*nodes, times=times), times, {}).bound == 3  # no limit
 
 
-def test_a_node_that_takes_long_does_not_go_before_one_that_much_waits_for(room):
+def test_a_long_node_runs_after_one_with_longer_successors(room):
     #  n1 ──▶ n4 (9 s, then 1 s);  n2 ──▶ n3 (1 s, then 8 s);  n1 and n2 share a pool
     times = {1: 9, 2: 1, 3: 8, 4: 1}
     plan = made(("all", [0]), ("all", [0]), ("cpu", [2]), ("cpu", [1]), times=times)
-    assert simulate(plan, times, room).makespan == 11  # 18 the other way round
+    assert simulate(plan, times, room).makespan == 11  # 18 in the opposite order
 
 
-def test_what_follows_and_takes_turns_counts_as_long_as_its_turns(room):
-    #  n1 ──▶ n3, n4 in one pool;  n2 ──▶ n5 beside it
+def test_exclusive_successors_count_by_their_total_time(room):
     nodes = (("rollout", [0]), ("rollout", [0]), ("train", [1]), ("train", [1]), ("io", [2]))
     times = {1: 2, 2: 2, 3: 5, 4: 5, 5: 6}
     assert simulate(made(*nodes, times=times, room=room), times, room).makespan == 12
-    # without knowing of turns n2 goes first
+    # n2 would start first if the rank ignored exclusive nodes
     assert simulate(made(*nodes, times=times), times, room).makespan == 14
 
 
-def test_an_unrolled_plan_is_a_plan(placed, room):
-    """Two iterations of PPO: the second samples when the actor is updated, and not before."""
+def test_an_unrolled_plan_is_a_valid_plan(placed, room):
+    """Unroll two iterations of PPO: the second samples only after the update of the actor."""
     one = placed("ppo", "actor beside others")
     count = len(one.graph.nodes)
     later = [
@@ -165,14 +161,14 @@ def test_every_node_needs_a_duration(wrong):
         simulate(plan, {1: 1.0}, {})
 
 
-def test_what_can_never_start_is_named():
+def test_a_node_that_can_never_start_is_named():
     plan = made(("a", [0]), ("b", [1]), ("b", [2]), times={1: 1, 2: 1, 3: 1})
     with pytest.raises(PlanError, match="n2, n3"):
         simulate(plan, {1: 1, 2: 1, 3: 1}, {"b": 0})
 
 
-def test_the_search_finds_schedules_that_keep_a_place_empty(optimum):
-    """n2 could start at once; to wait for n3 is better."""
+def test_the_search_finds_schedules_with_an_idle_slot(optimum):
+    """n2 could start at once, but waiting for n3 is shorter."""
     plan = made(("b", [0]), ("a", [0]), ("a", [1]), ("b", [3]), times={1: 1, 2: 9, 3: 1, 4: 9})
     times, room = {1: 1, 2: 9, 3: 1, 4: 9}, {"a": 1, "b": 1}
     assert optimum(plan, times, room) == 11
@@ -181,7 +177,7 @@ def test_the_search_finds_schedules_that_keep_a_place_empty(optimum):
 
 @st.composite
 def drawn(draw):
-    """Up to 7 nodes in two lanes, with whole seconds, and room for them."""
+    """Draw up to 7 nodes in two queues with integer durations, and the slots of the queues."""
     count = draw(st.integers(1, 7))
     before = [draw(st.sets(st.integers(0, i), min_size=1, max_size=2)) for i in range(count)]
     nodes = [(draw(st.sampled_from("ab")), sorted(waits)) for waits in before]
@@ -192,7 +188,7 @@ def drawn(draw):
 
 @settings(deadline=None, max_examples=60)
 @given(drawn())
-def test_the_bound_is_never_above_the_optimum_nor_the_optimum_above_a_schedule(optimum, case):
+def test_the_optimum_is_between_the_bound_and_any_schedule(optimum, case):
     plan, times, room = case
     simulation = simulate(plan, times, room)
     assert simulation.bound <= optimum(plan, times, room) + 1e-9 <= simulation.makespan + 2e-9

@@ -1,4 +1,4 @@
-"""Arguments that a flow's function is traced with, and what it raises."""
+"""Arguments for tracing a flow's function, and its exceptions."""
 
 from rlflow.author.flow import flow
 from rlflow.compiler.trace.arguments import arguments, raised, role_names
@@ -15,16 +15,16 @@ def several(prompts, actor, *rewards):
 
 
 def called(subject, count):
-    """The function's own parameters, as the arguments bind them."""
+    """Return the function's own parameters as the arguments bind them."""
     positional, named = arguments(subject, str.upper, "settings", count)
     return positional, named
 
 
-def test_roles_go_by_name_and_settings_along():
+def test_roles_and_settings_are_passed_by_name():
     assert called(plain, 2) == ([], {"actor": "ACTOR", "critic": "CRITIC", "hp": "settings"})
 
 
-def test_what_stands_before_several_rewards_goes_by_position_and_each_has_a_name():
+def test_parameters_before_several_rewards_are_positional():
     assert called(several, 2) == (["ACTOR", "REWARDS_0", "REWARDS_1"], {})
     assert called(several, 0) == ([], {"actor": "ACTOR"})
     assert role_names(several, 2) == {"actor": ["actor"], "rewards": ["rewards_0", "rewards_1"]}
@@ -43,11 +43,11 @@ def test_a_problem_names_the_last_line_of_the_users_file():
     assert "KeyError" in problem.message
 
 
-def test_without_a_frame_of_the_users_the_flow_is_named():
+def test_a_problem_without_a_user_frame_names_the_flow():
     assert raised(plain, ValueError("elsewhere")).place == plain.place
 
 
-def test_a_role_of_its_own_and_one_of_several_never_share_a_name():
+def test_a_role_and_one_of_several_never_share_a_name():
     @flow
     def both(prompts, actor, rewards_1, *rewards):
         pass

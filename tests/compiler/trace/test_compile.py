@@ -1,4 +1,4 @@
-"""Tracing: what a flow's lines become, and what of them is judged."""
+"""Tracing: the graph of a flow's lines, and the mistakes found in it."""
 
 import re
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ def problems(function, hp=None, **options):
     return [(p.code, p.found) for p in trace(flow(**options)(function), hp).problems if p.severity == "error"]
 
 
-def test_edges_are_columns_not_lines():
+def test_edges_are_columns_and_not_lines():
     def f(prompts, actor, reward):
         batch = actor.generate(prompts, samples=2, max_tokens=4)
         batch |= reward(batch)
@@ -77,7 +77,7 @@ def divided(by):
     return 1 / by
 
 
-def test_an_error_that_python_raises_is_a_problem_at_the_last_line_of_the_users():
+def test_a_python_exception_is_a_problem_at_the_last_user_line():
     def f(prompts, actor):
         actor.generate(prompts, max_tokens=4)
         divided(by=0)
@@ -95,7 +95,7 @@ def test_an_error_that_python_raises_is_a_problem_at_the_last_line_of_the_users(
     assert (problem.place.path, problem.place.line) == (__file__, g.__code__.co_firstlineno + 2)
 
 
-def test_a_second_call_has_a_name_of_its_own():
+def test_a_second_call_has_a_new_name():
     def f(prompts, actor):
         batch = actor.generate(prompts, max_tokens=4)
         batch |= actor.logprobs(batch)
@@ -107,7 +107,7 @@ def test_a_second_call_has_a_name_of_its_own():
     assert names == ["actor.logprobs", "actor.logprobs#2", "actor.update", "actor.update#2"]
 
 
-def test_generated_rows_carry_the_prompts_columns():
+def test_generated_rows_have_the_columns_of_their_prompts():
     seen = {}
 
     def f(prompts, actor):
@@ -120,7 +120,7 @@ def test_generated_rows_carry_the_prompts_columns():
     assert {"prompt", "answer", "tests", "tokens", "group"} <= set(seen)
 
 
-def test_a_helper_function_is_its_lines():
+def test_a_helper_function_is_inlined():
     def scored(batch, reward):
         return batch | reward(batch)
 
@@ -132,7 +132,7 @@ def test_a_helper_function_is_its_lines():
     assert "reward" in traced(f).by_name
 
 
-def test_a_flow_called_by_a_flow_is_its_lines():
+def test_a_flow_called_by_a_flow_is_inlined():
     @flow
     def inner(prompts, actor):
         batch = actor.generate(prompts, max_tokens=4)
@@ -160,7 +160,7 @@ def kept(prompt_tokens):
 
 
 @pytest.mark.parametrize("made", [ranked, ranked_whole, kept], ids=lambda made: made.name)
-def test_groups_that_are_read_or_given_where_there_are_none_are_refused(made):
+def test_group_columns_without_groups_are_refused(made):
     def f(prompts, actor):
         batch = actor.generate(prompts, samples=2, max_tokens=4)
         batch |= actor.logprobs(batch)
@@ -170,7 +170,7 @@ def test_groups_that_are_read_or_given_where_there_are_none_are_refused(made):
     assert "no-groups" in [code for code, _ in problems(f)]
 
 
-def test_a_second_name_asks_for_the_entropy():
+def test_a_second_name_requests_the_entropy():
     def f(prompts, actor):
         batch = actor.generate(prompts, max_tokens=4)
         batch |= actor.logprobs(batch, gives=("logprobs", "entropy"))
@@ -182,7 +182,7 @@ def test_a_second_name_asks_for_the_entropy():
     ]
 
 
-def test_a_role_is_what_it_is_used_for():
+def test_the_kind_of_a_role_follows_from_its_use():
     uses = {use.name: use for use in compile_flow(load_flow("ppo")).graph.roles}
     assert {n for n, use in uses.items() if use.trained} == {"actor", "critic"}
     assert {n for n, use in uses.items() if use.generates} == {"actor"}
@@ -212,7 +212,7 @@ def test_variadic_roles_bind_every_reward_in_order():
     ]
 
 
-def test_a_reward_reads_what_its_function_names():
+def test_a_reward_reads_the_parameters_of_its_function():
     @flow(data={"tests": text})
     def f(prompts, actor, reward):
         batch = actor.generate(prompts, max_tokens=4)
@@ -226,7 +226,7 @@ def test_a_reward_reads_what_its_function_names():
     assert [p.expected for p in found if p.code == "missing-column"] == ["column 'difficulty'"]
 
 
-def test_pairs_arrive_as_groups_of_two_and_need_no_sampling():
+def test_pairs_are_groups_of_two_without_sampling():
     @loss(rows="group")
     def pair_loss(new, ref_logprobs):
         return new.logprobs - ref_logprobs, {}
@@ -244,7 +244,7 @@ def test_pairs_arrive_as_groups_of_two_and_need_no_sampling():
 # ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_baseline_of_one_row_per_prompt_is_merged_into_rows_of_the_same_prompts():
+def test_a_baseline_per_prompt_is_merged_into_rows_of_its_prompts():
     @stage(gives="advantages")
     def over_greedy(scores, baseline, mask):
         return (scores - baseline)[:, None] * mask
@@ -264,7 +264,7 @@ def test_a_baseline_of_one_row_per_prompt_is_merged_into_rows_of_the_same_prompt
     assert traced(f).by_name["over_greedy"].inputs[1].column == Column(4, "baseline")
 
 
-def test_a_column_that_dropped_out_is_missing():
+def test_a_dropped_column_is_missing():
     def f(prompts, actor):
         batch = actor.generate(prompts, max_tokens=4)
         batch |= actor.logprobs(batch)
@@ -274,7 +274,7 @@ def test_a_column_that_dropped_out_is_missing():
     assert [code for code, _ in problems(f)] == ["missing-column"]
 
 
-def test_dropping_what_is_not_there_is_missing_too():
+def test_dropping_an_absent_column_is_refused():
     def f(prompts, actor):
         batch = actor.generate(prompts, max_tokens=4).drop("scores").rename(values="old")
         batch |= actor.logprobs(batch)
@@ -283,7 +283,7 @@ def test_dropping_what_is_not_there_is_missing_too():
     assert [code for code, _ in problems(f)] == ["missing-column", "missing-column"]
 
 
-def test_a_column_under_a_new_name_has_the_kind_that_the_name_has_in_the_table():
+def test_a_renamed_column_has_the_table_kind_of_its_new_name():
     def f(prompts, actor):
         batch = actor.generate(prompts, max_tokens=4).rename(tokens="scores")
         batch |= actor.logprobs(batch.rename(scores="tokens"))
@@ -292,7 +292,7 @@ def test_a_column_under_a_new_name_has_the_kind_that_the_name_has_in_the_table()
     assert next(code for code, _ in problems(f)) == "table-kind"
 
 
-def test_reading_the_earlier_batch_later_is_reading():
+def test_a_later_read_of_an_earlier_batch_counts():
     def f(prompts, actor, reward):
         first = actor.generate(prompts, max_tokens=4)
         first |= actor.logprobs(first)
@@ -317,7 +317,7 @@ def test_an_update_needs_the_mask():
 # ------------------------------------------------------------------------------------------------------------
 
 
-def test_state_is_a_column_of_every_batch_and_is_set_by_the_stage_that_gives_it():
+def test_state_is_a_column_of_every_batch_and_a_stage_sets_it():
     def f(prompts, actor, reward):
         batch = actor.generate(prompts, samples=2, max_tokens=4)
         batch |= reward(batch)
@@ -335,7 +335,7 @@ def test_state_is_a_column_of_every_batch_and_is_set_by_the_stage_that_gives_it(
     ]
 
 
-def test_a_bare_state_name_has_the_states_kind():
+def test_a_stage_that_names_state_has_the_kind_of_the_state():
     @stage(gives="bar", dispatch=RANK0)
     def fixed(scores):
         return scores.mean()
@@ -351,7 +351,7 @@ def test_a_bare_state_name_has_the_states_kind():
     assert str(result.program.graph.by_name["fixed"].outputs[0].kind) == "scalar float32"
 
 
-def test_a_body_reads_the_state_as_it_is_where_repeat_is_called():
+def test_a_body_reads_the_state_at_the_call_of_repeat():
     @stage(gives="keep", rows="group")
     def above(scores, group, bar):
         return scores > bar
@@ -375,7 +375,7 @@ def test_a_body_reads_the_state_as_it_is_where_repeat_is_called():
 
 
 @pytest.mark.parametrize("name", ["scores", "tokens"])
-def test_state_may_not_take_a_name_of_the_table(name):
+def test_state_with_a_name_of_the_table_is_refused(name):
     def f(prompts, actor):
         batch = actor.generate(prompts, max_tokens=4)
         batch |= actor.logprobs(batch)
@@ -402,7 +402,7 @@ def test_state_is_set_once_for_all_ranks():
 # ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_repeat_body_is_a_graph_of_its_own_with_names_unique_over_both():
+def test_a_repeat_body_is_its_own_graph_with_unique_names():
     def f(prompts, actor, reward):
         def body(fresh):
             rows = actor.generate(fresh, samples=2, max_tokens=4)
@@ -425,7 +425,7 @@ def test_a_repeat_body_is_a_graph_of_its_own_with_names_unique_over_both():
     assert node.reads == {"actor", "reward"}
 
 
-def test_rows_kept_by_repeat_are_rows_of_their_own():
+def test_rows_kept_by_repeat_have_their_own_axis():
     def f(prompts, actor, reward):
         def body(fresh):
             rows = actor.generate(fresh, samples=2, max_tokens=4)
@@ -441,7 +441,7 @@ def test_rows_kept_by_repeat_are_rows_of_their_own():
     assert "row-axes" in [code for code, _ in problems(f)]
 
 
-def test_mistakes_within_a_body_are_found_and_those_after_it_too():
+def test_mistakes_within_and_after_a_body_are_found():
     @stage(gives={"hard": row("float32")})
     def hard(scores):
         return scores
@@ -497,7 +497,7 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_symbol_is_no_value_however_it_is_used(use):
+def test_a_symbol_is_refused_as_a_value(use):
     def f(prompts, actor):
         USES[use](actor.generate(prompts, max_tokens=4))
 
@@ -507,7 +507,7 @@ def test_a_symbol_is_no_value_however_it_is_used(use):
     assert re.match(r"a batch has no rows while the flow is traced, so it cannot be used ", found[0].message)
 
 
-def test_what_a_symbol_can_say_it_says():
+def test_a_symbol_answers_questions_about_its_shape():
     said = {}
 
     def f(prompts, actor):
@@ -530,7 +530,7 @@ def test_what_a_symbol_can_say_it_says():
     }
 
 
-def test_a_batch_of_a_finished_trace_is_refused_by_stages_too():
+def test_stages_refuse_a_batch_of_a_finished_trace():
     kept = []
 
     def f(prompts, actor, reward):
@@ -581,7 +581,7 @@ def test_settings_shape_the_graph():
     assert compile_flow(f, Settings(samples=5)).graph.hp == (("samples", 5), ("centred", True))
 
 
-def test_settings_that_are_no_plain_values_are_kept_as_they_are():
+def test_settings_of_other_types_are_kept_unchanged():
     marker = object()
 
     @stage(gives="values")
@@ -600,7 +600,7 @@ def test_settings_that_are_no_plain_values_are_kept_as_they_are():
     assert program.graph.by_name["shaped"].settings == ShownOptions((("shift", 0.0), ("how", repr(marker))))
 
 
-def test_a_setting_that_the_update_takes_for_itself_is_its_own_whatever_the_loss_calls_by_that_name():
+def test_an_update_keeps_its_own_setting_if_the_loss_has_the_same_name():
     @loss
     def capped(new, *, mean="rows", after=7, cap=1.0):
         return -new.logprobs * cap
@@ -614,7 +614,7 @@ def test_a_setting_that_the_update_takes_for_itself_is_its_own_whatever_the_loss
     assert program.settings["actor.update"] == {"cap": 2.0}
 
 
-def test_data_of_a_wrong_kind_are_one_mistake_and_what_reads_them_is_judged_by_the_table():
+def test_data_of_a_wrong_kind_are_one_mistake():
     @stage(gives={"bonus": row("float32")})
     def of_answers(answer: list[str], scores):
         return scores
@@ -629,7 +629,7 @@ def test_data_of_a_wrong_kind_are_one_mistake_and_what_reads_them_is_judged_by_t
     assert [code for code, _ in problems(f, data={"answer": row("float32")})] == ["table-kind"]
 
 
-def test_a_role_with_values_cannot_be_trained_by_log_probs():
+def test_a_role_with_values_cannot_train_on_log_probs():
     @loss
     def likelihood(new):
         return -new.logprobs, {}
@@ -643,12 +643,12 @@ def test_a_role_with_values_cannot_be_trained_by_log_probs():
         compile_flow(torn)
 
 
-def test_rows_that_are_asked_in_words_of_their_own_are_encoded_for_who_samples_from_them_alone():
+def test_custom_follow_up_prompts_are_encoded_for_their_sampler():
     graph = compile_flow(load_flow("critique")).graph
     assert [node.settings for node in graph.nodes if node.op is Op.ASK] == [AskOptions(("verifier",))]
 
 
-def test_a_generate_with_an_environment_waits_for_its_turns_too():
+def test_an_environment_generate_waits_for_the_inputs_of_its_turns():
     environment = parse_environment("retry", {"turns": 3})
     alone, beside = (
         compile_flow(load_flow("grpo"), options=TraceOptions(environments=some))

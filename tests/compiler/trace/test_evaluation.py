@@ -1,4 +1,4 @@
-"""A flow's own evaluation as a graph: what is traced of it, what identifies it, and what is refused."""
+"""A flow's own evaluation as a graph: its trace, its identity and its errors."""
 
 import pytest
 from sources import TESTS
@@ -19,7 +19,7 @@ def program(name, **options):
     return compile_flow(load_flow(f"{FLOWS}::{name}"), None, TraceOptions(**options))
 
 
-def test_the_nodes_of_an_evaluation_stand_beside_those_of_the_iteration():
+def test_evaluation_nodes_are_separate_from_iteration_nodes():
     graph = program("two").graph
     assert [node.name for node in graph.evaluation.nodes] == [
         "prompts",
@@ -39,7 +39,7 @@ def test_the_nodes_of_an_evaluation_stand_beside_those_of_the_iteration():
     ]
 
 
-def test_an_evaluation_is_part_of_the_identity_and_a_flow_without_one_keeps_its_own():
+def test_an_evaluation_is_part_of_the_identity():
     greedy, two, usual = (program(name).graph for name in ("greedy", "two", "usual"))
     assert len({identity(graph) for graph in (greedy, two, usual)}) == 3
     assert unpack(pack(two)) == two
@@ -75,7 +75,7 @@ def test_an_evaluation_is_drawn():
     assert dot[-2:] == ["  }", "}"]
 
 
-def test_a_plan_runs_what_the_evaluation_gives_and_nothing_else():
+def test_a_plan_runs_only_the_nodes_that_the_evaluation_needs():
     planned = plan(program("two"))
     assert planned.evaluation is not None
     assert plan(program("usual")).evaluation is None
@@ -83,7 +83,7 @@ def test_a_plan_runs_what_the_evaluation_gives_and_nothing_else():
     assert not {column.name for column in planned.evaluation.columns} & unread
 
 
-def test_the_run_sets_how_an_evaluation_samples_but_for_its_temperatures():
+def test_the_run_sets_evaluation_sampling_except_temperatures():
     sampling = {"actor.generate": {"stop": ("x",), "top_p": 0.5, "temperature": 0.3}}
     settings = [
         node.settings
@@ -96,7 +96,7 @@ def test_the_run_sets_how_an_evaluation_samples_but_for_its_temperatures():
     ]
 
 
-def test_what_a_flow_calls_before_does_not_change_the_chance_of_its_evaluation():
+def test_earlier_calls_of_a_flow_keep_the_seeds_of_its_evaluation():
     graph = program("two").graph
     assert [node.call for node in graph.evaluation.nodes[1:]] == list(range(len(graph.evaluation.nodes) - 1))
 
@@ -112,7 +112,7 @@ def chosen(prompts, actor, reward):
     return choose(batch | steady(batch), "steady")
 
 
-def test_a_role_that_only_the_evaluation_uses_is_a_role_of_the_run():
+def test_a_role_used_only_by_the_evaluation_is_a_role_of_the_run():
     @loss
     def likelihood(new):
         return -new.logprobs, {}
@@ -125,7 +125,7 @@ def test_a_role_that_only_the_evaluation_uses_is_a_role_of_the_run():
     assert not any(problem.code == "role-unused" for problem in check(imitated).problems)
 
 
-def test_sampling_in_an_evaluation_is_none_to_be_learned_from():
+def test_sampling_in_an_evaluation_is_not_trained_on():
     def judged(prompts, actor, reward):
         batch = actor.generate(prompts, max_tokens=4)
         return batch | reward(batch)
@@ -149,7 +149,7 @@ def test_sampling_in_an_evaluation_is_none_to_be_learned_from():
 
 
 @pytest.mark.parametrize(("result", "found"), [(None, "NoneType"), (1.0, "float")])
-def test_an_evaluation_that_gives_no_batch_is_refused_by_name(result, found):
+def test_an_evaluation_without_a_batch_is_refused_by_name(result, found):
     def judged(prompts, actor, reward):
         actor.generate(prompts, max_tokens=4)
         return result

@@ -1,4 +1,4 @@
-"""What a loss or a stage asks of its rows, against rows of every history."""
+"""What a loss or a stage requires of its rows, checked for rows of every history."""
 
 import pytest
 
@@ -37,7 +37,7 @@ ROWS = {
         ("whole groups", []),
     ],
 )
-def test_a_loss_of_groups_needs_groups_of_several_rows_and_one_of_rows_needs_none(rows, code):
+def test_a_group_loss_needs_groups_of_several_rows(rows, code):
     assert [problem.code for problem in update_rules(of_groups, ROWS[rows], "it", None)] == code
     assert list(update_rules(of_rows, ROWS[rows], "it", None)) == []
 
@@ -55,13 +55,13 @@ def test_a_loss_of_groups_needs_groups_of_several_rows_and_one_of_rows_needs_non
         ([row("float32"), text], False),
     ],
 )
-def test_columns_of_one_name_are_joined_where_they_are_of_one_kind(kinds, fit):
+def test_joined_columns_of_one_name_need_one_kind(kinds, fit):
     problem = joined_kinds("bonus", kinds, None)
     assert (problem is None) == fit
     assert fit or (problem.code, problem.found) == ("joined-kinds", ", ".join(map(str, kinds)))
 
 
-def test_only_a_function_has_parameters_that_may_be_settings():
+def test_only_functions_have_parameters_for_settings():
     remedies = [
         missing("choose", "hard", ["prompt"], None, defined, ()).remedy
         for defined in (None, Place("mine.py", 3))

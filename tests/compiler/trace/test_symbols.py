@@ -29,7 +29,7 @@ def settings(takes=True, **given):
     return call_settings("call", given, {"beta": 0.5, "count": REQUIRED}, lambda name: takes, RECORDED, None)
 
 
-def test_a_scalar_is_an_edge_and_has_no_value_whatever_its_default():
+def test_a_scalar_is_an_edge_without_a_value():
     call = settings(beta=column(scalar("float32")), count=column(scalar("int64")), other=3)
     assert call.edges == (Input("setting.beta", Column(2, "x")), Input("setting.count", Column(2, "x")))
     assert call.without_edges({"beta": 0.5, "count": 1, "other": 3}) == call.values == {"other": 3}
@@ -39,22 +39,22 @@ def test_a_scalar_is_an_edge_and_has_no_value_whatever_its_default():
 @pytest.mark.parametrize(
     "wrong", [column(row("float32")), column(scalar("bool")), column(None), column(scalar("float32"), node=1)]
 )
-def test_what_is_no_single_number_is_refused_and_has_its_default(wrong):
+def test_a_setting_that_is_no_single_number_is_refused(wrong):
     call = settings(beta=wrong, count=wrong)
     assert [problem.code for problem in call.problems] == ["setting-column"] * 2
     assert (call.values, call.edges) == ({"beta": 0.5, "count": 1}, ())
 
 
-def test_a_setting_that_may_not_be_a_column_is_refused_whatever_the_column():
+def test_a_setting_that_takes_no_column_is_refused():
     assert "before anything runs" in settings(takes=False, beta=column(scalar("float32"))).problems[0].message
 
 
-def test_a_column_that_the_batch_has_not_is_reported_once_by_who_asked_for_it():
+def test_an_absent_column_is_reported_once_by_its_reader():
     call = settings(beta=SymbolicColumn("x", None, RECORDED))
     assert (call.values, call.edges, call.problems) == ({"beta": 0.5}, (), ())
 
 
-def test_a_column_of_another_trace_does_not_belong_here():
+def test_a_column_of_another_trace_is_refused():
     with pytest.raises(FlowError, match="another trace"):
         settings(beta=column(scalar("float32"), recorded=SimpleNamespace()))
 
@@ -66,7 +66,7 @@ def test_a_column_of_another_trace_does_not_belong_here():
         ("scores", "read columns inside a @stage"),
     ],
 )
-def test_a_column_that_is_asked_for_as_an_attribute_is_not_called_missing(name, remedy):
+def test_a_missing_attribute_is_not_reported_as_a_missing_column(name, remedy):
     @flow(state=lambda hp: {"heat": 1.0})
     def asking(prompts, actor, reward):
         batch = actor.generate(prompts, max_tokens=4)
