@@ -1,4 +1,4 @@
-"""Types are read from a file's text."""
+"""Types read from the text of a file."""
 
 import ast
 from pathlib import Path
@@ -26,5 +26,5 @@ from rlflow.author.annotations import annotated
         ("Annotated[int, 'a word']", int),
     ],
 )
-def test_an_annotation_says_its_type(text, type_):
+def test_an_annotation_states_its_type(text, type_):
     assert annotated(ast.parse(text, mode="eval").body) == type_

@@ -1,4 +1,4 @@
-"""Batches: nothing is lost, padding is nothing, and merging is the same eagerly and traced."""
+"""Batches keep all values, ignore padding, and merge alike eagerly and traced."""
 
 import pytest
 import torch
@@ -27,8 +27,9 @@ def prompts(rows, **more):
 
 
 def grouped(sizes, values=None):
-    """Rows of groups of these sizes, with a column of each level; ``keep`` is True for groups at even
-    places."""
+    """Return rows of groups of these sizes, with a column of each level; ``keep`` is True for groups at even
+    positions.
+    """
     ids = [g for g, size in enumerate(sizes) for _ in range(size)]
     rows = range(len(ids))
     kinds = {"prompt_tokens": Kind(Level.PROMPT, "int64"), "bar": scalar("float32")}
@@ -45,7 +46,7 @@ def grouped(sizes, values=None):
 
 
 def plain(batch):
-    """Everything a batch holds, as Python values."""
+    """Return everything in a batch as Python values."""
     return {
         name: value.tolist() if isinstance(value := batch[name], torch.Tensor) else value
         for name in batch.columns
@@ -57,7 +58,7 @@ def plain(batch):
 
 
 @given(LENGTHS)
-def test_what_is_padded_is_trimmed_again(lengths):
+def test_padded_columns_are_trimmed_again(lengths):
     flat = torch.arange(float(sum(lengths)))
     sizes = torch.tensor(lengths, dtype=torch.int64)
     padded = pad(flat, sizes)
@@ -66,7 +67,7 @@ def test_what_is_padded_is_trimmed_again(lengths):
 
 
 @given(LENGTHS)
-def test_padding_has_the_value_that_tests_ask_for_and_is_0_in_numbers_that_are_no_floats(lengths):
+def test_padding_has_the_test_value_in_floats_and_0_elsewhere(lengths):
     sizes = torch.tensor(lengths, dtype=torch.int64)
     outside = torch.arange(max(lengths, default=0)) >= sizes[:, None]
     with padding(float("nan")):
@@ -76,14 +77,14 @@ def test_padding_has_the_value_that_tests_ask_for_and_is_0_in_numbers_that_are_n
 
 
 @given(LENGTHS)
-def test_a_column_is_what_it_was_made_of(lengths):
+def test_a_column_keeps_its_values(lengths):
     values = ragged(lengths)
     batch = Batch.of(rewards=values)
     assert len(batch) == len(lengths)
     assert [line[:length] for line, length in zip(batch["rewards"].tolist(), lengths, strict=True)] == values
 
 
-def test_a_ragged_column_gives_its_rows_and_any_other_says_that_it_has_none():
+def test_only_a_ragged_column_has_ragged_rows():
     batch = Batch.of(tokens=[[1, 2], [], [3]], scores=[1.0, 2.0, 3.0])
     assert (
         [row.tolist() for row in batch.data["tokens"].split()]
@@ -97,7 +98,7 @@ def test_a_ragged_column_gives_its_rows_and_any_other_says_that_it_has_none():
 
 
 @pytest.mark.parametrize("name", ["rewards", "scores", "group", "keep", "prompt_tokens"])
-def test_writing_into_what_a_batch_gave_leaves_the_batch_as_it_is(name):
+def test_writing_into_a_read_column_leaves_the_batch_unchanged(name):
     batch = grouped([1, 1])
     batch[name].zero_()
     assert plain(batch) == plain(grouped([1, 1]))
@@ -107,7 +108,7 @@ def test_writing_into_what_a_batch_gave_leaves_the_batch_as_it_is(name):
 # ------------------------------------------------------------------------------------------------------------
 
 
-def test_standard_columns_take_the_tables_kind_and_others_what_they_look_like():
+def test_standard_columns_have_the_table_kind_and_others_an_inferred_one():
     batch = Batch.of(
         tokens=[[1, 2], [3]],
         mask=[[1, 0], [1]],
@@ -129,11 +130,11 @@ def test_standard_columns_take_the_tables_kind_and_others_what_they_look_like():
     assert repr(batch.select("answer", "mask")) == "Batch(2 rows; answer: text, mask: token bool)"
 
 
-def test_float64_stays_for_whoever_asks_for_it():
+def test_float64_is_kept():
     assert str(Batch.of(scores=torch.ones(2, dtype=torch.float64)).columns["scores"]) == "row float64"
 
 
-def test_columns_of_one_batch_have_one_length():
+def test_columns_of_a_batch_have_the_same_length():
     with pytest.raises(FlowError, match="differ in their number of rows"):
         Batch.of(scores=[1, 2], answer=["a"])
 
@@ -154,14 +155,14 @@ def test_rows_of_one_group_are_adjacent():
         lambda b: b.rename(score="x"),
     ],
 )
-def test_a_column_that_is_not_there_is_named_with_its_nearest_and_the_line(use):
+def test_a_missing_column_is_named_with_its_nearest_and_the_line(use):
     with pytest.raises(FlowError) as caught:
         use(Batch.of(scores=[1.0]))
     problem = caught.value.problems[0]
     assert (problem.code, problem.nearest, problem.place.path) == ("missing-column", "scores", __file__)
 
 
-def test_an_index_is_no_column():
+def test_an_index_is_refused_as_a_column():
     with pytest.raises(FlowError, match="no column '0'"):
         Batch.of(scores=[1.0])[0]
 
@@ -184,7 +185,7 @@ SIZES = st.lists(st.integers(1, 3), max_size=5)
 
 
 @given(SIZES, st.data())
-def test_taking_rows_takes_every_column_along(sizes, data):
+def test_taking_rows_takes_every_column(sizes, data):
     batch = grouped(sizes)
     index = data.draw(st.lists(st.integers(0, max(len(batch) - 1, 0)), max_size=6)) if len(batch) else []
     taken = batch.rows(index)
@@ -200,7 +201,7 @@ def test_taking_rows_takes_every_column_along(sizes, data):
 
 
 @given(SIZES)
-def test_a_mask_takes_the_rows_where_it_is_true(sizes):
+def test_a_mask_takes_the_marked_rows(sizes):
     batch = grouped(sizes)
     kept = batch.rows(batch["keep"]) if len(batch) else batch
     assert kept["keep"].tolist() == [True] * len(kept)
@@ -216,7 +217,7 @@ def test_group_columns_are_stored_once_per_group(sizes):
 
 @settings(deadline=None)
 @given(SIZES, st.integers(1, 6))
-def test_chunks_joined_again_are_the_whole_even_where_a_chunk_cuts_a_group(sizes, count):
+def test_joined_chunks_equal_the_batch_even_if_a_chunk_cuts_a_group(sizes, count):
     batch = grouped(sizes)
     chunks = batch.chunk(count)
     assert [len(chunk) for chunk in chunks if len(chunk)] == sorted(
@@ -237,12 +238,12 @@ def test_repeated_rows_are_adjacent_and_form_a_group(rows, times):
     assert repeated.axis.grouped
 
 
-def test_repeating_twice_keeps_every_row_key_its_own():
+def test_repeating_twice_keeps_row_keys_unique():
     keys = prompts(2).repeat(2).repeat(3).axis.keys.tolist()
     assert keys == [[position, sample] for position in range(2) for sample in range(6)]
 
 
-def test_batches_of_other_columns_or_kinds_are_not_joined():
+def test_batches_with_other_columns_or_kinds_are_not_joined():
     with pytest.raises(FlowError, match="different columns"):
         Batch.concat([Batch.of(scores=[1.0]), Batch.of(scores=[1.0], answer=["a"])])
     with pytest.raises(FlowError, match="different columns"):
@@ -251,7 +252,7 @@ def test_batches_of_other_columns_or_kinds_are_not_joined():
         Batch.concat([])
 
 
-def test_a_batch_without_rows_goes_through_everything():
+def test_every_operation_accepts_a_batch_without_rows():
     empty = grouped([])
     assert len(empty) == len(empty.repeat(3)) == len(Batch.concat(empty.chunk(3))) == len(empty.rows([])) == 0
     assert empty["rewards"].shape == (0, 0)
@@ -308,7 +309,7 @@ MERGES = {
 
 
 @pytest.mark.parametrize(("onto", "of", "level"), MERGES)
-def test_rows_that_belong_together_are_merged_and_others_refused(onto, of, level):
+def test_related_rows_are_merged_and_others_refused(onto, of, level):
     real = Real()
     batch = Batch(getattr(real, onto), {})
     if not MERGES[onto, of, level]:
@@ -322,7 +323,7 @@ def test_rows_that_belong_together_are_merged_and_others_refused(onto, of, level
 
 
 @pytest.mark.parametrize(("onto", "of", "level"), MERGES)
-def test_a_trace_merges_what_real_batches_merge(onto, of, level):
+def test_a_trace_merges_like_real_batches(onto, of, level):
     giver = {
         Level.ROW: stage(gives={"x": row("float32")})(lambda prompt_tokens: prompt_tokens[:, 0].float()),
         Level.GROUP: stage(gives={"x": group("float32")}, dispatch=RANK0)(
@@ -350,19 +351,19 @@ def test_a_trace_merges_what_real_batches_merge(onto, of, level):
     assert codes == ([] if MERGES[onto, of, level] else ["row-axes"])
 
 
-def test_the_second_batchs_column_is_taken():
+def test_the_column_of_the_second_batch_wins():
     batch = Batch.of(scores=[1.0, 2.0])
     assert (batch | batch.rename(scores="x").rename(x="scores"))["scores"].tolist() == [1.0, 2.0]
     other = Batch(batch.axis, Batch.of(scores=[3.0, 4.0]).data)
     assert (batch | other)["scores"].tolist() == [3.0, 4.0]
 
 
-def test_equal_values_are_not_the_same_rows():
+def test_equal_values_are_not_treated_as_the_same_rows():
     with pytest.raises(FlowError, match="different rows"):
         Batch.of(scores=[1.0]) | Batch.of(values=[[1.0]])
 
 
-def test_a_baseline_finds_its_prompt_after_rows_were_taken():
+def test_a_baseline_finds_its_prompt_after_a_choice_of_rows():
     base = prompts(3)
     rows = base.repeat(2)
     greedy = Batch(base.axis.repeat(1), {}) | Batch(base.axis, Batch.of(baseline=[0.0, 10.0, 20.0]).data)
@@ -375,7 +376,7 @@ def test_only_batches_are_merged():
         Batch.of(scores=[1.0]) | {"scores": [2.0]}
 
 
-def test_the_bytes_of_a_column_are_those_of_its_values_and_lengths():
+def test_the_bytes_of_a_column_include_values_and_lengths():
     batch = Batch.of(tokens=[[1, 2, 3], [4]])
     assert batch.data["tokens"].nbytes == 8 * 4 + 8 * 2
     assert Data(Kind(Level.ROW, "float32"), torch.zeros(3)).nbytes == 12
@@ -388,6 +389,6 @@ def test_the_bytes_of_a_column_are_those_of_its_values_and_lengths():
         Data(Kind(Level.TOKEN, "float32"), torch.zeros(4), torch.tensor([2, 2])),
     ],
 )
-def test_only_numbers_of_rows_that_have_nan_become_values_of_single_tokens(column):
+def test_only_row_floats_become_values_of_single_tokens(column):
     with pytest.raises(FlowError):
         _per_token("x", column, Axis.fresh(2))

@@ -1,4 +1,4 @@
-"""Kinds of columns, and the table."""
+"""Kinds of columns, and the table of standard columns."""
 
 import pytest
 
@@ -22,7 +22,7 @@ CONTRACT = {
 }
 
 
-def test_the_table_is_the_contracts():
+def test_the_table_matches_the_contract():
     assert {name: str(entry.kind) for name, entry in TABLE.items()} == {
         name: kind for kind, names in CONTRACT.items() for name in names.split()
     }
@@ -40,25 +40,25 @@ def test_the_table_prints_a_line_for_each_column():
     ("given", "expected", "answer"),
     [
         (token("float32"), token("float32"), True),
-        (token("float64"), token("float32"), True),  # within a family dtypes are converted
+        (token("float64"), token("float32"), True),  # dtypes of one family are converted
         (token("bfloat16"), token("float32"), True),
         (row("int32"), row("int64"), True),
-        (row("bool"), row("float32"), False),  # never from one family to another
+        (row("bool"), row("float32"), False),  # dtypes of other families are not
         (row("int64"), row("float32"), False),
         (row("uint8"), row("int64"), False),
-        (group("bool"), row("bool"), True),  # read by rows as repeated
+        (group("bool"), row("bool"), True),  # rows read group values repeated
         (row("bool"), group("bool"), False),
         (scalar("float32"), row("float32"), False),
         (token("float32"), Kind(Level.PROMPT, "float32"), False),
-        (row, row("float32"), True),  # a dtype of None is any
+        (row, row("float32"), True),  # a dtype of None matches any
         (text, text, True),
         (None, token("float32"), True),  # unknown until the first real batch
         (token("float32"), None, True),
     ],
 )
-def test_which_kinds_may_be_read_as_which(given, expected, answer):
+def test_compatible_kinds_may_be_read_as_each_other(given, expected, answer):
     assert fits(given, expected) is answer
 
 
-def test_a_name_of_the_authors_own_has_no_kind():
+def test_an_own_column_has_no_kind():
     assert standard_kind("difficulty") is None

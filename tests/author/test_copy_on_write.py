@@ -1,4 +1,4 @@
-"""What is lent may be written into, by any road, and what it was lent from stays as it is."""
+"""Borrowed columns may be written into by any operation; the stored column does not change."""
 
 import ctypes
 import mmap
@@ -36,7 +36,7 @@ def numbers():
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_writing_into_what_a_stage_sees_changes_no_column(write):
+def test_writing_into_an_input_of_a_stage_changes_no_column(write):
     stored = numbers()
     seen, other = pad(stored, EVEN), pad(stored, EVEN)
     write(seen)
@@ -47,7 +47,7 @@ def test_writing_into_what_a_stage_sees_changes_no_column(write):
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_writing_into_what_a_stage_gave_changes_no_column(write):
+def test_writing_into_an_output_of_a_stage_changes_no_column(write):
     given = numbers().reshape(8, 64)
     stored = flatten(given, EVEN)
     write(given)
@@ -56,7 +56,7 @@ def test_writing_into_what_a_stage_gave_changes_no_column(write):
 
 @pytest.fixture
 def file():
-    """A file of shared memory with the numbers, and a view of it that writes into the file."""
+    """Return a file of shared memory with the numbers, and a view that writes into the file."""
     descriptor = os.memfd_create("numbers")
     os.truncate(descriptor, 4 * mmap.PAGESIZE)
     whole = torch.frombuffer(mmap.mmap(descriptor, 4 * mmap.PAGESIZE), dtype=torch.float32)
@@ -66,7 +66,7 @@ def file():
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_writing_into_what_a_stage_sees_of_a_file_changes_neither_the_file_nor_the_column(write, file):
+def test_writing_into_a_stage_input_changes_neither_file_nor_column(write, file):
     descriptor, whole = file
     stored = FileMemory(descriptor, 4 * mmap.PAGESIZE, None).tensor().view(torch.float32)[100:612]
     seen, other = pad(stored, EVEN), pad(stored, EVEN)
@@ -76,7 +76,7 @@ def test_writing_into_what_a_stage_sees_of_a_file_changes_neither_the_file_nor_t
         assert torch.equal(column.flatten(), numbers())
 
 
-def test_what_is_lent_of_a_file_is_the_files_memory_until_it_is_written_and_its_keeper_stays_as_long(file):
+def test_a_lent_file_is_mapped_until_written_and_keeps_its_owner_alive(file):
     class Keeper:
         pass
 
@@ -85,9 +85,9 @@ def test_what_is_lent_of_a_file_is_the_files_memory_until_it_is_written_and_its_
     alive = weakref.ref(keeper)
     stored = FileMemory(descriptor, 4 * mmap.PAGESIZE, keeper).tensor().view(torch.float32)
     seen, given = lent(stored[2048:]), flatten(lent(stored[100:612]).reshape(8, 64), EVEN)
-    whole[3000] = 7.0  # nobody does so: it shows that nothing was copied
+    whole[3000] = 7.0  # only a test does this: it shows that the memory was not copied
     assert seen[3000 - 2048] == 7.0
-    assert file_memory(seen) is None  # it may be written into, so that it is copied when it is lent on
+    assert file_memory(seen) is None  # it is writable, so it is copied when it is lent again
     del keeper, stored
     assert alive() is not None
     del seen
@@ -95,10 +95,10 @@ def test_what_is_lent_of_a_file_is_the_files_memory_until_it_is_written_and_its_
     assert torch.equal(given, numbers())
 
 
-def test_what_cannot_be_lent_any_more_is_copied(file):
+def test_a_column_that_cannot_be_mapped_is_copied(file):
     descriptor = os.dup(file[0])
     stored = FileMemory(descriptor, 4 * mmap.PAGESIZE, None).tensor().view(torch.float32)[100:612]
-    # the kernel refuses to map it, as it does where a process has too many pieces of memory
+    # the kernel refuses to map it, as in a process with too many mappings
     os.close(descriptor)
     lent(stored).zero_()
     assert torch.equal(lent(stored), numbers())
@@ -112,7 +112,7 @@ def test_reading_copies_nothing():
     assert address(stored) == address(seen) == address(kept)
 
 
-def test_packing_copies_what_is_lent_once():
+def test_packing_copies_a_lent_column_once():
     batch = Batch.of(rewards=[[1.0, 2.0], [3.0, 4.0]])
     seen = batch["rewards"]
     frame = pack(batch)
@@ -132,12 +132,12 @@ def test_other_memory_is_copied_at_once(stored):
     assert torch.equal(stored, torch.arange(512.0, dtype=stored.dtype))
 
 
-def test_the_address_is_that_of_the_first_entry():
+def test_the_address_is_the_address_of_the_first_entry():
     whole = numbers()
     assert address(whole[7:]) == whole[7:].data_ptr()
 
 
-def test_gradients_go_through_what_is_padded():
+def test_gradients_flow_through_padding():
     leaf = torch.ones(4, requires_grad=True)
     pad(2 * leaf, torch.tensor([2, 2])).mul_(3.0).sum().backward()
     assert leaf.grad.tolist() == [6.0] * 4

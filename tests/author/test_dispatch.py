@@ -1,4 +1,4 @@
-"""Dispatch modes: three built in, and those that are registered."""
+"""Dispatch modes: the three built-in modes, and registered ones."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_a_registered_mode_splits_and_merges(mode):
     assert seen == [2, 1]
 
 
-def test_a_mode_that_loses_rows_is_an_error_that_names_the_counts():
+def test_a_mode_that_loses_rows_is_an_error_with_the_counts():
     lossy = register_dispatch("LOSSY", halves, lambda outputs, batch: outputs[0])
     try:
         same = stage(gives={"same": row("float32")}, dispatch=lossy)(lambda scores: scores)
@@ -55,7 +55,7 @@ def test_a_name_is_registered_once(mode):
         register_dispatch("RANK0", halves, joined)
 
 
-def test_all_gives_a_tuple_of_one_value_per_rank_and_rank0_one_value():
+def test_all_gives_one_value_per_rank_and_rank0_one_value():
     everywhere = stage(gives={"x": scalar("float32")}, dispatch=ALL)(lambda scores: scores.sum())
     once = stage(gives={"x": scalar("float32")}, dispatch=RANK0)(lambda scores: scores.sum())
     batch = Batch.of(scores=[1.0, 2.0])
@@ -63,7 +63,7 @@ def test_all_gives_a_tuple_of_one_value_per_rank_and_rank0_one_value():
     assert once(batch)["x"] == torch.tensor(3.0)
 
 
-def test_nothing_is_split_because_of_its_type_or_length():
+def test_settings_of_any_type_and_length_are_not_split():
     @stage(gives={"same": row("float32")})
     def same(scores, *, table, names):
         assert (len(table), names) == (2, ["a", "b"])
@@ -72,7 +72,7 @@ def test_nothing_is_split_because_of_its_type_or_length():
     same(Batch.of(scores=[1.0, 2.0]), table=torch.zeros(2), names=["a", "b"])
 
 
-def test_a_missing_column_of_a_plain_call_is_named_with_its_place():
+def test_a_missing_column_of_a_plain_call_is_named_with_its_line():
     same = stage(gives={"same": row("float32")})(lambda score: score)
     with pytest.raises(FlowError) as caught:
         same(Batch.of(scores=[1.0]))

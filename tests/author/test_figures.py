@@ -1,4 +1,4 @@
-"""What numbers are of, and the names that they have in metrics.jsonl."""
+"""Names of measured values in metrics.jsonl."""
 
 import pytest
 

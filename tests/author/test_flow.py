@@ -1,4 +1,4 @@
-"""A flow as a value: what it is called, and its graph."""
+"""A flow as a value: its name and its graph."""
 
 import pytest
 
@@ -15,11 +15,11 @@ def samples(graph):
     return [node.settings.samples for node in graph.nodes if node.op is Op.GENERATE]
 
 
-def test_a_flow_is_named_and_documented_as_its_function(grpo):
+def test_a_flow_has_the_name_and_docstring_of_its_function(grpo):
     assert (grpo.name, grpo.__name__, grpo.__doc__) == ("grpo", "grpo", grpo.function.__doc__)
 
 
-def test_the_graph_is_that_of_the_settings_that_are_passed_and_else_of_the_flows_own(grpo):
+def test_the_graph_uses_the_passed_settings_or_the_defaults(grpo):
     own = grpo.parameters.hp
     assert samples(grpo.graph()) == samples(grpo.graph(own)) == [own.samples]
     assert samples(grpo.graph(type(own)(samples=own.samples + 3))) == [own.samples + 3]

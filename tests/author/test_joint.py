@@ -1,5 +1,4 @@
-"""Several losses of one step, as the flow writes them: what they read, what they take, and what is
-refused."""
+"""Several losses in one step of a flow: the columns that they read, their settings, and refused combinations."""
 
 import pytest
 import torch
@@ -61,7 +60,7 @@ def made(losses=(policy, likelihood), **settings):
     return both
 
 
-def test_an_update_reads_what_its_losses_read_and_the_columns_of_their_rows():
+def test_an_update_reads_the_columns_of_its_losses_and_of_their_rows():
     graph = compile_flow(
         made(scale=(1, 0.5), where=(None, "right"), mean=("tokens", "row-tokens"), power=2.0)
     ).graph
@@ -85,7 +84,7 @@ def test_an_update_reads_what_its_losses_read_and_the_columns_of_their_rows():
         {"losses": policy},
     ],
 )
-def test_a_difference_in_what_the_losses_are_joined_by_is_one_of_the_graph(other):
+def test_scales_and_row_choices_of_losses_change_the_graph(other):
     assert diff(compile_flow(made()).graph, compile_flow(made(**other)).graph)
     assert not diff(
         compile_flow(made()).graph, compile_flow(made(scale=(1.0, 1.0), where=[None, None])).graph
@@ -127,7 +126,7 @@ def test_each_loss_gets_its_own_settings_and_average():
         ((), {}, "not-a-loss", "@loss"),
     ],
 )
-def test_losses_that_do_not_go_together_are_refused_at_the_update(losses, settings, code, says):
+def test_incompatible_losses_are_refused_at_the_update(losses, settings, code, says):
     errors = check(made(losses, **settings), with_variants=False).errors
     assert code in [error.code for error in errors]
     (error,) = [error for error in errors if error.code == code][:1]
@@ -146,7 +145,7 @@ def waived(new):
     return -new.logprobs, {}
 
 
-def test_a_reason_waives_the_correction_of_its_own_loss_and_is_printed():
+def test_a_reason_waives_the_correction_of_its_loss_and_is_printed():
     report = check(made(waived), with_variants=False, staleness=1)
     assert not report.errors
     (problem,) = [problem for problem in report.problems if problem.code == "stale-waived"]
@@ -157,7 +156,7 @@ def test_a_reason_waives_the_correction_of_its_own_loss_and_is_printed():
         loss(stale_ok=True)
 
 
-def test_an_eager_update_takes_several_losses_too(tmp_path):
+def test_an_eager_update_takes_several_losses(tmp_path):
     data = tmp_path / "data.jsonl"
     data.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n' * 4)
     roles = rlflow.roles(made(), backend="null", data=str(data), prompts=2, held_out=0, threads=1)
@@ -187,7 +186,7 @@ def of_a_row_column(new, bonus: row("float32")):
     "losses",
     [(of_a_column, of_a_row_column), (of_a_row_column, of_a_column), (of_a_row_column, of_a_row_column)],
 )
-def test_the_kind_of_a_column_is_that_of_whichever_loss_declares_it(losses):
+def test_any_loss_may_declare_the_kind_of_a_column(losses):
     joint = JointLoss(losses, (1, 1), (None, None))
     assert [column.kind for column in joint.signature.columns if column.name == "bonus"] == [row("float32")]
 
@@ -202,7 +201,7 @@ def test_the_kind_of_a_column_is_that_of_whichever_loss_declares_it(losses):
         ),
     ],
 )
-def test_every_drawing_says_what_the_step_is_made_of(settings, says):
+def test_every_drawing_shows_the_losses_of_a_step(settings, says):
     graph = compile_flow(made(**settings)).graph
     assert draw.text(graph).splitlines()[-1].endswith(f")  of {says}")
     assert f'[["actor.update: {says}"]]' in draw.mermaid(graph)

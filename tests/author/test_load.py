@@ -1,4 +1,4 @@
-"""Finding a flow: in a file, by name, or among the installed algorithms."""
+"""Ways to find a flow: in a file, by name, or among the installed algorithms."""
 
 import sys
 
@@ -27,7 +27,7 @@ def test_a_file_is_loaded_once(write):
     assert load_flow(str(path)) is load_flow(f"{path}::mine")
 
 
-def test_a_text_is_loaded_without_its_file_which_is_neither_read_nor_compiled(write, tmp_path):
+def test_a_text_is_loaded_without_reading_its_file(write, tmp_path):
     path, text = (
         write("raise RuntimeError('this file is not to be read')\n"),
         FLOW.format(name="mine") + "beside = __file__\n",
@@ -41,14 +41,14 @@ def test_a_text_is_loaded_without_its_file_which_is_neither_read_nor_compiled(wr
         load_text(path, "1 / 0\n")
 
 
-def test_the_installed_algorithm_is_the_module_that_python_imports():
+def test_an_installed_algorithm_is_the_imported_module():
     from rlflow.algorithms.ppo import ppo
 
     assert load_flow("ppo") is ppo
     assert load_flow("algorithms/ppo.py") is ppo
 
 
-def test_files_beside_it_are_importable(write):
+def test_files_next_to_a_flow_are_importable(write):
     write("MEANING = 42\n", "rlflow_test_neighbour.py")
     path = write("from rlflow_test_neighbour import MEANING\n" + FLOW.format(name="mine"))
     assert load_flow(str(path)).function.__globals__["MEANING"] == 42
@@ -60,12 +60,12 @@ def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path, write):
     assert (load_flow(str(one)).name, load_flow(str(two)).name) == ("one", "two")
 
 
-def test_imported_flows_and_second_names_do_not_count(write):
+def test_imported_flows_and_aliases_do_not_count(write):
     path = write("from rlflow.algorithms.ppo import ppo\n" + FLOW.format(name="mine") + "alias = mine\n")
     assert load_flow(str(path)).name == "mine"
 
 
-def test_two_flows_of_one_function_name_are_two(write):
+def test_two_flows_with_one_function_name_count_as_two(write):
     made = "def make():\n    @flow\n    def same(prompts): ...\n    return same\n"
     path = write(f"from rlflow import flow\n\n{made}\none, two = make(), make()\n")
     with pytest.raises(FlowError, match="the file defines 2 flows"):
@@ -73,11 +73,11 @@ def test_two_flows_of_one_function_name_are_two(write):
     assert load_flow(f"{path}::one") is not load_flow(f"{path}::two")
 
 
-def test_any_suffix_will_do(write):
+def test_any_suffix_is_accepted(write):
     assert load_flow(str(write(FLOW.format(name="mine"), "mine.txt"))).name == "mine"
 
 
-def test_a_file_that_raised_is_read_again(write):
+def test_a_file_is_read_again_after_an_exception(write):
     path = write("1 / 0\n")
     with pytest.raises(FlowError, match="ZeroDivisionError"):
         load(path)
@@ -85,7 +85,7 @@ def test_a_file_that_raised_is_read_again(write):
     assert load_flow(str(path)).name == "mine"
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path):
+def test_bytes_that_are_not_text_are_refused(tmp_path):
     path = tmp_path / "noise.py"
     path.write_bytes(b"\xff\x00\x9c")
     with pytest.raises(FlowError, match="cannot be loaded"):
@@ -95,7 +95,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "found"), [("nowhere.py", "nothing there"), ("tests", "a folder"), ("ppoo", "nothing there")]
 )
-def test_a_target_that_is_not_there_is_a_plan_error(name, found):
+def test_a_missing_target_is_a_plan_error(name, found):
     with pytest.raises(PlanError) as caught:
         target(name)
     assert caught.value.problems[0].found == found

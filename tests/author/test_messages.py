@@ -17,14 +17,14 @@ MESSAGES = st.lists(st.fixed_dictionaries({"role": TEXT, "content": TEXT}) | MOR
 
 
 @given(MESSAGES)
-def test_messages_come_out_as_they_went_in(messages):
+def test_messages_unpack_to_themselves(messages):
     assert is_messages(messages)
     assert isinstance(packed(messages), str)
     assert unpacked(packed(messages)) == messages
 
 
 @given(TEXT | MESSAGES.map(lambda messages: "".join(packed(messages))), st.integers(0, 2))
-def test_text_stays_text_whatever_stands_in_it(text, marks):
+def test_any_text_stays_text(text, marks):
     text = MARK * marks + text
     assert unpacked(text) == as_text(text) == text
     assert unpacked(read(written(text))) == text
@@ -42,12 +42,12 @@ def test_messages_are_written_and_read(messages):
     "rest",
     ["", "hello", "[]", "7", '[["a"]]', '["ab"]', "[[1, 2]]", '[["a","b"]]', '{"a": "b"}', "[" * 100_000],
 )
-def test_what_was_not_written_is_not_read(rest):
+def test_foreign_text_is_not_read_as_messages(rest):
     with pytest.raises(ValueError, match="no messages"):
         read(MARK + rest)
 
 
-def test_a_packed_value_stays_one_where_rows_are_pickled():
+def test_a_packed_value_stays_packed_after_pickling():
     value = packed([{"role": "user", "content": "why?"}])
     assert unpacked(pickle.loads(pickle.dumps(value))) == unpacked(value)
     assert isinstance(copy.deepcopy(value), Packed)
@@ -67,7 +67,7 @@ def test_a_packed_value_stays_one_where_rows_are_pickled():
         [{"role": "user", "content": "a", "image": b"b"}],
     ],
 )
-def test_what_is_no_list_of_messages_is_known(value):
+def test_invalid_messages_are_detected(value):
     assert not is_messages(value)
 
 
@@ -82,7 +82,7 @@ def test_what_is_no_list_of_messages_is_known(value):
         ({"content": "a", "name": "\ud800"}, "its 'name' cannot be stored: it is not valid Unicode"),
     ],
 )
-def test_a_key_that_cannot_be_carried_is_named(more, says):
+def test_an_unsupported_key_is_named(more, says):
     assert fault({"role": "user", **more}).startswith(says)
 
 
@@ -99,7 +99,7 @@ def test_a_message_that_only_calls_a_tool_needs_no_content(content):
     assert as_text([message]) == (f"a {calls}" if content.get("content") else calls)
 
 
-def test_as_one_text_each_message_stands_under_its_role_and_one_alone_as_its_content():
+def test_messages_as_text_have_role_headers_unless_there_is_one():
     question, answer = {"role": "user", "content": "why?"}, {"role": "assistant", "content": "so"}
     assert as_text([question]) == "why?"
     assert as_text([question, answer]) == "user: why?\n\nassistant: so"

@@ -1,4 +1,4 @@
-"""The settings of a node, and how a graph shows them."""
+"""The settings of a node and their display in a graph."""
 
 import pytest
 
@@ -41,12 +41,12 @@ from rlflow.author.node_options import GenerateOptions, NodeOptions, UpdateOptio
         ),
     ],
 )
-def test_what_says_nothing_is_not_shown(options, shown):
+def test_default_settings_are_not_shown(options, shown):
     assert dict(options.shown) == shown
     assert [name for name, _ in options.shown] == list(shown)
 
 
-def test_what_the_wire_does_not_hold_is_shown_as_text():
+def test_values_without_a_wire_form_are_shown_as_text():
     assert (plain(2**70), plain(-5), plain(["a"]), plain((1, "a")), plain(max)) == (
         str(2**70),
         -5,

@@ -1,5 +1,4 @@
-"""Numbers from seeds, and a seed for every draw, from the run's seed, the iteration, the call and the row's
-key."""
+"""Numbers from seeds. Every draw has a seed from the run's seed, the iteration, the call and the row's key."""
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ KEYS = st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**20)), min_siz
 
 
 def reference(x):
-    """splitmix64 as published (Vigna's C code), on Python integers."""
+    """Compute splitmix64 as published (Vigna's C code), on Python integers."""
     z = (x + 0x9E3779B97F4A7C15) % 2**64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
@@ -32,18 +31,18 @@ def reference(x):
 
 
 @pytest.mark.parametrize("x", [0, 1, 12345, 2**63 - 1, -1, -(2**63)])
-def test_splitmix_is_the_published_one(x):
+def test_splitmix_matches_the_published_code(x):
     assert int(splitmix(torch.tensor(x))) % 2**64 == reference(x % 2**64)
 
 
-def test_uniforms_depend_on_seed_and_step_alone():
+def test_uniforms_depend_only_on_seed_and_step():
     a = uniforms([3, 2**64 - 1, 5], 10)
     assert torch.equal(a[2], uniforms([5], 4 + 6)[0])
     assert torch.equal(a[:, :4], uniforms([3, -1, 5], 4))
     assert a.dtype is torch.float64
 
 
-def test_each_row_may_be_at_a_step_of_its_own():
+def test_each_row_may_have_its_own_step():
     seeds, steps = [3, 2**64 - 1, 5, 3], [0, 9, 2, 7]
     assert torch.equal(uniforms_at(seeds, steps), uniforms(seeds, 10)[range(4), steps])
 
@@ -60,7 +59,7 @@ def test_uniforms_look_uniform_and_independent():
     assert len(a.unique()) == a.numel()
 
 
-def test_permutations_are_drawn_from_all_seeds():
+def test_permutations_depend_on_all_seeds():
     assert sorted(permutation(100, 1, 2).tolist()) == list(range(100))
     assert torch.equal(permutation(100, 1, 2), permutation(100, 1, 2))
     assert not torch.equal(permutation(100, 1, 2), permutation(100, 2, 1))
@@ -69,12 +68,12 @@ def test_permutations_are_drawn_from_all_seeds():
     assert first.min() > 320
 
 
-def test_mixing_keeps_the_order_of_numbers():
+def test_mixing_depends_on_the_order_of_numbers():
     assert len({mixed(1, 2), mixed(2, 1), mixed(1), mixed(1, 2, 0), mixed(0, 1, 2)}) == 5
 
 
 @given(st.integers(0, 2**63 - 1), KEYS)
-def test_a_rows_seed_depends_on_its_key_alone(base, keys):
+def test_the_seed_of_a_row_depends_only_on_its_key(base, keys):
     table = torch.tensor(keys, dtype=torch.int64)
     together = row_seeds(base, table)
     assert together == [row_seeds(base, table[i : i + 1])[0] for i in range(len(keys))]
@@ -82,7 +81,7 @@ def test_a_rows_seed_depends_on_its_key_alone(base, keys):
     assert all(0 <= seed < 2**63 for seed in together)
 
 
-def test_seeds_of_neighbouring_rows_and_calls_are_unlike():
+def test_seeds_of_neighbouring_rows_and_calls_differ():
     seeds = [row_seeds(derived(0, i, c), Axis.fresh(50).repeat(4).keys) for i in range(4) for c in range(4)]
     flat = [seed for call in seeds for seed in call]
     assert len(set(flat)) == len(flat)
@@ -90,17 +89,17 @@ def test_seeds_of_neighbouring_rows_and_calls_are_unlike():
     assert 31 < bits < 32
 
 
-def test_derived_seeds_tell_their_parts_apart():
+def test_derived_seeds_keep_their_parts_distinct():
     assert len({derived(1, 23), derived(12, 3), derived("1", "23", ""), derived(123)}) == 4
     assert derived(1, "a") == derived(1, "a")
 
 
-def test_a_repeated_prompt_is_sampled_afresh():
+def test_a_repeated_prompt_gets_a_new_sample():
     first, again = Axis.fresh(3, 0).repeat(2), Axis.fresh(3, 3).repeat(2)
     assert not set(row_seeds(7, first.keys)) & set(row_seeds(7, again.keys))
 
 
-def test_a_turn_has_a_seed_of_its_own_for_each_row_and_the_first_has_the_rows():
+def test_each_turn_has_its_own_seed_and_the_first_that_of_the_row():
     seeds = [3, 4, 2**62]
     assert turn_seeds(seeds, 0) == seeds
     later = [turn_seeds(seeds, turn) for turn in (1, 2)]
@@ -110,7 +109,7 @@ def test_a_turn_has_a_seed_of_its_own_for_each_row_and_the_first_has_the_rows():
 
 
 @given(st.integers(-(2**80), 2**80))
-def test_a_seed_of_any_size_is_an_int64_of_its_lowest_bits(seed):
+def test_an_oversized_seed_becomes_its_lowest_64_bits(seed):
     number = signed(seed)
     assert -(2**63) <= number < 2**63
     assert (number - seed) % 2**64 == 0

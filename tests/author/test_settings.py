@@ -43,7 +43,7 @@ class Settings(Base):
         return clip * samples
 
 
-def test_each_field_has_the_comment_on_its_lines_or_right_above_them():
+def test_each_field_has_the_comment_on_its_line_or_above():
     comments = {name: entry.comment for name, entry in fields(Settings).items()}
     assert comments == {
         "seed": "where chance begins",
@@ -103,13 +103,13 @@ def test_text_becomes_a_value_of_the_type(type_, text, value):
         (int, 0.5, "int"),
     ],
 )
-def test_a_value_that_does_not_fit_says_what_would(type_, value, expected):
+def test_an_unsuitable_value_is_refused_with_suitable_ones(type_, value, expected):
     with pytest.raises(ValueError, match=f"^{re.escape(expected)}: "):
         parse(type_, value)
     assert described(type_) == expected
 
 
-def test_a_type_of_the_authors_own_takes_any_value():
+def test_an_own_type_takes_any_value():
     class Own:
         """Nothing is known about its values."""
 
@@ -131,7 +131,7 @@ def test_given_values_replace_defaults_and_all_are_checked():
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyError, ZeroDivisionError])
-def test_settings_that_contradict_each_other_are_refused(error):
+def test_contradicting_settings_are_refused(error):
     @dataclass(frozen=True)
     class Strict:
         low: int = 1
@@ -145,7 +145,7 @@ def test_settings_that_contradict_each_other_are_refused(error):
         override(Strict(), {"low": "3"}, "hp.")
 
 
-def test_variants_flip_booleans_try_every_literal_and_zero_numbers_where_their_range_allows():
+def test_variants_flip_booleans_try_literals_and_zero_numbers():
     changes = dict(variants(Settings(seed=1, limit=5)))
     assert set(changes) == {"seed=0", "mean='rows'", "critic=False", "limit=0", "mode='b'"}
     assert changes["critic=False"] == Settings(seed=1, limit=5, critic=False)
@@ -155,7 +155,7 @@ def test_no_settings_have_no_variants():
     assert list(variants(None)) == []
 
 
-def test_a_variant_that_post_init_refuses_is_left_out():
+def test_a_variant_refused_by_post_init_is_skipped():
     @dataclass(frozen=True)
     class Strict:
         beta: float = 0.5
@@ -167,7 +167,7 @@ def test_a_variant_that_post_init_refuses_is_left_out():
 
 
 @given(st.integers(-(2**60), 2**60), st.floats(allow_nan=False, allow_infinity=False), st.booleans())
-def test_what_is_printed_is_read_back(number, real, flag):
+def test_printed_settings_are_read_back(number, real, flag):
     assert parse(int, str(number)) == number
     assert parse(float, repr(real)) == real
     assert parse(bool, str(flag)) is flag
@@ -191,7 +191,7 @@ def test_settings_of_a_flow_are_finite_unless_their_default_is_not(name, value):
     assert f"change --hp.{name}" in str(caught.value)
 
 
-def test_a_default_of_a_caller_that_is_not_finite_is_refused_at_its_line():
+def test_a_non_finite_default_of_a_caller_is_refused_at_its_line():
     with pytest.raises(PlanError, match="input should be finite") as caught:
         override_flow(Limits(step=float("inf")), {})
     assert caught.value.problems[0].place.path == __file__

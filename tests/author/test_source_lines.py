@@ -1,4 +1,4 @@
-"""Digests say what a function does; places say where a call begins."""
+"""Digests identify the behaviour of a function; places identify the first line of a call."""
 
 import functools
 import subprocess
@@ -65,7 +65,7 @@ def digest_of(tmp_path):
         ("def helper(x, scale=1.0)", "from functools import cache\n\n@cache\ndef helper(x, scale=1.0)"),
     ],
 )
-def test_what_changes_nothing_keeps_the_digest(digest_of, old, new):
+def test_changes_of_form_keep_the_digest(digest_of, old, new):
     assert old in PLAIN
     assert digest_of(PLAIN.replace(old, new)) == digest_of(PLAIN)
 
@@ -76,13 +76,13 @@ def test_what_changes_nothing_keeps_the_digest(digest_of, old, new):
         ("min(cap, CAP)", "max(cap, CAP)"),  # the body
         ("*, cap=CAP", "*, cap=1.0"),  # a default
         ("CAP = 2.0", "CAP = 3.0"),  # a constant, here also a default
-        ("return x * scale", "return x + scale"),  # a helper that only a comprehension calls
+        ("return x * scale", "return x + scale"),  # a helper called only by a comprehension
         ("scale=1.0", "scale=2.0"),  # a helper's default
         ('{"b", "a", "c"}', '{"b", "a"}'),  # a constant that is a set
         ("one: int = 1", "one: int = 2"),  # a class of the file
     ],
 )
-def test_what_changes_the_result_changes_the_digest(digest_of, old, new):
+def test_changes_of_behaviour_change_the_digest(digest_of, old, new):
     assert old in PLAIN
     assert digest_of(PLAIN.replace(old, new)) != digest_of(PLAIN)
 
@@ -93,7 +93,7 @@ def test_a_captured_value_is_part_of_the_digest(digest_of):
     assert digest_of(text.format(1)) != digest_of(text.format(2))
 
 
-def test_a_stage_or_a_cached_helper_counts_by_its_function(digest_of):
+def test_a_stage_or_a_cached_helper_counts_as_its_function(digest_of):
     text = (
         "import functools\n@functools.lru_cache\ndef helper(x):\n    return x{}\ndef stage(x):\n    "
         "return helper(x)\n"
@@ -101,7 +101,7 @@ def test_a_stage_or_a_cached_helper_counts_by_its_function(digest_of):
     assert digest_of(text.format("")) != digest_of(text.format(" + 1"))
 
 
-def test_objects_that_have_every_attribute_are_not_asked_for_more(digest_of):
+def test_a_mock_like_object_does_not_break_the_digest(digest_of):
     text = (
         "class Any:\n    def __getattr__(self, name):\n        return Any()\nclient = Any()\ndef "
         "stage(x):\n    return client.call(x)\n"
@@ -109,14 +109,14 @@ def test_objects_that_have_every_attribute_are_not_asked_for_more(digest_of):
     assert len(digest_of(text)) == 12
 
 
-def test_functions_that_call_each_other_have_a_digest(digest_of):
+def test_mutually_recursive_functions_have_a_digest(digest_of):
     assert (
         len(digest_of("def stage(x):\n    return other(x)\ndef other(x):\n    return stage(x) if x else 0\n"))
         == 12
     )
 
 
-def test_the_helper_of_a_helper_counts(digest_of):
+def test_a_helper_of_a_helper_counts(digest_of):
     text = (
         "def inner(x):\n    return x{}\ndef helper(x):\n    return inner(x)\ndef stage(x):\n    "
         "return (lambda y: helper(y))(x)\n"
@@ -158,7 +158,7 @@ def test_the_place_is_the_first_line_of_a_call_over_several_lines():
     assert later.place.line == sys._getframe().f_lineno - 1
 
 
-def test_frames_of_torch_are_not_the_users():
+def test_frames_of_torch_are_not_user_frames():
     line = sys._getframe().f_lineno + 2
     with pytest.raises(FlowError) as caught:
         torch.nn.functional.softmax(
@@ -168,7 +168,7 @@ def test_frames_of_torch_are_not_the_users():
     assert (caught.value.problems[0].place.path, caught.value.problems[0].place.line) == (__file__, line)
 
 
-def test_frames_of_the_standard_library_are_not_the_users():
+def test_frames_of_the_standard_library_are_not_user_frames():
     assert functools.reduce(lambda _, __: call_place().path, [0, 0]) == __file__
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(call_place).result() is None

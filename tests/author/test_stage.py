@@ -1,4 +1,4 @@
-"""Decorators: what a stage, a loss and a flow are made of, and what they refuse when they are defined."""
+"""Decorators: the parts of a stage, a loss and a flow, and errors at their definition."""
 
 import pytest
 import torch
@@ -24,23 +24,23 @@ def test_positional_parameters_name_columns_and_keywords_are_settings():
     assert gae.signature.settings == {"gamma": REQUIRED, "lam": 0.95}
 
 
-def test_a_stage_keeps_its_functions_name_and_docstring():
+def test_a_stage_keeps_the_name_and_docstring_of_its_function():
     assert (gae.__name__, gae.__doc__, gae.name) == ("gae", "What it is.", "gae")
 
 
-def test_given_columns_have_the_tables_kind_unless_another_is_declared():
+def test_given_columns_have_the_table_kind_unless_declared():
     assert gae.gives == {"advantages": Kind(Level.TOKEN, "float32"), "returns": Kind(Level.TOKEN, "float32")}
     assert stage(gives={"hard": row(torch.float32)})(abs).gives == {"hard": Kind(Level.ROW, "float32")}
     assert stage(gives="own")(abs).gives == {"own": None}
     assert stage(abs).dispatch == DP_COMPUTE
 
 
-def test_called_with_tensors_a_stage_is_its_function():
+def test_a_stage_called_with_tensors_runs_its_function():
     one = torch.ones(2)
     assert torch.equal(gae(one, one, gamma=1.0)[0], torch.zeros(2))
 
 
-def test_called_with_a_batch_outside_any_flow_a_stage_runs_at_once():
+def test_a_stage_called_with_a_batch_outside_a_flow_runs_at_once():
     batch = Batch.of(rewards=[[1.0, 2.0], [3.0]], values=[[1.0, 1.0], [1.0]])
     found = gae(batch, gamma=1.0, gives=("advantages", "values"))
     assert found.columns == {"advantages": token("float32"), "values": token("float32")}
@@ -57,12 +57,12 @@ def test_called_with_a_batch_outside_any_flow_a_stage_runs_at_once():
         ({"give": "x"}, "unexpected keyword argument 'give'"),
     ],
 )
-def test_a_stage_with_unsuitable_options_is_refused_where_it_is_defined(options, message):
+def test_unsuitable_options_are_refused_at_the_definition_of_a_stage(options, message):
     with pytest.raises(TypeError, match=message):
         stage(**options)(abs)
 
 
-def test_a_loss_says_what_the_model_computes():
+def test_a_loss_states_the_outputs_of_the_model():
     assert loss(new=("logprobs", "entropy"))(abs).head == "logprobs"
     assert loss(new="values")(abs).head == "values"
     with pytest.raises(TypeError, match="found 'logits'"):
@@ -88,7 +88,7 @@ def test_a_function_with_many_columns_must_name_each():
         read(f)
 
 
-def test_hints_that_only_type_checkers_know_are_not_judged():
+def test_type_checker_hints_are_ignored():
     namespace = {}
     exec("def f(scores: 'NotImported', own: 'AlsoNot'): pass", namespace)
     assert [(c.name, c.kind) for c in read(namespace["f"]).columns] == [
@@ -97,7 +97,7 @@ def test_hints_that_only_type_checkers_know_are_not_judged():
     ]
 
 
-def test_a_flows_parameters_are_data_roles_and_settings():
+def test_parameters_of_a_flow_are_data_roles_and_settings():
     @flow(data={"tests": text})
     def f(prompts, actor, *rewards, reference, hp=None):
         pass
@@ -117,7 +117,7 @@ def test_settings_are_an_object_of_a_dataclass(hp):
         _ = flow(f).parameters
 
 
-def test_kinds_take_dtypes_of_torch_and_of_python_and_refuse_others():
+def test_kinds_take_dtypes_of_torch_and_of_python():
     assert row(torch.float32) == row("float32") == row(float)
     assert (str(group(bool)), str(token(int)), str(text)) == ("group bool", "token int64", "text")
     with pytest.raises(TypeError, match="found an unknown dtype"):
@@ -126,7 +126,7 @@ def test_kinds_take_dtypes_of_torch_and_of_python_and_refuse_others():
         text(str)
 
 
-def test_a_flow_called_without_roles_says_what_it_needs():
+def test_a_flow_called_without_roles_names_its_needs():
     @flow
     def f(prompts, actor, reward):
         pass

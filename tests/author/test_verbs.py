@@ -1,4 +1,4 @@
-"""Settings of the verbs: defaults, ranges, all problems at once."""
+"""Settings of the methods: defaults, ranges, all problems at once."""
 
 import math
 
@@ -8,7 +8,7 @@ from rlflow.author import rows, verbs
 from rlflow.errors import FlowError
 
 
-def test_defaults_are_filled_in_and_lists_become_tuples():
+def test_missing_settings_get_defaults_and_lists_become_tuples():
     bound = verbs.bind("actor.generate", verbs.GENERATE, {"max_tokens": 8, "stop": ["###"]})
     assert bound == {
         "samples": 1,
@@ -62,11 +62,11 @@ def test_a_value_out_of_range_is_refused(specification, name, value):
 
 
 @pytest.mark.parametrize("mean", ["tokens", "rows", "row-tokens", 1, 0.5])
-def test_every_way_to_average_is_taken(mean):
+def test_every_way_to_average_is_accepted(mean):
     assert verbs.bind("update", verbs.UPDATE, {"mean": mean})["mean"] == mean
 
 
-def test_all_problems_of_a_call_are_found_at_once():
+def test_all_problems_of_a_call_are_reported_at_once():
     with pytest.raises(FlowError) as caught:
         verbs.bind("actor.generate", verbs.GENERATE, {"tokens": 8, "temprature": -1, "samples": 0})
     assert [(p.code, p.found, p.nearest) for p in caught.value.problems] == [
@@ -78,7 +78,7 @@ def test_all_problems_of_a_call_are_found_at_once():
     ]
 
 
-def test_a_trace_goes_on_with_settings_that_are_possible():
+def test_a_trace_continues_with_valid_settings():
     bound, problems = verbs.checked("generate", verbs.GENERATE, {"samples": 0}, None)
     assert (bound["samples"], bound["max_tokens"], len(problems)) == (1, 1, 2)
 
@@ -94,6 +94,6 @@ def test_a_trace_goes_on_with_settings_that_are_possible():
         {"top": "scores", "count": 1, "per": "row"},
     ],
 )
-def test_rows_are_chosen_in_one_of_two_forms(arguments):
+def test_rows_are_chosen_by_rank_or_by_a_column(arguments):
     with pytest.raises(FlowError, match="choose takes a bool column"):
         rows.choose(None, **arguments)

@@ -1,4 +1,4 @@
-"""Gains of whole responses and the choice of tokens: by hand, and with anything in the padding."""
+"""Gains of responses and choices of tokens: by hand, and with any values in the padding."""
 
 import math
 
@@ -15,7 +15,7 @@ NOISE = st.sampled_from([NAN, math.inf, -math.inf, 1e30])
 
 @st.composite
 def tokens(draw):
-    """Two columns [rows, T] float64 and a mask with holes."""
+    """Draw two columns [rows, T] float64 and a mask with gaps."""
     rows, width = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     numbers = st.lists(st.floats(-3, 3), min_size=rows * width, max_size=rows * width)
     one, two = (torch.tensor(draw(numbers), dtype=torch.float64).reshape(rows, width) for _ in range(2))
@@ -36,16 +36,16 @@ def gain_and_gradient(log_ratio, advantages, mask):
 # ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_geometric_gain_is_clipped_where_that_lowers_it():
+def test_a_geometric_gain_is_clipped_if_the_clip_lowers_it():
     log_ratio = torch.tensor([[0.9, -0.9, NAN], [0.9, -0.9, NAN]], dtype=torch.float64)
     advantages = torch.tensor([[2.0, 2.0, NAN], [-2.0, -2.0, NAN]], dtype=torch.float64)
     gain, gradient = gain_and_gradient(log_ratio, advantages, torch.tensor([[True, True, False]] * 2))
     assert gain.tolist() == pytest.approx([2 * math.exp((0.4 - 0.9) / 2), -2 * math.exp((0.9 - 0.4) / 2)])
-    # what is clipped pulls no more
+    # a clipped response has no gradient
     assert (gradient != 0).tolist() == [[False, True, False], [True, False, False]]
 
 
-def test_without_a_clip_it_is_the_geometric_mean_of_the_ratios_times_the_advantage():
+def test_without_a_clip_the_gain_is_the_geometric_mean_ratio():
     ratio = torch.tensor([[1.1, 0.9, 1.2]], dtype=torch.float64)
     gain = geometric_gain(
         ratio.log(), torch.full_like(ratio, 3.0), torch.ones(1, 3, dtype=torch.bool), 0.4, 0.4
@@ -62,7 +62,7 @@ def test_a_response_without_tokens_gains_nothing():
 
 
 @given(tokens(), NOISE)
-def test_nothing_outside_the_mask_nor_in_another_row_reaches_a_geometric_gain(case, noise):
+def test_only_masked_tokens_of_its_row_affect_a_geometric_gain(case, noise):
     log_ratio, advantages, mask = case
     gain, gradient = gain_and_gradient(log_ratio, advantages, mask)
     noisy = gain_and_gradient(torch.where(mask, log_ratio, noise), torch.where(mask, advantages, noise), mask)
@@ -79,13 +79,13 @@ def test_nothing_outside_the_mask_nor_in_another_row_reaches_a_geometric_gain(ca
 # ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_covariance_by_hand():
+def test_a_covariance_matches_a_hand_computation():
     logprobs, advantages = torch.tensor([[-1.0, -2.0], [-3.0, NAN]]), torch.tensor([[1.0, 1.0], [-2.0, NAN]])
     mask = torch.tensor([[True, True], [True, False]])
     assert token_covariance(logprobs, advantages, mask).tolist() == [[1.0, 0.0], [2.0, 0.0]]
 
 
-def test_a_row_that_is_missing_stays_missing_and_out_of_the_means():
+def test_a_missing_row_stays_missing_and_out_of_the_means():
     logprobs, advantages = torch.tensor([[-1.0], [-3.0], [-9.0]]), torch.tensor([[1.0], [-1.0], [NAN]])
     covariance = token_covariance(logprobs, advantages, torch.ones(3, 1, dtype=torch.bool))
     assert bool(covariance[2].isnan())
@@ -93,7 +93,7 @@ def test_a_row_that_is_missing_stays_missing_and_out_of_the_means():
 
 
 @given(tokens(), NOISE)
-def test_nothing_outside_the_mask_reaches_a_covariance_or_a_choice(case, noise):
+def test_only_masked_tokens_affect_a_covariance_or_a_choice(case, noise):
     logprobs, advantages, mask = case
     covariance = token_covariance(logprobs, advantages, mask)
     noisy = token_covariance(torch.where(mask, logprobs, noise), torch.where(mask, advantages, noise), mask)
@@ -108,7 +108,7 @@ def test_nothing_outside_the_mask_reaches_a_covariance_or_a_choice(case, noise):
 
 
 @given(tokens(), st.integers(0, 8))
-def test_the_largest_are_the_largest_and_as_many_as_there_are(case, count):
+def test_the_largest_values_are_chosen_up_to_the_available_count(case, count):
     x, _, mask = case
     chosen = largest_tokens(x, mask, count)
     assert int(chosen.sum()) == min(count, int(mask.sum()))
@@ -119,7 +119,7 @@ def test_the_largest_are_the_largest_and_as_many_as_there_are(case, count):
 
 
 @given(tokens(), st.integers(0, 8), st.integers(0, 99))
-def test_a_draw_is_of_the_mask_and_does_not_see_padding(case, count, seed):
+def test_a_draw_takes_masked_tokens_and_ignores_padding(case, count, seed):
     _, _, mask = case
     chosen = drawn_tokens(mask, count, torch.Generator().manual_seed(seed))
     assert int(chosen.sum()) == min(count, int(mask.sum()))
@@ -130,7 +130,7 @@ def test_a_draw_is_of_the_mask_and_does_not_see_padding(case, count, seed):
     )
 
 
-def test_every_token_is_drawn_as_often_as_another():
+def test_every_token_is_equally_likely_to_be_drawn():
     mask, generator = (
         torch.tensor([[True, True, False], [True, True, True]]),
         torch.Generator().manual_seed(0),
@@ -139,7 +139,7 @@ def test_every_token_is_drawn_as_often_as_another():
     assert drawn[mask].tolist() == pytest.approx([0.4] * 5, abs=0.05)
 
 
-def test_the_dual_clip_holds_negative_advantages_alone():
+def test_the_dual_clip_affects_only_negative_advantages():
     ratio, advantages = torch.tensor([[10.0, 10.0, 10.0]]), torch.tensor([[0.5, -0.5, 0.0]])
     assert torch.allclose(
         clipped_gain(ratio, advantages, 0.2, 0.2, dual=3.0), torch.tensor([[0.6, -1.5, 0.0]])

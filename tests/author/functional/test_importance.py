@@ -1,4 +1,4 @@
-"""Importance weights: by hand, per token and per response, and with anything in the padding."""
+"""Importance weights: by hand, per token and per response, and with any values in the padding."""
 
 import math
 
@@ -27,7 +27,7 @@ MASK = torch.tensor([[True, True, False, True], [True, True, True, False]])
 
 @st.composite
 def sampled(draw):
-    """logprobs, sampled_logprobs [rows, T] float64 and a mask with holes."""
+    """Draw logprobs, sampled_logprobs [rows, T] float64 and a mask with gaps."""
     rows, width = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     numbers = st.lists(st.floats(-8, 0), min_size=rows * width, max_size=rows * width)
     new, old = (torch.tensor(draw(numbers), dtype=torch.float64).reshape(rows, width) for _ in range(2))
@@ -45,20 +45,20 @@ def sampled(draw):
         ("geometric", [[0.5 ** (1 / 3), 0.5 ** (1 / 3), 1.0, 0.5 ** (1 / 3)], [2.0, 2.0, 2.0, 1.0]]),
     ],
 )
-def test_the_ratio_is_of_a_token_of_a_response_or_their_geometric_mean(ratio, expected):
+def test_the_ratio_is_per_token_per_response_or_a_geometric_mean(ratio, expected):
     torch.testing.assert_close(
         importance_ratio(NEW, OLD, MASK, ratio), torch.tensor(expected, dtype=torch.float64)
     )
 
 
-def test_truncated_weights_lie_between_floor_and_cap():
+def test_truncated_weights_are_between_floor_and_cap():
     weights = truncated_weights(NEW, OLD, MASK, cap=1.75, floor=0.5)
     torch.testing.assert_close(
         weights, torch.tensor([[1.75, 0.5, 1.0, 1.0], [1.75, 1.75, 1.75, 1.0]], dtype=torch.float64)
     )
 
 
-def test_masked_weights_are_0_outside_the_band_and_untouched_at_its_ends():
+def test_masked_weights_are_0_outside_the_band():
     weights = masked_weights(NEW, OLD, MASK, low=0.5, high=2.0)
     torch.testing.assert_close(
         weights, torch.tensor([[2.0, 0.0, 1.0, 1.0], [2.0, 2.0, 2.0, 1.0]], dtype=torch.float64)
@@ -80,10 +80,12 @@ def test_masked_weights_are_0_outside_the_band_and_untouched_at_its_ends():
         ("max", 0.7, [False, False]),
     ],
 )
-def test_whole_responses_are_rejected_by_the_kl_of_their_tokens(over, limit, dropped):
-    """k3 of a ratio r is r - 1 - log r: 0.307 of 2, 0.636 of 0.25, 0 of 1. The first row's, of 2, 0.25 and 1,
-    have the mean 0.314, the sum
-    0.943 and the largest 0.636; the second's, of 2 three times, 0.307, 0.921 and 0.307."""
+def test_responses_are_rejected_by_the_kl_of_their_tokens(over, limit, dropped):
+    """k3 of a ratio r is r - 1 - log r: 0.307 for 2, 0.636 for 0.25, 0 for 1.
+
+    The first row has the ratios 2, 0.25 and 1: mean 0.314, sum 0.943, maximum 0.636. The second row has three
+    ratios of 2: 0.307, 0.921 and 0.307.
+    """
     kept = rejected_weights(NEW, OLD, MASK, limit=limit, over=over)
     assert kept[MASK].tolist() == [float(not dropped[row]) for row in (0, 0, 0, 1, 1, 1)]
     assert kept[~MASK].tolist() == [1.0, 1.0]
@@ -95,7 +97,7 @@ def test_whole_responses_are_rejected_by_the_kl_of_their_tokens(over, limit, dro
     st.sampled_from(["mean", "sum", "max", "token"]),
     st.floats(0, 3),
 )
-def test_rejection_keeps_the_weights_of_the_rest(case, estimator, over, limit):
+def test_rejection_keeps_the_weights_of_other_responses(case, estimator, over, limit):
     new, old, mask = case
     weights = truncated_weights(new, old, mask, cap=2.0)
     kept = rejected_weights(new, old, mask, weights, limit=limit, estimator=estimator, over=over)
@@ -112,13 +114,13 @@ def test_rejection_keeps_the_weights_of_the_rest(case, estimator, over, limit):
         assert torch.equal(kept[row][inside][clear], want[clear])
 
 
-def test_another_kind_of_rejection_is_refused():
+def test_an_unknown_kind_of_rejection_is_refused():
     with pytest.raises(ValueError, match="found over='row', expected 'mean', 'sum', 'max' or 'token'"):
         rejected_weights(NEW, OLD, MASK, limit=1.0, over="row")
 
 
 @given(sampled(), st.sampled_from([NAN, math.inf, -math.inf, 1e30]))
-def test_nothing_outside_the_mask_nor_in_another_row_reaches_a_weight(case, noise):
+def test_only_masked_tokens_of_its_row_affect_a_weight(case, noise):
     new, old, mask = case
     for number, weigh in enumerate(STAGES):
         for ratio in RATIOS:
@@ -139,12 +141,12 @@ def test_a_missing_log_prob_stays_missing_in_its_own_row(weigh, ratio):
     assert weights[1].tolist() == [1.0, 1.0]
 
 
-def test_a_response_so_long_that_its_product_overflows_is_cut_or_dropped():
+def test_an_overflowing_product_of_ratios_is_cut_or_dropped():
     new, old, mask = torch.zeros(1, 4000), torch.full((1, 4000), -1.0), torch.ones(1, 4000, dtype=torch.bool)
     assert truncated_weights(new, old, mask, cap=2.0, ratio="sequence").unique().tolist() == [2.0]
     assert masked_weights(new, old, mask, low=0.5, high=2.0, ratio="sequence").unique().tolist() == [0.0]
 
 
-def test_another_ratio_is_refused():
+def test_an_unknown_ratio_is_refused():
     with pytest.raises(ValueError, match="found ratio='row', expected 'token', 'sequence' or 'geometric'"):
         truncated_weights(NEW, OLD, MASK, cap=2.0, ratio="row")

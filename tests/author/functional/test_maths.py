@@ -1,5 +1,6 @@
-"""The arithmetic: against plain definitions in float64, with values missing, equal, single, and with anything
-in the padding."""
+"""The arithmetic against plain definitions in float64: with missing, equal and single values, and any values
+in the padding.
+"""
 
 import itertools
 import math
@@ -38,7 +39,7 @@ AWKWARD = [0.1, 0.2, 0.3, 0.7, 1 / 3, 1e-3, 1e8 + 0.1, -0.1]
 
 @st.composite
 def masked(draw):
-    """x [rows, T] float64 and a mask with holes."""
+    """Draw x [rows, T] float64 and a mask with gaps."""
     rows, width = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     numbers = st.floats(-100, 100)
     x = torch.tensor(
@@ -65,7 +66,7 @@ def flattened(groups):
 
 
 @given(masked())
-def test_masked_mean_is_the_mean_of_what_is_inside(case):
+def test_masked_mean_is_the_mean_of_masked_values(case):
     x, mask = case
     inside = x[mask].tolist()
     assert float(masked_mean(x, mask)) == pytest.approx(statistics.fmean(inside) if inside else 0.0, abs=1e-9)
@@ -81,7 +82,7 @@ def test_whitened_values_have_mean_0_and_deviation_1(case):
 
 
 @given(masked(), st.sampled_from([NAN, math.inf, -math.inf, 1e30]))
-def test_nothing_outside_the_mask_reaches_a_result(case, noise):
+def test_only_masked_values_affect_a_result(case, noise):
     x, mask = case
     noisy = torch.where(mask, x, noise)
     assert torch.equal(masked_mean(noisy, mask), masked_mean(x, mask))
@@ -96,7 +97,7 @@ def test_nothing_outside_the_mask_reaches_a_result(case, noise):
     assert all(torch.equal(one[mask], other[mask]) for one, other in zip(quiet, loud, strict=True))
 
 
-def test_rows_that_are_not_finite_stay_out_of_the_statistics_and_stay_not_finite():
+def test_non_finite_rows_stay_non_finite_and_out_of_statistics():
     x = torch.tensor([[1.0, 3.0], [NAN, 100.0], [5.0, math.inf]])
     mask = torch.tensor([[True, True], [True, True], [True, False]])
     assert float(masked_mean(x, mask)) == 3.0
@@ -106,7 +107,7 @@ def test_rows_that_are_not_finite_stay_out_of_the_statistics_and_stay_not_finite
     assert float(white[2, 0]) == pytest.approx(1.0)
 
 
-def test_nothing_inside_gives_0():
+def test_an_empty_mask_gives_0():
     x, none = torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.bool)
     assert float(masked_mean(x, none)) == 0.0
     assert not bool(whiten(x, none).any())
@@ -125,7 +126,7 @@ def test_equal_values_whiten_to_exactly_0(value, count):
     assert not bool(whiten(x, torch.ones(1, count, dtype=torch.bool)).any())
 
 
-def test_statistics_are_taken_in_float64():
+def test_statistics_are_computed_in_float64():
     big = torch.tensor([[1e8, 1e8 + 8, 1e8 + 16]])  # float32 has steps of 8 here
     everywhere = torch.ones(1, 3, dtype=torch.bool)
     assert whiten(big, everywhere).tolist()[0] == pytest.approx([-1.0, 0.0, 1.0])
@@ -133,7 +134,7 @@ def test_statistics_are_taken_in_float64():
     assert float(masked_mean(many, torch.ones_like(many, dtype=torch.bool))) == float(torch.tensor(0.1))
 
 
-def test_results_have_the_dtype_of_their_input_and_numbers_that_are_no_floats_give_float32():
+def test_results_keep_a_float_dtype_and_are_else_float32():
     mask = torch.ones(1, 2, dtype=torch.bool)
     for x in (
         torch.ones(1, 2),
@@ -157,7 +158,7 @@ def test_means_have_gradients():
 # ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_score_stands_at_the_last_true_of_the_mask():
+def test_a_score_is_placed_at_the_last_masked_token():
     mask = torch.tensor([[1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]], dtype=torch.bool)
     assert place_last(torch.tensor([1.0, 2.0, 3.0, 4.0]), mask).tolist() == [
         [0, 1, 0, 0],
@@ -182,7 +183,7 @@ def test_rows_without_tokens_get_no_score():
 
 
 @given(GROUPS)
-def test_group_statistics_are_those_of_the_values_that_are_there(groups):
+def test_group_statistics_skip_missing_values(groups):
     x, ids = flattened(groups)
     means, deviations, others = group_mean(x, ids), group_std(x, ids), leave_one_out(x, ids)
     row = 0
@@ -223,7 +224,7 @@ def test_pass_at_k_is_the_mean_gain_over_all_choices_of_others(groups, k):
             )
 
 
-def test_the_best_of_one_is_refused():
+def test_pass_at_k_with_k_of_one_is_refused():
     with pytest.raises(ValueError, match="found k=1, expected at least 2"):
         pass_at_k(torch.ones(2), torch.zeros(2), torch.ones(2, 1, dtype=torch.bool), k=1)
 
@@ -254,15 +255,15 @@ MIXED_GROUPS = torch.tensor([4, 4, 4, 7, 7, 9, 9])
         ({"deviation": False}, [-2.0, 0.0, 2.0, 0.0, 0.0, 0.0, NAN]),
     ],
 )
-def test_scores_are_compared_with_their_group_over_its_deviation(settings, expected):
+def test_scores_are_compared_with_the_mean_and_deviation_of_their_group(settings, expected):
     mask = torch.tensor([[True, False, True]]).repeat(7, 1)
     advantages = compare(MIXED, MIXED_GROUPS, mask, **settings)
     for column in (0, 2):
         assert advantages[:, column].tolist() == pytest.approx(expected, rel=1e-12, abs=1e-15, nan_ok=True)
-    assert not bool(advantages[:, 1].any())  # a hole has none, in a row without a score too
+    assert not bool(advantages[:, 1].any())  # an unmasked token has none, also in a row without a score
 
 
-def test_equal_rewards_stay_equal_beside_a_missing_one_and_other_groups():
+def test_equal_rewards_stay_equal_despite_a_missing_one():
     x, ids = (
         torch.tensor([0.1, NAN, 0.1, 0.1, 5.0, -5.0], dtype=torch.float64),
         torch.tensor([3, 3, 3, 3, 8, 8]),
@@ -272,20 +273,20 @@ def test_equal_rewards_stay_equal_beside_a_missing_one_and_other_groups():
     assert float(group_std(x, ids)[4]) == pytest.approx(math.sqrt(50))
 
 
-def test_a_singleton_has_itself_as_mean_no_deviation_and_no_others():
+def test_a_singleton_has_its_own_mean_and_no_deviation():
     x, ids = torch.tensor([0.1, 2.0, 3.0]), torch.tensor([5, 1, 1])
     assert group_mean(x, ids)[0] == x[0]
     assert float(group_std(x, ids)[0]) == 0.0
     assert bool(leave_one_out(x, ids)[0].isnan())
 
 
-def test_a_group_without_any_score_has_no_mean_and_no_deviation():
+def test_a_group_without_scores_has_no_mean_and_no_deviation():
     x, ids = torch.tensor([NAN, NAN, 1.0]), torch.tensor([0, 0, 1])
     assert group_mean(x, ids).isnan().tolist() == [True, True, False]
     assert group_std(x, ids).tolist() == [0.0, 0.0, 0.0]
 
 
-def test_groups_need_not_be_adjacent_nor_numbered_from_0():
+def test_groups_need_neither_adjacent_rows_nor_numbers_from_0():
     x, ids = torch.tensor([1.0, 10.0, 3.0, 30.0]), torch.tensor([-4, 9, -4, 9])
     assert group_mean(x, ids).tolist() == [2.0, 20.0, 2.0, 20.0]
 
@@ -295,7 +296,7 @@ def test_no_rows_have_no_statistics():
     assert len(group_mean(x, ids)) == len(group_std(x, ids)) == len(leave_one_out(x, ids)) == 0
 
 
-def test_a_score_without_bound_does_not_become_a_finite_number():
+def test_an_infinite_score_does_not_become_finite():
     x, ids = torch.tensor([math.inf, 1.0, 2.0]), torch.tensor([0, 0, 1])
     assert not bool(group_mean(x, ids)[0].isfinite())
     assert not bool((x - group_mean(x, ids))[:2].isfinite().any())
@@ -306,7 +307,7 @@ def test_a_score_without_bound_does_not_become_a_finite_number():
 
 
 @given(st.floats(-5, 5), st.floats(-5, 5))
-def test_the_three_estimators(policy, reference):
+def test_the_three_kl_estimators_match_their_formulas(policy, reference):
     p, r = torch.tensor(policy, dtype=torch.float64), torch.tensor(reference, dtype=torch.float64)
     ratio = math.exp(reference - policy)
     assert float(kl(p, r, "k1")) == pytest.approx(policy - reference)
@@ -315,7 +316,7 @@ def test_the_three_estimators(policy, reference):
     assert float(kl(p, r, "k3")) >= -1e-12
 
 
-def test_in_expectation_k1_and_k3_are_the_kl():
+def test_k1_and_k3_equal_the_kl_in_expectation():
     logits, other = torch.randn(2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     policy, reference = logits.log_softmax(0), other.log_softmax(0)
     true = float((policy.exp() * (policy - reference)).sum())
@@ -323,7 +324,7 @@ def test_in_expectation_k1_and_k3_are_the_kl():
         assert float((policy.exp() * kl(policy, reference, estimator)).sum()) == pytest.approx(true)
 
 
-def test_only_the_three_are_known():
+def test_an_unknown_kl_estimator_is_refused():
     with pytest.raises(ValueError, match="found estimator 'k4', expected 'k1', 'k2' or 'k3'"):
         kl(torch.zeros(1), torch.zeros(1), "k4")
 
@@ -340,8 +341,8 @@ def test_a_missing_log_prob_under_the_mask_stays_missing():
     )
 
 
-# -- what policy-gradient methods share
-# --------------------------------------------------------------------------------------------
+# -- shared by policy-gradient methods
+# ---------------------------------------------------------------------------------------------
 
 
 @given(GROUPS)
@@ -351,7 +352,7 @@ def test_with_equal_lengths_the_length_weighted_mean_is_the_mean(groups):
     assert torch.allclose(weighted, group_mean(x, group), rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
-def test_a_long_response_weighs_more_and_a_missing_score_nothing():
+def test_a_long_response_weighs_more_and_a_missing_score_is_skipped():
     x, lengths = torch.tensor([1.0, 0.0, NAN]), torch.tensor([3, 1, 100])
     assert length_weighted_mean(x, lengths, torch.zeros(3, dtype=torch.int64)).tolist() == [0.75] * 3
 
@@ -363,7 +364,7 @@ def test_the_length_weighted_mean_of_equal_scores_is_that_score(value):
 
 
 @given(masked())
-def test_the_reward_to_go_is_the_sum_from_there_on(case):
+def test_the_reward_to_go_is_the_sum_of_later_rewards(case):
     x, mask = case
     padded = torch.where(mask, x, torch.nan)
     plain = torch.where(mask, x, 0.0).flip(1).cumsum(1).flip(1)
@@ -371,13 +372,13 @@ def test_the_reward_to_go_is_the_sum_from_there_on(case):
     assert not reward_to_go(padded, mask)[~mask].any()
 
 
-def test_the_discount_of_a_reward_to_go_does_not_count_holes():
+def test_the_discount_skips_unmasked_tokens():
     x, mask = torch.tensor([[1.0, 7.0, 4.0]]), torch.tensor([[True, False, True]])
     assert reward_to_go(x, mask, 0.5).tolist() == [[3.0, 0.0, 4.0]]
 
 
 @given(masked())
-def test_row_sums_and_means_are_those_of_the_row(case):
+def test_row_sums_and_means_are_per_row(case):
     x, mask = case
     padded = torch.where(mask, x, torch.nan)
     inside = [row[keep].tolist() for row, keep in zip(x, mask, strict=True)]
@@ -392,7 +393,7 @@ def test_the_clip_takes_the_lower_gain():
     assert clipped_gain(ratio, advantages, 0.25, 0.5).tolist() == [0.5, -0.75, 1.5, -2.0]
 
 
-def test_dual_clip_bounds_what_a_negative_advantage_costs():
+def test_dual_clip_bounds_the_cost_of_a_negative_advantage():
     ratio, advantages = torch.tensor([0.5, 2.0, 5.0, 5.0, 5.0]), torch.tensor([-1.0, -1.0, -1.0, 1.0, 0.0])
     assert clipped_gain(ratio, advantages, 0.25, 0.5, dual=3.0).tolist() == [-0.75, -2.0, -3.0, 1.5, 0.0]
     assert clipped_gain(ratio, advantages, 0.25, 0.5).tolist() == [-0.75, -2.0, -5.0, 1.5, 0.0]
@@ -404,12 +405,12 @@ def test_beyond_the_dual_clip_there_is_no_gradient():
     assert ratio.grad.tolist() == [-1.0, 0.0]
 
 
-# -- a price that follows a target
-# ----------------------------------------------------------------------------------------------------
+# -- a coefficient that follows a target
+# -------------------------------------------------------------------------------------------
 
 
 @given(st.floats(1e-4, 10), st.floats(0, 100), st.floats(0.01, 10), st.floats(0, 1))
-def test_the_price_rises_above_the_target_falls_below_it_and_by_a_fifth_at_most(beta, observed, target, rate):
+def test_the_kl_coefficient_follows_its_target_by_a_fifth_at_most(beta, observed, target, rate):
     price = torch.tensor(beta, dtype=torch.float64)
     after = float(adapted_beta(price, torch.tensor(observed, dtype=torch.float64), target=target, rate=rate))
     assert after == pytest.approx(beta * (1 + rate * min(max(observed / target - 1, -0.2), 0.2)))
@@ -418,13 +419,13 @@ def test_the_price_rises_above_the_target_falls_below_it_and_by_a_fifth_at_most(
 
 
 @pytest.mark.parametrize(("observed", "expected"), [(NAN, 0.1), (math.inf, 0.12), (6.0, 0.1), (0.0, 0.08)])
-def test_the_price_by_hand(observed, expected):
+def test_the_kl_coefficient_matches_a_hand_computation(observed, expected):
     assert float(
         adapted_beta(torch.tensor(0.1), torch.tensor(observed), target=6.0, rate=1.0)
     ) == pytest.approx(expected)
 
 
-def test_only_responses_that_were_cut_are_penalised():
+def test_only_truncated_responses_are_penalised():
     scores = torch.tensor([1.0, 1.0, math.nan, 0.5])
     batch = Batch.of({"scores": scores, "finish": ["length", "stop", "length", "length"]})
     assert stop_penalty(batch, coef=0.5)["scores"].tolist() == pytest.approx(
@@ -432,7 +433,7 @@ def test_only_responses_that_were_cut_are_penalised():
     )
 
 
-def test_a_negative_coefficient_is_the_score_of_a_response_that_was_cut():
+def test_a_negative_coefficient_is_the_score_of_a_truncated_response():
     batch = Batch.of(
         {
             "scores": torch.tensor([1.0, 1.0, -3.0, math.nan, -1.0]),
@@ -445,7 +446,7 @@ def test_a_negative_coefficient_is_the_score_of_a_response_that_was_cut():
 
 
 @pytest.mark.parametrize("coef", [1.0001, math.inf, NAN])
-def test_a_coefficient_that_would_reward_being_cut_is_refused(coef):
+def test_a_coefficient_that_rewards_truncation_is_refused(coef):
     with pytest.raises(ValueError, match=r"found coef=.*, expected a number of at most 1"):
         stop_penalty.function(torch.ones(1), ["length"], coef=coef)
 
