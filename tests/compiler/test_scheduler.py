@@ -98,94 +98,94 @@ PPO = """
 
 
 def test_independent_nodes_run_concurrently():
-    told = NamedScheduler(PPO, room={})
-    told.begin()
-    told.done("data")
-    assert set(told.done("rollout").split()) >= {"+score", "+old", "+ref"}
+    named = NamedScheduler(PPO, room={})
+    named.begin()
+    named.done("data")
+    assert set(named.done("rollout").split()) >= {"+score", "+old", "+ref"}
 
 
 def test_model_stages_alternate_while_rewards_run():
-    told = NamedScheduler(PPO)
-    told.begin()
-    told.done("data")
-    assert told.done("rollout") == "-data +old +score"
-    assert told.done("old") == "+ref"
-    assert told.done("score") == ""
-    assert told.done("ref") == "+charge"
+    named = NamedScheduler(PPO)
+    named.begin()
+    named.done("data")
+    assert named.done("rollout") == "-data +old +score"
+    assert named.done("old") == "+ref"
+    assert named.done("score") == ""
+    assert named.done("ref") == "+charge"
 
 
 def test_a_column_is_freed_after_its_last_reader():
-    told = NamedScheduler(PPO, room={})
-    assert told.begin() == "+data"
-    assert told.done("data") == "+rollout"
-    assert told.done("rollout") == "-data +old +ref +score"
-    assert [told.done(name) for name in ("score", "old")] == ["", ""]
-    assert told.done("ref") == "+charge"
-    assert told.done("charge") == "-score -old -ref +learn"
-    assert told.done("learn") == "-rollout -charge ."
+    named = NamedScheduler(PPO, room={})
+    assert named.begin() == "+data"
+    assert named.done("data") == "+rollout"
+    assert named.done("rollout") == "-data +old +ref +score"
+    assert [named.done(name) for name in ("score", "old")] == ["", ""]
+    assert named.done("ref") == "+charge"
+    assert named.done("charge") == "-score -old -ref +learn"
+    assert named.done("learn") == "-rollout -charge ."
 
 
 def test_a_node_waits_for_its_predecessor_despite_a_free_slot():
     plan = plan_of(PPO)
     old, ref = (plan.graph.by_name[name].id for name in ("old", "ref"))
-    told = NamedScheduler(PPO, room={})
-    told.plan = replace(plan, turns={ref: old})
-    told.scheduler = Scheduler(told.plan, {})
-    assert told.plan.waits_for[ref] == plan.waits_for[ref] | {old}
-    assert "old" in told.plan.names_before(ref)
-    told.begin()
-    told.done("data")
-    assert set(told.done("rollout").split()) == {"-data", "+score", "+old"}
-    assert told.done("old") == "+ref"
+    named = NamedScheduler(PPO, room={})
+    named.plan = replace(plan, turns={ref: old})
+    named.scheduler = Scheduler(named.plan, {})
+    assert named.plan.waits_for[ref] == plan.waits_for[ref] | {old}
+    assert "old" in named.plan.names_before(ref)
+    named.begin()
+    named.done("data")
+    assert set(named.done("rollout").split()) == {"-data", "+score", "+old"}
+    assert named.done("old") == "+ref"
 
 
 def test_the_longest_remaining_path_starts_first():
-    told = NamedScheduler("""
+    named = NamedScheduler("""
         short = l(data)
         long  = l(data)
         more  = l(long)
         end   = u(short, more)
     """)
-    told.begin()
-    assert told.done("data") == "+long"
-    assert told.done("long") == "+short"  # as long as `more`, and written before it
+    named.begin()
+    assert named.done("data") == "+long"
+    assert named.done("long") == "+short"  # as long as `more`, and written before it
 
 
 def test_ties_run_in_program_order():
-    told = NamedScheduler("""
+    named = NamedScheduler("""
         first  = l(data)
         second = l(data)
         end    = u(first, second)
     """)
-    told.begin()
-    assert told.done("data") == "+first"
+    named.begin()
+    assert named.done("data") == "+first"
 
 
 def test_nothing_starts_after_a_failure_and_all_columns_are_freed():
-    told = NamedScheduler(PPO)
-    told.begin()
-    told.done("data")
-    told.done("rollout")
-    assert told.failed("old") == ""
-    assert told.scheduler.running == {told.plan.graph.by_name["score"].id}
-    assert told.done("score") == "-rollout -score !"
+    named = NamedScheduler(PPO)
+    named.begin()
+    named.done("data")
+    named.done("rollout")
+    assert named.failed("old") == ""
+    assert named.scheduler.running == {named.plan.graph.by_name["score"].id}
+    assert named.done("score") == "-rollout -score !"
 
 
 def test_a_second_failure_changes_nothing():
-    told = NamedScheduler(PPO, room={})
-    told.begin()
-    told.done("data")
-    told.done("rollout")
-    told.failed("old")
-    told.failed("score")
-    assert told.failed("ref") == "-rollout !"
+    named = NamedScheduler(PPO, room={})
+    named.begin()
+    named.done("data")
+    named.done("rollout")
+    named.failed("old")
+    named.failed("score")
+    assert named.failed("ref") == "-rollout !"
 
 
 def test_a_failure_of_the_only_node_ends_at_once():
-    told = NamedScheduler("end = u(data)")
-    told.begin()
-    told.done("data")
-    assert told.failed("end") == "-data !"
+    named = NamedScheduler("end = u(data)")
+    named.begin()
+    named.done("data")
+    assert named.failed("end") == "-data !"
 
 
 def test_an_unneeded_node_does_not_run():
@@ -267,12 +267,12 @@ def test_recorded_columns_are_kept_to_the_end():
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_a_queue_respects_its_limit(limit):
     names = [f"s{i}" for i in range(5)]
-    told = NamedScheduler(
+    named = NamedScheduler(
         "\n".join([*(f"{name} = s(data)" for name in names), f"end = u({', '.join(names)})"]),
         room={"cpu": limit},
     )
-    told.begin()
-    assert told.done("data") == " ".join(f"+s{i}" for i in range(limit))
+    named.begin()
+    assert named.done("data") == " ".join(f"+s{i}" for i in range(limit))
 
 
 # -- any graph, in virtual time

@@ -46,11 +46,11 @@ def test_malformed_flags_are_refused(words, says):
         parse_flags(words)
 
 
-def test_a_negative_number_is_a_value():
+def test_a_negative_number_is_read_as_a_value():
     assert parse_flags(["--hp.beta", "-1"]) == {"hp.beta": "-1"}
 
 
-def test_names_go_where_they_belong():
+def test_each_flag_reaches_the_options_of_its_prefix():
     given = sort_values(
         {"seed": "3", "hp.beta": "0", "actor.lr": "1", "lr": "2", "data.chat": "true"}, ["actor", "critic"]
     )
@@ -60,20 +60,20 @@ def test_names_go_where_they_belong():
     assert given.role("critic").values == {"lr": "2"}
 
 
-def test_a_name_before_the_dot_that_is_nothing_has_its_nearest_shown():
+def test_an_unknown_prefix_is_refused_with_its_nearest():
     with pytest.raises(PlanError) as caught:
         sort_values({"acter.lr": "1"}, ["actor", "critic"])
     assert caught.value.problems[0].nearest == "--actor.lr"
 
 
-def test_a_value_out_of_range_names_the_flag_and_what_was_expected():
+def test_a_value_out_of_range_names_the_flag_and_the_range():
     with pytest.raises(PlanError) as caught:
         sort_values({"prompts": "0", "iterations": "many"}, [])
     assert {problem.found for problem in caught.value.problems} == {"'0'", "'many'"}
     assert all("int >= 1" in problem.expected for problem in caught.value.problems)
 
 
-def test_a_table_is_the_same_as_dotted_names(tmp_path):
+def test_a_table_equals_dotted_names(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(
         'seed = 1\nreward = "task"\n[data]\nsource = "sums.jsonl"\nchat = true\n[actor]\nlr = 1e-5\n'
@@ -88,12 +88,12 @@ def test_a_table_is_the_same_as_dotted_names(tmp_path):
     assert flat({"actor": {"lr": 1}}) == {"actor.lr": 1}
 
 
-def test_pools_are_the_same_by_a_flag_and_by_a_table_and_are_read_once():
+def test_pools_from_a_flag_equal_pools_from_a_table():
     table = sort_values(flat({"pools": {"train": 2, "rollout": "2@gpu0.5"}}), []).options.pools
     flag = sort_values(parse_flags(["--pools", "train=2,rollout=2@gpu0.5"]), []).options.pools
     assert flag == table == "train=2,rollout=2@gpu0.5"
     assert flag.ranks == table.ranks == {"train": 2, "rollout": 2}
-    assert copy.deepcopy(flag).shares == {"rollout": Fraction(1, 2)}  # as a record of the options has it
+    assert copy.deepcopy(flag).shares == {"rollout": Fraction(1, 2)}  # like a record of the options
     assert json.dumps(dataclasses.asdict(sort_values({"pools": "all=2"}, []).options)["pools"]) == '"all=2"'
 
 
@@ -102,7 +102,7 @@ def test_a_run_can_be_without_pools(value, pools):
     assert sort_values({"pools": value}, []).options.pools == pools
 
 
-def test_a_wrong_text_of_pools_is_refused_together_with_other_options():
+def test_invalid_pools_are_refused_together_with_other_options():
     with pytest.raises(PlanError) as caught:
         sort_values({"pools": "all=0", "prompts": 0}, [])
     assert [problem.code for problem in caught.value.problems] == ["setting-range", "pools"]
@@ -111,7 +111,7 @@ def test_a_wrong_text_of_pools_is_refused_together_with_other_options():
     assert caught.value.problems[0].expected == "str | None: input should be a valid string"
 
 
-def test_flags_go_before_the_configuration_file_that_they_name(tmp_path):
+def test_flags_override_the_configuration_file(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text('seed = 1\nprompts = 4\nreward = "task"\n')
     assert read_flags(["--seed", "2", "--config", str(path)]) == {
@@ -122,7 +122,7 @@ def test_flags_go_before_the_configuration_file_that_they_name(tmp_path):
     assert read_flags(["--seed", "2"]) == {"seed": "2"}
 
 
-def test_a_configuration_that_is_missing_or_broken_is_said(tmp_path):
+def test_a_missing_or_broken_configuration_is_reported(tmp_path):
     (tmp_path / "run.toml").write_text("seed =")
     with pytest.raises(PlanError, match="not TOML"):
         read_toml(tmp_path / "run.toml")
@@ -131,7 +131,7 @@ def test_a_configuration_that_is_missing_or_broken_is_said(tmp_path):
     assert caught.value.problems[0].nearest == "run.toml"
 
 
-def test_a_setting_of_one_half_comes_before_that_of_both():
+def test_a_setting_of_one_side_overrides_a_setting_of_both():
     values = {"batch_tokens": "7", "actor.generator.batch_tokens": "9", "actor.trainer.lr": "1", "lr": "2"}
     config = sort_values(values, ["actor"]).role("actor")
     slow = sort_values({"actor.token_seconds": "1", "actor.generator.token_seconds": "2"}, ["actor"]).role(

@@ -1,5 +1,6 @@
-"""The flag, column or algorithm that is proposed for a name that is unknown: of misspellings and of words of
-TRL, verl and OpenRLHF."""
+"""Proposals for unknown flags, columns and algorithms: for misspellings and for names of TRL, verl and
+OpenRLHF.
+"""
 
 import pytest
 
@@ -20,10 +21,9 @@ SHORT = {
     "minibatch": "hp.minibatch",
     "max_tokens": "hp.max_tokens",
 }
-# a flag that grpo has not → the one that is meant, or None where each that is spelled alike does something
-# else
+# a flag that grpo does not have → the proposal, or None if each similar flag does something else
 GRPO = {
-    # settings of the flow without their hp., and misspelt
+    # settings of the flow without their hp. prefix, and misspelt
     **{name: f"--{flag}" for name, flag in SHORT.items()},
     "sampels": "--hp.samples",
     "minbatch": "--hp.minibatch",
@@ -96,7 +96,7 @@ def proposed(flow, flag):
     return problem.nearest
 
 
-def test_each_misspelling_and_each_foreign_word_gets_its_own_proposal_and_no_other():
+def test_each_misspelt_or_foreign_name_gets_one_proposal():
     assert len(GRPO) >= 60
     assert {name: proposed("grpo", name) for name in GRPO} == GRPO
 
@@ -125,11 +125,11 @@ def test_each_misspelling_and_each_foreign_word_gets_its_own_proposal_and_no_oth
         ("debate", "temperature", "--one.generate.temperature and --other.generate.temperature"),
     ],
 )
-def test_a_proposal_is_of_what_this_flow_has(flow, flag, meant):
+def test_a_proposal_names_only_flags_of_this_flow(flow, flag, meant):
     assert proposed(flow, flag) == meant
 
 
-def test_a_run_proposes_what_check_does():
+def test_a_run_proposes_the_same_as_check():
     flow = load_flow("grpo")
     config = sort_values({"backend": "null", "temperature": "1"}, roles_of(flow, ()), flow.parameters.hp)
     with pytest.raises(PlanError) as caught:
@@ -149,7 +149,7 @@ def test_a_run_proposes_what_check_does():
         ("lr", UPDATE, None),
     ],
 )
-def test_settings_of_a_call_are_known_by_their_foreign_words(name, known, meant):
+def test_foreign_names_of_call_settings_are_known(name, known, meant):
     assert unknown_setting("actor.generate", name, known, None).nearest == meant
 
 
@@ -165,7 +165,7 @@ def test_settings_of_a_call_are_known_by_their_foreign_words(name, known, meant)
         ("banana", None),
     ],
 )
-def test_an_algorithm_is_proposed_by_its_letters_or_by_its_other_names(written, meant, tmp_path, monkeypatch):
+def test_an_algorithm_is_proposed_by_spelling_or_other_name(written, meant, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PlanError) as caught:
         load_flow(written)
@@ -202,7 +202,7 @@ def own(prompts, actor, reward):
         ("maks", "mask", "read 'mask'"),
     ],
 )
-def test_columns_are_known_by_their_foreign_names(column, meant, remedy, tmp_path):
+def test_foreign_names_of_columns_are_known(column, meant, remedy, tmp_path):
     file = tmp_path / f"own_{column}.py"
     file.write_text(FLOW.format(column=column))
     with pytest.raises(FlowError) as caught:

@@ -1,4 +1,4 @@
-"""Numbers out of their range are refused by the settings themselves, before anything is loaded."""
+"""Settings refuse numbers out of their range before the run loads anything."""
 
 import pytest
 
@@ -13,8 +13,7 @@ from rlflow.errors import PlanError
 from rlflow.processes.declare import ServiceSettings
 from rlflow.rewards.environments.environment_spec import Bounds
 
-# numbers that may be whatever they are: scores and covariances have no range, and staleness has a rule of its
-# own
+# numbers without a range: scores and covariances take any value, and staleness has its own rule
 ANY = {
     "clip_cov.cov_low",
     "clip_cov.cov_high",
@@ -27,7 +26,7 @@ ANY = {
 
 
 def types():
-    """(where, name, type) of every setting that a flag may set."""
+    """Return (where, name, type) of every setting with a flag."""
     for settings in (Options, Bounds, ServiceSettings, JobSettings):
         yield from ((settings.__name__, name, each.type) for name, each in fields(settings).items())
     for backend in SHIPPED:
@@ -72,7 +71,7 @@ def test_every_number_has_a_range():
         "--max-missing=2",
     ],
 )
-def test_a_number_out_of_its_range_is_refused_with_the_flag_to_change(flag):
+def test_a_number_out_of_range_is_refused_with_its_flag(flag):
     with pytest.raises(PlanError) as caught:
         check_flow("ppo", [flag])
     (problem,) = caught.value.problems

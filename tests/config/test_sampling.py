@@ -1,4 +1,4 @@
-"""--ROLE.generate.NAME: how a role samples is the run's to say."""
+"""--ROLE.generate.NAME: the run may change the sampling settings of a role."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def sampling(*words):
     return sort_values(parse_flags(words), ["actor", "solver"]).sampling
 
 
-def test_a_flag_is_a_setting_of_every_call_of_its_role_or_of_one():
+def test_a_flag_sets_one_call_or_every_call_of_its_role():
     words = (
         "--actor.generate.temperature",
         "0.7",
@@ -34,7 +34,7 @@ def test_a_flag_is_a_setting_of_every_call_of_its_role_or_of_one():
     assert sampling("--actor.generate#1.top_p", "0.5") == sampling("--actor.generate.top_p", "0.5")
 
 
-def test_stop_strings_are_given_one_by_one_or_as_a_list_of_a_file():
+def test_stop_strings_are_given_one_by_one_or_as_a_file_list():
     assert sampling("--actor.generate.stop", "\n", "--actor.generate.stop", "Q:") == {
         "actor.generate": {"stop": ("\n", "Q:")}
     }
@@ -46,7 +46,7 @@ def test_stop_strings_are_given_one_by_one_or_as_a_list_of_a_file():
     }
 
 
-def test_stop_tokens_are_given_one_by_one_or_as_a_list_of_a_file():
+def test_stop_tokens_are_given_one_by_one_or_as_a_file_list():
     assert sampling("--actor.generate.stop_token_ids", "6", "--actor.generate.stop-token-ids", "0") == {
         "actor.generate": {"stop_token_ids": (6, 0)}
     }
@@ -70,7 +70,7 @@ def test_stop_tokens_are_given_one_by_one_or_as_a_list_of_a_file():
         (("--actor.generate.min_tokens", "-1"), "min_tokens: an integer of at least 0"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_does(words, says):
+def test_an_unsuitable_setting_is_refused_with_suitable_ones(words, says):
     with pytest.raises(PlanError) as caught:
         sampling(*words)
     assert says in str(caught.value)
@@ -88,7 +88,7 @@ def test_recorded_lengths_are_read_from_their_file(tmp_path):
 @pytest.mark.parametrize(
     "text", ['{"lengths": [0]}', '{"lengths": [1.5]}', '{"lengths": []}', '{"lengths": 5}', "[5]", "{", None]
 )
-def test_a_file_without_a_list_of_lengths_is_refused_with_the_command_that_writes_one(text, tmp_path):
+def test_a_file_without_lengths_is_refused_with_the_command_to_write_one(text, tmp_path):
     file = tmp_path / "lengths.json"
     if text is not None:
         file.write_text(text)
@@ -96,7 +96,7 @@ def test_a_file_without_a_list_of_lengths_is_refused_with_the_command_that_write
         sampling("--actor.generate.lengths", str(file))
 
 
-def test_the_second_call_takes_what_is_said_of_all_and_then_its_own():
+def test_a_call_takes_shared_settings_and_then_its_own():
     said = {"actor.generate": {"temperature": 0.7, "top_k": 5}, "actor.generate#2": {"top_k": 7}}
     assert resampled(DEFAULTS, sampling_of(said, "actor.generate", "actor.generate")) == {
         **DEFAULTS,
@@ -110,7 +110,7 @@ def test_the_second_call_takes_what_is_said_of_all_and_then_its_own():
     }
 
 
-def test_where_the_flow_is_greedy_it_stays_greedy():
+def test_a_greedy_call_stays_greedy():
     greedy = {**DEFAULTS, "temperature": 0}
     assert resampled(greedy, {"temperature": 0.7, "top_k": 5}) == {**greedy, "top_k": 5}
 
@@ -140,7 +140,7 @@ def calls(sampling=None):
     return graph, {node.name: dict(node.settings.shown) for node in graph.nodes if node.op is Op.GENERATE}
 
 
-def test_the_graph_has_what_the_run_says_and_is_otherwise_the_same():
+def test_the_graph_changes_only_in_the_settings_of_the_run():
     graph, own = calls()
     changed, replaced = calls({"actor.generate": {"temperature": 0.5, "stop": ("\n",)}})
     assert replaced["actor.generate"] == {**own["actor.generate"], "stop": ("\n",)}
@@ -149,7 +149,7 @@ def test_the_graph_has_what_the_run_says_and_is_otherwise_the_same():
     assert calls({})[0] == graph
 
 
-def test_a_call_that_the_flow_does_not_make_is_refused_with_those_that_it_makes():
+def test_an_unknown_call_is_refused_with_the_known_calls():
     with pytest.raises(FlowError) as caught:
         calls({"actor.generate#3": {"top_k": 2}})
     (problem,) = caught.value.problems
@@ -158,7 +158,7 @@ def test_a_call_that_the_flow_does_not_make_is_refused_with_those_that_it_makes(
 
 
 @pytest.mark.parametrize(("call", "problems"), [("actor.generate", 2), ("actor.generate#2", 1)])
-def test_no_call_can_want_more_tokens_at_least_than_at_most(call, problems):
+def test_a_minimum_of_tokens_above_the_maximum_is_refused(call, problems):
     calls({call: {"min_tokens": 4}})
     with pytest.raises(FlowError) as caught:
         calls({call: {"min_tokens": 5}})
@@ -168,7 +168,7 @@ def test_no_call_can_want_more_tokens_at_least_than_at_most(call, problems):
     assert {Path(problem.place.path) for problem in caught.value.problems} == {Path(__file__)}
 
 
-def test_a_run_samples_so_eagerly_too_and_its_settings_say_it(tmp_path):
+def test_an_eager_run_uses_and_records_the_sampling_settings(tmp_path):
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{n} =", "answer": str(n)}) + "\n" for n in range(8)))
     keywords = {

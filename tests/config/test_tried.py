@@ -1,5 +1,4 @@
-"""What is said of flags that cannot be meant, and command lines of real runs that are tried with the null
-backend."""
+"""Findings about unsuitable flags. Command lines of real runs are checked with the null backend."""
 
 import pytest
 
@@ -18,12 +17,12 @@ ACTOR = RoleUse("actor", trained=True, generates=True)
     "flags", [["--lr", "nan"], ["--lr", "-1"], ["--actor.lr", "nan"], ["--actor.trainer.lr", "nan"]]
 )
 @pytest.mark.parametrize("backend", ["local", "null"])
-def test_check_judges_the_values_of_backends_with_the_flag_that_was_written(flags, backend):
+def test_check_validates_backend_values_under_the_given_flag(flags, backend):
     with pytest.raises(PlanError, match=rf"(?s){flags[0][2:]}' does not fit.*float >= 0.*change {flags[0]}$"):
         check_flow("grpo", [*flags, "--backend", backend])
 
 
-def test_the_null_backend_takes_the_settings_of_all_that_are_shipped_and_no_others():
+def test_the_null_backend_takes_the_settings_of_all_shipped_backends():
     real = {name for backend in SHIPPED for name in setting_types(backend)}
     assert {"lr", "tensor_parallel", "zero", "batch_tokens", "longest"} <= real
     assert real <= set(role_types({"trainer": "null", "generator": "null"}))
@@ -41,7 +40,7 @@ def test_the_null_backend_takes_the_settings_of_all_that_are_shipped_and_no_othe
         ({"no_such": "1"}, False),
     ],
 )
-def test_a_real_command_is_bound_to_the_null_backend_with_its_values_judged(values, fits):
+def test_a_real_command_is_bound_to_the_null_backend_with_checked_values(values, fits):
     given = sort_values({"backend": "null"} | values, ["actor"])
     if fits:
         assert bind({ACTOR: Halves(True, True)}, given)["actor"].trainer.backend == "null"
@@ -55,7 +54,7 @@ def test_a_real_command_is_bound_to_the_null_backend_with_its_values_judged(valu
 
 
 @pytest.mark.parametrize("value", ["99999999999999999999", "-99999999999999999999"])
-def test_whole_numbers_fit_into_64_bits(value):
+def test_whole_numbers_must_fit_into_64_bits(value):
     with pytest.raises(PlanError, match="64 bits|>= 0"):
         sort_values({"seed": value}, [])
     assert sort_values({"seed": str(2**63 - 1)}, []).options.seed == 2**63 - 1

@@ -1,5 +1,4 @@
-"""Rows that are asked become prompts by the tokenizer and the chat template of the role that samples from
-them."""
+"""Follow-up prompts use the tokenizer and the chat template of the role that samples from them."""
 
 import json
 import math
@@ -55,7 +54,7 @@ def encoder(solver, critic, **data):
 
 @pytest.fixture
 def other(tmp_path):
-    """A model folder whose tokenizer is told otherwise than that of the packaged model."""
+    """Return a model folder with another tokenizer configuration than the packaged model's."""
     folder = shutil.copytree(MODEL, tmp_path / "other")
     file = folder / "tokenizer_config.json"
     file.write_text(
@@ -64,18 +63,18 @@ def other(tmp_path):
     return folder
 
 
-def test_a_text_is_encoded_as_a_prompt_of_the_data_is():
+def test_a_follow_up_is_encoded_like_a_prompt_of_the_data():
     texts = ["1+2=", "7"]
     asked = encoder(MODEL, MODEL)
     assert asked.encode(("solver",), texts) == TokenizerEncoder(MODEL).prompts(texts)
     assert asked.longest == math.inf
 
 
-def test_what_is_too_long_for_a_prompt_of_the_data_is_too_long_to_be_asked():
+def test_a_follow_up_has_the_length_limit_of_the_data():
     assert encoder(MODEL, MODEL, **{"data.max_prompt": "12"}).longest == 12
 
 
-def test_roles_of_different_tokenizers_do_not_share_asked_rows(other):
+def test_roles_with_different_tokenizers_do_not_share_follow_ups(other):
     with pytest.raises(PlanError) as caught:
         encoder(MODEL, other)
     assert "ask once for each role" in str(caught.value)
@@ -89,18 +88,18 @@ def test_a_copy_of_a_tokenizer_is_the_same_tokenizer(tmp_path):
     )
 
 
-def test_a_text_that_follows_a_response_is_not_put_as_a_prompt():
+def test_a_text_after_a_response_is_not_encoded_as_a_prompt():
     asked = encoder(MODEL, MODEL)
     ids, first = asked.encode(("solver",), ["1+2="])[0], TokenizerEncoder(MODEL).tokenizer.bos_token_id
     assert asked.follow(("solver",), ["1+2="], [[5]])[0] == [number for number in ids if number != first]
 
 
-def test_ids_become_the_text_that_they_were_of():
+def test_ids_decode_to_their_text():
     asked = encoder(MODEL, MODEL)
     assert asked.decode(("solver",), asked.encode(("solver",), ["1+2=", "7"])) == ["1+2=", "7"]
 
 
-def test_a_role_whose_model_cannot_be_told_of_its_tools_is_refused_at_once():
+def test_a_role_whose_template_lacks_tools_is_refused_at_once():
     values = {"model": str(MODEL), "solver.model": str(MODEL)}
     config, graph = sort_values(values, ["solver", "critic", "reward"]), compile_flow(both).graph
     tools = parse_environment(f"{TESTS / 'rewards' / 'environments' / 'calculator.py'}:Calculator", {})
@@ -124,14 +123,14 @@ MESSAGES = [
 
 @pytest.fixture
 def chatting(tmp_path):
-    """A model folder whose tokenizer has a chat template."""
+    """Return a model folder whose tokenizer has a chat template."""
     folder = shutil.copytree(MODEL, tmp_path / "chatting")
     file = folder / "tokenizer_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": TEMPLATE}))
     return folder
 
 
-def test_messages_go_through_the_chat_template_of_the_role_as_prompts_of_the_data_do(chatting):
+def test_follow_up_messages_use_the_chat_template_of_the_role(chatting):
     asked, tokenizer = encoder(chatting, chatting), TokenizerEncoder(chatting)
     ids = asked.encode(("solver",), [MESSAGES, MESSAGES[:1], "1+2="])
     expected = [
@@ -144,7 +143,7 @@ def test_messages_go_through_the_chat_template_of_the_role_as_prompts_of_the_dat
     assert with_system == tokenizer.prompts([[{"role": "system", "content": "add"}, *MESSAGES]])
 
 
-def test_a_chat_template_gets_the_variables_of_the_data_for_what_is_asked_too(chatting):
+def test_follow_ups_get_the_template_variables_of_the_data(chatting):
     file = chatting / "tokenizer_config.json"
     template = TEMPLATE.replace("assistant={% endif %}", "assistant={{ day }}{% endif %}")
     file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": template}))
@@ -164,11 +163,11 @@ CONVERSATIONS = st.lists(
 )
 
 
-def test_any_messages_have_the_ids_of_transformers_and_those_of_prompts_of_the_data(chatting, tmp_path):
+def test_messages_have_the_ids_of_transformers_and_of_the_data(chatting, tmp_path):
     asked, tokenizer = encoder(chatting, chatting), TokenizerEncoder(chatting).tokenizer
     file = tmp_path / "data.jsonl"
 
-    @settings(max_examples=3, deadline=None)  # each starts a process that renders
+    @settings(max_examples=3, deadline=None)  # each starts a rendering process
     @given(st.lists(CONVERSATIONS, min_size=5, max_size=9))
     def equal(conversations):
         rows = asked.encode(("solver",), conversations)
@@ -187,14 +186,14 @@ def test_any_messages_have_the_ids_of_transformers_and_those_of_prompts_of_the_d
     equal()
 
 
-def test_plain_text_beside_messages_stays_plain_where_chat_is_off(chatting):
+def test_plain_text_next_to_messages_stays_plain_without_chat(chatting):
     asked, tokenizer = encoder(chatting, chatting, **{"data.chat": "false"}), TokenizerEncoder(chatting)
     assert asked.encode(("solver",), ["1+2=", MESSAGES[:1]]) == tokenizer.prompts(["1+2=", MESSAGES[:1]])
     one, other = asked.follow(("solver",), ["7-4=", MESSAGES[2:]], [[5], [5]])
     assert asked.decode(("solver",), [one, other]) == ["7-4=", ";user=7-4=;assistant="]
 
 
-def test_messages_that_follow_a_response_are_turns_of_the_template(chatting):
+def test_messages_after_a_response_are_turns_of_the_template(chatting):
     asked = encoder(chatting, chatting)
     later = [{"role": "system", "content": "5"}, {"role": "user", "content": "7-4="}]
     ids = asked.follow(("solver",), ["7-4=", later], [[5], [5]])
@@ -212,7 +211,7 @@ def test_messages_for_a_model_without_a_template_are_refused_with_a_remedy():
         assert "let the stage return text" in str(caught.value)
 
 
-def test_what_an_environment_says_becomes_control_tokens_where_that_is_allowed_alone(chatting):
+def test_environment_text_becomes_control_tokens_only_if_allowed(chatting):
     values = {"model": str(chatting), "solver.model": str(chatting), "critic.model": str(chatting)}
     config, graph = sort_values(values, ["solver", "critic", "reward"]), compile_flow(both).graph
     said, end = ["a<eos>"], TokenizerEncoder(chatting).tokenizer.eos_token_id

@@ -1,4 +1,4 @@
-"""Backends that train or sample alone, and settings of either half."""
+"""Backends that only train or only sample, and settings of the trainer or the generator."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ FROZEN, TRAINED = RoleUse("reference"), RoleUse("actor", trained=True, generates
 
 
 @pytest.fixture
-def judged(tmp_path):
+def checked(tmp_path):
     (tmp_path / "config.json").write_text("{}")
 
     def call(use, **values):
@@ -28,8 +28,8 @@ def judged(tmp_path):
     return call
 
 
-def test_a_generator_of_one_backend_goes_with_a_trainer_of_another(judged):
-    judged(
+def test_a_generator_and_a_trainer_may_have_different_backends(checked):
+    checked(
         TRAINED,
         **{
             "actor.generator": "vllm",
@@ -39,22 +39,22 @@ def test_a_generator_of_one_backend_goes_with_a_trainer_of_another(judged):
         },
     )
     with pytest.raises(PlanError, match="max_num_seqs"):
-        judged(TRAINED, **{"actor.generator": "vllm", "actor.max_num_seqs": "0"})
+        checked(TRAINED, **{"actor.generator": "vllm", "actor.max_num_seqs": "0"})
 
 
 @pytest.mark.parametrize("values", [{"trainer": "vllm"}, {"backend": "vllm"}])
 @pytest.mark.parametrize("use", [FROZEN, TRAINED])
-def test_a_backend_that_does_not_train_is_refused_as_a_trainer(judged, use, values):
+def test_a_backend_without_a_trainer_is_refused_as_a_trainer(checked, use, values):
     with pytest.raises(PlanError, match="the backend 'vllm' has no Trainer") as refused:
-        judged(use, **values)
+        checked(use, **values)
     assert f"--{use.name}.trainer local" in str(refused.value)
     with pytest.raises(PlanError) as alone:
-        judged(use, lr="1e-3", **values)  # which the half that is wanted would have
+        checked(use, lr="1e-3", **values)  # a setting that the requested side would have
     assert len(alone.value.problems) == 1
 
 
-def test_a_half_that_a_role_does_not_use_may_be_missing(judged):
-    judged(RoleUse("sampler", generates=True), trainer="vllm", generator="vllm")
+def test_an_unused_side_of_a_role_may_be_missing(checked):
+    checked(RoleUse("sampler", generates=True), trainer="vllm", generator="vllm")
 
 
 def test_naming_the_vllm_backend_loads_no_engine():
@@ -74,18 +74,18 @@ def test_naming_the_vllm_backend_loads_no_engine():
         ("trainer", "deepspeed", "cpu", r"pip install --no-build-isolation 'rlflow-dag\[deepspeed\]'"),
     ],
 )
-def test_a_missing_engine_is_named_with_what_installs_it_before_anything_is_loaded(
-    judged, monkeypatch, half, name, device, install
+def test_a_missing_engine_is_named_with_its_install_command_before_loading(
+    checked, monkeypatch, half, name, device, install
 ):
     monkeypatch.setitem(sys.modules, name, None)
     told = rf"the package '{name}' is not installed(.|\n)*remedy: +{install}"
     with pytest.raises(PlanError, match=told):
-        judged(TRAINED, **{f"actor.{half}": name, "device": device})
+        checked(TRAINED, **{f"actor.{half}": name, "device": device})
     with pytest.raises(PlanError, match=told):
         judged_file("ppo", [f"--actor.{half}", name, "--device", device])
 
 
-def test_a_missing_vllm_is_named_with_what_installs_it(monkeypatch):
+def test_a_missing_vllm_is_named_with_its_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(PlanError, match="not installed") as missing:
         imported("cpu")
@@ -102,7 +102,7 @@ def test_a_missing_vllm_is_named_with_what_installs_it(monkeypatch):
         ("cpu", "float32", "high"),
     ],
 )
-def test_float32_on_a_gpu_is_float32(device, dtype, kept):
+def test_float32_on_a_gpu_stays_float32(device, dtype, kept):
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("high")
@@ -112,7 +112,7 @@ def test_float32_on_a_gpu_is_float32(device, dtype, kept):
         torch.set_float32_matmul_precision(before)
 
 
-def test_what_a_backend_lacks_is_not_taken_for_the_backend(tmp_path, monkeypatch):
+def test_a_missing_dependency_is_not_reported_as_a_missing_backend(tmp_path, monkeypatch):
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "needy.py").write_text("import no_such_package")
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,4 +1,4 @@
-"""Roles bound to backends: what these declare is asked in one place, and once."""
+"""Roles bound to backends. One call reads the capabilities of each backend once."""
 
 import shutil
 from dataclasses import replace
@@ -25,7 +25,7 @@ def of(flow, **values):
     return bind_roles(graph, sort_values({"model": str(MODEL), **values}, [use.name for use in graph.roles]))
 
 
-def test_each_role_that_is_a_model_is_bound_with_what_it_needs():
+def test_each_model_role_is_bound_with_its_requirements():
     found = of("ppo")
     assert {name: role.needs for name, role in found.items()} == {
         "actor": Halves(True, True),
@@ -37,7 +37,7 @@ def test_each_role_that_is_a_model_is_bound_with_what_it_needs():
     assert [half.backend for half in found["actor"].halves] == ["local", "local"]
 
 
-def test_a_role_has_the_variables_of_its_chat_template_by_which_its_rows_end(tmp_path):
+def test_a_role_has_the_template_variables_that_end_its_rows(tmp_path):
     folder = shutil.copytree(MODEL, tmp_path / "model")
     template = (
         "{% for m in messages %}{{ m.content }}{{ '<pad>' if padded and m.role == 'assistant' "
@@ -49,13 +49,13 @@ def test_a_role_has_the_variables_of_its_chat_template_by_which_its_rows_end(tmp
         assert ends(role) == wanted
 
 
-def test_a_reward_that_nobody_trains_is_no_model():
+def test_an_untrained_reward_is_no_model():
     graph = compile_flow(load_flow("grpo")).graph
     assert RoleUse("reward", head="scores", rewards=True) in graph.roles
-    assert [use.name for use in model_uses(graph)] == ["actor"]  # nothing reads the reference where beta is 0
+    assert [use.name for use in model_uses(graph)] == ["actor"]  # no stage reads the reference if beta is 0
 
 
-def test_what_backends_declare():
+def test_backends_declare_their_capabilities():
     found = of("grpo", **{"actor.trainer": "fsdp", "actor.generator": "vllm", "actor.tensor_parallel": 2})[
         "actor"
     ]
@@ -83,9 +83,7 @@ class Cold(local.Generator):
 @pytest.mark.parametrize(
     ("temperature", "found"), [("3", "3"), ("0.001", "0.001"), ("2", None), ("0.01", None), ("0", None)]
 )
-def test_a_temperature_that_an_engine_does_not_sample_at_is_refused_before_it_is_made(
-    temperature, found, monkeypatch
-):
+def test_an_unsupported_temperature_is_refused_before_loading(temperature, found, monkeypatch):
     config = sort_values(
         {"model": str(MODEL), "actor.generate.temperature": temperature}, ["actor", "reference", "reward"]
     )
@@ -104,24 +102,24 @@ def test_a_temperature_that_an_engine_does_not_sample_at_is_refused_before_it_is
     ]
 
 
-def test_vllm_declares_the_temperatures_that_it_refuses():
+def test_vllm_declares_its_refused_temperatures():
     generator = pytest.importorskip("rlflow.backends.vllm").Generator
     assert capabilities(generator, generator.Settings(), "cpu").temperatures == (0.01, 2.0)
     assert Capabilities.temperatures == (0.0, float("inf"))
 
 
-def test_what_a_class_does_not_declare_it_does_not_do():
+def test_an_undeclared_capability_is_absent():
     class Plain:
         pass
 
     assert capabilities(Plain, object(), "cpu") == capabilities(None, None, "cpu") == Capabilities()
 
 
-def test_a_class_that_returns_no_capabilities_is_named_with_what_to_do():
+def test_a_class_without_capabilities_is_named_with_a_remedy():
     class Forgets:
         @classmethod
         def capabilities(cls, settings, device):
-            """Returns nothing."""
+            """Return nothing."""
 
     class NotOfTheClass:
         def capabilities(self, settings, device):
@@ -137,13 +135,13 @@ def test_a_class_that_returns_no_capabilities_is_named_with_what_to_do():
 
 
 @pytest.mark.parametrize("kind", [local.Trainer, local.Generator, null.Trainer, null.Generator])
-def test_a_subclass_has_to_say_itself_that_its_ranks_may_be_threads_and_that_it_shares_weights(kind):
+def test_a_subclass_must_declare_thread_ranks_and_shared_weights(kind):
     can, inherited = (capabilities(each, kind.Settings(), "cpu") for each in (kind, type("Sub", (kind,), {})))
     assert can.threads
     assert inherited == replace(can, threads=False, shares=False)
 
 
-def test_a_class_opts_out_of_an_inherited_ability_by_none():
+def test_none_opts_out_of_an_inherited_capability():
     whole = type("Whole", (null.Generator,), {"generate_chunks": None})
     assert [
         BoundHalf("generator", "null", kind, None, Capabilities()).offers(GivesChunks)
@@ -151,26 +149,26 @@ def test_a_class_opts_out_of_an_inherited_ability_by_none():
     ] == [True, False, False]
 
 
-def test_forwards_of_the_null_backend_alone_are_the_same_bits_beside_any_rows():
+def test_null_forwards_do_not_depend_on_other_rows():
     assert (usual("null", "trainer").row_exact, usual("local", "trainer").row_exact) == (True, False)
     assert usual("fsdp", "generator") == Capabilities()
 
 
-def test_all_that_does_not_fit_is_said_at_once():
+def test_all_problems_are_reported_at_once():
     with pytest.raises(PlanError) as refused:
         of("ppo", **{"actor.lrr": 1, "critic.lrs": 2})
     said = [problem.message for problem in refused.value.problems]
     assert said == ["role 'actor' has no setting 'lrr'", "role 'critic' has no setting 'lrs'"]
 
 
-def test_headers_of_a_folder_are_read_again_only_where_it_has_changed(tmp_path):
+def test_file_headers_are_read_again_only_after_a_change(tmp_path):
     (tmp_path / "config.json").write_text('{"hidden_size": 8}')
     assert facts(tmp_path) is facts(tmp_path)
     (tmp_path / "config.json").write_text('{"hidden_size": 128}')
     assert facts(tmp_path).hidden == 128
 
 
-def test_a_folder_with_an_adapter_in_place_of_a_model_is_refused_before_anything_is_loaded(tmp_path):
+def test_an_adapter_folder_is_refused_as_a_model_before_loading(tmp_path):
     for file in MODEL.glob("*.json"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "adapter_config.json").write_text("{}")

@@ -1,5 +1,6 @@
-"""Environments are bound to the role that samples; what does not fit is said at file and line, before
-anything is loaded."""
+"""Environments are bound to the sampling role. Mistakes are reported at file and line before the run loads a
+model.
+"""
 
 import json
 
@@ -73,7 +74,7 @@ def test_settings_without_an_environment_are_refused():
         environments_of(config(**{"actor.env.topk": "3"}).environments)
 
 
-def test_an_environment_that_gives_rewards_is_the_reward_of_a_run_that_names_none(reading):
+def test_an_environment_with_rewards_is_the_default_reward(reading):
     for name, expected in (("Scripted", ("env",)), ("Judged", ("env",)), ("Silent", ("task",))):
         chosen = config(env=f"{FILE}:{name}")
         assert default_rewards(chosen.options.reward, environments_of(chosen.environments)) == expected
@@ -82,7 +83,7 @@ def test_an_environment_that_gives_rewards_is_the_reward_of_a_run_that_names_non
     assert default_rewards((), {}) == ("task",)
 
 
-def test_fields_that_reset_asks_for_are_carried(reading):
+def test_fields_read_by_reset_are_carried(reading):
     specs = environments_of(config(env=f"{reading}:Reading").environments)
     wanted = wanted_fields(Wanted({"label": True}), specs)
     assert wanted.names == {"prompt": True, "quest": True, "extra": False, "label": True}
@@ -90,7 +91,7 @@ def test_fields_that_reset_asks_for_are_carried(reading):
     assert wanted_fields(Wanted(), environments_of(config(env=f"{reading}:Rest").environments)).everything
 
 
-def test_the_packaged_tasks_reward_gives_way_to_the_environments():
+def test_the_reward_of_an_environment_replaces_the_default():
     flow = load_flow(GRPO)
     assert resolve_config(flow, None, {})[0].options.reward == ("task",)
     assert resolve_config(flow, None, {"env": f"{FILE}:Scripted"})[0].options.reward == ()
@@ -99,7 +100,7 @@ def test_the_packaged_tasks_reward_gives_way_to_the_environments():
     )
 
 
-def test_check_passes_an_environment_and_its_node_tells_of_it():
+def test_check_accepts_an_environment_and_shows_it_at_its_node():
     report = check_flow(GRPO, ["--env", f"{FILE}:Scripted", "--env.turns", "3"])
     assert report.ok
     node = report.program.graph.by_name["actor.generate"]
@@ -114,7 +115,7 @@ def test_check_passes_an_environment_and_its_node_tells_of_it():
     assert {"episode_score", "failed", "said"} <= {item.parameter for item in reward.inputs}
 
 
-def test_what_reset_reads_is_judged_at_its_line(reading):
+def test_parameters_of_reset_are_checked_at_their_line(reading):
     (error,) = errors(GRPO, "--env", f"{reading}:Reading")
     assert error.message == "the environment reading.py:Reading reads 'quest', but the prompts do not have it"
     assert str(error.definition).endswith("reading.py:3")
@@ -126,7 +127,7 @@ def test_what_reset_reads_is_judged_at_its_line(reading):
     )
 
 
-def test_fields_of_the_data_are_read_by_their_names(reading, tmp_path):
+def test_data_fields_are_read_by_their_names(reading, tmp_path):
     data = tmp_path / "data.jsonl"
     data.write_text(json.dumps({"prompt": "p", "answer": "a", "quest": "q", "extra": 1}) + "\n")
     report = check_flow(GRPO, ["--env", f"{reading}:Reading", "--data", str(data)])
@@ -135,7 +136,7 @@ def test_fields_of_the_data_are_read_by_their_names(reading, tmp_path):
     assert {"prompt", "data.quest", "data.extra"} <= inputs
 
 
-def test_an_environment_belongs_to_a_role_that_samples():
+def test_an_environment_needs_a_sampling_role():
     (error,) = errors("algorithms/sft.py", "--env", f"{FILE}:Silent")
     assert error.message == "flow 'sft' does not sample, so no environment can answer"
     (error,) = errors(GRPO, "--reference.env", f"{FILE}:Silent")
@@ -148,13 +149,13 @@ def test_an_environment_belongs_to_a_role_that_samples():
     assert not errors(CRITIQUE, f"--{role}.env", f"{FILE}:Silent")
 
 
-def test_columns_of_episodes_are_there_under_an_environment_alone():
+def test_episode_columns_exist_only_with_an_environment():
     (error,) = errors(GRPO, "--reward", "env")
     assert error.message == "reward needs column 'episode_score', which exists only with an environment"
     assert error.remedy.startswith("--env FILE.py:Class")
 
 
-def test_recorded_lengths_and_an_environment_do_not_go_together(tmp_path):
+def test_recorded_lengths_and_an_environment_are_incompatible(tmp_path):
     lengths = tmp_path / "lengths.json"
     lengths.write_text('{"lengths": [2, 3]}')
     codes = [
@@ -182,7 +183,7 @@ def test_the_graph_changes_with_the_environment():
     assert by_role({"critic": spec_of()}, graphs["three"]) == {}
 
 
-def test_a_generator_whose_ranks_share_rows_takes_none():
+def test_a_generator_whose_ranks_share_rows_refuses_environments():
     graph = compile_flow(load_flow(GRPO), None, TraceOptions(environments={"": spec_of()})).graph
     single_rank({"": spec_of()}, graph, {"actor": 1})
     with pytest.raises(
@@ -191,7 +192,7 @@ def test_a_generator_whose_ranks_share_rows_takes_none():
         single_rank({"": spec_of()}, graph, {"actor": 2})
 
 
-def test_processes_end_with_the_run_and_failures_are_told_by_cause():
+def test_processes_end_with_the_run_and_failures_name_their_cause():
     graph = compile_flow(load_flow(GRPO), None, TraceOptions(environments={"": spec_of()})).graph
     environments = Environments({"": spec_of(parallel=1)}, graph, Options())
     heard = []

@@ -1,4 +1,4 @@
-"""Further held-out sets: their names, their fields, and what judges them."""
+"""Additional held-out sets: their names, their fields, and their judges."""
 
 import json
 
@@ -52,13 +52,13 @@ def opened(config, wanted=lambda name: NOTHING):
         (("a={}/other.jsonl:0.5",), "'a' has a weight", "--eval a="),
     ],
 )
-def test_a_set_has_a_name_of_its_own_and_no_weight(ground, sets, words, remedy):
+def test_a_set_has_its_own_name_and_no_weight(ground, sets, words, remedy):
     with pytest.raises(PlanError, match=words) as error:
         set_paths(config(ground, sets).options, ["actor"])
     assert remedy in error.value.problems[0].remedy
 
 
-def test_a_set_has_fields_of_its_own_and_those_without_a_name_are_for_all(ground):
+def test_fields_of_a_set_override_fields_for_all_sets(ground):
     own = config(ground, **{"data.other.prompt": "ask", "data.train.prompt": "prompt", "data.min_terms": "2"})
     sets = opened(own)
     assert [record.prompt for record in sets["other"].records] == ["0 + 1 =", "1 + 1 =", "2 + 1 ="]
@@ -79,7 +79,7 @@ def judge_of(config, rewards=None):
         rewards.close()
 
 
-def test_a_reward_that_is_named_for_a_set_judges_it_and_is_none_of_trainings(ground):
+def test_a_reward_for_a_set_scores_only_the_set_and_does_not_train(ground):
     own = config(ground, reward=("task", f"{ground}/judge.py:grade@other:3"), **{"data.other.prompt": "ask"})
     assert (own.options.reward, len(own.judges)) == (("task",), 1)
     judge, batch = judge_of(own)
@@ -88,13 +88,13 @@ def test_a_reward_that_is_named_for_a_set_judges_it_and_is_none_of_trainings(gro
     assert field_column("aim") in batch.columns
 
 
-def test_without_answers_and_rewards_nothing_judges_a_set_and_the_remedy_names_it(ground):
+def test_a_set_without_answers_and_rewards_needs_a_judge(ground):
     with pytest.raises(PlanError, match="no reward can score the held-out set 'other'") as error:
         judge_of(config(ground, **{"data.other.prompt": "ask"}))
     assert "--data.other.answer FIELD" in error.value.problems[0].remedy
 
 
-def test_a_judge_that_reads_what_the_set_has_not_is_an_error_with_the_flag(ground):
+def test_a_judge_that_reads_a_missing_field_is_an_error(ground):
     with pytest.raises(
         PlanError, match="reads 'answer', which the held-out set 'other' does not have"
     ) as error:
@@ -102,7 +102,7 @@ def test_a_judge_that_reads_what_the_set_has_not_is_an_error_with_the_flag(groun
     assert "--data.other.answer FIELD" in error.value.problems[0].remedy
 
 
-def test_a_set_has_one_judge(ground):
+def test_a_set_has_exactly_one_judge(ground):
     for rewards in (("math@other", "task@other"), (f"{ground}@other",)):
         (ground / "config.json").write_text("{}")
         with pytest.raises(PlanError, match="needs exactly one correctness reward"):
@@ -120,7 +120,7 @@ def test_a_set_has_one_judge(ground):
         ((), ()),
     ],
 )
-def test_a_reward_with_the_name_of_a_set_judges_that_alone(rewards, judges):
+def test_a_reward_named_like_a_set_scores_only_that_set(rewards, judges):
     training, found = sort_rewards({"reward": rewards, "eval": ("a=x.jsonl", "a.b=y.jsonl")})
     assert found == judges
     assert (*training, *found) == rewards

@@ -1,4 +1,4 @@
-"""What judges held-out answers gives scores and the answers within responses, by source of data."""
+"""A judge of held-out answers returns scores and the answers within responses, by source of data."""
 
 import pytest
 import torch
@@ -39,9 +39,7 @@ def function(tmp_path, name):
     )
 
 
-def test_a_row_is_judged_by_the_reward_of_its_source_and_answers_are_read_where_the_reward_reads_any(
-    pool, tmp_path
-):
+def test_a_row_is_scored_by_the_reward_of_its_source(pool, tmp_path):
     rows = Batch.of(
         completion=["<answer> 4 </answer>", "so #### 1,000", "x", "x", ""],
         answer=["4", "a #### 1000", "", "", ""],
@@ -54,7 +52,7 @@ def test_a_row_is_judged_by_the_reward_of_its_source_and_answers_are_read_where_
     assert found.extracted == ("4", "1000", "7", None, None)
 
 
-def test_mathematics_is_voted_with_in_one_writing(pool):
+def test_equal_mathematical_answers_get_the_same_vote(pool):
     said = ["\\boxed{\\frac{1}{2}}", "it is $1/2$", "#### 12", "nothing at all"]
     rows = Batch.of(completion=said, answer=["0.5", "0.5", "12", "12"])
     found = judge(pool, **{"": ScorerSpec("math")})(rows)

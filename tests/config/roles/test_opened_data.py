@@ -13,7 +13,7 @@ from rlflow.errors import PlanError
 @pytest.mark.parametrize(
     ("ends", "weights"), [((":0.75", ":0.25"), (Fraction(3, 4), Fraction(1, 4))), (("", ""), (2, 1))]
 )
-def test_sources_have_the_shares_that_are_named_and_else_those_of_their_records(tmp_path, ends, weights):
+def test_unnamed_sources_have_the_shares_of_their_records(tmp_path, ends, weights):
     for name, count in (("a", 2), ("b", 1)):
         (tmp_path / f"{name}.jsonl").write_text(
             "".join(f'{{"prompt": "{name}{i}", "answer": "1"}}\n' for i in range(count))
@@ -26,26 +26,26 @@ def test_sources_have_the_shares_that_are_named_and_else_those_of_their_records(
     assert ([record.question for record in one.records], one.parts) == (["a0", "a1"], {})
 
 
-def test_settings_of_a_source_go_before_those_of_all():
+def test_settings_of_a_source_override_settings_of_all():
     values = {"prompt": "question", "a.prompt": "q", "b.prompt": "text", "max_prompt": 9}
     assert own_settings(values, "a", ["a", "b"]) == {"prompt": "q", "max_prompt": 9}
     assert own_settings(values, "c", ["a", "b", "c"]) == {"prompt": "question", "max_prompt": 9}
 
 
-def test_of_two_sources_of_which_one_name_begins_the_other_the_longer_one_is_meant():
+def test_the_longest_matching_source_name_wins():
     values = {"maths.hard.prompt": "q"}
     for sources in (["maths", "maths.hard"], ["maths.hard", "maths"]):
         assert own_settings(values, "maths.hard", sources) == {"prompt": "q"}
         assert own_settings(values, "maths", sources) == {}
 
 
-def test_a_source_that_is_not_there_is_refused():
+def test_a_missing_source_is_refused():
     with pytest.raises(PlanError, match="'--data.math.prompt' names no source of data") as caught:
         own_settings({"math.prompt": "q"}, "maths", ["maths"])
     assert caught.value.problems[0].nearest == "maths"
 
 
-def test_settings_of_the_data_have_their_types_and_others_are_the_tasks():
+def test_data_settings_have_types_and_others_go_to_the_task():
     values = {
         "system": 7,
         "template": "{prompt}",
@@ -72,7 +72,7 @@ def test_settings_of_the_data_have_their_types_and_others_are_the_tasks():
 @pytest.mark.parametrize(
     ("name", "value"), [("max_prompt", "0"), ("max_prompt", "many"), ("seed", "-1"), ("max_prompt", "1.5")]
 )
-def test_a_number_of_the_data_out_of_its_range_names_its_flag(name, value):
+def test_a_data_number_out_of_range_names_its_flag(name, value):
     with pytest.raises(PlanError, match=f"(?s)found.*{value}.*change --data.{name}$"):
         data_settings({name: value}, ())
 
@@ -89,7 +89,7 @@ def test_a_number_of_the_data_out_of_its_range_names_its_flag(name, value):
         },
     ],
 )
-def test_variables_of_the_chat_template_are_given_together_or_one_by_one(values):
+def test_template_variables_are_given_together_or_one_by_one(values):
     settings = data_settings(own_settings(values, "sums", ["sums", "more"]), ())
     assert settings == {
         "template_kwargs": {"enable_thinking": False, "date": "1 May"},
@@ -99,12 +99,12 @@ def test_variables_of_the_chat_template_are_given_together_or_one_by_one(values)
 
 
 @pytest.mark.parametrize("value", ["no", "[1]", "3", '{"a"}'])
-def test_variables_that_are_no_object_are_refused(value):
+def test_template_variables_must_be_an_object(value):
     with pytest.raises(PlanError, match="--data.template_kwargs must be a JSON object"):
         data_settings({"template_kwargs": value}, ())
 
 
 @pytest.mark.parametrize("name", ["sums.template_kwargs", "sums.template_kwargs.enable_thinking"])
-def test_variables_of_the_chat_template_are_one_for_all_sources(name):
+def test_template_variables_apply_to_all_sources(name):
     with pytest.raises(PlanError, match="is the same for all sources"):
         own_settings({name: "{}"}, "sums", ["sums"])

@@ -1,4 +1,4 @@
-"""How long a row may be: what configurations name, what engines are told, and what is left for prompts."""
+"""Limits on the length of rows: from model configurations, from engines, and the rest for prompts."""
 
 import json
 from dataclasses import replace
@@ -21,7 +21,7 @@ from rlflow.training.pretrained import Boundary
 
 @pytest.fixture
 def folder(tmp_path):
-    """A model folder of this configuration."""
+    """Return a model folder with this configuration."""
 
     def make(name="model", **config):
         made = tmp_path / name
@@ -70,7 +70,7 @@ def folder(tmp_path):
         ({"max_position_embeddings": 2048, "rope_scaling": None}, 2048),
     ],
 )
-def test_the_longest_row_is_what_the_configuration_names_or_reaches(folder, config, positions):
+def test_the_longest_row_is_configured_or_computed(folder, config, positions):
     assert positions_of(folder(**config)) == positions
 
 
@@ -112,7 +112,7 @@ def of(chosen, responses=False, **values):
     return room(graph, bind_roles(graph, given), given.options.reward, responses)
 
 
-def test_the_shortest_model_and_the_longest_sample_say_what_a_prompt_may_have(folder):
+def test_the_shortest_model_and_the_longest_sample_limit_prompts(folder):
     model, critic = folder(max_position_embeddings=100), folder("critic", max_position_embeddings=64)
     assert of(sampling, model=str(model)).prompt == 80
     limited = of(sampling, model=str(model), **{"critic.model": str(critic)})
@@ -127,7 +127,7 @@ def test_the_shortest_model_and_the_longest_sample_say_what_a_prompt_may_have(fo
     assert of(sampling, model=str(folder("endless"))) == Room()
 
 
-def test_an_engine_and_a_reward_model_have_limits_of_their_own(folder):
+def test_an_engine_and_a_reward_model_have_their_own_limits(folder):
     model, judge = (
         folder(max_position_embeddings=100),
         folder("judge", max_position_embeddings=50, architectures=["X"]),
@@ -139,7 +139,7 @@ def test_an_engine_and_a_reward_model_have_limits_of_their_own(folder):
     assert of(sampling, model=str(model), backend="null") == Room()
 
 
-def test_responses_of_the_data_need_room_too(folder):
+def test_responses_of_the_data_need_room(folder):
     model = folder(max_position_embeddings=100)
     assert of(learning, responses=True, model=str(model)) == Room(
         None, 100, " (100 positions of role 'actor')"
@@ -165,25 +165,25 @@ def data(*texts, responses=()):
     return Dataset("data", [Record(text, responses=responses) for text in texts], ByteEncoder())
 
 
-def test_the_longest_row_that_can_come():
+def test_the_longest_possible_row_is_computed():
     correction = compile_flow(load_flow("correction")).graph
     prompts = (data("a", "abc"), data("abcde"), data())
     assert longest_row(compile_flow(sampling).graph, prompts, None) == 5 + 20
-    assert longest_row(correction, prompts, None) == 0  # only the run shows it
+    assert longest_row(correction, prompts, None) == 0  # only a run can show it
     assert longest_row(correction, prompts, 40) == 40 + dict(correction.hp)["max_tokens"]
     assert longest_row(compile_flow(sampling).graph, prompts, 40) == 5 + 20
     limited = replace(data("abc", "a" * 90), room=Room(80))
-    # what is left out does not count
+    # a skipped record does not count
     assert longest_row(compile_flow(sampling).graph, [limited], None) == 3 + 20
 
 
-def test_the_longest_row_of_data_with_responses():
+def test_the_longest_row_of_data_with_responses_is_computed():
     pairs = data("ab", responses=("12345",))
-    # its end, and one more of an evaluation
+    # its end token, and one more for an evaluation
     assert longest_row(compile_flow(learning).graph, [pairs], None) == 2 + 5 + 1 + 1
 
 
-def test_the_lengths_at_which_rotary_frequencies_change(folder):
+def test_rotary_frequencies_change_at_known_lengths(folder):
     model = {"model_type": "llama", "max_position_embeddings": 64}
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     long = {
@@ -198,6 +198,6 @@ def test_the_lengths_at_which_rotary_frequencies_change(folder):
     assert boundaries(folder(**model)) == boundaries(None) == []
 
 
-def test_rows_that_have_the_frequencies_that_were_chosen():
+def test_rows_must_match_the_chosen_frequencies():
     assert [Boundary(64, True).reach(longest) for longest in (1, 64, 65, 90)] == [64, 64, 65, 90]
     assert [Boundary(16, False).reach(longest) for longest in (1, 16, 17)] == [16, 16, None]

@@ -1,5 +1,6 @@
-"""What model folders say of replies is judged for each folder that a flow samples with, and for that of the
-data's tokenizer."""
+"""End tokens of replies are checked in each model folder that a flow samples with, and in the data's
+tokenizer.
+"""
 
 import inspect
 import json
@@ -22,13 +23,13 @@ MODEL = TASKS / "arithmetic_model"
 
 @pytest.fixture
 def other(tmp_path):
-    """A model folder whose generation config does not know the tokenizer's end of text, 1."""
+    """Return a model folder whose generation config lacks the tokenizer's end of text, 1."""
     folder = shutil.copytree(MODEL, tmp_path / "other")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
     return folder
 
 
-def test_a_folder_is_named_once_and_one_that_samples_nothing_is_not(other):
+def test_only_sampling_folders_are_named_and_only_once(other):
     graph = compile_flow(load_flow("ppo")).graph
     assert list(reply_problems(graph, MODEL, {"critic": other})) == []
     assert (
@@ -38,7 +39,7 @@ def test_a_folder_is_named_once_and_one_that_samples_nothing_is_not(other):
     )
 
 
-def test_check_says_so_and_goes_on(other):
+def test_check_warns_about_end_tokens_and_continues(other):
     report = check_flow("grpo", ["--model", str(other), "--data", "chain_sum"])
     assert report.ok
     assert [str(other) in problem.message for problem in report.problems if problem.code == "model-ends"] == [
@@ -46,7 +47,7 @@ def test_check_says_so_and_goes_on(other):
     ]
 
 
-def test_what_a_run_keeps_of_a_folder_that_speaks_names_every_end(other):
+def test_a_saved_sampling_folder_names_every_end_token(other):
     assert json.loads(kept_files(other, replies=True)["generation_config.json"])["eos_token_id"] == [1, 7]
     assert (
         kept_files(other, replies=False)["generation_config.json"]
@@ -66,7 +67,7 @@ TURNS = {
 
 @pytest.fixture
 def templated(tmp_path):
-    """A function from the name of a template to a model folder that has it."""
+    """Return a function from a template's name to a model folder with that template."""
 
     def of(name):
         folder = shutil.copytree(MODEL, tmp_path / name)
@@ -76,7 +77,7 @@ def templated(tmp_path):
     return of
 
 
-def test_a_token_that_the_model_does_not_have_is_refused_by_flag_value_and_range():
+def test_a_token_beyond_the_vocabulary_is_refused_with_flag_and_range():
     report = check_flow("grpo", [f"--actor.generate.stop_token_ids={token}" for token in (319, 320, 900)])
     (problem,) = report.errors
     assert (problem.found, problem.expected) == (
@@ -87,7 +88,7 @@ def test_a_token_that_the_model_does_not_have_is_refused_by_flag_value_and_range
     assert check_flow("grpo", ["--actor.generate.stop_token_ids", "319"]).ok
 
 
-def test_the_vocabulary_is_that_of_the_folder_of_the_role_and_may_be_unknown(other):
+def test_the_vocabulary_comes_from_the_folder_and_may_be_unknown(other):
     program = compile_flow(
         load_flow("grpo"), options=TraceOptions(sampling={"actor.generate": {"stop_token_ids": (7, 320)}})
     )
@@ -118,7 +119,7 @@ def twice(prompts, actor, reward):
 
 
 def of_turns(graph, folder, specs=MappingProxyType({}), **more):
-    """(severity, message) of each problem that is not about ends."""
+    """Return (severity, message) of each problem that is not about end tokens."""
     return [
         (each.severity, each.message)
         for each in reply_problems(graph, folder, {}, specs, **more)
@@ -126,7 +127,7 @@ def of_turns(graph, folder, specs=MappingProxyType({}), **more):
     ]
 
 
-def test_a_flow_that_asks_after_a_reply_needs_a_template_in_which_a_turn_can_follow(templated):
+def test_a_follow_up_after_a_reply_needs_a_template_with_turns(templated):
     graph, rewrites = compile_flow(twice).graph, templated("rewrites")
     assert of_turns(graph, templated("kept")) == []
     ((severity, message),) = of_turns(graph, rewrites)
@@ -138,13 +139,13 @@ def test_a_flow_that_asks_after_a_reply_needs_a_template_in_which_a_turn_can_fol
     assert of_turns(compile_flow(load_flow("grpo")).graph, rewrites) == []
 
 
-def test_what_a_template_drops_of_earlier_turns_is_told(templated):
+def test_a_template_that_drops_earlier_turns_is_reported(templated):
     ((severity, message),) = of_turns(compile_flow(twice).graph, templated("thinks"))
     assert severity == "note"
     assert r"drops '<think>\n', with which it opens a reply, and thoughts when later turns follow" in message
 
 
-def test_an_environment_may_still_say_text_where_no_message_can_follow(templated):
+def test_an_environment_may_send_text_if_no_message_can_follow(templated):
     graph, says = compile_flow(load_flow("grpo")).graph, parse_environment("retry", {})
     ((severity, _),) = of_turns(graph, templated("rewrites"), {"": says})
     assert severity == "warning"
@@ -171,12 +172,12 @@ def test_check_gives_templates_their_variables(templated, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "says"), [("coun", "does not read 'coun'"), ("tools", "which rlflow sets itself")]
 )
-def test_check_refuses_variables_as_a_run_does(templated, name, says):
+def test_check_refuses_template_variables_like_a_run(templated, name, says):
     report = check_flow("grpo", ["--model", str(templated("kept")), f"--data.template_kwargs.{name}", "1"])
     assert [says in problem.message for problem in report.errors] == [True]
 
 
-def test_a_tokenizer_that_cannot_write_what_others_may_say_is_told(templated):
+def test_a_tokenizer_that_cannot_write_foreign_text_is_reported(templated):
     folder = templated("kept")
     words = {"type": "WordLevel", "vocab": {"<pad>": 0, "<eos>": 1, "a": 2}, "unk_token": "<pad>"}
     state = json.loads((folder / "tokenizer.json").read_text()) | {"model": words, "decoder": None}
@@ -199,7 +200,7 @@ def test_a_tokenizer_that_cannot_write_what_others_may_say_is_told(templated):
     assert not [each for each in reply_problems(asking, MODEL, {}) if each.code == "control-tokens"]
 
 
-def test_rlflow_refuses_such_a_flow_before_anything_is_loaded(templated, tmp_path):
+def test_rlflow_refuses_such_a_flow_before_loading(templated, tmp_path):
     file = tmp_path / "twice.py"
     file.write_text(
         "from rlflow import ask, flow, loss, stage, text\n"

@@ -1,4 +1,4 @@
-"""Which rewards judge for which role."""
+"""The rewards that score each role."""
 
 import pytest
 
@@ -28,11 +28,11 @@ def names(made, folder):
 
 
 @pytest.mark.parametrize("role", ["judge_1", "x_7", "judge"])
-def test_a_role_of_its_own_has_all_rewards_whatever_it_is_called(role, tmp_path):
+def test_a_single_reward_role_has_all_rewards(role, tmp_path):
     assert [spec.function for spec in names(one, tmp_path).of_role(role)] == ["f", "g"]
 
 
-def test_each_of_several_has_the_one_in_its_place_and_the_role_beside_them_all(tmp_path):
+def test_each_of_several_reward_roles_has_the_reward_at_its_position(tmp_path):
     found = names(several, tmp_path)
     assert {
         role: [spec.function for spec in found.of_role(role)] for role in ("judges_0", "judges_1", "judge_1")

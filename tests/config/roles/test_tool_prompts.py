@@ -1,5 +1,6 @@
-"""Tools of an environment: told of in the prompt by the chat template, called by the model, answered as
-messages."""
+"""Tools of an environment: the chat template describes them in the prompt, the model calls them, and messages
+answer.
+"""
 
 import json
 import shutil
@@ -31,7 +32,7 @@ from rlflow.rewards.environments.environment_pool import EnvironmentPool
 from rlflow.rewards.environments.environment_spec import parse_environment
 from rlflow.training.protocols import Sampling
 
-pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+pytestmark = pytest.mark.slow  # runs models or processes: each test is short, but all together are not
 
 FILE = TESTS / "rewards" / "environments" / "calculator.py"
 TEMPLATE = """{%- if tools %}Tools: {{ tools | tojson }}. Call as <tool_call>{...}</tool_call>.
@@ -41,7 +42,7 @@ TEMPLATE = """{%- if tools %}Tools: {{ tools | tojson }}. Call as <tool_call>{..
 
 @pytest.fixture
 def folder(tmp_path):
-    """A function from a chat template to a folder with a tokenizer that has it."""
+    """Return a function from a chat template to a folder with a tokenizer that has it."""
 
     def made(template=TEMPLATE):
         for file in Path(MODEL).iterdir():
@@ -58,20 +59,20 @@ def calculator():
     return parse_environment(f"{FILE}:Calculator", {})
 
 
-def test_the_prompt_tells_of_the_tools(folder):
+def test_the_prompt_describes_the_tools(folder):
     encoder = TokenizerEncoder(folder())
     asked = [[{"role": "user", "content": "2 + 3"}]]
     (plain,), (told,) = encoder.worded(asked), encoder.with_tools(schemas(calculator())).worded(asked)
     assert "Tools" not in plain
     assert '"name": "add"' in told
     assert '"description": "Add two numbers."' in told
-    assert encoder.worded(asked) == [plain]  # the encoder itself is what it was
+    assert encoder.worded(asked) == [plain]  # the encoder itself is unchanged
     data = Dataset("d", [Record("2 + 3", "5")], encoder, Wording(chat=True))
     assert with_tools(data, calculator()).worded(asked) == [told]
     assert with_tools(data, None) is encoder
 
 
-def test_what_tells_of_tools_counts_where_long_prompts_are_dropped(folder, tmp_path):
+def test_tool_descriptions_count_towards_long_prompts(folder, tmp_path):
     shutil.copytree(MODEL, tmp_path, dirs_exist_ok=True)
     able, file, config = folder(), tmp_path / "sums.jsonl", tmp_path / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 1024}))
@@ -104,19 +105,19 @@ def test_what_tells_of_tools_counts_where_long_prompts_are_dropped(folder, tmp_p
         )
 
 
-def test_a_template_that_cannot_carry_tools_is_refused_at_the_class_of_the_tools(folder):
+def test_a_template_without_tools_is_refused_at_the_class_of_the_tools(folder):
     encoder = TokenizerEncoder(folder(TEMPLATE.replace("if tools", "if false")))
     with pytest.raises(PlanError, match=rf"{FILE.name}:\d+: the chat template of .* does not describe tools"):
         encoder_with_tools(encoder, calculator())
 
 
-def test_models_are_told_of_the_first_environment_that_has_tools():
+def test_models_get_the_tools_of_the_first_environment_with_tools():
     other = parse_environment(f"{FILE}:Unused", {})
     assert with_tools_of({"a": other, "b": calculator()}) == calculator()
     assert with_tools_of({"a": other}) is None
 
 
-def test_the_folders_of_all_roles_with_tools_are_judged(folder, tmp_path):
+def test_the_folders_of_all_roles_with_tools_are_checked(folder, tmp_path):
     graph = load_flow("grpo").graph()
     specs = {"": calculator()}
 
@@ -156,7 +157,7 @@ def call(name, **arguments):
 
 @pytest.fixture
 def acted(folder):
-    """A function from what a model says in each turn of each row to the rows."""
+    """Return a function from the model's text per turn and row to the rows."""
     encoder = TokenizerEncoder(folder()).with_tools(schemas(calculator()))
     wording = Wording()
 
@@ -174,7 +175,7 @@ def acted(folder):
         left = [list(script) for script in scripts]
 
         def generate(prompts, sampling, seeds):
-            """Each row says what its script has next."""
+            """Sample for each row the next text of its script."""
             places = [int(key) for key in prompts.axis.keys[:, 0]]
             ids = encoder.prompts([left[place].pop(0) for place in places])
             logprobs, versions = [[-1.0] * len(row) for row in ids], [[0] * len(row) for row in ids]
@@ -202,7 +203,7 @@ def episode(rows, row):
     return json.loads(rows["episode"][row])
 
 
-def test_tools_are_called_until_a_turn_without_a_call(acted):
+def test_tools_are_called_until_a_turn_has_no_call(acted):
     rows = acted([call("add", a=2, b=3), "It is 5."], ["It is 6."])
     turns = episode(rows, 0)["turns"]
     assert turns[0]["calls"] == [["add", {"a": 2, "b": 3}]]
@@ -212,7 +213,7 @@ def test_tools_are_called_until_a_turn_without_a_call(acted):
     assert rows["episode_score"].tolist() == [1.0, 0.0]
 
 
-def test_several_calls_of_a_turn_are_answered_in_their_order_with_what_is_wrong(acted):
+def test_several_calls_of_a_turn_are_answered_in_order(acted):
     said = "".join(
         [
             call("add", a=2),
@@ -232,13 +233,13 @@ def test_several_calls_of_a_turn_are_answered_in_their_order_with_what_is_wrong(
     assert results[5] == "ValueError: bad"
 
 
-def test_an_error_of_a_service_fails_its_row_alone(acted):
+def test_a_service_error_fails_only_its_row(acted):
     rows = acted([call("fail", how="service"), "Done."], [call("add", a=1), "It is 2."])
     assert rows["failed"] == ["raised", ""]
     assert "ConnectionError: no answer" in episode(rows, 0)["failed"]
 
 
-def test_async_tools_give_json(acted):
+def test_async_tools_return_json(acted):
     assert episode(acted([call("add", a=1), "Two."], cls="Later"), 0)["turns"][0]["says"] == [
         {"role": "tool", "content": '{"sum": 2}'}
     ]
