@@ -1,4 +1,4 @@
-"""A tokenizer small enough to make here: one token per byte, BOS before a text, and a chat template."""
+"""A small tokenizer made by the tests: one token per byte, BOS before a text, and a chat template."""
 
 import json
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def jsonl(tmp_path: Path) -> Callable[..., Path]:
-    """Write records, or whole lines, to a file."""
+    """Return a function that writes records, or complete lines, to a file."""
 
     def write(*records: Any, name: str = "data.jsonl") -> Path:
         path = tmp_path / name

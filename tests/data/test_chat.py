@@ -1,5 +1,6 @@
-"""Chat templates: rendered as transformers renders them, by a process that is ended where they want too
-much."""
+"""Chat templates render as in transformers. A process renders them, and the run stops it if a template uses
+too much.
+"""
 
 import os
 import re
@@ -55,7 +56,7 @@ def by_transformers(text, messages):
 
 
 @pytest.mark.parametrize("text", TEMPLATES.values(), ids=TEMPLATES)
-def test_texts_are_those_of_transformers(text):
+def test_rendered_texts_equal_those_of_transformers(text):
     template = ChatTemplate(Path("model"), text, TOKENS)
 
     @settings(max_examples=30)
@@ -87,19 +88,19 @@ BOMBS = {
     "recursion": "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
     "error": "{% set n = messages | length %}{{ raise_exception('a' * n * 10 ** 8) }}",
 }
-ALIKE = ("power", "width", "doubling", "list", "error")  # as others are
+ALIKE = ("power", "width", "doubling", "list", "error")  # templates with the same error message as others
 
 
 @pytest.mark.parametrize(
     "text",
     [pytest.param(text, id=name, marks=[pytest.mark.slow] * (name in ALIKE)) for name, text in BOMBS.items()],
 )
-def test_a_template_that_wants_too_much_is_stopped_and_said(text, monkeypatch):
+def test_a_template_with_excessive_use_is_stopped_and_reported(text, monkeypatch):
     monkeypatch.setattr(chat, "SECONDS", 0.2)
     template = ChatTemplate(
         Path("model"), "{% if messages[0].content == 'bomb' %}" + text + "{% endif %}fine", {}
     )
-    if text != BOMBS["compiled"]:  # which never gets as far as a prompt
+    if text != BOMBS["compiled"]:  # which never reaches a prompt
         assert template.render([ASK]) == ["fine"]
     with pytest.raises(
         PlanError, match="chat template of model (was stopped while rendering|refuses) a prompt: "
@@ -110,7 +111,7 @@ def test_a_template_that_wants_too_much_is_stopped_and_said(text, monkeypatch):
         assert template.render([ASK]) == ["fine"]
 
 
-def test_what_stopped_a_template_is_told_apart(monkeypatch):
+def test_the_error_names_the_limit_that_stopped_a_template(monkeypatch):
     monkeypatch.setattr(chat, "SECONDS", 0.3)
     for name, words in {
         "loops": "more than 0.35 s of processor time for 1 conversation",
@@ -121,7 +122,7 @@ def test_what_stopped_a_template_is_told_apart(monkeypatch):
             ChatTemplate(Path("model"), BOMBS[name], {}).render([ASK])
 
 
-def test_a_template_that_stumbles_over_one_prompt_is_found_where_that_is_drawn(
+def test_a_template_that_fails_on_one_prompt_is_reported_at_its_draw(
     jsonl, make_tokenizer, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(chat, "SECONDS", 0.3)
@@ -139,7 +140,7 @@ def test_a_template_that_stumbles_over_one_prompt_is_found_where_that_is_drawn(
 
 
 @pytest.mark.slow
-def test_a_template_is_stopped_only_so_often(monkeypatch):
+def test_a_template_is_stopped_a_limited_number_of_times(monkeypatch):
     monkeypatch.setattr(chat, "SECONDS", 0.1)
     template = ChatTemplate(Path("model"), BOMBS["loops"], {})
     for _ in range(chat.STOPS):
@@ -152,7 +153,7 @@ def test_a_template_is_stopped_only_so_often(monkeypatch):
         template.render([ASK])
 
 
-def test_after_a_refusal_no_answer_is_taken_for_that_of_another_call():
+def test_a_late_answer_is_not_used_for_the_next_call():
     text = "{% if messages|length > 1 %}{{ raise_exception('long') }}{% endif %}{{ messages[0].content }}"
     template = ChatTemplate(Path("model"), text, {})
     for _ in range(3):
@@ -163,7 +164,7 @@ def test_after_a_refusal_no_answer_is_taken_for_that_of_another_call():
         ]
 
 
-def test_a_process_that_somebody_ended_is_started_again():
+def test_a_killed_process_is_started_again():
     template = ChatTemplate(Path("model"), "{{ messages[0].content }}", {})
     assert template.render([ASK]) == ["2+2"]
     os.kill(template._process.pid, signal.SIGKILL)
@@ -171,7 +172,7 @@ def test_a_process_that_somebody_ended_is_started_again():
     assert template.render([ASK]) == ["2+2"]
 
 
-def test_long_conversations_go_in_portions(monkeypatch):
+def test_long_conversations_are_rendered_in_portions(monkeypatch):
     monkeypatch.setattr(chat, "PORTION", 100)
     template = ChatTemplate(Path("model"), "{{ messages[0].content }}", {})
     for lengths in ([99, 1, 1], [100], [0] * 300, [500, 1, 98, 1, 1, 700], []):
@@ -182,7 +183,7 @@ def test_long_conversations_go_in_portions(monkeypatch):
     ] == [2, 2, 1]
 
 
-def test_threads_take_turns():
+def test_threads_alternate():
     template = ChatTemplate(Path("model"), "{{ messages[0].content }}", {})
     with ThreadPoolExecutor(8) as threads:
         found = list(
@@ -212,7 +213,7 @@ WALKS = [
 
 
 @pytest.mark.parametrize("text", WALKS)
-def test_a_template_reaches_nothing_but_what_it_is_given(text, tmp_path):
+def test_a_template_reaches_only_its_inputs(text, tmp_path):
     mark = tmp_path / "mark"
     try:
         (found,) = ChatTemplate(Path("model"), text.replace("MARK", str(mark)), {}).render([ASK])
@@ -222,7 +223,7 @@ def test_a_template_reaches_nothing_but_what_it_is_given(text, tmp_path):
     assert not any(word in found for word in ("<class", "<module", "root:"))
 
 
-def test_the_process_has_no_secrets_and_cannot_write_or_start_others(monkeypatch):
+def test_the_process_has_no_secrets_and_no_rights_to_write_or_fork(monkeypatch):
     monkeypatch.setenv("SOME_TOKEN", "canary-91b2")
     template = ChatTemplate(Path("model"), "{{ messages[0].content }}", {})
     template.render([ASK])
@@ -255,23 +256,23 @@ sys.stdin.read()
     ["fine", "{% if messages[0].content == 'go' %}" + BOMBS["loops"] + "{% endif %}"],
     ids=["idle", "busy"],
 )
-def test_the_process_does_not_outlive_a_killed_run(text):
+def test_the_process_ends_with_a_killed_run(text):
     with subprocess.Popen(
         [sys.executable, "-c", FOREVER, text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         child = os.pidfd_open(int(process.stdout.readline()))
         process.send_signal(signal.SIGKILL)
-    assert select.select([child], [], [], 60)[0]  # a busy one until its time is over
+    assert select.select([child], [], [], 60)[0]  # a busy process lives until its time limit
     os.close(child)
 
 
-def test_a_users_own_template_takes_no_width():
+def test_a_user_template_accepts_no_format_width():
     for template in ("{prompt:>999999999}", "{prompt!r}", "{prompt:{prompt}}"):
         with pytest.raises(PlanError, match="must contain {prompt} and no other field"):
             open_data("data.jsonl", template=template)
 
 
-def test_the_page_says_what_the_limits_are():
+def test_the_page_states_the_limits():
     page = " ".join((ROOT / "docs" / "security.md").read_text().split())
     assert (
         f"{chat.SECONDS:g} seconds of processor time, and {chat.SECONDS_EACH:g} more for each prompt" in page

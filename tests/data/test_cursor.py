@@ -1,4 +1,4 @@
-"""The cursor resumes exactly; held-out questions never train."""
+"""The cursor resumes exactly, and held-out questions never train."""
 
 import json
 from dataclasses import replace
@@ -25,7 +25,7 @@ def answers(batch) -> list[int]:
     return [int(answer) for answer in batch["answer"]]
 
 
-def test_each_epoch_serves_every_record_once_in_an_order_of_its_own():
+def test_each_epoch_serves_every_record_once_in_a_new_order():
     cursor = prompts_of(numbered(20), seed=3)
     first, second = answers(cursor.take(20)), answers(cursor.take(20))
     assert sorted(first) == sorted(second) == list(range(20))
@@ -45,7 +45,7 @@ def test_a_question_of_a_later_epoch_has_another_position():
 
 @given(st.integers(1, 7), st.lists(st.integers(0, 9), max_size=6), st.lists(st.integers(0, 9), max_size=6))
 @settings(max_examples=60, deadline=None)
-def test_a_resumed_cursor_goes_on_as_if_never_stopped(count, before, after):
+def test_a_resumed_cursor_continues_as_if_never_stopped(count, before, after):
     data = numbered(count)
     straight, stopped = prompts_of(data, seed=5), prompts_of(data, seed=5)
     for size in before:
@@ -66,12 +66,12 @@ def test_resuming_on_other_data_or_another_seed_is_refused():
         prompts_of(numbered(5), seed=2).load(state)
 
 
-# -- records that cannot be used
-# ---------------------------------------------------------------------------------------------------
+# -- unusable records
+# --------------------------------------------------------------------------------------------------------------
 
 
 def holed(count: int, bad: set[int]) -> Dataset:
-    """Records of which some ask nothing."""
+    """Return records, some without a question."""
     return Dataset(
         "holed",
         [
@@ -95,9 +95,7 @@ def holes(draw):
     st.sampled_from([-1.0, 9.0]),
 )
 @settings(max_examples=100, deadline=None)
-def test_bad_records_are_passed_over_the_same_before_and_after_a_cut_and_whatever_was_checked(
-    case, before, after, seconds
-):
+def test_bad_records_are_skipped_alike_before_and_after_a_cut(case, before, after, seconds):
     count, bad = case
     data = holed(count, bad)
     straight, stopped = prompts_of(data, seed=5), prompts_of(data, seed=5)
@@ -118,7 +116,7 @@ def test_bad_records_are_passed_over_the_same_before_and_after_a_cut_and_whateve
 
 @given(holes())
 @settings(max_examples=60, deadline=None)
-def test_each_epoch_serves_every_good_record_once_at_its_place_in_the_order(case):
+def test_each_epoch_serves_every_good_record_once_in_order(case):
     count, bad = case
     whole, cursor = prompts_of(holed(count, set()), seed=2), prompts_of(holed(count, bad), seed=2)
     order = answers(whole.take(2 * count))
@@ -128,10 +126,10 @@ def test_each_epoch_serves_every_good_record_once_at_its_place_in_the_order(case
     ]
 
 
-def test_what_is_passed_over_is_told_once_and_counted_each_time():
+def test_a_skipped_record_is_reported_once_and_counted_each_time():
     cursor = prompts_of(holed(4, {1, 3}))
     start = cursor.state()
-    cursor.take(4)  # both good ones, twice
+    cursor.take(4)  # both good records, twice
     assert sorted(str(fault) for fault in cursor.untold()) == [
         f"d.jsonl:{line} is skipped: its prompt is empty" for line in (2, 4)
     ]
@@ -143,7 +141,7 @@ def test_what_is_passed_over_is_told_once_and_counted_each_time():
     assert list(cursor.untold()) == []
 
 
-def test_a_check_judges_what_it_has_time_for_and_takes_nothing():
+def test_a_check_stops_at_its_time_limit_and_draws_nothing():
     cursor = prompts_of(holed(2000, {3, 1500}))
     assert cursor.check(-1.0) == 0
     assert cursor.check(60.0) == 2000
@@ -151,7 +149,7 @@ def test_a_check_judges_what_it_has_time_for_and_takes_nothing():
     assert (cursor.position, list(cursor.untold())) == (0, [])
 
 
-def test_data_of_which_nothing_can_be_used_end_in_words():
+def test_data_without_a_usable_record_are_an_error():
     with pytest.raises(PlanError, match=r"3 of 3 records of holed cannot be used"):
         prompts_of(holed(3, {0, 1, 2})).take(1)
 
@@ -163,7 +161,7 @@ def test_pairs_are_counted_in_records():
     assert batch["group"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def test_nothing_to_draw_from_is_an_error():
+def test_an_empty_data_set_is_an_error():
     with pytest.raises(PlanError, match="no records"):
         prompts_of(numbered(0))
 
@@ -174,7 +172,7 @@ def test_nothing_to_draw_from_is_an_error():
     st.integers(0, 3),
 )
 @settings(max_examples=60, deadline=None)
-def test_held_out_questions_do_not_train_however_often_they_are_repeated(numbers, share, seed):
+def test_held_out_questions_never_train_even_if_repeated(numbers, share, seed):
     numbers = [*numbers, *range(100, 106)]
     spaced = [Record(f"question{' ' * (1 + index % 3)}{n}\n", str(n)) for index, n in enumerate(numbers)]
     train, held = Dataset("numbers", spaced, ByteEncoder()).split(share, seed)
@@ -191,7 +189,7 @@ def test_a_count_of_distinct_questions_is_met_exactly():
             numbered(50).split(bad)
 
 
-def test_a_share_puts_a_question_on_the_same_side_whatever_seed_drew_it():
+def test_a_share_splits_questions_alike_for_every_seed():
     small = {"size": 400, "min_terms": 2, "max_terms": 2, "max_digits": 1}
     one, other = (open_data("chain_sum", task=small, seed=seed) for seed in (1, 2))
     assert {r.question for r in one.records} & {r.question for r in other.records}
@@ -200,7 +198,7 @@ def test_a_share_puts_a_question_on_the_same_side_whatever_seed_drew_it():
     assert {r.question for r in train.records}.isdisjoint(r.question for r in held.records)
 
 
-def test_growing_the_data_moves_no_question_across_the_split():
+def test_adding_data_moves_no_question_across_the_split():
     small, large = numbered(60).split(0.25)[1], numbered(120).split(0.25)[1]
     assert {r.question for r in small.records} == {r.question for r in large.records} & {
         f"question {n}" for n in range(60)
@@ -211,7 +209,7 @@ def test_growing_the_data_moves_no_question_across_the_split():
 # ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_row_says_which_record_of_the_file_it_is_from_whatever_is_left_out(tmp_path):
+def test_a_row_names_its_record_in_the_file_despite_skipped_records(tmp_path):
     file = tmp_path / "d.jsonl"
     lines = [
         json.dumps({"prompt": "long " * (9 if n == 4 else 1) + str(n), "answer": str(n)}) for n in range(30)
@@ -229,7 +227,7 @@ def test_a_row_says_which_record_of_the_file_it_is_from_whatever_is_left_out(tmp
     assert "prompt_id" not in open_data(file, bad="skip").batch([0]).columns
 
 
-def test_pairs_of_several_sources_are_numbered_within_their_source():
+def test_pairs_of_several_sources_are_numbered_per_source():
     def part(name, count):
         return Dataset(
             name, [Record(f"{name}{n}", None, ("good", "bad"), number=n) for n in range(count)], ByteEncoder()

@@ -1,4 +1,4 @@
-"""A preview shows what rows of a run will hold, and no record is lost without being counted."""
+"""A preview shows the rows that a run will read and counts every skipped record."""
 
 import json
 
@@ -17,7 +17,7 @@ def write(folder, records):
     return path
 
 
-def test_what_is_shown_is_what_a_run_reads(tmp_path, tokenizer):
+def test_a_preview_shows_the_rows_of_a_run(tmp_path, tokenizer):
     data = open_data(write(tmp_path, [{"prompt": "1 + 1 =", "answer": "2", "level": 3}]), tokenizer=tokenizer)
     shown = preview(data, 3)
     (row,) = shown.rows
@@ -29,7 +29,7 @@ def test_what_is_shown_is_what_a_run_reads(tmp_path, tokenizer):
     assert "chat template" in shown.wording
 
 
-def test_special_tokens_are_marked_where_they_stand(tmp_path, tokenizer):
+def test_special_tokens_are_marked_in_place(tmp_path, tokenizer):
     data = open_data(write(tmp_path, [{"prompt": "a", "completion": "b"}]), tokenizer=tokenizer, chat=False)
     (row,) = preview(data, 1).rows
     assert row.prompt.special == {0: "<bos>"}
@@ -50,7 +50,7 @@ def test_a_pair_is_two_rows_with_one_prompt(tmp_path):
     assert shown.responses.count == 2
 
 
-def test_a_field_within_a_field_is_read(tmp_path):
+def test_a_nested_field_is_read(tmp_path):
     record = {"prompt": "p", "reward_model": {"ground_truth": "7", "style": "rule"}, "source": "x"}
     data = open_data(write(tmp_path, [record]), fields={"answer": "reward_model.ground_truth"})
     assert preview(data, 0).fields == {"prompt": "prompt", "answer": "reward_model.ground_truth"}
@@ -58,7 +58,7 @@ def test_a_field_within_a_field_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(("count", "high"), [(1, 1), (19, 19), (20, 19), (21, 20), (100, 95)])
-def test_lengths_are_summed_up_by_the_middle_one_and_that_of_ninety_five_in_a_hundred(tmp_path, count, high):
+def test_lengths_are_summarised_by_median_and_95th_percentile(tmp_path, count, high):
     data = open_data(write(tmp_path, [{"prompt": "x" * length} for length in range(count, 0, -1)]))
     shown = preview(data, 0).prompts
     assert (shown.count, shown.shortest, shown.median, shown.longest_of_95, shown.longest) == (
@@ -72,7 +72,7 @@ def test_lengths_are_summed_up_by_the_middle_one_and_that_of_ninety_five_in_a_hu
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=30), st.integers(1, 40))
-def test_every_record_is_used_or_left_out_for_a_cause(tmp_path_factory, lengths, room):
+def test_every_record_is_used_or_skipped_with_a_cause(tmp_path_factory, lengths, room):
     path = write(tmp_path_factory.mktemp("data"), [{"prompt": "x" * length} for length in lengths])
     shown = preview(open_data(path, bad="skip").within(Room(room)), 2)
     fitting = sorted(length for length in lengths if 0 < length <= room)
@@ -86,19 +86,19 @@ def test_every_record_is_used_or_left_out_for_a_cause(tmp_path_factory, lengths,
         assert sum(length <= shown.prompts.median for length in fitting) >= len(fitting) / 2
 
 
-def test_all_of_it_is_plain_json(tmp_path):
+def test_a_preview_is_plain_json(tmp_path):
     shown = preview(open_data(write(tmp_path, [{"prompt": "ü"}])), 1)
     assert json.loads(json.dumps(shown.as_json()))["rows"][0]["prompt"]["ids"] == [195, 188]
 
 
-def test_a_task_has_rows_that_stand_in_no_file(tmp_path):
+def test_a_task_previews_rows_without_a_file(tmp_path):
     pytest.importorskip("reasoning_gym")
     shown = preview(open_data("chain_sum", task={"size": 4}), 1)
     assert shown.rows[0].place == ""
     assert shown.fields == {}
 
 
-def test_pairs_of_equal_responses_are_said(tmp_path):
+def test_pairs_with_equal_responses_are_reported(tmp_path):
     pairs = [{"prompt": "a", "chosen": "b", "rejected": other} for other in "bc"]
     assert preview(open_data(write(tmp_path, pairs)), 0).equal_pairs.startswith(
         "1 of 2 pairs have the same ids in both responses"

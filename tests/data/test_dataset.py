@@ -1,4 +1,4 @@
-"""What a data set says of itself."""
+"""Facts about a data set."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def named(name, **fields):
     return Dataset(name, [Record("q", "a")], ByteEncoder(), fields=fields)
 
 
-def test_each_of_several_sources_says_whose_records_it_has():
+def test_several_sources_are_described_by_their_names():
     parts = {
         "a": named("a.parquet", answer="reward_model.ground_truth"),
         "b": named("b.jsonl", prompt="input"),
@@ -24,7 +24,7 @@ def test_each_of_several_sources_says_whose_records_it_has():
     assert "names of verl: answer from 'reward_model.ground_truth'" in parts["a"].recognised
 
 
-def test_a_scorer_is_known_by_sixteen_digits():
+def test_a_scorer_has_a_key_of_sixteen_digits():
     keys = {ScorerSpec("match", settings={"n": n}).key for n in range(3)}
     assert {len(key) for key in keys} == {16}
     assert len(keys) == 3
@@ -39,7 +39,7 @@ def of(questions):
 @pytest.mark.parametrize(
     ("questions", "held_out", "out"), [(40, 1e-9, 1), (40, 1, 1), (40, 7, 7), (2, 1e-9, 1), (40, 39, 39)]
 )
-def test_of_a_share_at_least_one_question_is_held_out_and_of_a_count_so_many(questions, held_out, out):
+def test_a_share_holds_out_at_least_one_question_and_a_count_exactly(questions, held_out, out):
     training, others = of(questions).split(held_out, 0)
     assert (len(training.records), len(others.records)) == (questions - out, out)
     assert {record.question for record in others.records}.isdisjoint(
@@ -48,6 +48,6 @@ def test_of_a_share_at_least_one_question_is_held_out_and_of_a_count_so_many(que
 
 
 @pytest.mark.parametrize("held_out", [40, 1.0, -1])
-def test_something_is_left_to_train_on(held_out):
+def test_holding_out_all_questions_is_refused(held_out):
     with pytest.raises(PlanError, match=f"{held_out} held out of 40 questions"):
         of(40).split(held_out, 0)

@@ -1,5 +1,7 @@
-"""What stands between turns, for templates in the forms of eight families of models: prompt, reply and what
-follows have the ids that the template gives the conversation, wherever the reply ended."""
+"""Text between turns, for templates in the forms of eight model families.
+
+Prompt, reply and follow-up have the ids that the template gives the conversation, wherever the reply ended.
+"""
 
 import json
 from dataclasses import dataclass, field
@@ -18,13 +20,13 @@ from rlflow.data.ends import ends_of
 class Family:
     template: str
     tokens: tuple[str, ...]  # the first is the end of text
-    ends: tuple[str, ...]  # at which replies end
-    own: str | None = None  # the end that the template writes
+    ends: tuple[str, ...]  # ends of replies
+    own: str | None = None  # the end written by the template
     named: tuple[str, ...] = ()  # ends in the generation config; (): all
-    inserted: tuple[str, ...] = ()  # ends that stand before what the template writes, not in its place
-    lead: str = ""  # what the template writes before a reply
-    thought: str = ""  # with which the template opens the reply that it asks for
-    strips: bool = False  # whether tokens take the white space after them
+    inserted: tuple[str, ...] = ()  # ends placed before the template's own end, not instead of it
+    lead: str = ""  # written by the template before a reply
+    thought: str = ""  # opening of the requested reply, written by the template
+    strips: bool = False  # whether tokens absorb the white space after them
     more: dict[str, str] = field(default_factory=dict)
 
 
@@ -106,7 +108,7 @@ FAMILIES = {
 
 
 def made(family, folder):
-    """A folder with a tokenizer of the family, a token for each byte, and the configs of a model."""
+    """Return a folder with a tokenizer of the family, a token for each byte, and the configs of a model."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
     inner.pre_tokenizer, inner.decoder = (
@@ -129,7 +131,7 @@ def made(family, folder):
 
 @pytest.fixture(scope="module")
 def family_of(tmp_path_factory):
-    """By name, a family and its encoder, made once."""
+    """Return a function from a name to a family and its encoder, made once."""
     made_by_name = {}
 
     def of(name):
@@ -141,7 +143,7 @@ def family_of(tmp_path_factory):
 
 
 ASK, AGAIN = [{"role": "user", "content": "2+2?"}], [{"role": "user", "content": "why"}]
-QUICK = ("gemma", "phi", "glm", "no end")  # each starts a process that renders
+QUICK = ("gemma", "phi", "glm", "no end")  # each starts a rendering process
 CASES = [
     pytest.param(name, end, id=f"{name} {end or 'cut'}", marks=[] if name in QUICK else pytest.mark.slow)
     for name, family in FAMILIES.items()
@@ -151,7 +153,7 @@ EACH = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for 
 
 
 def conversation(family, encoder, *later):
-    """The ids of the template, by transformers, of a question, a reply and later messages."""
+    """Return the ids of a question, a reply and later messages from the template in transformers."""
     said = {"role": "assistant", "content": f"{family.thought}so 4"}
     return encoder.tokenizer.apply_chat_template(
         [*ASK, said, *later], add_generation_prompt=True, return_dict=False
@@ -163,7 +165,7 @@ def without_end(family, encoder):
 
 
 @pytest.mark.parametrize(("name", "end"), CASES)
-def test_prompt_reply_and_what_follows_are_the_templates_ids(family_of, name, end):
+def test_prompt_reply_and_follow_up_have_the_ids_of_the_template(family_of, name, end):
     family, encoder = family_of(name)
     ids = encoder.tokenizer.convert_tokens_to_ids
     prompt, said, wanted = (
@@ -176,13 +178,13 @@ def test_prompt_reply_and_what_follows_are_the_templates_ids(family_of, name, en
         wanted.insert(place, ids(end))
     elif end:
         assert wanted[place] == ids(family.own)
-        wanted[place] = ids(end)  # the end that was sampled stands in the place of the template's
+        wanted[place] = ids(end)  # the sampled end replaces the template's end
     said = said + [ids(end)] * bool(end)
     assert prompt + said + encoder.following([AGAIN], [said], Wording(chat=True))[0] == wanted
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_rows_of_the_data_end_as_the_template_ends_a_reply(family_of, name):
+def test_data_rows_end_like_a_reply_of_the_template(family_of, name):
     family, encoder = family_of(name)
     ids, wanted = encoder.tokenizer.convert_tokens_to_ids, conversation(family, encoder, *AGAIN)
     prompt, said = encoder.prompts([ASK])[0], f"{family.lead}so 4"
@@ -196,7 +198,7 @@ def test_rows_of_the_data_end_as_the_template_ends_a_reply(family_of, name):
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_turns_of_the_data_are_those_that_would_be_sampled(family_of, name):
+def test_data_turns_equal_sampled_turns(family_of, name):
     _, encoder = family_of(name)
     replies = [{"role": "assistant", "content": "so 4"}, {"role": "assistant", "content": "add"}]
     first, between, last = encoder.turns(ASK, [replies[0], *AGAIN, replies[1]])
@@ -205,7 +207,7 @@ def test_turns_of_the_data_are_those_that_would_be_sampled(family_of, name):
     assert [by_policy for _, by_policy in (first, between, last)] == [True, False, True]
 
 
-def test_what_begins_the_next_turn_ends_a_reply_where_that_turn_is_of_its_role(family_of):
+def test_the_start_of_the_next_turn_may_end_a_reply(family_of):
     _, encoder = family_of("glm")
     tool, observed = (
         [{"role": "observation", "content": "4"}],
@@ -218,14 +220,14 @@ def test_what_begins_the_next_turn_ends_a_reply_where_that_turn_is_of_its_role(f
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_all_ends_of_a_folder_are_one_set(family_of, name):
+def test_all_ends_of_a_folder_form_one_set(family_of, name):
     family, encoder = family_of(name)
     ends = ends_of(Path(encoder.folder))
     assert ends.ids == tuple(sorted(encoder.tokenizer.convert_tokens_to_ids(list(family.ends))))
     assert ends.problems == [] or name in ("chatml", "no end")
 
 
-def test_a_template_that_alters_a_reply_has_no_row_of_several_turns(family_of):
+def test_a_template_that_alters_a_reply_refuses_rows_of_several_turns(family_of):
     _, encoder = family_of("gemma")
     with pytest.raises(PlanError, match="changes earlier turns") as caught:
         encoder.turns(
@@ -236,22 +238,22 @@ def test_a_template_that_alters_a_reply_has_no_row_of_several_turns(family_of):
 
 @pytest.fixture(scope="module")
 def bracketed(make_tokenizer, tmp_path_factory):
-    """An encoder whose tokenizer puts <bos>, 0, before a text and <eos>, 1, after it."""
+    """Return an encoder whose tokenizer puts <bos>, 0, before a text and <eos>, 1, after it."""
     return TokenizerEncoder(make_tokenizer(tmp_path_factory.mktemp("bracketed"), chat=False))
 
 
-def test_a_text_gets_the_tokens_that_the_tokenizer_puts_before_it_once(bracketed):
+def test_a_text_gets_the_leading_tokens_once(bracketed):
     plain, begun = bracketed.prompts(["hi", "<bos>hi"])
     assert plain == begun == [0, *bracketed.tokenizer.encode("hi", add_special_tokens=False)]
     assert bracketed.asked(["hi"], Wording()) == [plain]
 
 
-def test_an_end_that_a_text_brings_stays_and_one_that_the_tokenizer_adds_does_not(bracketed):
+def test_an_end_in_the_text_stays_and_an_added_one_is_removed(bracketed):
     said, ended = bracketed.prompts(["hi", "hi<eos>"])
     assert ended == [*said, 1]
 
 
-def test_the_text_that_a_tokenizer_refuses_is_the_one_that_is_named(tmp_path, make_tokenizer):
+def test_a_refused_text_is_named(tmp_path, make_tokenizer):
     encoder = TokenizerEncoder(make_tokenizer(tmp_path, chat=False))
     with pytest.raises(PlanError, match=r"found: .*ud800 odd"):
         encoder.asked(["sound", "\ud800 odd", "sound too"], Wording(False, None))

@@ -1,5 +1,4 @@
-"""What ends a reply of a model: of chat template, configs and tokenizer together, and where they contradict
-each other."""
+"""End tokens of replies from chat template, configs and tokenizer, and contradictions between them."""
 
 import json
 from pathlib import Path
@@ -14,7 +13,7 @@ from rlflow.data.source import open_data
 
 @pytest.fixture
 def folder(make_tokenizer, tmp_path):
-    """A model folder with a tokenizer that has a BOS, 0, and an end of text, 1."""
+    """Return a model folder with a tokenizer that has a BOS, 0, and an end of text, 1."""
 
     def write(template=None, generation=None, config=1):
         make_tokenizer(tmp_path, chat=False)
@@ -36,14 +35,14 @@ ENDED = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %} <b
 UNENDED = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 
-def test_each_source_adds_its_ends_and_a_reply_has_that_of_its_kind(folder):
+def test_each_source_adds_its_ends_and_a_reply_uses_the_right_one(folder):
     ends = ends_of(folder(ENDED, [1, 7], config=[9]))
     assert ends.named == {CHAT: (0,), "generation_config.json": (1, 7), "config.json": (9,), TEXT: (1,)}
     assert ends.ids == (0, 1, 7, 9)
     assert (ends.of_chat, ends.space, ends.of_text) == (0, " ", 1)
 
 
-def test_a_change_of_a_file_is_seen(folder):
+def test_a_changed_file_is_read_again(folder):
     assert ends_of(folder(generation=[1])).ids == (1,)
     assert ends_of(folder(generation=[1, 200])).ids == (1, 200)
 
@@ -51,14 +50,14 @@ def test_a_change_of_a_file_is_seen(folder):
 @pytest.mark.parametrize(
     ("config", "generation", "served"), [(1, [1, 7], (1, 7)), ([1, 5], None, (1, 5)), (None, None, (1,))]
 )
-def test_sources_that_agree_are_no_problem_and_no_file_is_written(folder, config, generation, served):
+def test_agreeing_sources_give_no_problem_and_no_file(folder, config, generation, served):
     ends = ends_of(folder(None, generation, config))
     assert ends.served == served
     assert ends.problems == []
     assert ends.written(files(ends.folder)) == {}
 
 
-def test_the_template_has_the_variables_of_the_run_by_files_and_by_the_tokenizer(folder):
+def test_files_and_tokenizer_use_the_template_variables_of_the_run(folder):
     path = folder(ENDED.replace("<bos>", "{{ '<bos>' if marked else '<eos>' }}"), [1])
     assert [ends_of(path, {"marked": marked}).of_chat for marked in (True, False, True)] == [0, 1, 0]
     assert TokenizerEncoder(path, {"marked": True}).ends.ids == ends_of(path, {"marked": True}).ids == (0, 1)
@@ -68,7 +67,7 @@ def files(folder):
     return {path.name: path.read_bytes() for path in folder.glob("*.json")}
 
 
-def test_an_end_that_sampling_elsewhere_does_not_know_is_told_with_both_sides_and_the_remedy_helps(folder):
+def test_an_unknown_end_is_reported_with_a_working_remedy(folder):
     ends = ends_of(folder(ENDED, [1, 7]))
     (problem,) = ends.problems
     assert problem.severity == "warning"
@@ -81,7 +80,7 @@ def test_an_end_that_sampling_elsewhere_does_not_know_is_told_with_both_sides_an
     assert ends_of(folder(ENDED, [0, 1, 7])).problems == []
 
 
-def test_what_is_written_names_every_end_and_keeps_the_rest(folder):
+def test_the_written_file_names_every_end_and_keeps_the_rest(folder):
     ends = ends_of(folder(ENDED, [1, 7]))
     assert json.loads(ends.written(files(ends.folder))["generation_config.json"]) == {
         "pad_token_id": 0,
@@ -90,7 +89,7 @@ def test_what_is_written_names_every_end_and_keeps_the_rest(folder):
     }
 
 
-def test_a_template_without_an_end_is_told(folder):
+def test_a_template_without_an_end_is_reported(folder):
     (problem,) = ends_of(folder(UNENDED, [1])).problems
     assert "writes no token that ends a reply" in problem.message
 
@@ -105,13 +104,13 @@ def test_a_folder_without_a_tokenizer_names_nothing(tmp_path):
     assert ends_of(tmp_path).ids == ()
 
 
-def test_the_folder_is_known_by_whatever_path_it_is_named(folder, monkeypatch):
+def test_a_folder_is_recognised_under_any_path(folder, monkeypatch):
     path = folder(ENDED, [1])
     monkeypatch.chdir(path.parent)
     assert ends_of(Path(path.name)) is ends_of(path)
 
 
-def test_of_several_templates_that_for_tools_is_read_where_none_is_the_default(folder, jsonl):
+def test_the_tool_template_is_read_if_there_is_no_default(folder, jsonl):
     path = folder()
     config = json.loads((path / "tokenizer_config.json").read_text())
     templates = [{"name": "rag", "template": UNENDED}, {"name": "tool_use", "template": ENDED}]

@@ -1,5 +1,4 @@
-"""Records that no model can be given are found, each with its line and its cause, one by one and together
-alike."""
+"""Unusable records are found with line and cause, one by one and together alike."""
 
 import json
 
@@ -18,7 +17,7 @@ from rlflow.errors import Place
 
 
 def asked(*prompts, room=Room(), encoder=None, responses=()):  # noqa: B008  (immutable)
-    """A data set whose records stand in lines of a file, counted from 1."""
+    """Return a data set whose records are in lines of a file, counted from 1."""
     records = [
         Record(prompt, "1", responses, place=Place("d.jsonl", line)) for line, prompt in enumerate(prompts, 1)
     ]
@@ -33,7 +32,7 @@ def found(data, index=None):
 
 
 class Counting(ByteEncoder):
-    """Two characters a token at most; remembers the longest text that it was given."""
+    """An encoder with at most two characters per token; it records the longest text that it got."""
 
     longest = 2
 
@@ -49,7 +48,7 @@ class Counting(ByteEncoder):
         return super().responses(texts)
 
 
-def test_each_cause_is_found_with_its_line(tokenizer):
+def test_each_cause_is_reported_with_its_line(tokenizer):
     data = asked(
         "2+2=",
         "",
@@ -95,7 +94,7 @@ PROMPTS = st.lists(st.sampled_from(["", " ", "a", "abcd", "abcde", "abcdefghi", 
     st.sampled_from([None, 8, 10]),
     st.sampled_from([(), ("x",), ("x", "wxyz")]),
 )
-def test_records_judged_alone_and_together_have_the_same_faults(prompts, prompt, whole, responses):
+def test_records_have_the_same_faults_alone_and_together(prompts, prompt, whole, responses):
     data = asked(*prompts, room=Room(prompt, whole), responses=responses)
     together = found(data)
     assert together == {place: cause for i in range(len(data)) for place, cause in found(data, [i]).items()}
@@ -106,7 +105,7 @@ def test_records_judged_alone_and_together_have_the_same_faults(prompts, prompt,
         assert (f"d.jsonl:{line}" in together) == (long or empty)
 
 
-def test_a_text_that_must_be_too_long_is_never_encoded():
+def test_a_text_that_is_certainly_too_long_is_not_encoded():
     encoder = Counting()
     data = asked("short", "x" * 5_000_000, "y" * 21, "z" * 20, room=Room(10), encoder=encoder)
     faults = data.faulty(range(4))
@@ -115,10 +114,10 @@ def test_a_text_that_must_be_too_long_is_never_encoded():
         2: ("too_long", 11),
         3: ("too_long", 20),
     }
-    assert encoder.given == 20  # which may be ten tokens, and is encoded to know
+    assert encoder.given == 20  # may be ten tokens, so it must be encoded
 
 
-def test_neither_is_a_response_that_must_be_too_long_beside_its_prompt():
+def test_a_response_that_is_certainly_too_long_is_not_encoded():
     encoder = Counting()
     long = asked("abcd", room=Room(None, 10), encoder=encoder, responses=("x" * 17,))
     assert {i: (fault.cause, fault.tokens) for i, fault in long.faulty([0]).items()} == {0: ("too_long", 11)}
@@ -127,14 +126,14 @@ def test_neither_is_a_response_that_must_be_too_long_beside_its_prompt():
     assert encoder.given == 5
 
 
-def test_the_error_of_rows_that_are_too_long_names_no_limit_of_prompts():
+def test_the_error_of_long_rows_names_no_prompt_limit():
     data = asked("abcd", room=Room(None, 10), responses=("x" * 17,))
     told = str(refused("d.jsonl", list(data.faulty([0]).values()), 1, data.room))
     assert "expected: at most 10 tokens of a prompt and its response" in told
     assert "max_prompt" not in told
 
 
-def test_what_is_encoded_at_once_is_limited_by_its_text():
+def test_a_batch_to_encode_is_limited_by_its_text():
     encoder = Counting()
     sizes = []
     encode = encoder.prompts
@@ -145,7 +144,7 @@ def test_what_is_encoded_at_once_is_limited_by_its_text():
     assert max(sizes) <= CHARACTERS
 
 
-def test_what_a_tokenizer_raises_on_is_a_fault_of_that_record(tokenizer):
+def test_an_exception_of_the_tokenizer_is_a_fault_of_its_record(tokenizer):
     class Fussy:
         def __init__(self, inner):
             self.inner = inner
@@ -165,7 +164,7 @@ def test_what_a_tokenizer_raises_on_is_a_fault_of_that_record(tokenizer):
     assert "RuntimeError: cannot encode" in str(data.faulty([1])[1])
 
 
-def test_the_error_tells_the_first_of_each_kind_in_full_and_then_all_lines():
+def test_the_error_shows_the_first_fault_of_each_kind_and_all_lines():
     data = asked("", "abc", "", "abcdef", *[""] * 9, room=Room(4, None, " (256 positions)"))
     told = str(refused(data.name, list(data.faulty(range(13)).values()), 13, data.room))
     assert told == (
@@ -178,8 +177,8 @@ def test_the_error_tells_the_first_of_each_kind_in_full_and_then_all_lines():
     )
 
 
-# -- lines that are no record
-# ------------------------------------------------------------------------------------------------------
+# -- invalid lines
+# -----------------------------------------------------------------------------------------------------------------
 
 LINES = [
     '{"prompt": "a", "n": 1}',
@@ -193,7 +192,7 @@ LINES = [
 ]
 
 
-def test_bad_lines_stop_with_their_places_or_are_left_out(jsonl):
+def test_bad_lines_are_an_error_or_are_skipped(jsonl):
     path = jsonl(*LINES)
     with pytest.raises(
         PlanError, match=r"5 of 8 records of .*\n  found:    5 unreadable \(.*:2, :4, :5, :6, :7\)"
@@ -207,7 +206,7 @@ def test_bad_lines_stop_with_their_places_or_are_left_out(jsonl):
     assert "n' is int 99999999999999999999" in str(data.faults[-1])
 
 
-def test_a_bad_first_line_is_left_out_like_any_other(jsonl):
+def test_a_bad_first_line_is_skipped_like_others(jsonl):
     path = jsonl({"prompt": None, "answer": "1"}, "{", {"prompt": "a", "answer": "2"})
     data = open_data(path, bad="skip")
     assert (data.batch([0])["answer"], [fault.place.line for fault in data.faults]) == (["2"], [1, 2])
@@ -225,7 +224,7 @@ def test_the_limit_for_prompts_does_not_count_responses(jsonl):
     assert (len(data), data.dropped) == (1, 1)
 
 
-def test_a_number_that_no_column_can_hold_is_a_fault_of_its_line(jsonl):
+def test_a_number_too_large_for_its_column_is_a_fault_of_its_line(jsonl):
     path = jsonl(json.dumps({"prompt": "a", "n": 0.5}), '{"prompt": "b", "n": 1' + "0" * 400 + "}")
     with pytest.raises(PlanError, match=r"data.jsonl:2: the field 'n' is int 1000"):
         open_data(path, columns={"n": row("float32")})

@@ -1,5 +1,4 @@
-"""What is read of a record: messages with all their keys, and numbers that no dtype of a column has room
-for."""
+"""Reading of records: messages with all their keys, and numbers too large for the dtype of a column."""
 
 import json
 from contextlib import nullcontext
@@ -33,13 +32,13 @@ def test_messages_are_read_with_all_their_keys():
     assert (whole.prompt, whole.responses) == ((ASKED,), ((CALL,), "2"))
 
 
-def test_keys_that_are_none_are_none_of_a_message_but_for_its_content():
+def test_empty_keys_of_a_message_are_removed_except_content():
     alone = {"role": "assistant", "content": None, "tool_calls": []}
     assert record({"prompt": [ASKED | {"name": None, "tool_calls": None}, alone]}).prompt == (ASKED, alone)
 
 
 @pytest.mark.parametrize("filled", [False, True])
-def test_what_arrow_fills_in_is_taken_out_of_a_message_and_what_a_file_says_is_kept(filled):
+def test_only_keys_filled_in_by_arrow_are_removed(filled):
     filling = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": None}}, "id": None}
     (message,) = record({"prompt": [{**CALL, "tool_calls": [filling], "name": None}]}, filled).prompt
     assert message["tool_calls"] == [ADD if filled else filling]
@@ -53,7 +52,7 @@ def test_what_arrow_fills_in_is_taken_out_of_a_message_and_what_a_file_says_is_k
         ("chosen", [SAID | {"image": b"b"}]),
     ],
 )
-def test_a_key_of_a_message_that_cannot_be_carried_is_named_with_its_place(field, value):
+def test_an_unsupported_key_of_a_message_is_named_with_its_line(field, value):
     fields = {"prompt": "1+1?", **({"rejected": "3"} if field == "chosen" else {}), field: value}
     with pytest.raises(
         PlanError,

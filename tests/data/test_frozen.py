@@ -1,4 +1,4 @@
-"""Entries of tasks go through JSON and come back as they were, whatever they are made of."""
+"""Entries of tasks survive a round trip through JSON, whatever their types."""
 
 import json
 
@@ -31,7 +31,7 @@ VALUES = st.recursive(
 
 
 def same(one, other):
-    """Equal and of the same types all the way down."""
+    """Return whether two values are equal, with equal types at every level."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
@@ -44,11 +44,11 @@ def same(one, other):
 
 @settings(deadline=None, max_examples=80)
 @given(VALUES)
-def test_what_is_frozen_thaws_to_what_it_was(value):
+def test_a_frozen_value_thaws_to_itself(value):
     assert same(thawed(json.loads(json.dumps(frozen(value)))), value)
 
 
-def test_plain_values_and_lists_stay_as_they_are_in_json():
+def test_plain_values_and_lists_are_unchanged_in_json():
     assert frozen({"question": ["1", 2, None, True], "n": 0.5}) == {
         "question": ["1", 2, None, True],
         "n": 0.5,
@@ -57,6 +57,6 @@ def test_plain_values_and_lists_stay_as_they_are_in_json():
     assert frozen({1: "a"}) == {"__dict__": [[1, "a"]]}
 
 
-def test_what_has_no_text_form_is_refused():
+def test_a_value_without_a_text_form_is_refused():
     with pytest.raises(PlanError, match=r"cannot be written as JSON(.|\n)*found: +object"):
         frozen({"entry": [object()]})

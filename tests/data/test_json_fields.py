@@ -1,4 +1,4 @@
-"""Rewards that read fields of the data get the values that stand in its file."""
+"""Rewards that read fields of the data get the values of the file."""
 
 import json
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sources import TASKS
 
 import rlflow
 from rlflow import FlowError
@@ -59,7 +60,7 @@ def data(tmp_path: Path) -> str:
     return str(tmp_path / "d.jsonl")
 
 
-def judged(pool, data, reward, timeout=240.0, **fields):
+def score_records(pool, data, reward, timeout=240.0, **fields):
     spec = parse_reward(reward)
     opened = open_data(data, wanted=wanted([spec]), fields=fields or None)
     batch = opened.batch(range(len(opened)))
@@ -71,8 +72,8 @@ def completions(batch):
     return Batch(batch.axis, {"completion": Data(rlflow.text, ("x",) * len(batch))})
 
 
-def test_a_parameter_that_no_column_has_is_a_field_of_the_data_as_the_value_that_it_is(pool, file, data):
-    scores = judged(pool, data, f"{file}:typed")
+def test_a_parameter_that_is_no_column_gets_the_field_unchanged(pool, file, data):
+    scores = score_records(pool, data, f"{file}:typed")
     assert scores.values.tolist() == [0, 1, 2, 3]
     assert {key: numbers.tolist() for key, numbers in scores.others.items()} == {
         "depth": [0, 2, 4, 6],
@@ -80,17 +81,17 @@ def test_a_parameter_that_no_column_has_is_a_field_of_the_data_as_the_value_that
     }
 
 
-def test_a_field_is_mapped_by_the_name_of_the_parameter(pool, file, data):
-    assert judged(pool, data, f"{file}:mapped", label="meta.a.b").values.tolist() == [0, 2, 4, 6]
+def test_a_field_is_mapped_by_its_parameter(pool, file, data):
+    assert score_records(pool, data, f"{file}:mapped", label="meta.a.b").values.tolist() == [0, 2, 4, 6]
 
 
-def test_the_rest_of_a_function_gets_all_fields(pool, file, data):
-    scores = judged(pool, data, f"{file}:rest")
+def test_keyword_arguments_get_all_fields(pool, file, data):
+    scores = score_records(pool, data, f"{file}:rest")
     assert scores.others["label"].tolist() == [0, 1, 2, 3]
     assert scores.others["count"].tolist() == [4] * 4  # prompt, answer, label, meta
 
 
-def test_a_column_goes_before_a_field_and_what_no_reward_asks_for_is_not_carried(file, data):
+def test_columns_override_fields_and_unused_fields_are_not_carried(file, data):
     assert [
         name
         for name in open_data(data, wanted=Wanted({"answer": True, "prompt": True})).columns
@@ -100,7 +101,7 @@ def test_a_column_goes_before_a_field_and_what_no_reward_asks_for_is_not_carried
     assert field_column("label") in open_data(data, wanted=Wanted({"label": True})).columns
 
 
-def test_a_field_that_a_record_lacks_is_refused_with_its_line_and_left_out_where_it_may_be(tmp_path, data):
+def test_a_missing_required_field_is_refused_with_its_line(tmp_path, data):
     Path(data).write_text(Path(data).read_text() + '{"prompt": "q", "answer": "1"}\n')
     with pytest.raises(rlflow.PlanError, match=r"d.jsonl:5: the record has no field 'label'"):
         open_data(data, wanted=Wanted({"label": True}))
@@ -108,9 +109,7 @@ def test_a_field_that_a_record_lacks_is_refused_with_its_line_and_left_out_where
     assert [given_back({field_column("label"): text}) for text in column] == [{"label": [0, None]}, {}]
 
 
-def test_an_unknown_parameter_is_refused_with_the_place_of_the_function_and_the_fields_of_the_data(
-    file, data, tmp_path
-):
+def test_an_unknown_parameter_is_refused_with_its_function_and_fields(file, data, tmp_path):
     with pytest.raises(
         FlowError,
         match=r"needs column 'lable'(.|\n)*judge.py:8(.|\n)*fields of the data prompt, answer, label, meta"
@@ -122,35 +121,36 @@ def test_an_unknown_parameter_is_refused_with_the_place_of_the_function_and_the_
 
 
 def test_an_async_function_is_awaited(pool, file, data):
-    assert judged(pool, data, f"{file}:later").values.tolist() == [0, 1, 2, 3]
+    assert score_records(pool, data, f"{file}:later").values.tolist() == [0, 1, 2, 3]
 
 
 @given(VALUES)
-def test_what_json_can_say_is_given_back_as_it_was(value):
+def test_a_json_value_comes_back_unchanged(value):
     chosen = choose_fields([{"field": value}], Wanted({"field": True}), {}, ())
     assert chosen.columns == {field_column("field"): "field"}
     assert given_back({field_column("field"): packed({"field": value}, "field")}) == {"field": value}
 
 
 @given(st.dictionaries(st.text(min_size=1), VALUES), st.sets(st.text(min_size=1)))
-def test_the_rest_keeps_every_field_that_is_no_column(record, columns):
+def test_keyword_arguments_keep_every_field_that_is_no_column(record, columns):
     chosen = choose_fields([record], Wanted(everything=True), {}, columns)
     assert given_back({column: packed(record, source) for column, source in chosen.columns.items()}) == {
         name: value for name, value in record.items() if name not in columns
     }
 
 
-def test_check_knows_the_fields_of_a_file_that_is_named(file, data):
+def test_check_knows_the_fields_of_a_named_file(file, data):
     def columns(*flags):
         report = check_flow("grpo", [f"--reward={file}:typed", *flags])
         return [problem.expected for problem in report.problems if problem.severity == "error"]
 
-    assert columns("--data", data) == []
+    model = ("--model", str(TASKS / "arithmetic_model"))
+    assert columns("--data", data, *model) == []
     assert [text.partition(",")[0] for text in columns()] == ["column 'label'", "column 'meta'"]
     Path(data).write_text('{"prompt": "p", "label": [1]}\n')
-    assert [text.partition(",")[0] for text in columns("--data", data)] == ["column 'meta'"]
-    assert columns("--data", data, "--data.meta", "label") == []
+    assert [text.partition(",")[0] for text in columns("--data", data, *model)] == ["column 'meta'"]
+    assert columns("--data", data, "--data.meta", "label", *model) == []
 
 
-def test_what_json_cannot_say_is_given_as_text():
+def test_a_value_outside_json_is_given_as_text():
     assert given_back({"data.day": packed({"day": date(2026, 1, 2)}, "day")}) == {"day": "2026-01-02"}

@@ -1,4 +1,4 @@
-"""Several sources as one data set: exact shares, a cursor of each, and a cut that nobody notices."""
+"""Several sources as one data set: exact shares, a cursor for each source, and exact resumption."""
 
 import json
 from collections import Counter
@@ -17,7 +17,7 @@ from rlflow.data.mixed import fifths, mixed, prompts_of
 
 
 def part(name: str, count: int, bad: set[int] = frozenset(), **more) -> Dataset:
-    """``count`` records, of which some ask nothing."""
+    """Return ``count`` records, some without a question."""
     records = [Record("" if n in bad else f"{name} {n}", f"{name}{n}", (), more) for n in range(count)]
     return Dataset(name, records, ByteEncoder(), declared=dict.fromkeys(more, text))
 
@@ -28,7 +28,7 @@ def drawn(batch) -> list[tuple]:
 
 @st.composite
 def sources(draw):
-    """Sources with records that cannot be used, and their weights, or none."""
+    """Draw sources with some unusable records, and their weights or None."""
     parts = {}
     for name in "abc"[: draw(st.integers(2, 3))]:
         count = draw(st.integers(1, 6))
@@ -43,7 +43,7 @@ def sources(draw):
     sources(), st.lists(st.integers(0, 9), max_size=5), st.lists(st.integers(0, 9), max_size=5), st.booleans()
 )
 @settings(max_examples=80, deadline=None)
-def test_a_resumed_cursor_goes_on_as_if_never_stopped(case, before, after, checked):
+def test_a_resumed_cursor_continues_as_if_never_stopped(case, before, after, checked):
     data = mixed(*case)
     straight, stopped, resumed = (prompts_of(data, seed=5) for _ in range(3))
     if checked:
@@ -60,7 +60,7 @@ def test_a_resumed_cursor_goes_on_as_if_never_stopped(case, before, after, check
 
 @given(sources(), st.lists(st.integers(1, 9), min_size=1, max_size=8))
 @settings(max_examples=80, deadline=None)
-def test_usable_rows_are_shared_by_the_weights_and_each_source_is_gone_through_in_epochs(case, sizes):
+def test_weights_share_usable_rows_and_each_source_has_epochs(case, sizes):
     parts, weights = case
     cursor = prompts_of(mixed(parts, weights), seed=1)
     rows = [row for size in sizes for row in drawn(cursor.take(size))]
@@ -77,7 +77,7 @@ def test_usable_rows_are_shared_by_the_weights_and_each_source_is_gone_through_i
             assert set(epoch) <= good
 
 
-def test_an_order_is_the_sources_own_whatever_stands_beside_it():
+def test_the_order_of_a_source_ignores_the_other_sources():
     alone = [
         prompt
         for _, source, prompt in drawn(prompts_of(mixed({"a": part("a", 9), "b": part("b", 9)}), 3).take(40))
@@ -97,7 +97,7 @@ def test_an_order_is_the_sources_own_whatever_stands_beside_it():
     assert [prompt[2:] for prompt in alone[:9]] != [prompt[2:] for prompt in twin[:9]]
 
 
-def test_with_other_weights_turns_are_counted_anew_and_cursors_go_on():
+def test_new_weights_restart_the_shares_and_keep_the_cursors():
     parts = {"a": part("a", 40), "b": part("b", 40)}
     old, new = (prompts_of(mixed(parts, {"a": Fraction(share), "b": Fraction(1)})) for share in (3, 1))
     first = old.take(20)
@@ -117,13 +117,13 @@ def test_other_records_or_another_seed_are_refused():
         prompts_of(mixed({"a": part("a", 3), "c": part("b", 3)}), 1).load(state)
 
 
-def test_a_source_without_a_usable_record_ends_in_words():
+def test_a_source_without_a_usable_record_is_an_error():
     data = mixed({"a": part("a", 3), "b": part("b", 2, {0, 1})})
     with pytest.raises(PlanError, match="2 of 2 records of b cannot be used"):
         prompts_of(data).take(9)
 
 
-def test_texts_that_a_source_has_not_are_empty_and_numbers_are_refused():
+def test_missing_texts_are_empty_and_missing_numbers_are_refused():
     one, other = part("a", 2, level="hard"), part("b", 2)
     data = mixed({"a": one, "b": other})
     assert data.columns["level"] == text
@@ -145,13 +145,13 @@ def test_sources_of_different_shapes_are_refused():
         mixed({"a": part("a", 1), "e": part("e", 0)})
 
 
-def test_answers_that_only_one_source_has_are_a_column_of_all():
+def test_answers_of_one_source_become_a_column_of_all():
     none = Dataset("none", [Record("open question")], ByteEncoder())
     batch = mixed({"none": none, "a": part("a", 1)}).batch([0, 1])
     assert batch["answer"] == ["", "a0"]
 
 
-def test_each_source_holds_out_its_share_and_no_question_stands_on_both_sides():
+def test_each_source_holds_out_its_share_without_overlap():
     shared = [Record(f"both {n}", "1") for n in range(20)]
     parts = {name: Dataset(name, [*part(name, 80).records, *shared], ByteEncoder()) for name in "ab"}
     data = mixed(parts, {"a": Fraction(3), "b": Fraction(1)})
@@ -168,7 +168,7 @@ def test_each_source_holds_out_its_share_and_no_question_stands_on_both_sides():
     assert fifths(data, 1000) == {"a": 20, "b": 20}
 
 
-def test_a_source_that_is_held_out_whole_is_an_error_that_names_it():
+def test_holding_out_a_complete_source_is_an_error_with_its_name():
     same = [Record("both", "1")]
     data = mixed(
         {

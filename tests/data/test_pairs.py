@@ -1,5 +1,4 @@
-"""Pairs whose two responses are the same tokens are found, by their ids, and data of no others are
-refused."""
+"""Pairs with two responses of the same ids are found. Data with only such pairs are refused."""
 
 import pytest
 
@@ -29,7 +28,7 @@ def pairs(jsonl):
 
 
 @pytest.mark.parametrize("seconds", [60, -1])
-def test_pairs_of_equal_responses_are_found_with_their_places(pairs, seconds):
+def test_pairs_with_equal_responses_are_found_with_their_lines(pairs, seconds):
     equal = equal_pairs(pairs, seconds)
     assert [record.number for record in equal] == [0, 2, 4]
     assert told(pairs, equal).startswith(
@@ -39,7 +38,7 @@ def test_pairs_of_equal_responses_are_found_with_their_places(pairs, seconds):
     check_pairs(pairs, equal)
 
 
-def test_texts_that_a_tokenizer_does_not_tell_apart_are_equal_while_there_is_time(jsonl, pairs):
+def test_texts_with_equal_ids_are_compared_within_the_time_limit(jsonl, pairs):
     class Alike(type(pairs.encoder)):
         def responses(self, texts, chat=True):
             return super().responses([text.lower() for text in texts], chat)
@@ -48,7 +47,7 @@ def test_texts_that_a_tokenizer_does_not_tell_apart_are_equal_while_there_is_tim
     assert (len(equal_pairs(data)), len(equal_pairs(data, -1))) == (1, 0)
 
 
-def test_a_response_that_cannot_be_encoded_is_equal_to_none(pairs):
+def test_an_unencodable_response_is_never_equal(pairs):
     class Broken(type(pairs.encoder)):
         def responses(self, texts, chat=True):
             if "b" in texts:
@@ -59,7 +58,7 @@ def test_a_response_that_cannot_be_encoded_is_equal_to_none(pairs):
     assert [record.number for record in equal_pairs(pairs)] == [0, 2, 4]
 
 
-def test_data_of_equal_pairs_alone_are_refused_with_the_fields_that_were_read(jsonl):
+def test_data_with_only_equal_pairs_are_refused_with_their_fields(jsonl):
     path = jsonl(
         {"prompt": "p", "better": "a", "rejected": "a"}, {"prompt": "q", "better": "b", "rejected": "b"}
     )

@@ -11,7 +11,7 @@ from rlflow.data.encode import TokenizerEncoder, Wording
 from rlflow.data.json_fields import Wanted
 from rlflow.data.mixed import mixed
 
-pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+pytestmark = pytest.mark.slow  # runs models or processes: each test is short, but all together are not
 
 
 def decoded(folder, batch, column="prompt_tokens", row=0):
@@ -19,29 +19,27 @@ def decoded(folder, batch, column="prompt_tokens", row=0):
     return AutoTokenizer.from_pretrained(folder, local_files_only=True).decode(piece)
 
 
-def test_plain_text_gets_the_first_token_and_no_last_one(jsonl, tokenizer):
+def test_plain_text_gets_a_first_token_and_no_last_one(jsonl, tokenizer):
     data = open_data(jsonl({"prompt": "2+2="}), tokenizer=tokenizer, chat=False)
     assert decoded(tokenizer, data.batch([0])) == "<bos>2+2="
     assert data.worded == ""
 
 
-def test_a_prompt_is_a_chat_where_the_tokenizer_has_a_template_and_plain_text_elsewhere(
-    jsonl, tokenizer, tmp_path, make_tokenizer
-):
+def test_a_prompt_is_a_chat_if_the_tokenizer_has_a_template(jsonl, tokenizer, tmp_path, make_tokenizer):
     bare, path = make_tokenizer(tmp_path / "bare", chat=False), jsonl({"prompt": "2+2="})
     assert decoded(tokenizer, open_data(path, tokenizer=tokenizer).batch([0])) == "<user>2+2=\n<assistant>"
     assert decoded(bare, open_data(path, tokenizer=bare).batch([0])) == "<bos>2+2="
     assert str(tokenizer) in open_data(path, tokenizer=tokenizer).worded
 
 
-def test_a_system_message_stands_before_prompts_that_have_none(jsonl, tokenizer):
+def test_a_system_message_is_added_to_prompts_without_one(jsonl, tokenizer):
     own, ask = {"role": "system", "content": "Own."}, {"role": "user", "content": "hi"}
     data = open_data(jsonl({"prompt": [ask]}, {"prompt": [own, ask]}), tokenizer=tokenizer, system="Add.")
     worded = [decoded(tokenizer, data.batch([index])) for index in (0, 1)]
     assert worded == ["<system>Add.\n<user>hi\n<assistant>", "<system>Own.\n<user>hi\n<assistant>"]
 
 
-def test_a_template_and_a_chat_word_the_prompt_and_leave_the_column_alone(jsonl, tokenizer):
+def test_a_template_changes_the_prompt_and_not_the_column(jsonl, tokenizer):
     path = jsonl({"prompt": "2+2="})
     plain = open_data(path, tokenizer=tokenizer, chat=False, template="Q: {prompt}\nA:").batch([0])
     assert decoded(tokenizer, plain) == "<bos>Q: 2+2=\nA:"
@@ -62,7 +60,7 @@ def test_messages_always_go_through_the_chat_template(jsonl, tokenizer):
     assert batch["prompt"] == ["user: hi\n\nassistant: yes?\n\nuser: 2+2", "hi"]
 
 
-def test_the_prompt_as_a_model_reads_it_is_the_text_of_its_ids_where_a_reward_wants_it(jsonl, tokenizer):
+def test_the_model_prompt_is_the_decoded_text_of_its_ids(jsonl, tokenizer):
     turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "2+2="}]
     wanted = Wanted(model_prompt=True)
     chats = [
@@ -88,9 +86,7 @@ def test_the_prompt_as_a_model_reads_it_is_the_text_of_its_ids_where_a_reward_wa
     assert MODEL_PROMPT not in open_data(jsonl({"prompt": turns}), tokenizer=tokenizer).batch([0])
 
 
-def test_a_prompt_of_one_message_is_plain_text_where_the_tokenizer_has_no_chat_template(
-    jsonl, tmp_path, make_tokenizer
-):
+def test_a_single_message_is_plain_text_without_a_chat_template(jsonl, tmp_path, make_tokenizer):
     bare = make_tokenizer(tmp_path / "bare", chat=False, eos=False)
     ask = {"role": "user", "content": "2+2="}
     path = jsonl({"prompt": [ask]}, {"prompt": "3+3="})
@@ -107,7 +103,7 @@ def test_a_prompt_of_one_message_is_plain_text_where_the_tokenizer_has_no_chat_t
             open_data(jsonl({"prompt": conversation}), tokenizer=bare)
 
 
-def test_what_the_tokenizer_cannot_do_is_told(jsonl, tmp_path, tokenizer, make_tokenizer):
+def test_a_missing_feature_of_the_tokenizer_is_reported(jsonl, tmp_path, tokenizer, make_tokenizer):
     bare = make_tokenizer(tmp_path / "bare", chat=False, eos=False)
     with pytest.raises(PlanError, match="has no chat template"):
         open_data(jsonl({"prompt": "p"}), tokenizer=bare, chat=True)
@@ -121,13 +117,13 @@ def test_what_the_tokenizer_cannot_do_is_told(jsonl, tmp_path, tokenizer, make_t
         open_data(jsonl({"prompt": "p"}), tokenizer=tmp_path)
 
 
-def test_without_a_tokenizer_prompts_are_their_bytes(jsonl):
+def test_prompts_are_bytes_without_a_tokenizer(jsonl):
     batch = open_data(jsonl({"prompt": "né", "completion": "o"})).batch([0])
     assert batch["prompt_tokens"].tolist() == [list("né".encode())]
     assert batch["tokens"].tolist() == [[ord("o"), 256]]
 
 
-def test_completions_arrive_as_rows_that_can_be_trained_on(jsonl, tokenizer):
+def test_completions_become_trainable_rows(jsonl, tokenizer):
     path = jsonl(
         {"prompt": "a", "completion": "bcd"},
         {"prompt": "a", "completion": [{"role": "assistant", "content": ""}]},
@@ -143,7 +139,7 @@ def test_completions_arrive_as_rows_that_can_be_trained_on(jsonl, tokenizer):
     assert batch.columns == data.columns
 
 
-def test_pairs_arrive_as_two_adjacent_rows_chosen_first(jsonl):
+def test_pairs_become_two_adjacent_rows_chosen_first(jsonl):
     data = open_data(
         jsonl(*({"prompt": f"p{n}", "chosen": f"good{n}", "rejected": f"b{n}"} for n in range(3)))
     )
@@ -160,7 +156,7 @@ def test_pairs_arrive_as_two_adjacent_rows_chosen_first(jsonl):
     assert all(batch.columns[name] == TABLE[name].kind for name in batch.columns)
 
 
-def test_pairs_of_whole_conversations_hold_their_prompt(jsonl, tokenizer):
+def test_pairs_of_full_conversations_contain_their_prompt(jsonl, tokenizer):
     ask = {"role": "user", "content": "why?"}
     pair = {side: [ask, {"role": "assistant", "content": side}] for side in ("chosen", "rejected")}
     batch = open_data(jsonl(pair), tokenizer=tokenizer).batch([0])
@@ -177,7 +173,7 @@ SAYS = [
 ]
 
 
-def test_what_the_assistant_is_told_within_a_response_is_a_hole_of_the_mask(jsonl, tokenizer):
+def test_messages_of_others_within_a_response_are_masked_out(jsonl, tokenizer):
     records = jsonl({"prompt": "how many?", "completion": SAYS}, {"prompt": "p", "completion": "plain"})
     batch = open_data(records, tokenizer=tokenizer).batch([0, 1])
     decode = AutoTokenizer.from_pretrained(tokenizer).decode
@@ -188,7 +184,7 @@ def test_what_the_assistant_is_told_within_a_response_is_a_hole_of_the_mask(json
     assert decode(batch["tokens"][1][batch["mask"][1]]) == "plain<eos>"
 
 
-def test_turns_without_a_tokenizer_are_their_bytes(jsonl):
+def test_turns_are_bytes_without_a_tokenizer(jsonl):
     batch = open_data(jsonl({"prompt": "p", "completion": SAYS})).batch([0])
     tokens, mask = batch["tokens"][0], batch["mask"][0]
     assert bytes(tokens[~mask].tolist()) == b"\nuser: seen 3\nassistant: "
@@ -203,7 +199,7 @@ CALLING = (
 CALLS = {"role": "assistant", "content": None, "tool_calls": [{"name": "add", "arguments": {"a": 1}}]}
 
 
-def test_a_template_is_given_whole_messages_of_prompts_completions_and_pairs(jsonl, make_tokenizer, tmp_path):
+def test_a_template_gets_full_messages_of_prompts_and_responses(jsonl, make_tokenizer, tmp_path):
     folder = make_tokenizer(tmp_path)
     (folder / "chat_template.jinja").write_text(CALLING)
     asked, last = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}
@@ -227,7 +223,7 @@ def test_a_template_is_given_whole_messages_of_prompts_completions_and_pairs(jso
             )
 
 
-def test_a_call_that_a_template_writes_otherwise_than_a_reply_is_refused(jsonl, make_tokenizer, tmp_path):
+def test_a_tool_call_rendered_unlike_a_reply_is_refused(jsonl, make_tokenizer, tmp_path):
     folder = make_tokenizer(tmp_path)
     (folder / "chat_template.jinja").write_text(
         CALLING.replace("<eos>", "{{ '<call>' if m.tool_calls else '<eos>' }}")
@@ -278,14 +274,14 @@ def test_a_template_gets_variables(jsonl, make_tokenizer, tmp_path, thinking, en
         ),
     ],
 )
-def test_variables_that_change_nothing_are_refused(jsonl, make_tokenizer, tmp_path, variables, chat, says):
+def test_variables_without_an_effect_are_refused(jsonl, make_tokenizer, tmp_path, variables, chat, says):
     folder = make_tokenizer(tmp_path)
     (folder / "chat_template.jinja").write_text(THINKING)
     with pytest.raises(PlanError, match=says):
         open_data(jsonl({"prompt": "p"}), tokenizer=folder, template_kwargs=variables, chat=chat)
 
 
-def test_turns_that_the_tokenizer_cannot_put_are_told(jsonl, tmp_path, tokenizer, make_tokenizer):
+def test_turns_that_the_tokenizer_cannot_encode_are_reported(jsonl, tmp_path, tokenizer, make_tokenizer):
     records = jsonl({"prompt": "p", "completion": SAYS})
     with pytest.raises(PlanError, match="needs a chat template"):
         open_data(records, tokenizer=make_tokenizer(tmp_path / "plain", chat=False)).batch([0])
@@ -296,7 +292,7 @@ def test_turns_that_the_tokenizer_cannot_put_are_told(jsonl, tmp_path, tokenizer
         open_data(records, tokenizer=forgetful).batch([0])
 
 
-def test_a_conversation_that_repeats_its_prompt_gives_what_is_said_last(jsonl, tokenizer):
+def test_a_conversation_that_repeats_its_prompt_gives_the_last_reply(jsonl, tokenizer):
     whole = [{"role": "user", "content": "p"}, *SAYS]
     assert open_data(jsonl({"prompt": "p", "completion": whole}), tokenizer=tokenizer).batch([0])[
         "completion"
@@ -312,13 +308,13 @@ def test_a_conversation_that_repeats_its_prompt_gives_what_is_said_last(jsonl, t
         ({"chosen": "c", "rejected": "r"}, "no field 'prompt'"),
     ],
 )
-def test_responses_that_make_no_row_are_refused(jsonl, record, says):
+def test_responses_without_a_valid_row_are_refused(jsonl, record, says):
     with pytest.raises(PlanError, match=says):
         open_data(jsonl(record))
 
 
 @pytest.mark.parametrize("record", [{"answer": "a"}, {"completion": "c"}, {"chosen": "c", "rejected": "r"}])
-def test_no_rows_have_the_same_columns_as_some(jsonl, record):
+def test_an_empty_batch_has_the_usual_columns(jsonl, record):
     data = open_data(jsonl({"prompt": "p", "level": 1, **record}), columns={"level": row("int64")})
     assert data.batch([]).columns == data.batch([0]).columns
     assert len(data.batch([])) == 0
@@ -327,14 +323,14 @@ def test_no_rows_have_the_same_columns_as_some(jsonl, record):
 @pytest.mark.parametrize(
     ("sampled", "between"), [([5, 6], "\n<user>why\n<assistant>"), ([5, 1], "\n<user>why\n<assistant>")]
 )
-def test_a_turn_after_a_response_is_what_the_template_writes_between(tokenizer, sampled, between):
+def test_a_turn_after_a_response_has_the_text_of_the_template(tokenizer, sampled, between):
     encoder = TokenizerEncoder(tokenizer)
     chat = encoder.following(["why"], [sampled], Wording(chat=True))
     assert encoder.texts(chat) == [between]
     assert encoder.texts(encoder.following(["why"], [sampled], Wording())) == ["why"]
 
 
-def test_the_token_that_ended_a_response_is_not_written_twice(make_tokenizer, tmp_path):
+def test_the_end_token_of_a_response_is_not_written_twice(make_tokenizer, tmp_path):
     folder = make_tokenizer(tmp_path)
     (folder / "chat_template.jinja").write_text(
         "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% if m['role'] == 'assistant' %}<eos>{% "
@@ -345,7 +341,7 @@ def test_the_token_that_ended_a_response_is_not_written_twice(make_tokenizer, tm
     assert cut == [1, *stopped]
 
 
-def test_a_template_that_rewrites_earlier_turns_cannot_follow(make_tokenizer, tmp_path):
+def test_a_template_that_rewrites_earlier_turns_refuses_follow_ups(make_tokenizer, tmp_path):
     folder = make_tokenizer(tmp_path)
     (folder / "chat_template.jinja").write_text(
         "{% for m in messages %}{{ messages | length }}{{ m['content'] }}{% endfor %}"
@@ -354,17 +350,19 @@ def test_a_template_that_rewrites_earlier_turns_cannot_follow(make_tokenizer, tm
         TokenizerEncoder(folder).following(["why"], [[5]], Wording(chat=True))
 
 
-def test_the_text_of_a_response_is_without_what_ends_it(make_tokenizer, tmp_path):
+def test_the_text_of_a_response_excludes_its_end(make_tokenizer, tmp_path):
     encoder = TokenizerEncoder(make_tokenizer(tmp_path))
     seven, comma = (encoder.tokenizer.convert_tokens_to_ids(letter) for letter in "7,")
     said = [[0, seven, 1], [seven, comma], [seven]]
     assert encoder.texts(said) == ["<bos>7", "7,", "7"]
     assert encoder.texts(said, bare=True) == ["7", "7,", "7"]
-    LlamaConfig(eos_token_id=comma).save_pretrained(tmp_path)  # the tokenizer's end stays one of the model's
+    LlamaConfig(eos_token_id=comma).save_pretrained(
+        tmp_path
+    )  # the tokenizer's end remains an end of the model
     assert TokenizerEncoder(tmp_path).texts(said) == ["<bos>7", "7", "7"]
 
 
-def test_prompts_that_were_worded_before_are_told_once_with_the_first_of_them(jsonl, tokenizer):
+def test_already_templated_prompts_are_reported_once(jsonl, tokenizer):
     path = jsonl({"prompt": "2+2="}, {"prompt": "<bos><user>2+3=\n<assistant>"}, {"prompt": "<bos>3+3="})
     problem = open_data(path, tokenizer=tokenizer).templated()
     assert problem.message.startswith("2 of 3 prompts")

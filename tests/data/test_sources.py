@@ -1,4 +1,4 @@
-"""Every format gives the same records, and every fault of a file is told with its place."""
+"""Every format gives the same records, and every fault of a file is reported with its line."""
 
 import sys
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_all_formats_give_the_same_records(tmp_path, jsonl, rows):
     assert len(open_data(tmp_path / "hub", split="test")) == 2
 
 
-def test_a_saved_dictionary_of_splits_gives_train_or_the_one_asked_for(tmp_path):
+def test_a_saved_dictionary_gives_the_requested_split_or_train(tmp_path):
     import datasets
 
     parts = datasets.DatasetDict(
@@ -68,7 +68,7 @@ def test_a_saved_dictionary_of_splits_gives_train_or_the_one_asked_for(tmp_path)
         open_data(tmp_path / "saved", split="tset")
 
 
-def test_a_folder_of_several_configurations_asks_for_one(tmp_path):
+def test_a_folder_with_several_configurations_needs_a_choice(tmp_path):
     for name in ("main", "socratic"):
         (tmp_path / name).mkdir()
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / name / "train.parquet")
@@ -106,7 +106,7 @@ def test_a_folder_of_several_configurations_asks_for_one(tmp_path):
         ("[" * 100_000, "not valid JSON"),
     ],
 )
-def test_a_bad_line_is_told_with_its_place(jsonl, line, says):
+def test_a_bad_line_is_reported_with_its_number(jsonl, line, says):
     path = jsonl({"prompt": "fine"}, line)
     with pytest.raises(PlanError, match=says) as error:
         open_data(path)
@@ -114,14 +114,14 @@ def test_a_bad_line_is_told_with_its_place(jsonl, line, says):
     assert (error.value.problems[0].place.path, error.value.problems[0].place.line) == (str(path), 2)
 
 
-def test_bytes_that_are_no_text_are_told_with_their_line(tmp_path):
+def test_bytes_that_are_not_text_are_reported_with_their_line(tmp_path):
     path = tmp_path / "d.jsonl"
     path.write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
     with pytest.raises(PlanError, match="d.jsonl:2: not valid JSON"):
         open_data(path)
 
 
-def test_files_that_are_missing_empty_or_of_another_format(tmp_path, jsonl):
+def test_missing_empty_and_unknown_files_are_refused(tmp_path, jsonl):
     path = jsonl(name="empty.jsonl")
     with pytest.raises(PlanError, match="no records"):
         open_data(path)
@@ -138,14 +138,14 @@ def test_files_that_are_missing_empty_or_of_another_format(tmp_path, jsonl):
         open_data(tmp_path / "bare")
 
 
-def test_a_missing_package_says_how_to_install_it(tmp_path, monkeypatch):
+def test_a_missing_package_is_reported_with_its_install_command(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     (tmp_path / "d.parquet").write_text("")
     with pytest.raises(PlanError, match=r"pip install 'rlflow-dag\[tasks\]'"):
         open_data(tmp_path / "d.parquet")
 
 
-def test_fields_are_mapped_by_name_by_habit_and_into_objects(jsonl):
+def test_fields_are_found_by_mapping_by_usual_name_and_nested(jsonl):
     path = jsonl({"question": "q", "reward_model": {"ground_truth": 7}, "tests": ["assert f(1)"], "level": 3})
     data = open_data(
         path, fields={"answer": "reward_model.ground_truth"}, columns={"tests": text, "level": row("int64")}
@@ -181,12 +181,12 @@ def test_numbers_without_a_dtype_are_float32(jsonl):
         ({"max_prompt": 0}, r"longer than max_prompt(.|\n)*at least 1"),
     ],
 )
-def test_settings_that_do_not_fit_the_file_are_refused(jsonl, options, says):
+def test_settings_unsuitable_for_the_file_are_refused(jsonl, options, says):
     with pytest.raises(PlanError, match=says):
         open_data(jsonl({"question": "q", "answer": "a", "level": 3}), **options)
 
 
-def test_a_field_may_be_left_out(jsonl):
+def test_a_field_may_be_absent(jsonl):
     path = jsonl({"prompt": "p", "completion": "c", "answer": "a"})
     assert open_data(path).shape == "completions"
     data = open_data(path, fields={"completion": None, "answer": ""})
@@ -208,7 +208,7 @@ def test_a_task_has_at_least_one_question(size):
 def test_reasoning_gym_draws_by_seed_and_keeps_each_question_once():
     one, other, same = (open_data("chain_sum", task={"size": 40}, seed=seed) for seed in (1, 2, 1))
     assert one.digest == same.digest != other.digest
-    # those of the last draw are not drawn again
+    # the last draw's questions are not drawn again
     assert open_data("chain_sum", task={"size": 40}, seed=1).records is same.records
     small = open_data(
         "reasoning_gym:chain_sum", task={"size": 300, "min_terms": 2, "max_terms": 2, "max_digits": 1}
@@ -218,7 +218,7 @@ def test_reasoning_gym_draws_by_seed_and_keeps_each_question_once():
     assert set(small.columns) == {"prompt", "answer", "prompt_tokens", "entry"}
 
 
-def test_a_column_that_a_task_does_not_give_is_refused():
+def test_a_column_missing_from_a_task_is_refused():
     with pytest.raises(
         PlanError, match=r"has no column 'level'(.|\n)*found: +prompt, answer, entry(.|\n)*a field 'level'"
     ):
@@ -236,7 +236,7 @@ def test_a_column_that_a_task_does_not_give_is_refused():
         ("", {}, "no data is named"),
     ],
 )
-def test_a_task_that_is_not_there_or_refuses_its_parameters(spec, task, says):
+def test_an_unknown_task_and_refused_parameters_are_reported(spec, task, says):
     with pytest.raises(PlanError, match=says):
         open_data(spec, task=task)
 

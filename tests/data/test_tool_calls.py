@@ -1,4 +1,4 @@
-"""Calls of tools are read as the model's family writes them."""
+"""Tool calls are read in the format of the model's family."""
 
 import json
 
@@ -12,7 +12,7 @@ ADD = {"name": "add", "arguments": {"a": 1}}
 
 
 class Tokenizer:
-    """Ids are characters."""
+    """A tokenizer whose ids are characters."""
 
     def __init__(self, **parsers):
         vars(self).update(parsers)
@@ -56,14 +56,14 @@ def test_each_family_has_its_marks(template, text, names):
 
 
 @pytest.mark.parametrize("parser", ["response_template", "response_schema"])
-def test_a_parser_of_the_tokenizer_goes_before_the_template(parser):
+def test_a_parser_of_the_tokenizer_overrides_the_template(parser):
     more = {parser: {"x": 1}}
     assert calls("nothing known", "any", **more) == [ToolCall("add", {"a": 1})]
     assert calls("nothing known", "", **more) == []
     assert calls("nothing known", "broken", **more)[0].problem == "ValueError: no match"
 
 
-def test_a_family_whose_calls_are_not_known_is_refused():
+def test_a_family_with_an_unknown_call_format_is_refused():
     with pytest.raises(PlanError, match="it is not known how models of model write a tool call"):
         calls("{{ messages }}", "")
 
@@ -78,19 +78,19 @@ def test_a_family_whose_calls_are_not_known_is_refused():
         ('{"name": "add", "arguments": "{"}', "the arguments of add are not an object"),
     ],
 )
-def test_what_is_no_call_says_why(text, problem):
+def test_an_invalid_call_states_the_reason(text, problem):
     (call,) = parsed(text)
     assert call.problem.startswith(problem)
 
 
-def test_arguments_may_be_json_in_a_text_or_missing():
+def test_arguments_may_be_a_json_text_or_missing():
     assert list(parsed('{"name": "add", "arguments": "{\\"a\\": 1}"} and more')) == [
         ToolCall("add", {"a": 1})
     ]
     assert list(parsed('{"name": "now"}')) == [ToolCall("now", {})]
 
 
-def test_names_and_arguments_are_text_that_every_step_can_take():
+def test_names_and_arguments_survive_every_step_as_text():
     (call,) = parsed(r'{"name": "f\ud800", "arguments": {"a\u0000": ["\udc80"]}}')
     assert (call.name, call.arguments) == ("f\ufffd", {"a\ufffd": ["\ufffd"]})
     (call,) = parsed(r'{"name": "f", "arguments": "{\"a\": \"\\ud800\"}"}')

@@ -1,5 +1,6 @@
-"""Whether a template can carry tools is judged by the files of a model folder, as the tokenizer that is
-loaded from them judges it."""
+"""The files of a model folder show whether its template supports tools, with the same result as its loaded
+tokenizer.
+"""
 
 import json
 
@@ -10,7 +11,7 @@ from rlflow.data.tool_template import check_folder
 from rlflow.errors import PlanError
 from rlflow.training import pretrained
 
-pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+pytestmark = pytest.mark.slow  # runs models or processes: each test is short, but all together are not
 
 TEMPLATE = """{%- if tools %}{{ bos_token + eos_token }}{{ tools | tojson }} Call as <tool_call>{...}</tool_call>.
 {% endif %}{%- for message in messages %}<{{ message.role }}>{{ message.content }}</{{ message.role }}>
@@ -60,14 +61,14 @@ def file_before_config(folder, text):
 
 @pytest.fixture
 def plain(make_tokenizer, tmp_path):
-    """A folder with a tokenizer that has no chat template."""
+    """Return a folder with a tokenizer without a chat template."""
     return make_tokenizer(tmp_path / "model", chat=False)
 
 
 @pytest.mark.parametrize(
     "written", [in_jinja, in_config, several_in_config, several_in_files, file_before_config]
 )
-def test_the_template_of_the_files_is_that_of_the_tokenizer(plain, written):
+def test_the_template_of_the_files_equals_that_of_the_tokenizer(plain, written):
     written(plain, TEMPLATE)
     told = TokenizerEncoder(plain).with_tools(TOOLS)
     templates = pretrained.read_templates(plain)
@@ -105,7 +106,7 @@ def test_files_and_tokenizer_are_refused_alike(plain, template, says):
     assert str(by_files.value) == str(by_tokenizer.value)
 
 
-def test_the_files_of_a_folder_are_judged_with_the_variables_of_the_run(plain):
+def test_the_files_are_checked_with_the_template_variables_of_the_run(plain):
     in_jinja(plain, TEMPLATE.replace("if tools", "if tools and telling"))
     check_folder(plain, TOOLS, {"telling": True})
     with pytest.raises(PlanError, match="does not describe tools"):
@@ -119,7 +120,7 @@ def test_a_folder_without_a_template_is_refused(plain):
         check_folder(plain, TOOLS)
 
 
-def test_a_tokenizer_that_parses_calls_needs_no_mark_of_a_family(plain):
+def test_a_tokenizer_that_parses_calls_needs_no_known_family(plain):
     in_config(plain, TEMPLATE.replace("<tool_call>", "[call]"), response_template=PARSES)
     check_folder(plain, TOOLS)
     encoder = TokenizerEncoder(plain).with_tools(TOOLS)

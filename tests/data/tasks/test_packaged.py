@@ -1,4 +1,4 @@
-"""The packaged task: enough questions, and held-out ones that nothing has seen."""
+"""The packaged task has enough questions, and its held-out questions appear nowhere else."""
 
 import json
 from pathlib import Path
@@ -10,13 +10,13 @@ from rlflow.benchmarks import arithmetic
 from rlflow.data.source import open_data
 from rlflow.runs.packaged import environment_beneath, packaged
 
-pytestmark = pytest.mark.slow  # real processes, disks or libraries: seconds each
+pytestmark = pytest.mark.slow  # uses real processes, disks or libraries: seconds each
 
 FOLDER = Path(next(iter(rlflow.data.tasks.__path__)))
 
 
 def drawn(name):
-    """What decides which questions there are, and which are held out."""
+    """Return the settings that decide the questions and the held-out ones."""
     values = packaged(name)[1]
     task = {key.removeprefix("data."): value for key, value in values.items() if key.startswith("data.")}
     return values["data"][0], task, values["held_out"]
@@ -35,25 +35,25 @@ def test_there_are_ten_thousand_questions_and_five_hundred_held_out(sides):
     assert len(held_out) >= 500
 
 
-def test_no_held_out_question_is_among_those_that_reinforcement_learning_draws(sides):
+def test_training_prompts_contain_no_held_out_question(sides):
     training, held_out = sides
     assert not training & held_out
 
 
-def test_no_held_out_question_is_among_those_that_the_model_was_taught(sides):
+def test_pretraining_examples_contain_no_held_out_question(sides):
     taught = {record.question for record in arithmetic.questions().records}
     assert len(taught) > 10_000
     assert not taught & sides[1]
 
 
-def test_no_held_out_question_is_among_the_lessons_that_ship(sides):
+def test_shipped_lessons_contain_no_held_out_question(sides):
     lessons = [json.loads(line) for line in (FOLDER / "arithmetic_lessons.jsonl").read_text().splitlines()]
     assert len(lessons) == arithmetic.LESSONS
     assert not {lesson["prompt"] for lesson in lessons} & sides[1]
     assert all(lesson["completion"] == lesson["answer"] for lesson in lessons)
 
 
-def test_no_held_out_question_is_among_the_pairs_that_ship(sides):
+def test_shipped_pairs_contain_no_held_out_question(sides):
     pairs = [json.loads(line) for line in (FOLDER / "arithmetic_pairs.jsonl").read_text().splitlines()]
     assert len(pairs) == arithmetic.PAIRS
     assert not {pair["prompt"] for pair in pairs} & sides[1]
@@ -63,16 +63,16 @@ def test_no_held_out_question_is_among_the_pairs_that_ship(sides):
 @pytest.mark.parametrize(
     "name", ["grpo", "default", "dapo", "gspo", "opo", "ppo_adaptive", "gmpo", "clip_cov", "prime"]
 )
-def test_every_packaged_task_on_sums_holds_out_the_same_questions(name):
+def test_packaged_sums_tasks_hold_out_the_same_questions(name):
     assert drawn(name) == drawn("ppo")
 
 
 @pytest.mark.parametrize("name", ["arithmetic_model", "arithmetic_teacher"])
-def test_the_models_that_ship_are_small(name):
+def test_the_shipped_models_are_small(name):
     assert sum(path.stat().st_size for path in (FOLDER / name).iterdir()) < 4_000_000
 
 
-def test_a_flow_without_a_task_of_its_own_gets_the_default():
+def test_a_flow_without_a_task_gets_the_default():
     assert packaged("something_new")[0] == "default"
     assert Path(packaged("something_new")[1]["model"], "config.json").is_file()
 
@@ -88,5 +88,5 @@ def test_a_flow_without_a_task_of_its_own_gets_the_default():
         ({"backend": "null"}, {}),
     ],
 )
-def test_the_environment_of_a_task_goes_as_a_whole_where_another_one_is_given(values, there):
+def test_a_given_environment_replaces_the_environment_of_a_task(values, there):
     assert environment_beneath("ppo_turns", values) == there
