@@ -6,6 +6,7 @@ import json
 
 import pytest
 from scenarios import FILE, spec_of
+from sources import TASKS
 
 from rlflow.author.load import load_flow
 from rlflow.cli.check import check_flow
@@ -130,7 +131,9 @@ def test_parameters_of_reset_are_checked_at_their_line(reading):
 def test_data_fields_are_read_by_their_names(reading, tmp_path):
     data = tmp_path / "data.jsonl"
     data.write_text(json.dumps({"prompt": "p", "answer": "a", "quest": "q", "extra": 1}) + "\n")
-    report = check_flow(GRPO, ["--env", f"{reading}:Reading", "--data", str(data)])
+    report = check_flow(
+        GRPO, ["--env", f"{reading}:Reading", "--data", str(data), "--model", str(TASKS / "arithmetic_model")]
+    )
     assert report.ok
     inputs = {item.parameter for item in report.program.graph.by_name["actor.generate"].inputs}
     assert {"prompt", "data.quest", "data.extra"} <= inputs
