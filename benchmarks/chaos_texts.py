@@ -147,9 +147,9 @@ def blown_up(place: Place) -> Iterator[Outcome]:
     spoiled = place.folder / "spoiled"
     spoiled.mkdir()
     claims: list[Callable[[], None]] = [
-        partial(bad_days.test_weights_that_blow_up_end_the_run_and_the_finite_checkpoint_stays, place.task),
+        partial(bad_days.test_exploding_weights_end_the_run_and_keep_the_finite_checkpoint, place.task),
         partial(
-            bad_days.test_weights_that_a_stage_with_side_effects_breaks_are_not_saved_and_the_stage_is_named,
+            bad_days.test_weights_broken_by_a_stage_are_not_saved,
             place.task,
             spoiled,
         ),

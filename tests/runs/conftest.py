@@ -1,4 +1,4 @@
-"""A small task of real data and the packaged model, so that a run takes seconds."""
+"""Fixtures of small runs: real data and the packaged model, so that a run takes seconds."""
 
 import shutil
 from functools import cache
@@ -15,7 +15,7 @@ def task(tmp_path):
 
 
 def saving(keywords):
-    """Of a run that is saved after each of its five iterations."""
+    """Add a checkpoint after each of the five iterations."""
     return {**keywords, "iterations": 5, "held_out": 0, "save_every": 1}
 
 
@@ -27,8 +27,8 @@ def sums(tmp_path):
 
 @pytest.fixture(scope="session")
 def straight(tmp_path_factory):
-    """``straight(name, **changes)``: the folder of a run that nothing happens to, with keywords as ``sums``
-    has them. Each is made once, and tests copy what they change (``copied``)."""
+    """``straight(name, **changes)``: the folder of an undisturbed run with the keywords of ``sums``. Each run
+    is made once; tests that change it use ``copied``."""
     return cache(
         lambda name, **changes: (
             run(name, saving(small(tmp_path_factory.mktemp("straight"), 24)), "straight", **changes).folder
@@ -38,5 +38,5 @@ def straight(tmp_path_factory):
 
 @pytest.fixture
 def copied(tmp_path):
-    """A run's folder, copied, so that a test may go on with it."""
+    """Copy a run's folder, so that a test can resume the copy."""
     return lambda folder: Path(shutil.copytree(folder, tmp_path / "runs" / folder.name, symlinks=True))

@@ -1,5 +1,5 @@
-"""Faults of processes, in runs that are started as a shell starts them: what tests of how runs end share with
-the benchmark of faults."""
+"""Process faults in runs started from a shell. Shared by the tests of how runs end and the benchmark of
+faults."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from run_faults import MARK, Content, content, left_over
 
-SECONDS = "FAULTY_SECONDS"  # a variable of the environment: the deadline of the faulty stage
+SECONDS = "FAULTY_SECONDS"  # an environment variable: the deadline of the faulty stage
 FAULTY = str(Path(__file__).parent / "flows" / "faulty.py")
 REWARD = '''
 import os, subprocess, sys, time
@@ -42,7 +42,7 @@ ACTIONS = {"": lambda: None, "returns": returns, "exits": exits, "child": child,
 
 @dataclass
 class Launched:
-    """A run as a process of its own. ``terminal``: the other end of its terminal, where it has one."""
+    """A run in a process of its own. ``terminal``: the other end of its terminal, if it has one."""
 
     folder: Path
     name: str
@@ -57,7 +57,7 @@ class Launched:
 
     @property
     def driver(self) -> int:
-        """The process that runs, below the one that was started."""
+        """Return the process that does the work, a child of the started one."""
         return int(self.status["process"]["pid"])
 
     @property
@@ -69,7 +69,7 @@ class Launched:
         return path.read_text().count("\n") if path.exists() else 0
 
     def reaches(self, iterations: int, seconds: float = 120.0) -> None:
-        """Wait until it has done so many iterations."""
+        """Wait until the run has done this many iterations."""
         limit = time.monotonic() + seconds
         while self.iterations() < iterations:
             self._hear(0.02)
@@ -77,7 +77,7 @@ class Launched:
                 raise TimeoutError(f"{self.name} has done {self.iterations()} iterations: {self.output()}")
 
     def ended(self, seconds: float = 60.0) -> int:
-        """Its exit code; negative: the signal that ended it."""
+        """Wait for the run and return its exit code; negative: the signal that ended it."""
         limit = time.monotonic() + seconds
         while (found := os.waitpid(self.pid, os.WNOHANG))[0] == 0:
             self._hear(0.02)
@@ -93,7 +93,7 @@ class Launched:
         return (path.read_bytes() if path.exists() else self.said).decode(errors="replace")
 
     def left(self) -> list[int]:
-        """Processes that are still there after it."""
+        """Return the run's processes that still exist."""
         return left_over(self.mark)
 
     def hang_up(self) -> None:
@@ -102,13 +102,13 @@ class Launched:
         self.terminal = None
 
     def _hear(self, seconds: float) -> None:
-        """What it writes to its terminal, which else would be full."""
+        """Read the run's terminal output, so that the terminal never fills up."""
         if self.terminal is None:
             time.sleep(seconds)
         elif select.select([self.terminal], [], [], seconds)[0]:
             try:
                 self.said += os.read(self.terminal, 1 << 16)
-            except OSError:  # nobody is at the other end any more
+            except OSError:  # the run closed its end of the terminal
                 time.sleep(seconds)
 
 
@@ -122,7 +122,7 @@ def launch(
     reward: str = "",
     terminal: bool = False,
 ) -> Launched:
-    """`rlflow run` of the faulty flow, or of another that ``flags`` begin with."""
+    """Start `rlflow run` of the faulty flow, or of the flow that ``flags`` start with."""
     given = words(
         folder, name, *flags, iterations=iterations, save_every=save_every, fault=fault, reward=reward
     )
@@ -138,7 +138,7 @@ def words(
     fault: str = "",
     reward: str = "",
 ) -> list[str]:
-    """What follows `rlflow` on the command line of ``launch``; the file with the reward is written."""
+    """Write the reward file and return the words after `rlflow` in the command line of ``launch``."""
     judge = folder / f"{name}.judge.py"
     judge.write_text(REWARD.replace("{action!r}", repr(reward)))
     given = [
@@ -180,16 +180,16 @@ def started(folder: Path, name: str, words: list[str], terminal: bool = False) -
         return Launched(folder, name, pid, mark, end)
     with open(folder / f"{name}.said", "wb") as said:
         process = subprocess.Popen(words, stdout=said, stderr=said, env=environment, start_new_session=True)
-    process.returncode = 0  # it is waited for by its number
+    process.returncode = 0  # waited for by its process id
     return Launched(folder, name, process.pid, mark)
 
 
 def came_to(folder: Path) -> Content:
-    """What must be equal, of runs whose settings say what happens to them."""
+    """Return what must be equal in runs whose settings select a fault."""
     found = content(folder)
     return replace(found, state={name: value for name, value in found.state.items() if name != "graph"})
 
 
 def resumed(run: Launched) -> Launched:
-    """The run gone on with, as a process of its own."""
+    """Resume the run in a process of its own."""
     return started(run.folder, run.name, [sys.executable, "-m", "rlflow.cli.main", "resume", str(run.run)])

@@ -1,6 +1,6 @@
-"""Runs that are cut, in processes that may die: what the tests of resuming and the benchmark of faults share.
+"""Interrupted runs, in processes that can die. Shared by the tests of resume and the benchmark of faults.
 
-Children are forked, since importing torch takes seconds; a fault is a function that runs as a node begins.
+Children are forked, because importing torch takes seconds. A fault is a function called as a node begins.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ FLOWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 MODEL = f"{next(iter(rlflow.data.tasks.__path__))}/arithmetic_model"
 TIMES = ("seconds", "response/tokens_per_second")
-MARK = "RLFLOW_TEST_MARK"  # a variable of the environment, which all that is started inherits
+MARK = "RLFLOW_TEST_MARK"  # an environment variable that all started processes inherit
 
 
 def write_sums(path: Path, count: int = 24) -> Path:
-    """Questions with answers: 24 are three iterations of 8 prompts."""
+    """Write questions with answers; 24 make three iterations of 8 prompts."""
     rows = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in range(10, 30) for b in range(10, 20)][
         :count
     ]
@@ -55,7 +55,7 @@ def write_sums(path: Path, count: int = 24) -> Path:
 
 
 def small(folder: Path, count: int = 200) -> dict[str, Any]:
-    """Keywords of a small run on so many sums from a file; the file and the run lie in the folder."""
+    """Return the keywords of a small run on this many sums; the folder holds the data file and the run."""
     data = str(write_sums(folder / "sums.jsonl", count))
     return {
         "model": MODEL,
@@ -85,8 +85,8 @@ def resumed(folder: Path, **changes: Any) -> int:
 
 
 def forked(action: Callable[[], object]) -> int:
-    """The process id of a child that does this and ends with 0, with 130 where it was interrupted, or with
-    1."""
+    """Return the process id of a child that runs this action. The child ends with 0, with 130 after an
+    interrupt, or with 1."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -113,7 +113,8 @@ def status(pid: int) -> int:
 
 
 def in_child(action: Callable[[], object]) -> int:
-    """The exit status of an action in a process of its own; negative: the signal that ended it."""
+    """Run an action in a process of its own and return its exit status; negative: the signal that ended
+    it."""
     return status(forked(action))
 
 
@@ -124,7 +125,7 @@ def must(code: int, expected: int) -> None:
 
 @dataclass(frozen=True)
 class Said:
-    """How a command ended and what it printed."""
+    """The exit status and the output of a command."""
 
     code: int
     out: str
@@ -132,7 +133,8 @@ class Said:
 
 
 def started(words: Sequence[object], out: Path, before: Callable[[], object] = lambda: None) -> int:
-    """The process id of a child that is `rlflow WORDS`; what it prints goes to out.stdout and out.stderr."""
+    """Return the process id of a child running `rlflow WORDS`; its output goes to out.stdout and
+    out.stderr."""
 
     def action() -> None:
         for number, suffix in ((1, ".stdout"), (2, ".stderr")):
@@ -150,12 +152,12 @@ def said(pid: int, out: Path) -> Said:
 
 
 def command(words: Sequence[object], out: Path, before: Callable[[], object] = lambda: None) -> Said:
-    """`rlflow WORDS` in a child."""
+    """Run `rlflow WORDS` in a child."""
     return said(started(words, out, before), out)
 
 
 def quietly(action: Callable[[], object], out: Path) -> Said:
-    """Do something in a child; what it printed."""
+    """Run an action in a child and return its output."""
 
     def redirected() -> None:
         for number, suffix in ((1, ".stdout"), (2, ".stderr")):
@@ -167,7 +169,7 @@ def quietly(action: Callable[[], object], out: Path) -> Said:
 
 
 def first_to_end(pids: Sequence[int], seconds: float = 60.0) -> int | None:
-    """The one of these children that ends first, not yet waited for."""
+    """Return the first of these children to end, without reaping it."""
     handles = {os.pidfd_open(pid): pid for pid in pids}
     try:
         ended = select.select(list(handles), [], [], seconds)[0]
@@ -178,7 +180,8 @@ def first_to_end(pids: Sequence[int], seconds: float = 60.0) -> int | None:
 
 
 def marked(mark: str, name: str = MARK) -> list[int]:
-    """Processes that run and were started with this mark in their environment; this one is not counted."""
+    """Return the running processes that were started with this mark in their environment, except this
+    process."""
     wanted, found = f"{name}={mark}".encode(), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -190,7 +193,7 @@ def marked(mark: str, name: str = MARK) -> list[int]:
 
 
 def left_over(mark: str, name: str = MARK, seconds: float = 5.0) -> list[int]:
-    """Those that are still there after the time that the kernel may need to end what was killed."""
+    """Return the processes that remain after the kernel had time to end killed ones."""
     until = time.monotonic() + seconds
     for pid in marked(mark, name):
         with contextlib.suppress(ProcessLookupError):
@@ -205,7 +208,7 @@ def left_over(mark: str, name: str = MARK, seconds: float = 5.0) -> list[int]:
 
 
 def at(node: str, iteration: int, action: Callable[[], object]) -> None:
-    """Have this process do something as a node of one iteration begins."""
+    """Call an action in this process as a node of one iteration begins."""
 
     def begins(name: str, of: int) -> None:
         if (name, of) == (node, iteration):
@@ -215,7 +218,7 @@ def at(node: str, iteration: int, action: Callable[[], object]) -> None:
 
 
 def at_each(action: Callable[[str, int], object]) -> None:
-    """Have this process do something as each node begins, with its name and the iteration."""
+    """Call an action in this process as each node begins, with the node's name and the iteration."""
     perform = executor._Run._perform
 
     def performing(self: Any, unit: int) -> None:
@@ -231,7 +234,7 @@ def signal_at(node: str, iteration: int, number: int) -> None:
 
 
 def signal_before(owner: Any, name: str, number: int, call: int = 1) -> None:
-    """Have this process send itself a signal at a call of a function."""
+    """Have this process send itself a signal when a function is called."""
     real, calls = getattr(owner, name), []
 
     def calling(*args: Any, **kwargs: Any) -> Any:
@@ -244,7 +247,7 @@ def signal_before(owner: Any, name: str, number: int, call: int = 1) -> None:
 
 
 def nodes(name: str) -> list[str]:
-    """The nodes of one iteration that do something."""
+    """Return the nodes of one iteration that run something."""
     from rlflow.compiler.graph.model import Op
     from rlflow.compiler.trace.compile import all_nodes, compile_flow
 
@@ -259,7 +262,8 @@ def nodes(name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Race:
-    """Two launches into one directory: how the first to end ended and the other, and the process of each."""
+    """Two launches into one folder: the outcome of the first to end, of the other, and the process of
+    each."""
 
     first: Said
     second: Said
@@ -267,7 +271,7 @@ class Race:
 
 
 def race(folder: Path, iterations: int, scratch: Path) -> Race:
-    """Resume a run twice at once. Both begin together, and whoever gets to work waits there until the other
+    """Resume a run twice at once. Both start together; the launch that gets the lock waits until the other
     has ended."""
     begin, go = os.pipe()
     hold, release = os.pipe()
@@ -276,7 +280,7 @@ def race(folder: Path, iterations: int, scratch: Path) -> Race:
         os.close(go)
         os.close(release)
         at("actor.generate", iterations - 1, lambda: os.read(hold, 1))
-        os.read(begin, 1)  # until its other end is closed
+        os.read(begin, 1)  # until the other end is closed
 
     words = ["resume", folder, "--iterations", iterations, "--quiet"]
     outs = [scratch / f"launch-{number}" for number in range(2)]
@@ -292,7 +296,7 @@ def race(folder: Path, iterations: int, scratch: Path) -> Race:
 
 
 def killed_holder(folder: Path, iterations: int, scratch: Path) -> Said:
-    """Resume a run and kill it at work, while it holds the lock."""
+    """Resume a run and kill it while it works and holds the lock."""
     words = ["resume", folder, "--iterations", iterations, "--quiet"]
     return command(
         words, scratch / "killed", lambda: signal_at("actor.generate", iterations - 1, signal.SIGKILL)
@@ -304,7 +308,7 @@ def killed_holder(folder: Path, iterations: int, scratch: Path) -> Said:
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """Lines of metrics, without times. There is no file where every iteration was skipped."""
+    """Return the lines of metrics without times; empty if every iteration was skipped and no file exists."""
     path = folder / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
@@ -312,7 +316,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Content:
-    """All that must be equal: tensors and state of the last checkpoint, metrics without times."""
+    """Everything that must be equal: tensors and state of the last checkpoint, and metrics without times."""
 
     iteration: int
     tensors: Mapping[str, Mapping[str, torch.Tensor]]
@@ -326,7 +330,7 @@ def content(folder: Path) -> Content:
 
 
 def differences(one: Content, two: Content) -> Iterator[str]:
-    """What is not the same, bit for bit."""
+    """Return the parts that are not equal bit for bit."""
     if one.iteration != two.iteration:
         yield f"iteration {one.iteration}, {two.iteration}"
     if one.state != two.state:
@@ -340,7 +344,7 @@ def differences(one: Content, two: Content) -> Iterator[str]:
 def unequal(
     one: Mapping[str, Mapping[str, torch.Tensor]], two: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> Iterator[str]:
-    """Names of tensors that differ, bit for bit."""
+    """Return the names of tensors that are not equal bit for bit."""
     if {group: list(members) for group, members in one.items()} != {
         group: list(members) for group, members in two.items()
     }:

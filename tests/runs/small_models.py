@@ -1,4 +1,4 @@
-"""Small random models of real architectures with a tokenizer of bytes, saved as Hugging Face folders."""
+"""Small random models of real architectures with a byte tokenizer, saved as Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ You are a helpful assistant.<|im_end|>
 {{ message['content'] | trim }}<|im_end|>
 {% endfor -%}
 {%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""  # ChatML, as Qwen's models have it
+{% endif %}"""  # ChatML, as in Qwen's models
 
 
 def make(folder: Path, kind: str, chat: str | None = None, seed: int = 0) -> Path:
-    """A model folder of this architecture; ``chat``: its chat template."""
+    """Write a model folder of this architecture; ``chat``: its chat template."""
     torch.manual_seed(seed)
     AutoModelForCausalLM.from_config(CONFIGS[kind]).save_pretrained(folder)
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -1,4 +1,4 @@
-"""The file of an evaluation's answers is whole or not there."""
+"""The file of an evaluation's answers is complete or absent."""
 
 import errno
 import json
@@ -10,7 +10,7 @@ import pytest
 from rlflow.runs.final import answer_file, name_of
 
 
-def test_the_file_is_there_when_all_answers_are(tmp_path):
+def test_the_file_appears_when_all_answers_exist(tmp_path):
     path, failures = tmp_path / name_of(3), []
     with answer_file(path, failures.append) as keep:
         keep({"prompt": "\ud800", "sampled": []})
@@ -26,7 +26,7 @@ def interrupted(path):
         keep({"prompt": 1 / 0})
 
 
-def test_nothing_is_left_where_the_evaluation_ends_early_or_has_no_answers(tmp_path):
+def test_an_evaluation_without_all_answers_leaves_no_file(tmp_path):
     path = tmp_path / name_of(0)
     with answer_file(path, print):
         pass
@@ -36,9 +36,9 @@ def test_nothing_is_left_where_the_evaluation_ends_early_or_has_no_answers(tmp_p
     assert os.listdir(path.parent) == []
 
 
-def test_a_disk_that_refuses_answers_is_told_once_and_ends_nothing(tmp_path):
+def test_a_full_disk_is_reported_once_and_stops_nothing(tmp_path):
     failures, before = [], resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3, before[1]))  # as a disk that is full
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3, before[1]))  # like a full disk
     try:
         with answer_file(tmp_path / name_of(0), failures.append) as keep:
             keep({"prompt": "one"})

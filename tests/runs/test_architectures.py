@@ -1,5 +1,5 @@
-"""Whole runs of what ships on four architectures: they learn, sampler and trainer agree, and what they leave
-is what they trained."""
+"""Full runs of the shipped algorithms on four architectures: they learn, sampler and trainer agree, and the
+saved model is the trained one."""
 
 import json
 import math
@@ -36,7 +36,7 @@ def model(request, tmp_path_factory):
 
 
 def finite(result):
-    """Metrics of the iterations, all of them numbers."""
+    """Return the metrics of the iterations, after checking that all are finite."""
     rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     rows = [row for row in rows if "actor.update/loss" in row]
     assert [
@@ -49,7 +49,8 @@ def finite(result):
 
 
 def same_logits(trainer, folder):
-    """A plain forward of transformers, row by row, gives the trainer's log-probs; returns the model."""
+    """Check that a plain transformers forward, row by row, gives the trainer's log-probs; return the
+    model."""
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     chance = torch.Generator().manual_seed(0)
     rows = Batch.of(
@@ -68,8 +69,8 @@ def same_logits(trainer, folder):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_run_learns_agrees_and_leaves_what_it_trained(name, model, task, tmp_path):
-    # a file of its own: what it imports is imported in each reward process
+def test_a_run_learns_and_saves_the_trained_model(name, model, task, tmp_path):
+    # in a file of its own, because each reward process imports the same modules as this file
     (tmp_path / "spread.py").write_text(SPREAD)
     reward = f"{tmp_path}/spread.py:spread"
     result = rlflow.run(

@@ -1,5 +1,6 @@
-"""Bad days of a run: rewards that hang, die or lie, stages that never return, numbers that are not finite.
-What is bad is left out and counted, and the run goes on; where nothing good is left it stops and says why."""
+"""Failures within a run: rewards that hang, die or return wrong values, stages that never return, numbers
+that are not finite. The run drops and counts bad rows and continues; if no good row is left, it stops and
+names the reason."""
 
 import json
 import re
@@ -69,7 +70,7 @@ ACTIONS = [{names}]
 
 @pytest.fixture
 def mark(monkeypatch, tmp_path):
-    """All that a test starts bears it."""
+    """Mark every process that a test starts."""
     monkeypatch.setenv(MARK, str(tmp_path))
     return str(tmp_path)
 
@@ -85,7 +86,7 @@ def lines(folder):
 
 
 def in_turn():
-    """The reward whose rows fail in all ways."""
+    """Return the reward whose rows fail in all ways."""
     bodies = "".join(
         f"def way_{number}():\n    {action}\n" for number, (action, _) in enumerate(MODES.values())
     )
@@ -98,12 +99,12 @@ def in_turn():
 
 
 def ends(cause):
-    """Whether a row with this cause ends or holds up the process that scores it."""
+    """Return True if a row with this cause ends or blocks the process that scores it."""
     return cause in ("timeout", "died")
 
 
-def test_a_reward_without_a_score_costs_its_row_and_the_run_goes_on(tmp_path, mark, monkeypatch):
-    """Whatever it does in place of giving one."""
+def test_a_row_without_a_score_is_dropped_and_the_run_continues(tmp_path, mark, monkeypatch):
+    """The reward fails in every way instead of returning a score."""
     monkeypatch.setattr(summary, "SAMPLES", 2 * PROMPTS)  # so that all rows are written down
     (tmp_path / "judge.py").write_text(in_turn())
     folder = rlflow.run(
@@ -136,7 +137,8 @@ def test_a_reward_without_a_score_costs_its_row_and_the_run_goes_on(tmp_path, ma
         position, sample = map(int, row["completion"].split("."))
         _, cause = list(MODES.values())[position // 4 % len(MODES)]
         bad = position % 4 == 1 and (sample == 0 or not ends(cause))
-        assert row["scores"] == (None if bad else position), row  # none of them 0, and no other row's
+        # no score is 0, and none belongs to another row
+        assert row["scores"] == (None if bad else position), row
     said = [line for line in (folder / "notes.txt").read_text().splitlines() if "rewards are missing" in line]
     assert len(said) == len(counts)  # once for both
     for cause, count in counts.items():
@@ -151,7 +153,7 @@ def test_a_reward_without_a_score_costs_its_row_and_the_run_goes_on(tmp_path, ma
     assert left_over(mark) == []
 
 
-def test_more_missing_rewards_than_allowed_stop_the_run_with_the_cause(tmp_path, mark):
+def test_too_many_missing_rewards_stop_the_run_with_the_cause(tmp_path, mark):
     with pytest.raises(
         StageError, match=r"25% of the rewards are missing, expected at most 20% \(--max-missing\)"
     ) as caught:
@@ -162,7 +164,7 @@ def test_more_missing_rewards_than_allowed_stop_the_run_with_the_cause(tmp_path,
     assert marked(mark) == []
 
 
-def test_a_stopped_run_exits_with_1_and_says_the_cause(tmp_path, mark):
+def test_a_stopped_run_exits_with_1_and_names_the_cause(tmp_path, mark):
     (tmp_path / "judge.py").write_text(REWARD.replace("{action}", "os._exit(3)"))
     ended = command(
         [
@@ -190,8 +192,8 @@ def test_a_stopped_run_exits_with_1_and_says_the_cause(tmp_path, mark):
     assert left_over(mark) == []
 
 
-def test_a_reward_may_take_its_deadline_for_every_row(tmp_path, monkeypatch):
-    """Together longer than a node's own deadline."""
+def test_a_reward_may_use_its_deadline_for_every_row(tmp_path, monkeypatch):
+    """All rows together may take longer than a node's own deadline."""
     monkeypatch.setitem(verbs.DEADLINES, "reward", 0.2)
     folder = null_run(
         tmp_path, "threading.Event().wait(0.15); return 1.0", iterations=1, reward_timeout=5
@@ -221,7 +223,7 @@ def stuck(prompts, actor, reward):
 """
 
 
-def test_a_stage_that_never_returns_is_named_at_its_deadline(tmp_path, mark):
+def test_a_hanging_stage_is_named_at_its_deadline(tmp_path, mark):
     (tmp_path / "stuck.py").write_text(NEVER.replace("{action}", "pass"))
     (tmp_path / "judge.py").write_text(REWARD.replace("{action}", "return 1.0"))
     ended = command(
@@ -268,7 +270,7 @@ def tensors(folder):
 
 @pytest.fixture(scope="module")
 def without(tmp_path_factory):
-    """Tensors of a run of so many iterations in which the rows that would be bad are not there."""
+    """Tensors of a run of this many iterations from which the rows that would be bad are removed."""
     return cache(
         lambda iterations: tensors(
             bad_run(
@@ -283,7 +285,7 @@ def without(tmp_path_factory):
 
 @pytest.mark.parametrize("place", ["scores", "values"])
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-def test_rows_that_are_not_finite_are_left_out_as_if_they_were_not_there(place, value, task, without):
+def test_dropping_non_finite_rows_equals_a_run_without_them(place, value, task, without):
     with_them = bad_run(task, "with", **{"hp.place": place, "hp.value": value})
     for line in lines(with_them.folder):
         for role in ("actor", "critic"):
@@ -296,7 +298,7 @@ def test_rows_that_are_not_finite_are_left_out_as_if_they_were_not_there(place, 
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
-def test_of_logprobs_that_are_not_finite_only_who_reads_them_leaves_rows_out(value, task, without):
+def test_only_readers_of_non_finite_logprobs_drop_rows(value, task, without):
     with_them = bad_run(task, "with", iterations=1, **{"hp.place": "logprobs", "hp.value": value})
     (line,) = lines(with_them.folder)
     assert (line["actor.update/left_out"], line["critic.update/left_out"]) == (2, 0)
@@ -308,7 +310,7 @@ def test_of_logprobs_that_are_not_finite_only_who_reads_them_leaves_rows_out(val
 
 
 @pytest.mark.parametrize("place", ["loss", "gradient"])
-def test_a_step_that_is_not_finite_is_skipped_and_the_rate_does_not_fall(place, task):
+def test_a_non_finite_step_is_skipped_and_keeps_the_rate(place, task):
     skipped = bad_run(task, "skipped", max_bad=0, **{"hp.place": place})
     start = bad_run(task, "start", iterations=1, max_bad=0, **{"hp.place": place})
     found = lines(skipped.folder)
@@ -320,7 +322,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_the_rate_does_not_fall(place, 
     assert list(unequal({"critic": one["critic.parameters"]}, {"critic": two["critic.parameters"]})) != []
 
 
-def test_nothing_finite_for_too_long_stops_the_run_and_names_the_samples(task):
+def test_too_many_non_finite_iterations_stop_the_run(task):
     with pytest.raises(
         StageError, match=r"no finite optimizer step for 2 iterations in a row \(--max-bad\)"
     ) as caught:
@@ -328,17 +330,17 @@ def test_nothing_finite_for_too_long_stops_the_run_and_names_the_samples(task):
     assert "as position.sample: 4.0, 5.0, 6.0, 7.0" in str(caught.value)
     folder = Path(task["out"]) / "stopped"
     assert len(lines(folder)) == 2
-    assert content(folder).iteration == 1  # the last that was good to go on from
+    assert content(folder).iteration == 1  # the last good checkpoint to resume from
 
 
-def test_a_gradient_that_is_never_finite_stops_the_run_and_blames_no_sample(task):
+def test_a_gradient_that_is_never_finite_stops_the_run(task):
     with pytest.raises(
         StageError, match=r"stage 'actor.update' failed in iteration 2 .*none; the gradient is not"
     ):
         bad_run(task, "stopped", iterations=9, **{"hp.place": "gradient"})
 
 
-def test_weights_that_blow_up_end_the_run_and_the_finite_checkpoint_stays(task):
+def test_exploding_weights_end_the_run_and_keep_the_finite_checkpoint(task):
     folder = bad_run(task, "sound", iterations=2).folder
     before, digest = tensors(folder), (folder / "final" / "actor" / "model.safetensors").read_bytes()
     with pytest.raises(
@@ -375,7 +377,7 @@ def spoils(prompts, actor, reference, reward):
 """
 
 
-def test_weights_that_a_stage_with_side_effects_breaks_are_not_saved_and_the_stage_is_named(task, tmp_path):
+def test_weights_broken_by_a_stage_are_not_saved(task, tmp_path):
     (tmp_path / "spoils.py").write_text(SPOILS)
     message = (
         r"spoils.py:20: .*in iteration 1: 24 of 24 weights of 'reference' have NaN .*'spoil' may change them"
@@ -392,8 +394,8 @@ def test_weights_that_a_stage_with_side_effects_breaks_are_not_saved_and_the_sta
     assert not (folder / "final").exists()
 
 
-def test_good_iterations_between_bad_ones_keep_a_run_alive(task, tmp_path):
-    """Rewards that are missing in every other iteration."""
+def test_good_iterations_between_bad_ones_keep_a_run_going(task, tmp_path):
+    """Rewards are missing in every second iteration."""
     (tmp_path / "judge.py").write_text(
         "def odd(completion, answer):\n    return 1.0 if int(answer) % 2 else float('nan')\n"
     )

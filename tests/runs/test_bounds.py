@@ -12,8 +12,8 @@ from rlflow.compiler.trace.compile import compile_flow
 from rlflow.runs.bounds import PATH, RunTotals
 from rlflow.runs.report import bounds_text
 
-# generate ──▶ reward ─────▶ gae      reward is slow and beside logprobs;
-#        └──▶ logprobs ──▶ values     values waits for its lane only
+# generate ──▶ reward ─────▶ gae      reward is slow and runs next to logprobs;
+# └──▶ logprobs ──▶ values     values waits for its queue only
 SPANS = [
     Span("generate", "model", 0.0, 4.0),
     Span("reward", "io", 4.0, 9.0, ("generate",)),
@@ -23,11 +23,11 @@ SPANS = [
 ]
 
 
-def test_the_critical_path_is_the_chain_that_decided_the_end():
+def test_the_critical_path_is_the_chain_that_set_the_end():
     assert [span.node for span in critical_path(SPANS)] == ["generate", "reward", "gae"]
 
 
-def test_a_node_that_waited_for_its_lane_is_on_the_path():
+def test_a_node_that_waited_for_its_queue_is_on_the_path():
     assert [span.node for span in critical_path(SPANS[:1] + SPANS[2:4])] == ["generate", "logprobs", "values"]
 
 
@@ -41,7 +41,7 @@ def test_totals_add_up_over_iterations():
     assert [share.node for share in totals][:2] == ["reward", "generate"]
 
 
-def test_a_report_says_what_bounded_an_iteration():
+def test_a_report_names_the_bound_of_an_iteration():
     totals = RunTotals({"model": 1, "cpu": 2, "io": 8})
     for _ in range(2):
         totals.add(SPANS, 0.0, 10.0)
@@ -74,7 +74,7 @@ def test_a_report_says_what_bounded_an_iteration():
     ]
 
 
-def test_a_lane_with_more_work_than_the_longest_path_is_the_bound():
+def test_a_queue_with_more_work_than_the_longest_path_is_the_bound():
     spans = [
         Span("a", "train", 0.0, 3.0),
         Span("b", "train", 3.0, 6.0),
@@ -90,13 +90,13 @@ def test_a_lane_with_more_work_than_the_longest_path_is_the_bound():
         {"node": "a", "seconds": 3.0},
     )
     assert json.loads(json.dumps(told)) == told
-    # a pool that did nothing is said, a side lane is not
+    # an idle pool is reported, an idle side queue is not
     assert "busy: train 92%, train.cpu 4%, rollout 0%" in bounds_text(totals)
 
 
-def test_what_was_sampled_ahead_counts_for_the_time_in_which_it_was_waited_for():
-    """Iteration 1 begins at 10. Its rows, sampled from 6 to 12, kept it waiting for 2 seconds; those that
-    were there at 8 for none."""
+def test_look_ahead_sampling_counts_only_while_it_is_awaited():
+    """Iteration 1 begins at 10. Its rows, sampled from 6 to 12, delay it by 2 seconds; the rows ready at 8 do
+    not."""
     for end, waited in ((12.0, 2.0), (8.0, 0.0)):
         spans = [
             Span("generate", "rollout", 6.0, end),
@@ -106,12 +106,12 @@ def test_what_was_sampled_ahead_counts_for_the_time_in_which_it_was_waited_for()
         totals.add(spans, 10.0, 5.0)
         assert totals.bounds.critical.get("generate", 0.0) == waited
         assert totals.bounds.outside == 0.0
-    assert totals.bounds.path == 3.5  # 2 + 5 seconds, in which two iterations are under way
+    assert totals.bounds.path == 3.5  # 2 + 5 seconds, during which two iterations run
     assert (totals.bounds.bound, totals.bounds.by) == (5.0, "train")
 
 
-# attempt [0, 10]: twice generate ──▶ reward ──▶ keep, a second before, between and after; then logprobs ──▶
-# update
+# attempt [0, 10]: twice generate ──▶ reward ──▶ keep, with a second before, between and after; then logprobs
+# ──▶ update
 TRIES = [
     Span("generate", "model", 1.0, 4.0),
     Span("reward", "io", 4.0, 5.0, ("generate",)),
@@ -125,7 +125,7 @@ TRIES = [
 ]
 
 
-def test_what_runs_within_a_repeat_counts_there_and_not_for_the_repeat_as_well():
+def test_a_node_inside_a_repeat_is_not_counted_twice():
     totals = RunTotals(
         {"model": 1, "io": 8, "cpu": 2}, within=dict.fromkeys(("generate", "reward", "keep"), "attempt")
     )
@@ -156,7 +156,7 @@ def test_what_runs_within_a_repeat_counts_there_and_not_for_the_repeat_as_well()
     )
 
 
-def test_a_repeat_within_a_repeat_counts_once_too():
+def test_a_nested_repeat_counts_once():
     inner = [
         Span("generate", "model", 1.0, 3.0),
         Span("narrow", "control", 0.5, 3.5),
@@ -175,7 +175,7 @@ def test_a_repeat_within_a_repeat_counts_once_too():
     assert totals.bounds.path == 5.0
 
 
-def test_nodes_that_ran_at_once_share_their_time():
+def test_concurrent_nodes_share_their_time():
     totals = RunTotals({"model": 1, "io": 8})
     totals.add(
         [
@@ -189,9 +189,9 @@ def test_nodes_that_ran_at_once_share_their_time():
     assert {share.node: share.part for share in totals} == {"generate": 1.5, "reward": 3.0, "logprobs": 0.5}
 
 
-def test_the_critical_path_is_that_of_most_iterations_and_never_one_that_none_had():
-    """In two iterations the reward ends last, in one the values, which once came late: means would put them
-    in between."""
+def test_the_critical_path_is_the_most_frequent_one():
+    """In two iterations the reward ends last, in one the values, which were once late. A path from mean times
+    would combine both."""
     rewarded = [
         Span("generate", "model", 0, 4),
         Span("reward", "io", 4, 9, ("generate",)),
@@ -215,26 +215,26 @@ def test_the_critical_path_is_that_of_most_iterations_and_never_one_that_none_ha
     assert bounds_text(totals).splitlines()[-2] == said
 
 
-def test_a_lane_keeps_a_node_waiting_only_where_it_is_full():
-    """b ended last before d began, in d's lane; but there was a place beside it, so d waited for a."""
+def test_a_queue_delays_a_node_only_if_it_is_full():
+    """b ended last before d began, in d's queue. The queue had a free slot then, so d waited for a."""
     spans = [Span("a", "model", 0, 4), Span("b", "cpu", 0, 4.5), Span("d", "cpu", 5, 6, ("a",))]
     assert [span.node for span in critical_path(spans, {"cpu": 2})] == ["a", "d"]
     assert [span.node for span in critical_path([*spans, Span("c", "cpu", 1, 8)], {"cpu": 2})] == ["c"]
     full = [*spans, Span("c", "cpu", 1, 5.5)]
     assert [span.node for span in critical_path(full, {"cpu": 2})] == ["b", "d"]
-    assert [span.node for span in critical_path(full, {})] == ["a", "d"]  # a lane without a limit
+    assert [span.node for span in critical_path(full, {})] == ["a", "d"]  # a queue without a limit
 
 
-def test_of_no_iteration_nothing_is_said():
+def test_no_iteration_gives_no_report():
     assert bounds_text(RunTotals()) == "no iteration was completed"
     assert RunTotals({"model": 1}).as_json()["bound"] == 0.0
 
 
-def test_nothing_ran_has_no_path():
+def test_an_empty_iteration_has_no_path():
     assert critical_path([]) == []
 
 
-def test_a_run_of_a_flow_that_repeats_has_a_chain_of_its_plan(tmp_path):
+def test_the_path_of_a_flow_with_a_repeat_follows_its_plan(tmp_path):
     result = rlflow.run(
         "dapo",
         backend="null",

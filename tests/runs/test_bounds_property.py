@@ -1,5 +1,5 @@
-"""What is printed of any run: a chain of nodes that one of its iterations had, each waiting for the one
-before it; and no time twice."""
+"""The printed bound of any run: a chain of nodes from one of its iterations, each waiting for the one before
+it. No time counts twice."""
 
 import re
 from dataclasses import dataclass, replace
@@ -17,13 +17,13 @@ from rlflow.compiler.spans import Span
 from rlflow.runs.bounds import RunTotals
 from rlflow.runs.report import bounds_text
 
-HOLDER = "outer2"  # the node that the body runs in, where there is one
+HOLDER = "outer2"  # the node that runs the body, if there is one
 ROOM = {"a": 1, "b": 2, "c": 3}
 
 
 @st.composite
 def plans(draw, name, lanes="abc"):
-    """Up to 6 nodes, each waiting for some before it; in lane a some take turns that are settled."""
+    """Draw up to 6 nodes, each waiting for some earlier ones; nodes of queue a run one at a time."""
     count = draw(st.integers(2, 6))
     lane = {number: draw(st.sampled_from(lanes)) for number in range(1, count + 1)}
     nodes = [Node(0, Op.DATA, "prompts", 0, outputs=(Output("x", None, "x"),))]
@@ -40,7 +40,7 @@ def plans(draw, name, lanes="abc"):
 
 
 def ran(plan, draw, after=0.0):
-    """The spans of the plan in virtual time, each node for a whole number of seconds, some for none."""
+    """Draw the spans of the plan in virtual time; each node takes a whole number of seconds, possibly 0."""
     seconds = {number: float(draw(st.integers(0, 5))) for number in plan.live}
     return [
         replace(span, start=span.start + after, end=span.end + after)
@@ -50,8 +50,8 @@ def ran(plan, draw, after=0.0):
 
 @dataclass
 class Case:
-    """The spans of each iteration, which pairs of nodes may follow one another on a chain, and what runs
-    within what."""
+    """The spans of each iteration, the pairs of nodes that may follow one another on a chain, and the nesting
+    of nodes."""
 
     iterations: list[list[Span]]
     edges: set[tuple[str, str]]
@@ -59,7 +59,8 @@ class Case:
 
 
 def edges(plan, lanes):
-    """What a node can have waited for: those before it in the plan, and others in a lane of limited room."""
+    """Return what a node can have waited for: earlier nodes of the plan, and other nodes of a limited
+    queue."""
     names = {unit: plan.node(unit).name for unit in plan.units}
     own = {(names[before], names[unit]) for unit, waits in plan.waits_for.items() for before in waits}
     return own | {
@@ -81,7 +82,7 @@ def cases(draw):
     into = {(outer.node(before).name, name) for before in outer.waits_for[holder] for name in entries}
     out = {(body.node(i).name, HOLDER) for i in body.live} | {(HOLDER, name) for name in entries}
     return Case(
-        [held(outer, body, draw) for _ in range(draw(st.integers(1, 4)))],
+        [repeated(outer, body, draw) for _ in range(draw(st.integers(1, 4)))],
         edges(outer, ROOM)
         | edges(body, ROOM)
         | into
@@ -91,8 +92,8 @@ def cases(draw):
     )
 
 
-def held(outer, body, draw):
-    """An iteration in which one node runs the body some times, with and without a pause between."""
+def repeated(outer, body, draw):
+    """Draw an iteration in which one node runs the body several times, with and without a pause between."""
     inner, now = [], float(draw(st.integers(0, 2)))
     for _ in range(draw(st.integers(1, 3))):
         inner += ran(body, draw, now)
@@ -107,7 +108,7 @@ def held(outer, body, draw):
 
 @settings(deadline=None, max_examples=80)
 @given(cases())
-def test_the_chain_is_one_that_an_iteration_had_and_no_time_stands_twice(case):
+def test_the_chain_comes_from_one_iteration_and_counts_no_time_twice(case):
     totals = RunTotals(ROOM | {f"{lane}'": places for lane, places in ROOM.items()}, within=case.within)
     for spans in case.iterations:
         totals.add(spans, 0.0, max((span.end for span in spans), default=0.0) + 0.5)
@@ -131,14 +132,14 @@ def test_the_chain_is_one_that_an_iteration_had_and_no_time_stands_twice(case):
 
 
 def taken(spans, names):
-    """Seconds in which something of these names ran; all times are whole, and less than 200."""
+    """Return the seconds during which nodes of these names ran; all times are whole and below 200."""
     return sum(
         any(span.start <= second < span.end for span in spans if span.node in names) for second in range(200)
     )
 
 
 def follows(spans, first, later):
-    """Whether something of one node had ended when something of the other began, or holds what did."""
+    """Return True if one node had ended when the other began, or contains the other."""
     return any(
         a.end <= b.start + 1e-9 or HOLDER in (first, later)
         for a in spans
@@ -150,10 +151,10 @@ def follows(spans, first, later):
 
 @settings(deadline=None, max_examples=50)
 @given(cases())
-def test_in_one_lane_of_one_iteration_the_path_without_pauses_is_the_whole_time(case):
+def test_with_one_queue_the_path_takes_all_the_time(case):
     spans = case.iterations[0]
     totals = RunTotals(ROOM | {f"{lane}'": places for lane, places in ROOM.items()}, within=case.within)
     end = max(span.end for span in spans)
     totals.add(spans, 0.0, end)
-    # in virtual time something on the path runs at each moment
+    # in virtual time, a node of the path runs at each moment
     assert abs(sum(share.critical for share in totals) - end) < 1e-9

@@ -1,4 +1,4 @@
-"""Fixed tokens that trainer and generator both score."""
+"""The weight check: trainer and generator score the same fixed tokens."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is s
 
 
 class Deaf(local.Generator):
-    """Hears of new weights and keeps one matrix as it was."""
+    """A generator that receives new weights but keeps one matrix."""
 
     def receive(self, weights, version):
         own = dict(self.network.tensors())
@@ -41,7 +41,7 @@ def backends(monkeypatch):
 
 @pytest.fixture
 def metrics(task, backends):
-    """``metrics(generator)``: what each of two iterations of a run with this generator told."""
+    """``metrics(generator)``: the metrics of two iterations of a run with this generator."""
 
     def metrics(generator, **more):
         small = {
@@ -59,7 +59,7 @@ def metrics(task, backends):
     return metrics
 
 
-def test_a_weight_that_does_not_arrive_is_seen(metrics):
+def test_a_missing_weight_is_detected(metrics):
     good, bad = metrics("canary_backends.other"), metrics("canary_backends.deaf")
     assert all(line["canary/actor_max"] < 1e-5 for line in good)
     assert bad[0]["canary/actor_max"] < 1e-5  # nothing has been learned yet
@@ -67,20 +67,20 @@ def test_a_weight_that_does_not_arrive_is_seen(metrics):
 
 
 @pytest.mark.parametrize(("generator", "settings"), [("local", {}), ("canary_backends.other", {"canary": 0})])
-def test_one_backend_needs_no_canary_and_it_can_be_turned_off(metrics, generator, settings):
+def test_one_backend_needs_no_weight_check(metrics, generator, settings):
     lines = metrics(generator, **settings)
     assert len(lines) == 2
     assert not any("canary" in name for line in lines for name in line)
 
 
-def test_canaries_are_the_two_halves_of_prompts():
+def test_the_fixed_tokens_are_two_halves_of_prompts():
     rows = weight_check_rows(Batch.of(prompt_tokens=[[1, 2, 3], [4], [5, 6]]))
     assert rows["prompt_tokens"].tolist() == [[1], [5]]
     assert rows["tokens"].tolist() == [[2, 3], [6, 0]]
     assert rows.data["tokens"].lengths.tolist() == [2, 1]
 
 
-def test_what_differs_too_much_is_told_of():
+def test_a_large_difference_is_reported():
     (said,) = weight_check_warnings(
         figures({"canary/actor_factor": 1.5, "canary/actor_max": 2.0, "canary/critic_factor": 1.0}), 1.05
     )
@@ -90,7 +90,7 @@ def test_what_differs_too_much_is_told_of():
     )
 
 
-def test_in_bfloat16_rounding_is_told_from_a_difference():
+def test_bfloat16_rounding_is_not_reported():
     rounded, apart = (
         figures({"canary/actor_factor": factor, "canary/actor_max": 0.7}) for factor in (1.08, 1.2)
     )

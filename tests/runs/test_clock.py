@@ -1,4 +1,4 @@
-"""What rows know of their record and of their iteration, in whole runs."""
+"""The record number and the iteration that rows carry, in full runs."""
 
 import json
 
@@ -31,7 +31,7 @@ def clocks(folder):
     return [{name: line[name] for name in CLOCKS} for line in lines if CLOCKS[0] in line]
 
 
-def test_a_resumed_run_counts_on_and_its_progress_is_of_the_iterations_that_it_has_now(records, tmp_path):
+def test_a_resumed_run_continues_its_counts(records, tmp_path):
     straight = clocks(
         rlflow.run(CRITIQUE, data=records, out=str(tmp_path / "straight"), iterations=5, **SMALL).folder
     )
@@ -49,7 +49,7 @@ def test_a_resumed_run_counts_on_and_its_progress_is_of_the_iterations_that_it_h
     assert [line["told/prompt_id"] for line in first] == [line["told/prompt_id"] for line in straight[:2]]
 
 
-def test_rows_have_the_number_of_their_record_where_something_reads_it_and_else_not(records):
+def test_rows_carry_record_numbers_only_if_they_are_read(records):
     for name, there in ((CRITIQUE, True), ("grpo", False)):
         roles = rlflow.roles(name, data=records, **SMALL | {"prompts": 20, "held_out": 3})
         batch = roles.take()
@@ -59,9 +59,8 @@ def test_rows_have_the_number_of_their_record_where_something_reads_it_and_else_
 
 
 @pytest.mark.parametrize("controlled", [True, False])
-def test_log_probs_are_at_the_temperature_that_was_computed_for_sampling(task, controlled):
-    """The model's own log-probs and those of sampling are the same numbers only where both divide by the same
-    temperature."""
+def test_log_probs_use_the_computed_sampling_temperature(task, controlled):
+    """The model's log-probs equal the sampler's only if both divide by the same temperature."""
     settings = {"hp.controlled": controlled, "hp.max_tokens": 4, "held_out": 4, "save_every": 0, "threads": 1}
     folder = rlflow.run(EMA, **task | settings | {"iterations": 3}).folder
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -74,8 +73,8 @@ def test_log_probs_are_at_the_temperature_that_was_computed_for_sampling(task, c
     assert all(line["policy/mismatch_max"] < 1e-3 for line in lines)
 
 
-def test_a_reward_reads_the_number_of_the_record_in_its_file_in_training_and_in_evaluation(task, tmp_path):
-    """The data have no answers, so that the reward is the judge of the evaluation too."""
+def test_a_reward_reads_record_numbers_in_training_and_evaluation(task, tmp_path):
+    """The data have no answers, so the reward also scores the evaluation."""
     (tmp_path / "bare.jsonl").write_text(
         "".join(json.dumps({"prompt": f"{n} + 0 ="}) + "\n" for n in range(60))
     )

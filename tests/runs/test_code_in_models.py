@@ -1,4 +1,4 @@
-"""No code of a model folder is run, whoever is asked and whatever is answered."""
+"""rlflow never runs code of a model folder, even if the user answers yes."""
 
 import json
 import os
@@ -20,8 +20,8 @@ CLASSES = {
 
 
 def with_code(folder, mark, unknown):
-    """A model folder that names classes of its own for all that is loaded from it. unknown: keys that
-    transformers makes nothing of."""
+    """Write a model folder that names its own classes for everything loaded from it. unknown: keys that
+    transformers ignores."""
     shutil.copytree(MODEL, folder)
     for kind, base in CLASSES.items():
         (folder / f"evil_{kind}.py").write_text(EVIL.format(mark=str(mark), base=base))
@@ -33,9 +33,9 @@ def with_code(folder, mark, unknown):
 
 
 def answered(words, action):
-    """The exit status of a child that does this, and is given the answers on its standard input."""
+    """Run an action in a child with these answers on standard input; return the exit status."""
 
-    def told():
+    def answering():
         ours, theirs = os.pipe()
         os.write(theirs, words)
         os.close(theirs)
@@ -43,7 +43,7 @@ def answered(words, action):
         sys.stdin = os.fdopen(0)
         action()
 
-    return in_child(told)
+    return in_child(answering)
 
 
 UNKNOWN = {"tokenizer_class": "EvilTokenizer", "model_type": "evil"}
@@ -58,7 +58,7 @@ UNKNOWN = {"tokenizer_class": "EvilTokenizer", "model_type": "evil"}
         pytest.param("local", UNKNOWN, id="an unknown model", marks=pytest.mark.slow),
     ],
 )
-def test_no_code_of_a_model_folder_is_run_where_yes_is_answered(backend, unknown, task, tmp_path):
+def test_code_of_a_model_folder_never_runs_even_after_a_yes(backend, unknown, task, tmp_path):
     mark = tmp_path / "ran"
     with_code(tmp_path / "model", mark, unknown)
     keywords = {

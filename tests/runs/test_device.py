@@ -1,4 +1,4 @@
-"""Which device a run has, where its workers may see others than its driver."""
+"""The device of a run whose workers may see other devices than its driver."""
 
 import pytest
 
@@ -8,13 +8,13 @@ from rlflow.runs.pools import worker_setups
 
 
 @pytest.mark.parametrize("asked", ["auto", "cpu"])
-def test_workers_are_told_what_the_driver_found(asked):
+def test_workers_use_the_device_that_the_driver_found(asked):
     config = sort_values({"device": asked, "prompts": 3}, [])
     options = worker_setups(None, config, None, None, {}).config.options
     assert (options.device, options.prompts, config.options.device) == (device_of(asked), 3, asked)
 
 
-def test_a_gpu_that_was_asked_for_need_not_be_here():
+def test_a_requested_gpu_need_not_be_on_this_machine():
     assert (
         worker_setups(None, sort_values({"device": "cuda"}, []), None, None, {}).config.options.device
         == "cuda"

@@ -10,10 +10,10 @@ def test_runs_are_numbered_and_never_share_a_folder(tmp_path):
     assert [directory.create(tmp_path, None, "ppo").name for _ in range(3)] == ["ppo-1", "ppo-2", "ppo-3"]
 
 
-def test_a_name_that_another_process_takes_at_the_last_moment_is_left_to_it(tmp_path, monkeypatch):
+def test_a_name_taken_by_another_process_is_left_alone(tmp_path, monkeypatch):
     (tmp_path / "ppo-1").mkdir()
     (tmp_path / "ppo-1" / "theirs").write_text("")
-    monkeypatch.setattr(directory.os.path, "lexists", lambda path: False)  # it was not there yet
+    monkeypatch.setattr(directory.os.path, "lexists", lambda path: False)  # the folder did not exist yet
     folder = directory.create(tmp_path, None, "ppo")
     assert folder.name == "ppo-2"
     assert [path.name for path in (tmp_path / "ppo-1").iterdir()] == ["theirs"]
@@ -34,7 +34,7 @@ def test_a_taken_name_is_refused_and_left_alone(tmp_path):
     assert kept.read_text() == "content"
 
 
-def test_a_folder_that_cannot_be_written_is_said(tmp_path):
+def test_an_unwritable_folder_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(PlanError, match="cannot write a run|exists"):
         directory.create(tmp_path / "file" / "runs", None, "ppo")

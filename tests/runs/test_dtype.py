@@ -1,4 +1,4 @@
-"""A float64 run: every number that a run computes with is a float64, from the reward's to the update's."""
+"""A float64 run computes only with float64 numbers, from the reward's to the update's."""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ FLOWS = {
 
 @pytest.fixture
 def columns_of(task, tmp_path, monkeypatch):
-    """The columns that an iteration keeps, by node and name, in the order in which they were put."""
+    """The columns that an iteration keeps, by node and name, in the order of their storage."""
     (tmp_path / "thirds.py").write_text(THIRDS)
     task |= {
         "prompts": 2,
@@ -50,7 +50,7 @@ def columns_of(task, tmp_path, monkeypatch):
         )
         roles = rlflow.roles(flow, hp, dtype=dtype, **task)
         try:
-            for _ in range(2):  # the second reads what the first has made of the state
+            for _ in range(2):  # the second reads the state that the first has written
                 kept.clear()
                 outcome = roles.prepared.executor.run(roles.prepared.plan, roles.take())
                 roles.prepared.engine.state |= outcome.state
@@ -80,7 +80,7 @@ def test_every_number_of_a_run_has_the_dtype_of_its_models(columns_of, name, dty
     } == set()
 
 
-def test_statistics_of_groups_are_those_of_the_rewards_to_the_last_digit(columns_of):
+def test_group_statistics_match_the_rewards_exactly(columns_of):
     found = {column: data for _, column, data in columns_of("grpo", "float64")}
     scores, group, advantages = (
         found["scores"].value.tolist(),

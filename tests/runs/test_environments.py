@@ -1,4 +1,4 @@
-"""Runs under an environment: no algorithm changes, and what holds for any run holds for them."""
+"""Runs with an environment: no algorithm changes, and every guarantee of a run holds."""
 
 import itertools
 import json
@@ -30,7 +30,7 @@ HP = {"hp.max_tokens": 16, "hp.samples": 4}
 
 @pytest.fixture
 def again(task):
-    """Keywords of a small run in which a model may answer twice."""
+    """Keywords of a small run that lets the model answer twice."""
     return {**task, **HP, "env": f"{FILE}:Again", "env.turns": 2, "env.parallel": 1, "prompts": 6}
 
 
@@ -47,7 +47,7 @@ def samples(result):
 
 
 @pytest.mark.parametrize("flow", ["grpo", "ppo"])
-def test_a_flow_trains_on_what_its_model_said_in_all_turns(again, flow):
+def test_a_flow_trains_on_the_replies_of_all_turns(again, flow):
     result = rlflow.run(
         flow, **{name: value for name, value in again.items() if flow == "grpo" or name != "hp.samples"}
     )
@@ -55,7 +55,7 @@ def test_a_flow_trains_on_what_its_model_said_in_all_turns(again, flow):
     assert all(1 < line["env/turns"] <= 2 for line in iterations)
     assert all(line["env/failed"] == 0 for line in iterations)
     assert all(line["env/tries"] >= 1 for line in iterations)
-    # trainer and sampler agree on whole episodes
+    # trainer and sampler agree on full episodes
     assert all(line["policy/mismatch_max"] < 1e-4 for line in iterations)
     episodes = [row["episode"]["turns"] for row in samples(result)]
     assert any(len(turns) == 2 and turns[0]["says"] == " no. " for turns in episodes)
@@ -64,7 +64,7 @@ def test_a_flow_trains_on_what_its_model_said_in_all_turns(again, flow):
 
 
 @pytest.mark.slow
-def test_an_environment_that_says_nothing_changes_no_bit(task):
+def test_a_silent_environment_changes_no_bit(task):
     plain = rlflow.run("grpo", **task, **HP, reward=["task"], name="plain")
     silent = rlflow.run("grpo", **task, **HP, reward=["task"], name="silent", env=f"{FILE}:Quiet")
     assert all(torch.equal(tensor, weights(silent)[name]) for name, tensor in weights(plain).items())
@@ -79,7 +79,7 @@ def test_an_environment_that_says_nothing_changes_no_bit(task):
 
 
 @pytest.mark.slow
-def test_scorers_that_come_with_rlflow_judge_what_was_said_last(again):
+def test_shipped_scorers_score_the_last_reply(again):
     own = rlflow.run("grpo", **again, name="own")
     task = rlflow.run("grpo", **again, name="task", reward=["task"])
     assert [line.get("reward/mean") for line in lines(own)] == [
@@ -88,7 +88,7 @@ def test_scorers_that_come_with_rlflow_judge_what_was_said_last(again):
     assert own.after == task.after
 
 
-def test_an_episode_that_fails_is_missing_by_its_cause_and_its_rows_fate_says_so(again):
+def test_a_failed_episode_is_counted_by_its_cause(again):
     broken = {**again, "env": f"{FILE}:Broken", "max_missing": 1.0, "held_out": 0}
     result = rlflow.run("grpo", **broken)
     iterations = lines(result)
@@ -109,7 +109,7 @@ def test_an_episode_that_fails_is_missing_by_its_cause_and_its_rows_fate_says_so
         rlflow.run("grpo", **{**broken, "max_missing": 0.0})
 
 
-def test_on_the_null_backend_episodes_are_a_function_of_the_seed(again):
+def test_null_backend_episodes_depend_only_on_the_seed(again):
     keywords = {name: value for name, value in again.items() if name != "model"} | {"backend": "null"}
     del keywords["lr"]
     one, other = (rlflow.run("grpo", **keywords, name=name) for name in ("one", "other"))
@@ -117,7 +117,7 @@ def test_on_the_null_backend_episodes_are_a_function_of_the_seed(again):
     assert any(len(row["episode"]["turns"]) == 2 for row in samples(one))
 
 
-def test_an_eager_iteration_is_the_compiled_one(again):
+def test_an_eager_iteration_equals_the_compiled_one(again):
     flow = load_flow("grpo")
     keywords = again | {"held_out": 0, "iterations": 1}
     result = rlflow.run("grpo", **keywords)
@@ -130,7 +130,7 @@ def test_an_eager_iteration_is_the_compiled_one(again):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_while_it_sampled_goes_on_as_if_it_had_not(again):
+def test_a_run_killed_while_sampling_resumes_unchanged(again):
     keywords = again | {"save_every": 1, "held_out": 0, "iterations": 3}
 
     def dying():
@@ -151,7 +151,7 @@ def test_a_run_that_was_killed_while_it_sampled_goes_on_as_if_it_had_not(again):
     assert not list(differences(content(straight.folder), content(cut)))
 
 
-def test_one_that_cannot_be_repeated_is_told_when_a_run_goes_on(again, tmp_path, capsys):
+def test_resume_warns_of_an_environment_that_cannot_be_repeated(again, tmp_path, capsys):
     keywords = again | {
         "env": f"{FILE}:Quiet",
         "held_out": 0,
@@ -166,7 +166,7 @@ def test_one_that_cannot_be_repeated_is_told_when_a_run_goes_on(again, tmp_path,
     )
 
 
-def test_a_changed_environment_is_refused_when_a_run_goes_on(again, tmp_path):
+def test_resume_refuses_a_changed_environment(again, tmp_path):
     own = tmp_path / "own.py"
     own.write_text(FILE.read_text())
     result = rlflow.run("grpo", **again | {"env": f"{own}:Again", "iterations": 1, "held_out": 0})
@@ -175,7 +175,7 @@ def test_a_changed_environment_is_refused_when_a_run_goes_on(again, tmp_path):
         resume(result.folder, {"iterations": 2}, make_reporter(True))
 
 
-def test_a_changed_file_that_a_setting_names_is_refused_when_a_run_goes_on(task, tmp_path):
+def test_resume_refuses_a_changed_file_named_by_a_setting(task, tmp_path):
     own, corpus = tmp_path / "own.py", tmp_path / "corpus.txt"
     own.write_text(
         "from pathlib import Path\nfrom rlflow import Turn\nclass Own:\n    def __init__(self, *, corpus: "
@@ -196,7 +196,7 @@ def test_a_changed_file_that_a_setting_names_is_refused_when_a_run_goes_on(task,
     assert "environment own.py:Own: corpus" in str(refused.value)
 
 
-def test_what_an_environment_reads_of_the_data_is_carried(task, tmp_path):
+def test_the_data_columns_that_an_environment_reads_are_carried(task, tmp_path):
     own = tmp_path / "own.py"
     own.write_text(
         "from rlflow import Turn\nclass Own:\n    def reset(self, hint, *, seed): self.hint = hint\n"

@@ -1,5 +1,5 @@
-"""`rlflow eval` has the numbers that a run has of itself, at every checkpoint, and says what it cannot do and
-why."""
+"""`rlflow eval` reports the numbers that a run measured itself, at every checkpoint. If it cannot evaluate,
+it gives the reason."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ SMALL = ("--eval", "x=WHERE/small.jsonl", "--data.x.prompt", "ask")
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory):
-    """A run of three iterations that was measured before, after each of them, and saved each time."""
+    """A run of three iterations, evaluated before the first and after each of them, and saved each time."""
     where = tmp_path_factory.mktemp("ground")
     write_sums(where / "sums.jsonl")
     small = "".join(json.dumps({"ask": f"{n} + {n + 1} ="}) + "\n" for n in range(7))
@@ -69,7 +69,7 @@ def settings(where, **more):
 
 
 def own(folder, iteration):
-    """The figures of a run's own evaluation."""
+    """Return the figures of a run's own evaluation."""
     return dict(dict(recorded(folder).history.evaluations)[iteration])
 
 
@@ -79,7 +79,7 @@ def answers(folder, iteration):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", [None, 1])
-def test_a_run_has_the_same_numbers_and_answers_as_it_had_itself(ground, tmp_path, checkpoint):
+def test_eval_reproduces_the_numbers_and_answers_of_a_run(ground, tmp_path, checkpoint):
     evaluated = evaluate_run(ground / "run", {}, tmp_path / "out", Quiet(), checkpoint)
     assert evaluated.iteration == (checkpoint or 3)
     assert keyed(shown(evaluated.accuracy)) == own(ground / "run", evaluated.iteration)
@@ -89,7 +89,7 @@ def test_a_run_has_the_same_numbers_and_answers_as_it_had_itself(ground, tmp_pat
     assert 0 < content["evaluation"]["evaluation/small/sampled"] < 1
 
 
-def test_a_model_folder_has_the_numbers_of_the_run_that_wrote_it(ground, tmp_path, monkeypatch, capsys):
+def test_eval_of_a_model_folder_equals_its_run(ground, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = [
         "eval",
@@ -120,8 +120,8 @@ def test_a_model_folder_has_the_numbers_of_the_run_that_wrote_it(ground, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_reward_without_a_set_judges_all_sets_of_a_model_folder_that_have_none(ground, tmp_path):
-    """Also where a set has answers, by which the packaged scorer would judge."""
+def test_a_reward_without_a_set_scores_all_sets_without_a_reward(ground, tmp_path):
+    """This also holds for sets with answers, which the packaged scorer could score."""
     (tmp_path / "judges.py").write_text(
         "def all(completion):\n    return 1.0\n\ndef none(completion):\n    return 0.0\n"
     )
@@ -136,7 +136,7 @@ def test_a_reward_without_a_set_judges_all_sets_of_a_model_folder_that_have_none
     assert [sets[name]["greedy"] for name in ("one", "two")] == [1.0, 0.0]
 
 
-def test_a_run_is_measured_on_other_sets_and_by_other_judges(ground, tmp_path):
+def test_a_run_is_evaluated_on_other_sets_with_other_rewards(ground, tmp_path):
     (tmp_path / "other.jsonl").write_text(json.dumps({"prompt": "2 + 2 =", "answer": "4"}) + "\n")
     evaluated = evaluate_run(
         ground / "run",
@@ -148,10 +148,10 @@ def test_a_run_is_measured_on_other_sets_and_by_other_judges(ground, tmp_path):
     assert {name.split("/")[1] for name in figures} == {"other"}
     assert figures["evaluation/other/prompts"] == 1
     assert figures["evaluation/other/mean@4"] >= 0.25
-    assert "evaluation/other/maj@4" not in figures  # the judge gives no answers
+    assert "evaluation/other/maj@4" not in figures  # the reward gives no answers
 
 
-def test_rewards_of_an_evaluation_judge_sets_alone():
+def test_rewards_of_an_evaluation_score_only_its_sets():
     saved = {"reward": ["math", "a.py:f@old"], "eval": ["old=x"]}
     assert with_rewards(saved, {}) == {}
     assert with_rewards(saved, {"reward": ("task",)})["reward"] == ("math", "task@old")
@@ -169,11 +169,9 @@ def test_rewards_of_an_evaluation_judge_sets_alone():
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_has_the_same_answers_as_one_that_was_never_cut_and_a_fork_measures_what_it_is_told_to(
-    ground, tmp_path
-):
+def test_a_resumed_run_has_the_same_answers(ground, tmp_path):
     cut = rlflow.run("grpo", **settings(ground, name="cut", iterations=1)).folder
-    (cut / "evaluations/.writing-1-1-0-after-000002.jsonl-1").touch()  # of a process that was killed
+    (cut / "evaluations/.writing-1-1-0-after-000002.jsonl-1").touch()  # left by a killed process
     resume(cut, {"iterations": "3"}, Quiet())
     assert sorted(path.name for path in (cut / "evaluations").iterdir()) == [
         f"after-00000{n}.jsonl" for n in range(4)
@@ -188,7 +186,7 @@ def test_a_run_that_goes_on_has_the_same_answers_as_one_that_was_never_cut_and_a
     assert own(forked.folder, 3)["evaluation/small/greedy"] == own(cut, 3)["evaluation/small/greedy"]
 
 
-def test_what_a_run_was_measured_on_is_part_of_its_identity(ground, tmp_path):
+def test_the_evaluation_sets_are_part_of_the_run_identity(ground, tmp_path):
     cut = rlflow.run("grpo", **settings(ground, name="changed", iterations=1)).folder
     before = (ground / "small.jsonl").read_text()
     try:
@@ -223,7 +221,7 @@ def test_what_a_run_was_measured_on_is_part_of_its_identity(ground, tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_evaluated_is_said_with_a_remedy_and_leaves_nothing(
+def test_an_impossible_evaluation_names_a_remedy_and_leaves_no_file(
     ground, tmp_path, monkeypatch, words, message, remedy
 ):
     monkeypatch.chdir(tmp_path)
@@ -234,14 +232,14 @@ def test_what_cannot_be_evaluated_is_said_with_a_remedy_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_without_checkpoints_is_no_model(ground, tmp_path):
+def test_a_run_without_checkpoints_cannot_be_evaluated(ground, tmp_path):
     folder = Path(shutil.copytree(ground / "run", tmp_path / "run"))
     shutil.rmtree(folder / "checkpoints")
     with pytest.raises(PlanError, match="has no checkpoint"):
         evaluate_run(folder, {}, tmp_path, Quiet())
 
 
-def test_a_folder_is_measured_from_python(ground, tmp_path):
+def test_a_folder_is_evaluated_from_python(ground, tmp_path):
     evaluated = evaluate_folder(
         Path(MODEL), {"eval": (f"sums={ground}/sums.jsonl",), "threads": "1"}, tmp_path, Quiet()
     )
@@ -261,7 +259,7 @@ def test_adapters_have_the_same_numbers_from_a_checkpoint(ground, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_environment_acts_in_the_evaluation_of_a_run_and_of_a_folder(tmp_path):
+def test_evaluation_of_runs_and_folders_uses_the_environment(tmp_path):
     write_sums(tmp_path / "sums.jsonl")
     (tmp_path / "again.py").write_text(
         "from rlflow import Turn\n\nclass Again:\n"

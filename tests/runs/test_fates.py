@@ -1,4 +1,4 @@
-"""What became of sampled rows, in words and as metrics: both read the account."""
+"""Outcomes of sampled rows, in words and as metrics. Both read the row accounting."""
 
 import json
 
@@ -19,11 +19,11 @@ def account():
     return made
 
 
-def test_metrics_count_rows_that_were_sampled_by_fate():
+def test_metrics_count_sampled_rows_by_outcome():
     assert keyed(outcome_metrics(account())) == {"fates/trained": 5, "fates/left_out": 3}
 
 
-def test_the_words_name_who_sampled_and_where_and_why_rows_ended():
+def test_the_text_names_sampler_place_and_cause_of_lost_rows():
     assert fates_text(account()).splitlines() == [
         "actor.generate: 8 rows of 80 tokens",
         "  left out at choose (count=1): not chosen: 3 rows of 30 tokens",
@@ -31,7 +31,7 @@ def test_the_words_name_who_sampled_and_where_and_why_rows_ended():
     ]
 
 
-def test_the_account_of_a_run_is_that_of_its_lines_but_for_a_torn_one(tmp_path):
+def test_the_accounting_of_a_run_skips_a_torn_line(tmp_path):
     lines = [json.dumps({"iteration": number, **account().as_json()}) for number in range(3)]
     (tmp_path / "fates.jsonl").write_text("\n".join([*lines[:2], lines[2][:40]]))
     total = run_account(tmp_path)
@@ -59,7 +59,7 @@ def test_the_account_of_a_run_is_that_of_its_lines_but_for_a_torn_one(tmp_path):
     ],
     ids=lambda text: text[:60],
 )
-def test_a_damaged_line_is_left_out_of_the_account(tmp_path, damage):
+def test_the_accounting_skips_a_damaged_line(tmp_path, damage):
     line = json.dumps({"iteration": 0, **account().as_json()})
     (tmp_path / "fates.jsonl").write_text(f"{damage}\n{line}\n")
     assert run_account(tmp_path) == account()

@@ -1,4 +1,4 @@
-"""What a run writes into final/ ends its replies where the run ended them."""
+"""The model in final/ ends its replies at the same tokens as the run."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ MODEL = TASKS / "arithmetic_model"
 pytestmark = pytest.mark.slow
 
 
-def test_the_generation_config_of_a_final_model_names_every_end(tmp_path):
+def test_the_final_generation_config_names_every_end_token(tmp_path):
     folder = shutil.copytree(MODEL, tmp_path / "model")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 7, "top_k": 5}))
     run = rlflow.run(
@@ -35,6 +35,6 @@ def test_the_generation_config_of_a_final_model_names_every_end(tmp_path):
     )
     assert ends_of(final).problems == []
     usual = (run.folder / "settings.json").stat().st_mode
-    # weights too, for who may read the rest
+    # everyone who can read the other files can read the weights
     assert [path.name for path in final.iterdir() if path.stat().st_mode != usual] == []
     assert "name different tokens as the end of a reply" in (run.folder / "notes.txt").read_text()

@@ -1,4 +1,4 @@
-"""Runs whose flow says itself how it is evaluated."""
+"""Runs whose flow defines its own evaluation."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def ran(task, name, **keywords):
 
 
 def lines(folder):
-    """(of evaluations, of iterations), without times."""
+    """Return the lines of evaluations and of iterations, without times."""
     every = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     every = [{name: value for name, value in line.items() if name not in TIMES} for line in every]
     return [line for line in every if "evaluation/sampled" in line], [
@@ -40,7 +40,7 @@ def answers(folder):
 
 
 @pytest.mark.slow
-def test_a_body_that_does_what_the_usual_evaluation_does_gives_its_figures_and_changes_nothing_of_training(
+def test_a_body_like_the_default_evaluation_gives_its_figures(
     task,
 ):
     usual, greedy = ran(task, "usual"), ran(task, "greedy")
@@ -54,7 +54,7 @@ def test_a_body_that_does_what_the_usual_evaluation_does_gives_its_figures_and_c
 
 
 @pytest.mark.slow
-def test_the_same_weights_are_evaluated_the_same_whatever_came_before(task):
+def test_equal_weights_have_equal_evaluations(task):
     still = ran(task, "two", lr=0.0, iterations=3)
     own, trained = lines(still.folder)
     assert len({json.dumps({**line, "iteration": 0}) for line in own}) == 1
@@ -67,7 +67,7 @@ def test_the_same_weights_are_evaluated_the_same_whatever_came_before(task):
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_evaluates_as_one_that_was_never_cut(task, tmp_path):
+def test_a_resumed_run_evaluates_like_an_uninterrupted_one(task, tmp_path):
     whole = ran(task, "two", iterations=3, save_every=1, keep=9)
     cut = tmp_path / "cut"
     shutil.copytree(whole.folder, cut)
@@ -79,7 +79,7 @@ def test_a_run_that_goes_on_evaluates_as_one_that_was_never_cut(task, tmp_path):
     assert (cut / "answers.jsonl").read_text() == (whole.folder / "answers.jsonl").read_text()
 
 
-def test_rows_that_are_chosen_away_count_in_nothing_and_none_is_no_error(task):
+def test_dropped_rows_are_not_counted_and_none_is_no_error(task):
     result = ran(task, "nothing", iterations=1)
     own, _ = lines(result.folder)
     assert [line["evaluation/sampled"] for line in own] == [0.0, 0.0]
@@ -87,7 +87,7 @@ def test_rows_that_are_chosen_away_count_in_nothing_and_none_is_no_error(task):
     assert [(one["before"], one["after"]) for one in answers(result.folder)] == [("", "")] * 10
 
 
-def test_mean_scores_are_shown_beside_shares(task):
+def test_mean_scores_are_shown_next_to_shares(task):
     result = ran(task, "halves", iterations=1)
     own, _ = lines(result.folder)
     assert [(line["evaluation/sampled"], line["evaluation/score"]) for line in own] == [(0.0, 0.5)] * 2
@@ -100,11 +100,11 @@ def test_mean_scores_are_shown_beside_shares(task):
     assert summarised(result.folder).evaluation["evaluation/score"] == 0.5
 
 
-def test_without_held_out_prompts_a_body_is_not_run(task):
+def test_a_body_needs_held_out_prompts(task):
     assert lines(ran(task, "two", held_out=0).folder)[0] == []
 
 
-def test_an_evaluation_of_several_sources_gives_the_share_of_each(task, tmp_path):
+def test_an_evaluation_of_several_sources_shows_each_share(task, tmp_path):
     other = tmp_path / "other.jsonl"
     other.write_text(
         "".join(json.dumps({"prompt": f"{n} - 1 =", "answer": str(n - 1)}) + "\n" for n in range(2, 42))

@@ -1,5 +1,5 @@
-"""GSM8K: its answers are judged as they are written, and runs train on it, with a chat template and
-without."""
+"""GSM8K: its answers are scored as they are written, and runs train on it with and without a chat
+template."""
 
 import contextlib
 import io
@@ -37,12 +37,12 @@ def printed(*words):
 
 
 def metrics(folder):
-    """The lines of iterations, without those of evaluations."""
+    """Return the lines of iterations, without those of evaluations."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [row for row in rows if "actor.update/loss" in row]
 
 
-def judged(reward, completions, data):
+def scores_of(reward, completions, data):
     with RewardPool(1) as pool:
         (bound,) = bind([parse_reward(reward)], pool, data)
         rows = data.batch(range(len(data)))
@@ -51,12 +51,12 @@ def judged(reward, completions, data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reward", ["task", "math"])
-def test_worked_solutions_are_right_and_other_numbers_wrong(reward):
+def test_worked_solutions_are_right_and_other_numbers_are_wrong(reward):
     data = open_data(PROBLEMS)
     answers = [record.answer for record in data.records]
     numbers = [answer.rpartition("#### ")[2] for answer in answers]
-    right = judged(reward, answers, data)
-    wrong = judged(
+    right = scores_of(reward, answers, data)
+    wrong = scores_of(
         reward,
         [
             f"{answer.rpartition('#### ')[0]}#### {int(number.replace(',', '')) + 1}"
@@ -67,11 +67,11 @@ def test_worked_solutions_are_right_and_other_numbers_wrong(reward):
     assert (len(data), right.missing, wrong.missing) == (64, {}, {})
     assert right.values.tolist() == [1.0] * 64
     assert wrong.values.tolist() == [0.0] * 64
-    assert judged(reward, numbers, data).values.tolist() == [1.0] * 64  # the number alone
+    assert scores_of(reward, numbers, data).values.tolist() == [1.0] * 64  # the number alone
 
 
 @pytest.mark.slow
-def test_grpo_trains_on_it_from_the_command_line(instruct, tmp_path):
+def test_grpo_trains_on_gsm8k_from_the_command_line(instruct, tmp_path):
     system = "Put the final answer after ####."
     code, text = printed(
         "run",
@@ -112,7 +112,7 @@ def test_grpo_trains_on_it_from_the_command_line(instruct, tmp_path):
 
 
 def first_prompt(folder, model="model", **data):
-    """What the model is given first, as text."""
+    """Return the first prompt of the run as text."""
     roles = rlflow.roles(
         "grpo", **{model: str(folder)}, data={"source": str(PROBLEMS), **data}, reward="math", held_out=0
     )
@@ -124,7 +124,7 @@ def first_prompt(folder, model="model", **data):
 
 
 @pytest.mark.slow
-def test_a_chat_template_words_the_prompts_of_a_run_and_without_one_they_are_plain(instruct, base):
+def test_prompts_use_the_chat_template_if_there_is_one(instruct, base):
     opening, ending = (
         "<|im_start|>system\n{}<|im_end|>\n<|im_start|>user\n",
         "<|im_end|>\n<|im_start|>assistant\n",

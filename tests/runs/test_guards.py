@@ -1,4 +1,4 @@
-"""When a run is ended or a warning given, by the numbers of an iteration."""
+"""The numbers of an iteration that end a run or cause a warning."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def rate(share):
     return {Figure(Of.SCORES, "missing_rate"): share}
 
 
-def test_each_cause_of_missing_rewards_is_said_once_and_not_where_the_run_stops_for_them():
+def test_each_cause_of_missing_rewards_is_reported_once():
     asked = []
     guard = Guard(
         Options(max_missing=0.5), lambda: asked.append(1) or {NONE: "f.py:1: None", NAN: "x" * 1000}
@@ -45,11 +45,11 @@ def test_each_cause_of_missing_rewards_is_said_once_and_not_where_the_run_stops_
         Figure(Of.STATE, "missing_none"),
     ],
 )
-def test_nothing_else_is_taken_for_missing_rewards(figure):
+def test_other_metrics_do_not_count_as_missing_rewards(figure):
     assert list(Guard(Options(), dict).missing_warnings({figure: 3.0} | rate(0.0))) == []
 
 
-def test_updates_that_take_no_step_end_the_run_and_other_numbers_of_that_name_do_not():
+def test_updates_without_a_step_end_the_run():
     guard, stuck = Guard(Options(max_bad=2), dict), {Figure(Of.UPDATE, "steps", "actor.update", "actor"): 0.0}
     others = {
         Figure(Of.STAGE, "steps", "tools"): 0.0,
@@ -63,7 +63,7 @@ def test_updates_that_take_no_step_end_the_run_and_other_numbers_of_that_name_do
         guard.check(6, stuck, IterationSummary())
 
 
-def test_only_scores_say_how_many_rewards_are_missing():
+def test_only_scores_count_missing_rewards():
     guard = Guard(Options(max_missing=0.5), lambda: {Cause("raised", "f"): "no"})
     guard.check(
         0,
@@ -85,14 +85,14 @@ def test_only_scores_say_how_many_rewards_are_missing():
         ),
     ],
 )
-def test_a_run_without_a_finite_step_ends_with_what_is_not_finite(summary, says):
+def test_a_run_without_a_finite_step_names_the_non_finite_value(summary, says):
     with pytest.raises(StageError, match=says):
         Guard(Options(max_bad=1), dict).check(
             2, {Figure(Of.UPDATE, "steps", "critic.update", "critic"): 0.0}, summary
         )
 
 
-def test_a_loss_that_is_not_finite_while_its_gradient_is_is_told():
+def test_a_non_finite_loss_with_a_finite_gradient_is_reported():
     def figure(name):
         return Figure(Of.UPDATE, name, "actor.update", "actor")
 
@@ -101,7 +101,7 @@ def test_a_loss_that_is_not_finite_while_its_gradient_is_is_told():
     assert "actor.update: the loss is inf, so its metric is null. Its gradient is finite" in warning
 
 
-def test_adapters_that_merging_rounds_away_are_told_once():
+def test_adapters_lost_to_rounding_are_reported_once():
     guard = Guard(Options(), dict)
     figures = {
         Figure(Of.UPDATE, "merge_rounding", f"{role}.update", role): share

@@ -1,4 +1,4 @@
-"""What is measured on held-out prompts, and when."""
+"""Evaluations on held-out prompts, and their schedule."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ def evaluated(tmp_path, held_out, **keywords):
     return [line for line in lines if "evaluation/greedy" in line]
 
 
-def test_accuracy_is_measured_before_the_first_iteration_and_as_often_as_asked_for(tmp_path):
+def test_accuracy_is_measured_at_the_start_and_on_schedule(tmp_path):
     lines = evaluated(tmp_path, 5)
     assert [line["iteration"] for line in lines] == [0, 1, 2]
     # of five prompts
@@ -64,7 +64,7 @@ def sums(path, first, count):
     return path
 
 
-def test_prompts_of_a_further_set_that_were_worded_before_are_told_by_its_name(tmp_path):
+def test_prompts_with_a_template_in_another_set_are_reported(tmp_path):
     model, file = shutil.copytree(MODEL, tmp_path / "model"), tmp_path / "hard.jsonl"
     (model / "chat_template.jinja").write_text("{% for m in messages %}<eos>{{ m.content }}{% endfor %}")
     file.write_text(
@@ -84,7 +84,7 @@ def test_prompts_of_a_further_set_that_were_worded_before_are_told_by_its_name(t
 
 
 @pytest.mark.slow
-def test_further_sets_are_measured_with_the_prompts_held_out_and_alone_and_their_answers_are_kept(tmp_path):
+def test_other_sets_are_evaluated_and_their_answers_kept(tmp_path):
     small, fields = (
         sums(tmp_path / "small.jsonl", 1, 6),
         {"data.small.prompt": "ask", "data.small.answer": "sum"},
@@ -115,7 +115,7 @@ def test_further_sets_are_measured_with_the_prompts_held_out_and_alone_and_their
     assert {answer["truncated"] for answer in each} == {True, False}
     right = [answer["score"] for row in kept[4:] for answer in row["sampled"]]
     assert lines[-1]["evaluation/small/pass@1"] == lines[-1]["evaluation/small/sampled"] == sum(right) / 24
-    # nothing held out of the data
+    # no record of the data is held out
     assert evaluated(tmp_path, 0, name="alone", eval=[f"small={small}"], **fields) == []
     first, several = (answers_of(tmp_path / name, 0) for name in ("alone", "both"))
     assert [row["sampled"][0] for row in first] == [row["sampled"][0] for row in several[4:]]
@@ -125,7 +125,7 @@ def test_further_sets_are_measured_with_the_prompts_held_out_and_alone_and_their
     assert sampled_share(last.summary.evaluated) == last.curve("evaluation/small/sampled")[-1][1]
 
 
-def test_a_prompt_of_a_pair_is_answered_once(tmp_path):
+def test_the_prompt_of_a_pair_is_answered_once(tmp_path):
     folder = rlflow.run(
         "dpo", out=str(tmp_path), name="pairs", prompts=4, iterations=1, held_out=6, save_every=0, threads=1
     ).folder
@@ -150,7 +150,7 @@ def again(prompt):
 
 @flow
 def three(prompts, one, other, judge, reward):
-    """Two roles answer the prompts of the data; a third reads what one of them said."""
+    """Two roles answer the prompts of the data; a third reads the answers of one of them."""
     rows = []
     for role in (one, other):
         batch = role.generate(prompts, samples=2, max_tokens=3)
@@ -164,7 +164,7 @@ def three(prompts, one, other, judge, reward):
     judge.update(last, likelihood)
 
 
-def test_each_role_that_answers_the_prompts_of_the_data_is_evaluated_by_name_and_samples_name_theirs(
+def test_each_role_that_answers_data_prompts_is_evaluated(
     tmp_path,
 ):
     data = str(write_sums(tmp_path / "sums.jsonl"))

@@ -1,5 +1,6 @@
-"""Runs of flows of drawn shapes, whose rows are asked, chosen, joined and merged: on two ranks, with nodes
-that begin late, or killed at any node, they are the run in one process that nothing happens to."""
+"""Runs of flows of random shapes, whose rows are generated from follow-up prompts, selected, joined and
+merged. On two ranks, with nodes that start late, or killed at any node, they equal the undisturbed run in one
+process."""
 
 import os
 import random
@@ -21,7 +22,7 @@ ITERATIONS = 2
 
 
 def started(out, name, shape, **changes):
-    """A run of a flow of this shape, from a file of its own."""
+    """Start a run of a flow of this shape, from a file of its own."""
     path = out / "shape.py"
     path.write_text(f"{DRAWN.read_text()}\n\ngenerated = drawn(**{shape!r})\n")
     keywords = {
@@ -37,7 +38,8 @@ def started(out, name, shape, **changes):
 
 
 def late(seed, dies_at=None):
-    """Have each node of this process begin up to 20 ms late, and the process die as that many have begun."""
+    """Have each node of this process begin up to 20 ms late, and kill the process when `dies_at` nodes have
+    begun."""
     drawn, begun = random.Random(seed), []
 
     def begins(name, iteration):
@@ -53,7 +55,7 @@ def fates(folder):
 
 
 def checked(out, shape, seed):
-    """The run with late nodes, on two ranks and killed, against the straight one."""
+    """Compare the run with late nodes, on two ranks and killed, with the undisturbed run."""
     assert in_child(partial(started, out, "straight", shape)) == 0
     wanted = content(out / "straight")
 
@@ -62,10 +64,10 @@ def checked(out, shape, seed):
         started(out, name, shape, **changes)
 
     assert in_child(partial(again, "ranks", pools="all=2@threads")) == 0
-    # a loss is added up in another order
+    # two ranks add up a loss in another order
     assert metrics(out / "ranks") == [pytest.approx(line, rel=1e-12) for line in wanted.metrics]
     assert fates(out / "ranks") == fates(out / "straight")
-    # or a little later, or never, as nodes run side by side
+    # nodes run concurrently, so it can die later or not at all
     ended = in_child(partial(again, "killed", dies_at=1 + seed % 40))
     assert ended in (0, -signal.SIGKILL)
     if not list((out / "killed").glob("checkpoints/step-*")):
@@ -86,11 +88,11 @@ def drawn_runs(examples):
 
 @pytest.mark.slow
 @drawn_runs(2)
-def test_a_run_of_any_history_is_the_same_on_ranks_and_killed(tmp_path_factory, shape, seed):
+def test_a_run_of_any_flow_is_equal_on_ranks_and_after_a_kill(tmp_path_factory, shape, seed):
     checked(tmp_path_factory.mktemp("runs"), shape, seed)
 
 
 @pytest.mark.long
 @drawn_runs(40)
-def test_runs_of_many_histories_are_the_same_on_ranks_and_killed(tmp_path_factory, shape, seed):
+def test_runs_of_many_flows_are_equal_on_ranks_and_after_a_kill(tmp_path_factory, shape, seed):
     checked(tmp_path_factory.mktemp("runs"), shape, seed)

@@ -1,5 +1,4 @@
-"""A run keeps its folder: whatever becomes of the working directory, of the folder itself, of the model
-folder, and of what lies in it."""
+"""A run keeps its folder, even if the working directory, the folder, its files or the model folder change."""
 
 import json
 import os
@@ -42,7 +41,7 @@ def wanted(tmp_path_factory):
     return content(null_run(tmp_path_factory.mktemp("wanted")).folder)
 
 
-class Said(Quiet):
+class Notes(Quiet):
     def __init__(self):
         self.notes = []
 
@@ -65,7 +64,7 @@ def test_a_stage_that_changes_directory_harms_nothing(tmp_path, monkeypatch, wan
 
 
 def refused(action, tmp_path):
-    """What a run says that ends with 2."""
+    """Return the message of a command that ends with 2."""
     words = [
         "run",
         "grpo",
@@ -88,7 +87,7 @@ def refused(action, tmp_path):
     return said.err
 
 
-def test_a_folder_that_is_moved_while_the_run_writes_in_it_ends_it_soon_and_saved(tmp_path, wanted):
+def test_a_moved_folder_ends_the_run_after_a_save(tmp_path, wanted):
     there = tmp_path / "there"
     err = refused(lambda: at("actor.update", 1, lambda: (tmp_path / "runs/run").rename(there)), tmp_path)
     assert f"was moved to {there} while it ran" in err
@@ -102,7 +101,7 @@ def test_a_folder_that_is_moved_while_the_run_writes_in_it_ends_it_soon_and_save
     assert not (tmp_path / "runs/run").exists()
 
 
-def test_a_folder_that_is_deleted_while_the_run_writes_in_it_ends_it_soon_and_saved_anew(tmp_path, wanted):
+def test_a_deleted_folder_ends_the_run_after_a_save(tmp_path, wanted):
     folder = tmp_path / "runs/run"
     err = refused(lambda: at("actor.update", 1, lambda: shutil.rmtree(folder)), tmp_path)
     assert f"the run's folder {folder} was deleted while it ran" in err
@@ -114,7 +113,7 @@ def test_a_folder_that_is_deleted_while_the_run_writes_in_it_ends_it_soon_and_sa
     assert found.metrics == wanted.metrics[1:]  # the line that waited for a file is there
 
 
-def test_files_that_are_deleted_while_the_run_writes_are_written_again(tmp_path, wanted):
+def test_files_deleted_during_a_run_are_written_again(tmp_path, wanted):
     folder = tmp_path / "runs/run"
 
     def emptied():
@@ -134,13 +133,13 @@ def test_files_that_are_deleted_while_the_run_writes_are_written_again(tmp_path,
 
 
 def content_without(folder, lost, found=None):
-    """All but the metrics of the first iterations."""
+    """Return the content without the metrics of the first iterations."""
     found = found or content(folder)
     return replace(found, metrics=found.metrics[-(ITERATIONS - lost) :])
 
 
-def test_a_folder_whose_name_another_run_took_is_left_alone(tmp_path):
-    """The folder was moved, and a new run of that name begun."""
+def test_a_folder_of_another_run_with_the_name_is_left_alone(tmp_path):
+    """The folder was moved, and a new run took its name."""
     folder, there = tmp_path / "runs/run", tmp_path / "there"
 
     def swapped():
@@ -154,7 +153,7 @@ def test_a_folder_whose_name_another_run_took_is_left_alone(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_needs_nothing_of_its_model_folder_once_it_has_begun(task, tmp_path):
+def test_a_started_run_does_not_need_its_model_folder(task, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(MODEL, folder)
     (folder / "stray.json").write_bytes(b"0" * (65 << 20))
@@ -210,8 +209,8 @@ KINDS = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) f
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_damaged_log_is_no_reason_not_to_go_on(kind, half, tmp_path, wanted):
-    """Lines that cannot be read stay, and are counted; those of each iteration are there once."""
+def test_a_run_resumes_despite_a_damaged_log(kind, half, tmp_path, wanted):
+    """Unreadable lines stay and are counted; the lines of each iteration appear once."""
     folder = tmp_path / "run"
     shutil.copytree(half, folder)
     damage, lost = DAMAGE[kind]
@@ -225,7 +224,7 @@ def test_a_damaged_log_is_no_reason_not_to_go_on(kind, half, tmp_path, wanted):
 
 
 def numbers(folder):
-    """The iterations of which there are metrics, by those lines that can be read."""
+    """Return the iterations with metrics, from the readable lines."""
     path = folder / "metrics.jsonl"
     lines = path.read_bytes().splitlines() if path.is_file() else ()
     return [json.loads(line)["iteration"] for line in lines if re.match(rb'\{"iteration": [0-9]', line)]
@@ -259,8 +258,8 @@ def test_no_command_waits_for_a_pipe_in_a_runs_folder(name, half, tmp_path):
     assert command(["watch", folder, "--once"], tmp_path / "said").code == 0
 
 
-def test_without_the_graph_file_a_run_goes_on_where_its_graph_is_the_checkpoints(half, tmp_path):
-    folder, said = tmp_path / "run", Said()
+def test_resume_needs_no_graph_file_if_the_checkpoint_has_the_graph(half, tmp_path):
+    folder, said = tmp_path / "run", Notes()
     shutil.copytree(half, folder)
     (folder / "graph.msgpack").write_bytes(b"\0")
     settings = json.loads((folder / "settings.json").read_text())
@@ -274,7 +273,7 @@ def test_without_the_graph_file_a_run_goes_on_where_its_graph_is_the_checkpoints
 
 
 @pytest.mark.parametrize("lacking", ["file", "flow", "values", "hp"])
-def test_settings_that_are_not_all_there_are_said(lacking, half, tmp_path):
+def test_incomplete_settings_are_reported(lacking, half, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(half, folder)
     settings = json.loads((folder / "settings.json").read_text())
@@ -286,7 +285,7 @@ def test_settings_that_are_not_all_there_are_said(lacking, half, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
-def test_settings_that_are_none_are_said(content, half, tmp_path):
+def test_invalid_settings_are_reported(content, half, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(half, folder)
     (folder / "settings.json").write_bytes(content)
@@ -294,8 +293,8 @@ def test_settings_that_are_none_are_said(content, half, tmp_path):
         resume.resume(folder, {}, Quiet())
 
 
-def test_strangers_in_checkpoints_are_told_of_and_ignored(half, tmp_path, wanted):
-    folder, said = tmp_path / "run", Said()
+def test_foreign_files_in_checkpoints_are_reported_and_ignored(half, tmp_path, wanted):
+    folder, said = tmp_path / "run", Notes()
     shutil.copytree(half, folder)
     for step in (folder / "checkpoints").glob("step-*"):
         (step / ".DS_Store").write_bytes(b"\0")
@@ -304,11 +303,11 @@ def test_strangers_in_checkpoints_are_told_of_and_ignored(half, tmp_path, wanted
     assert list(differences(content(folder), wanted)) == []
 
 
-def test_a_disk_that_is_full_as_a_run_goes_on_leaves_no_iteration_twice(half, tmp_path, wanted):
-    """It is emptied in the third iteration. Nothing is left half written."""
+def test_a_full_disk_during_resume_repeats_no_iteration(half, tmp_path, wanted):
+    """The disk has room again from the third iteration on. No file is left incomplete."""
     folder = tmp_path / "run"
     shutil.copytree(half, folder)
-    shutil.rmtree(folder / "checkpoints/step-00000002")  # so that an iteration is done again
+    shutil.rmtree(folder / "checkpoints/step-00000002")  # so that the run repeats an iteration
 
     def full():
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -326,7 +325,7 @@ def test_a_disk_that_is_full_as_a_run_goes_on_leaves_no_iteration_twice(half, tm
     assert json.loads((folder / "settings.json").read_text())["options"]["iterations"] == ITERATIONS
 
 
-def test_settings_lead_to_data_and_rewards_from_where_the_run_was_started(tmp_path, monkeypatch):
+def test_settings_find_data_and_rewards_from_the_start_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = "".join(json.dumps({"prompt": f"{n}?", "answer": str(n)}) + "\n" for n in range(20))
     for folder in ("", "elsewhere"):

@@ -1,5 +1,5 @@
-"""What a run depends on beside its settings and its graph: resume refuses it by name where it changed, or
-says so where that is enough."""
+"""The inputs of a run besides its settings and its graph. If an input changed, resume refuses the run and
+names the input, or only reports the change if that is enough."""
 
 import json
 import os
@@ -49,9 +49,9 @@ def ground(tmp_path_factory):
 
 
 def made(place):
-    """A reward with modules of its own, two model folders, data, a flow whose file imports a module beside
-    it; and a run of one iteration on the null backend, which loads no weights but depends on those it is
-    given."""
+    """Make a reward with modules of its own, two model folders, data, a flow whose file imports a
+    neighbouring module, and a run of one iteration on the null backend. The null backend loads no weights,
+    but the run depends on the given ones."""
     for name, content in FILES.items():
         (place / name).parent.mkdir(exist_ok=True, parents=True)
         (place / name).write_text(content)
@@ -83,7 +83,7 @@ def place(ground, tmp_path):
 
 
 def copied(ground, place):
-    """All of it elsewhere, the run's settings too."""
+    """Copy the inputs and the run to another place; its settings point there."""
     shutil.copytree(ground, place)
     settings = place / "runs/grpo-1/settings.json"
     settings.write_text(settings.read_text().replace(str(ground), str(place)))
@@ -93,11 +93,11 @@ def copied(ground, place):
 
 
 @pytest.fixture
-def begun(place):
+def run_folder(place):
     return place / "runs/grpo-1"
 
 
-class Said(Quiet):
+class Notes(Quiet):
     def __init__(self):
         self.notes = []
 
@@ -107,8 +107,8 @@ class Said(Quiet):
 
 def go_on(folder, how=resume.resume, **changes):
     load.cache_clear()  # a flow's file is loaded once per process
-    said = Said()
-    # changed files elsewhere are asked about first
+    said = Notes()
+    # resume asks before it runs changed files from elsewhere
     how(folder, {"iterations": 2, **changes}, said, trust=True)
     return said.notes
 
@@ -122,7 +122,7 @@ def config(**changes):
 
 
 def flipped(path):
-    """One bit, with the length and the time of writing that the file had."""
+    """Flip one bit and keep the file's length and modification time."""
     before, data = path.stat(), bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -183,24 +183,24 @@ KINDS = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) f
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_changed_is_refused_by_name_and_a_fork_takes_it(kind, place, begun):
+def test_resume_refuses_a_changed_input_and_a_fork_accepts_it(kind, place, run_folder):
     file, change, line = CHANGES[kind]
     change(place / file)
     with pytest.raises(PlanError) as caught:
-        go_on(begun)
+        go_on(run_folder)
     [problem] = caught.value.problems
     assert problem.code == "resume-inputs"
     assert line in problem.found
-    assert problem.remedy.endswith(f"rlflow resume {begun} --fork")
+    assert problem.remedy.endswith(f"rlflow resume {run_folder} --fork")
     if kind in ("reward", "weights of the frozen reference"):
-        assert any(line in note for note in go_on(begun, resume.fork))
+        assert any(line in note for note in go_on(run_folder, resume.fork))
 
 
-def test_all_that_changed_is_named_at_once(place, begun):
+def test_all_changed_inputs_are_named_at_once(place, run_folder):
     for file, change, _ in (CHANGES["reward"], CHANGES["weights"], CHANGES["configuration"]):
         change(place / file)
     with pytest.raises(PlanError) as caught:
-        go_on(begun)
+        go_on(run_folder)
     assert len(caught.value.problems[0].found.splitlines()) == 3
 
 
@@ -230,12 +230,12 @@ def renamed_copy(folder):
         "a copy",
     ],
 )
-def test_what_does_not_matter_is_no_change(change, place, begun):
+def test_irrelevant_differences_are_no_change(change, place, run_folder):
     change(place)
-    assert [note for note in go_on(begun) if "changed" in note or "cannot check" in note] == []
+    assert [note for note in go_on(run_folder) if "changed" in note or "cannot check" in note] == []
 
 
-def test_variables_of_the_chat_template_are_part_of_a_run_each_by_its_name(place):
+def test_each_chat_template_variable_is_an_input_of_the_run(place):
     data = open_data(place / "sums.jsonl")
     variables = {"enable_thinking": False, "date": "1 May"}
     parts = [
@@ -250,35 +250,35 @@ def test_variables_of_the_chat_template_are_part_of_a_run_each_by_its_name(place
 
 
 def recorded(folder, **changes):
-    """Have the run's identity say something else."""
+    """Change an entry of the run's recorded identity."""
     found = json.loads((folder / identity.FILE).read_bytes())
     for name, values in changes.items():
         found[name] |= values
     (folder / identity.FILE).write_text(json.dumps(found))
 
 
-def test_versions_and_machines_are_told_of_and_recorded_anew(begun):
-    recorded(begun, told={"torch": "1.0", "threads": "99"})
-    notes = go_on(begun)
+def test_changed_versions_and_machines_are_reported_and_recorded(run_folder):
+    recorded(run_folder, told={"torch": "1.0", "threads": "99"})
+    notes = go_on(run_folder)
     assert any("torch: 1.0 → " in note for note in notes)
     assert any("threads: 99 → " in note for note in notes)
-    assert [note for note in go_on(begun, iterations=3) if "→" in note] == []
+    assert [note for note in go_on(run_folder, iterations=3) if "→" in note] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "left", [None, b"", b"{", b"[" * 9999, b'{"format": "rlflow-identity", "version": 2}']
 )
-def test_a_run_whose_identity_is_not_known_goes_on_and_says_so(left, begun):
+def test_a_run_without_an_identity_resumes_with_a_note(left, run_folder):
     if left is None:
-        (begun / identity.FILE).unlink()
+        (run_folder / identity.FILE).unlink()
     else:
-        (begun / identity.FILE).write_bytes(left)
-    assert any("cannot check" in note for note in go_on(begun))
-    assert identity.read(begun).weights
+        (run_folder / identity.FILE).write_bytes(left)
+    assert any("cannot check" in note for note in go_on(run_folder))
+    assert identity.read(run_folder).weights
 
 
-def test_an_identity_that_cannot_be_read_says_why(tmp_path):
+def test_an_unreadable_identity_is_reported_with_the_reason(tmp_path):
     (tmp_path / identity.FILE).write_text('{"format": "another"}')
     with pytest.raises(
         ValueError, match=f"{identity.FILE} cannot be read: Input should be 'rlflow-identity'"
@@ -290,26 +290,27 @@ def test_an_identity_that_cannot_be_read_says_why(tmp_path):
         identity.read(tmp_path)
 
 
-def test_weights_that_nobody_read_are_refused_where_their_file_is_another(place, begun):
+def test_unread_weights_are_refused_if_their_file_changed(place, run_folder):
     path, name = place / "reference/model.safetensors", "reference: model.safetensors"
-    recorded(begun, weights={name: as_of_long_ago(path).model_dump()})
-    assert go_on(begun)  # the same file: it is read now
-    assert identity.read(begun).weights[name].sha256 == digest(path)
-    recorded(begun, weights={name: as_of_long_ago(path).model_dump()})
+    recorded(run_folder, weights={name: as_of_long_ago(path).model_dump()})
+    assert go_on(run_folder)  # the same file: its weights are read now
+    assert identity.read(run_folder).weights[name].sha256 == digest(path)
+    recorded(run_folder, weights={name: as_of_long_ago(path).model_dump()})
     os.utime(path)
     with pytest.raises(PlanError, match="not read before the run was stopped → another file"):
-        go_on(begun, iterations=3)
+        go_on(run_folder, iterations=3)
 
 
 def as_of_long_ago(path):
-    """The file as it would be stated had it lain there for a while."""
+    """Date the file's modification back, as if the file were old."""
     return weight_file(path).model_copy(update={"recent": False})
 
 
-def test_files_that_nobody_touched_are_not_read_again(tmp_path):
+def test_untouched_files_are_not_read_again(tmp_path):
     path = tmp_path / "weights"
     path.write_bytes(b"a")
-    before = {"w": as_of_long_ago(path).with_digest("0" * 64)}  # not its digest, so that reading would tell
+    # not the file's digest, so that reading the file would be noticed
+    before = {"w": as_of_long_ago(path).with_digest("0" * 64)}
     assert compare_weights(before, {"w": weight_file(path)}, {"w": path}, print)[1] == []
     recent = {"w": before["w"].model_copy(update={"recent": True})}
     assert len(compare_weights(recent, {"w": weight_file(path)}, {"w": path}, print)[1]) == 1
@@ -320,7 +321,7 @@ def test_files_that_nobody_touched_are_not_read_again(tmp_path):
 
 
 @given(st.binary(min_size=1, max_size=64), st.data())
-def test_any_change_of_a_byte_is_noticed(tmp_path_factory, content, data):
+def test_any_changed_byte_is_noticed(tmp_path_factory, content, data):
     path = tmp_path_factory.mktemp("weights") / "weights"
     path.write_bytes(content)
     before = {"w": weight_file(path).with_digest(digest(path))}
@@ -331,9 +332,7 @@ def test_any_change_of_a_byte_is_noticed(tmp_path_factory, content, data):
     assert [change.name for change in changes] == ["w"]
 
 
-def test_all_files_that_others_may_have_touched_are_read_and_it_is_said_where_they_are_large(
-    tmp_path, monkeypatch
-):
+def test_files_that_others_may_have_touched_are_read_again(tmp_path, monkeypatch):
     paths = {name: tmp_path / name for name in ("a", "b", "c")}
     for name, path in paths.items():
         path.write_bytes(name.encode() * 500)
@@ -358,7 +357,7 @@ def test_all_files_that_others_may_have_touched_are_read_and_it_is_said_where_th
         ]
 
 
-def test_weights_that_change_while_they_are_loaded_are_said_and_never_resumed(tmp_path):
+def test_weights_changed_while_loading_are_never_resumed(tmp_path):
     path, put, said = tmp_path / "weights", [], []
     path.write_bytes(b"first")
     known = identity.Identity(weights={"w": weight_file(path)})
@@ -369,8 +368,8 @@ def test_weights_that_change_while_they_are_loaded_are_said_and_never_resumed(tm
     assert change.before == identity.UNSTEADY
 
 
-def test_what_nobody_asked_for_is_not_recorded_as_nothing(tmp_path):
-    """Else a resumed run would take all that there is for a change."""
+def test_an_unused_input_is_not_recorded_as_empty(tmp_path):
+    """Otherwise a resumed run would report every input as changed."""
     flow = load_flow("grpo")
     config, hp = resolve_config(
         flow, None, {"backend": "null", "prompts": 4, "iterations": 1, "out": str(tmp_path)}
@@ -380,10 +379,10 @@ def test_what_nobody_asked_for_is_not_recorded_as_nothing(tmp_path):
     assert any("cannot check" in note for note in go_on(folder))
 
 
-def test_the_story_of_a_run_says_what_it_depends_on(place, begun, capsys):
+def test_the_history_of_a_run_names_its_inputs(place, run_folder, capsys):
     from rlflow.cli.watch import show_run
 
-    show_run(str(begun))
+    show_run(str(run_folder))
     shown = capsys.readouterr().out
     assert "depends on" in shown
     assert "reference: model.safetensors sha256 " in shown

@@ -1,5 +1,5 @@
-"""A run that is killed at any call that changes its folder is resumed to the end of the run that was not, or
-never was there."""
+"""A run killed at any call that changes its folder either resumes to the same end as the undisturbed run, or
+left no run."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from rlflow.runs import resume
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
 ITERATIONS = 3
-DRAWN = 5  # places at which a run is killed outside of the tests that try each
+DRAWN = 5  # places to kill a run at, outside of the tests that try each place
 WHOLE = ("settings.json", "identity.json", "graph.json", "status.json", "bounds.json")
 
 
@@ -42,8 +42,8 @@ def null_run(out, name="cut", **changes):
 
 
 def killed_at(point, root, action):
-    """The exit status of a child that does this and is killed before its n-th change of what lies below
-    ``root``; in the middle of it where that is a write and n is odd."""
+    """Run an action in a child and kill it before its n-th change below ``root``; if that change is a write
+    and n is odd, kill it within the write. Return the exit status."""
 
     def dying():
         with faults.watching(*faults.below(root, faults.dying_at(point))):
@@ -54,7 +54,7 @@ def killed_at(point, root, action):
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """The run that nothing happens to, and how many changes of its folder it makes."""
+    """The undisturbed run, and the number of changes it makes in its folder."""
     out, calls = tmp_path_factory.mktemp("straight"), []
     with faults.watching(*faults.below(out, lambda name, args: calls.append(name))):
         folder = null_run(out, "straight").folder
@@ -62,13 +62,13 @@ def straight(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory):
-    """A run that has iterations left, for copies to go on from."""
+def unfinished(tmp_path_factory):
+    """A run with iterations left; tests resume copies of it."""
     return null_run(tmp_path_factory.mktemp("begun"), iterations=2).folder
 
 
 def check_end(folder, wanted):
-    """It is resumed to the same end, if it had not come to it, and nothing half written is left."""
+    """Resume the run if it had not ended; check that its end is equal and that no incomplete file is left."""
     ended = status.read(folder)
     if (ended.state, ended.iterations) != ("done", ITERATIONS):
         assert resumed(folder, iterations=ITERATIONS) == 0
@@ -86,8 +86,8 @@ def check_end(folder, wanted):
 
 
 def check_killed(folder, wanted):
-    """What a killed run left is whole. Whether it could be resumed."""
-    if not folder.exists():  # killed before it had its name: it can be started again
+    """Check that the files of a killed run are complete. Return True if the run could be resumed."""
+    if not folder.exists():  # killed before the run had its name: it can be started again
         return False
     for name in WHOLE[: 3 if not (folder / "status.json").exists() else 4]:
         json.loads((folder / name).read_bytes())
@@ -100,7 +100,7 @@ def check_killed(folder, wanted):
 
 
 def tried(points, out, wanted, action, settle=lambda folder: None):
-    """Whether the run could be resumed, for each point at which it was killed."""
+    """Return for each point of a kill if the run could be resumed."""
     found = []
     for point in points:
         folder = out / str(point) / "cut"
@@ -116,14 +116,14 @@ def go_on(folder):
     resume.resume(folder, {"iterations": ITERATIONS}, make_reporter(quiet=True))
 
 
-def laid_out(begun, out):
-    """A copy of the run as ``cut``."""
-    shutil.copytree(begun, out / "cut", symlinks=True)
+def laid_out(unfinished, out):
+    """Copy the run as ``cut``."""
+    shutil.copytree(unfinished, out / "cut", symlinks=True)
 
 
 def ordered(found):
-    """Once there is a checkpoint there always is one. The run's status is written with the time too, so on a
-    slow machine the checkpoint comes a few changes later than in another run."""
+    """Check that once a checkpoint exists, later kills also leave one. The run also writes its status at
+    fixed times, so on a slow machine the checkpoint may come a few changes later than in another run."""
     first = found.index(True)
     return all(found[first + 4 :])
 
@@ -133,18 +133,18 @@ def drawn(places):
 
 
 @pytest.mark.slow
-def test_killed_at_drawn_changes_of_its_folder_a_run_ends_the_same(straight, tmp_path):
+def test_a_run_killed_at_random_folder_changes_ends_the_same(straight, tmp_path):
     wanted, calls = straight
     assert any(tried(drawn(2 * calls), tmp_path, wanted, lambda folder: null_run(folder.parent)))
 
 
 @pytest.mark.slow
-def test_killed_at_drawn_changes_of_its_folder_a_resumed_run_ends_the_same(straight, begun, tmp_path):
-    assert all(tried(drawn(200), tmp_path, straight[0], go_on, partial(laid_out, begun)))
+def test_a_resume_killed_at_random_folder_changes_ends_the_same(straight, unfinished, tmp_path):
+    assert all(tried(drawn(200), tmp_path, straight[0], go_on, partial(laid_out, unfinished)))
 
 
 @pytest.mark.long
-def test_killed_at_any_change_of_its_folder_a_run_ends_the_same(straight, tmp_path):
+def test_a_run_killed_at_any_folder_change_ends_the_same(straight, tmp_path):
     wanted, calls = straight
     found = tried(range(0, 2 * calls + 2, 7), tmp_path, wanted, lambda folder: null_run(folder.parent))
     assert ordered(found)
@@ -152,12 +152,12 @@ def test_killed_at_any_change_of_its_folder_a_run_ends_the_same(straight, tmp_pa
 
 
 @pytest.mark.long
-def test_killed_at_any_change_of_its_folder_a_resumed_run_ends_the_same(straight, begun, tmp_path):
-    assert all(tried(range(0, 200, 11), tmp_path, straight[0], go_on, partial(laid_out, begun)))
+def test_a_resume_killed_at_any_folder_change_ends_the_same(straight, unfinished, tmp_path):
+    assert all(tried(range(0, 200, 11), tmp_path, straight[0], go_on, partial(laid_out, unfinished)))
 
 
 def stopped_before_the_end(out):
-    """A run whose last checkpoint is written and nothing after it."""
+    """Stop a run after it has written its last checkpoint and before it writes anything else."""
 
     def dying():
         from rlflow.runs import final
@@ -169,18 +169,18 @@ def stopped_before_the_end(out):
     return out / "cut"
 
 
-def test_a_run_killed_before_its_final_models_is_finished_by_resume(straight, tmp_path):
+def test_resume_finishes_a_run_killed_before_its_final_models(straight, tmp_path):
     folder = stopped_before_the_end(tmp_path)
     assert not (folder / "final").exists()
     before = sorted(path.name for path in (folder / "checkpoints").iterdir())
     check_end(folder, straight[0])
-    # nothing is saved twice
+    # the run saves nothing twice
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == before
     with pytest.raises(PlanError, match="has finished all its iterations"):
         resume.resume(folder, {}, make_reporter(quiet=True))
 
 
-def test_final_models_that_are_gone_or_of_an_earlier_end_are_written_again(tmp_path):
+def test_missing_or_outdated_final_models_are_written_again(tmp_path):
     folder = null_run(tmp_path).folder
     (folder / "final/actor/null.txt").unlink()
     (folder / "final/actor").rmdir()
@@ -199,8 +199,9 @@ def test_final_models_that_are_gone_or_of_an_earlier_end_are_written_again(tmp_p
     assert (folder / "final/actor/null.txt").read_text().startswith("4 ")
 
 
-def test_a_run_that_has_not_its_name_yet_leaves_no_run_behind(tmp_path):
-    """Killed as its folder is being made: the name is free, and nobody takes what is there for a run."""
+def test_a_run_killed_before_it_has_its_name_leaves_no_run(tmp_path):
+    """The process is killed while it makes the run's folder: the name stays free, and no command reads the
+    remains as a run."""
     assert killed_at(10, tmp_path, lambda: null_run(tmp_path)) == -signal.SIGKILL
     from rlflow.monitoring.history import run_folders
 
@@ -210,9 +211,8 @@ def test_a_run_that_has_not_its_name_yet_leaves_no_run_behind(tmp_path):
 
 
 def check_whole(out):
-    """What is there after the power went: no run, or one that says what it is, whose logs reach as far as its
-    checkpoint, and which has its final models if it says that it is done. Gives the checkpoint's
-    iteration."""
+    """Check the files after a power loss: no run, or a run with its settings, with logs up to its checkpoint,
+    and with final models if its status is done. Return the checkpoint's iteration."""
     if not (out / "cut").exists():
         return -1
     for name in ("settings.json", "identity.json", "graph.json"):
@@ -232,13 +232,13 @@ def check_whole(out):
 
 
 @pytest.mark.slow
-def test_lost_power_before_any_change_of_its_folder_leaves_a_run_that_is_whole(tmp_path):
+def test_a_power_loss_at_any_folder_change_leaves_a_complete_run(tmp_path):
     out, turn, chance, states = tmp_path / "out", threading.Lock(), random.Random(0), []
     out.mkdir()
     disk = powerloss.Disk.of(out)
 
     def after(name, args, kwargs, result):
-        with turn:  # a checkpoint is written beside the run
+        with turn:  # a checkpoint is first written next to the run
             disk.after(name, args, kwargs, result)
             states.extend(disk.states(chance, mixed=1))
 

@@ -1,5 +1,5 @@
-"""Two launches into one run directory: one of them works, the other says who does. A killed process holds
-nothing."""
+"""Two launches into one run folder: one works, and the other names the working process. A killed process
+holds no lock."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def folder(tmp_path):
     return rlflow.run("grpo", iterations=1, **keywords).folder
 
 
-def test_of_two_launches_at_once_one_works_and_the_other_exits_with_3_and_names_it(folder, tmp_path):
+def test_the_second_launch_exits_with_3_and_names_the_first(folder, tmp_path):
     for iterations in range(2, 2 + ROUNDS):
         found = race(folder, iterations, tmp_path)
         assert (found.first.code, found.second.code) == (3, 0), found
@@ -36,13 +36,13 @@ def test_of_two_launches_at_once_one_works_and_the_other_exits_with_3_and_names_
         assert f"process {found.pids[1]} on {os.uname().nodename}" in found.first.err
         assert found.second.err == ""
     done = [json.loads(line)["iteration"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert done == list(range(1 + ROUNDS))  # each iteration once
+    assert done == list(range(1 + ROUNDS))  # each iteration appears once
 
 
-def test_the_lock_of_a_killed_run_is_taken_over_at_once(folder, tmp_path):
+def test_the_lock_of_a_killed_run_is_free_at_once(folder, tmp_path):
     for iterations in range(2, 5):
         assert killed_holder(folder, iterations, tmp_path).code == -9
-        # it had no time to say more
+        # the killed process had no time to write more
         assert json.loads((folder / "status.json").read_text())["state"] == "running"
         found = race(folder, iterations, tmp_path)
         assert (found.first.code, found.second.code) == (3, 0), found

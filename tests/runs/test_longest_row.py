@@ -1,5 +1,5 @@
-"""Runs of models whose rotary frequencies follow the longest row: chosen once, recorded, and kept by who goes
-on."""
+"""Runs of models whose rotary frequencies follow the longest row. The run chooses the frequencies once and
+records them; resume, fork and export keep them."""
 
 import json
 
@@ -14,7 +14,7 @@ from rlflow.runs.resume import resume
 
 pytestmark = pytest.mark.slow
 ROPE = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
-PROMPTS = ["1 + 1 =", "What is one and one, in a word? Say it."] * 4  # 39 bytes at most
+PROMPTS = ["1 + 1 =", "What is one and one, in a word? Say it."] * 4  # at most 39 bytes
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def settings(tmp_path):
     }
 
 
-class Told(Quiet):
-    """Keeps what a run says."""
+class Notes(Quiet):
+    """A reporter that keeps a run's notes."""
 
     def __init__(self):
         self.lines = []
@@ -58,20 +58,20 @@ class Told(Quiet):
         self.lines.append(line)
 
 
-def test_a_run_chooses_frequencies_once_and_whoever_goes_on_keeps_them(settings):
+def test_a_run_chooses_frequencies_once_and_resume_keeps_them(settings):
     folder = rlflow.run("grpo", **settings, name="one").folder
     recorded = json.loads((folder / "settings.json").read_text())
     assert (recorded["options"]["longest_row"], recorded["values"]["longest_row"]) == (39 + 8, 39 + 8)
     assert "rotary frequencies of actor depend on the longest row" in (folder / "notes.txt").read_text()
     (line,) = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     assert line["policy/mismatch_max"] < 1e-4
-    told = Told()
+    told = Notes()
     resume(folder, {"iterations": 2}, told)
     assert any("those for rows of at most 47 tokens" in line for line in told.lines)
     assert AutoConfig.from_pretrained(folder / "final" / "actor").rope_parameters == ROPE
 
 
-def test_a_longest_row_that_is_too_short_for_the_data_is_refused(settings):
+def test_a_longest_row_too_short_for_the_data_is_refused(settings):
     with pytest.raises(
         PlanError, match=r"rows can be longer(.|\n)*--longest-row 40\n(.|\n)*--longest-row 47"
     ):

@@ -1,5 +1,5 @@
-"""The loop by itself, with workers that are in this process: what it does where these are lost, and when it
-looks at its folder."""
+"""The loop alone, with workers in this process: how it handles lost workers, and when it checks the run's
+folder."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,7 @@ from rlflow.runs.session import Interrupted, start_run
 
 
 class Workers:
-    """Pools that can no longer be started anew from a look on, counted from 1."""
+    """Pools that cannot be restarted after a given check, counted from 1."""
 
     def __init__(self, lost_at):
         self.lost_at, self.looks = lost_at, 0
@@ -54,7 +54,7 @@ class Copied:
 
 
 class Recovering(Workers):
-    """Pools that are put back where a call says that one has died."""
+    """Pools that are restored if a call reports the death of one."""
 
     def __init__(self, engine):
         super().__init__(lost_at=100)
@@ -97,7 +97,7 @@ def run(tmp_path, workers):
     return start_run(replace(context(tmp_path), workers=workers), Quiet())
 
 
-def test_a_run_whose_pools_could_not_be_started_anew_ends_before_the_next_iteration_and_is_saved(tmp_path):
+def test_a_run_with_lost_pools_is_saved_and_ends(tmp_path):
     with pytest.raises(
         StageError, match=r"(?s)gcs_server \(pid 7\) has died.*saved as step-0*2; to continue: rlflow resume"
     ):
@@ -105,7 +105,7 @@ def test_a_run_whose_pools_could_not_be_started_anew_ends_before_the_next_iterat
     assert load_latest(tmp_path / "run").snapshot.iteration == 2
 
 
-def test_workers_are_looked_at_before_every_iteration(tmp_path):
+def test_workers_are_checked_before_every_iteration(tmp_path):
     workers = Workers(lost_at=100)
     assert run(tmp_path, workers).iterations == 5
     assert workers.looks == 5
@@ -121,22 +121,22 @@ def likelihood(new):
     return -new.logprobs, {}
 
 
-def judged(prompts, actor, reward):
+def trained(prompts, actor, reward):
     batch = actor.generate(prompts, max_tokens=4)
     return batch | reward(batch)
 
 
-@flow(state=lambda hp: {"level": 0.0}, evaluate=judged)
+@flow(state=lambda hp: {"level": 0.0}, evaluate=trained)
 def counting(prompts, actor, reward):
-    """Counts its iterations."""
+    """Count the iterations."""
     batch = actor.generate(prompts, samples=2, max_tokens=4)
     batch |= reward(batch)
     actor.update(batch, likelihood)
     raised(batch)
 
 
-class Told(Quiet):
-    """What it is told of evaluations."""
+class Evaluations(Quiet):
+    """A reporter that keeps evaluations."""
 
     def __init__(self):
         self.evaluations = []
@@ -146,11 +146,11 @@ class Told(Quiet):
 
 
 @pytest.mark.parametrize("deaths", [0, 1])
-def test_iterations_that_a_death_cut_are_repeated_as_if_nothing_had_been(tmp_path, deaths):
-    """What the run counts and writes is that of a run in which nobody died: state of the flow, rows, held-out
-    accuracy, checkpoints."""
+def test_an_iteration_interrupted_by_a_death_is_repeated_exactly(tmp_path, deaths):
+    """The run counts and writes the same as an undisturbed run: state of the flow, rows, held-out accuracy,
+    checkpoints."""
     cut = context(tmp_path, counting, commit_every=2, eval_every=1, save_every=2, keep=9, held_out=12)
-    run_plan, left, told = cut.executor.run, [deaths], Told()
+    run_plan, left, told = cut.executor.run, [deaths], Evaluations()
 
     def dying(plan, prompts, *sampled):
         outcome = run_plan(plan, prompts, *sampled)
@@ -182,7 +182,7 @@ def test_iterations_that_a_death_cut_are_repeated_as_if_nothing_had_been(tmp_pat
     assert len((result.folder / "fates.jsonl").read_text().splitlines()) == 5
 
 
-def test_a_run_that_is_asked_to_stop_is_saved_before_the_next_iteration(tmp_path):
+def test_a_stopping_run_is_saved_before_the_next_iteration(tmp_path):
     asked = context(tmp_path)
 
     class Stopping(Quiet):
@@ -215,7 +215,7 @@ def fails_in_the_third(new, iteration: scalar("int64")):
 
 @flow(state=lambda hp: {"level": 0.0})
 def failing_before(prompts, actor, reward):
-    """Fails in iteration 3 before weights change."""
+    """Fail in iteration 3 before weights change."""
     batch = actor.generate(prompts, samples=2, max_tokens=4)
     raised(batch)
     batch |= reward(batch)
@@ -225,7 +225,7 @@ def failing_before(prompts, actor, reward):
 
 @flow
 def failing_within(prompts, actor, reward):
-    """Fails in iteration 3 as weights change."""
+    """Fail in iteration 3 as weights change."""
     batch = actor.generate(prompts, samples=2, max_tokens=4)
     batch |= reward(batch)
     actor.update(batch, fails_in_the_third)
@@ -236,7 +236,7 @@ def saved_steps(folder):
     return newest.iteration, int(newest.tensors["actor.parameters"]["steps"])
 
 
-def test_a_run_that_a_stage_ends_before_weights_change_saves_what_it_has_done(tmp_path):
+def test_a_run_that_fails_before_weights_change_saves_its_state(tmp_path):
     with pytest.raises(
         StageError, match=r"(?s)the judge is away.*saved as step-0*3; to continue: rlflow resume"
     ):
@@ -245,7 +245,7 @@ def test_a_run_that_a_stage_ends_before_weights_change_saves_what_it_has_done(tm
     assert load_latest(tmp_path / "run").snapshot.state["flow_state"] == {"level": 3.0}
 
 
-def test_a_run_that_fails_as_weights_change_says_that_they_are_lost(tmp_path):
+def test_a_run_that_fails_as_weights_change_reports_them_lost(tmp_path):
     with pytest.raises(
         StageError,
         match=r"(?s)no memory is left.*iteration 3 failed while it changed weights.*no checkpoint is left: start",
@@ -255,13 +255,13 @@ def test_a_run_that_fails_as_weights_change_says_that_they_are_lost(tmp_path):
 
 
 @pytest.mark.parametrize(("every", "whole"), [(1, 3), (2, 2)])
-def test_in_one_process_it_is_saved_from_a_copy_if_one_is_asked_for(tmp_path, every, whole):
+def test_a_failing_run_is_saved_from_a_copy_if_requested(tmp_path, every, whole):
     with pytest.raises(StageError, match=rf"(?s)no memory is left.*saved as step-0*{whole}; to continue"):
         start_run(context(tmp_path, failing_within, commit_every=every), Quiet())
     assert saved_steps(tmp_path / "run") == (whole, whole)
 
 
-def test_on_pools_it_is_saved_from_the_copies_from_which_they_recover(tmp_path):
+def test_a_failing_run_on_pools_is_saved_from_the_recovery_copies(tmp_path):
     failing = context(tmp_path, failing_within, commit_every=1)
     with pytest.raises(StageError, match=r"(?s)no memory is left.*saved as step-0*3; to continue"):
         start_run(replace(failing, workers=Recovering(failing.engine)), Quiet())
@@ -269,14 +269,14 @@ def test_on_pools_it_is_saved_from_the_copies_from_which_they_recover(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_copies_of_real_workers_are_read_without_them(tmp_path):
+def test_the_copies_of_workers_are_read_without_the_workers(tmp_path):
     with pytest.raises(StageError, match=r"(?s)no memory is left.*saved as step-0*3; to continue"):
         start_run(context(tmp_path, failing_within, commit_every=1, pools="all=2@threads"), Quiet())
     assert saved_steps(tmp_path / "run") == (3, 3)
 
 
 @pytest.mark.slow
-def test_a_run_that_ends_between_two_iterations_saves_the_last_one(tmp_path):
+def test_a_run_that_ends_between_iterations_saves_the_last_one(tmp_path):
     class Raising(Quiet):
         def iteration(self, number, *details):
             if number == 3:
@@ -288,7 +288,7 @@ def test_a_run_that_ends_between_two_iterations_saves_the_last_one(tmp_path):
 
 
 class Blocking(Quiet):
-    """No checkpoint finds room in the run's folder. ``ended``: how the run ended."""
+    """A reporter that lets no checkpoint be written into the run's folder. ``ended``: how the run ended."""
 
     def __init__(self, folder):
         self.folder, self.iterations, self.ended = folder, 0, ()
@@ -303,7 +303,7 @@ class Blocking(Quiet):
         self.ended = ended
 
 
-def test_a_state_that_the_runs_folder_does_not_take_is_saved_beside_it_and_the_end_says_so(tmp_path):
+def test_a_state_is_saved_next_to_an_unwritable_folder(tmp_path):
     told = Blocking(tmp_path / "run")
     result = start_run(context(tmp_path), told)
     assert "the newest state could not be saved: checkpoint of iteration 5 not saved" in result.unsaved
@@ -316,7 +316,7 @@ def test_a_state_that_the_runs_folder_does_not_take_is_saved_beside_it_and_the_e
 
 
 @pytest.mark.slow
-def test_a_run_that_cannot_save_three_times_in_a_row_ends_and_says_where_it_is_saved(tmp_path):
+def test_three_failed_saves_in_a_row_end_the_run(tmp_path):
     told = Blocking(tmp_path / "run")
     says = r"(?s)3 checkpoints in a row could not be saved.*remedy:.*to continue: rlflow resume \S*run-saved"
     with pytest.raises(PlanError, match=says) as error:
@@ -326,7 +326,7 @@ def test_a_run_that_cannot_save_three_times_in_a_row_ends_and_says_where_it_is_s
 
 
 @pytest.mark.slow
-def test_what_no_place_takes_is_said_to_be_lost(tmp_path, monkeypatch):
+def test_a_state_that_cannot_be_saved_anywhere_is_reported_lost(tmp_path, monkeypatch):
     monkeypatch.setattr(elsewhere, "_places", lambda folder: [])
     with pytest.raises(
         PlanError,
@@ -336,7 +336,7 @@ def test_what_no_place_takes_is_said_to_be_lost(tmp_path, monkeypatch):
 
 
 class Moving(Quiet):
-    """Somebody moves the run's folder while the last iteration is reported."""
+    """A reporter that moves the run's folder while the last iteration is reported."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -346,7 +346,7 @@ class Moving(Quiet):
             self.folder.rename(self.folder.with_name("moved"))
 
 
-def test_a_run_whose_folder_is_moved_in_the_last_iteration_is_saved_there_with_all_of_them(tmp_path):
+def test_a_run_moved_in_its_last_iteration_is_saved_there(tmp_path):
     with pytest.raises(PlanError, match=r"(?s)saved as .*moved"):
         start_run(context(tmp_path), Moving(tmp_path / "run"))
     assert load_latest(tmp_path / "moved").snapshot.iteration == 5

@@ -1,4 +1,4 @@
-"""Runs that train adapters: cut and resumed they end the same, and what they leave is a plain model."""
+"""Runs that train adapters: a resumed run ends the same, and the saved model is a plain model."""
 
 import contextlib
 import io
@@ -33,7 +33,7 @@ def adapters(task, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_of_adapters_cut_and_resumed_ends_like_the_run_that_was_not(adapters):
+def test_a_resumed_run_of_adapters_ends_the_same(adapters):
     straight = run("ppo", adapters, "straight").folder
 
     def cut():
@@ -50,7 +50,7 @@ def test_a_run_of_adapters_cut_and_resumed_ends_like_the_run_that_was_not(adapte
 
 
 @pytest.mark.slow
-def test_the_final_model_and_the_export_are_the_merged_weights(adapters, tmp_path):
+def test_the_final_model_and_the_export_hold_the_merged_weights(adapters, tmp_path):
     folder = run("grpo", {**adapters, "iterations": 2}, "one").folder
     export(folder, tmp_path / "exported")
     final, exported, base = (
@@ -78,7 +78,7 @@ def test_an_export_of_adapters_in_bfloat16_is_as_precise_as_the_final_model(adap
 
 
 @pytest.mark.slow
-def test_a_fork_may_go_on_with_all_weights_and_not_with_other_adapters(adapters):
+def test_a_fork_can_train_all_weights_but_not_other_adapters(adapters):
     folder = run("grpo", {**adapters, "iterations": 1}, "one").folder
     with pytest.raises(PlanError, match="do not match the adapters"):
         resume.fork(folder, {"iterations": 2, "lora": 2}, Quiet())
@@ -107,7 +107,7 @@ def printed(*words):
         return exit_code(list(words)), out.getvalue()
 
 
-def test_help_lists_the_settings_check_knows_their_names_and_run_their_ranges(tmp_path):
+def test_help_check_and_run_know_the_adapter_settings(tmp_path):
     file = str(ROOT / "algorithms" / "grpo.py")
     assert printed("check", file, "--actor.lora", "8", "--actor.lora-targets", "attention")[0] == 0
     assert "nearest:  --actor.lora" in printed("check", file, "--actor.lorra", "8")[1]

@@ -1,5 +1,4 @@
-"""Runs within a limit of memory: the same bits, the moves that were planned, and bytes that are really
-freed."""
+"""Runs within a memory limit: the same bits, the planned moves, and memory that is really freed."""
 
 import json
 
@@ -15,7 +14,7 @@ from rlflow.runs.resume import resume
 pytestmark = pytest.mark.slow
 
 SETTINGS = {"batch_tokens": 1024, "threads": 1, "save_every": 2, "eval_every": 2, "hp.max_tokens": 6}
-BUFFERS = 4096  # bytes of buffers that are no weights
+BUFFERS = 4096  # bytes of buffers other than weights
 
 
 def lines(result):
@@ -35,7 +34,7 @@ def weights(result):
 
 
 def in_memory(half):
-    """Bytes of its storages, each once."""
+    """Return the bytes of the side's storages, each counted once."""
     moments = getattr(half, "optimizer", None)
     tensors = [
         *half.network.held(),
@@ -46,8 +45,7 @@ def in_memory(half):
 
 @pytest.fixture
 def measured(monkeypatch):
-    """What is really there after each time that the keeper settled something: bytes, and those that were
-    planned."""
+    """The bytes in memory and the planned bytes after each step of the offload manager."""
     seen, settle = [], MemoryMover.settle
 
     def settled(self, needs):
@@ -65,7 +63,7 @@ def measured(monkeypatch):
     return seen
 
 
-def test_a_run_within_a_limit_ends_as_one_without_and_goes_on_within_another(task, measured):
+def test_a_memory_limit_does_not_change_a_run(task, measured):
     straight = rlflow.run("ppo", **task | {"iterations": 4}, **SETTINGS)
     assert measured == []
     begun = rlflow.run("ppo", **task, **SETTINGS, memory="16MB")
@@ -82,6 +80,6 @@ def test_a_run_within_a_limit_ends_as_one_without_and_goes_on_within_another(tas
     assert json.loads((begun.folder / "weights.json").read_text()) == told
     for found, planned, course in measured:
         assert found <= planned + BUFFERS <= course.limit
-    # before a first step there are no moments
+    # before the first step there are no moments
     assert sum(found >= planned for found, planned, _ in measured) > len(measured) / 2
     assert min(found for found, _, _ in measured) < 0.5 * courses[16_000_000].peak_without

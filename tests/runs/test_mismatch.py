@@ -1,4 +1,4 @@
-"""Trainer and sampler that disagree."""
+"""Trainers and samplers that disagree."""
 
 import pytest
 from keyed import figures
@@ -9,7 +9,7 @@ from rlflow.runs.guards import mismatch_warnings
 APART = {"policy/mismatch_factor": 1.2, "policy/mismatch_max": 3.0}
 
 
-def test_a_sampler_that_differs_from_its_trainer_is_told_of():
+def test_a_sampler_that_differs_from_its_trainer_is_reported():
     (said,) = mismatch_warnings(Options(), figures(APART))
     assert "differ: token probabilities by a mean factor of 1.2 " in said
     assert "by at most 3" in said
@@ -18,11 +18,11 @@ def test_a_sampler_that_differs_from_its_trainer_is_told_of():
 @pytest.mark.parametrize(
     "options", [Options(max_mismatch=1.3), Options(staleness=1), Options(backend="null")]
 )
-def test_nothing_is_said_of_what_is_small_or_meant(options):
+def test_a_small_or_intended_difference_is_not_reported(options):
     assert not list(mismatch_warnings(options, figures(APART)))
 
 
-def test_nothing_is_said_of_an_iteration_without_both():
+def test_an_iteration_without_both_sides_is_not_reported():
     assert not list(mismatch_warnings(Options(), {}))
 
 

@@ -1,4 +1,4 @@
-"""What a file imports, read from its text."""
+"""The imports of a file, read from its text."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def found(folder, file, module=""):
     return sorted(path.relative_to(folder).as_posix() for path in result.files), sorted(result.outside)
 
 
-def test_what_is_imported_from_the_same_folder_is_followed_and_what_is_not_is_named(tmp_path):
+def test_imports_from_the_same_folder_are_followed(tmp_path):
     written(
         tmp_path,
         one="import two, os.path\nfrom pack.inner import deep\nimport numpy as np",
@@ -34,7 +34,7 @@ def test_what_is_imported_from_the_same_folder_is_followed_and_what_is_not_is_na
     assert found(tmp_path, "four.py") == ([], [])
 
 
-def test_of_a_module_of_a_package_what_lies_beside_the_package_is_another_package(tmp_path):
+def test_a_neighbour_of_a_package_is_another_package(tmp_path):
     written(
         tmp_path,
         mine__init="",
@@ -50,19 +50,19 @@ def test_of_a_module_of_a_package_what_lies_beside_the_package_is_another_packag
     )
 
 
-def test_rlflow_beside_a_file_is_known_by_its_version(tmp_path):
+def test_rlflow_next_to_a_file_is_identified_by_its_version(tmp_path):
     written(tmp_path, flow="from rlflow import flow", rlflow__init="")
     assert found(tmp_path, "flow.py") == ([], ["rlflow"])
 
 
 @pytest.mark.parametrize("content", ["def f(:", "\0", "(" * 500])
-def test_a_file_that_is_no_python_imports_nothing_and_is_taken_as_it_is(content, tmp_path):
+def test_a_file_that_is_not_python_imports_nothing(content, tmp_path):
     written(tmp_path, odd=content, other=content + " ")
     assert found(tmp_path, "odd.py") == ([], [])
     assert meaning(tmp_path / "odd.py") != meaning(tmp_path / "other.py")
 
 
-def test_comments_and_layout_have_no_meaning(tmp_path):
+def test_comments_and_layout_do_not_matter(tmp_path):
     written(
         tmp_path, one="x = 1  # one\n\n\ny = [\n    2,\n]\n", two="x = 1\ny = [2]\n", three="x = 1\ny = [3]\n"
     )

@@ -1,5 +1,5 @@
-"""Names mean nothing: a flow has the same figures whatever its roles, stages, metrics and state are
-called."""
+"""Names have no meaning: a flow computes the same figures with any names of its roles, stages, metrics and
+state."""
 
 import json
 import random
@@ -107,7 +107,7 @@ TEXTS = [
 
 
 def hostile(seed):
-    """A name for each part of the flow, no two alike but that a metric may be called as anything is."""
+    """Return a name for each part of the flow, all different except that a metric may share a name."""
     chance = random.Random(seed)
     names = dict(
         zip(
@@ -120,8 +120,8 @@ def hostile(seed):
 
 
 def ran(folder, names):
-    """The figures of each iteration of the flow under these names, called as in the plain flow; and how the
-    run is told of."""
+    """Return the figures of each iteration of the flow with these names, mapped to the names of the plain
+    flow, and the reported texts of the run."""
     (folder / "flow.py").write_text(FLOW.format(**names))
     run = rlflow.run(
         f"{folder}/flow.py::made",
@@ -172,7 +172,7 @@ def plain(tmp_path_factory):
 @pytest.mark.parametrize(
     "seed", [0, 11, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (*range(1, 11), *range(12, 20)))]
 )
-def test_every_figure_is_that_of_the_same_flow_under_plain_names(plain, tmp_path, seed):
+def test_every_figure_equals_that_of_the_flow_with_plain_names(plain, tmp_path, seed):
     (found, told), (expected, so_told) = ran(tmp_path, hostile(seed)), plain
     assert [sorted(line.items()) for line in found] == [sorted(line.items()) for line in expected]
     assert told == so_told

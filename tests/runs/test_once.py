@@ -1,5 +1,5 @@
-"""What a run resolves, it resolves once: settings of backends, headers of model folders, where roles run, and
-the plan."""
+"""A run resolves each thing once: backend settings, headers of model folders, the placement of roles, and the
+plan."""
 
 import runpy
 
@@ -36,7 +36,7 @@ def test_a_run_on_pools_resolves_everything_once_in_each_process(tmp_path):
 
 
 def package():
-    """The files of the package, as the benchmark reads them."""
+    """Return the files of the package, as the benchmark reads them."""
     return [(file.module, file.path, file.nodes) for file in sources("rlflow")]
 
 
@@ -45,12 +45,12 @@ def test_few_functions_take_the_configuration_of_a_run():
     assert 0 < len(ONCE["takers"](package())) <= ONCE["MOST_FUNCTIONS"]
 
 
-def test_nothing_looks_for_what_a_backend_can_do_by_its_name():
+def test_no_code_finds_backend_features_by_name():
     assert {"row_exact", "generate_chunks", "pieces"} <= ONCE["optional"]()
     assert ONCE["probes"](package()) == []
 
 
-def test_what_is_done_twice_is_named():
+def test_repeated_work_is_named():
     once = {"settings actor.trainer": 1, "passes": 1}
     assert ONCE["more_than_once"](once, [{"settings actor.trainer": 1}]) == []
     assert ONCE["more_than_once"]({**once, "passes": 2}, [{"layouts": 1}]) == [
@@ -59,8 +59,8 @@ def test_what_is_done_twice_is_named():
     ]
 
 
-def test_no_pools_are_no_placement():
-    """A fork leaves the pools of its run with ``--pools ''``."""
+def test_an_empty_pools_flag_removes_the_placement():
+    """A fork drops the pools of its run with ``--pools ''``."""
     config = sort_values({"backend": "null", "pools": ""}, ["actor", "reward"])
     program = compile_flow(load_flow("grpo"))
     assert place_roles(program, bind_roles(program.graph, config), config).placement is None

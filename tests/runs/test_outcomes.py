@@ -1,4 +1,4 @@
-"""The funnel of rows is the account's, with what was measured of rows between."""
+"""The funnel of rows comes from the row accounting, with measurements of rows at the steps between."""
 
 import json
 
@@ -19,13 +19,13 @@ HEALTH = {"funnel/rows_scored": 30.0, "funnel/rows_mixed": 16.0, "funnel/rows_un
 
 @loss
 def likelihood(new):
-    """Raise what was sampled."""
+    """Increase the probability of the sampled tokens."""
     return -new.logprobs
 
 
 @flow
 def samplers(prompts, actor, actor_b):
-    """Two roles that are trained, and a baseline that is only read."""
+    """Two trained roles, and a baseline that is only read."""
     one, other = (
         actor.generate(prompts, samples=8, max_tokens=2),
         actor_b.generate(prompts, samples=6, max_tokens=2),
@@ -39,12 +39,12 @@ GRAPH = compile_flow(samplers).graph
 
 
 def funnel(whole, health=None, roles=()):
-    """The funnel by name. ``health``: what is measured of rows, by name."""
+    """Return the funnel by name. ``health``: measurements of rows, by name."""
     return keyed(funnel_metrics(whole, GRAPH, figures(health or {}), roles))
 
 
 def account(*ends, opened=0):
-    """Ends: (source, fate, node, cause, rows)."""
+    """Outcomes: (source, outcome, node, cause, rows)."""
     whole = Account()
     for source, fate, node, cause, rows in ends:
         whole.sample(source, Count(0, rows, rows))
@@ -54,7 +54,7 @@ def account(*ends, opened=0):
     return whole
 
 
-def test_sampled_and_used_are_of_the_account():
+def test_sampled_and_used_rows_come_from_the_accounting():
     found = funnel(
         account(
             ("actor.generate", Fate.TRAINED, "actor.update", "", 28),
@@ -85,7 +85,7 @@ def test_sampled_and_used_are_of_the_account():
         (Fate.CARRIED, ""),
     ],
 )
-def test_rows_that_a_repeat_or_a_choice_dropped_are_a_step_of_their_own(fate, cause):
+def test_rows_dropped_by_a_repeat_or_choice_are_a_separate_step(fate, cause):
     found = funnel(
         account(
             ("actor.generate", Fate.TRAINED, "actor.update", "", 24),
@@ -101,7 +101,7 @@ def test_rows_that_a_repeat_or_a_choice_dropped_are_a_step_of_their_own(fate, ca
     )
 
 
-def test_a_baseline_that_is_read_only_is_not_sampled_for_learning():
+def test_a_read_only_baseline_is_not_sampled_for_training():
     found = funnel(
         account(
             ("actor.generate", Fate.TRAINED, "actor.update", "", 8),
@@ -111,14 +111,14 @@ def test_a_baseline_that_is_read_only_is_not_sampled_for_learning():
     assert found == {"funnel/rows_sampled": 8, "funnel/rows_used": 8}
 
 
-def test_what_learns_from_data_has_used_rows_alone():
+def test_training_on_data_has_only_used_rows():
     assert funnel(account(("prompts", Fate.TRAINED, "actor.update", "", 64)), HEALTH) == {
         "funnel/rows_used": 64
     }
     assert funnel(Account()) == {}
 
 
-def test_of_several_trained_roles_each_has_its_own_though_one_name_begins_the_other():
+def test_each_trained_role_has_its_own_funnel():
     whole = account(
         ("actor.generate", Fate.TRAINED, "actor.update", "", 8),
         ("actor_b.generate", Fate.TRAINED, "actor_b.update", "", 6),
@@ -136,7 +136,7 @@ def test_of_several_trained_roles_each_has_its_own_though_one_name_begins_the_ot
     }
 
 
-def test_the_speed_of_sampling_is_all_tokens_over_the_time_of_all_that_sample():
+def test_sampling_speed_is_total_tokens_over_total_time():
     whole = account(
         ("actor.generate", Fate.TRAINED, "actor.update", "", 31),
         ("actor.generate#2", Fate.READ, "actor.update", "", 4),
@@ -152,7 +152,7 @@ def test_the_speed_of_sampling_is_all_tokens_over_the_time_of_all_that_sample():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sft", "dpo"])
-def test_what_has_no_meaning_for_an_algorithm_is_absent(tmp_path, name):
+def test_figures_without_meaning_for_an_algorithm_are_absent(tmp_path, name):
     folder = rlflow.run(
         name, out=str(tmp_path), prompts=8, iterations=1, held_out=0, save_every=0, threads=1
     ).folder

@@ -1,5 +1,5 @@
-"""Whatever a run changes in its folder goes through the modules that write whole files, or into a folder that
-is named when it is whole."""
+"""Every change that a run makes in its folder goes through the modules that write complete files, or into a
+folder that gets its name when it is complete."""
 
 import os
 import sys
@@ -22,12 +22,12 @@ CHANGES = {
     "os.truncate": (0,),
     "os.link": (0, 1),
     "os.symlink": (1,),
-}  # places of paths among the arguments of what the interpreter tells of
+}  # positions of paths in the arguments of audit events
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def changed(event, args):
-    """The paths that a call of the interpreter's changes."""
+    """Return the paths changed by an audit event."""
     if event == "open":
         path, mode, flags = args
         writes = (
@@ -38,7 +38,7 @@ def changed(event, args):
 
 
 def stray(root, found):
-    """A hook that notes changes below ``root`` that are not an owner's."""
+    """Return a hook that records changes below ``root`` not made by an owner."""
 
     def hook(event, args):
         for path in changed(event, args):
@@ -57,7 +57,7 @@ def stray(root, found):
 
 
 def check_owned(root, action):
-    """An audit hook cannot be taken away: in a child."""
+    """Run an action in a child and check its changes; in a child, because an audit hook cannot be removed."""
 
     def watched():
         found = []
@@ -65,12 +65,12 @@ def check_owned(root, action):
         action()
         assert found == []
         (root / "stray").write_text("")
-        assert found == [f"open {root / 'stray'}"]  # the hook sees
+        assert found == [f"open {root / 'stray'}"]  # the hook sees this
 
     assert in_child(watched) == 0
 
 
-def test_a_run_and_its_resumption_change_their_folder_through_its_owners_alone(tmp_path):
+def test_a_run_and_its_resume_change_the_folder_only_through_owners(tmp_path):
     def both():
         folder = rlflow.run(
             "grpo", backend="null", prompts=4, iterations=2, save_every=1, out=str(tmp_path / "runs")
@@ -81,7 +81,7 @@ def test_a_run_and_its_resumption_change_their_folder_through_its_owners_alone(t
 
 
 @pytest.mark.slow
-def test_a_run_with_models_does_too(task, tmp_path):
+def test_a_run_with_models_changes_the_folder_only_through_owners(task, tmp_path):
     check_owned(
         tmp_path / "runs",
         lambda: run("grpo", {**task, "iterations": 1, "prompts": 4, "held_out": 4}, "models", prompts=4),

@@ -1,4 +1,4 @@
-"""How the halves of roles lie on their pools, and what does not fit."""
+"""The placement of role sides on their pools, and impossible placements."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ FOLDER = Path(next(iter(rlflow.data.tasks.__path__))) / "arithmetic_model"
 TEAMS = "--actor.generator vllm --actor.trainer fsdp --actor.generator.tensor_parallel 2"
 
 
-def test_adapters_beside_tensor_parallelism_are_refused_before_anything_starts():
+def test_adapters_with_tensor_parallelism_are_refused_early():
     words = (
         f"--model {FOLDER} --data chain_sum --pools all=4 {TEAMS} --actor.trainer.tensor_parallel 2 "
         "--actor.lora 4"
@@ -62,7 +62,7 @@ def changes(prompts, actor, reward):
         ("RANK0", False, "actor=1,rest=2 --actor.pool actor --reward.pool rest", False),
     ],
 )
-def test_a_stage_that_changes_weights_does_so_on_every_rank(tmp_path, dispatch, pure, pools, refused):
+def test_a_stage_changes_weights_on_every_rank(tmp_path, dispatch, pure, pools, refused):
     (tmp_path / "changes.py").write_text(CHANGES.format(dispatch=dispatch, pure=pure))
     found = load_flow(str(tmp_path / "changes.py"))
     given, hp = resolve_config(

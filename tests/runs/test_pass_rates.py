@@ -1,4 +1,4 @@
-"""mean@n, pass@k and maj@k against counts over all draws."""
+"""mean@n, pass@k and maj@k, compared with counts over all draws."""
 
 import itertools
 import math
@@ -14,14 +14,14 @@ VOTES = st.sampled_from(["4", "5", "6", None])
 
 
 @given(right=st.lists(st.booleans(), min_size=1, max_size=9), data=st.data())
-def test_pass_at_k_is_the_share_of_all_choices_of_k_answers_that_have_a_right_one(right, data):
+def test_pass_at_k_is_the_share_of_choices_with_a_right_answer(right, data):
     k = data.draw(st.integers(1, len(right)))
     choices = [any(chosen) for chosen in itertools.combinations(right, k)]
     assert pass_at(len(right), sum(right), k) == pytest.approx(sum(choices) / len(choices))
 
 
 def brute(extracted, right):
-    """The chance that the vote is right, by all ways in which equal numbers of votes may be decided."""
+    """Return the probability that the vote is right, averaged over all ways of breaking ties."""
     votes = [answer for answer in extracted if answer is not None]
     if not votes:
         return Fraction(0)
@@ -34,13 +34,13 @@ def brute(extracted, right):
 
 
 @given(answers=st.lists(st.tuples(VOTES, st.booleans()), min_size=1, max_size=8))
-def test_a_majority_is_what_most_say_and_a_tie_is_decided_evenly(answers):
+def test_the_majority_is_the_most_frequent_answer_and_ties_are_even(answers):
     extracted, right = zip(*answers, strict=True)
     assert majority(extracted, right) == pytest.approx(float(brute(extracted, right)))
 
 
 @given(answers=st.lists(st.tuples(VOTES, st.booleans()), min_size=2, max_size=5), data=st.data())
-def test_maj_at_k_is_over_all_orders_of_the_draws_the_mean_over_all_choices_of_k_answers(answers, data):
+def test_maj_at_k_averages_over_all_choices_of_k_answers(answers, data):
     k = data.draw(st.integers(1, len(answers)))
     choices = [brute(*zip(*chosen, strict=True)) for chosen in itertools.combinations(answers, k)]
     orders = [
@@ -50,7 +50,7 @@ def test_maj_at_k_is_over_all_orders_of_the_draws_the_mean_over_all_choices_of_k
     assert sum(orders) / len(orders) == pytest.approx(float(sum(choices) / len(choices)))
 
 
-def test_a_majority_of_answers_that_cannot_be_read_is_wrong():
+def test_a_majority_of_unreadable_answers_is_wrong():
     assert majority([None, None], [True, True]) == 0.0
     assert majority([None, None, "4"], [False, False, True]) == 1.0
 
@@ -62,7 +62,7 @@ def test_the_numbers_of_answers_are_powers_of_two(most, sizes):
     assert powers_of_two(most) == sizes
 
 
-def test_the_figures_of_prompts_are_means_over_prompts_and_a_pass_is_a_score_of_one():
+def test_figures_are_means_over_prompts_and_a_pass_scores_one():
     first = Answers([1.0, 0.5, math.nan, 1.0], ["4", "5", None, "4"])
     second = Answers([0.0, 0.0, 0.0, 0.0], ["1", "2", "3", None])
     assert repeated_figures([first, second]) == {
@@ -75,7 +75,7 @@ def test_the_figures_of_prompts_are_means_over_prompts_and_a_pass_is_a_score_of_
     }
 
 
-def test_without_answers_to_count_there_is_no_majority_and_without_scores_no_mean():
+def test_a_majority_needs_answers_and_a_mean_needs_scores():
     assert repeated_figures([Answers([1.0, 0.0], [None, None])]) == {
         "mean@2": 0.5,
         "pass@1": 0.5,

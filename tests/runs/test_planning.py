@@ -1,4 +1,4 @@
-"""Which roles are evaluated on held-out prompts."""
+"""The roles that are evaluated on held-out prompts."""
 
 import torch
 
@@ -29,7 +29,7 @@ def policy_loss(new, scores):
 
 @flow
 def selfplay(prompts, proposer, solver):
-    """One role poses problems, and the other one solves them: nobody answers the questions of the data."""
+    """One role poses problems and the other solves them; no role answers the questions of the data."""
     problems = proposer.generate(prompts, samples=2, max_tokens=4)
     problems |= solvable(problems)
     answers = solver.generate(ask(problems | posed(problems), "question"), max_tokens=4)
@@ -45,13 +45,13 @@ def claimed(made, **values):
     return evaluation_roles(graph, roles, config.options), unmeasured(graph, roles, config.options)
 
 
-def test_of_several_roles_that_sample_the_one_is_evaluated_that_answers_the_datas_questions():
+def test_the_role_that_answers_data_questions_is_evaluated():
     assert claimed(grpo) == (("actor",), "")
     assert claimed(critique) == (("solver",), "")
     assert claimed(debate) == (("one",), "")
 
 
-def test_nothing_is_claimed_where_none_of_them_does():
+def test_without_a_role_that_answers_there_is_no_evaluation():
     roles, why = claimed(selfplay)
     assert roles == ()
     assert "proposer, solver sample" in why

@@ -1,5 +1,5 @@
-"""How many optimizer steps a run takes, by which schedules end; and what a run is made of is whole as soon as
-it is made."""
+"""The number of optimizer steps that schedules use, and the completeness of a run's parts when they are
+made."""
 
 import ast
 import dataclasses
@@ -11,7 +11,7 @@ from rlflow.compiler.trace.compile import compile_flow
 from rlflow.runs.prepare import expected_steps
 
 
-def test_each_role_has_the_steps_of_its_own_updates():
+def test_each_role_counts_the_steps_of_its_own_updates():
     flow = load_flow("ppo")
     hp = dataclasses.replace(flow.parameters.hp, warmup=2, epochs=3, minibatch=10, samples=1)
     graph = compile_flow(flow, hp).graph
@@ -21,7 +21,7 @@ def test_each_role_has_the_steps_of_its_own_updates():
 
 
 def assigned_to_engines():
-    """The field of each assignment to a field of an engine."""
+    """Return the field of each assignment to a field of an engine."""
     for each in sources("rlflow"):
         for node in each.nodes:
             targets = (
@@ -45,12 +45,12 @@ def assigned_to_engines():
                     yield part.attr
 
 
-def test_an_engine_has_all_that_it_needs_as_soon_as_it_is_made():
-    """Later on, only the iteration and the flow's state change."""
+def test_an_engine_is_complete_when_it_is_made():
+    """Afterwards only the iteration and the flow's state change."""
     assert set(assigned_to_engines()) == {"iteration", "state"}
 
 
-def test_no_call_fills_more_than_twelve_parameters_by_position():
+def test_no_call_passes_more_than_twelve_positional_arguments():
     calls = [
         (each.path.as_posix(), node.lineno)
         for each in sources("rlflow", "backends")

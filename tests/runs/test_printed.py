@@ -1,4 +1,4 @@
-"""What rewards print is in the run's folder: whole lines, without secrets, and only so much."""
+"""The run's folder keeps the output of rewards: full lines, without secrets, up to a limit."""
 
 import json
 import threading
@@ -20,7 +20,7 @@ def lines(folder):
     return (folder / FILE).read_text().splitlines()
 
 
-def test_pieces_of_lines_become_lines_and_the_last_needs_no_end(tmp_path):
+def test_partial_output_becomes_lines(tmp_path):
     heard = Printed(tmp_path, failed)
     for piece in (b"one\ntw", b"o", b"\n\x1b[2Jthree", b""):
         heard.hear(piece)
@@ -52,20 +52,20 @@ def test_silent_rewards_leave_no_file_and_secrets_are_masked(tmp_path):
     assert "hunter2" not in (tmp_path / FILE).read_text()
 
 
-def test_the_file_ends_at_its_limit_also_where_a_run_is_resumed(tmp_path, monkeypatch):
+def test_the_output_file_keeps_its_limit_after_a_resume(tmp_path, monkeypatch):
     monkeypatch.setattr(directory, "LIMIT", 100)
     for _ in range(2):
         heard = Printed(tmp_path, failed)
         for _ in range(50):
             heard.hear(b"0123456789\n")
-        heard.hear(b"x" * 10_000)  # a line without end
+        heard.hear(b"x" * 10_000)  # a line without an end
         heard.close()
     assert (tmp_path / FILE).stat().st_size < 300
     assert lines(tmp_path)[9].startswith("the file is limited to")
 
 
 @pytest.mark.slow
-def test_what_a_reward_prints_in_a_run_is_found_in_its_folder(tmp_path):
+def test_the_run_folder_keeps_the_output_of_a_reward(tmp_path):
     (tmp_path / "loud.py").write_text(
         "def loud(completion):\n    print('judging', completion)\n    return 1.0\n"
     )
@@ -87,7 +87,7 @@ def completions(folder):
     return sorted(row["completion"] for row in rows)
 
 
-def test_a_reward_that_raises_is_told_with_the_lines_that_led_there_and_its_traceback_is_kept_once(tmp_path):
+def test_a_raising_reward_is_reported_with_its_source_lines(tmp_path):
     (tmp_path / "helping.py").write_text("def deep(text):\n    return {}[text]\n")
     (tmp_path / "judge.py").write_text(
         "from helping import deep\n\n\ndef judge(completion):\n    return deep('score')\n"

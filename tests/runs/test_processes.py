@@ -1,5 +1,5 @@
-"""However a run ends, its exit code, its words and status.json say so, what was saved is gone on from, and no
-process of it is left."""
+"""At any end of a run, its exit code, its message and status.json agree, the run resumes from its last save,
+and no process of it is left."""
 
 import contextlib
 import json
@@ -20,19 +20,19 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch):
     monkeypatch.delenv(MARK, raising=False)
-    monkeypatch.setenv(SECONDS, "60")  # what is no test of the deadline has time
+    monkeypatch.setenv(SECONDS, "60")  # a stage gets enough time, except in the test of the deadline
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """What the run comes to that nothing happens to, in a fork of this process."""
+    """The content of the undisturbed run, made in a fork of this process."""
     folder = tmp_path_factory.mktemp("straight")
     assert command(words(folder, "straight"), folder / "said").code == 0
     return came_to(folder / "runs" / "straight")
 
 
 def goes_on(run, straight):
-    """In a fork of this process, which has imported what a run needs."""
+    """Resume the run in a fork of this process, which has already imported the modules of a run."""
     assert resumed(run.run) == 0
     assert list(differences(came_to(run.run), straight)) == []
 
@@ -68,7 +68,7 @@ def goes_on_by_command(run, straight):
         ),
     ],
 )
-def test_a_stage_that_ends_the_run_has_failed(tmp_path, straight, fault, code, says, monkeypatch):
+def test_a_stage_that_ends_the_process_has_failed(tmp_path, straight, fault, code, says, monkeypatch):
     monkeypatch.setenv(SECONDS, "5")
     run = launch(tmp_path, "run", fault=fault)
     assert run.ended() == code
@@ -78,14 +78,14 @@ def test_a_stage_that_ends_the_run_has_failed(tmp_path, straight, fault, code, s
     assert (run.status["state"], run.status["iteration"]) == ("failed", 2)
     assert says in run.status["error"]
     assert run.left() == []
-    if fault == "hold":  # where it was is shown
+    if fault == "hold":  # the message shows the line of the stage
         assert "runs/flows/faulty.py:" in run.output()
         assert " in judge" in run.output()
     goes_on(run, straight)
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_ctrl_c_ends_a_run_whose_interpreter_is_held(tmp_path, straight, terminal):
+def test_ctrl_c_ends_a_run_with_a_blocked_interpreter(tmp_path, straight, terminal):
     run = launch(tmp_path, "run", fault="hold", terminal=terminal)
     until((tmp_path / "run.once").exists, 240.0)
     if terminal:
@@ -98,8 +98,8 @@ def test_ctrl_c_ends_a_run_whose_interpreter_is_held(tmp_path, straight, termina
     (goes_on_by_command if terminal else goes_on)(run, straight)
 
 
-def test_a_stopped_run_passes_no_deadline(tmp_path, straight, monkeypatch):
-    """The stage takes a fifth of its deadline; the process is stopped for longer than that."""
+def test_a_suspended_process_does_not_exceed_deadlines(tmp_path, straight, monkeypatch):
+    """The stage takes a fifth of its deadline; the process is suspended for longer than the deadline."""
     monkeypatch.setenv(SECONDS, "5")
     run = launch(tmp_path, "run", fault="sleep")
     until((tmp_path / "run.once").exists, 240.0)
@@ -111,21 +111,19 @@ def test_a_stopped_run_passes_no_deadline(tmp_path, straight, monkeypatch):
 
 
 @pytest.mark.parametrize("fault", ["asked", "speak"])
-def test_a_run_whose_terminal_hangs_up_is_saved_whatever_its_stages_print(tmp_path, straight, fault):
+def test_a_run_is_saved_when_its_terminal_hangs_up(tmp_path, straight, fault):
     run = launch(tmp_path, "run", fault=fault, terminal=True)
     until((tmp_path / "run.once").exists, 240.0)
     run.hang_up()
     assert run.ended() == 130
-    # what it was in is done again
+    # the interrupted iteration is repeated
     assert (run.status["state"], run.status["iteration"]) == ("interrupted", 2)
     assert content(run.run).iteration == 2
     goes_on(run, straight)
 
 
 @pytest.mark.parametrize(("fault", "reward"), [("fork", "returns"), ("fork and exit", "exits")])
-def test_a_stage_that_forks_gives_what_it_would_and_rows_of_a_reward_that_does_have_their_own_scores(
-    tmp_path, straight, fault, reward
-):
+def test_stages_and_rewards_may_fork(tmp_path, straight, fault, reward):
     run = launch(tmp_path, "run", fault=fault, reward=reward)
     assert run.ended() == 0, run.output()
     assert list(differences(came_to(run.run), straight)) == []
@@ -136,7 +134,7 @@ def test_a_stage_that_forks_gives_what_it_would_and_rows_of_a_reward_that_does_h
 
 @pytest.mark.parametrize("end", ["done", "launcher killed", "run killed", "watchdog and launcher killed"])
 def test_processes_of_stages_and_rewards_end_with_the_run(tmp_path, end):
-    """Some in sessions of their own, some whose parent has ended, and a fork."""
+    """Some run in sessions of their own, some lost their parent, and one is a fork."""
     run = launch(
         tmp_path,
         "run",
@@ -153,7 +151,7 @@ def test_processes_of_stages_and_rewards_end_with_the_run(tmp_path, end):
             os.kill(pid, signal.SIGKILL)
         os.kill(run.pid, signal.SIGKILL)
     assert run.ended() == (0 if end == "done" else -signal.SIGKILL)
-    if end.startswith("watchdog"):  # which was killed before it could end anything, or after it was replaced
+    if end.startswith("watchdog"):  # killed before it could end anything, or after it was replaced
         for pid in marked(run.mark):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -161,7 +159,7 @@ def test_processes_of_stages_and_rewards_end_with_the_run(tmp_path, end):
         assert run.left() == []
     if end == "run killed":
         assert "was killed by SIGKILL" in run.output()
-        assert run.status["state"] == "running"  # who reads it sees that the process is gone
+        assert run.status["state"] == "running"  # the reader sees that the process is gone
 
 
 def watchdogs(run):

@@ -1,4 +1,4 @@
-"""A run that proves itself first is the same run."""
+"""A run with a proof equals the run without one."""
 
 import json
 import random
@@ -20,10 +20,10 @@ ALGORITHMS = ROOT / "algorithms"
 
 
 @pytest.mark.slow
-def test_a_run_is_equal_bit_for_bit_with_and_without_its_proof(task):
+def test_a_proof_does_not_change_a_run(task):
     small = {"prompts": 4, "held_out": 0, "threads": 1, "hp.samples": 4, "hp.max_tokens": 4, "save_every": 0}
     runs, chance = {}, {}
-    # the first run of a process imports what the others have, which draws from Python's chance
+    # the first run of a process imports modules that later runs have, and importing draws from Python's RNG
     for prove in ("off", "quick", "off"):
         torch.manual_seed(11)
         random.seed(11)
@@ -57,7 +57,7 @@ def test_a_run_is_equal_bit_for_bit_with_and_without_its_proof(task):
         json.loads(next(folder.glob("checkpoints/*/manifest.json")).read_text())["manifest"]
         for folder in runs.values()
     ]
-    # digests of all files, and the state: cursor, seed, versions, what the flow keeps
+    # digests of all files, and the state: cursor, seed, versions, and the flow's state
     assert manifests[0] == manifests[1]
     assert manifests[0]["state"]["prompts"]["cursor"] == 8
     assert (runs["quick"] / "samples.jsonl").read_bytes() == (runs["off"] / "samples.jsonl").read_bytes()
@@ -75,7 +75,7 @@ def test_a_run_is_equal_bit_for_bit_with_and_without_its_proof(task):
     assert metrics[0] == metrics[1]
 
 
-def test_a_run_does_not_begin_where_good_rows_are_made_less_likely_or_where_it_is_strict():
+def test_a_falsified_or_strictly_unproved_run_does_not_begin():
     turned, other = (
         Claim("reward-direction", "actor.update", "falsified", "…", ends_run=ends) for ends in (True, False)
     )
@@ -128,8 +128,8 @@ def threads_as_before():
     torch.set_num_threads(before)
 
 
-def test_stages_compute_alone_in_the_proof_as_in_the_run(tmp_path, threads_as_before):
-    """A thread that computes with several has a team of them as long as it lives, which slows all others
+def test_stages_use_one_thread_in_the_proof_as_in_the_run(tmp_path, threads_as_before):
+    """A thread that computes with several threads keeps them as long as it lives, which slows all others
     down."""
     path, counts = tmp_path / "counts.py", tmp_path / "counts.txt"
     path.write_text(f"FILE = {str(counts)!r}\n{COUNTED}")
@@ -189,12 +189,10 @@ def impure(prompts, actor, reference, reward):
 
 
 @pytest.mark.parametrize(("curriculum", "stage"), [(True, "unseen"), (False, "spread")])
-def test_with_side_effects_a_run_is_equal_bit_for_bit_with_and_without_its_proof_and_goes_on_with_their_weights(
-    tmp_path, curriculum, stage
-):
+def test_a_proof_does_not_change_a_run_with_side_effects(tmp_path, curriculum, stage):
     outcomes = []
     for prove in ("off", "quick"):
-        path = tmp_path / f"{prove}.py"  # a file is loaded once, and its list lives on
+        path = tmp_path / f"{prove}.py"  # a file is loaded once, so its list persists
         path.write_text(f"CURRICULUM = {curriculum}\n{IMPURE}")
         folder = rlflow.run(
             str(path), backend="null", prompts=6, iterations=2, prove=prove, out=str(tmp_path), name=prove
@@ -211,9 +209,7 @@ def test_with_side_effects_a_run_is_equal_bit_for_bit_with_and_without_its_proof
 
 
 @pytest.mark.slow
-def test_a_turned_sign_ends_a_run_before_its_first_iteration_unless_it_is_told_to_go_on(
-    task, tmp_path, capsys
-):
+def test_a_wrong_sign_ends_a_run_before_its_first_iteration(task, tmp_path, capsys):
     path = tmp_path / "turned.py"
     path.write_text((ALGORITHMS / "grpo.py").read_text().replace("charge - weights", "charge + weights"))
     small = {
@@ -291,8 +287,8 @@ def breaking(prompts, actor, reward):
 """
 
 
-def test_a_stage_that_raises_in_the_rehearsal_ends_the_run_there(tmp_path):
-    # `check` cannot call the stage, since it does not know the kind of its column
+def test_a_stage_that_raises_in_the_dry_run_ends_the_run(tmp_path):
+    # `check` cannot call the stage, because it does not know the kind of its column
     (tmp_path / "breaking.py").write_text(BROKEN)
     with pytest.raises(
         StageError, match="NameError: name 'missing' is not defined(.|\n)*in the dry run before iteration 1"
@@ -311,7 +307,7 @@ def test_a_stage_that_raises_in_the_rehearsal_ends_the_run_there(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_only_a_rehearsal_cannot_do_stops_no_run(task, tmp_path):
+def test_limits_of_the_dry_run_do_not_stop_a_run(task, tmp_path):
     small = {
         **task,
         "prompts": 4,

@@ -1,4 +1,4 @@
-"""What a run writes while it goes."""
+"""The files that a run writes during its iterations."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from rlflow.execution.summary import sample_rows
 from rlflow.runs.records import Records
 
 
-def test_records_are_plain_json_with_null_for_what_is_not_finite(tmp_path):
+def test_records_are_plain_json_with_null_for_non_finite_numbers(tmp_path):
     records = Records(tmp_path)
     records.metrics(3, figures({"a/loss": 1.5, "a/bad": math.nan}))
     records.samples(3, [{"prompt": "\x1b[31mred"}])
@@ -28,7 +28,7 @@ def test_records_are_plain_json_with_null_for_what_is_not_finite(tmp_path):
         "a/bad": None,
     }
     assert "\x1b" not in (tmp_path / "samples.jsonl").read_text()
-    assert not (tmp_path / "traffic.jsonl").exists()  # in one process no byte goes anywhere
+    assert not (tmp_path / "traffic.jsonl").exists()  # one process transfers no bytes
     events = [event for event in json.loads((tmp_path / "timeline.json").read_text()) if event["ph"] == "X"]
     assert [(event["name"], event["ts"], event["dur"]) for event in events] == [
         ("b", 0.0, 2.5e5),
@@ -52,7 +52,7 @@ def written(records, iterations):
         records.traffic(number + 1, {"evaluation/columns": 7})
 
 
-def test_what_is_done_again_is_written_once(tmp_path):
+def test_a_repeated_iteration_is_written_once(tmp_path):
     folders = [tmp_path / "straight", tmp_path / "again"]
     for folder, done in zip(folders, (((0, 1, 2),), ((0, 1), (1, 2), (2,))), strict=True):
         folder.mkdir()
@@ -74,7 +74,7 @@ def test_what_is_done_again_is_written_once(tmp_path):
     assert again == ran == [(number, name) for number in range(3) for name in ("a", "b")]
 
 
-def test_a_log_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path):
+def test_an_unwritable_log_is_reported_once_and_stops_nothing(tmp_path):
     (tmp_path / "timeline.json").mkdir()
     said = []
     records = Records(tmp_path, 0, said.append)
@@ -93,7 +93,7 @@ def test_columns_of_samples_have_one_order(tmp_path):
     assert (tmp_path / "samples.jsonl").read_text() == '{"iteration": 0, "a": 2, "b": 1}\n' * 2
 
 
-def test_what_bounded_a_run_is_kept_unless_it_cannot_be_written(tmp_path):
+def test_the_bound_of_a_run_is_kept_if_it_can_be_written(tmp_path):
     said = []
     records = Records(tmp_path, 0, said.append)
     records.bounds("a line", {"bound": 1.0})

@@ -1,5 +1,5 @@
-"""When a run goes back to a moment before a death, and when it is given up: the rules, with pools that are in
-this process."""
+"""When a run goes back to the moment before a death, and when it gives up: the rules, with pools in this
+process."""
 
 import re
 
@@ -10,7 +10,7 @@ from rlflow.runs.recovery import DEATHS, DriverState, Recovery
 
 
 class Copied:
-    """A commit that is complete at once."""
+    """An in-memory checkpoint that is complete at once."""
 
     complete = True
 
@@ -22,7 +22,7 @@ class Copied:
 
 
 class Pools:
-    """Workers whose deaths are the errors that speak of one."""
+    """Workers whose deaths are the errors that mention one."""
 
     def __init__(self):
         self.restarted, self.restored = [], []
@@ -45,7 +45,7 @@ class Pools:
 
 
 def recovered(every=1):
-    """A recovery, and the iterations that its run was put back to."""
+    """Make a recovery and the list of iterations that it restarts from."""
     backs = []
     driver = DriverState(
         capture=lambda: None,
@@ -56,7 +56,7 @@ def recovered(every=1):
 
 
 def course(recovery, deaths, end=6, message="dead"):
-    """Iterations of a run in which one dies as often as ``deaths`` says of it; what began is noted."""
+    """Run iterations with as many worker deaths as ``deaths`` gives for each, and note each start."""
     left, began = dict(deaths), []
 
     def run(first):
@@ -78,19 +78,19 @@ def test_an_iteration_in_which_a_worker_died_is_repeated():
     assert len(recovery.workers.restarted) == len(recovery.workers.restored) == 1
 
 
-def test_with_commits_in_some_iterations_alone_those_since_the_last_are_repeated_too():
+def test_all_iterations_since_the_last_commit_are_repeated():
     recovery, backs = recovered(every=3)
     assert recovery.run(course(recovery, {5: 1}), 0) == [0, 1, 2, 3, 4, 5, 3, 4, 5]
     assert backs == [3]
 
 
-def test_deaths_with_an_iteration_finished_in_between_are_not_counted_together():
+def test_a_finished_iteration_resets_the_count_of_deaths():
     recovery, backs = recovered()
     recovery.run(course(recovery, dict.fromkeys(range(5), DEATHS - 1)), 0)
     assert len(backs) == 5 * (DEATHS - 1)
 
 
-def test_deaths_in_one_iteration_end_the_run():
+def test_too_many_deaths_in_one_iteration_end_the_run():
     recovery, backs = recovered()
     with pytest.raises(
         RemoteError,
@@ -100,7 +100,7 @@ def test_deaths_in_one_iteration_end_the_run():
     assert backs == [2] * (DEATHS - 1)
 
 
-def test_what_is_no_death_is_raised_as_it_is():
+def test_other_errors_are_raised_unchanged():
     recovery, backs = recovered()
     with pytest.raises(RemoteError) as caught:
         recovery.run(course(recovery, {2: 1}, message="a bug"), 0)

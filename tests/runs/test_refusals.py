@@ -16,11 +16,11 @@ from rlflow.runs.prepare import prepare
 
 
 class Accepted(Exception):
-    """The run would go on and load models."""
+    """The run would start and load models."""
 
 
 def refused_by_run(flags):
-    """The problems for which a run is refused before it loads anything; none for one that would go on."""
+    """Return the problems for which a run is refused before it loads anything; empty if it would start."""
 
     def accept(*about):
         raise Accepted
@@ -60,7 +60,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("flags", REFUSED.values(), ids=REFUSED)
-def test_what_a_run_refuses_check_refuses_in_the_same_words(tmp_path, monkeypatch, flags):
+def test_check_refuses_like_a_run_with_the_same_message(tmp_path, monkeypatch, flags):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "taken").mkdir(parents=True)
     Path("file").touch()
@@ -81,14 +81,14 @@ def test_what_a_run_refuses_check_refuses_in_the_same_words(tmp_path, monkeypatc
         "--pools a=1@cpu0.7,b=1@cpu0.7 --actor.trainer.pool a --actor.generator.pool b --reference.pool a",
     ],
 )
-def test_what_is_known_once_backends_are_loaded_both_refuse(tmp_path, monkeypatch, flags):
+def test_check_and_run_refuse_what_loaded_backends_reveal(tmp_path, monkeypatch, flags):
     monkeypatch.chdir(tmp_path)
     found = refused_by_check(flags.split())
     assert found == refused_by_run(flags.split())
 
 
 @pytest.mark.parametrize("flags", ["--actor.model nowhere", "--device cuda"])
-def test_what_another_machine_may_have_is_a_warning(flags):
+def test_a_missing_model_folder_or_gpu_is_a_warning(flags):
     if flags == "--device cuda" and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     report = check_flow("grpo", flags.split())
@@ -98,5 +98,5 @@ def test_what_another_machine_may_have_is_a_warning(flags):
     ]
 
 
-def test_a_tracker_that_is_not_there_is_refused():
+def test_a_missing_tracker_is_refused():
     assert "unknown tracker 'nonsense'" in refused_by_check(["--track", "nonsense"])[0]

@@ -11,7 +11,7 @@ def test_five_answers_are_shown():
     assert _answers(SimpleNamespace(answers=rows)).row_count == 5
 
 
-def test_a_folder_is_written_as_it_is_found_from_here(tmp_path, monkeypatch):
+def test_a_folder_is_shown_relative_to_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     assert shown(tmp_path / "here" / "runs" / "one") == "runs/one"

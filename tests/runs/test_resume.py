@@ -1,5 +1,5 @@
-"""A run that was cut, however, and resumed is the run that was not: parameters, optimizer and metrics, bit
-for bit."""
+"""A run interrupted in any way and resumed equals the uninterrupted run: parameters, optimizer and metrics,
+bit for bit."""
 
 import json
 import os
@@ -30,12 +30,13 @@ def assert_same(one, two):
 
 
 def own_nodes(name):
-    """The nodes of a flow that does something; of another than ppo, those that ppo does not have."""
+    """Return the nodes of a flow that does something; for flows other than ppo, only the nodes that ppo
+    lacks."""
     return [node for node in nodes(name) if name == "ppo" or node not in nodes("ppo")]
 
 
 def assert_killed_at(name, places, sums, wanted):
-    """Killed as each of these nodes begins and resumed, a run ends as it would have."""
+    """Check that a run killed as each of these nodes begins and then resumed ends the same."""
     assert wanted.iteration == sums["iterations"]
     for number, node in enumerate(places):
 
@@ -51,21 +52,21 @@ def assert_killed_at(name, places, sums, wanted):
 
 
 @pytest.mark.parametrize("name", ["ppo", ADAPTIVE], ids=lambda name: Path(name).stem)
-def test_killed_at_a_drawn_node_and_resumed_ends_like_the_run_that_was_not(name, sums, straight):
+def test_a_run_killed_at_a_random_node_resumes_to_the_same_end(name, sums, straight):
     assert_killed_at(name, random.Random(0).sample(own_nodes(name), 2), sums, content(straight(name)))
 
 
 @pytest.mark.long
 # among them nodes of each kind
 @pytest.mark.parametrize("name", ["ppo", ADAPTIVE], ids=lambda name: Path(name).stem)
-def test_killed_at_any_node_and_resumed_ends_like_the_run_that_was_not(name, sums, straight):
+def test_a_run_killed_at_any_node_resumes_to_the_same_end(name, sums, straight):
     assert_killed_at(name, own_nodes(name), sums, content(straight(name)))
 
 
 @pytest.mark.parametrize(
     ("first", "second"), [(4, 5), (3, 6)], ids=["twice within an epoch", "twice at its edge"]
 )
-def test_cut_twice_and_resumed_twice_ends_the_same(first, second, sums, straight):
+def test_a_run_resumed_twice_ends_the_same(first, second, sums, straight):
     sums = {**sums, "iterations": 8}
 
     def cut():
@@ -84,7 +85,7 @@ def test_cut_twice_and_resumed_twice_ends_the_same(first, second, sums, straight
     assert_same(content(folder), content(straight("grpo", iterations=8)))
 
 
-def test_the_price_of_kl_goes_on_from_where_it_was(sums, straight):
+def test_the_kl_coefficient_resumes_from_its_last_value(sums, straight):
     straight = content(straight("ppo_adaptive", iterations=4))
     first = run("ppo_adaptive", {**sums, "iterations": 2}, "first").folder
     resume.resume(first, {"iterations": 4}, Quiet())
@@ -104,7 +105,7 @@ def test_the_price_of_kl_goes_on_from_where_it_was(sums, straight):
         ("actor.update", signal.SIGTERM),
     ],
 )
-def test_asked_to_stop_within_an_iteration_it_saves_and_goes_on_the_same(node, number, sums, straight):
+def test_a_run_stopped_within_an_iteration_saves_and_resumes(node, number, sums, straight):
     sums = {**sums, "save_every": 0}
 
     def stop():
@@ -113,14 +114,14 @@ def test_asked_to_stop_within_an_iteration_it_saves_and_goes_on_the_same(node, n
 
     folder = Path(sums["out"]) / "stopped"
     assert in_child(stop) == 130
-    # weights that change change whole
+    # a change of weights is never interrupted
     assert load_latest(folder).snapshot.iteration == (3 if node.endswith("update") else 2)
     assert json.loads((folder / "status.json").read_text())["state"] == "interrupted"
     assert resumed(folder) == 0
     assert_same(content(folder), content(straight("ppo")))
 
 
-def test_asked_to_stop_in_an_evaluation_or_while_saving_it_ends_the_same(sums):
+def test_a_run_stopped_while_evaluating_or_saving_ends_the_same(sums):
     sums = {**sums, "iterations": 4, "held_out": 4, "eval_every": 2}
     straight = run("grpo", sums, "straight").folder
 
@@ -143,9 +144,7 @@ def test_asked_to_stop_in_an_evaluation_or_while_saving_it_ends_the_same(sums):
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["evaluated", "as an earlier version saved it"])
-def test_killed_between_its_last_save_and_its_final_models_it_is_finished_and_evaluated_once(
-    known, sums, straight
-):
+def test_a_run_killed_before_its_final_models_is_evaluated_once(known, sums, straight):
     changes = {"iterations": 2, "held_out": 4, "save_every": 0}
     straight = straight("grpo", **changes)
 
@@ -161,7 +160,7 @@ def test_killed_between_its_last_save_and_its_final_models_it_is_finished_and_ev
     assert not (folder / "final").exists()
 
     def finish():
-        if known:  # then no weights are evaluated again
+        if known:  # the second time, no weights are evaluated again
             Evaluation.__call__ = lambda self, keep: os.kill(os.getpid(), signal.SIGKILL)
         resume.resume(folder, {}, make_reporter(quiet=True))
 
@@ -172,7 +171,7 @@ def test_killed_between_its_last_save_and_its_final_models_it_is_finished_and_ev
     assert one == other
 
 
-def test_a_second_ctrl_c_stops_at_once_even_where_weights_are_being_changed(sums):
+def test_a_second_ctrl_c_stops_at_once(sums):
     def stop():
         signal_at("critic.update", 1, signal.SIGINT)
         signal_at("actor.update", 1, signal.SIGINT)
@@ -183,7 +182,7 @@ def test_a_second_ctrl_c_stops_at_once_even_where_weights_are_being_changed(sums
     assert load_latest(folder).snapshot.iteration == 1
 
 
-def test_a_changed_stage_body_is_refused_with_the_difference_and_a_fork_takes_it(sums, tmp_path):
+def test_resume_refuses_a_changed_stage_and_a_fork_accepts_it(sums, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(Path(ADAPTIVE).read_text().replace("adaptive(", "mine("))
     first = rlflow.run(str(path), **{**sums, "iterations": 2}).folder
@@ -197,7 +196,7 @@ def test_a_changed_stage_body_is_refused_with_the_difference_and_a_fork_takes_it
     assert load_latest(first).snapshot.iteration == 2
 
 
-def test_other_settings_are_refused_by_resume_and_taken_by_fork(straight, copied):
+def test_resume_refuses_other_settings_and_a_fork_accepts_them(straight, copied):
     first = copied(straight("grpo", iterations=2))
     with pytest.raises(PlanError, match="keeps its settings"):
         resume.resume(first, {"hp.clip": "0.1"}, Quiet())
@@ -209,7 +208,7 @@ def test_other_settings_are_refused_by_resume_and_taken_by_fork(straight, copied
     )
 
 
-def test_a_fork_to_other_backends_leaves_behind_the_settings_that_they_do_not_have(sums):
+def test_a_fork_drops_settings_its_new_backends_lack(sums):
     tried = {
         **sums,
         "generator": "null",
@@ -220,15 +219,15 @@ def test_a_fork_to_other_backends_leaves_behind_the_settings_that_they_do_not_ha
     }
     first, said = run("grpo", tried, "tried").folder, []
 
-    class Heard(Quiet):
+    class Notes(Quiet):
         def note(self, text):
             said.append(text)
 
-    # a flag that is given is meant
+    # a given flag is meant
     with pytest.raises(PlanError, match="role 'actor' has no setting 'max_num_seqs'"):
         resume.fork(first, {"iterations": 2, "generator": "local", "actor.max_num_seqs": 8}, Quiet())
     assert (
-        resume.fork(first, {"iterations": 2, "generator": "local", "name": "meant"}, Heard()).folder.name
+        resume.fork(first, {"iterations": 2, "generator": "local", "name": "meant"}, Notes()).folder.name
         == "meant"
     )
     assert (
@@ -238,7 +237,7 @@ def test_a_fork_to_other_backends_leaves_behind_the_settings_that_they_do_not_ha
 
 
 @pytest.mark.parametrize(("before", "after"), [("null", "local"), ("local", "null")])
-def test_a_fork_to_a_backend_with_other_weights_says_what_does_not_fit(sums, before, after):
+def test_a_fork_to_a_backend_with_other_weights_names_the_mismatch(sums, before, after):
     first = run("grpo", {**sums, "backend": before, "iterations": 1}, "first").folder
     with pytest.raises(
         PlanError, match="weights of 'actor' in the checkpoint do not fit the model"
@@ -253,13 +252,13 @@ def test_a_fork_to_a_backend_with_other_weights_says_what_does_not_fit(sums, bef
     )
 
 
-def test_a_run_that_is_held_is_not_resumed(straight, copied):
+def test_a_locked_run_is_not_resumed(straight, copied):
     first = copied(straight("grpo", iterations=2))
     with Lock(first), pytest.raises(RunHeld, match=str(os.getpid())):
         resume.resume(first, {"iterations": 3}, Quiet())
 
 
-def test_a_damaged_checkpoint_is_said_and_the_one_before_used(sums):
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(sums):
     first = run("grpo", {**sums, "iterations": 4}, "first").folder
     newest = load_latest(first).path
     shard = sorted(newest.glob("actor.parameters*.safetensors"))[0]
@@ -273,7 +272,7 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_used(sums):
     assert load_latest(first).snapshot.iteration == 5
 
 
-def test_what_is_no_run_is_said(tmp_path):
+def test_a_folder_without_a_run_is_reported(tmp_path):
     (tmp_path / "ppo-1").mkdir()
     (tmp_path / "ppo-1" / "settings.json").write_text("{}")
     with pytest.raises(PlanError) as caught:

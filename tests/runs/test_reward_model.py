@@ -1,4 +1,4 @@
-"""A reward model trained by one run judges the rows of another, by the commands of docs/models.md."""
+"""A reward model trained by one run scores the rows of another, with the commands of docs/models.md."""
 
 import contextlib
 import io
@@ -32,7 +32,7 @@ def lines(run):
 
 
 def direct(folder, batch):
-    """The scores of a plain forward of transformers, row by row."""
+    """Return the scores of a plain transformers forward, row by row."""
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
     rows = (batch.rows([i]) for i in range(len(batch)))
     with torch.no_grad():
@@ -42,7 +42,7 @@ def direct(folder, batch):
 
 
 @pytest.mark.slow
-def test_a_reward_model_learns_pairs_and_its_scores_are_those_of_a_run(tmp_path, monkeypatch):
+def test_a_reward_model_learns_pairs_and_scores_a_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     section = PAGE[PAGE.index("## A reward model, trained and used") :]
     commands = re.search(r"^```console\n(.*?)^```$", section, re.M | re.S)[1].splitlines()

@@ -1,5 +1,5 @@
-"""Rewards bound to roles: sums with weights, one per place of ``*rewards``, and what says whether an answer
-is right."""
+"""Rewards bound to roles: weighted sums, one reward per place of ``*rewards``, and the scorer that decides if
+an answer is right."""
 
 from pathlib import Path
 
@@ -54,7 +54,7 @@ def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_each_reward_goes_to_its_place(files, task):
+def test_each_reward_is_bound_to_its_place(files, task):
     result = rlflow.run("several.py", **task, reward=("functions.py:three", "functions.py:one"))
     assert (result.last["add/first"], result.last["add/second"]) == (3.0, 1.0)
 
@@ -70,13 +70,13 @@ def test_several_rewards_on_one_role_are_their_weighted_sum(files, task):
     assert (result.last["reward/three_mean"], result.last["reward/one_mean"]) == (3.0, 1.0)
 
 
-def test_what_is_missing_in_one_is_missing_in_the_sum(files, task):
+def test_a_score_missing_in_one_reward_is_missing_in_the_sum(files, task):
     keywords = {"hp.samples": 2, "hp.max_tokens": 4, "max_missing": 1.0, "max_bad": 0}
     result = rlflow.run("grpo", **task, **keywords, reward=("functions.py:nothing", "functions.py:one"))
     assert result.last["reward/missing_rate"] == 1.0
 
 
-def test_an_answer_is_right_by_the_data_and_not_by_a_reward_for_something_else(files, task):
+def test_the_data_decide_if_an_answer_is_right(files, task):
     result = rlflow.run("grpo", **task, **{"hp.samples": 2, "hp.max_tokens": 4}, reward=("functions.py:one",))
     assert result.before.sampled < 1.0
 

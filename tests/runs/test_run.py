@@ -1,4 +1,4 @@
-"""`--resume auto`: the same command starts a run, goes on with it, and leaves one alone that is done."""
+"""`--resume auto`: the same command starts a run, resumes it, or does nothing if the run is done."""
 
 import json
 import shutil
@@ -35,12 +35,12 @@ def iterations(folder):
 
 
 @pytest.fixture
-def begun(tmp_path):
+def short_run(tmp_path):
     """The folder of a run of two iterations."""
     return again(tmp_path).folder
 
 
-def test_the_same_command_starts_goes_on_and_leaves_alone(tmp_path, begun, capsys):
+def test_the_same_command_starts_resumes_and_then_does_nothing(tmp_path, short_run, capsys):
     with pytest.raises(PlanError) as done:
         again(tmp_path)
     assert [problem.code for problem in done.value.problems] == ["resume-done"]
@@ -51,19 +51,19 @@ def test_the_same_command_starts_goes_on_and_leaves_alone(tmp_path, begun, capsy
     ]
     assert run_file("grpo", words, str) == 0  # as flags, whose values are text
     assert "has finished all its iterations" in capsys.readouterr().out
-    assert again(tmp_path, iterations=3).folder == begun
-    assert iterations(begun) == [0, 1, 2]
+    assert again(tmp_path, iterations=3).folder == short_run
+    assert iterations(short_run) == [0, 1, 2]
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_in_its_folder(tmp_path, begun):
-    shutil.rmtree(begun / "checkpoints")
-    shutil.rmtree(begun / "final")
-    assert again(tmp_path).folder == begun
-    assert iterations(begun) == [0, 1]
-    assert (begun / "final").is_dir()
+def test_a_run_killed_before_a_checkpoint_starts_again(tmp_path, short_run):
+    shutil.rmtree(short_run / "checkpoints")
+    shutil.rmtree(short_run / "final")
+    assert again(tmp_path).folder == short_run
+    assert iterations(short_run) == [0, 1]
+    assert (short_run / "final").is_dir()
 
 
-def test_what_would_be_another_run_is_refused_in_its_name(tmp_path, begun):
+def test_a_different_run_under_the_same_name_is_refused(tmp_path, short_run):
     for changes, told in (
         ({"hp.samples": 4}, "hp.samples"),
         ({"flow": "rloo"}, "another algorithm"),
@@ -77,8 +77,8 @@ def test_what_would_be_another_run_is_refused_in_its_name(tmp_path, begun):
         again(tmp_path, name=None)
 
 
-def test_of_two_commands_at_once_one_runs(tmp_path, begun):
-    with Lock(begun), pytest.raises(RunHeld):
+def test_only_one_of_two_concurrent_commands_runs(tmp_path, short_run):
+    with Lock(short_run), pytest.raises(RunHeld):
         again(tmp_path, iterations=3)
 
     def outcome(_):
@@ -89,5 +89,6 @@ def test_of_two_commands_at_once_one_runs(tmp_path, begun):
 
     with ThreadPoolExecutor(2) as threads:
         outcomes = sorted(threads.map(outcome, range(2)))
-    assert outcomes in (["both", "run-held"], ["both", "resume-done"])  # the later one may come after the end
+    # the second command may come after the end
+    assert outcomes in (["both", "run-held"], ["both", "resume-done"])
     assert iterations(tmp_path / "both") == [0, 1]

@@ -1,4 +1,4 @@
-"""Runs with services, as users start them."""
+"""Runs with services, started as a user starts them."""
 
 import json
 import sys
@@ -29,7 +29,7 @@ def lines(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_run_has_its_reward_from_a_service_and_goes_on_with_another_port(tmp_path):
+def test_a_run_with_a_service_reward_resumes_on_another_port(tmp_path):
     result = rlflow.run("grpo", out=str(tmp_path), **FLAGS, **{"service.judge": LITTLE})
     values = json.loads((result.folder / "settings.json").read_text())["values"]
     assert (values["reward"], values["service.judge"]) == (["{judge}/get_reward"], LITTLE)
@@ -48,7 +48,7 @@ def test_a_run_has_its_reward_from_a_service_and_goes_on_with_another_port(tmp_p
     assert {path.name for path in (result.folder / "services").iterdir()} == {"judge.log", "judge.2.log"}
 
 
-def test_a_service_that_does_not_serve_ends_the_command_before_there_is_a_folder(tmp_path, capfd):
+def test_a_failing_service_ends_the_command_without_a_folder(tmp_path, capfd):
     flags = [word for name, value in FLAGS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     code = exit_code(
         ["run", "grpo", *flags, "--out", str(tmp_path / "runs"), "--service.judge", f"{LITTLE} --fails"]
@@ -59,7 +59,7 @@ def test_a_service_that_does_not_serve_ends_the_command_before_there_is_a_folder
 
 
 @pytest.mark.parametrize("command", ["check", "plan"])
-def test_a_declaration_is_judged_and_nothing_is_started(command, tmp_path, capfd, monkeypatch):
+def test_check_validates_a_declaration_without_starting_it(command, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [command, "grpo", "--backend", "null", "--reward", "{judge}/get_reward"]
     assert exit_code([*words, "--service.judge", "no-such-program", "--service.judge.gpus", "2"]) == 0
@@ -70,7 +70,7 @@ def test_a_declaration_is_judged_and_nothing_is_started(command, tmp_path, capfd
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_gpu_that_is_not_there_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
+def test_a_missing_gpu_is_refused_before_loading(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(PlanError, match="service 'judge' needs 1 GPU"):
         rlflow.run("grpo", out=str(tmp_path), **FLAGS, **{"service.judge": LITTLE, "service.judge.gpus": 1})
@@ -108,7 +108,7 @@ def asking(prompts, actor, hp=Asking()):
 
 @pytest.fixture
 def asking(tmp_path):
-    """A flow with a stage that asks a judge, and a configuration that says where the judge is."""
+    """A flow with a stage that calls a judge, and a configuration with the judge's address."""
     (tmp_path / "asking.py").write_text(ASKING)
     flags = "".join(
         f"{name} = {json.dumps(FLAGS[name])}\n"
@@ -120,14 +120,14 @@ def asking(tmp_path):
     return tmp_path
 
 
-def test_a_setting_of_the_flow_names_a_service_and_a_stage_gets_its_url(asking):
+def test_a_stage_gets_the_url_of_the_service_in_its_setting(asking):
     words = [str(asking / "asking.py"), "--config", str(asking / "run.toml")]
     assert [exit_code([command, *words]) for command in ("check", "plan", "graph")] == [0, 0, 0]
     result = rlflow.run(str(asking / "asking.py"), **read_toml(asking / "run.toml"))
     saved = json.loads((result.folder / "settings.json").read_text())
     assert saved["hp"]["judge"] == "{judge}"
     assert "127.0.0.1" not in json.dumps(saved["hp"])
-    # at another port, with the same graph
+    # on another port, with the same graph
     resume.resume(result.folder, {"iterations": 3, "service.judge": LITTLE}, Quiet())
     assert [(line["judged/score"], line["judged/braces"]) for line in lines(result.folder)] == [
         (1.0, 1.0)
@@ -139,7 +139,7 @@ def test_a_setting_of_the_flow_names_a_service_and_a_stage_gets_its_url(asking):
 
 
 @pytest.mark.parametrize("pools", ["all=1@threads", pytest.param("all=1", marks=pytest.mark.long)])
-def test_workers_of_pools_find_services_too(asking, pools):
+def test_pool_workers_also_find_services(asking, pools):
     (asking / "mine.py").write_text(REWARD)
     flags = {**FLAGS, "reward": f"{asking / 'mine.py'}:asks", "reward_network": True, "pools": pools}
     result = rlflow.run("grpo", out=str(asking), **flags, **{"service.judge": LITTLE})
@@ -158,7 +158,7 @@ def asks(prompt, completion):
 """
 
 
-def test_what_a_service_of_a_strangers_run_would_execute_is_named(tmp_path):
+def test_the_command_of_a_foreign_service_is_named(tmp_path):
     (tmp_path / "mine.py").write_text(REWARD)
     saved = {"file": str(ROOT / "algorithms" / "grpo.py"), "flow": "grpo"}
     values = {

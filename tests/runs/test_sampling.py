@@ -1,5 +1,4 @@
-"""--ROLE.generate.NAME in whole runs: what evaluation takes, what is recorded, on pools, and after a
-resume."""
+"""--ROLE.generate.NAME in full runs: evaluation, records, pools, and resume."""
 
 import json
 import random
@@ -18,8 +17,7 @@ STOPS = {"actor.generate.stop": ["\n\n"], "actor.generate.temperature": 0.8}
 
 @pytest.fixture
 def base(tmp_path):
-    """A model that answers and does not know that it has: its end token is an ordinary word to it, after
-    which it goes on."""
+    """A model that answers but does not stop: its end token is an ordinary word, after which it continues."""
     folder = tmp_path / "base"
     shutil.copytree(MODEL, folder)
     for name in ("config.json", "generation_config.json"):
@@ -27,7 +25,7 @@ def base(tmp_path):
         (folder / name).write_text(json.dumps(values | {"eos_token_id": 0}))
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if token["id"] != 1]
-    tokenizer["model"]["vocab"]["ĊĊ"] = tokenizer["model"]["vocab"].pop("<eos>")  # two ends of a line
+    tokenizer["model"]["vocab"]["ĊĊ"] = tokenizer["model"]["vocab"].pop("<eos>")  # two line ends
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     values = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(values | {"eos_token": "<pad>"}))
@@ -50,7 +48,7 @@ def base(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_base_model_that_answers_on_and_on_is_judged_rightly_with_a_stop_string(base, tmp_path):
+def test_a_stop_string_ends_the_answers_of_a_base_model(base, tmp_path):
     endless = rlflow.run("grpo", out=str(tmp_path / "endless"), **base)
     stopped = rlflow.run("grpo", out=str(tmp_path / "stopped"), **base, **STOPS)
     instructed = rlflow.run("grpo", out=str(tmp_path / "instructed"), **base | {"model": MODEL})

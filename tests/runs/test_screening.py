@@ -1,4 +1,4 @@
-"""Records that no model can be given: told before a run with their lines, or left out, counted and said once;
+"""Records unfit for the model: reported with their lines before a run, or dropped, counted and reported once;
 never fatal later."""
 
 import json
@@ -17,8 +17,8 @@ from rlflow.monitoring.reporter import Quiet
 from rlflow.runs import guards, resume
 
 
-class Heard(Quiet):
-    """Keeps what a run has to say."""
+class Notes(Quiet):
+    """A reporter that keeps a run's notes."""
 
     def __init__(self):
         self.notes = []
@@ -29,8 +29,7 @@ class Heard(Quiet):
 
 @pytest.fixture
 def poisoned(task, tmp_path):
-    """24 questions of which the one in line 10 is empty and the one in line 17 longer than the model can
-    take."""
+    """24 questions; the one in line 10 is empty, and the one in line 17 is longer than the model accepts."""
     rows = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(24)]
     rows[9]["prompt"], rows[16]["prompt"] = "", "1 + " * 200 + "1 ="
     path = tmp_path / "sums.jsonl"
@@ -48,7 +47,7 @@ def poisoned(task, tmp_path):
 
 @pytest.fixture
 def without_models(poisoned):
-    """The same on the null backend, whose models take anything: the empty one is left."""
+    """The same on the null backend, whose models accept any length: only the empty record is bad."""
     return {name: value for name, value in poisoned.items() if name not in ("model", "lr")} | {
         "backend": "null"
     }
@@ -56,12 +55,12 @@ def without_models(poisoned):
 
 @pytest.fixture
 def unchecked(monkeypatch):
-    """As where data are too many to be checked before the run."""
+    """Skip the check of the data before the run, as for data with too many records."""
     monkeypatch.setattr(guards, "SECONDS", -1.0)
 
 
 def notes(folder):
-    """What a run had to say, without the times."""
+    """Return the notes of a run, without times."""
     file = folder / "notes.txt"
     return [line.partition("  ")[2] for line in file.read_text().splitlines()] if file.exists() else []
 
@@ -70,7 +69,7 @@ def lines(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_they_stop_a_run_before_it_begins_as_the_page_shows(poisoned, tmp_path, monkeypatch):
+def test_bad_records_stop_a_run_before_it_begins(poisoned, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PlanError) as caught:
         rlflow.run("grpo", **{**poisoned, "data": "sums.jsonl"})
@@ -79,7 +78,7 @@ def test_they_stop_a_run_before_it_begins_as_the_page_shows(poisoned, tmp_path, 
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_token_at_which_no_reply_can_end_stops_a_run_before_it_begins(task, tmp_path, monkeypatch):
+def test_an_impossible_end_token_stops_a_run_before_it_begins(task, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
         PlanError, match=r"(?s)has stop tokens that the model in \S+ does not have.*stop_token_ids 9999"
@@ -88,8 +87,8 @@ def test_a_token_at_which_no_reply_can_end_stops_a_run_before_it_begins(task, tm
     assert not (tmp_path / "runs").exists()
 
 
-def test_they_are_left_out_where_that_is_asked_for(poisoned):
-    heard = Heard()
+def test_bad_records_are_dropped_on_request(poisoned):
+    heard = Notes()
     given, hp = rlflow.runs.api.resolve_config(
         rlflow.author.load.load_flow("grpo"), None, {**poisoned, "bad_records": "skip"}
     )
@@ -105,7 +104,7 @@ def test_they_are_left_out_where_that_is_asked_for(poisoned):
     assert sorted(drawn["prompt"]) == sorted(2 * [f"{a} + 1 =" for a in range(24) if a not in (9, 16)])
 
 
-def test_held_out_ones_are_told_and_left_out_as_well(without_models):
+def test_bad_held_out_records_are_reported_and_dropped(without_models):
     stopped = {**without_models, "held_out": 16}
     with pytest.raises(PlanError, match="1 of 24 records"):
         rlflow.run("grpo", **stopped)
@@ -113,7 +112,7 @@ def test_held_out_ones_are_told_and_left_out_as_well(without_models):
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_one_that_is_drawn_later_is_left_out_counted_and_told_once(without_models):
+def test_a_bad_record_found_later_is_dropped_and_reported_once(without_models):
     result = rlflow.run("grpo", **{**without_models, "iterations": 6})
     assert result.iterations == 6
     counted = [line.get("data/left_out_empty", 0.0) for line in lines(result.folder)]
@@ -128,15 +127,15 @@ def test_one_that_is_drawn_later_is_left_out_counted_and_told_once(without_model
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
-def test_cut_and_resumed_with_bad_records_within_a_run_ends_the_same(without_models, monkeypatch):
+def test_a_run_with_bad_records_resumes_to_the_same_end(without_models, monkeypatch):
     straight = rlflow.run("grpo", **{**without_models, "iterations": 6}, name="straight").folder
     cuts = {
         cut: rlflow.run("grpo", **{**without_models, "iterations": cut}, name=f"cut-{cut}").folder
         for cut in (1, 2, 4)
     }
-    monkeypatch.setattr(guards, "SECONDS", 60.0)  # now the check finds it, and must not stop the run
+    monkeypatch.setattr(guards, "SECONDS", 60.0)  # now the check finds the record, and must not stop the run
     for cut, folder in cuts.items():
-        heard = Heard()
+        heard = Notes()
         resume.resume(folder, {"iterations": 6}, heard)
         assert "1 of 24 records" in next(note for note in heard.notes if "skipped" in note), cut
         assert [timeless(line) for line in lines(folder)] == [timeless(line) for line in lines(straight)], cut
@@ -151,7 +150,7 @@ def timeless(line):
     }
 
 
-def test_nothing_is_said_of_data_without_fault(task):
+def test_good_data_are_not_reported(task):
     del task["model"], task["lr"]
     result = rlflow.run("grpo", **task, backend="null", **{"hp.max_tokens": 4})
     assert not any("skipped" in note or "checked" in note for note in notes(result.folder))
@@ -159,7 +158,7 @@ def test_nothing_is_said_of_data_without_fault(task):
 
 
 @pytest.mark.parametrize("rejected", ["ab", "aa"])
-def test_pairs_of_equal_responses_are_told_and_refused_where_all_are(rejected, tmp_path):
+def test_pairs_of_equal_responses_are_reported(rejected, tmp_path):
     path = tmp_path / "pairs.jsonl"
     path.write_text(
         "".join(json.dumps({"prompt": "p", "chosen": "a", "rejected": other}) + "\n" for other in rejected)

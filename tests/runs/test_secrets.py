@@ -1,5 +1,5 @@
-"""Secrets planted wherever a run may come across them, and looked for in all that it prints, leaves and shows
-of itself."""
+"""Secrets placed everywhere a run can meet them; the tests search its output, its files and its process list
+for them."""
 
 import json
 import os
@@ -130,8 +130,8 @@ FLAGS = [
 
 @pytest.fixture
 def planted(tmp_path, monkeypatch):
-    """A folder with a flow, a reward and a configuration, all of which know secrets of the environment, as do
-    the folder's name and its git remote."""
+    """A folder with a flow, a reward and a configuration that read secrets from the environment; the folder's
+    name and its git remote contain secrets too."""
     folder = tmp_path / PLANTED["GITHUB_PAT"]
     folder.mkdir()
     for name, value in PLANTED.items():
@@ -147,7 +147,7 @@ def planted(tmp_path, monkeypatch):
 
 
 def leaks(folder):
-    """Files in which a secret stands."""
+    """Return the files that contain a secret."""
     return [
         str(path.relative_to(folder))
         for path in sorted(folder.rglob("*"))
@@ -156,13 +156,13 @@ def leaks(folder):
 
 
 def without(said):
-    """What was printed, with the lines that have a secret in them marked. The folder's name is one, and has
-    to be masked too."""
+    """Return the output with the secrets in it marked. The folder's name is a secret and must be masked
+    too."""
     return [line for line in (said.out + said.err).splitlines() if "kanarie" in line]
 
 
 def test_secrets_reach_no_file_and_no_message(planted, tmp_path):
-    """A run that ends well although no row is scored, one whose stage fails, and one that is refused."""
+    """One run ends well although no row is scored, one has a failing stage, and one is refused."""
     out = ["--out", tmp_path / "runs"]
     well = command(["run", "tells.py", *FLAGS, *out, "--max-missing", 1], tmp_path / "well")
     fails = command(
@@ -180,7 +180,7 @@ def test_secrets_reach_no_file_and_no_message(planted, tmp_path):
     assert "***" in (tmp_path / "runs" / "tells-2" / "status.json").read_text()
 
 
-def test_other_commands_print_no_secrets_either(planted, tmp_path):
+def test_other_commands_print_no_secrets(planted, tmp_path):
     (planted / "broken.py").write_text(f"raise RuntimeError({PLANTED['DB_PASS']!r})\n" + TELLS)
     words = FLAGS[:6]
     graph = ["graph", "tells.py", "--format", "json", *words]
@@ -200,7 +200,7 @@ def test_other_commands_print_no_secrets_either(planted, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_resumed_run_is_given_its_secrets_again(tmp_path):
+def test_a_resumed_run_gets_its_secrets_again(tmp_path):
     (tmp_path / "tells.py").write_text(TELLS)
     keywords = {
         "backend": "null",
@@ -223,10 +223,8 @@ def test_a_resumed_run_is_given_its_secrets_again(tmp_path):
         pytest.param(["--pools", "all=1"], id="pools", marks=pytest.mark.long),
     ],
 )
-def test_a_real_run_with_trackers_shows_no_secrets_in_the_process_table_in_rays_logs_or_to_trackers(
-    planted, tmp_path, where
-):
-    """The stage itself looks at what all processes show, and at what Ray keeps of them."""
+def test_a_run_with_trackers_and_ray_shows_no_secrets(planted, tmp_path, where):
+    """The stage itself reads the process table and Ray's logs."""
     subprocess.run(
         "git init -q . && git remote add origin https://me:kanarie-git-remote@host/x.git",
         shell=True,

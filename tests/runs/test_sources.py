@@ -1,4 +1,4 @@
-"""Runs on several sources of data: rewards and numbers by source, and a cut that nobody notices."""
+"""Runs on several data sources: rewards and numbers by source, and an unnoticeable resume."""
 
 import json
 
@@ -23,7 +23,7 @@ def label(completion, answer, hint=None):
 
 @pytest.fixture
 def ground(tmp_path):
-    """Two files whose fields have other names, and judges."""
+    """Two files with different field names, and rewards."""
     for name, prompt, answer, count in (("sums", "prompt", "answer", 30), ("other", "ask", "result", 14)):
         rows = [
             {prompt: f"{name} {n}", answer: str(n), **({"hint": "h"} if name == "other" else {})}
@@ -56,7 +56,7 @@ def lines(folder, name="metrics.jsonl"):
 
 
 @pytest.mark.slow
-def test_each_source_has_rewards_fields_and_numbers_of_its_own_and_a_cut_run_goes_on_as_if_it_were_whole(
+def test_each_source_has_its_own_rewards_fields_and_numbers(
     ground,
 ):
     whole = rlflow.run("grpo", **settings(ground, name="whole")).folder
@@ -71,7 +71,7 @@ def test_each_source_has_rewards_fields_and_numbers_of_its_own_and_a_cut_run_goe
 
 
 @pytest.mark.slow
-def test_on_pools_sources_have_the_rewards_and_numbers_of_one_process_also_where_the_run_was_cut(ground):
+def test_sources_on_pools_equal_sources_in_one_process(ground):
     alone = rlflow.run("grpo", **settings(ground, name="alone")).folder
     pooled = rlflow.run(
         "grpo", **settings(ground, name="pooled", iterations=1, pools="train=2@threads,rollout=1@threads")
@@ -97,7 +97,7 @@ def test_a_resumed_run_finds_its_files_from_another_folder(ground, monkeypatch):
     assert resume(folder, {"iterations": "2"}, Quiet()).last["scores/sums"] > 0
 
 
-def test_rewards_of_a_source_add_to_those_of_all(ground):
+def test_rewards_of_a_source_add_to_the_shared_rewards(ground):
     rewards = [f"{ground}/judges.py:label", f"{ground}/judges.py:right@other:0.01"]
     last = rlflow.run(
         "grpo", **settings(ground, reward=rewards, iterations=1, **{"data.other.answer": "result"})
@@ -106,7 +106,7 @@ def test_rewards_of_a_source_add_to_those_of_all(ground):
     assert (last["reward/label_mean"], last["reward/right_mean"]) == (5.0, 1000.0)
 
 
-def test_a_field_that_a_source_lacks_is_an_error_that_names_it_and_the_remedy_works(ground):
+def test_a_missing_field_of_a_source_is_named_with_a_remedy(ground):
     reward = {"reward": [f"{ground}/judges.py:right"], "iterations": 1}
     with pytest.raises(
         PlanError, match="the reward 'right' reads 'result', which the source 'sums' does not have"
@@ -129,7 +129,7 @@ def test_a_field_that_a_source_lacks_is_an_error_that_names_it_and_the_remedy_wo
         ({"data": ["sums.jsonl:1", "other.jsonl"]}, "the source 'other' has no weight"),
     ],
 )
-def test_what_does_not_fit_the_sources_is_refused_before_anything_starts(ground, monkeypatch, change, words):
+def test_settings_that_do_not_fit_the_sources_are_refused_early(ground, monkeypatch, change, words):
     monkeypatch.chdir(ground)
     with pytest.raises(PlanError, match=words):
         rlflow.run("grpo", **settings(ground, **change))
@@ -143,7 +143,7 @@ def test_one_source_may_have_a_name_and_a_reward_of_that_name(ground):
     assert not any(name.startswith("scores/") for name in last)
 
 
-def test_the_run_says_the_share_of_each_source(ground):
+def test_the_run_reports_the_share_of_each_source(ground):
     from rlflow.author.load import load_flow
     from rlflow.config.flags import flat
     from rlflow.runs.api import resolve_config
@@ -164,7 +164,7 @@ def test_the_run_says_the_share_of_each_source(ground):
 
 
 @pytest.mark.slow
-def test_the_held_out_accuracy_is_said_by_source_and_a_cut_run_with_models_is_bit_equal(task, ground):
+def test_the_held_out_accuracy_is_reported_by_source(task, ground):
     from run_faults import content, differences
 
     keywords = {

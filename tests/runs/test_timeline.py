@@ -10,7 +10,7 @@ from rlflow.runs.records import RANKS, Timeline
 
 
 def rows(events):
-    """Names of the rows by process, in the order in which they are shown; and slices by row."""
+    """Return the names of the rows by process, in their order on screen, and the slices by row."""
     named, processes, slices = {}, {}, {}
     for event in events:
         if event["name"] == "process_name":
@@ -50,7 +50,7 @@ def test_a_pool_has_a_row_for_its_models_stages_rewards_and_each_rank():
     assert [(event["ph"], event["tid"], event["ts"]) for event in later] == [("X", update["tid"], 10e6)]
 
 
-def test_in_one_process_a_lane_is_a_row():
+def test_in_one_process_each_queue_has_a_row():
     named, _ = rows(
         Timeline().events(
             0, [Span("a", "model", 0, 1), Span("b", "io", 0, 3), Span("c", "io", 1, 2), Span("d", "io", 3, 4)]
@@ -75,7 +75,7 @@ parts = st.builds(
 
 
 @given(st.lists(st.tuples(st.lists(spans, max_size=8), st.lists(parts, max_size=8)), max_size=3))
-def test_slices_of_a_row_never_overlap_and_none_is_lost(iterations):
+def test_slices_of_a_row_never_overlap_or_disappear(iterations):
     timeline, events = Timeline("ab"), []
     for number, (ran, ranks) in enumerate(iterations):
         events += timeline.events(number, ran, ranks)

@@ -1,5 +1,5 @@
-"""A run's folder may be a stranger's: going on with it executes nothing that it names before that is known to
-be the user's own, or said to be trusted."""
+"""A run's folder may come from somebody else: resume executes none of its files before they are known to be
+the user's own or declared trusted."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from rlflow.monitoring.reporter import Quiet
 from rlflow.runs import resume
 from rlflow.runs.trust import doubted
 
-STRANGER = 65534  # nobody
+STRANGER = 65534  # no user
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 FLOW = """
 from pathlib import Path
@@ -42,8 +42,7 @@ REWARD = (
 
 
 class Ground:
-    """A run of ``mine.py`` with its reward, in a project's folder, and whether either has been executed
-    since."""
+    """A run of ``mine.py`` with its reward in a project's folder, and a record of their execution."""
 
     def __init__(self, tmp_path):
         self.project, self.elsewhere, self.marker = (
@@ -93,11 +92,11 @@ def ground(tmp_path, monkeypatch):
     return made
 
 
-def test_a_run_of_ones_own_below_the_folder_where_it_was_started_needs_no_trust(ground):
+def test_an_own_run_in_its_start_folder_needs_no_trust(ground):
     assert ground.doubts() == []
 
 
-def test_of_a_package_beside_a_flow_from_elsewhere_the_folder_is_in_doubt_too(ground):
+def test_a_package_next_to_a_foreign_flow_is_in_doubt_too(ground):
     package = ground.project / "engine_of_mine"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -112,7 +111,7 @@ def test_of_a_package_beside_a_flow_from_elsewhere_the_folder_is_in_doubt_too(gr
     }
 
 
-def test_a_packaged_algorithm_needs_none_whoever_has_the_run(ground):
+def test_a_packaged_algorithm_never_needs_trust(ground):
     ground.save(
         file=str(Path(rlflow.algorithms.__file__).parent / "grpo.py"),
         flow="grpo",
@@ -124,7 +123,7 @@ def test_a_packaged_algorithm_needs_none_whoever_has_the_run(ground):
 
 @as_root
 @pytest.mark.parametrize("theirs", ["run", "settings", "flow"])
-def test_what_belongs_to_another_user_is_refused_before_it_is_executed_with_the_remedy(ground, theirs):
+def test_files_of_another_user_are_refused_before_execution(ground, theirs):
     paths = {"run": ground.run, "settings": ground.run / "settings.json", "flow": ground.flow}
     os.chown(paths[theirs], STRANGER, STRANGER)
     said = ground.refused()
@@ -135,14 +134,14 @@ def test_what_belongs_to_another_user_is_refused_before_it_is_executed_with_the_
 
 
 @pytest.mark.parametrize("open_to_all", ["run", "flow", "reward", "project"])
-def test_what_others_can_write_to_is_refused(ground, open_to_all):
+def test_files_writable_by_others_are_refused(ground, open_to_all):
     path = getattr(ground, open_to_all)
     path.chmod(path.stat().st_mode | 0o002)
     refused = ground.refused()
     assert "(mode " in refused or "found rights " in refused
 
 
-def test_code_in_the_runs_own_folder_is_refused_also_by_a_link(ground):
+def test_code_in_the_run_folder_is_refused_also_through_a_link(ground):
     evil = ground.run / "evil.py"
     shutil.copy(ground.flow, evil)
     ground.save(file=str(evil))
@@ -152,8 +151,8 @@ def test_code_in_the_runs_own_folder_is_refused_also_by_a_link(ground):
     assert "it is in the run's own folder" in ground.refused()
 
 
-def test_a_run_that_was_copied_elsewhere_names_files_that_are_not_below_the_users_folder(ground, tmp_path):
-    """Such as a script of the user's own that is not to be executed here."""
+def test_a_copied_run_names_files_outside_the_users_folder(ground, tmp_path):
+    """An example is a script of the user's own that must not be executed here."""
     other = tmp_path / "scripts"
     other.mkdir()
     script = shutil.copy(ground.flow, other / "clean.py")
@@ -163,9 +162,7 @@ def test_a_run_that_was_copied_elsewhere_names_files_that_are_not_below_the_user
     assert "clean.py: it is not the file" in ground.refused()
 
 
-def test_the_file_that_the_run_was_started_with_may_lie_anywhere_until_it_is_changed(
-    ground, tmp_path, monkeypatch
-):
+def test_the_started_file_may_be_anywhere_until_it_changes(ground, tmp_path, monkeypatch):
     folder = tmp_path / "algorithms"
     folder.mkdir()
     flow = Path(shutil.move(ground.flow, folder / "mine.py"))
@@ -188,7 +185,7 @@ def test_the_file_that_the_run_was_started_with_may_lie_anywhere_until_it_is_cha
     assert ground.doubts() == []
 
 
-def test_backends_are_looked_at_where_the_run_brings_them_and_not_where_python_has_them(ground):
+def test_only_backends_brought_by_the_run_are_checked(ground):
     ground.save(values={"backend": "own.engine", "actor.trainer": "torch.nn", "actor.generator": "local"})
     assert ground.doubts() == []
     package = ground.project / "own"
@@ -200,7 +197,7 @@ def test_backends_are_looked_at_where_the_run_brings_them_and_not_where_python_h
     assert not ground.marker.exists()
 
 
-def test_with_trust_the_files_are_said_and_executed(ground, capsys):
+def test_trusted_files_are_listed_and_executed(ground, capsys):
     result = rlflow.run(
         str(ground.flow),
         backend="null",
@@ -224,7 +221,7 @@ def test_with_trust_the_files_are_said_and_executed(ground, capsys):
     assert ground.marker.exists()
 
 
-def test_looking_at_a_strangers_run_executes_nothing(ground):
+def test_reading_a_foreign_run_executes_nothing(ground):
     from rlflow.cli import resume as exports
     from rlflow.cli import watch
 

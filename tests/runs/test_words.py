@@ -1,4 +1,4 @@
-"""What a run says at its start and its end, of things that are easily done by mistake."""
+"""Warnings at the start and end of a run about common mistakes."""
 
 import json
 import re
@@ -48,7 +48,7 @@ def file(tmp_path):
 
 
 def noted(flow, **values):
-    """What is said while a run of the null backend is prepared."""
+    """Return the notes of the preparation of a run on the null backend."""
     notes = []
     loaded = load_flow(str(flow))
     given, hp = resolve_config(
@@ -58,7 +58,7 @@ def noted(flow, **values):
     return notes
 
 
-def test_what_check_warns_of_is_said_by_a_run(file):
+def test_a_run_gives_the_warnings_of_check(file):
     flow = str(file(FLOW))
     warned = [problem for problem in check_flow(flow, []).problems if problem.severity == "warning"]
     assert warned
@@ -74,7 +74,7 @@ def test_what_check_warns_of_is_said_by_a_run(file):
         (4, 4, None),
     ],
 )
-def test_data_with_fewer_records_than_an_iteration_takes_are_said(tmp_path, records, prompts, says):
+def test_data_smaller_than_an_iteration_are_reported(tmp_path, records, prompts, says):
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{i}", "answer": f"{i}"}) + "\n" for i in range(records)))
     notes = noted("grpo", data=str(data), prompts=prompts, held_out=0)
@@ -84,8 +84,8 @@ def test_data_with_fewer_records_than_an_iteration_takes_are_said(tmp_path, reco
     assert len(notes) == (says is not None)
 
 
-def test_an_iteration_whose_rewards_are_all_missing_is_not_told_as_done(file, tmp_path):
-    class Heard(Quiet):
+def test_an_iteration_without_rewards_is_not_reported_as_done(file, tmp_path):
+    class Reports(Quiet):
         done: list[int] = []
 
         def iteration(self, number, metrics, samples, stages):
@@ -98,12 +98,12 @@ def test_an_iteration_whose_rewards_are_all_missing_is_not_told_as_done(file, tm
     values = {"backend": "null", "prompts": 2, "reward": (f"{reward}:silent",), "out": str(tmp_path / "runs")}
     given, hp = resolve_config(flow, None, values)
     with pytest.raises(StageError, match="100% of the rewards are missing"):
-        start_run(prepare(flow, hp, given), Heard())
-    assert Heard.done == []
-    assert (tmp_path / "runs/grpo-1/metrics.jsonl").read_text().count("\n") == 1  # to be looked at
+        start_run(prepare(flow, hp, given), Reports())
+    assert Reports.done == []
+    assert (tmp_path / "runs/grpo-1/metrics.jsonl").read_text().count("\n") == 1  # for the user to look at
 
 
-def test_more_workers_than_cores_are_warned_of():
+def test_more_workers_than_cores_cause_a_warning():
     (problem,) = crowded(Placement({"train": 300, "rollout": 200}), 2)
     assert (problem.severity, problem.found) == ("warning", "train=300, rollout=200")
     assert "500 workers share 2 cores" in problem.message
@@ -117,7 +117,7 @@ def test_more_rows_than_can_be_kept_are_refused():
     assert not list(too_many_rows(Sizes.of(graph, Assumed(1000))))
 
 
-def test_a_run_that_is_done_says_what_more_iterations_are(tmp_path):
+def test_a_finished_run_explains_how_to_add_iterations(tmp_path):
     rlflow.run(
         "grpo",
         backend="null",
@@ -131,14 +131,14 @@ def test_a_run_that_is_done_says_what_more_iterations_are(tmp_path):
         resume(tmp_path / "done", {"iterations": 1}, Quiet())
 
 
-def test_a_name_of_rlflow_that_was_not_imported_is_said_with_its_import(file):
+def test_a_missing_import_from_rlflow_is_shown(file):
     with pytest.raises(
         FlowError, match=r"(?s)name 'RANK0' is not defined.*remedy: +from rlflow import RANK0$"
     ):
         load_flow(str(file(FLOW.replace("import RANK0, ", "import "))))
 
 
-def test_a_file_that_stands_in_for_a_package_is_blamed(file):
+def test_a_file_that_shadows_a_package_is_named(file):
     file("", "colorsys.py")
     flow = file("raise ImportError('partially initialized module')\n", "second.py")
     with pytest.raises(FlowError, match=r"(?s)colorsys\.py:1: .*remedy: +rename colorsys\.py"):
@@ -156,7 +156,7 @@ def test_a_file_that_stands_in_for_a_package_is_blamed(file):
         ("extra_info", "give the parameter a default; or map a field of the data: --data.extra_info FIELD"),
     ],
 )
-def test_a_reward_that_reads_what_rows_have_not_is_shown_with_what_to_write(file, parameter, says):
+def test_a_reward_that_reads_a_missing_column_gets_a_remedy(file, parameter, says):
     reward = file(f"\n\ndef judge(completion, {parameter}):\n    return 1.0\n", "judge.py")
     report = check_flow("grpo", ["--reward", f"{reward}:judge"])
     (problem,) = report.errors
@@ -164,7 +164,7 @@ def test_a_reward_that_reads_what_rows_have_not_is_shown_with_what_to_write(file
     assert re.search(says, problem.remedy)
 
 
-def test_a_weight_that_is_no_number_is_what_is_refused(file):
+def test_a_weight_that_is_not_a_number_is_refused(file):
     reward = file("def short(completion):\n    return 1.0\n", "short.py")
     with pytest.raises(
         PlanError, match=r"(?s)the weight of reward '.*short\.py:short' is not a number.*found: +abc"
@@ -191,11 +191,11 @@ async def later():
         ("1", "the function returned str, not a number"),
     ],
 )
-def test_what_a_reward_returns_in_place_of_a_number_is_said_with_the_number_that_is_meant(value, says):
+def test_a_wrong_return_value_of_a_reward_gets_a_remedy(value, says):
     assert number(value) == ["type", says]
 
 
-def test_a_coroutine_is_said_to_be_one():
+def test_a_coroutine_is_reported():
     started = later()
     assert number(started)[1].endswith("define the function with async def")
     started.close()

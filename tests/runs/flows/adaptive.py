@@ -1,4 +1,4 @@
-"""Group advantages on groups that are worth it (`repeat`), with a KL price that adapts (state)."""
+"""Group advantages on groups with unequal scores (`repeat`) and an adaptive KL coefficient (state)."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Adaptive:
 
 @stage(gives="keep", rows="group")
 def worth_it(scores, group):
-    return group_std(scores, group) >= 0  # all of them: what is kept must not hang on luck here
+    return group_std(scores, group) >= 0  # keep all groups: the test must not depend on luck
 
 
 @stage(gives="advantages", rows="group")

@@ -1,5 +1,4 @@
-"""An actor and a critic with bad rows among good ones: a value that is not finite, in one of several
-places."""
+"""An actor and a critic with bad rows among good ones: a value in one of several places is not finite."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -14,10 +13,10 @@ Place = Literal["none", "scores", "logprobs", "values", "loss", "gradient"]
 
 @dataclass(frozen=True)
 class Bad:
-    place: Place = "none"  # what is not finite
-    value: Literal["nan", "inf", "-inf"] = "nan"  # and what it is: no setting may be NaN itself
-    every: Annotated[int, Ge(1)] = 4  # one row of so many is bad
-    drop: bool = False  # leave the bad rows out beforehand
+    place: Place = "none"  # the place of the bad value
+    value: Literal["nan", "inf", "-inf"] = "nan"  # the kind of the bad value: a setting cannot be NaN itself
+    every: Annotated[int, Ge(1)] = 4  # one row in this many is bad
+    drop: bool = False  # drop the bad rows before the update
     max_tokens: int = 4
     minibatch: int = 64
 
@@ -37,7 +36,7 @@ def policy_loss(new, logprobs, advantages, *, place, value):
     objective = -(new.logprobs - logprobs).exp() * advantages
     if place == "loss":
         objective = objective * float(value)
-    if place == "gradient":  # 0, with a slope that is not finite
+    if place == "gradient":  # the value is 0, its slope is not finite
         objective = objective + (new.logprobs - new.logprobs.detach()).abs().sqrt()
     return objective
 

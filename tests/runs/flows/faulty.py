@@ -1,5 +1,5 @@
-"""A flow in which a stage does, in its third call, what no stage should: hp.fault says what. A resumed run
-does it no more, once hp.once is there."""
+"""A flow whose stage misbehaves in its third call; hp.fault names the fault. A resumed run skips the fault,
+because the file hp.once exists then."""
 
 import ctypes
 import os
@@ -19,7 +19,7 @@ C, HELD = ctypes.CDLL(None), ctypes.PyDLL(None)  # PyDLL keeps the interpreter's
 @dataclass(frozen=True)
 class Settings:
     fault: str = ""
-    once: str = ""  # a file that says that it has happened
+    once: str = ""  # created when the fault has happened
     samples: int = 2
 
 
@@ -39,7 +39,7 @@ def fork_and_exit():
 
 
 def daemon():
-    """Two processes in sessions of their own; of one the parent ends at once."""
+    """Start two processes in sessions of their own; the parent of one ends at once."""
     subprocess.Popen(["sleep", "600"], start_new_session=True)
     subprocess.run(["sh", "-c", "setsid sleep 600 >&- 2>&- &"], check=True)
 
@@ -50,13 +50,13 @@ def leaves_all():
 
 
 def asked():
-    """Ends once the run was asked to stop."""
+    """Wait until the run is asked to stop, then return."""
     while not signal.getsignal(signal.SIGHUP).__self__.asked:
         time.sleep(0.02)
 
 
 def speak():
-    """After its terminal has hung up."""
+    """Print after the terminal has hung up."""
     asked()
     for _ in range(3):
         print("a stage has something to say" * 50, flush=True)
@@ -81,10 +81,10 @@ FAULTS = {
     "speak": speak,
 }
 CALLS = []
-SECONDS = "FAULTY_SECONDS"  # a variable of the environment; see process_faults
+SECONDS = "FAULTY_SECONDS"  # an environment variable, see process_faults
 
 
-@stage(gives="advantages", timeout=float(os.environ.get(SECONDS, "2")), pure=False)  # it counts its calls
+@stage(gives="advantages", timeout=float(os.environ.get(SECONDS, "2")), pure=False)  # counts its calls
 def judge(scores, mask, *, fault, once):
     CALLS.append(fault)
     if fault and len(CALLS) == 3 and not os.path.exists(once):

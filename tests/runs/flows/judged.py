@@ -1,4 +1,4 @@
-"""Flows that say themselves how they are evaluated."""
+"""Flows that define their own evaluation."""
 
 import torch
 
@@ -22,7 +22,7 @@ def again(prompt, completion):
 
 @stage(gives={"length": row("float32")})
 def lengths(mask, *, generator):
-    """The number of tokens; ties are settled by chance."""
+    """Return the number of tokens; ties are broken at random."""
     return mask.sum(1) + torch.stack([torch.rand((), generator=one) for one in generator])
 
 

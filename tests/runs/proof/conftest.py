@@ -16,7 +16,7 @@ from rlflow.runs.proving import rehearsals
 @pytest.fixture
 def proven(tmp_path, monkeypatch):
     """``proven(file, backend, flow_only, **settings)``: the claims about a run. ``backend``: a trainer or
-    generator in place of a local one, with the half that it is."""
+    generator to use instead of the local one, with its side."""
 
     def proven(file, half=None, kind=None, flow_only=False, **settings):
         if kind is not None:
@@ -35,7 +35,7 @@ def proven(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def prepared_grpo(tmp_path_factory):
-    """A run of GRPO with a reference on four prompts, ready to be rehearsed."""
+    """A GRPO run with a reference on four prompts, ready for a dry run."""
     settings = {"hp.max_tokens": 4, "hp.samples": 4, "hp.beta": 0.1, "prompts": 4}
     with contextlib.closing(prepared(tmp_path_factory.mktemp("grpo"), "grpo", **settings)) as context:
         yield context
@@ -43,5 +43,5 @@ def prepared_grpo(tmp_path_factory):
 
 @pytest.fixture
 def grpo(prepared_grpo):
-    """The claims about its flow, of which none is judged yet."""
+    """The claims about its flow, none checked yet."""
     return FlowClaims(rehearsals(prepared_grpo, 4), 2)

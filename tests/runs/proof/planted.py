@@ -1,5 +1,5 @@
-"""Faults after real threads, planted into a copy of an algorithm or into a backend, and the claim or problem
-that has to name each."""
+"""Faults found in real issue threads, planted into a copy of an algorithm or into a backend, each with the
+claim or problem that must name it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlflow.training.learning import OptimizerStep
 GAIN = "return charge - weights * clipped_gain(ratio, advantages, clip, clip)"
 PPO_GAIN = "return -weights * clipped_gain(ratio, advantages, clip, high, dual)"
 
-FILES = {  # what it is: (algorithm, text, text in its place, what names it)
+FILES = {  # fault: (algorithm, text, replacement, claim that names it)
     "a gradient that is exactly zero": ("grpo", GAIN, f"{GAIN} * 0", "reward-unreached"),
     "a model whose log-probs are detached": (
         "grpo",
@@ -91,14 +91,14 @@ FILES = {  # what it is: (algorithm, text, text in its place, what names it)
 
 
 class Deaf(local.Generator):
-    """A sampler that no weights ever reach."""
+    """A sampler that ignores new weights."""
 
     def receive(self, weights, version):
         super().receive(iter(list(dict(self.network.tensors()).items())), version)
 
 
 class Merged(local.Trainer):
-    """A trainer that hands out the weights that it began with, as where adapters are never merged."""
+    """A trainer that exports its initial weights, as if adapters were never merged."""
 
     def __init__(self, spec, settings=None):
         super().__init__(spec, settings) if settings is not None else super().__init__(spec)
@@ -112,7 +112,7 @@ class Merged(local.Trainer):
 
 
 class Hot(local.Generator):
-    """A sampler that tells log-probs at temperature 1, whatever it sampled at."""
+    """A sampler that reports log-probs at temperature 1, whatever its sampling temperature is."""
 
     def generate(self, prompts, sampling, seeds):
         rows = super().generate(prompts, sampling, seeds)
@@ -125,7 +125,7 @@ class Hot(local.Generator):
 
 
 class Shifted(local.Generator):
-    """A sampler whose log-probs speak of the token before."""
+    """A sampler whose log-probs are those of the previous token."""
 
     def generate(self, prompts, sampling, seeds):
         rows = super().generate(prompts, sampling, seeds)
@@ -136,7 +136,7 @@ class Shifted(local.Generator):
 
 
 class Still(local.Trainer):
-    """A trainer that reports steps and takes none."""
+    """A trainer that reports steps without making them."""
 
     def step(self):
         self.optimizer.zero_grad()
@@ -146,14 +146,14 @@ class Still(local.Trainer):
 
 
 class Upward(local.Trainer):
-    """A trainer that climbs what it should minimise."""
+    """A trainer that climbs its objective instead of descending."""
 
     def backward(self, objective):
         (-objective).backward()
 
 
 class LastPass(local.Trainer):
-    """A trainer that forgets the gradient of all micro-batches but the last."""
+    """A trainer that keeps only the gradient of the last micro-batch."""
 
     def backward(self, objective):
         self.optimizer.zero_grad()
@@ -161,7 +161,7 @@ class LastPass(local.Trainer):
 
 
 class Frozen(local.Trainer):
-    """A trainer one of whose matrices gets no gradient."""
+    """A trainer with one matrix that gets no gradient."""
 
     def step(self):
         self.network.parameters()["model.layers.0.self_attn.q_proj.weight"].grad = None
@@ -169,7 +169,7 @@ class Frozen(local.Trainer):
 
 
 class Follows(local.Trainer):
-    """A reference that is the actor."""
+    """A reference that changes with the actor."""
 
     actor = None
 
@@ -183,7 +183,7 @@ class Follows(local.Trainer):
         return local.Trainer.forward(own, batch, want, ahead=ahead)
 
 
-BACKENDS = {  # what it is: (algorithm, settings, half, class, what names it)
+BACKENDS = {  # fault: (algorithm, settings, side, class, claim that names it)
     "a sampler that no weights reach": ("grpo", {}, "generator", Deaf, "sampler-follows"),
     "adapters that never reach the sampler": ("grpo", {}, "trainer", Merged, "sampler-follows"),
     "a temperature that is not applied": ("grpo", {}, "generator", Hot, "sampler"),

@@ -1,4 +1,4 @@
-"""Small runs of the packaged model on sums, as far as they are prepared."""
+"""Small runs of the packaged model on sums, prepared but not started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLUMNS = {"dpo": {"chosen": " 1", "rejected": " 22"}, "sft": {"completion": " 1
 
 
 def prepared(folder, file, **settings):
-    """The context of a run of this file, whose data lies in a folder; the caller closes it."""
+    """Return the context of a run of this file, with its data in a folder; the caller closes it."""
     columns = COLUMNS.get(Path(file).stem, {"answer": "1"})
     rows = [
         {

@@ -1,4 +1,4 @@
-"""A claim says what it is about, what came of it, and with what number."""
+"""A claim states its subject, its verdict and a number."""
 
 from rlflow.errors import Place
 from rlflow.runs.proof.claims import Claim, judged, summary
@@ -6,7 +6,7 @@ from rlflow.runs.proof.claims import Claim, judged, summary
 PLACE = Place("grpo.py", 7)
 
 
-def test_a_falsified_claim_has_its_place_and_every_claim_its_number():
+def test_a_falsified_claim_has_a_place_and_every_claim_a_number():
     right = judged("reward-direction", "actor.update", True, ("it is", "it is not"), "correlation 0.9", PLACE)
     wrong = judged(
         "reward-direction", "actor.update", False, ("it is", "it is not"), "correlation -0.9", PLACE

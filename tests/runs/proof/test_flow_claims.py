@@ -1,4 +1,4 @@
-"""What is claimed of a flow's own text: which claims a sound one has, and by what each is judged."""
+"""Claims about a flow's own text: which claims a sound flow has, and how each is checked."""
 
 import contextlib
 from dataclasses import replace
@@ -37,7 +37,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_a_sound_flow_has_these_claims_all_proved_with_their_lines_and_numbers(proven, name):
+def test_a_sound_flow_proves_all_claims(proven, name):
     claims = proven(
         name,
         flow_only=True,
@@ -55,7 +55,7 @@ def test_a_sound_flow_has_these_claims_all_proved_with_their_lines_and_numbers(p
 
 
 def rows(tokens, axis=None, **more):
-    """Rows of one prompt token each, which is their number's."""
+    """Return rows of one prompt token each; the token is the row's number."""
     batch = Batch.of(
         prompt_tokens=[[i] for i in range(len(tokens))],
         tokens=tokens,
@@ -113,7 +113,7 @@ def parts(prompts, actor, reward, judge):
 """
 
 
-def test_a_rehearsal_ends_before_a_stage_with_side_effects_and_accuses_nothing_of_what_comes_after(tmp_path):
+def test_a_dry_run_ends_before_a_stage_with_side_effects(tmp_path):
     (tmp_path / "parts.py").write_text(TWO_PARTS)
     with contextlib.closing(
         prepared(tmp_path, str(tmp_path / "parts.py"), backend="null", prompts=4, reward=("task", "task"))
@@ -131,7 +131,7 @@ def test_a_rehearsal_ends_before_a_stage_with_side_effects_and_accuses_nothing_o
     assert "falsified" not in verdicts.values()
 
 
-def test_differences_of_scores_and_pushes_are_of_the_rows_that_were_scored_in_both():
+def test_differences_cover_only_rows_scored_in_both_dry_runs():
     one, other = rows([[5], [6], [7]]), rows([[5], [6], [8]])
     first, second = (((i,), (token,)) for i, token in ((0, 5), (1, 6)))
     change = flow_claims._change(
@@ -160,13 +160,13 @@ def test_differences_of_scores_and_pushes_are_of_the_rows_that_were_scored_in_bo
     )
 
 
-def test_equal_rows_have_the_sum_of_their_scores_and_of_their_pushes():
+def test_equal_rows_add_up_their_scores_and_gradient_directions():
     twice = Batch.of(prompt_tokens=[[1], [1]], tokens=[[5], [5]], mask=[[True], [True]])
     assert flow_claims._by_row([ScoredRows("reward", twice, torch.tensor([1.0, 2.0]))]) == {((1,), (5,)): 3.0}
     assert flow_claims._push_by_row(push(twice, [0.5, 0.25])) == {((1,), (5,)): 0.75}
 
 
-def test_pushes_follow_scores_by_their_correlation_over_all_sets():
+def test_gradient_directions_correlate_with_scores_over_all_sets():
     up = ({1: 1.0, 2: -1.0}, {1: 2.0, 2: -2.0})
     down = ({1: 1.0, 2: -1.0}, {1: -2.0, 2: 2.0})
     aside = ({1: 1.0, 2: 1.0}, {1: 3.0, 2: -3.0})
@@ -175,7 +175,7 @@ def test_pushes_follow_scores_by_their_correlation_over_all_sets():
     assert flow_claims._correlation([up, down]) == flow_claims._correlation([aside]) == pytest.approx(0.0)
 
 
-def test_the_first_group_is_turned_around_or_the_first_two_rows_where_there_are_no_groups():
+def test_scores_are_reversed_in_the_first_group_or_two_rows():
     for axis, first in ((Axis.fresh(2).repeat(3), 3), (Axis.fresh(4), 2), (Axis.fresh(3).repeat(1), 2)):
         before, after = uneven(0)("reward", axis), flow_claims._first_reversed("reward")("reward", axis)
         assert after[:first].tolist() == before[:first].flip(0).tolist()
@@ -184,12 +184,12 @@ def test_the_first_group_is_turned_around_or_the_first_two_rows_where_there_are_
         assert torch.equal(flow_claims._first_reversed("other")("reward", axis), before)
 
 
-def test_a_push_has_its_place_by_the_rows_path():
+def test_a_gradient_direction_is_located_by_the_path_of_its_rows():
     batch = rows([[5], [6]], Axis.fresh(1, start=7).repeat(2))
     assert flow_claims._push_by_place(push(batch, [1.0, 2.0])) == {(7, 0): 1.0, (7, 1): 2.0}
 
 
-def test_an_update_is_about_scored_rows_or_what_was_taken_from_them_and_of_joined_rows_where_tokens_are_theirs():
+def test_an_update_is_matched_with_the_scored_rows_it_uses():
     prompts = Axis.fresh(2)
     sampled = rows([[5], [6], [7], [8]], prompts.repeat(2))
     scored, update = (
@@ -204,20 +204,20 @@ def test_an_update_is_about_scored_rows_or_what_was_taken_from_them_and_of_joine
     assert not flow_claims._about(_update(rows([[1], [2], [3], [4]], joined)), scored)
 
 
-def test_a_hole_is_made_at_the_second_token_of_each_row_that_has_three():
+def test_rows_of_three_tokens_get_their_second_token_masked_out():
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 1, 1, 1]], dtype=torch.bool)
     assert flow_claims._with_holes(mask).int().tolist() == [[1, 0, 1, 1], [1, 1, 0, 0], [0, 1, 0, 1]]
     assert mask.all(1).tolist() == [True, False, False]
 
 
-def test_a_loss_is_looked_at_one_large_step_up_and_one_down(grpo):
+def test_a_loss_is_evaluated_one_large_step_up_and_one_down(grpo):
     update = learned_rows(grpo.base.updates[0])
     here, (up, down) = grpo.new(update).logprobs, grpo.far(update)
     assert torch.equal(up.logprobs, flow_claims._step("logprobs", here, 1))
     assert torch.equal(down.logprobs, flow_claims._step("logprobs", here, -1))
 
 
-def test_of_rows_too_short_for_a_hole_nothing_is_said_about_holes(grpo):
+def test_rows_too_short_for_masking_have_no_masking_claim(grpo):
     update = _update(rows([[5, 6], [7]], advantages=[[1.0, 2.0], [3.0]]))
     found = list(grpo.beyond(update, pushed(update, grpo.new(update))))
     assert [(claim.name, claim.verdict) for claim in found] == [("padding", "proved"), ("holes", "unproved")]
@@ -231,11 +231,11 @@ def test_a_large_step_is_uneven_and_leaves_log_probs_below_zero():
     assert flow_claims._step("logprobs", torch.full((1,), -3.0), 1).tolist() == pytest.approx([-2.8])
 
 
-def test_scores_are_said_to_go_up_to_a_number_that_is_not_1():
+def test_a_score_range_other_than_1_is_shown():
     assert (flow_claims._times(1.0), flow_claims._times(-100.0)) == ("", " from 0 to -100")
 
 
-def test_columns_differ_where_a_gradient_does_or_only_the_value():
+def test_columns_differ_by_gradient_or_by_value_alone():
     batch = rows([[5, 5], [6]], advantages=[[1.0, 2.0], [3.0]], costs=[[1.0, 1.0], [1.0]])
     update, new = _update(batch, priced), New(logprobs=torch.full((2, 2), -1.0))
     assert flow_claims._differ(update, new, {"advantages": batch["advantages"] + 1})
@@ -243,7 +243,7 @@ def test_columns_differ_where_a_gradient_does_or_only_the_value():
     assert not flow_claims._differ(update, new, {"costs": batch["costs"]})
 
 
-def test_the_furthest_update_with_other_scores_is_one_whose_push_is_far_enough(grpo):
+def test_the_most_changed_update_must_differ_far_enough(grpo):
     batch = rows([[5], [6]], advantages=[[1.0], [2.0]])
     one, near, far = (push(batch, values) for values in ([1.0, 1.0], [1.0, 1.001], [-1.0, 1.0]))
     grpo.rescored = [(RehearsalRecord([_update(batch)]), {"actor.update": near})]
@@ -257,8 +257,8 @@ def test_the_furthest_update_with_other_scores_is_one_whose_push_is_far_enough(g
     assert grpo.furthest("critic.update", one) is None
 
 
-def test_where_equal_rows_take_each_others_push_back_no_direction_is_told(grpo):
-    """As in a model that gives all samples of a prompt the same tokens, whose advantages add up to 0."""
+def test_equal_rows_that_cancel_out_give_no_direction(grpo):
+    """A model can give all samples of a prompt the same tokens; their advantages then add up to 0."""
     rows = Batch.of(prompt_tokens=[[i // 2] for i in range(8)], tokens=[[5]] * 8, mask=[[True]] * 8)
     record = RehearsalRecord(
         [RecordedUpdate("actor.update", "actor", rows, None, {}, 0)],
@@ -275,7 +275,7 @@ def test_where_equal_rows_take_each_others_push_back_no_direction_is_told(grpo):
     assert (claim.verdict, claim.ends_run) == ("falsified", True)
 
 
-def test_a_rehearsal_without_rows_is_unproved_with_its_reason_and_an_update_without_rows_pushes_nothing(grpo):
+def test_a_dry_run_without_rows_is_unproved_with_its_reason(grpo):
     batch = rows([[5], [6]], advantages=[[1.0], [2.0]])
     empty = RehearsalRecord([_update(batch.rows(torch.zeros(0, dtype=torch.int64)))])
     assert grpo.pushes(empty) == {}

@@ -1,5 +1,4 @@
-"""Faults after real threads are named: by `check` before anything is loaded, or by a claim that is
-falsified."""
+"""Faults from real issue threads are named: by `check` before anything is loaded, or by a falsified claim."""
 
 import os
 import subprocess
@@ -42,7 +41,7 @@ def test_a_fault_in_a_backend_is_named(proven, fault):
 
 
 @pytest.mark.slow
-def test_without_a_fault_nothing_is_falsified_and_all_is_put_back(proven):
+def test_a_run_without_faults_falsifies_nothing_and_is_restored(proven):
     claims = proven("ppo", **{"hp.max_tokens": 6})
     assert falsified(claims) == []
     assert {"reward-reaches", "reward-direction", "sampler-follows", "micro-batches", "frozen"} <= {
@@ -52,7 +51,7 @@ def test_without_a_fault_nothing_is_falsified_and_all_is_put_back(proven):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bar", [5, -5])
-def test_a_threshold_far_from_the_made_scores_is_no_fault(tmp_path, proven, bar):
+def test_a_threshold_far_from_the_synthetic_scores_is_accepted(tmp_path, proven, bar):
     source = (
         (ALGORITHMS / "grpo.py")
         .read_text()
@@ -71,7 +70,7 @@ def test_a_threshold_far_from_the_made_scores_is_no_fault(tmp_path, proven, bar)
 
 
 @pytest.mark.slow
-def test_weights_do_not_follow_scores_that_a_loss_need_not_hear(tmp_path, proven):
+def test_a_loss_may_ignore_scores(tmp_path, proven):
     source = (
         (ALGORITHMS / "grpo.py")
         .read_text()
@@ -87,7 +86,7 @@ def test_weights_do_not_follow_scores_that_a_loss_need_not_hear(tmp_path, proven
 
 
 @pytest.mark.long
-def test_ranks_that_do_not_learn_together_are_named():
+def test_ranks_that_do_not_share_gradients_are_named():
     command = [
         sys.executable,
         "-m",

@@ -1,5 +1,5 @@
-"""A push is minus the gradient of the whole objective by what the model computes, over the rows that are
-learned from."""
+"""The gradient direction: minus the gradient of the full objective with respect to the model's outputs, over
+the rows that are learned from."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def squared(new, *, power):
 
 
 def rows(**more):
-    """Row i starts with token 10 + i."""
+    """Return rows; row i starts with token 10 + i."""
     tokens = [[10 + i] * n for i, n in enumerate(LENGTHS)]
     return Batch.of(
         prompt_tokens=[[1], [1, 2]],
@@ -59,7 +59,7 @@ def update(one=gain, batch=None, options=PLAIN, **settings):
     ("mean", "weights"),
     [("tokens", [[1 / 5], [1 / 5]]), ("row-tokens", [[1 / 6], [1 / 4]]), (10, [[0.05], [0.05]])],
 )
-def test_the_push_is_minus_the_gradient_of_the_mean_over_all_rows(mean, weights):
+def test_the_direction_is_minus_the_gradient_of_the_mean(mean, weights):
     push = pushed(update(options=UpdateOptions(mean=mean, after=3, epochs=2, minibatch=1)), HERE)
     wanted = ADVANTAGES * MASK * torch.tensor(weights)
     assert list(push.by) == ["logprobs"]
@@ -70,14 +70,14 @@ def test_the_push_is_minus_the_gradient_of_the_mean_over_all_rows(mean, weights)
     )
 
 
-def test_a_loss_of_rows_pushes_each_of_their_tokens():
+def test_a_loss_per_row_moves_every_token_of_the_row():
     push = pushed(update(of_rows, options=UpdateOptions(mean="rows")), HERE)
     assert torch.allclose(push.main, MASK * torch.tensor([[1.0], [-1.5]]))
     scores = Push(rows(), {"scores": torch.tensor([1.0, 2.0])})
     assert scores.of_rows.tolist() == [1.0, 2.0]
 
 
-def test_settings_of_the_loss_reach_it_and_what_the_objective_does_not_read_is_not_pushed():
+def test_loss_settings_apply_and_unread_outputs_have_no_direction():
     assert torch.allclose(pushed(update(squared, power=2), HERE).main, MASK * 2 * 0.5 / 5)
 
     @loss
@@ -87,14 +87,14 @@ def test_settings_of_the_loss_reach_it_and_what_the_objective_does_not_read_is_n
     assert not pushed(update(deaf), HERE).main.any()
 
 
-def test_other_columns_and_another_mask_stand_in_place_of_the_rows_own():
+def test_given_columns_and_mask_replace_those_in_the_rows():
     other, holes = ADVANTAGES + 1, MASK & torch.tensor([[1, 0, 1], [1, 1, 1]], dtype=torch.bool)
     assert torch.allclose(pushed(update(), HERE, {"advantages": other}).main, other * MASK / 5)
     assert torch.allclose(pushed(update(), HERE, {"mask": holes}).main, ADVANTAGES * holes / 4)
     assert torch.equal(pushed(update(), HERE).main, pushed(update(), HERE, {}).main)
 
 
-def test_each_of_several_losses_pushes_its_own_rows_by_its_scale():
+def test_each_loss_scales_the_direction_of_its_own_rows():
     both = JointLoss((gain, of_rows), (1.0, 0.5), (None, "right"))
     push = pushed(update(both, rows(right=[False, True]), UpdateOptions(mean=("tokens", "rows"))), HERE)
     alone = ADVANTAGES * MASK / 5
@@ -105,7 +105,7 @@ def test_each_of_several_losses_pushes_its_own_rows_by_its_scale():
     assert not pushed(none, HERE).main.any()
 
 
-def test_rows_that_an_update_cannot_learn_from_have_no_push():
+def test_rows_without_a_learning_signal_have_no_direction():
     broken = rows()
     broken |= Batch(broken.axis, Batch.of(advantages=[[1.0] * 3, [float("nan")] * 2]).data)
     learned = learned_rows(update(batch=broken))
@@ -114,7 +114,7 @@ def test_rows_that_an_update_cannot_learn_from_have_no_push():
     assert keys(learned_rows(update()).batch) == [((1,), (10, 10, 10)), ((1, 2), (11, 11))]
 
 
-def test_how_far_pushes_are_apart_is_told_over_the_size_of_the_first():
+def test_the_distance_of_directions_is_relative_to_the_first():
     one = pushed(update(), HERE)
     twice, none = (Push(one.rows, {"logprobs": one.main * factor}) for factor in (2, 0))
     assert (one.apart(one), one.apart(twice), twice.apart(one), one.apart(none)) == (0.0, 1.0, 0.5, 1.0)
@@ -124,7 +124,7 @@ def test_how_far_pushes_are_apart_is_told_over_the_size_of_the_first():
     assert one.apart(Push(one.rows, {"values": one.main[:, :2]})) == float("inf")
 
 
-def test_a_push_is_felt_where_rows_with_equal_tokens_do_not_take_it_back_and_the_model_is_not_certain():
+def test_equal_rows_can_cancel_a_direction():
     equal = Batch.of(prompt_tokens=[[1], [1], [1]], tokens=[[5, 6], [5, 6], [7, 6]], mask=[[True, True]] * 3)
     up, down, none = [0.5, 0.25], [-0.5, -0.25], [0.0, 0.0]
     unsure, certain = (New(logprobs=torch.full((3, 2), number)) for number in (-0.6931472, -1e-6))

@@ -1,5 +1,5 @@
-"""Rehearsals: scores that are made, seeded and unequal within each group, and what is recorded where nothing
-is learned."""
+"""Dry runs: synthetic scores, seeded and unequal within each group, and the records made instead of
+updates."""
 
 import torch
 
@@ -8,7 +8,7 @@ from rlflow.author.batch import Batch
 from rlflow.runs.proof.rehearsal import raised, stretched, uneven
 
 
-def test_scores_are_unequal_within_each_group_and_follow_from_the_seed():
+def test_synthetic_scores_differ_within_groups_and_follow_the_seed():
     axis = Axis.fresh(3).repeat(4)
     scores = uneven(1)("reward", axis)
     assert torch.equal(scores, uneven(1)("reward", axis))
@@ -18,29 +18,29 @@ def test_scores_are_unequal_within_each_group_and_follow_from_the_seed():
     assert len({float(group.mean()) for group in scores.reshape(3, 4)}) > 1
 
 
-def test_rows_without_groups_are_one():
+def test_rows_without_groups_form_one_group():
     assert len(set(uneven(1)("reward", Axis.fresh(5)).tolist())) == 5
 
 
-def test_one_reward_of_several_can_have_other_scores_alone():
+def test_the_scores_of_one_reward_can_change_alone():
     axis = Axis.fresh(6)
     assert torch.equal(uneven(3, only="other")("reward", axis), uneven(0)("reward", axis))
     assert not torch.equal(uneven(3, only="reward")("reward", axis), uneven(0)("reward", axis))
 
 
-def test_no_rows_have_no_scores_and_stretched_ones_are_times_a_factor():
+def test_stretched_scores_are_multiplied_by_a_factor():
     assert uneven(1)("reward", Axis.fresh(0)).tolist() == []
     axis = Axis.fresh(6)
     assert torch.equal(stretched(uneven(1), -100.0)("reward", axis), uneven(1)("reward", axis) * -100)
 
 
-def test_token_columns_are_raised_in_every_other_row():
+def test_token_columns_are_raised_in_every_second_row():
     batch = Batch.of(logprobs=[[-1.0, -2.0], [-3.0], [-4.0]], scores=[1.0, 2.0, 3.0])
     assert raised(batch.data["logprobs"], 0.5).value.tolist() == [-0.5, -1.5, -3.0, -3.5]
     assert raised(batch.data["scores"], 0.5) is batch.data["scores"]
 
 
-def test_a_rehearsal_has_the_same_short_rows_whatever_the_scores_and_records_the_update_in_place_of_making_it(
+def test_dry_runs_share_short_rows_and_record_the_update(
     grpo,
 ):
     stage = grpo.stage
@@ -57,7 +57,7 @@ def test_a_rehearsal_has_the_same_short_rows_whatever_the_scores_and_records_the
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
 
 
-def test_the_runs_own_reward_is_asked_three_times_once_in_another_order_and_gives_the_scores_where_none_are_made(
+def test_the_dry_run_calls_the_reward_three_times(
     grpo,
 ):
     asked = grpo.stage.rehearse(None, asks=True)
@@ -69,7 +69,7 @@ def test_the_runs_own_reward_is_asked_three_times_once_in_another_order_and_give
     assert torch.equal(judged.once, judged.shuffled)
 
 
-def test_a_forward_can_be_raised_and_padding_filled_without_any_change_of_the_weights(grpo):
+def test_a_raised_forward_leaves_the_weights_unchanged(grpo):
     plain, higher = (
         grpo.stage.rehearse(uneven(1)),
         grpo.stage.rehearse(uneven(1), shift={"actor.logprobs": 0.5}),
@@ -82,7 +82,7 @@ def test_a_forward_can_be_raised_and_padding_filled_without_any_change_of_the_we
     assert torch.equal(filled.updates[0].batch["advantages"], plain.updates[0].batch["advantages"])
 
 
-def test_further_prompts_are_the_same_in_each_rehearsal(grpo):
+def test_follow_up_prompts_are_equal_in_all_dry_runs(grpo):
     one, other = grpo.stage._prompts(), grpo.stage._prompts()
     first, second = one(2), one(2)
     assert other(2) is first

@@ -1,5 +1,5 @@
-"""A row's score is its own, whichever rows are judged beside it; and of a reward that draws by chance nothing
-is said."""
+"""Claims about rewards: the score of a row does not depend on the other rows of a call. A random reward gets
+no claim."""
 
 import pytest
 import torch
@@ -19,14 +19,14 @@ SCORES = torch.tensor([0.0, 1.0, 0.5, float("nan")])
         (SCORES[[1, 0, 2, 3]], SCORES, "unproved", "2 of 4"),
     ],
 )
-def test_scores_that_go_to_other_rows_are_counted(again, shuffled, verdict, number):
+def test_scores_assigned_to_other_rows_are_counted(again, shuffled, verdict, number):
     claim = of_rows(RepeatedScores("reward", SCORES, again, shuffled))
     assert claim.verdict == verdict
     assert claim.number.startswith(number)
 
 
 @pytest.mark.parametrize("scores", [torch.ones(3), torch.ones(0)])
-def test_of_equal_scores_nothing_is_shown(scores):
+def test_equal_scores_prove_nothing(scores):
     assert of_rows(RepeatedScores("reward", scores, scores, scores)).verdict == "unproved"
 
 
@@ -39,7 +39,7 @@ def test_a_reward_that_gives_no_row_a_score_is_named_with_the_reason():
     assert "it scores no row (3 rows; judge/raised: RuntimeError: no such judge)" in str(claim)
 
 
-def test_missing_scores_are_counted_beside_what_is_known():
+def test_missing_scores_are_counted_separately():
     claim = of_rows(RepeatedScores("reward", SCORES, SCORES, SCORES), reasons={"judge/raised": "no\n judge"})
     assert claim.number == (
         "0 of 4 rows get a different score if the same rows are shuffled; 1 have no score; "
@@ -54,16 +54,16 @@ def test_missing_scores_are_counted_beside_what_is_known():
     ("other", "count"),
     [([0.0, 1.0, float("nan")], 0), ([0.1, 1.2, float("nan")], 1), ([0.0, float("nan"), 0.0], 2)],
 )
-def test_scores_differ_by_more_than_what_is_close(other, count):
+def test_scores_differ_only_beyond_a_tolerance(other, count):
     assert differing(torch.tensor([0.0, 1.0, float("nan")]), torch.tensor(other), 0.1) == count
 
 
-def test_equal_scores_that_are_not_0_show_nothing():
+def test_equal_scores_other_than_0_prove_nothing():
     claim = of_rows(RepeatedScores("reward", torch.ones(3), torch.ones(3), torch.zeros(3)))
     assert claim.sentence == "it gives all rows of the dry run the same score"
 
 
-def test_each_call_of_a_reward_has_its_claim_with_its_line(grpo):
+def test_each_call_of_a_reward_has_a_claim_with_its_line(grpo):
     [claim] = reward_claims(grpo.stage, dict, uneven(0))
     assert (claim.name, claim.subject, claim.verdict) == ("reward-rows", "reward", "proved")
     assert claim.place.path.endswith("grpo.py")

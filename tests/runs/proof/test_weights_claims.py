@@ -1,5 +1,5 @@
-"""What is claimed of real weights: by what each claim is judged, on states that are made, and that all is put
-back."""
+"""Claims about real weights: how each claim is checked, on synthetic states, and that the run restores
+everything."""
 
 from dataclasses import replace
 
@@ -72,7 +72,7 @@ def test_a_copy_shares_no_memory():
         ([1.0, 1.0], -1e-6, "the model is certain of every token"),
     ],
 )
-def test_of_a_gradient_that_is_only_rounding_nothing_is_said_but_why(pushes, logprob, reason):
+def test_a_gradient_of_rounding_errors_is_unproved_with_the_reason(pushes, logprob, reason):
     rows = Batch.of(prompt_tokens=[[1], [1]], tokens=[[5], [5]])
     claim = weights_claims.only_rounding(
         "actor.update",
@@ -84,7 +84,7 @@ def test_of_a_gradient_that_is_only_rounding_nothing_is_said_but_why(pushes, log
     )
 
 
-def test_states_are_apart_by_their_weights_over_the_size_of_the_first():
+def test_the_distance_of_states_is_relative_to_the_first():
     moved = changed(
         parameters__a_weight=torch.tensor([[3.0, 4.0], [3.0, 0.0]]), exp_avg__a_weight=torch.zeros(2, 2)
     )
@@ -98,7 +98,7 @@ def test_states_are_apart_by_their_weights_over_the_size_of_the_first():
     )
 
 
-def test_moments_are_apart_over_the_size_of_the_first():
+def test_the_distance_of_moments_is_relative_to_the_first():
     other = changed(
         exp_avg__a_weight=torch.tensor([[1.0, 1.0], [1.0, -3.0]]), parameters__a_weight=torch.zeros(2, 2)
     )
@@ -108,7 +108,7 @@ def test_moments_are_apart_over_the_size_of_the_first():
     assert moments_distance({"parameters/a.weight": torch.ones(1)}, STATE) == 0.0
 
 
-def test_shaken_matrices_are_moved_by_a_fifth_of_their_deviation_and_nothing_else_is():
+def test_shaking_moves_matrices_by_a_fifth_of_their_deviation():
     state = STATE | {
         "parameters/large.weight": 5 + 3 * torch.randn(200, 200, generator=torch.Generator().manual_seed(0)),
         "parameters/flat.weight": torch.ones(200, 200),
@@ -133,7 +133,7 @@ def test_modules_are_named_once():
     assert modules(["a.b.weight", "a.b.bias", "scale"]) == ["a.b", "scale"]
 
 
-def test_a_sound_run_has_these_claims_about_its_weights_all_proved_with_its_line(claims):
+def test_a_sound_run_proves_all_claims_about_its_weights(claims):
     claims.flow.rescored = [claims.flow.pushed_by(uneven(1), 1.0)]
     found = list(claims.claims())
     assert [claim.name for claim in found] == [*OF_UPDATE, "sampler", "sampler", "sampler-follows"]
@@ -146,7 +146,7 @@ def test_a_sound_run_has_these_claims_about_its_weights_all_proved_with_its_line
     assert [claim.sentence.rpartition(" ")[2] for claim in found[7:9]] == ["1", "0.6"]
 
 
-def test_all_is_put_back_and_samplers_get_their_weights_again(claims):
+def test_a_proof_restores_the_weights_of_trainer_and_samplers(claims):
     model = claims.engine.models["actor"]
     before, version = copied(claims.trainer("actor").state()), model.version
     sampled = claims.compared("actor", 1.0)[0]["sampled_logprobs"]
@@ -160,7 +160,7 @@ def test_all_is_put_back_and_samplers_get_their_weights_again(claims):
     assert torch.equal(claims.compared("actor", 1.0)[0]["sampled_logprobs"], sampled)
 
 
-def test_weights_that_begin_at_zero_are_made_small_and_others_stay(claims):
+def test_zero_weights_become_small_and_others_stay(claims):
     with claims.put_back():
         state = copied(claims.trainer("actor").state())
         name = next(
@@ -174,7 +174,7 @@ def test_weights_that_begin_at_zero_are_made_small_and_others_stay(claims):
         assert torch.equal(claims.trainer("actor").state()[name], made[name])
 
 
-def test_weights_that_do_not_move_are_named_and_then_have_no_direction(claims, update):
+def test_unmoved_weights_are_named_and_have_no_direction(claims, update):
     push, here = claims.flow.pushes(claims.flow.base)["actor.update"], claims.now(update)
     still, direction = claims.moves(update, push, here, 0.0)
     assert (still.verdict, still.sentence) == ("falsified", "the update changes no weight")
@@ -206,16 +206,14 @@ def test_weights_that_do_not_move_are_named_and_then_have_no_direction(claims, u
         ({"parameters/a.weight": 1}, "unproved", ""),
     ],
 )
-def test_parameters_without_gradient_are_named_of_adapters_alone_where_there_are_any(
-    claims, update, after, verdict, number
-):
+def test_parameters_without_gradient_are_named(claims, update, after, verdict, number):
     [claim] = claims.parameters(
         update, {}, {name: torch.full((2,), float(value)) for name, value in after.items()}
     )
     assert (claim.verdict, claim.number) == (verdict, number)
 
 
-def test_a_model_that_is_not_trained_and_changes_is_named(claims, update):
+def test_an_untrained_model_that_changes_is_named(claims, update):
     frozen = claims.frozen_logprobs(update)
     assert list(frozen) == ["reference"]
     assert [claim.verdict for claim in claims.others(update, frozen)] == ["proved"]
@@ -228,7 +226,7 @@ def test_a_model_that_is_not_trained_and_changes_is_named(claims, update):
     assert list(claims.others(update, {})) == []
 
 
-def test_where_nothing_can_be_told_a_claim_says_why(claims, update):
+def test_an_unproved_claim_states_its_reason(claims, update):
     state = {"parameters/a.weight": torch.ones(2)}
     [order], [cuts] = (
         claims.order(update, state, state),
@@ -242,7 +240,7 @@ def test_where_nothing_can_be_told_a_claim_says_why(claims, update):
     assert (ranks.name, ranks.verdict) == ("ranks", "unproved")
 
 
-def test_ranks_are_held_against_one_process_with_the_same_rows(claims, update):
+def test_ranks_are_compared_with_one_process_on_the_same_rows(claims, update):
     judge = replace(claims, alone={"actor": lambda: claims.trainer("actor")})
     with claims.put_back():
         start = claims.perturbed("actor")
@@ -255,7 +253,7 @@ def test_ranks_are_held_against_one_process_with_the_same_rows(claims, update):
     assert [claim.verdict for claim in (right, other, short)] == ["proved", "falsified", "proved"]
 
 
-def test_a_backend_without_weights_has_no_claims_about_them(proven):
+def test_a_backend_without_weights_has_no_weight_claims(proven):
     claims = proven("grpo", backend="null", prompts=4, **{"hp.max_tokens": 4})
     assert [(claim.verdict, claim.subject) for claim in claims if claim.name == "weights"] == [
         ("unproved", "actor.update")

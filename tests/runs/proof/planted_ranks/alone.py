@@ -1,7 +1,7 @@
-"""A backend each of whose ranks learns from its own rows alone, and of these from its last pass: gradients
-are never added up.
+"""A backend whose ranks never add up their gradients: each learns from the last pass over its own rows.
 
-Workers import it by its name."""
+Workers import it by its name.
+"""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ class Alone(Peers):
 
 
 class Trainer(local.Trainer):
-    """A local trainer with such ranks."""
+    """A local trainer with these ranks."""
 
     @classmethod
     def capabilities(cls, settings, device):

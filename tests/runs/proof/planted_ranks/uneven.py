@@ -1,4 +1,4 @@
-"""A backend that takes the mean of its ranks' means, however many tokens each of them has. Workers import it
+"""A backend that averages the means of its ranks and ignores how many tokens each rank has. Workers import it
 by its name."""
 
 from dataclasses import replace
@@ -12,7 +12,7 @@ Generator = local.Generator
 
 
 class Trainer(local.Trainer):
-    """A local trainer each of whose ranks divides by its own tokens and by the number of ranks."""
+    """A local trainer whose ranks each divide by their own token count and by the number of ranks."""
 
     @classmethod
     def capabilities(cls, settings, device):
@@ -24,6 +24,6 @@ class Trainer(local.Trainer):
         )
 
     def own(self, share, counts):
-        """The share as if all ranks had as many tokens as this one."""
+        """Return the share as if all ranks had as many tokens as this one."""
         tokens = int(counts[torch.cat(list(share.units))].sum()) if len(share.units) else 0
         return replace(share, totals=replace(share.totals, tokens=tokens * self.peers.ranks))
