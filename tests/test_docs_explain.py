@@ -36,7 +36,8 @@ def test_the_tables_of_the_funnel_are_those_of_the_source() -> None:
     of_rows = [cells[0].strip("`") for cells in rows("## The funnel")]
     assert of_rows == re.findall(r"^    (funnel/rows_\w+) ", outcomes.__doc__ or "", re.M)
     of_tokens = re.findall(
-        r"`(?:ROLE\.update/|…)([^`]+)`", " ".join(cells[0] for cells in rows("For each update, it has the tokens"))
+        r"`(?:ROLE\.update/|…)([^`]+)`",
+        " ".join(cells[0] for cells in rows("For each update, it has the tokens")),
     )
     named = re.findall(r"^    (funnel/\w+) ", learning.token_funnel.__doc__ or "", re.M)
     assert [name for name in of_tokens if not name.startswith("_")] == named
