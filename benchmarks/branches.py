@@ -1,11 +1,10 @@
-"""What sampling costs where the rows of a prompt share its keys and values, beside a copy of them for each
-row.
+"""Cost of sampling if the rows of a prompt share its keys and values, compared with one copy for each row.
 
     python benchmarks/branches.py [--model FOLDER] [--rounds 3]
 
-Responses of random tokens, between half as long and as long as a row says, float32, one thread. Both ways
-take turns in one process; processor seconds, the least of --rounds. Without --model it is the model of
-`rlflow bench peers`: Qwen3-shaped, 0.8M parameters.
+Responses are random tokens, of half to the full length of a table row; float32, one thread. Both variants
+alternate in one process. The table shows processor seconds, the minimum of --rounds. The default model is the
+one of `rlflow bench peers`: a Qwen3 with 0.8M parameters.
 """
 
 from __future__ import annotations
@@ -36,8 +35,10 @@ SHAPES = [
 
 
 def sampled(generator: Generator, shape: tuple[int, int, int, int], shared: bool) -> float:
-    """Processor seconds of sampling. shape: prompts, their tokens, samples of each, most tokens of a
-    response."""
+    """Return the processor seconds of sampling.
+
+    ``shape``: prompts, tokens of a prompt, samples of a prompt, maximum tokens of a response.
+    """
     prompts, width, samples, longest = shape
     chance, rows = torch.Generator().manual_seed(0), prompts * samples
     ids = [torch.randint(3, 300, (width - number % 5,), generator=chance) for number in range(prompts)]
@@ -67,7 +68,7 @@ def main() -> None:
             ModelSpec(given.model or Path(folder) / "model", "logprobs", False, "cpu", "float32", 0)
         )
         print(
-            "| prompts × tokens, samples × most tokens | a copy for each row, s | shared, s | ratio |\n| "
+            "| prompts × tokens, samples × maximum tokens | a copy for each row, s | shared, s | ratio |\n| "
             "--- | ---: | ---: | ---: |"
         )
         for shape in SHAPES:

@@ -1,5 +1,7 @@
-"""How long tracing a flow takes, warm: `python benchmarks/compile.py [ALGORITHM] [--repeats N]` prints the
-median in milliseconds."""
+"""Time to trace and check a flow, warm: `python benchmarks/compile.py [ALGORITHM] [--repeats N]`.
+
+Prints medians in milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from rlflow.compiler.trace.compile import compile_flow
 
 
 def milliseconds(repeats: int, call) -> float:
-    """Median time of a call, after one that is not counted."""
+    """Return the median time of a call in milliseconds, after one warm-up call."""
     call()
     times = []
     for _ in range(repeats):
@@ -30,9 +32,7 @@ def main() -> None:
     arguments = parser.parse_args()
     flow = load_flow(arguments.algorithm)
     print(f"{flow.name}: compile {milliseconds(arguments.repeats, lambda: compile_flow(flow)):.2f} ms")
-    print(
-        f"{flow.name}: check with every variant {milliseconds(arguments.repeats, lambda: check(flow)):.2f} ms"
-    )
+    print(f"{flow.name}: check of all variants {milliseconds(arguments.repeats, lambda: check(flow)):.2f} ms")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""What it costs to send a batch to another process, and to decide which rank gets which rows, without the
-sending itself.
+"""Time to pack a batch for another process and to distribute rows over ranks, without the transfer itself.
 
     python benchmarks/dataplane.py [--rows 4096] [--tokens 2048]
 
-The batch has rows of 0 to --tokens tokens, with the columns that an update of PPO reads. A copy of as many
-bytes is there to compare.
+The batch has rows of 0 to --tokens tokens, with the columns that an update of PPO reads. For comparison, the
+time of a plain copy of the same number of bytes is also printed.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def batch_of(rows: int, longest: int) -> Batch:
 
 
 def seconds(call: Callable[[], object], times: int = 7) -> float:
-    """The median of ``times`` calls after one that is not counted."""
+    """Return the median seconds of ``times`` calls, after one warm-up call."""
     taken = []
     for _ in range(times + 1):
         start = time.perf_counter()
@@ -66,7 +65,7 @@ def wire(rows: int, longest: int) -> None:
 
 
 def held(split: list[torch.Tensor], rows: int) -> Batch:
-    """A column on the ranks of a pool, as the driver knows it."""
+    """Return a batch with a column that is stored on the ranks of a pool, as the driver sees it."""
     shards = [
         Shard(WorkerId("all", rank), rank, len(part), lambda *_: None) for rank, part in enumerate(split)
     ]

@@ -1,11 +1,10 @@
-"""What an environment costs that says nothing: iterations with it and without it in turns, on the local and
-on the null backend.
+"""Cost of an environment that sends no messages: iterations with and without it, on the local and null backend.
 
     python benchmarks/episodes.py [--pairs 30]
 
-Both runs are of GRPO with the packaged task (64 prompts of 8 samples), made in one process; a pair is an
-iteration of each, in alternating order. On the null backend the iteration takes the seconds that the local
-one took, so that both are of one length.
+Both runs use GRPO on the packaged task (64 prompts × 8 samples) in one process. A pair is one iteration of each,
+in alternating order. On the null backend, an iteration takes as long as the measured iteration on the local
+backend.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ def seconds(run: Any) -> float:
 
 
 def ratio(pairs: int, folder: str, **keywords: Any) -> tuple[float, float, float]:
-    """Median seconds without and with the environment, and the median ratio of the pairs."""
+    """Return the median seconds without and with the environment, and the median ratio of the pairs."""
     common = {"held_out": 0, "threads": 1, "reward": ("task",), **keywords}
     plain, silent = prepared("grpo", **common), prepared("grpo", **common, env=f"{folder}/silent.py:Silent")
     try:
         for run in (plain, silent):
-            seconds(run)  # processes start
+            seconds(run)  # the first iteration starts processes
         walls = []
         for number in range(pairs):
             both = [seconds(run) for run in ((plain, silent) if number % 2 else (silent, plain))]
@@ -60,7 +59,7 @@ def main() -> None:
         Path(folder, "silent.py").write_text(SILENT)
         without, with_it, factor = ratio(pairs, folder)
         print(
-            f"local: {without:.3f} s without, {with_it:.3f} s with an environment that says nothing: "
+            f"local: {without:.3f} s without, {with_it:.3f} s with an environment that sends no messages: "
             f"{factor:.3f} times"
         )
         half = without / 2

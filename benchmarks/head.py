@@ -1,9 +1,8 @@
-"""The language-model head for few rows in float32: hidden · weightᵀ beside weight · hiddenᵀ as
-`backends/local/head.py` computes it.
+"""The language-model head on few float32 rows: hidden · weightᵀ compared with weight · hiddenᵀ.
 
     python benchmarks/head.py [--vocabulary 262144] [--hidden 640] [--rounds 5]
 
-Milliseconds, the median of rounds in turns.
+`backends/local/head.py` computes the second. The table shows milliseconds, medians over alternating rounds.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ ROWS = (1, 2, 4, 6, 8, 10, 12, 16, 32, 64)
 
 
 def milliseconds(action: Callable[[], Tensor]) -> float:
-    """Of one call, of three."""
+    """Return the milliseconds of one call, the mean of three calls after a warm-up."""
     action()
     start = time.perf_counter()
     for _ in range(3):

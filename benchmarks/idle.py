@@ -1,10 +1,9 @@
-"""Processor time of workers that have nothing to do, while their run goes on: of a pool that trains while the
-other samples, of one that samples while the other trains, and of the driver, which waits for both.
+"""Processor time of idle workers and of the waiting driver during a run.
 
     python benchmarks/idle.py [--ranks 2] [--seconds 20]
 
-Sampling and updates of the null backend take --seconds and no processor. What a process used is read from
-/proc (Linux).
+One pool trains and the other samples, one after the other, on the null backend. Sampling and updates take
+--seconds without computing. Processor times come from /proc (Linux).
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ import ray
 
 import rlflow
 
-EDGE = 2.0  # seconds at the beginning and at the end of a call that are not counted
+EDGE = 2.0  # seconds at the start and end of a call that are not measured
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def used(pid: int) -> float:
-    """Seconds of processor time of a process so far, all of its threads."""
+    """Return the processor seconds of a process so far, over all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def pids(engine: Any) -> dict[str, int]:
-    """The process of each rank of each pool, and this one."""
+    """Return the process ids of all ranks of all pools, and of this process (the driver)."""
     asked = {
         str(pool.at(rank)): actor.present.options(concurrency_group="control").remote()
         for pool in engine.pools.values()
@@ -41,7 +40,7 @@ def pids(engine: Any) -> dict[str, int]:
 
 
 def measured(found: dict[str, int], seconds: float) -> dict[str, float]:
-    """The share of a core that each process uses from now on."""
+    """Measure for ``seconds`` which share of a core each process uses."""
     before, start = {at: used(pid) for at, pid in found.items()}, time.monotonic()
     time.sleep(seconds)
     passed = time.monotonic() - start

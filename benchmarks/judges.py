@@ -1,10 +1,9 @@
-"""How long rows take whose rewards wait for a judge elsewhere. Medians of warm calls.
+"""Time to score rows whose rewards wait for a slow judge. Medians of warm calls.
 
     python benchmarks/judges.py [--rows 1024] [--seconds 0.2] [--workers 32] [--turns 3]
 
-Three judges, each of which answers after the same time: a function that blocks for a row, an async one that
-awaits for a row, and a server on loopback that is asked for a batch. The first call of each, which starts
-processes, is given by itself.
+Three judges answer after the same time: a function that blocks for each row, an async function that awaits for
+each row, and a loopback server that gets a batch. The first call starts processes and is printed separately.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ async def awaits(completion):
 
 @contextlib.contextmanager
 def served(seconds: float) -> Iterator[str]:
-    """The URL of a server that gives 1 for each row, ``seconds`` after it was asked."""
+    """Run a server that gives each row a reward of 1 after ``seconds``; yield its URL."""
 
     class Judge(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -60,7 +59,7 @@ def served(seconds: float) -> Iterator[str]:
 
 
 def measured(reward: str, workers: int | None, rows: int, turns: int) -> tuple[float, float]:
-    """(seconds of the first call, median seconds of the calls after it)."""
+    """Return the seconds of the first call and the median seconds of ``turns`` later calls."""
     batch = Batch.of(prompt=["1+1="] * rows, completion=["2"] * rows, answer=["2"] * rows)
     with RewardPool(workers) as pool:
         (judge,) = bind([parse_reward(reward)], pool)
@@ -87,7 +86,7 @@ def main() -> None:
         file.write_text(FILE.format(seconds=options.seconds))
         for what, reward, workers in [
             (f"blocks, {options.workers} workers", f"{file}:blocks", options.workers),
-            ("blocks, workers by themselves", f"{file}:blocks", None),
+            ("blocks, default number of workers", f"{file}:blocks", None),
             ("awaits", f"{file}:awaits", None),
             ("server", url, None),
         ]:

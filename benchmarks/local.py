@@ -1,14 +1,12 @@
-"""The parts of an iteration on the local backend, and what each change to them gave: before and after in
-turn, medians.
+"""Time of the parts of an iteration on the local backend: medians of alternating calls.
 
     python benchmarks/local.py [--pairs 10] [--threads 2]
 
-On the workload of `rlflow bench peers` (0.8M parameters, 8 prompts × 8 samples × 64 tokens). Seconds are wall
-time, and in brackets processor time, which tells more on a machine that does other things as well.
+The workload is 0.8M parameters, 8 prompts × 8 samples × 64 tokens (`rlflow bench peers_fixed`). Seconds are wall
+time, followed by processor time in brackets, which is more reliable on a busy machine.
 
-1. sampling, the log-probs, the update, each alone; and the matrix products that they consist of, by
-   themselves
-2. log-probs and update apart, against an update that goes on from the log-probs
+1. sampling, log-probs and update, each alone; and only their matrix products
+2. log-probs and then an update, compared with an update that reuses the forward pass of the log-probs
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ def surrogate(new, logprobs):
 
 
 def times(pairs: int, *calls: Call) -> list[str]:
-    """Median wall and processor seconds of each call, made in turn; the first two rounds warm up."""
+    """Return median wall and processor seconds of alternating calls; the first two rounds warm up."""
     found: list[list[tuple[float, float]]] = [[] for _ in calls]
     for turn in range(pairs + 2):
         for number in range(len(calls)):
@@ -56,7 +54,7 @@ def times(pairs: int, *calls: Call) -> list[str]:
 
 
 class Parts:
-    """A trainer, a generator, and rows that it sampled."""
+    """A trainer, a generator, and rows sampled by the generator."""
 
     def __init__(self, folder: Path) -> None:
         make(folder)
@@ -90,7 +88,7 @@ class Parts:
         self.trainer.update(self.rows | self.trainer.forward_ahead(self.rows), surrogate)
 
     def products(self, tokens: int, times: int) -> Call:
-        """The model's weights times ``tokens`` vectors, ``times`` over."""
+        """Return a call that multiplies the model's weights with ``tokens`` vectors, ``times`` times."""
         weights = [p.detach() for p in self.trainer.network.parameters().values() if p.dim() == 2]
         inputs = {p.shape[1]: torch.randn(tokens, p.shape[1]) for p in weights}
         return lambda: [
@@ -117,7 +115,7 @@ def main() -> None:
             "update": parts.update,
             "its matrix products, forward and backward": parts.products(tokens, 3),
             "log-probs, then the update": parts.apart,
-            "log-probs, and the update that goes on from them": parts.going_on,
+            "log-probs, and an update that reuses their forward pass": parts.going_on,
         }
         for name, took in zip(named, times(given.pairs, *named.values()), strict=True):
             print(f"{name}: {took}", flush=True)

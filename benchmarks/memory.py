@@ -1,11 +1,11 @@
-"""The memory of a small GRPO run: its tensors, the C library's heap in use, and what of the heap is free,
-given back to the system or not.
+"""Memory of a small GRPO run: its tensors, and the used and free parts of the C library's heap.
 
     python benchmarks/memory.py [--suite peers] [--iterations 20] [--threads N]
 
-The run is the cell `rlflow` of a suite: with `peers`, 4 prompts of about 190 tokens × 8 samples, a model of
-0.8M parameters, all in this process but the reward. Linux with glibc. MALLOC_MMAP_THRESHOLD_=1048576 in the
-environment gives every tensor of a MiB pages of its own, so that the peak is what was in use at once.
+The run is the cell `rlflow` of a suite. With `peers` it has 4 prompts of about 190 tokens × 8 samples and a
+model of 0.8M parameters, in one process except for the reward. It needs Linux with glibc. The environment
+variable MALLOC_MMAP_THRESHOLD_=1048576 gives every tensor of at least 1 MiB its own pages. The peak then shows
+only memory that is in use at the same time.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ FIELDS = (
 
 
 class Heap(ctypes.Structure):
-    """glibc's mallinfo2, of its main arena."""
+    """The struct mallinfo2 of glibc, for its main arena."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in FIELDS]
 
 
 def heap() -> Heap:
-    """The heap as it is now."""
+    """Return the current state of the heap."""
     ask = ctypes.CDLL(None).mallinfo2
     ask.restype = Heap
     info: Heap = ask()
@@ -56,7 +56,7 @@ def heap() -> Heap:
 
 
 def tensors() -> int:
-    """Bytes of all tensors that Python knows, each storage once."""
+    """Return the bytes of all tensors that Python's garbage collector finds; each storage counts once."""
     storages = {}
     for each in gc.get_objects():
         if isinstance(each, torch.Tensor):
@@ -65,7 +65,7 @@ def tensors() -> int:
 
 
 def line(iterations: int, seconds: float) -> str:
-    """What this process holds after so many iterations, in MiB."""
+    """Return a line of the table: memory of this process in MiB after ``iterations``."""
     now, peak = resident(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     info = heap()
     sizes = (now, peak, tensors(), info.uordblks, info.fordblks)
@@ -80,11 +80,11 @@ def main() -> None:
     )
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--suite", default="peers", choices=["peers", "peers_fixed"])
-    parser.add_argument("--threads", type=int, help="without it as many as a run takes")
+    parser.add_argument("--threads", type=int, help="default: as many as a run uses")
     given = parser.parse_args()
     if given.threads:
         torch.set_num_threads(given.threads)
-    warnings.simplefilter("ignore", FutureWarning)  # of old names that gc comes across
+    warnings.simplefilter("ignore", FutureWarning)  # gc touches deprecated names
     folder = Path(tempfile.mkdtemp())
     suite = read_suite(find_suite(given.suite))
     suite = with_files(suite, made(suite, folder))
@@ -94,7 +94,7 @@ def main() -> None:
     print(
         " ".join(
             f"{name:>10}"
-            for name in ("iterations", "cpu s each", "holds", "peak", "tensors", "heap used", "heap free")
+            for name in ("iterations", "cpu s each", "memory", "peak", "tensors", "heap used", "heap free")
         )
     )
     for done in range(2, given.iterations + 1, 2):
@@ -102,7 +102,7 @@ def main() -> None:
         system.iterate(2)
         print(line(done, (time.process_time() - start) / 2), flush=True)
     give_back()
-    print(f"after free memory was given back it holds {resident() / MIB:,.0f} MiB", flush=True)
+    print(f"memory after free pages were returned to the system: {resident() / MIB:,.0f} MiB", flush=True)
     system.close()
 
 

@@ -1,16 +1,16 @@
-"""Where a real model's iteration spends its time: seconds by node, and the torch operators that take most of
-the processor.
+"""Time of an iteration of a real model: seconds of each node, and the torch operators with the most CPU time.
 
     python benchmarks/nodes.py [--model gemma|qwen3-0.6b] [--algorithm grpo] [--dtype float32] [--prompts 8]
-    [--samples 8] [--tokens 12]
+                               [--samples 8] [--tokens 12]
 
-gemma is Gemma 3 270M as `rlflow bench gemma_calls` fetches it, with sums of about 47 tokens. qwen3-0.6b has
-the sizes of Qwen3 0.6B, random weights, and the prompts of `rlflow bench peers_fixed`. The run has two
-iterations of one AdamW step each, whose responses are all as long, and the seconds are the mean of both:
-loading is not in them, the memory that the first step asks for is. Of the operators the dozen that took most
-is shown, with their shares of the processor seconds of all. torch's profiler slows the run a little and needs
-minutes at its end; --operators 0 leaves it out. --lora RANK trains adapters: PPO of all weights of Qwen3 0.6B
-needs more than 24 GB.
+gemma is Gemma 3 270M as in `rlflow bench gemma_calls`, with sums of about 47 tokens. qwen3-0.6b has the sizes of
+Qwen3 0.6B, random weights, and the prompts of `rlflow bench peers_fixed`.
+
+The run has two iterations of one AdamW step each; all responses have the same length. Seconds are the mean of
+both iterations, without loading, but with the memory allocation of the first step. The second table shows the
+12 operators with the most processor seconds, and their share of the total. torch's profiler slows the run a
+little and needs minutes at its end; --operators 0 disables it. --lora RANK trains adapters, because PPO of all
+weights of Qwen3 0.6B needs more than 24 GB.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ QWEN = {
 
 
 def qwen(folder: Path) -> Path:
-    """A folder with prompts and a model of these sizes, whose weights are random."""
+    """Write prompts and a model with Qwen3 0.6B's sizes and random weights; return the file of prompts."""
     fixed_shape.make(folder)
     tokenizer = pretrained.read_tokenizer(folder / "model")
     config = Qwen3Config(
@@ -57,7 +57,7 @@ def qwen(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def operators(count: int) -> Iterator[None]:
-    """Print the operators of all threads that take most processor time while inside."""
+    """Profile the `with` block and print the ``count`` operators of all threads with the most processor time."""
     if not count:
         yield
         return
@@ -76,9 +76,9 @@ def operators(count: int) -> Iterator[None]:
 
 
 def nodes(folder: Path) -> None:
-    """Print the seconds of each node, of an iteration."""
+    """Print the seconds of each node in an iteration."""
     bounds = json.loads((folder / "bounds.json").read_text())
-    print("| node | seconds of an iteration |\n| --- | ---: |")
+    print("| node | seconds per iteration |\n| --- | ---: |")
     for name, node in bounds["nodes"].items():
         print(f"| {name} | {node['seconds'] / bounds['iterations']:.2f} |")
     print(f"| all | {bounds['seconds']:.2f} |")
@@ -101,7 +101,9 @@ def main() -> None:
             data = folder / "sums.jsonl"
         else:
             data = qwen(folder)
-        (folder / "lengths.json").write_text(json.dumps({"source": "all as long", "lengths": [given.tokens]}))
+        (folder / "lengths.json").write_text(
+            json.dumps({"source": "all of the same length", "lengths": [given.tokens]})
+        )
         reward = "math" if given.model == "gemma" else f"{folder / 'reward.py'}:digits"
         flags: dict[str, Any] = {
             "model": str(folder / "model"),

@@ -1,11 +1,10 @@
-"""Records how long the same work takes again and again, for the tests of the statistics of
-`rlflow.benchmarks`.
+"""Record the times of repeated equal work, for tests of the statistics of `rlflow.benchmarks`.
 
     python benchmarks/noise.py tests/benchmarks/noise.json [--blocks 200] [--iterations 3] [--prompts 2]
 
-An iteration of `grpo` on the packaged model, on the backends null and local, which take turns block by block
-in one process. What is recorded is noise: nothing differs between two blocks of a backend but the machine and
-the responses that are sampled. The settings, the machine and its load stand beside the seconds.
+The work is an iteration of `grpo` on the packaged model, on the backends null and local, which alternate block
+by block in one process. Two blocks of a backend differ only by the noise of the machine and by the sampled
+responses. The file also has the settings, the machine and its load.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ CLOCKS = ("wall", "processor")
 
 
 def prepared(backend: str, prompts: int) -> RunContext:
-    """A run of grpo whose iterations are timed one by one: nothing is recorded, evaluated or saved between
-    them."""
+    """Prepare a run of grpo whose iterations are timed alone, without recording, evaluating or saving."""
     loaded = load_flow("grpo")
     config, hp = resolve_config(
         loaded,
@@ -40,7 +38,7 @@ def prepared(backend: str, prompts: int) -> RunContext:
 
 
 def block(run: RunContext, iterations: int) -> tuple[float, float]:
-    """Wall and processor seconds per iteration of one block, on the same prompts each time."""
+    """Run one block on one set of prompts; return wall and processor seconds per iteration."""
     rows = run.prompts.take(run.options.prompts)
     wall, processor = time.perf_counter(), time.process_time()
     for _ in range(iterations):

@@ -1,9 +1,9 @@
-"""How often a run resolves what it needs to resolve once: `python benchmarks/once.py [--pools all=2]`.
+"""Check that a run does its setup work only once: `python benchmarks/once.py [--pools all=2]`.
 
-Runs one small iteration of ppo and prints, by process, how often the settings of a half were resolved, a
-model folder's headers read, roles placed, and all passes made. Beside that, what the source alone shows:
-functions that take the configuration of a run, and places that ask what a backend can do. Exits with 1 where
-anything was done more often than it needs.
+Runs one small iteration of ppo. Prints for each process how often it resolved the settings of a role's side,
+read the headers of a model folder, placed roles, and ran all passes. It also lists from the source the functions
+that take the run's configuration, and the places that look up capabilities of a backend by name. Exits with 1 if
+something is repeated or a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDER = "RLFLOW_COUNTS"  # in the environment: the process that runs, and where workers write their counts
-MOST_FUNCTIONS = 20  # that may take the configuration
+FOLDER = "RLFLOW_COUNTS"  # environment variable: the driver's process id, and the folder of workers' counts
+MOST_FUNCTIONS = 20  # maximum number of functions that take the configuration
 CONFIG = ("rlflow.config.flags", "RunConfig")
-PROTOCOLS = "rlflow/training/protocols.py"  # what backends can do, as fields and methods
-# what → (module, function, of what, from its arguments)
+PROTOCOLS = "rlflow/training/protocols.py"  # capabilities of backends, as fields and methods
+# work → (module, function, name of the object from the function's arguments)
 COUNTED: dict[str, tuple[str, str, Callable[[dict[str, Any]], str]]] = {
     "settings": (
         "rlflow.config.roles.bound",
@@ -41,20 +41,22 @@ COUNTED: dict[str, tuple[str, str, Callable[[dict[str, Any]], str]]] = {
 }
 
 
-# -- what a run does
+# -- counts of a run
 # ------------------------------------------------------------------------------------------------------------
 
 
 class Counts:
-    """Counts calls of the functions in ``COUNTED``, under whatever name a module knows them. The sums are in
-    a file, since workers are killed in the end."""
+    """Counts calls of the functions in ``COUNTED``, under all names under which modules import them.
+
+    The counts are in a file, because workers are killed at the end.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path, self.turn, self.sums = folder / f"{os.getpid()}.json", threading.Lock(), Counter[str]()
-        self.replaced: list[tuple[Any, str, Any]] = []  # (module or class, name, what it was)
+        self.replaced: list[tuple[Any, str, Any]] = []  # (module or class, name, original)
 
     def begin(self) -> None:
-        """Count from now on."""
+        """Start counting."""
         for what, (module, name, of) in COUNTED.items():
             owner, _, last = name.rpartition(".")
             place = importlib.import_module(module)
@@ -72,7 +74,7 @@ class Counts:
                     self._replace(each, alias, counting)
 
     def end(self) -> None:
-        """Put everything back."""
+        """Restore the original functions."""
         for place, name, before in self.replaced:
             setattr(place, name, before)
 
@@ -95,13 +97,13 @@ class Counts:
 
 
 def begin() -> None:
-    """Count in a worker. The flow's file calls it, as a worker loads it."""
+    """Start counting in a worker; the flow's file calls this when a worker loads it."""
     if FOLDER in os.environ and os.environ[FOLDER].partition(" ")[0] != str(os.getpid()):
         Counts(Path(os.environ[FOLDER].partition(" ")[2])).begin()
 
 
 def counted_run(folder: Path, **keywords: Any) -> tuple[dict[str, int], list[dict[str, int]]]:
-    """The counts of the driver of one iteration of ppo, and those of each worker."""
+    """Run one iteration of ppo; return the counts of the driver and of each worker."""
     import rlflow
     import rlflow.runs.prepare
     from rlflow.config.footprint import _facts as model_facts_of_file
@@ -138,8 +140,7 @@ def counted_run(folder: Path, **keywords: Any) -> tuple[dict[str, int], list[dic
 
 
 def more_than_once(driver: dict[str, int], workers: list[dict[str, int]]) -> list[str]:
-    """What was done more often than it needs: everything twice in a process, and placing or planning in a
-    worker."""
+    """Return the repeated work: anything done twice in a process, and placement or planning in a worker."""
     repeated = [
         f"{process}: {what}, {count} times"
         for process, sums in (("driver", driver), *(("worker", each) for each in workers))
@@ -154,7 +155,7 @@ def more_than_once(driver: dict[str, int], workers: list[dict[str, int]]) -> lis
     ]
 
 
-# -- what the source shows
+# -- the source
 # ------------------------------------------------------------------------------------------------------------
 
 
@@ -162,7 +163,7 @@ Module = tuple[str, Path, list[ast.AST]]  # its name, its path from the root, al
 
 
 def package() -> list[Module]:
-    """Every file of the package."""
+    """Parse every file of the package."""
     paths = [path.relative_to(ROOT) for path in sorted((ROOT / "rlflow").rglob("*.py"))]
     return [
         (
@@ -177,8 +178,10 @@ def package() -> list[Module]:
 def named(
     annotation: ast.expr | None, module: str, imports: dict[str, tuple[str, str]]
 ) -> set[tuple[str, str]]:
-    """(module, name) of everything that an annotation names. A Pool[Worker] is handles of processes, and
-    holds no Worker."""
+    """Return (module, name) of everything that an annotation names.
+
+    The argument of Pool[Worker] is ignored, because a pool has only handles of processes.
+    """
     nodes = list(ast.walk(annotation)) if annotation is not None else []
     pools = [node for node in nodes if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Pool"]
     remote = {inner for pool in pools for inner in ast.walk(pool.slice)}
@@ -190,8 +193,7 @@ def named(
 
 
 def contents(cls: ast.ClassDef) -> list[ast.expr | None]:
-    """Annotations of what objects of a class hold: its fields, and parameters that ``__init__`` keeps as they
-    are."""
+    """Return the annotations of a class's fields, and of parameters that ``__init__`` stores unchanged."""
     makers = [item for item in cls.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
     taken = {
         each.arg: each.annotation for maker in makers for each in (*maker.args.args, *maker.args.kwonlyargs)
@@ -215,7 +217,7 @@ def contents(cls: ast.ClassDef) -> list[ast.expr | None]:
 
 
 def imported(nodes: list[ast.AST]) -> dict[str, tuple[str, str]]:
-    """Name in the module → (module, name) of what it was imported as."""
+    """Return name in the module → (module, name) of the imported object."""
     found = [node for node in nodes if isinstance(node, ast.ImportFrom)]
     return {
         alias.asname or alias.name: (node.module or "", alias.name) for node in found for alias in node.names
@@ -223,8 +225,10 @@ def imported(nodes: list[ast.AST]) -> dict[str, tuple[str, str]]:
 
 
 def takers(modules: Sequence[Module]) -> list[str]:
-    """Functions that take, by annotation, the configuration of a run or an object that holds it, however
-    deep."""
+    """Return the functions with a parameter annotated as the run's configuration or an object containing it.
+
+    Objects count at any depth.
+    """
     sources = [(module, path, nodes, imported(nodes)) for module, path, nodes in modules]
     fields = {
         (module, node.name): contents(node)
@@ -254,7 +258,7 @@ def takers(modules: Sequence[Module]) -> list[str]:
 
 
 def optional() -> set[str]:
-    """The names of all that a backend can have beyond the two protocols."""
+    """Return the names of all optional capabilities of a backend."""
     classes = [
         node for node in ast.parse((ROOT / PROTOCOLS).read_text()).body if isinstance(node, ast.ClassDef)
     ]
@@ -272,7 +276,7 @@ def optional() -> set[str]:
 
 
 def probes(modules: Sequence[Module]) -> list[str]:
-    """Places that ask with getattr or hasattr what a backend can do."""
+    """Return the places that look up a capability of a backend with getattr or hasattr."""
     names = optional()
     return [
         f"{path}:{call.lineno} {call.args[1].value}"
@@ -291,7 +295,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--pools", default="", help="as of rlflow run, such as all=2; without, one process")
+    parser.add_argument(
+        "--pools", default="", help="pools as for rlflow run, such as all=2 (default: one process)"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         driver, workers = counted_run(Path(folder), **({"pools": options.pools} if options.pools else {}))
@@ -300,16 +306,16 @@ def main() -> int:
     modules = package()
     taking, probing, repeated = takers(modules), probes(modules), more_than_once(driver, workers)
     print(
-        f"{len(taking)} functions take the configuration, of at most {MOST_FUNCTIONS}",
+        f"{len(taking)} functions take the configuration; the limit is {MOST_FUNCTIONS}",
         *(f"  {each}" for each in taking),
         sep="\n",
     )
     print(
-        f"{len(probing)} places look for what a backend can do by its name",
+        f"{len(probing)} places look up a backend's capability by its name",
         *(f"  {each}" for each in probing),
         sep="\n",
     )
-    print(*(repeated or ["nothing is done twice"]), sep="\n")
+    print(*(repeated or ["no work is repeated"]), sep="\n")
     return 1 if repeated or probing or len(taking) > MOST_FUNCTIONS else 0
 
 

@@ -1,10 +1,11 @@
-"""What overlap gives, and how many nodes a second go through. What an iteration costs beside a hand-written
-loop: `rlflow bench overhead`.
+"""Overlap of a reward with a forward, and nodes per second of the executor.
 
     python benchmarks/overhead.py [--times 10]
 
-1. A reward function of 0.5 s in a warm process beside a torch forward of 0.5 s of another role, the median.
+1. A reward function of 0.5 s in a warm process, in parallel with a torch forward of 0.5 s of another role: median.
 2. Nodes per second on the null backend, with recording on.
+
+`rlflow bench overhead` compares an iteration with a hand-written loop.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def beside(prompts, actor, critic, reward):
 
 
 def overlap(times: int) -> None:
-    """One row, so that the reward takes its 0.5 s once."""
+    """Time a flow with a reward and a forward of 0.5 s each; one row, so the reward runs once."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "reward.py").write_text(REWARD)
@@ -71,7 +72,7 @@ def overlap(times: int) -> None:
         run = prepared(
             f"{folder}/beside.py", backend="null", reward=(f"{folder}/reward.py:slow",), prompts=1, threads=1
         )
-        run.executor.run(run.plan, run.prompts.take(1))  # the worker starts
+        run.executor.run(run.plan, run.prompts.take(1))  # the first iteration starts the worker
         walls = []
         for _ in range(times):
             start = time.perf_counter()
@@ -79,7 +80,7 @@ def overlap(times: int) -> None:
             walls.append(time.perf_counter() - start)
         run.close()
     print(
-        f"reward of 0.5 s beside a forward of 0.5 s, {times} runs: {statistics.median(walls):.3f} s (median)"
+        f"reward of 0.5 s and forward of 0.5 s in parallel, {times} runs: {statistics.median(walls):.3f} s (median)"
     )
 
 
@@ -105,7 +106,7 @@ def chain(prompts, actor, reward):
 
 
 def null_rate(iterations: int = 40) -> None:
-    """Nodes of a long chain per second, each iteration recorded as in a run."""
+    """Print nodes per second of a long chain; each iteration is recorded as in a run."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "chain.py").write_text(CHAIN)
         run = prepared(f"{folder}/chain.py", backend="null", prompts=8)
@@ -119,7 +120,7 @@ def null_rate(iterations: int = 40) -> None:
         rate = iterations * nodes / (time.perf_counter() - start)
         records.close()
         run.close()
-    print(f"null backend, {nodes} nodes an iteration, recording on: {rate:.0f} nodes per second")
+    print(f"null backend, {nodes} nodes per iteration, recording on: {rate:.0f} nodes per second")
 
 
 def main() -> None:

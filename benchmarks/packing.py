@@ -1,15 +1,14 @@
-"""What a trainer computes of rows that share prompts: packed, with each prompt once, beside padded, each row
-by itself.
+"""Training cost of rows with shared prompts: packed (each prompt once) compared with padded (each row alone).
 
     python benchmarks/packing.py [--model FOLDER] [--dtype float32] [--prompts 4] [--samples 8] [--prompt 190]
-    [--tokens 256] [--rounds 5]
-                                 [--ways padded packed compiled]
+                                 [--tokens 256] [--rounds 5] [--ways padded packed compiled]
 
-Log-probs, and log-probs with their gradient, of random tokens; responses of --tokens tokens, or with 0 of the
-lengths of `rlflow bench peers`. Each way has a process of its own with one thread, and they take turns.
-Processor seconds, medians; the peak is of a process. "compiled" is packed rows with `--ROLE.compile true`.
-Seconds to load are of all processes of a way, compilers among them. Without --model it is the model of
-`rlflow bench peers`: Qwen3-shaped, 0.8M parameters.
+It measures log-probs, and log-probs with their gradient, of random tokens. Responses have --tokens tokens; with
+0, the default, they have the lengths of `rlflow bench peers`. "compiled" is packed rows with `--ROLE.compile
+true`. Each variant runs in its own process with one thread, and the processes alternate.
+
+The table shows medians of processor seconds, the peak memory of a process, and seconds to load, which include
+compiler processes. The default model is the one of `rlflow bench peers`: a Qwen3 with 0.8M parameters.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ WAYS = {
 
 
 def rows_of(given: argparse.Namespace, vocabulary: int) -> Batch:
-    """Rows of random tokens, by groups."""
+    """Return rows of random tokens, grouped by prompt."""
     chance = torch.Generator().manual_seed(0)
     draw = lambda count: torch.randint(3, vocabulary, (count,), generator=chance).tolist()  # noqa: E731
     count = given.prompts * given.samples
@@ -54,14 +53,14 @@ def rows_of(given: argparse.Namespace, vocabulary: int) -> Batch:
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Processor seconds of a call."""
+    """Return the processor seconds of a call."""
     begin = time.process_time()
     call()
     return time.process_time() - begin
 
 
 def learn(trainer: Trainer, rows: Batch) -> None:
-    """Forward and backward of all micro-batches, without a step."""
+    """Run forward and backward of all micro-batches, without an optimizer step."""
     for micro in trainer._micros(rows):
         new = trainer.compute(rows.rows(micro), ("logprobs",))
         assert new.logprobs is not None
@@ -71,7 +70,7 @@ def learn(trainer: Trainer, rows: Batch) -> None:
 
 
 def of_all() -> float:
-    """Processor seconds of this process and of those that it has waited for."""
+    """Return the processor seconds of this process and of its ended child processes."""
     return sum(
         usage.ru_utime + usage.ru_stime
         for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -79,8 +78,10 @@ def of_all() -> float:
 
 
 def way(given: argparse.Namespace, settings: dict[str, bool], line: Connection) -> None:
-    """A process: for each message a round, whose seconds it sends; then its peak in MiB, and the seconds that
-    loading took."""
+    """Run in a process: for each message run a round and send its seconds.
+
+    At the end send the peak memory in MiB and the seconds of loading.
+    """
     torch.set_num_threads(1)
     begin = of_all()
     trainer = Trainer(ModelSpec(given.model, trained=True, dtype=given.dtype), Trainer.Settings(**settings))
@@ -92,15 +93,15 @@ def way(given: argparse.Namespace, settings: dict[str, bool], line: Connection) 
 
 
 def measured(given: argparse.Namespace) -> None:
-    """Print the table."""
+    """Measure all variants and print the table."""
     spawn = multiprocessing.get_context("spawn")
     lines = {}
     for name in given.ways:
         lines[name], theirs = spawn.Pipe()
-        # no daemon: it may start compilers
+        # not a daemon, because it may start compilers
         spawn.Process(target=way, args=(given, WAYS[name], theirs)).start()
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in given.ways}
-    for turn in range(given.rounds + 1):  # the first without count
+    for turn in range(given.rounds + 1):  # the first round warms up
         for name, line in lines.items():
             line.send(True)
             found[name] += [line.recv()] if turn else [line.recv()][:0]

@@ -1,12 +1,11 @@
-"""What moving weights between two pools costs: by shared memory and by Ray's object store, against whole
-tensors and a plain copy.
+"""Time to transfer weights between two pools, by shared memory, Ray's object store, or complete tensors.
 
     python benchmarks/passing.py [--repeats 7] [--megabytes 222] [--json]
 
-Real Ray workers of one thread each on this machine: two that hold FSDP2's parts of a bf16 model, two that
-need those of tensor parallel 2. ``whole`` is what ``--weights gather`` does once rank 0 has gathered the
-model: all of it goes to every rank, which keeps its part. ``memcpy`` copies as many bytes as a rank's target
-has. Times are medians over repeats, as the driver sees them.
+Two Ray workers hold the FSDP2 shards of a bf16 model, and two others need the shards of tensor parallel 2. All
+run on this machine with one thread each. ``whole`` is the second half of ``--weights gather``: rank 0 has
+gathered the model and sends all of it to every rank, which keeps its shard. ``memcpy`` copies as many bytes as a
+rank's shard has. Times are medians over repeats, measured by the driver.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ WAYS = ("whole", "store", "segment", "memcpy")
 
 
 class Side:
-    """A worker of either pool: its trainer or generator is memory in the right layout."""
+    """A worker of one pool; memory in the right layout replaces its trainer or generator."""
 
     def __init__(self, megabytes: float, rank: int, sends: bool) -> None:
         torch.set_num_threads(1)
@@ -67,7 +66,7 @@ class Side:
         }
 
     def passing(self, role: str, step: str, *told: Any) -> Any:
-        """As of a run's worker."""
+        """Run a step of a weight transfer; the interface is the one of a run's worker."""
         if step == "begin":
             trainer = SimpleNamespace(pieces=lambda: self.pieces)
             generator = SimpleNamespace(
@@ -84,7 +83,7 @@ class Side:
         yield
 
     def whole(self) -> Any:
-        """The model, as if it had just been gathered here."""
+        """Return the complete model, packed as after a gather."""
         return pack_tensors({name: weight(name, shape) for name, shape in self.shapes.items()})
 
     def receive(self, payload: Any) -> None:
@@ -93,7 +92,7 @@ class Side:
                 piece.view.copy_(_part(tensor, piece.box))
 
     def memcpy(self) -> float:
-        """Milliseconds of a copy."""
+        """Return the milliseconds of a plain copy."""
         self.copy = getattr(self, "copy", None) or copier(self.pieces)
         start = time.perf_counter()
         self.copy()
@@ -133,13 +132,13 @@ def measured(megabytes: float, repeats: int) -> dict[str, Any]:
     }
     row: dict[str, Any] = {"model": sum(2 * torch.Size(shape).numel() for shape in small(megabytes).values())}
     times: dict[str, list[float]] = {name: [] for name in WAYS}
-    for name in ("whole", *transfers):  # ends are bound to one way at a time
+    for name in ("whole", *transfers):  # senders and receivers are bound to one transport at a time
         if name in transfers:
             transfers[name].bind(60.0)
         for repeat in range(repeats + 1):
             start = time.perf_counter()
             row |= _once(name, transfers, train, rollout, repeat)
-            # not the first, which touches memory for the first time
+            # skip the first repeat, which touches memory for the first time
             times[name] += [1000 * (time.perf_counter() - start)] * (repeat > 0)
         row[f"{name} exact"] = all(rollout.call("exact", seconds=60.0).result())
     times["memcpy"] = [max(rollout.call("memcpy").result()) for _ in range(repeats + 1)][1:]
@@ -163,7 +162,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--megabytes", type=float, default=222, help="of the model in bf16")
+    parser.add_argument("--megabytes", type=float, default=222, help="size of the model in bf16")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     launch.start(None, 2 * RANKS)
@@ -175,11 +174,13 @@ def main() -> None:
         print(json.dumps(row))
         return
     print(
-        f"{readable(row['model'])} in bf16, FSDP2 on 2 ranks to TP 2 on 2 others: "
-        f"{readable(int(row['inbound']))} to each, {row['inbound'] / row['bound']:.3f} of the bound"
+        f"{readable(row['model'])} in bf16, FSDP2 on 2 ranks to TP 2 on 2 other ranks: "
+        f"{readable(int(row['inbound']))} to each, {row['inbound'] / row['bound']:.3f} times the bound"
     )
     for name in WAYS:
-        extra = f", {readable(int(row[f'{name} extra']))} beside the model" if f"{name} extra" in row else ""
+        extra = (
+            f", {readable(int(row[f'{name} extra']))} more than the model" if f"{name} extra" in row else ""
+        )
         print(
             f"  {name:8} {row[name]:8.1f} ms (fastest {row[f'{name} fastest']:.1f}), {row[name] / row['memcpy']:.2f} "
             ""

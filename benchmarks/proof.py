@@ -1,17 +1,18 @@
-"""How many faults `rlflow check` and the proof before iteration 1 find: `python benchmarks/proof.py [--count
-N] [--algorithm NAME ...]`.
+"""Count how many faults `rlflow check` and the proof before iteration 1 find.
 
-`--shipped` proves the shipped algorithms as they are, by all claims of `rlflow prove`, and prints a line for
-each; it exits with 1 where something is falsified. With `--backend fsdp deepspeed vllm null` it proves four
-of them on each of these: trainers, and null, on two Ray workers, a generator in this process.
+    python benchmarks/proof.py [--count N] [--algorithm NAME ...]
 
-`--cost` says what share of the packaged run its quick part is, and how long `rlflow prove` takes, for ppo and
-grpo unless others are named; `--rounds N` of short runs with it and without it, in turns.
+A fault is a small change of a shipped algorithm's source (`proof_faults.py`). It is harmful if a gradient
+vanishes or changes its direction, or if the flow is refused. The gradient is the one of an update by the
+log-probs of a role that learns from a reward. It is compared with the gradient of the shipped file on the same
+rows and scores: a cosine below TURNED is harmful.
 
-A fault is a small change of a shipped algorithm's text (`proof_faults.py`). It counts as one that should be
-found where the expected gradient vanishes or turns: the gradient of the update that it is in, by the
-log-probs of a role that learns from a reward, has a cosine of less than FOLLOWS with that of the shipped file
-on the same rows and scores, or the flow is refused.
+`--shipped` proves the unchanged shipped algorithms by all claims of `rlflow prove` and prints a line for each.
+It exits with 1 if a claim is falsified. With `--backend fsdp deepspeed vllm null` it proves four algorithms on
+each backend. Trainers and null run on two Ray workers; the generator vllm runs in this process.
+
+`--cost` prints the share of the quick proof in the packaged run, and the time of `rlflow prove`. By default it
+does so for ppo and grpo. It also alternates `--rounds N` short runs with and without the quick proof.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ BACKENDS: dict[str, dict[str, Any]] = {  # settings of a run on a backend
     "vllm": {"generator": "vllm"},
     "null": {"backend": "null", "data": "chain_sum", "pools": "all=2"},
 }
-FOUR = ("ppo", "grpo", "dapo", "online_dpo")  # with a critic, groups, rows that are sampled again, pairs
-TURNED = 0.1  # cosine with the sound gradient, below which it vanishes or turns
+FOUR = ("ppo", "grpo", "dapo", "online_dpo")  # they have a critic, groups, resampled rows and pairs
+TURNED = 0.1  # a gradient is harmful if its cosine with the correct gradient is below this
 
 
 def prepared(file: str, name: str, backend: str = "local") -> RunContext:
-    """A run of a file on the packaged task, without held-out prompts."""
+    """Prepare a run of an algorithm file on the packaged task, without held-out prompts."""
     flow = load_flow(file)
     values: dict[str, Any] = {"held_out": 0, "threads": 1, **BACKENDS[backend]} | (
         {"reward": ("task", "task")} if name == "gdpo" else {}
@@ -66,12 +67,12 @@ def prepared(file: str, name: str, backend: str = "local") -> RunContext:
 
 
 def gradients(claims: FlowClaims) -> list[dict[str, Push]]:
-    """The pushes of some rehearsals, by node."""
+    """Return the gradient directions of three dry runs, by node."""
     return [claims.pushes(claims.stage.rehearse(uneven(seed))) for seed in range(3)]
 
 
 def by_row(push: Push) -> dict[Row, torch.Tensor]:
-    """The push on each token of each row, float64 [tokens], or of a row's score [1]; equal rows are added."""
+    """Return the gradient by row: float64 [tokens], or [1] for a row's score; equal rows are summed."""
     sums: dict[Row, torch.Tensor] = {}
     for row, value in zip(keys(push.rows), push.main.double(), strict=True):
         own = value[: len(row[1])] if value.dim() else value[None]
@@ -80,7 +81,7 @@ def by_row(push: Push) -> dict[Row, torch.Tensor]:
 
 
 def cosine(one: Push, other: Push) -> float:
-    """The cosine of two pushes; on a row that only one of them has, the other is 0."""
+    """Return the cosine of two gradients; a gradient is 0 on rows that it does not have."""
     left, right = by_row(one), by_row(other)
     dot = sum(float((value * right[row]).sum()) for row, value in left.items() if row in right)
     sizes = [sum(float(value.square().sum()) for value in values.values()) ** 0.5 for values in (left, right)]
@@ -88,7 +89,7 @@ def cosine(one: Push, other: Push) -> float:
 
 
 def harmful(sound: list[dict[str, Push]], broken: list[dict[str, Push]]) -> bool:
-    """Whether some update's gradient vanishes or turns in the mean over the rehearsals."""
+    """Return whether the gradient of an update vanishes or changes its direction, averaged over the dry runs."""
     for node in sound[0]:
         pairs = [
             (one[node], other.get(node)) for one, other in zip(sound, broken, strict=True) if node in one
@@ -102,8 +103,10 @@ def harmful(sound: list[dict[str, Push]], broken: list[dict[str, Push]]) -> bool
 
 
 def tried(fault: Fault, name: str, sound: list[dict[str, Push]]) -> tuple[bool, list[Claim] | str]:
-    """Whether a fault should be found, and what was found: claims, or the code of the error that refuses the
-    file."""
+    """Test a fault; return whether it is harmful, and the findings.
+
+    The findings are the falsified claims, or the code of the error that refuses the file.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.py"
         path.write_text(fault.text)
@@ -123,7 +126,7 @@ def tried(fault: Fault, name: str, sound: list[dict[str, Push]]) -> tuple[bool, 
 
 
 def proved(name: str, backend: str) -> list[Claim]:
-    """All claims about a shipped algorithm on the packaged task."""
+    """Prove all claims about a shipped algorithm on the packaged task."""
     context = prepared(str(ALGORITHMS / f"{name}.py"), name, backend)
     try:
         return list(whole(context))
@@ -132,8 +135,10 @@ def proved(name: str, backend: str) -> list[Claim]:
 
 
 def shipped(names: list[str], backends: list[str]) -> int:
-    """Prove shipped algorithms, print a line for each and below it what is not proved; 1 where something is
-    falsified."""
+    """Prove shipped algorithms and print a line for each, followed by the claims that are not proved.
+
+    Returns 1 if a claim is falsified, otherwise 0.
+    """
     wrong, runs = 0, [(name, backend) for backend in backends for name in names]
     for name, backend in runs:
         began = time.monotonic()
@@ -148,13 +153,13 @@ def shipped(names: list[str], backends: list[str]) -> int:
 
 
 def chosen_faults(names: list[str], count: int) -> list[tuple[str, Fault]]:
-    """The faults of these algorithms, or a seeded sample of ``count`` of them."""
+    """Return the faults of these algorithms, or a fixed random sample of ``count`` faults."""
     every = [(name, fault) for name in names for fault in faults((ALGORITHMS / f"{name}.py").read_text())]
     return random.Random(0).sample(every, count) if 0 < count < len(every) else every
 
 
 def sound_gradients(name: str) -> list[dict[str, Push]]:
-    """The pushes of the shipped file."""
+    """Return the gradient directions of the shipped file."""
     context = prepared(str(ALGORITHMS / f"{name}.py"), name)
     try:
         return gradients(FlowClaims(rehearsals(context, 8)))
@@ -164,8 +169,11 @@ def sound_gradients(name: str) -> list[dict[str, Push]]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a fault: whether it should be found, and what was: names of falsified claims, or the code
-    of the refusal."""
+    """The result of a fault.
+
+    ``should``: whether it is harmful and should be found; ``found``: names of falsified claims, or the code of
+    the error that refuses the file.
+    """
 
     algorithm: str
     where: str
@@ -182,7 +190,7 @@ class Verdict:
 
 
 def kept(journal: Path | None) -> list[Verdict]:
-    """The verdicts that a journal has."""
+    """Return the verdicts in a journal."""
     return (
         [Verdict(**json.loads(line)) for line in journal.read_text().splitlines()]
         if journal and journal.exists()
@@ -191,8 +199,10 @@ def kept(journal: Path | None) -> list[Verdict]:
 
 
 def verdicts(chosen: list[tuple[str, Fault]], journal: Path | None, budget: float) -> Iterator[Verdict]:
-    """The verdict on each fault: those of the journal first, then those that are tried, which are written
-    down as they come. After ``budget`` seconds none is begun."""
+    """Yield the verdict on each fault: first those in the journal, then new ones, which are added to it.
+
+    After ``budget`` seconds no new fault is tested.
+    """
     end, sound = time.monotonic() + budget, dict[str, list[dict[str, Push]]]()
     known = {(verdict.algorithm, verdict.where, verdict.kind): verdict for verdict in kept(journal)}
     yield from (known[key] for name, fault in chosen if (key := (name, fault.where, fault.kind)) in known)
@@ -212,7 +222,7 @@ def verdicts(chosen: list[tuple[str, Fault]], journal: Path | None, budget: floa
 
 
 def judge(chosen: list[tuple[str, Fault]], journal: Path | None, budget: float) -> None:
-    """Print what was found of each fault, and at the end the share of those found that should be."""
+    """Test the faults, print the findings of each, and at the end the share of harmful faults that were found."""
     every = []
     for verdict in verdicts(chosen, journal, budget):
         every.append(verdict)
@@ -221,10 +231,10 @@ def judge(chosen: list[tuple[str, Fault]], journal: Path | None, budget: float) 
     missed = [verdict for verdict in turned if not verdict.found]
     share = 1 - len(missed) / max(len(turned), 1)
     print(
-        f"{len(every)} of {len(chosen)} faults, {len(turned)} of which make a gradient vanish or turn: "
+        f"{len(every)} of {len(chosen)} faults tested, {len(turned)} harmful: "
         f"{len(turned) - len(missed)} found "
-        f"({share:.1%}); {sum(bool(verdict.found) for verdict in every if not verdict.should)} others "
-        "found too; "
+        f"({share:.1%}); {sum(bool(verdict.found) for verdict in every if not verdict.should)} harmless "
+        "ones also found; "
         f"{sum(verdict.seconds for verdict in every):.0f} s"
     )
     for verdict in missed:
@@ -233,24 +243,26 @@ def judge(chosen: list[tuple[str, Fault]], journal: Path | None, budget: float) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=0, help="a sample of so many faults; 0: all")
-    parser.add_argument("--algorithm", nargs="+", help="of these alone")
+    parser.add_argument(
+        "--count", type=int, default=0, help="test a random sample of this size; 0: all faults"
+    )
+    parser.add_argument("--algorithm", nargs="+", help="use only these algorithms")
     parser.add_argument(
         "--journal",
         type=Path,
-        help="a file that keeps each verdict, with which a killed command goes on where it was",
+        help="file that stores each verdict; a killed command continues from it",
     )
     parser.add_argument(
-        "--budget", type=float, default=1e9, help="seconds after which no further fault is tried"
+        "--budget", type=float, default=1e9, help="seconds after which no new fault is tested"
     )
-    parser.add_argument("--shipped", action="store_true", help="prove the algorithms as they are")
-    parser.add_argument("--cost", action="store_true", help="what proofs cost")
-    parser.add_argument("--rounds", type=int, default=7, help="with --cost")
+    parser.add_argument("--shipped", action="store_true", help="prove the unchanged algorithms")
+    parser.add_argument("--cost", action="store_true", help="measure the cost of proofs")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of --cost")
     parser.add_argument(
         "--backend",
         nargs="+",
         choices=tuple(BACKENDS),
-        help="with --shipped: on these, four algorithms unless named",
+        help="with --shipped: backends to prove on; by default four algorithms",
     )
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,5 +1,4 @@
-"""What proofs cost: short runs in turns with the quick part and without it, beside one whole packaged run and
-one `rlflow prove`."""
+"""Cost of proofs: short runs with and without the quick proof, a complete packaged run, and `rlflow prove`."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ SAID = re.compile(r"^proof before iteration 1: .* in ([\d.]+) s", re.M)
 
 
 class Use(NamedTuple):
-    """The seconds of one process, and what it printed."""
+    """The seconds of one process, and its output."""
 
     wall: float
     processor: float
@@ -25,7 +24,7 @@ class Use(NamedTuple):
 
 
 def command(*words: str) -> Use:
-    """Run an `rlflow` command. Raises CalledProcessError where it fails."""
+    """Run an `rlflow` command. Raises CalledProcessError if it fails."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "rlflow.cli.main", *words], capture_output=True, text=True, check=True
@@ -37,7 +36,7 @@ def command(*words: str) -> Use:
 
 
 def in_turns(name: str, rounds: int, folder: str) -> dict[str, list[Use]]:
-    """Short runs of an algorithm with the quick part and without it, each first in every other round."""
+    """Run short runs of an algorithm with and without the quick proof, in alternating order."""
     uses: dict[str, list[Use]] = {"off": [], "quick": []}
     for number in range(rounds):
         for prove in list(uses)[:: 1 if number % 2 else -1]:
@@ -46,9 +45,9 @@ def in_turns(name: str, rounds: int, folder: str) -> dict[str, list[Use]]:
 
 
 def told(name: str, rounds: int) -> str:
-    """What proofs cost for one algorithm, in lines."""
+    """Measure the cost of proofs for one algorithm; return lines of text."""
     with tempfile.TemporaryDirectory() as folder:
-        whole = command("run", name, "--out", folder)  # also brings files into memory, for the turns
+        whole = command("run", name, "--out", folder)  # also warms the file cache for the short runs
         uses = in_turns(name, rounds, folder)
     said = float(SAID.findall(whole.printed)[0])
     more = [
@@ -57,14 +56,14 @@ def told(name: str, rounds: int) -> str:
     ]
     turns = ", ".join(
         f"{statistics.median(each):+.2f} s {what} ({each[0]:+.2f} to {each[-1]:+.2f})"
-        for each, what in zip(more, ("wall", "of processor"), strict=True)
+        for each, what in zip(more, ("wall", "processor"), strict=True)
     )
     return (
-        f"{name}: the packaged run takes {whole.wall:.1f} s, of which its quick part {said:.2f} s: {100 * said / whole.wall:.2f} "
+        f"{name}: the packaged run takes {whole.wall:.1f} s, and its quick proof {said:.2f} s: {100 * said / whole.wall:.2f} "
         ""
         ""
         ""
         "%\n"
-        f"    short runs with it beside those without it, median and range of {rounds} rounds: {turns}\n"
+        f"    short runs with it minus those without it, median and range of {rounds} rounds: {turns}\n"
         f"    rlflow prove {name} takes {command('prove', name).wall:.1f} s"
     )

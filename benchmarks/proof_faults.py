@@ -1,5 +1,4 @@
-"""Faults that proofs are judged by: small changes of the text of a shipped algorithm, one at a time, and what
-each is."""
+"""Faults to test proofs with: single small changes of a shipped algorithm's source."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fault:
-    """A changed file: what was changed, and its text."""
+    """A changed file: kind and place of the change, and the text."""
 
     kind: str
     where: str
@@ -18,8 +17,11 @@ class Fault:
 
 
 def faults(source: str) -> Iterator[Fault]:
-    """Every fault that the file has a place for: a merge deleted, and what a loss or stage returns detached,
-    multiplied by 0, negated, or rolled by a row; two columns of a loss swapped."""
+    """Yield every fault that can be made in a file.
+
+    Faults: a deleted merge; a result of a loss or stage that is detached, multiplied by 0, negated or shifted by
+    a row; a changed column or two swapped columns of a loss.
+    """
     tree = ast.parse(source)
     for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
         marks = {ast.unparse(mark).partition("(")[0] for mark in function.decorator_list}
@@ -56,7 +58,7 @@ def _of_loss(source: str, function: ast.FunctionDef) -> Iterator[Fault]:
 
 
 def _of_flow(source: str, function: ast.FunctionDef) -> Iterator[Fault]:
-    """Merges deleted: `batch |= call` becomes `call`."""
+    """Yield deleted merges: `batch |= call` becomes `call`."""
     for node in ast.walk(function):
         if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.BitOr):
             yield Fault(
@@ -79,7 +81,7 @@ def _returns(source: str, function: ast.FunctionDef, forms: dict[str, str]) -> I
 
 
 def _begun(source: str, function: ast.FunctionDef, kind: str, line: str, what: str) -> Fault:
-    """The function with a line before its first statement that is no docstring."""
+    """Return the fault that inserts a line before the function's first statement after its docstring."""
     body = [
         node
         for node in function.body

@@ -1,15 +1,16 @@
-"""What moving weights costs: bytes against the lower bound, time against gathering every parameter and
-against a plain copy.
+"""Cost of weight transfers: bytes against the lower bound, and time against an all-gather and a plain copy.
 
     python benchmarks/reshard.py [--repeats 7] [--megabytes 222] [--parts large small four plans] [--json]
 
-Real processes over gloo, one thread each, real FSDP2 and tensor-parallel shards of a bf16 model; ZeRO-3's
-flat parts are laid out as DeepSpeed does. ``gather`` gathers every parameter whole on every rank (for FSDP2
-by ``DTensor.full_tensor``, else by one all-gather each) and copies out what the rank needs: what most
-frameworks do by default. ``memcpy`` copies as many bytes as the rank's target has from memory of the same
-size. Times are medians over repeats, which take turns, of the slowest rank; ratios in brackets are those of
-the fastest repeats. With 4 ranks, on a model of a quarter, only bytes and bits are looked at. Plans are timed
-in CPU seconds, in one process, for the shapes of Qwen3-8B.
+Ranks are processes with one thread each that communicate by gloo. They hold real FSDP2 and tensor-parallel
+shards of a bf16 model; ZeRO-3's flat parts have the layout of DeepSpeed. ``gather`` gathers every complete
+parameter on every rank and copies the part that the rank needs, as most frameworks do by default. For FSDP2 it
+uses ``DTensor.full_tensor``, otherwise one all-gather for each parameter. ``memcpy`` copies as many bytes as the
+rank's target has.
+
+Times are medians over alternating repeats, for the slowest rank; ratios in brackets use the fastest repeats.
+With 4 ranks and a quarter of the model, only bytes and exactness are checked. Planning is timed in CPU seconds,
+in one process, for the shapes of Qwen3-8B.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ QWEN3_8B = {"layers": 36, "hidden": 4096, "inner": 12288, "vocab": 151936, "q": 
 
 
 def decoder(layers: int, hidden: int, inner: int, vocab: int, q: int, kv: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of a Qwen3-shaped model."""
+    """Return the shapes of a Qwen3 model."""
     block = {
         "self_attn.q_proj": (q, hidden),
         "self_attn.k_proj": (kv, hidden),
@@ -81,7 +82,7 @@ def decoder(layers: int, hidden: int, inner: int, vocab: int, q: int, kv: int) -
 
 
 def small(megabytes: float) -> dict[str, tuple[int, ...]]:
-    """One of about so many MiB in bf16."""
+    """Return the shapes of a model of about ``megabytes`` MiB in bf16."""
     if megabytes < 8:
         return decoder(2, 128, 384, 512, 128, 64)
     layers = max(1, round((megabytes - 32) / 15.5))
@@ -152,7 +153,7 @@ def empty(layout: WeightLayout, rank: int) -> dict[str, TensorViews]:
 
 
 class FullTensors:
-    """The trainer's own gather of each parameter, and a copy of what the rank needs."""
+    """Gathers each parameter with the trainer's own method, and copies the part that the rank needs."""
 
     def __init__(self, live: dict[str, Tensor], views: dict[str, TensorViews]) -> None:
         self.live, self.views = live, views
@@ -166,7 +167,7 @@ class FullTensors:
 
 
 class Gather:
-    """One all-gather of each parameter, from which every rank copies what it needs."""
+    """Gathers each parameter with one all-gather; every rank copies the part that it needs."""
 
     def __init__(
         self, source: WeightLayout, mine: dict[str, TensorViews], views: dict[str, TensorViews]
@@ -195,7 +196,7 @@ class Gather:
 
 
 def timed(act: Callable[[], Any]) -> float:
-    """Milliseconds from when all ranks begin until this one is done."""
+    """Return the milliseconds of an action on this rank; all ranks start together."""
     dist.barrier()
     start = time.perf_counter()
     act()
@@ -284,7 +285,7 @@ def work(meeting: str, rank: int, ranks: int, cells: list[str], megabytes: float
 
 
 def launched(ranks: int, cells: list[str], megabytes: float, repeats: int) -> list[dict[str, Any]]:
-    """What each rank found."""
+    """Start the ranks; return the results of each."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with tempfile.TemporaryDirectory() as folder:
         given = [str(Path(folder) / "meeting"), str(ranks), json.dumps(cells), str(megabytes), str(repeats)]
@@ -306,7 +307,7 @@ def launched(ranks: int, cells: list[str], megabytes: float, repeats: int) -> li
 
 
 def slowest(found: list[dict[str, Any]], cell: str, name: str) -> list[float]:
-    """Of each repeat, the slowest rank."""
+    """Return the time of the slowest rank in each repeat."""
     return list(map(max, zip(*(one[cell]["times"][name] for one in found), strict=True)))
 
 
@@ -334,7 +335,7 @@ def rows(ranks: int, megabytes: float, repeats: int) -> list[dict[str, Any]]:
 
 
 def plans() -> list[dict[str, Any]]:
-    """CPU seconds of planning for Qwen3-8B."""
+    """Measure the CPU seconds of planning for Qwen3-8B; return rows of the table."""
     shapes, made = decoder(**QWEN3_8B), []
     for ranks in (8, 64, 256):
         zero3, fsdp = flat(shapes, "bfloat16", ranks), sharded(shapes, "bfloat16", [Cut(range(ranks), ranks)])
@@ -342,7 +343,7 @@ def plans() -> list[dict[str, Any]]:
             for size in (1, 2, 8):
                 target = tensor_parallel(shapes, "bfloat16", size, ranks)
                 start = time.process_time()
-                # whose layout may be that of FSDP2, and then its plan would be at hand
+                # another bucket size, because ZeRO-3 may have FSDP2's layout, whose plan is cached
                 bucket = BUCKET - (name == "ZeRO-3")
                 plan = make_plan(source, target, [rank // 8 for rank in range(ranks)], bucket)
                 stats, spent = plan.stats, time.process_time() - start
@@ -361,7 +362,7 @@ def plans() -> list[dict[str, Any]]:
 
 
 def ratio(row: dict[str, Any], one: str, other: str, digits: int) -> str:
-    """Of the medians, and of the fastest."""
+    """Return the ratio of two medians, and in brackets the ratio of the fastest repeats."""
     return (
         f"{row[one] / row[other]:.{digits}f} ({row[f'{one} fastest'] / row[f'{other} fastest']:.{digits}f})"
     )
@@ -421,14 +422,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--megabytes", type=float, default=222, help="of the large model in bf16")
+    parser.add_argument("--megabytes", type=float, default=222, help="size of the large model in bf16")
     parser.add_argument("--json", action="store_true", help="one line of JSON per row")
     parser.add_argument(
         "--parts",
         nargs="+",
         choices=PARTS,
         default=PARTS,
-        help="large and small: 2 ranks; four: 4 ranks, bytes and bits",
+        help="large and small: 2 ranks; four: 4 ranks, bytes and exactness only; plans: planning time",
     )
     given = parser.parse_args()
     parts = {

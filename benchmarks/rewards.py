@@ -1,8 +1,9 @@
-"""What judging a row costs, in a warm process, and beside another checkout of rlflow in turns. Medians.
+"""Time to score a row in a warm process, optionally compared with another checkout of rlflow. Medians.
 
     python benchmarks/rewards.py [--rows 512] [--turns 5] [--against FOLDER]
 
-The rows are of the packaged arithmetic task, and of a reasoning-gym task whose scorer evaluates text.
+Rows come from the packaged arithmetic task, and from a reasoning-gym task whose scorer evaluates text. Both
+checkouts alternate.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from rlflow.data import gym
 from rlflow.data.scorer import MATCH, ScorerSpec
 from rlflow.rewards import RewardPool
 
-CALLS = 10  # timed calls of a process
+CALLS = 10  # timed calls in a process
 
 
 def measured(scorer: ScorerSpec, names: list[str], row: list[str], rows: int) -> float:
-    """Milliseconds a row, after a call that starts the process."""
+    """Return the median milliseconds per row, after one call that starts the process."""
     with RewardPool(1) as pool:
         seconds = []
         for _ in range(CALLS + 1):
@@ -68,7 +69,7 @@ def main() -> None:
     for name, turns in found.items():
         packaged, evaluated = (statistics.median(column) for column in zip(*turns, strict=True))
         print(
-            f"{name}: {packaged:.3f} ms a row of the packaged task, {evaluated:.3f} ms of countdown; "
+            f"{name}: {packaged:.3f} ms per row of the packaged task, {evaluated:.3f} ms per row of countdown; "
             f"{options.rows} rows, median of {options.turns} turns"
         )
 

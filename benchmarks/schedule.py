@@ -1,13 +1,13 @@
-"""What the scheduler costs as plans grow: synthetic plans in virtual time, in CPU seconds of one thread.
+"""CPU time of the scheduler for growing plans: synthetic plans in virtual time, one thread.
 
-    python benchmarks/schedule.py [--nodes 1000 3000 10000] [--pools 16 512 4096] [--workers 4096] [--repeats
-    5] [--json]
+    python benchmarks/schedule.py [--nodes 1000 3000 10000] [--pools 16 512 4096] [--workers 4096]
+                                  [--repeats 5] [--json]
 
-A plan is five layers of nodes, dealt to the pools in turn; a node reads three of the layer before, and a
-pool, all ranks of it, runs one node at a time. An event is the start or the end of one node. ``events/s`` is
-the median over repeats of one scheduler driven from its first to its last event, by a heap of ends and
-nothing else; ``growth`` is the time of an event over that of the first row with as many pools: 1 is linear.
-``plan`` is the passes `prune` and `rank` and the plan's tables, once per plan.
+A plan has five layers of nodes, assigned to the pools in rotation. A node reads three nodes of the previous
+layer, and a pool with all its ranks runs one node at a time. An event is the start or end of a node.
+``events/s`` is the median over repeats of one scheduler from its first to its last event; a heap of end times
+drives it. ``growth`` is the time of an event divided by the time in the first row with the same number of pools:
+1 is linear. ``plan`` is the time of the passes `prune` and `rank` and of the plan's tables.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Row:
 
 
 def layered(nodes: int, seed: int) -> Plan:
-    """Nodes 1 to ``nodes`` in layers; node 0 is the data."""
+    """Return a plan of nodes 1 to ``nodes`` in layers; node 0 is the data."""
     chance, width = random.Random(seed), -(-nodes // LAYERS)
     made = [Node(0, Op.DATA, "data", 0, outputs=(Output("x", None, "x"),))]
     for i in range(1, nodes + 1):
-        first = 1 + ((i - 1) // width - 1) * width  # of the layer before
+        first = 1 + ((i - 1) // width - 1) * width  # first node of the previous layer
         before = {chance.randrange(first, first + width) for _ in range(READS)} if first > 0 else {0}
         inputs = tuple(Input(f"x{b}", Column(b, "x")) for b in sorted(before))
         made.append(Node(i, Op.STAGE, f"n{i}", 0, inputs, (Output("x", None, "x"), Output("y", None, "y"))))
@@ -58,12 +58,12 @@ def layered(nodes: int, seed: int) -> Plan:
 
 
 def planned(plan: Plan, room: dict[str, int]) -> tuple[Plan, float]:
-    """The plan with its tables, and the seconds that this took."""
+    """Return the plan with its tables, and the seconds to build them."""
     start = time.process_time()
     names = list(room)
     plan = replace(prune(plan), lane={i: names[i % len(names)] for i in plan.live})
     plan = rank(plan, room=room)
-    Scheduler(plan, room)  # makes the tables
+    Scheduler(plan, room)  # builds the tables
     assert plan.followers
     assert plan.reads
     assert plan.gives
@@ -71,7 +71,7 @@ def planned(plan: Plan, room: dict[str, int]) -> tuple[Plan, float]:
 
 
 def drive(plan: Plan, room: dict[str, int], taken: list[float]) -> tuple[int, float]:
-    """Events of one iteration, and the seconds from the making of its scheduler to its end."""
+    """Run one iteration in virtual time; return its events, and CPU seconds including the scheduler's creation."""
     begun, events, now, over = time.process_time(), 0, 0.0, False
     ends: list[tuple[float, int]] = []
     scheduler = Scheduler(plan, room)
@@ -114,7 +114,7 @@ def rows(given: argparse.Namespace) -> list[Row]:
 
 
 def show(found: list[Row]) -> None:
-    table = Table("nodes", "pools × ranks", "plan, s", "events", "events/s", "µs an event", "growth")
+    table = Table("nodes", "pools × ranks", "plan, s", "events", "events/s", "µs per event", "growth")
     for row in found:
         table.add_row(
             f"{row.nodes:,}",
@@ -134,7 +134,7 @@ def main() -> None:
     )
     parser.add_argument("--nodes", nargs="+", type=int, default=[1000, 3000, 10000])
     parser.add_argument("--pools", nargs="+", type=int, default=[16, 512, 4096])
-    parser.add_argument("--workers", type=int, default=4096, help="ranks of all pools together")
+    parser.add_argument("--workers", type=int, default=4096, help="total number of ranks")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="one line of JSON per row")
     given = parser.parse_args()

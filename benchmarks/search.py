@@ -1,16 +1,16 @@
-"""Whether searching can be learned: GRPO under `--env search`, on questions that need two searches.
+"""Train a model to search: GRPO with `--env search`, on questions that need two searches.
 
     python benchmarks/search.py [--seeds 0 1 2] [--iterations 40] [--lessons 2000] [--out FOLDER]
 
-A corpus of 4,096 passages of made-up names: "bado kimu : friend tola gisu ." and "tola gisu : room 47 .".
-"room of friend of bado kimu ?" needs the passage of the friend and then that of the room. 512 of the 2,048
-questions, with passages of their own, are held out. The model, of three layers and 0.4M parameters, reads and
-writes whole words. It learns the format from a pupil (`rlflow run sft`) who searches and answers badly, in
-another corpus, and never sees these passages before `rlflow run grpo` has it search them.
+The corpus has 4,096 passages on invented names, such as "bado kimu : friend tola gisu ." and "tola gisu : room
+47 .". The question "room of friend of bado kimu ?" needs the friend's passage and then the room's passage. 512
+of the 2,048 questions are held out; each has its own passages. The model has three layers, 0.4M parameters and a
+token for each word. It learns the format by `rlflow run sft` from a simulated pupil, who searches and answers
+badly in another corpus. It sees these passages only when it searches during `rlflow run grpo`.
 
-Printed are held-out accuracies of four: without a tool, the model trained to answer at once; with the tool,
-before and after training; and with the two right passages in the prompt. All three trainings are `rlflow run
-grpo` with the same model and the same settings.
+The table shows four held-out accuracies: trained without a tool; with the tool before training; with the tool
+after training; and trained with the two right passages in the prompt. All three trainings are `rlflow run grpo`
+with the same model and settings.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from typing import Any
 
 from rlflow.rewards.environments.shipped.search import Search
 
-# of the corpus, of these held out, and of the pupil's own corpus
+# questions of the corpus, held-out questions among them, and questions of the pupil's corpus
 QUESTIONS, HELD_OUT, LESSONS = 2048, 512, 4096
-TOPK = 2  # passages that a search gives
+TOPK = 2  # passages that a search returns
 NUMBERS = [str(number) for number in range(10, 100)]
 SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aiou"]
 MARKS = ["<search>", "</search>", "<information>", "</information>", "<answer>", "</answer>"]
@@ -50,7 +50,7 @@ SHARED = [
     "5e-4",
     "--actor.generate.stop",
     "</answer>",
-]  # of all three trainings
+]  # flags of all three trainings
 HIDDEN, LAYERS = 96, 3
 
 
@@ -68,7 +68,7 @@ class Chain:
 
     @property
     def passages(self) -> tuple[str, str]:
-        """The passages that the answer takes, the one that leads to the other first."""
+        """The two passages needed for the answer: the friend's, then the room's."""
         return f"{self.name} : friend {self.friend} .", f"{self.friend} : room {self.room} ."
 
 
@@ -77,7 +77,7 @@ class Chain:
 
 
 def names(chance: random.Random) -> list[str]:
-    """All names of two words, shuffled. A word is first or second, in some hundred names."""
+    """Return all names of two words, shuffled. A word is always first or always second, in 160 names."""
     words = chance.sample(
         [first + second for first in SYLLABLES for second in SYLLABLES if first != second], 320
     )
@@ -87,19 +87,19 @@ def names(chance: random.Random) -> list[str]:
 
 
 def chains(chance: random.Random) -> tuple[list[Chain], list[Chain]]:
-    """The questions, and those of the pupil. No name is in two of them."""
+    """Return the questions and the pupil's questions. Every name occurs in only one question."""
     pool = iter(names(chance))
     every = [Chain(next(pool), next(pool), chance.choice(NUMBERS)) for _ in range(QUESTIONS + LESSONS)]
     return every[:QUESTIONS], every[QUESTIONS:]
 
 
 def shown(chain: Chain, chance: random.Random) -> str:
-    """The question with the two right passages, in any order."""
+    """Return the question with the two right passages in random order."""
     return f"{chain.question} <information> {' '.join(chance.sample(chain.passages, 2))} </information>"
 
 
 def write_corpus(path: Path, of: Iterable[Chain], chance: random.Random) -> Path:
-    """The passages, shuffled, as a file that `--env search` takes."""
+    """Write the passages, shuffled, to a file for `--env search`."""
     passages = [{"text": passage} for chain in of for passage in chain.passages]
     chance.shuffle(passages)
     return write(path, passages)
@@ -115,8 +115,10 @@ def write(path: Path, records: Iterable[dict[str, str]]) -> Path:
 
 
 def lesson(chain: Chain, corpus: Path, others: list[Chain], chance: random.Random) -> dict[str, str]:
-    """A question and what the pupil makes of it: questions of one step come out well, most of those of two do
-    not."""
+    """Return a question with the pupil's answer.
+
+    Questions of one step are answered correctly, and most questions of two steps are not.
+    """
     kind = chance.random()
     if kind < 0.25:
         return one_step(f"room of {chain.friend} ?", chain.friend, chain.room, corpus)
@@ -139,8 +141,11 @@ def one_step(question: str, name: str, answer: str, corpus: Path) -> dict[str, s
 
 
 def two_steps(chain: Chain, corpus: Path, others: list[Chain], chance: random.Random) -> dict[str, str]:
-    """The pupil may guess at once, look for another name, guess after one search, ask the same again, or
-    guess in spite of the passage."""
+    """Return a question of two steps with the pupil's answer.
+
+    The pupil may guess at once, search for a wrong name, guess after one search, repeat a search, or ignore the
+    passage.
+    """
     episode, text, information = Search(corpus=corpus, topk=TOPK), "", ""
     while episode.searches < 2 and chance.random() < (0.4 if text else 0.9):
         follows = chain.friend if text and chance.random() < 0.6 else chain.name
@@ -164,7 +169,7 @@ def answered(number: str) -> str:
 
 
 def blank(folder: Path, words: Iterable[str], seed: int) -> Path:
-    """Save an untrained model and a tokenizer of whole words."""
+    """Save an untrained model and a tokenizer with a token for each word."""
     import torch
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -210,7 +215,7 @@ def blank(folder: Path, words: Iterable[str], seed: int) -> Path:
 
 
 def run(algorithm: str, model: Path, data: Path, seed: int, out: Path, *flags: str) -> dict[str, Any]:
-    """One run of rlflow in a process of its own: its last line."""
+    """Run rlflow in its own process; return the JSON of its last line."""
     words = [
         sys.executable,
         "-m",
@@ -245,7 +250,7 @@ def run(algorithm: str, model: Path, data: Path, seed: int, out: Path, *flags: s
 
 
 def compared(seed: int, folder: Path, lessons: int, iterations: int) -> list[str]:
-    """A line of the table: all trainings of a seed."""
+    """Run all trainings of a seed; return the line of the table."""
     start, chance = time.monotonic(), random.Random(seed)
     asked, taught = chains(chance)
     corpus = write_corpus(folder / "corpus.jsonl", asked, chance)
@@ -300,7 +305,7 @@ def compared(seed: int, folder: Path, lessons: int, iterations: int) -> list[str
 
 
 def words_of(every: Iterable[Chain]) -> list[str]:
-    """The words of all names, sorted."""
+    """Return the words of all names, sorted."""
     return sorted({word for chain in every for name in (chain.name, chain.friend) for word in name.split()})
 
 
@@ -309,9 +314,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--iterations", type=int, default=40, help="of each training by reward")
-    parser.add_argument("--lessons", type=int, default=2000, help="steps of 64 lessons of the pupil")
-    parser.add_argument("--out", type=Path, help="where the runs are kept")
+    parser.add_argument("--iterations", type=int, default=40, help="iterations of each GRPO training")
+    parser.add_argument("--lessons", type=int, default=2000, help="steps of sft, with 64 lessons each")
+    parser.add_argument("--out", type=Path, help="keep the runs in this folder")
     options = parser.parse_args()
     print(
         "| seed | no tool, trained | search, untrained | search, trained | right passages, trained | "

@@ -1,11 +1,11 @@
-"""A fault that another trainer trains through without a sign, and what rlflow says of it before iteration 1:
-`python benchmarks/silent.py`.
+"""A reward fault that TRL does not show, and that rlflow reports before iteration 1.
 
-The fault is in a reward function (`silent_rewards.py`): it judges responses in the order of their lengths, as
-one does for a reward model, and forgets to put the scores back. TRL's GRPOTrainer trains the packaged model
-on the packaged task with the sound function and with the faulty one, and what it logs is printed side by
-side; then `rlflow prove grpo` is given both. TRL runs in the virtual environment of `rlflow bench peers`,
-which is made where it is not there yet. ``--only trl`` or ``--only rlflow`` runs one half.
+    python benchmarks/silent.py [--iterations 20] [--only trl|rlflow]
+
+The reward function (`silent_rewards.py`) scores responses sorted by length, as is usual for a reward model, and
+forgets to restore the order of the scores. TRL's GRPOTrainer trains the packaged model on the packaged task with
+the correct and with the faulty function, and its logs are printed side by side. Then `rlflow prove grpo` checks
+both functions. TRL runs in the virtual environment of `rlflow bench peers`, which is created if it is missing.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from rlflow.runs.packaged import packaged
 HERE = Path(__file__).resolve().parent
 PEERS = Path(next(iter(peers.__path__)))
 REWARDS = HERE / "silent_rewards.py"
-LOGGED = ("loss", "grad_norm", "reward", "reward_std", "entropy")  # of what TRL logs
-RIGHT = 256  # held-out questions
-PROMPTS = 16  # of an iteration; samples and lengths are those of the packaged task
+LOGGED = ("loss", "grad_norm", "reward", "reward_std", "entropy")  # TRL's metrics that are printed
+RIGHT = 256  # number of held-out questions
+PROMPTS = 16  # prompts of an iteration; samples and lengths are those of the packaged task
 RATE = 1e-4
 
 
 def settings(folder: Path, iterations: int) -> dict[str, Any]:
-    """Write the packaged task's questions into a folder, and say what TRL is to do."""
+    """Write the packaged task's questions to a folder; return the settings of the TRL run."""
     values = packaged("grpo")[1]
     task = {name.removeprefix("data."): value for name, value in values.items() if name.startswith("data.")}
     for name, data in zip(
@@ -62,7 +62,7 @@ def settings(folder: Path, iterations: int) -> dict[str, Any]:
 
 
 def trained(python: str, folder: Path, values: dict[str, Any]) -> list[dict[str, float]]:
-    """The lines that TRL's half prints. Ends this program where it fails."""
+    """Run `silent_trl.py`; return its lines of JSON. Exits this program if it fails."""
     done = subprocess.run(
         [python, "-P", str(HERE / "silent_trl.py"), json.dumps(values)],
         cwd=folder,
@@ -71,12 +71,12 @@ def trained(python: str, folder: Path, values: dict[str, Any]) -> list[dict[str,
         text=True,
     )
     if done.returncode:
-        sys.exit(f"TRL ended with code {done.returncode}:\n{done.stderr[-2000:]}")
+        sys.exit(f"TRL exited with code {done.returncode}:\n{done.stderr[-2000:]}")
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{") and '"' in line[:2]]
 
 
 def beside(iterations: int) -> None:
-    """Train with TRL twice and print what it logs of each iteration, without the fault and with it."""
+    """Train with TRL without and with the fault, and print both logs of each iteration side by side."""
     python = interpreter(PEERS / "trl.py", print)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -88,7 +88,7 @@ def beside(iterations: int) -> None:
     for title, words in (("TRL GRPOTrainer", LOGGED), ("iteration", ("sound  faulty",) * len(LOGGED))):
         print(f"{title:<18}" + "  ".join(f"{word:>15}" for word in words))
     steps = [[line for line in lines if "loss" in line] for lines in (sound, faulty)]
-    # TRL logs numbers, some of them as text
+    # TRL logs some numbers as text
     for number, (one, other) in enumerate(zip(*steps, strict=True), 1):
         print(
             f"{number:<18}"
@@ -102,7 +102,7 @@ def beside(iterations: int) -> None:
 
 
 def proved(function: str) -> int:
-    """Give the reward to `rlflow prove grpo`, which prints its claims; its exit code."""
+    """Run `rlflow prove grpo` with the reward, which prints its claims; return the exit code."""
     command = ["prove", "grpo", "--reward", f"{REWARDS}:{function}", "--held_out", "0"]
     print(f"\n$ rlflow {' '.join(command).replace(str(HERE), os.path.relpath(HERE))}", flush=True)
     return subprocess.run([sys.executable, "-m", "rlflow.cli.main", *command]).returncode
@@ -110,7 +110,7 @@ def proved(function: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--iterations", type=int, default=20, help="of TRL, twice")
+    parser.add_argument("--iterations", type=int, default=20, help="iterations of each TRL training")
     parser.add_argument("--only", choices=("trl", "rlflow"))
     options = parser.parse_args()
     if options.only != "rlflow":

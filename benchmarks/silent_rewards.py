@@ -1,23 +1,26 @@
-"""A reward function that judges rows in batches of like length, as one does for a reward model, which then
-pads least: with the scores put back into the order of the rows, and without. Both as OpenRLHF calls
-functions, which rlflow takes too, and as TRL calls them."""
+"""A reward function that scores rows sorted by length, correct and with a fault.
+
+Sorting is usual for a reward model, because batches of similar length need the least padding. The correct
+function restores the order of the rows; the faulty one does not. Both exist with the signature of OpenRLHF,
+which rlflow also accepts, and with the signature of TRL.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-TOGETHER = 16  # responses that are judged at once
+TOGETHER = 16  # responses scored in one batch
 
 
 def judge(responses: list[str], answers: list[str]) -> list[float]:
-    """1 for each right answer; the place of the model that would judge them together."""
+    """Return 1 for each right answer, otherwise 0; it replaces a reward model that scores a batch."""
     return [
         float(response.strip() == answer.strip()) for response, answer in zip(responses, answers, strict=True)
     ]
 
 
 def by_length(responses: list[str], answers: list[str]) -> tuple[list[int], list[float]]:
-    """Which row is at each place of the order of lengths, and the score at each place."""
+    """Return the rows sorted by length, and their scores in this order."""
     order = sorted(range(len(responses)), key=lambda row: len(responses[row]))
     scores = []
     for start in range(0, len(order), TOGETHER):
@@ -27,35 +30,35 @@ def by_length(responses: list[str], answers: list[str]) -> tuple[list[int], list
 
 
 def in_order(responses: list[str], answers: list[str]) -> list[float]:
-    """The sound function: each score goes back to its row."""
+    """Return the scores in the order of the rows (the correct function)."""
     order, scores = by_length(responses, answers)
     return [score for _, score in sorted(zip(order, scores, strict=True))]
 
 
 def misplaced(responses: list[str], answers: list[str]) -> list[float]:
-    """The fault: the scores stay in the order of lengths."""
+    """Return the scores in the order of lengths (the fault)."""
     return by_length(responses, answers)[1]
 
 
 def reward_in_order(queries: list[str], prompts: list[str], labels: list[str]) -> list[float]:
-    """The sound function as OpenRLHF calls it; a query is a prompt with its response."""
+    """The correct function with OpenRLHF's signature; a query is a prompt with its response."""
     return in_order(
         [query.removeprefix(prompt) for query, prompt in zip(queries, prompts, strict=True)], labels
     )
 
 
 def reward_misplaced(queries: list[str], prompts: list[str], labels: list[str]) -> list[float]:
-    """The fault as OpenRLHF calls it."""
+    """The faulty function with OpenRLHF's signature."""
     return misplaced(
         [query.removeprefix(prompt) for query, prompt in zip(queries, prompts, strict=True)], labels
     )
 
 
 def trl_in_order(completions: list[str], answer: list[str], **_: Any) -> list[float]:
-    """The sound function as TRL calls it."""
+    """The correct function with TRL's signature."""
     return in_order(completions, answer)
 
 
 def trl_misplaced(completions: list[str], answer: list[str], **_: Any) -> list[float]:
-    """The fault as TRL calls it."""
+    """The faulty function with TRL's signature."""
     return misplaced(completions, answer)

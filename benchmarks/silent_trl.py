@@ -1,10 +1,9 @@
-"""TRL's half of `benchmarks/silent.py`, in an interpreter that has TRL: trains with a reward function and
-prints what TRL logs.
+"""The TRL part of `benchmarks/silent.py`: train with a reward function and print TRL's log.
 
-    python silent_trl.py SETTINGS      # a JSON object, as `silent.py` writes it
+    python silent_trl.py SETTINGS      # a JSON object from `silent.py`
 
-A line of JSON for each iteration that TRL logs, and one with the share of right held-out answers before and
-after.
+It needs an interpreter with TRL. It prints a line of JSON for each logged iteration, and a line with the
+held-out accuracy before and after training.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 
 
 def main(settings: dict[str, Any]) -> None:
-    """Train as the documentation of GRPOTrainer shows it, and print."""
+    """Train as in the documentation of GRPOTrainer, and print the log."""
     import torch
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer

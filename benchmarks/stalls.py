@@ -1,16 +1,14 @@
-"""Planted stalls: runs that learn little for a known reason, and whether `rlflow explain` names that reason
-first.
+"""Run trainings that learn little for a known reason, and check whether `rlflow explain` names the reason first.
 
-    python benchmarks/stalls.py run [--seeds 0 1] [--only too-easy …] [--budget 300]      # runs what is not
-    in the cache yet python benchmarks/stalls.py judge [--seeds 1 2 3]                                     #
-    the table python benchmarks/stalls.py healthy [--algorithms grpo ppo …] [--seeds 0 1 2]         # shipped
-    runs, of which none may have an alarm python benchmarks/stalls.py fixtures FOLDER
-    # recorded metrics for tests of the rules
+    python benchmarks/stalls.py run [--seeds 0 1] [--only too-easy …] [--budget 300]  # runs that are missing
+    python benchmarks/stalls.py judge [--seeds 1 2 3]                    # the table
+    python benchmarks/stalls.py healthy [--algorithms grpo ppo …]        # shipped runs, which need no finding
+    python benchmarks/stalls.py fixtures FOLDER                          # recorded metrics for tests of the rules
 
-Each stall is planted in two strengths into two algorithms. Beside it stands the healthy twin: the same
-algorithm and seed with nothing planted. A planted run counts where the twin's held-out accuracy gains at
-least twice as much. Runs are kept in --out, each as the metrics and settings that `rlflow explain` reads, so
-that a killed command goes on where it was, and rules are judged again without any run.
+Each reason (a stall) is planted into two algorithms with two strengths. Its healthy twin is a run of the same
+algorithm and seed without it. A planted run counts if the twin's held-out accuracy gains at least twice as much.
+--out keeps the metrics and settings of each run that `rlflow explain` reads. So a killed command continues from
+there, and changed rules can be checked without new runs.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from rlflow.monitoring.explained import as_json, evidence_of
 from rlflow.monitoring.recorded import recorded
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))  # the planted backend is named as a module
+sys.path.insert(0, str(HERE))  # so that stalls_plants.sampler can be imported
 KEPT = ("metrics.jsonl", "figures.json", "settings.json", "bounds.json", "bounds.txt", "status.json")
 SMALL = "--iterations 10 --held-out 256 --save-every 0 --quiet"
 ROWS = {
@@ -42,15 +40,15 @@ ROWS = {
     "ppo": "--prompts 128",
     "vapo": "--prompts 128 --hp.warmup 1",
 }
-POOLS = "--pools train=1,rollout=1"  # in one process nothing is sampled ahead
+POOLS = "--pools train=1,rollout=1"  # sampling ahead of training needs two pools
 BROKEN = "--actor.generator stalls_plants.sampler"
 
 
 @dataclass(frozen=True)
 class Stall:
-    """A reason for which a run learns little, as flags in two strengths."""
+    """A reason why a run learns little, as flags for two strengths."""
 
-    name: str  # the rule that is to name it
+    name: str  # the rule that should report it
     algorithms: tuple[str, str]
     strengths: tuple[str, str]
 
@@ -91,7 +89,7 @@ STALLS = (
 
 @dataclass(frozen=True)
 class Cell:
-    """A run: of a stall, or the healthy twin where it has none."""
+    """A run with a stall, a healthy twin, or a shipped run."""
 
     stall: str
     algorithm: str
@@ -109,7 +107,7 @@ class Cell:
 
 
 def cells(seeds: list[int], only: list[str], strengths: list[int]) -> Iterator[Cell]:
-    """Planted runs: of a seed and a strength all stalls before any of the next."""
+    """Yield the planted runs: all stalls for one seed and strength, then for the next."""
     for seed, strength in itertools.product(seeds, strengths):
         for stall in STALLS:
             for algorithm in stall.algorithms if not only or stall.name in only else ():
@@ -117,14 +115,13 @@ def cells(seeds: list[int], only: list[str], strengths: list[int]) -> Iterator[C
 
 
 def with_twins(planted: Iterator[Cell]) -> Iterator[Cell]:
-    """Each planted run after its twin."""
+    """Yield each planted run after its healthy twin."""
     for cell in planted:
         yield from (cell.twin, cell)
 
 
 def measure(cell: Cell, out: Path) -> None:
-    """Run a cell, and keep what it recorded. A run that stops by itself keeps what it had recorded until
-    then."""
+    """Run a cell and keep its records, even if the run fails."""
     from rlflow.cli.run import run_file
 
     os.environ["PYTHONPATH"] = str(HERE)
@@ -148,11 +145,11 @@ def measure(cell: Cell, out: Path) -> None:
 
 
 def run(planted: Iterator[Cell], out: Path, budget: float) -> None:
-    """Run what is missing, each twin before what was planted, for at most ``budget`` seconds."""
+    """Run the missing cells, each twin before its planted run; after ``budget`` seconds start no more."""
     end = time.monotonic() + budget
     for cell in with_twins(planted):
         if time.monotonic() > end:
-            print("the budget is spent; the same command goes on")
+            print("the budget is used up; the same command continues from here")
             return
         if not (out / cell.name).exists():
             start = time.monotonic()
@@ -170,25 +167,24 @@ def lines(folder: Path) -> list[dict[str, float]]:
 
 
 def gain(folder: Path) -> float:
-    """How much the sampled accuracy of held-out answers rose; a run that ended early gained nothing."""
+    """Return the gain of the sampled held-out accuracy; 0 for a run with fewer than two evaluations."""
     accuracy = [line["evaluation/sampled"] for line in lines(folder) if "evaluation/sampled" in line]
     return accuracy[-1] - accuracy[0] if len(accuracy) > 1 else 0.0
 
 
 def named(folder: Path) -> list[str]:
-    """The rules that `rlflow explain` names of a run, first one first."""
+    """Return the findings of `rlflow explain` on a run, in its order."""
     return [finding["name"] for finding in as_json(folder)["findings"]]
 
 
 def stalls(cell: Cell, out: Path) -> bool:
-    """Whether a planted run counts: its twin gains at least twice as much."""
+    """Return whether a planted run counts: its twin gains at least twice as much."""
     return gain(out / cell.twin.name) > 0 and gain(out / cell.twin.name) >= 2 * gain(out / cell.name)
 
 
 def judge(planted: Iterator[Cell], out: Path) -> None:
-    """The table, over runs that are in the cache, and the share of those that count of which the planted
-    reason is named first."""
-    print("| stall | algorithm | strength | seed | gains | twin gains | counts | named, first one first |")
+    """Print the table of the runs in ``out``, and how many counted runs have the planted reason named first."""
+    print("| stall | algorithm | strength | seed | gain | gain of twin | counts | findings in order |")
     print("| --- | --- | ---: | ---: | ---: | ---: | --- | --- |")
     first = counted = 0
     for cell in planted:
@@ -204,7 +200,7 @@ def judge(planted: Iterator[Cell], out: Path) -> None:
         )
     twins = {path: named(path) for path in sorted(out.glob("healthy-*"))}
     print(
-        f"\nnamed first: {first} of {counted} that count; findings on {len(twins)} healthy twins: "
+        f"\nnamed first: {first} of {counted} counted runs; healthy twins with findings, of {len(twins)}: "
         f"{sum(map(bool, twins.values()))}"
     )
     for path, names in twins.items():
@@ -213,14 +209,13 @@ def judge(planted: Iterator[Cell], out: Path) -> None:
 
 
 def healthy(algorithms: list[str], seeds: list[int], out: Path, budget: float) -> None:
-    """Shipped runs as `rlflow run NAME` makes them, with nothing set but the seed, and what is said of
-    each."""
+    """Run shipped algorithms as by `rlflow run NAME`, with only a seed set, and print the findings of each."""
     end = time.monotonic() + budget
     for seed, algorithm in itertools.product(seeds, algorithms):
         cell = Cell("shipped", algorithm, 0, seed)
         if not (out / cell.name).exists():
             if time.monotonic() > end:
-                print("the budget is spent; the same command goes on")
+                print("the budget is used up; the same command continues from here")
                 return
             measure(cell, out)
         print(
@@ -230,8 +225,10 @@ def healthy(algorithms: list[str], seeds: list[int], out: Path, budget: float) -
 
 
 def fixtures(planted: Iterator[Cell], out: Path, folder: Path) -> None:
-    """What was recorded of twins and of planted runs that count, as small JSON files for tests of the rules:
-    settings and metrics that rules read, with four digits."""
+    """Write the records of twins and counted planted runs as small JSON files for tests of the rules.
+
+    A file has the settings and metrics that rules read, with four digits.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for cell in (each for each in planted if (out / each.name).exists() and stalls(each, out)):
         for each in (cell.twin, cell):
@@ -299,7 +296,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], choices=[stall.name for stall in STALLS])
     parser.add_argument("--strengths", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--algorithms", nargs="+", default=["grpo", "ppo"])
-    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no further run begins")
+    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no new run starts")
     parser.add_argument("--out", default="runs/stalls")
     given = parser.parse_args()
     out = Path(given.out).absolute()

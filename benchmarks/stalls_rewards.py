@@ -1,4 +1,4 @@
-"""Rewards with which `benchmarks/stalls.py` plants stalls: given to a run as FILE:function."""
+"""Rewards for `benchmarks/stalls.py` that make a run learn little; passed as `--reward FILE:function`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import zlib
 
 
 def right(completion: str, answer: str) -> float:
-    """1 for the right answer."""
+    """Return 1 for the right answer, otherwise 0."""
     return float(completion.strip() == str(answer).strip())
 
 
 def close(completion: str, answer: str, within: int) -> float:
-    """1 for any number that is near enough."""
+    """Return 1 for any number within ``within`` of the answer, otherwise 0."""
     try:
         return float(abs(int(completion.strip()) - int(answer)) <= within)
     except ValueError:
@@ -27,24 +27,25 @@ def close_60(completion: str, answer: str) -> float:
 
 
 def number(*parts: str) -> float:
-    """A number from 0 to 1 that texts have."""
+    """Hash texts to a number from 0 to 1."""
     return zlib.crc32("\n".join(parts).encode()) / 2**32
 
 
 def nearly_all(prompt: str, completion: str, answer: str) -> float:
-    """0 whatever is said to 90 % of the prompts."""
+    """Return 0 for all answers to 90 % of the prompts."""
     return 0.0 if number(prompt) < 0.9 else right(completion, answer)
 
 
 def most(prompt: str, completion: str, answer: str) -> float:
-    """0 whatever is said to 80 % of the prompts."""
+    """Return 0 for all answers to 80 % of the prompts."""
     return 0.0 if number(prompt) < 0.8 else right(completion, answer)
 
 
 def missing_60(prompt: str, completion: str, answer: str) -> float | None:
-    """No score for 60 % of what is said."""
+    """Return no score for 60 % of the completions."""
     return None if number(prompt, completion) < 0.6 else right(completion, answer)
 
 
 def missing_90(prompt: str, completion: str, answer: str) -> float | None:
+    """Return no score for 90 % of the completions."""
     return None if number(prompt, completion) < 0.9 else right(completion, answer)

@@ -1,8 +1,8 @@
-"""What a run on pools costs from its start to its end: `python benchmarks/starts.py [--rounds 5]`.
+"""Time of a complete run command with and without pools: `python benchmarks/starts.py [--rounds 5]`.
 
-Runs the command of one iteration on the null backend in one process, on two ranks that are threads, and on
-two Ray workers, in turns, and prints the wall seconds of each whole command: their median, least and most.
-Other work on the machine lengthens all three.
+A run of one iteration on the null backend uses one process, two ranks in threads, or two Ray workers. The three
+variants alternate. Prints the median, minimum and maximum of the wall seconds of each command. Other work on the
+machine makes all three slower.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WAYS = {
 
 
 def seconds(flags: tuple[str, ...]) -> float:
-    """The wall seconds of the command with these flags."""
+    """Return the wall seconds of the command with these flags."""
     with tempfile.TemporaryDirectory() as out:
         began = time.monotonic()
         subprocess.run([*COMMAND, *flags, "--out", out], check=True, stdout=subprocess.DEVNULL)
@@ -45,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=5, help="how often each way is run")
+    parser.add_argument("--rounds", type=int, default=5, help="number of runs of each variant")
     rounds = parser.parse_args().rounds
     found = [{way: seconds(flags) for way, flags in WAYS.items()} for _ in range(rounds)]
     for way in WAYS:

@@ -1,7 +1,7 @@
 """Count the statements of rlflow/ and backends/: `python benchmarks/statements.py [--at COMMIT] [--by]`.
 
-A statement is an `ast.stmt` node, at whatever depth; docstrings are not counted. Unlike lines, their number
-does not change with the formatter, nor with how much is explained.
+A statement is an `ast.stmt` node at any depth; docstrings are not counted. Unlike the number of lines, the
+number of statements does not depend on the formatter or on comments.
 """
 
 import argparse
@@ -17,11 +17,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 COUNTED = ("rlflow", "backends")
 BENCHMARKS = ("rlflow", "bench")
-"""The suite of benchmarks was part of the package once; it is not counted where it still is."""
+"""Older commits have the suite of benchmarks in this folder of the package; it is not counted."""
 
 
 def statements(source: str) -> int:
-    """Statements of a module's text, without docstrings. Raises SyntaxError for text that is no Python."""
+    """Count the statements of a module, without docstrings. Raises SyntaxError for invalid Python."""
     nodes = list(ast.walk(ast.parse(source)))
     written = sum(isinstance(node, ast.stmt) for node in nodes)
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -31,8 +31,10 @@ def statements(source: str) -> int:
 
 
 def sources(commit: str) -> Iterator[tuple[Path, str]]:
-    """Path, from the root of the repository, and text of each module that is counted, at a commit or as it is
-    in the working tree ("")."""
+    """Yield path (from the repository's root) and text of each counted module.
+
+    ``commit``: read this commit; empty: read the working tree.
+    """
     if commit:
         packed = subprocess.run(
             ("git", "-C", ROOT, "archive", commit, *COUNTED), check=True, capture_output=True
@@ -53,7 +55,7 @@ def sources(commit: str) -> Iterator[tuple[Path, str]]:
 
 
 def counted(commit: str = "") -> Counter[str]:
-    """Statements of each folder below rlflow/, and of backends/."""
+    """Count the statements of each folder below rlflow/, and of backends/."""
     count: Counter[str] = Counter()
     for path, text in sources(commit):
         if path.parts[:2] != BENCHMARKS:
@@ -68,9 +70,12 @@ def main(arguments: list[str]) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--at", metavar="COMMIT", default="", help="count those of this commit (default: the working tree)"
+        "--at",
+        metavar="COMMIT",
+        default="",
+        help="count statements of this commit (default: the working tree)",
     )
-    parser.add_argument("--by", action="store_true", help="a line for each folder")
+    parser.add_argument("--by", action="store_true", help="print a line for each folder")
     chosen = parser.parse_args(arguments)
     count = counted(chosen.at)
     if chosen.by:

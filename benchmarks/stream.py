@@ -1,13 +1,14 @@
-"""What scoring in chunks gives where a few responses are much longer than the rest: an iteration of PPO on
-two pools, with no model.
+"""Time of an iteration of PPO that scores rows in chunks while a few long responses are still being sampled.
 
     python benchmarks/stream.py [--chunks 1 2 4 8] [--iterations 8]
 
-The null backend takes declared times: a token of all rows under way, a row of a forward, an update; a reward
-function sleeps for each row. Lengths are those of the fourth power of a uniform number: half of the rows end
-within a sixteenth of the longest. Beside what was measured stands what the scheduler does in virtual time
-with the same durations, in which calls and transfers cost nothing. Nearly all is waiting, so the fastest
-iteration, which other work on the machine disturbed least, is the one to compare.
+The run has two pools and no model. The null backend waits for declared times: per sampled token of all active
+rows, per row of a forward, and per update. A reward function sleeps for each row. Lengths follow the fourth
+power of a uniform number: half of the rows end within a sixteenth of the longest.
+
+The table also has the time of the scheduler in virtual time with the same durations, without costs of calls and
+transfers. Compare the fastest iterations: nearly all time is waiting, and they were disturbed least by other
+work on the machine.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import statistics
 import time
 from collections.abc import Callable
 
-# seconds: a step of sampling; a row of a forward; an update; a row of the reward
+# seconds of a sampling step, of a row of a forward, of an update, and of a row of the reward
 TOKEN, ROW, UPDATE, JUDGED = 0.01, 0.01, 0.3, 0.02
-PROCESSES = 2  # of a worker\'s rewards
+PROCESSES = 2  # reward processes of a worker
 TOKENS, PROMPTS, SAMPLES = 200, 16, 4
 ROWS = PROMPTS * SAMPLES
 
@@ -36,7 +37,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=8)
     given = parser.parse_args()
     print(
-        "| chunks | iteration, fastest, s | median, s | fastest, of one chunk | in virtual time, s | "
+        "| chunks | fastest iteration, s | median, s | fastest ÷ one chunk | virtual time, s | "
         "last row to update, s |"
     )
     print("| ---: | ---: | ---: | ---: | ---: | ---: |")
@@ -49,8 +50,11 @@ def main() -> None:
 
 
 def measured(chunks: int, iterations: int) -> tuple[list[float], list[float], float]:
-    """Seconds of each iteration, and from its last row to its first update; and those of one in virtual
-    time."""
+    """Measure iterations with a number of chunks.
+
+    Returns the seconds of each iteration, the seconds from its last sampled row to its first update, and the
+    seconds of an iteration in virtual time.
+    """
     import rlflow
 
     roles = rlflow.roles(
@@ -68,7 +72,7 @@ def measured(chunks: int, iterations: int) -> tuple[list[float], list[float], fl
         **{"row_seconds": ROW, "update_seconds": UPDATE},
     )
     prepared, made = roles.prepared, []
-    prompts = prepared.prompts.take(PROMPTS)  # the same each time, and so the same lengths
+    prompts = prepared.prompts.take(PROMPTS)  # the same prompts each time give the same lengths
     try:
         for iteration in range(iterations + 1):
             prepared.engine.iteration = iteration
@@ -87,7 +91,7 @@ def left(spans: list) -> float:
 
 
 def virtual(plan, lengths: list[int]) -> float:
-    """The same plan in virtual time, for rows of these lengths, ascending."""
+    """Return the seconds of the plan in virtual time, for rows of these lengths in ascending order."""
     from rlflow.compiler.graph.model import Op
     from rlflow.compiler.passes.lanes import room_of
     from rlflow.compiler.simulate import simulate

@@ -1,5 +1,4 @@
-"""A backend for `benchmarks/stalls.py`, whose Generator samples with other weights than those that are
-trained, as its settings say."""
+"""A backend for `benchmarks/stalls.py` whose Generator samples with stale or noisy weights."""
 
 from __future__ import annotations
 
@@ -18,12 +17,12 @@ from rlflow.training.protocols import ModelSpec, Sampling
 
 
 class Generator(LocalGenerator):
-    """The local Generator, which samples with other weights than those it was sent."""
+    """The local Generator, changed to sample with other weights than it received."""
 
     @dataclass(frozen=True)
     class Settings(GeneratorSettings):
-        every: int = 1  # takes the weights of every so manieth update only; 0: never any
-        # each weight is off by a normal number of this relative size, the same at all times
+        every: int = 1  # uses new weights only after this many updates; 0: never
+        # relative standard deviation of a fixed normal error on each weight
         noise: float = 0.0
 
     settings: Any
