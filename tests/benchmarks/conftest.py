@@ -13,7 +13,7 @@ COUNTING = Path(__file__).parent / "counting.py"
 
 @pytest.fixture
 def suite(tmp_path):
-    """A suite from its text, in which SYSTEM stands for the counting system."""
+    """Return a function that reads a suite from its text; SYSTEM stands for the counting system's path."""
 
     def write(text, name="suite"):
         path = tmp_path / f"{name}.toml"
@@ -25,7 +25,10 @@ def suite(tmp_path):
 
 @pytest.fixture
 def bench(tmp_path):
-    """Run a suite in a folder; the lines that were said."""
+    """Return a function that runs a suite.
+
+    It returns whether the suite is complete, the progress lines, and the key of each cell.
+    """
 
     def run(suite, folder="out", decided=lambda measured: False, budget=None):
         (tmp_path / folder).mkdir(exist_ok=True)

@@ -1,5 +1,4 @@
-"""A system for tests: iterations that take no time, whose tokens and metrics follow from their numbers and
-settings."""
+"""A system for tests: its iterations take no time; settings and iteration numbers give tokens and metrics."""
 
 import time
 from pathlib import Path

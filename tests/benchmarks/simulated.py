@@ -1,5 +1,7 @@
-"""How often verdicts of learning are wrong, and how often they find a difference that is there: simulated, by
-seeds, pairs and distributions. ``python tests/benchmarks/simulated.py`` prints the table of docs/bench.md."""
+"""Simulate how often verdicts of learning are wrong, and how often they find a true difference.
+
+``python tests/benchmarks/simulated.py`` prints the table of docs/bench.md, by seeds, pairs and distributions.
+"""
 
 import numpy as np
 
@@ -31,9 +33,11 @@ def cell(name, values, first):
 
 
 def share(distribution, seeds, cells, paired, effect, draws, seed=0):
-    """The share of ``draws`` comparisons in which any of so many cells is found better or worse than the
-    base. ``paired``: all cells have the same seeds, which do as much to all of them as each run's own noise
-    does. ``effect``: what is added to each cell but the base."""
+    """Return the share of ``draws`` comparisons in which any cell is found better or worse than the base.
+
+    ``paired``: all cells have the same seeds, and the shared noise of a seed is as large as a run's own noise;
+    ``effect``: added to each cell except the base.
+    """
     rng = np.random.default_rng([seed, seeds, cells, paired])
     found = 0
     for _ in range(draws):
@@ -51,7 +55,7 @@ def share(distribution, seeds, cells, paired, effect, draws, seed=0):
 
 
 def rows():
-    """(which seeds, distribution, wrong or found, shares by number of seeds), as the lines of the table."""
+    """Yield the lines of the table: (seeds, distribution, wrong or found, shares by number of seeds)."""
     for paired in (True, False):
         for distribution in OWN:
             wrong = [
@@ -63,7 +67,7 @@ def rows():
 
 
 def table(simulated):
-    """What ``rows`` gives, as a table in markdown."""
+    """Return ``rows`` as a Markdown table."""
     lines = [
         f"| seeds of both | values | % of comparisons | {' | '.join(map(str, SEEDS))} |",
         "| --- " * 3 + "| ---: " * len(SEEDS) + "|",

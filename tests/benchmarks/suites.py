@@ -1,5 +1,4 @@
-"""Suites simulated from recorded noise: contiguous stretches of recorded blocks, dealt to two cells as a
-bench does."""
+"""Suites simulated from recorded noise: stretches of recorded blocks, assigned to two cells in rotating order."""
 
 import json
 from pathlib import Path
@@ -9,7 +8,7 @@ import numpy as np
 from rlflow.benchmarks.speed import Block
 
 NOISE = json.loads((Path(__file__).parent / "noise.json").read_text())
-STRETCH = 20  # blocks in a row, so that what slows a block slows its neighbours as it did
+STRETCH = 20  # consecutive blocks, so that a disturbance affects neighbouring blocks as recorded
 
 
 def stretches(series, count, rng):
@@ -20,15 +19,17 @@ def stretches(series, count, rng):
 
 
 def suite(series, rounds, factor, rng):
-    """Two cells that take turns, the order turned round every other round; the first takes ``factor`` times
-    as long."""
+    """Simulate two alternating cells; the order is reversed every other round.
+
+    The first cell takes ``factor`` times as long.
+    """
     blocks = stretches(series, 2 * rounds, rng).reshape(rounds, 2)
     blocks[1::2] = blocks[1::2, ::-1].copy()
     return cells(blocks * np.array([factor, 1.0]))
 
 
 def cells(seconds):
-    """Blocks of the cells "cell" and "base" from [rounds, 2]."""
+    """Return the blocks of the cells "cell" and "base" from seconds [rounds, 2]."""
     return {
         name: [Block(number, float(value)) for number, value in enumerate(column)]
         for name, column in zip(("cell", "base"), np.asarray(seconds).T, strict=True)

@@ -1,4 +1,4 @@
-"""The pupil whose answers the packaged model learns first: what it forgets and where it slips."""
+"""The simulated pupil on whose answers the packaged model is trained: its mistakes."""
 
 import random
 
@@ -12,7 +12,7 @@ NUMBERS = st.integers(0, 999)
 
 
 class Always:
-    """Chance that always falls on the first."""
+    """A random generator that always draws the first choice."""
 
     def random(self):
         return 0.0
@@ -34,7 +34,7 @@ class Always:
         ("11 + 11", 0.0, 1.0, "02"),
     ],
 )
-def test_the_pupil_errs_as_described(terms, forgets, slips, answer):
+def test_the_pupil_makes_the_described_mistakes(terms, forgets, slips, answer):
     assert pupil(terms.split(), Always(), forgets, slips) == answer
 
 
@@ -46,7 +46,7 @@ def test_without_mistakes_every_answer_is_right(first, sign, second):
 
 
 @given(NUMBERS, NUMBERS)
-def test_what_is_forgotten_of_a_sum_is_the_ten_that_is_carried(first, second):
+def test_the_pupil_forgets_the_carry_of_a_sum(first, second):
     ones = int(str(first)[-1]) + int(str(second)[-1])
     assert int(pupil([str(first), "+", str(second)], random.Random(0), 1.0, 0.0)) == first + second - 10 * (
         ones > 9
@@ -54,7 +54,7 @@ def test_what_is_forgotten_of_a_sum_is_the_ten_that_is_carried(first, second):
 
 
 @given(NUMBERS, NUMBERS)
-def test_what_is_forgotten_of_a_difference_is_the_ten_that_is_borrowed_and_the_sign(first, second):
+def test_the_pupil_forgets_the_borrow_and_the_sign_of_a_difference(first, second):
     low, high = sorted((first, second))
     borrowed = int(str(high)[-1]) < int(str(low)[-1])
     assert (

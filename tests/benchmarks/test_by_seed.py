@@ -1,5 +1,4 @@
-"""The table of seeds: each seed's first and last evaluation and what it took, and the curve of each cell as
-the mean over seeds."""
+"""The table of seeds with evaluations and seconds, and the learning curve of each cell as mean over seeds."""
 
 from rlflow.benchmarks.by_seed import curve_rows, curve_table, heads, seed_rows, texts
 from rlflow.benchmarks.journal import Measured, Turn
@@ -38,7 +37,7 @@ OTHER = Measured([turn(0, 0, range(5), {0: both(0.2), 5: both(0.3)}, 9.0)])
 NONE = Measured([turn(0, 0, range(5), {}, 9.0)])
 
 
-def test_a_seed_is_a_line_from_its_first_evaluation_to_its_last_with_the_seconds_of_all_of_its_turns():
+def test_a_seed_row_has_first_and_last_evaluation_and_all_seconds():
     rows = seed_rows([("one", ONE), ("other", OTHER), ("none", NONE)], Goal())
     assert heads(rows, Goal()) == (
         "cell",
@@ -50,14 +49,14 @@ def test_a_seed_is_a_line_from_its_first_evaluation_to_its_last_with_the_seconds
         "process seconds",
     )
     assert [texts(row, Goal(), rows) for row in rows] == [
-        # iteration 2 was done twice and counts once
+        # iteration 2 ran twice and counts once
         ("one", "0", "43.6% → 92.6%", "48.6% → 98.0%", "5", "10 s", "18 s"),
         ("one", "1", "40.0% → 80.0%", "50.0% → 70.0%", "5", "10 s", "12 s"),
         ("other", "0", "20.0% → 30.0%", "", "5", "10 s", "9 s"),
     ]
 
 
-def test_a_curve_is_the_mean_over_seeds_where_there_is_more_than_a_beginning_and_an_end():
+def test_a_curve_with_more_than_two_points_is_the_mean_over_seeds():
     rows = curve_rows([("one", ONE), ("other", OTHER), ("none", NONE)], Goal())
     assert curve_table(rows, Goal()) == [
         ("sampled after iterations", "0", "2", "5"),
@@ -66,7 +65,7 @@ def test_a_curve_is_the_mean_over_seeds_where_there_is_more_than_a_beginning_and
     assert curve_table([], Goal()) == []
 
 
-def test_of_another_metric_there_is_that_one_alone():
+def test_another_goal_metric_has_one_column():
     cell = Measured(
         [
             turn(

@@ -1,4 +1,4 @@
-"""Keys of cells: whatever changes a result changes the key, and nothing is started to know it."""
+"""Keys of cells: everything that can change a result changes the key, and computing it starts nothing."""
 
 from dataclasses import replace
 from functools import cache
@@ -22,11 +22,11 @@ def key(**flags):
 
 @cache
 def base_key():
-    """The key of the cell that nothing is changed of."""
+    """The key of the unchanged cell."""
     return key()
 
 
-def test_a_cell_has_one_key_whatever_its_name_and_the_order_of_its_flags():
+def test_the_key_ignores_name_and_flag_order():
     other = compile_cell(Cell("other", "rlflow", "grpo", dict(reversed(NULL.items()))), options_of)
     assert other.key == base_key()
     assert other.iterations == 2
@@ -36,11 +36,11 @@ def test_a_cell_has_one_key_whatever_its_name_and_the_order_of_its_flags():
     "flags",
     [{"prompts": 5}, {"hp.samples": 3}, {"pools": "all=1"}, {"seed": 3}, {"actor.token_seconds": 0.1}],
 )
-def test_another_setting_makes_another_key(flags):
+def test_a_changed_setting_changes_the_key(flags):
     assert key(**flags) != base_key()
 
 
-def test_other_versions_machines_threads_and_code_make_another_key(monkeypatch):
+def test_versions_machine_threads_and_code_change_the_key(monkeypatch):
     keys = {base_key()}
     for name in ("versions", "machine", "threads", "code_digest"):
         with monkeypatch.context() as changed:
@@ -49,7 +49,7 @@ def test_other_versions_machines_threads_and_code_make_another_key(monkeypatch):
     assert len(keys) == 5
 
 
-def test_another_body_of_the_algorithm_makes_another_key(tmp_path):
+def test_a_changed_algorithm_changes_the_key(tmp_path):
     file = tmp_path / "mine.py"
     text = GRPO.read_text()
     file.write_text(text)
@@ -58,7 +58,7 @@ def test_another_body_of_the_algorithm_makes_another_key(tmp_path):
     assert compile_cell(Cell("mine", "rlflow", str(file), NULL), options_of).key != before
 
 
-def test_files_that_flags_name_count_by_their_bytes(tmp_path):
+def test_named_files_count_by_their_bytes(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights").write_bytes(b"1")
     (tmp_path / "judge.py").write_text("def score(completion): return 1.0")
@@ -74,7 +74,7 @@ def test_files_that_flags_name_count_by_their_bytes(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["{}", "math={}", "{}:0.7", "math={}:0.3"])
-def test_files_count_in_every_form_in_which_a_flag_names_them(tmp_path, form):
+def test_files_count_in_every_form_of_a_flag(tmp_path, form):
     (tmp_path / "data.jsonl").write_text("{}")
     assert list(named_paths({"data": (form.format(tmp_path / "data.jsonl"),)})) == [
         ("data 0", tmp_path / "data.jsonl")
@@ -82,7 +82,7 @@ def test_files_count_in_every_form_in_which_a_flag_names_them(tmp_path, form):
     assert not list(named_paths({"prompt": "x" * 5000, "reward": "math", "pools": "train=1,rollout=1"}))
 
 
-def test_what_a_python_file_imports_from_its_folder_counts_too(tmp_path):
+def test_imports_from_the_files_folder_count(tmp_path):
     (tmp_path / "judge.py").write_text("import torch\nfrom helper import score")
     (tmp_path / "helper.py").write_text("def score(completion): return 1.0")
     before = files_of({"reward": f"{tmp_path}/judge.py:score"})
@@ -91,7 +91,7 @@ def test_what_a_python_file_imports_from_its_folder_counts_too(tmp_path):
     assert files_of({"reward": f"{tmp_path}/judge.py:score"})["files"] != before["files"]
 
 
-def test_a_backend_of_the_users_own_counts_by_its_files():
+def test_a_users_backend_counts_by_its_files():
     assert backends_of({"actor.generator": "rlflow.backends.null", "backend": "local", "model": "a.b"}) == [
         "rlflow.backends.null"
     ]
@@ -102,13 +102,13 @@ def test_a_backend_of_the_users_own_counts_by_its_files():
 
 
 @pytest.mark.parametrize("changed", [{"block": 5}, {"settle": 2}, {"rounds": 9}])
-def test_what_of_a_turn_is_timed_makes_another_key(changed):
+def test_the_timed_iterations_change_the_key(changed):
     assert (
         compile_cell(Cell("one", "rlflow", "grpo", NULL), options_of, Settings(**changed)).key != base_key()
     )
 
 
-def test_every_cell_that_cannot_run_is_named_before_any_starts(suite):
+def test_all_invalid_cells_are_named_before_the_start(suite):
     read = suite(
         '[base]\nalgorithm = "grpo"\nbackend = "null"\n[[cell]]\nname = "bad"\nhp.sampels = '
         '3\n[[cell]]\nname = "good"\n[[cell]]\nname = "worse"\npools = "all=x"'
@@ -122,14 +122,14 @@ def test_every_cell_that_cannot_run_is_named_before_any_starts(suite):
     assert refused.value.problems[0].nearest == "--hp.samples"
 
 
-def test_cells_that_are_the_same_are_refused(suite):
+def test_equal_cells_are_refused(suite):
     read = suite('[base]\nalgorithm = "grpo"\nbackend = "null"\n[[cell]]\nname = "a"\n[[cell]]\nname = "b"')
     with pytest.raises(PlanError, match="several cells have the same settings") as refused:
         compile_cells(read, options_of)
     assert refused.value.problems[0].found == "a, b"
 
 
-def test_a_system_that_is_not_there_is_named_with_the_nearest():
+def test_an_unknown_system_shows_the_nearest_name():
     with pytest.raises(PlanError, match="there is no system 'tlr'") as refused:
         compile_cell(replace(Cell("one", "tlr", "", {})), options_of)
     assert refused.value.problems[0].nearest == "trl"

@@ -1,4 +1,4 @@
-"""The process of a cell: a line is answered by a line, whatever the system does."""
+"""The process of a cell: it answers each line with a line, whatever the system does."""
 
 import io
 import json
@@ -15,7 +15,7 @@ def asked(path, *requests):
     return [json.loads(line) for line in answers.getvalue().splitlines()]
 
 
-def test_each_request_is_answered_and_the_end_of_them_closes_the_system(tmp_path):
+def test_requests_are_answered_and_their_end_closes_the_system(tmp_path):
     prepare = {
         "do": "prepare",
         "cell": {"flags": {"iterations": 3, "seconds": 0.5}},
@@ -29,7 +29,7 @@ def test_each_request_is_answered_and_the_end_of_them_closes_the_system(tmp_path
     assert (tmp_path / "closed").exists()
 
 
-def test_what_a_system_raises_is_its_answer_and_it_goes_on(tmp_path):
+def test_an_exception_is_the_answer_and_the_system_continues(tmp_path):
     prepare = {"do": "prepare", "cell": {"flags": {"fails": "prepare"}}, "folder": str(tmp_path), "seed": 0}
     answers = asked(COUNTING, prepare, {"do": "observe"}, {"do": "remove"})
     assert answers[0] == {"error": "ValueError: no such model"}
@@ -37,7 +37,7 @@ def test_what_a_system_raises_is_its_answer_and_it_goes_on(tmp_path):
     assert answers[2] == {"error": "ValueError: there is no request 'remove'"}
 
 
-def test_a_file_without_a_system_is_an_error_and_no_end(tmp_path):
+def test_a_file_without_a_system_gives_an_error_answer(tmp_path):
     (tmp_path / "empty.py").touch()
     (tmp_path / "broken.py").write_text("def")
     assert "has no attribute 'System'" in asked(tmp_path / "empty.py", {"do": "observe"})[0]["error"]

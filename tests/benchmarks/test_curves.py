@@ -19,7 +19,7 @@ def curve(values, seed=0):
 def test_an_area_is_the_mean_height_until_the_horizon():
     assert area(LINE, 10) == 0.5
     assert area(LINE, 5) == 0.25
-    assert area(LINE, 20) == 0.75  # flat after its end
+    assert area(LINE, 20) == 0.75  # the curve is flat after its end
     assert area(LINE, 50, by="tokens") == 0.25
     assert area(LINE, 10, low=-1, high=1) == 0.75
     assert area(LINE, 0) == 0
@@ -27,7 +27,7 @@ def test_an_area_is_the_mean_height_until_the_horizon():
 
 
 @given(VALUES, st.floats(0.1, 40))
-def test_an_area_lies_between_the_lowest_and_the_highest_value_in_any_order_of_points(values, end):
+def test_an_area_is_between_the_extremes_in_any_point_order(values, end):
     points = curve(values).points
     found = area(curve(values), end)
     assert min(values) - 1e-6 <= found <= max(values) + 1e-6
@@ -35,12 +35,12 @@ def test_an_area_lies_between_the_lowest_and_the_highest_value_in_any_order_of_p
     assert area(curve([value + 1 for value in values]), end) == pytest.approx(found + 1, abs=1e-6)
 
 
-def test_the_horizon_is_the_shortest_end():
+def test_the_horizon_is_the_end_of_the_shortest_curve():
     cells = [Cell("a", (curve([0, 0, 0]), curve([0, 0]))), Cell("b", (curve([0] * 9), Curve(3, ())))]
     assert (horizon(cells), horizon(cells, "tokens"), horizon([])) == (2, 10, 0)
 
 
-def test_half_of_the_seeds_reached_the_goal_by_the_median():
+def test_half_of_the_seeds_reach_the_goal_by_the_median():
     cell = Cell(
         "a", tuple(curve(values, seed) for seed, values in enumerate([[0, 1, 1], [0, 0, 1], [0, 0, 0]]))
     )
@@ -51,7 +51,7 @@ def test_half_of_the_seeds_reached_the_goal_by_the_median():
     assert time_to_goal(cell, 0.0, higher=False).median == 0
 
 
-def test_a_goal_that_the_median_seed_never_reached_is_said():
+def test_a_goal_not_reached_by_the_median_seed_is_reported():
     found = time_to_goal(Cell("a", (curve([0, 1]), curve([0, 0, 0]), curve([0, 0]))), 1.0)
     assert found.median is None
     assert found.text == "not reached by the median seed within 4 seconds (1 of 3 seeds reached 1)"
@@ -59,8 +59,7 @@ def test_a_goal_that_the_median_seed_never_reached_is_said():
 
 
 def test_the_median_is_kaplan_and_meiers():
-    """The remission times of Freireich et al. (1963), as in textbooks: the treated have a median of 23 weeks,
-    the others of 8."""
+    """Remission times of Freireich et al. (1963), from textbooks: medians of 23 weeks (treated) and 8 weeks."""
     treated = [6, 6, 6, 6, 7, 9, 10, 10, 11, 13, 16, 17, 19, 20, 22, 23, 25, 32, 32, 34, 35]
     events = [1, 1, 1, 0, 1, 0, 1, 0, 0, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0]
     placebo = [1, 1, 2, 2, 3, 4, 4, 5, 5, 8, 8, 8, 8, 11, 11, 12, 12, 15, 17, 22, 23]

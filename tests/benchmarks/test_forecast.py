@@ -1,5 +1,4 @@
-"""What is announced of undecided pairs: a number that is right for known noise, and that somebody could
-run."""
+"""Forecasts for undecided pairs: they are right for known noise, and they are bounded."""
 
 import math
 
@@ -14,21 +13,20 @@ ERRORS = st.floats(0, 1e300)
 
 
 @given(st.integers(2, 10_000), ERRORS, st.floats(0, 1e300), st.sampled_from([0.95, 0.99]), st.floats(1, 1e6))
-def test_every_pair_has_a_number_from_1_to_the_farthest(count, error, effect, level, freedom):
+def test_a_forecast_is_between_1_and_the_maximum(count, error, effect, level, freedom):
     assert 1 <= observations_left(count, error, effect, level, freedom) <= FARTHEST
 
 
 @given(st.integers(2, 100), st.floats(0.001, 10), st.floats(0.01, 10), st.floats(1.0, 5.0))
-def test_more_noise_and_a_smaller_effect_need_more(count, error, effect, factor):
+def test_more_noise_or_a_smaller_effect_needs_more(count, error, effect, factor):
     noisier, smaller = ((count, error * factor, effect), (count, error, effect / factor))
     least = observations_left(count, error, effect, 0.95, count - 1)
     assert observations_left(*noisier, 0.95, count - 1) >= least
     assert observations_left(*smaller, 0.95, count - 1) >= least
 
 
-def test_after_so_many_a_known_difference_is_found_in_80_percent():
-    """By simulation: normal noise of 1, an effect of 0.3, and the normal quantile, which the forecast has
-    with much freedom."""
+def test_the_forecast_finds_a_known_difference_in_80_percent():
+    """Simulated with normal noise of 1, an effect of 0.3, and the normal quantile (many degrees of freedom)."""
     count, effect = 40, 0.3
     whole = count + observations_left(count, 1 / math.sqrt(count), effect, 0.95, 1e9)
     means = np.random.default_rng(0).normal(effect, 1 / math.sqrt(whole), 20_000)
@@ -45,5 +43,5 @@ def test_after_so_many_a_known_difference_is_found_in_80_percent():
         (FARTHEST, False, "more than 1000 more rounds"),
     ],
 )
-def test_it_is_said_how_sure_the_number_is(left, least, text):
+def test_the_wording_shows_how_certain_the_number_is(left, least, text):
     assert announced(left, "rounds", least=least) == text

@@ -1,4 +1,4 @@
-"""Corridors of trusted history: what is inside, what fails, and how often nothing fails by chance."""
+"""Corridors of trusted history: their bounds, the failures, and the rate of false failures."""
 
 import math
 
@@ -37,7 +37,7 @@ def test_the_corridor_is_the_prediction_interval_of_one_more_run():
         (7.5, "lower", "improvement"),
     ],
 )
-def test_both_ways_out_of_the_corridor_fail_and_say_which_it_was(value, better, state):
+def test_both_sides_of_the_corridor_fail_with_their_name(value, better, state):
     found = gate(value, better=better)
     assert (found.state, found.failed) == (state, state != "inside")
     assert state in found.text
@@ -45,7 +45,7 @@ def test_both_ways_out_of_the_corridor_fail_and_say_which_it_was(value, better, 
 
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf])
-def test_a_missing_value_is_an_error_with_history_or_without(value):
+def test_a_missing_value_fails_with_or_without_history(value):
     for history in (FIVE, []):
         found = gate(value, history)
         assert (found.state, found.failed) == ("missing", True)
@@ -54,7 +54,7 @@ def test_a_missing_value_is_an_error_with_history_or_without(value):
 
 
 @pytest.mark.parametrize("history", [[], FIVE[:4], [*FIVE[:4], math.nan]])
-def test_short_history_passes_and_is_said(history):
+def test_a_short_history_passes_with_a_remark(history):
     found = gate(99.0, history)
     assert (found.state, found.failed) == ("no history", False)
     assert (
@@ -62,7 +62,7 @@ def test_short_history_passes_and_is_said(history):
     )
 
 
-def test_the_suite_fails_where_a_gate_does_and_has_a_line_for_each():
+def test_the_suite_fails_with_a_gate_and_prints_all():
     history = {"speed": FIVE, "loss": FIVE}
     declared = {"speed": "higher", "loss": "lower"}
     fine = gated(declared, history, {"speed": 10.0, "loss": 10.0, "other": math.nan})
@@ -71,9 +71,8 @@ def test_the_suite_fails_where_a_gate_does_and_has_a_line_for_each():
     assert gated(declared, history, {"speed": 10.0, "loss": 99.0}).exit_code == 1
 
 
-def test_levels_are_holms():
-    """p = 0.04 alone is outside at 5 %; beside two others that are inside it is not, and beside one far
-    outside it is."""
+def test_levels_follow_holms_procedure():
+    """p = 0.04 alone is outside at 5 %. With two other gates inside it is not; with one far outside it is."""
     one = 10 + 0.866025 * 2.9985  # p = 0.04 with 4 degrees of freedom
     names = {"a": "higher", "b": "higher"}
     history = dict.fromkeys(names, FIVE)
@@ -86,7 +85,7 @@ def test_levels_are_holms():
     assert states(one, 0.0) == ["improvement", "regression"]
 
 
-def test_unchanged_suites_seldom_fail():
+def test_unchanged_suites_rarely_fail():
     rng = np.random.default_rng(0)
     names = [f"metric{number}" for number in range(6)]
     runs = rng.normal(size=(600, 6, 7))
@@ -101,7 +100,7 @@ def test_unchanged_suites_seldom_fail():
     assert 0.02 <= np.mean(failed) <= 0.07
 
 
-def test_a_history_without_spread_has_no_room_but_rounding():
+def test_a_history_without_spread_allows_only_rounding():
     assert gate(2.0, [2.0] * 5).state == "inside"
     assert gate(2.0 + 1e-12, [2.0] * 5).state == "inside"
     assert gate(2.1, [2.0] * 5).state == "improvement"
@@ -110,7 +109,7 @@ def test_a_history_without_spread_has_no_room_but_rounding():
 
 
 @given(HISTORY, st.integers(-3000, 3000).map(float), st.sampled_from([0.5, 2.0, 1024.0]))
-def test_scale_order_and_sign_change_nothing(history, value, scale):
+def test_scale_order_and_sign_do_not_matter(history, value, scale):
     plain = gate(value, history)
     assert gate(value * scale, [scale * run for run in history]).state == plain.state
     assert gate(value, sorted(history)).state == plain.state
@@ -118,7 +117,7 @@ def test_scale_order_and_sign_change_nothing(history, value, scale):
 
 
 @given(HISTORY, st.floats(0, 1000), st.floats(0, 1000))
-def test_who_is_farther_out_is_not_inside_again(history, near, step):
+def test_a_value_farther_out_stays_outside(history, near, step):
     mean = float(np.mean(history))
     inside = [gate(mean + distance, history).state == "inside" for distance in (near, near + step)]
     assert inside != [False, True]

@@ -1,4 +1,4 @@
-"""Which cell learns better: coverage of the intervals with few seeds, and what pairs of cells get."""
+"""Comparison of learning: coverage of the intervals with few seeds, and verdicts of pairs of cells."""
 
 import math
 
@@ -46,8 +46,7 @@ def rank(ours, theirs, paired=False, **keywords):
 @pytest.mark.parametrize("seeds", [5, 10, 20])
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_intervals_cover_the_true_difference_of_means(name, seeds):
-    """300 pairs of samples of one distribution: 90 % is what is promised of nominal 95 %, here of Welch's
-    with two sizes."""
+    """300 pairs of samples of one distribution: at least 90 % coverage of nominal 95 % (Welch, two sizes)."""
     rng = np.random.default_rng(0)
     intervals = [
         difference(DISTRIBUTIONS[name](rng, seeds), DISTRIBUTIONS[name](rng, seeds + 3)).interval
@@ -57,10 +56,12 @@ def test_intervals_cover_the_true_difference_of_means(name, seeds):
     assert all(interval.method == "t" for interval in intervals)
 
 
-def test_a_difference_is_students_of_pairs_and_welchs_of_others():
-    """By hand: differences -1, 0, 1, 2, 3 have mean 1 and error 0.7071, with t = 2.776; means 0.2 apart have
-    Welch's error of 0.7616 with
-    5.247 degrees of freedom, t = 2.535."""
+def test_pairs_use_students_interval_and_others_welchs():
+    """Computed by hand.
+
+    Differences -1, 0, 1, 2, 3 have mean 1, error 0.7071 and t = 2.776. Means that differ by 0.2 have Welch's
+    error of 0.7616 with 5.247 degrees of freedom and t = 2.535.
+    """
     paired = difference([0.0, 2, 4, 6, 8], [1.0, 2, 3, 4, 5], paired=True).interval
     assert (paired.low, paired.high) == pytest.approx((1 - 2.776 * 0.7071, 1 + 2.776 * 0.7071), abs=1e-3)
     apart = difference([1.0, 2, 3, 4, 5], [2.0, 2.4, 2.8, 3.2, 3.6]).interval
@@ -69,7 +70,7 @@ def test_a_difference_is_students_of_pairs_and_welchs_of_others():
 
 
 @given(VALUES, VALUES)
-def test_the_probability_of_improvement_counts_pairs_and_turns_round(ours, theirs):
+def test_the_probability_of_improvement_counts_pairs_and_is_symmetric(ours, theirs):
     estimate, turned = probability_of_improvement(ours, theirs), probability_of_improvement(theirs, ours)
     assert estimate.value == pytest.approx(np.mean([(x > y) + (x == y) / 2 for x in ours for y in theirs]))
     assert estimate.value + turned.value == pytest.approx(1)
@@ -83,7 +84,7 @@ def test_five_seeds_all_above_leave_doubt():
     assert interval.high == 1
 
 
-def test_the_probability_of_improvement_is_covered():
+def test_intervals_cover_the_probability_of_improvement():
     rng = np.random.default_rng(0)
     truth = 0.5 * (1 + math.erf(0.5))  # P(X > Y) of normals one standard deviation apart
     intervals = [
@@ -92,9 +93,11 @@ def test_the_probability_of_improvement_is_covered():
     assert np.mean([interval.low <= truth <= interval.high for interval in intervals]) >= 0.90
 
 
-def test_equivalence_is_welchs_tost():
-    """By hand: means 0.2 apart, variances 2.5 / 5 and 0.4 / 5, so an error of 0.7616 and 5.247 degrees of
-    freedom."""
+def test_equivalence_uses_welchs_tost():
+    """Computed by hand: means differ by 0.2, variances are 2.5 / 5 and 0.4 / 5.
+
+    This gives an error of 0.7616 with 5.247 degrees of freedom.
+    """
     ours, theirs = [1.0, 2, 3, 4, 5], [2.0, 2.4, 2.8, 3.2, 3.6]
     assert equivalence(ours, theirs, 2.0) == pytest.approx(0.0318, abs=0.001)
     assert equivalence(ours, theirs, 2.0) == equivalence(theirs, ours, 2.0)
@@ -127,7 +130,7 @@ def test_pairs_are_ranked(shift, margin, higher, outcome):
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(4, 9), (9, 4), (1, 1), (0, 5)])
-def test_fewer_than_five_seeds_do_not_rank(ours, theirs):
+def test_fewer_than_five_seeds_are_not_ranked(ours, theirs):
     found = rank(range(ours), range(theirs))
     assert found.outcome == "not enough to rank"
     assert found.text == f"cell vs base: not enough to rank, {ours} and {theirs} seeds of at least 5"
@@ -141,16 +144,15 @@ def test_a_seed_without_a_final_value_is_named():
 
 
 @pytest.mark.parametrize("paired", [False, True])
-def test_equal_cells_are_seldom_ranked(paired):
+def test_equal_cells_are_rarely_ranked(paired):
     rng = np.random.default_rng(0)
     wrong = [rank(*DISTRIBUTIONS["skewed"](rng, (2, 6)), paired).outcome != "undecided" for _ in range(200)]
     assert np.mean(wrong) <= 0.06
 
 
 @pytest.mark.parametrize("seeds", [5, 10, 20])
-def test_intervals_of_pairs_cover_the_true_difference_where_seeds_matter(seeds):
-    """What a seed does to both cells has 5 times the spread of what it does to each; the true difference is
-    0."""
+def test_paired_intervals_cover_the_true_difference(seeds):
+    """The shared noise of a seed has 5 times the spread of each run's own noise; the true difference is 0."""
     rng = np.random.default_rng(0)
     common = 5 * rng.normal(size=(400, seeds))
     intervals = [
@@ -160,8 +162,8 @@ def test_intervals_of_pairs_cover_the_true_difference_where_seeds_matter(seeds):
     assert np.mean([interval.low <= 0 <= interval.high for interval in intervals]) >= 0.90
 
 
-def test_the_same_seeds_are_compared_in_pairs():
-    """Each seed is 1 better than in the base, which is little beside what seeds do to both."""
+def test_equal_seeds_are_compared_in_pairs():
+    """Each seed is 1 better than in the base, which is little compared with the differences between seeds."""
     base = np.array([0.0, 10, 20, 30, 40, 50])
     ours = base + 1 + 0.01 * np.sin(base)
     found, apart = rank(ours, base, paired=True), rank(ours, base)
@@ -172,25 +174,27 @@ def test_the_same_seeds_are_compared_in_pairs():
     assert rank(ours, base, margin=2.0).outcome == "undecided"
 
 
-def test_equivalence_of_pairs_is_students_tost_of_the_differences():
-    """By hand: differences -1, 0, 1, 2, 3 have mean 1 and error 0.7071, with 4 degrees of freedom: t is (3 -
-    1) / 0.7071."""
+def test_equivalence_of_pairs_uses_students_tost():
+    """Computed by hand: differences -1, 0, 1, 2, 3 have mean 1, error 0.7071 and 4 degrees of freedom.
+
+    So t is (3 - 1) / 0.7071.
+    """
     ours, theirs = [0.0, 2, 4, 6, 8], [1.0, 2, 3, 4, 5]
     assert equivalence(ours, theirs, 3.0, paired=True) == pytest.approx(0.0237, abs=0.0005)
 
 
-def test_of_several_cells_anything_is_seldom_found_where_nothing_differs():
+def test_several_equal_cells_are_rarely_found_different():
     rng = np.random.default_rng(1)
     wrong = 0
     for _ in range(100):
         samples = rng.normal(size=(6, 8))
         cells = [cell(values, f"cell{number}", 100 * number) for number, values in enumerate(samples)]
         wrong += any(each.outcome != "undecided" for each in ranked_all(cells[1:], cells[0]))
-    assert wrong <= 11  # 1 % have more where 5 % are wrong
+    assert wrong <= 11  # more has a probability of 1 % if 5 % are wrong
 
 
 @given(st.lists(VALUES, min_size=1, max_size=4), VALUES, st.booleans())
-def test_better_and_worse_is_what_holms_procedure_rejects(every, theirs, paired):
+def test_holms_procedure_decides_better_and_worse(every, theirs, paired):
     size = min(map(len, (*every, theirs))) if paired else None
     cells = [
         cell(values[:size], f"cell{number}", 0 if paired else 100 * number)
@@ -202,7 +206,7 @@ def test_better_and_worse_is_what_holms_procedure_rejects(every, theirs, paired)
     assert found == {name: rejects for name, (_, rejects) in rejected.items()}
 
 
-def test_a_cell_that_is_found_leaves_its_part_of_the_error_to_the_others():
+def test_a_decided_cell_passes_its_error_part_on():
     rng = np.random.default_rng(5)
     base, noise = cell(rng.normal(size=8), "base", 100), rng.normal(size=8)
     levels = {}
@@ -214,7 +218,7 @@ def test_a_cell_that_is_found_leaves_its_part_of_the_error_to_the_others():
 
 
 @given(st.lists(VALUES, min_size=1, max_size=4), VALUES, st.floats(0, 100))
-def test_several_cells_are_ranked_in_their_order_and_never_more_easily_than_alone(every, theirs, margin):
+def test_several_cells_are_ranked_more_strictly_than_one(every, theirs, margin):
     cells = [cell(values, f"cell{number}", 100 * number) for number, values in enumerate(every, 1)]
     found = ranked_all(cells, cell(theirs, "base"), margin=margin)
     assert [each.cell for each in found] == [each.name for each in cells]
@@ -228,20 +232,22 @@ def test_several_cells_are_ranked_in_their_order_and_never_more_easily_than_alon
 
 @pytest.mark.parametrize("paired", [True, False])
 @pytest.mark.parametrize("cells", [3, 5])
-def test_five_seeds_find_nothing_more_often_than_they_may(cells, paired):
-    """200 comparisons of equal cells. More than 20 wrong ones have a probability of 0.1 % where 5 % are
-    wrong. Quantiles of resampled pairs found 34 with 3 cells and 50 with 5."""
+def test_five_seeds_keep_the_error_probability(cells, paired):
+    """Compare equal cells 200 times: more than 20 wrong verdicts have a probability of 0.1 % if 5 % are wrong.
+
+    Quantiles of resampled pairs gave 34 with 3 cells and 50 with 5.
+    """
     assert share("normal", 5, cells, paired, 0.0, 200) <= 0.1
 
 
-def test_five_seeds_find_a_large_difference_and_eight_most_of_them():
+def test_eight_seeds_find_most_large_differences():
     assert (
         0.3 < share("normal", 5, 1, True, EFFECT, 200) < 0.6 < share("normal", 8, 1, True, EFFECT, 200) < 0.85
     )
 
 
 @pytest.mark.long
-def test_the_page_has_the_simulated_table_and_no_error_above_its_promise():
+def test_the_page_shows_the_simulated_table_within_its_bounds():
     page = (ROOT / "docs" / "bench.md").read_text()
     every = list(rows())
     wrong = [value for _, _, what, values in every if what == "wrong" for each in values for value in each]
@@ -249,15 +255,15 @@ def test_the_page_has_the_simulated_table_and_no_error_above_its_promise():
     assert table(every) in page
 
 
-def test_a_profile_says_how_many_seeds_ended_above_each_quartile():
+def test_a_profile_counts_seeds_above_each_quartile():
     text = profile_text(cell([1, 2, 3, 4]), cell([5, 6, 7, 8, 9]))
-    assert text == "3: 1 of 4 beside 5 of 5, 5: 0 of 4 beside 4 of 5, 7: 0 of 4 beside 2 of 5"
-    assert profile_text(cell([2, 2]), cell([2])) == "2: 0 of 2 beside 0 of 1"
+    assert text == "3: 1 of 4 vs 5 of 5, 5: 0 of 4 vs 4 of 5, 7: 0 of 4 vs 2 of 5"
+    assert profile_text(cell([2, 2]), cell([2])) == "2: 0 of 2 vs 0 of 1"
     assert profile_text(cell([math.nan]), cell([])) == "no seed has a finite final value"
 
 
 @given(VALUES, VALUES, st.sampled_from([0.5, 2.0, 1024.0]), st.integers(-50, 50))
-def test_scale_and_origin_change_no_ranking(ours, theirs, scale, origin):
+def test_scale_and_origin_do_not_change_a_ranking(ours, theirs, scale, origin):
     one = rank(ours, theirs, margin=10.0)
     other = rank(
         [scale * (x + origin) for x in ours], [scale * (x + origin) for x in theirs], margin=10.0 * scale
@@ -267,7 +273,7 @@ def test_scale_and_origin_change_no_ranking(ours, theirs, scale, origin):
 
 
 @given(VALUES, VALUES)
-def test_larger_values_differ_by_more(ours, theirs):
+def test_larger_values_have_a_larger_difference(ours, theirs):
     more = difference([x + 1 for x in ours], theirs).value
     assert more == pytest.approx(difference(ours, theirs).value + 1)
 
@@ -279,4 +285,4 @@ def test_larger_values_differ_by_more(ours, theirs):
     st.booleans(),
 )
 def test_every_finite_case_has_a_sentence(ours, theirs, margin, paired):
-    assert "cell beside base: " in rank(ours, theirs, paired, margin=margin).text
+    assert "cell vs base: " in rank(ours, theirs, paired, margin=margin).text

@@ -1,4 +1,4 @@
-"""The list of lengths that every system of a comparison is given."""
+"""The list of response lengths that all systems of a comparison use."""
 
 import json
 
@@ -23,7 +23,7 @@ def answers(folder, *rows):
     return path
 
 
-def test_the_lengths_of_an_evaluation_become_the_setting_of_a_run(tmp_path, capsys):
+def test_recorded_lengths_become_a_runs_setting(tmp_path, capsys):
     out = tmp_path / "lengths.json"
     assert exit_code(["bench", "record", str(answers(tmp_path, [3, 9], [1, 4])), "-o", str(out)]) == 0
     assert "4 lengths from 1 to 9, mean 4.2" in capsys.readouterr().out
@@ -47,9 +47,7 @@ def test_a_file_without_lengths_is_refused(text, tmp_path):
     prompts=st.integers(1, 5),
     start=st.integers(0, 50),
 )
-def test_a_row_has_the_length_of_its_number_in_the_stream_wherever_it_is_sampled(
-    lengths, samples, prompts, start
-):
+def test_a_rows_length_follows_its_number_in_the_stream(lengths, samples, prompts, start):
     sampling, axis = (
         Sampling(samples, 16, stop=("x",), lengths=tuple(lengths)),
         Axis.fresh(prompts, start).repeat(samples),

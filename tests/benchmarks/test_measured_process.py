@@ -1,4 +1,4 @@
-"""What the process of a cell prints is kept without secrets."""
+"""Secrets are masked in the output of a cell's process."""
 
 import contextlib
 import sys
@@ -19,7 +19,7 @@ class System:
 """
 
 
-def test_secrets_that_a_cell_prints_are_neither_in_its_failure_nor_in_its_log(tmp_path, monkeypatch):
+def test_a_cells_secrets_are_masked_in_failure_and_log(tmp_path, monkeypatch):
     monkeypatch.setenv("OF_MINE_TOKEN", "SEKRET-by-its-variable")
     (tmp_path / "system.py").write_text(SYSTEM)
     process = CellProcess(sys.executable, tmp_path / "system.py", tmp_path / "log.txt", 60.0)

@@ -1,4 +1,4 @@
-"""What the mutation command does to a source, which tests judge it, and what they say."""
+"""The mutation command: its changes of a source, the choice of tests, and the verdicts."""
 
 import ast
 import json
@@ -32,7 +32,7 @@ def chosen(values: list[int], most: int = 5) -> int | None:
 '''
 
 
-def test_every_mutant_is_one_change_within_a_function_and_other_lines_keep_their_numbers():
+def test_a_mutant_changes_one_place_and_keeps_line_numbers():
     found = [(mutant.kind, mutant.line, mutant.before, mutant.after) for mutant in mutants(SOURCE)]
     assert found == [
         ("condition", 7, "not values and most > 1", "not (not values and most > 1)"),
@@ -55,7 +55,7 @@ def test_every_mutant_is_one_change_within_a_function_and_other_lines_keep_their
         ast.parse(changed)
 
 
-def test_whether_a_zip_is_strict_is_left_alone():
+def test_strict_of_zip_is_not_mutated():
     found = [
         (mutant.before, mutant.after)
         for mutant in mutants("def f(a, b):\n    g(zip(a, b, strict=True), reverse=True)\n")
@@ -63,7 +63,7 @@ def test_whether_a_zip_is_strict_is_left_alone():
     assert found == [("g(zip(a, b, strict=True), reverse=True)", "pass"), ("True", "False")]
 
 
-def test_a_mutant_is_equivalent_where_file_texts_and_line_are_those_that_are_listed():
+def test_a_listed_mutant_is_equivalent():
     path, listed = (
         Path("rlflow/one.py"),
         {"file": "rlflow/one.py", "before": "1", "after": "2", "why": "nobody looks"},
@@ -80,13 +80,13 @@ def test_a_mutant_is_equivalent_where_file_texts_and_line_are_those_that_are_lis
     assert reason([listed], Path("rlflow/other.py"), first, source) == ""
 
 
-def test_every_equivalent_is_a_mutant_of_the_sources_as_they_are():
+def test_every_listed_equivalent_exists_in_the_sources():
     for one in equivalents():
         source = (ROOT / one["file"]).read_text()
         assert [mutant for mutant in mutants(source) if reason([one], Path(one["file"]), mutant, source)], one
 
 
-def test_probes_change_no_result_and_note_what_is_reached_also_in_a_fork(tmp_path):
+def test_probes_keep_results_and_record_hits_in_forks(tmp_path):
     source = "def f(a):\n    match a:\n        case 1 if a: return 3\n        case _: b = a + 1; return b\n"
     every = dict(enumerate(mutants(source)))
     text, hits = probed(source, every), tmp_path / "hits"
@@ -110,7 +110,7 @@ def test_probes_change_no_result_and_note_what_is_reached_also_in_a_fork(tmp_pat
             delattr(__import__("builtins"), f"rlflow_probe_{number}")
 
 
-def test_tests_that_reach_the_line_judge_first_the_cheapest_before_the_dearest_and_then_those_beside():
+def test_tests_that_reach_the_mutant_run_first_fastest_first():
     seconds = {
         "tests/a/test_one.py::dear": 40.0,
         "tests/a/test_one.py::cheap": 1.0,
@@ -135,7 +135,7 @@ def test_tests_that_reach_the_line_judge_first_the_cheapest_before_the_dearest_a
         ("backends/local/heap.py", "tests/backends/"),
     ],
 )
-def test_the_tests_beside_a_source_are_those_of_the_nearest_folder(source, begins):
+def test_a_source_uses_the_tests_of_the_nearest_folder(source, begins):
     tests = [
         "tests/cluster/rpc/test_column_wire.py::a",
         "tests/cluster/test_load.py::b",
@@ -191,7 +191,7 @@ FILES = {
 
 @pytest.fixture
 def small(tmp_path):
-    """A repository with an environment that has the packages of this one."""
+    """Create a repository whose environment has the packages of this one."""
     root = tmp_path / "root"
     for name, text in FILES.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -205,7 +205,7 @@ def small(tmp_path):
 
 
 @pytest.mark.long
-def test_a_suite_judges_mutants_by_the_tests_that_reach_them_in_whatever_process(small, tmp_path):
+def test_a_suite_kills_mutants_reached_in_any_process(small, tmp_path):
     verdicts = tmp_path / "verdicts.json"
     command = [sys.executable, "benchmarks/mutation", "--tree", str(small), "--json", str(verdicts)]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -222,9 +222,7 @@ def test_a_suite_judges_mutants_by_the_tests_that_reach_them_in_whatever_process
 
 
 @pytest.mark.long
-def test_a_test_that_does_not_end_kills_one_that_fails_anyhow_does_not_and_the_source_is_as_it_was(
-    small, tmp_path
-):
+def test_a_hanging_test_kills_and_an_always_failing_test_does_not(small, tmp_path):
     path, every = (
         Path("rlflow/small.py"),
         [f"tests/test_small.py::test_{name}" for name in ("broken", "of_another_process", "first")],

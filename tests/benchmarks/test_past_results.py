@@ -1,5 +1,4 @@
-"""Trusted comparisons and gates: a comparison is held against others of its suite and kind of machine, and
-never against itself."""
+"""Trusted comparisons and gates: a comparison is checked against others of its suite and kind of machine."""
 
 import json
 
@@ -31,7 +30,7 @@ def states(tmp_path, seconds, number=99):
     return {gate.metric: gate.state for gate in judge_gates(SUITE, place, values).gates}
 
 
-def test_gates_pass_without_enough_history_and_fail_outside_of_it(tmp_path):
+def test_gates_pass_without_history_and_fail_outside_it(tmp_path):
     for number, seconds in enumerate([1.0, 1.01, 0.99, 1.02]):
         assert str(number + 1) in trust(finished(tmp_path, seconds, number)[0])
     assert set(states(tmp_path, 1.5, 90).values()) == {"no history"}
@@ -45,7 +44,7 @@ def test_gates_pass_without_enough_history_and_fail_outside_of_it(tmp_path):
     assert states(tmp_path, 0.5, 93)["one: seconds"] == "improvement"
 
 
-def test_a_trusted_comparison_is_not_held_against_itself_nor_against_another_machine_or_suite(tmp_path):
+def test_a_history_excludes_itself_other_machines_and_other_suites(tmp_path):
     for number in range(5):
         trust(finished(tmp_path, 1.0 + number / 100, number)[0])
     place = tmp_path / "run-0"
@@ -56,9 +55,8 @@ def test_a_trusted_comparison_is_not_held_against_itself_nor_against_another_mac
     assert {gate.runs for gate in judge_gates(SUITE, place, values).gates} == {0}
 
 
-def test_what_was_measured_in_one_folder_at_other_times_is_its_history_and_counts_once(tmp_path):
-    """A comparison of the same name goes to the same folder, where the cells of other code are measured
-    anew."""
+def test_earlier_results_of_a_folder_count_once(tmp_path):
+    """A comparison of the same name uses the same folder, and cells with changed code are measured again."""
     place = tmp_path / "mine"
     place.mkdir()
     for number in range(6):
@@ -79,12 +77,12 @@ def test_what_was_measured_in_one_folder_at_other_times_is_its_history_and_count
 @pytest.mark.parametrize(
     ("values", "whole", "found"),
     [
-        ({"one: seconds": 1.0}, False, "not finished"),
-        ({"one: seconds": None}, True, "no number of one: seconds"),
+        ({"one: seconds": 1.0}, False, "an unfinished comparison"),
+        ({"one: seconds": None}, True, "no number for one: seconds"),
         ({}, True, "no gates"),
     ],
 )
-def test_only_a_finished_comparison_with_all_its_numbers_is_trusted(tmp_path, values, whole, found):
+def test_only_a_complete_comparison_is_trusted(tmp_path, values, whole, found):
     write_result(SUITE, tmp_path, values, whole)
     with pytest.raises(PlanError, match="cannot be trusted") as refused:
         trust(tmp_path)
@@ -93,11 +91,11 @@ def test_only_a_finished_comparison_with_all_its_numbers_is_trusted(tmp_path, va
 
 
 def test_a_folder_without_a_comparison_is_refused(tmp_path):
-    with pytest.raises(PlanError, match="holds no comparison"):
+    with pytest.raises(PlanError, match="does not contain a comparison"):
         trust(tmp_path / "nowhere")
 
 
-def test_the_numbers_of_gates_are_those_of_the_table_and_none_where_a_cell_failed():
+def test_gates_use_the_tables_numbers_and_none_of_failed_cells():
     turn = Turn(
         0,
         0,

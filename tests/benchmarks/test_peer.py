@@ -1,4 +1,4 @@
-"""Interpreters of other systems: read without running the file, pinned to what runs here, made once."""
+"""Interpreters of other systems: requirements are read statically and pinned; environments are created once."""
 
 import sys
 from importlib.metadata import version
@@ -11,7 +11,7 @@ from rlflow.benchmarks.cells import PEERS
 from rlflow.benchmarks.measured_process import CellFailed
 
 
-def test_requirements_are_read_without_running_the_file_and_get_the_versions_that_are_here(tmp_path):
+def test_requirements_are_read_statically_and_pinned_to_local_versions(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("raise SystemExit\nREQUIRES = ('trl==1.16.0', 'torch', 'nowhere-on-earth')\n")
     assert peer.requirements(file) == ("trl==1.16.0", f"torch=={version('torch')}", "nowhere-on-earth")
@@ -28,9 +28,7 @@ def test_a_system_without_requirements_runs_in_this_interpreter(tmp_path):
     assert peer.interpreter(PEERS / "bare.py", print) == sys.executable
 
 
-def test_an_environment_that_is_there_is_not_made_again_and_another_requirement_makes_another(
-    tmp_path, monkeypatch
-):
+def test_an_environment_is_created_once_per_requirements(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = []
 
@@ -47,7 +45,7 @@ def test_an_environment_that_is_there_is_not_made_again_and_another_requirement_
     assert len(set(made)) == len(made) == 2
 
 
-def test_what_is_installed_without_what_it_requires_comes_last_and_alone(tmp_path, monkeypatch):
+def test_packages_without_dependencies_are_installed_last(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def create(folder, **_):
@@ -65,7 +63,7 @@ def test_what_is_installed_without_what_it_requires_comes_last_and_alone(tmp_pat
     assert peer.interpreter(file, lambda text: None) != first
 
 
-def test_requirements_that_cannot_be_installed_are_the_cause_of_the_cells_failure(tmp_path, monkeypatch):
+def test_a_failed_installation_is_the_cause_of_the_failure(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def create(folder, **_):

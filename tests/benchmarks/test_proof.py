@@ -1,5 +1,4 @@
-"""Faults by which proofs are judged are changes of a file that still parses, and most of a sample are
-found."""
+"""Faults to test proofs with: each is a change of a file that still parses, and most of a sample are found."""
 
 import ast
 import re
@@ -25,7 +24,7 @@ def test_every_fault_is_one_change_of_a_file_that_parses(monkeypatch):
 
 
 @pytest.mark.long
-def test_what_makes_a_gradient_vanish_or_turn_is_found():
+def test_harmful_faults_are_found():
     printed = subprocess.run([*COMMAND, "8"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     should, found = map(
         int, re.search(r"(\d+) of which make a gradient vanish or turn: (\d+) found", printed).groups()
@@ -35,7 +34,7 @@ def test_what_makes_a_gradient_vanish_or_turn_is_found():
 
 
 @pytest.mark.long
-def test_on_pools_made_scores_lie_where_their_rows_are_and_a_backend_without_weights_is_unproved():
+def test_a_proof_on_pools_places_synthetic_scores_with_their_rows():
     words = [*COMMAND[:3], "dapo", "--shipped", "--backend", "null"]
     printed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert re.search(r"^dapo +null +\d+ proved, 0 falsified, 1 unproved", printed)

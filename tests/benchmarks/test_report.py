@@ -1,4 +1,4 @@
-"""The page of a comparison says what was measured, and on what."""
+"""The page of a comparison: tables, sentences and the machine."""
 
 import json
 from dataclasses import replace
@@ -42,17 +42,17 @@ def test_a_row_is_a_line_of_numbers():
         "2.0 MB",
         "0.2",
         "0.500",
-        "close",
+        "match",
     )
     assert number(None, 3) == ""
 
 
-def test_what_is_said_beneath_names_failures_sums_that_do_not_close_and_the_machine():
+def test_sentences_name_failures_wrong_sums_and_the_machine():
     verdict = Verdict("b", "a", "speed", "faster", "faster by half")
     said = list(
         lines([ROW, Row("c", "l", (), 0, *[None] * 8, "1 row lost", False, {})], [verdict], ["a note"])
     )
-    assert said[0] == "b beside a, speed: faster by half"
+    assert said[0] == "b vs a, speed: faster by half"
     assert said[1] == "a|b, seed 2 failed: no room"
     assert said[2] == "c: the sums of sampled rows and of their outcomes do not match:\n1 row lost"
     assert said[3] == "a note"
@@ -60,7 +60,7 @@ def test_what_is_said_beneath_names_failures_sums_that_do_not_close_and_the_mach
     assert "torch" in said[4]
 
 
-def test_markdown_is_a_table_whose_cells_cannot_break_it():
+def test_cells_cannot_break_the_markdown_table():
     page = markdown(SUITE, [ROW], [], [])
     table = [line for line in page.splitlines() if line.startswith("|")]
     assert "reward/mean" in table[0]
@@ -75,7 +75,7 @@ def test_json_is_one_line_with_every_field():
     assert page["notes"] == ["a note"]
 
 
-def test_a_cell_of_which_nothing_was_measured_is_a_row_too():
+def test_an_unmeasured_cell_has_a_row():
     empty = row("one", "k", Measured(), SUITE.goal)
     assert (empty.seconds, empty.rate, empty.last, empty.seeds) == (None, None, None, ())
     turn = Turn(
@@ -97,10 +97,10 @@ def test_a_cell_of_which_nothing_was_measured_is_a_row_too():
         7,
         0.5,
     )
-    assert (empty.moved, one.moved) == (None, None)  # nobody counts bytes, which is not that there were none
+    assert (empty.moved, one.moved) == (None, None)  # unknown, which is not the same as 0 bytes
 
 
-def test_bytes_are_the_mean_of_the_iterations_that_are_timed():
+def test_bytes_are_the_mean_of_timed_iterations():
     rows = [
         {"iteration": number, "wall": 2.0, "tokens": 10, "metrics": {}, "bytes": size}
         for number, size in enumerate((900, 0, 30))

@@ -1,4 +1,4 @@
-"""Intervals by resampling: their ends, and which method they say."""
+"""Bootstrap intervals: their ends, and the method that they report."""
 
 from statistics import NormalDist
 
@@ -14,20 +14,22 @@ VALUES = arrays(np.float64, st.integers(2, 30), elements=st.integers(-1000, 1000
 
 
 @given(VALUES)
-def test_medians_without_each_value_are_medians(values):
+def test_jackknife_medians_are_medians(values):
     expected = [np.median(np.delete(values, number)) for number in range(len(values))]
     assert medians_left_out(values) == pytest.approx(expected)
 
 
-def test_draws_are_of_all_rows_and_the_same_for_a_seed():
+def test_draws_use_all_rows_and_repeat_for_a_seed():
     assert set(draws(7, 50, 3).ravel()) == set(range(7))
     assert draws(7, 50, 3).shape == (50, 7)
     assert (draws(7, 50, 3) != draws(7, 50, 4)).any()
 
 
-def test_bca_is_efrons_on_a_skewed_mean():
-    """The interval of a mean of skewed values lies to the right of the percentiles, by as much as Efron's
-    formula says: for a mean the acceleration is the skewness of the sample ÷ 6√n."""
+def test_bca_follows_efron_on_a_skewed_mean():
+    """The interval of the mean of skewed values is to the right of the percentile interval, by Efron's formula.
+
+    For a mean, the acceleration is the skewness of the sample ÷ 6√n.
+    """
     sample = np.random.default_rng(0).exponential(size=40)
     values = sample[draws(40, 4000, 0)].mean(axis=1)
     left_out = (sample.sum() - sample) / 39
@@ -54,11 +56,11 @@ def test_without_skew_bca_is_the_percentile_interval():
     [
         (-2.0, [0.0, 1.0, 5.0], "percentile"),  # all resamples on one side
         (2.0, [0.0, 1.0, 5.0], "percentile"),
-        (0.0, [1.0, 1.0, 1.0], "percentile"),  # nothing tells the skew
+        (0.0, [1.0, 1.0, 1.0], "percentile"),  # no spread, so the skewness is unknown
         (0.0, [0.0, 1.0, 5.0], "BCa"),
     ],
 )
-def test_where_bca_degenerates_percentiles_are_given_and_said(observed, left_out, method):
+def test_a_degenerate_bca_falls_back_to_percentiles(observed, left_out, method):
     values = np.linspace(-1, 1, 101)
     interval = bca(values, observed, np.array(left_out), 0.9)
     assert interval.method == method
@@ -67,11 +69,11 @@ def test_where_bca_degenerates_percentiles_are_given_and_said(observed, left_out
         assert (interval.low, interval.high) == pytest.approx((-0.9, 0.9))
 
 
-def test_values_without_spread_say_so():
+def test_equal_values_have_no_spread():
     assert bca(np.ones(9), 1.0, np.ones(3), 0.95).method == "no spread"
 
 
 @pytest.mark.parametrize("acceleration", [1.0, 1.5])
-def test_an_end_is_none_where_the_acceleration_turns_the_order_round_or_reaches_where_it_would(acceleration):
+def test_an_end_is_nan_if_acceleration_reverses_the_order(acceleration):
     assert np.isnan(_corrected(1.0, 0.0, acceleration))
     assert _corrected(1.0, 0.0, 0.5) == pytest.approx(NormalDist().cdf(2.0))

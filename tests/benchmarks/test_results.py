@@ -1,5 +1,4 @@
-"""The numbers of a cell are those of its turns: nothing is counted twice, and what is not timed is in no
-seconds."""
+"""The numbers of a cell: repeated iterations count once, and untimed iterations do not count in seconds."""
 
 import pytest
 from hypothesis import given
@@ -28,13 +27,13 @@ def turn(number, iterations, timed=None, seed=0, walls=1.0, evaluations=()):
     )
 
 
-def test_seconds_of_a_block_are_those_of_the_iterations_that_are_timed():
+def test_block_seconds_are_of_timed_iterations():
     measured = Measured([turn(0, range(3), timed=[]), turn(1, range(3, 6), timed=[4, 5], walls=2.0)])
     assert block_seconds(measured) == {(0, 1): 2.0}
     assert block_tokens(measured) == {(0, 1): 50 + 60}
 
 
-def test_a_curve_says_what_had_been_spent_when_a_value_was_measured():
+def test_a_curve_has_seconds_and_tokens_spent_before_each_value():
     measured = Measured(
         [
             turn(0, range(2), evaluations=[(0, 0.1)]),
@@ -48,10 +47,10 @@ def test_a_curve_says_what_had_been_spent_when_a_value_was_measured():
 
 
 @given(cuts=st.lists(st.integers(0, 20), max_size=6), block=st.integers(1, 5))
-def test_a_run_that_was_killed_and_did_iterations_again_counts_each_once(cuts, block):
+def test_repeated_iterations_count_once(cuts, block):
     turns, number = [], 0
     for cut in [*cuts, 20]:
-        start = min(number, cut)  # the checkpoint from which it went on
+        start = min(number, cut)  # the checkpoint from which the run resumed
         for first in range(start, 21, block):
             turns.append(
                 turn(len(turns), range(first, min(first + block, 21)), evaluations=[(first, first / 30)])

@@ -1,5 +1,4 @@
-"""A run of rlflow as a cell: what it measures is what the run records, and a killed one goes on from its
-checkpoint."""
+"""A run of rlflow as a cell: it reports the run's records, and after a kill it resumes from its checkpoint."""
 
 import json
 import sys
@@ -31,7 +30,7 @@ def recorded(folder):
     return [{name: value for name, value in line.items() if "second" not in name} for line in lines]
 
 
-def test_turns_give_the_iterations_of_the_same_run_by_itself(tmp_path):
+def test_turns_give_the_same_iterations_as_an_uninterrupted_run(tmp_path):
     alone = recorded(rlflow.run("grpo", out=str(tmp_path), name="alone", seed=3, **NULL).folder)
     system = System()
     assert system.prepare(CELL, str(tmp_path), 3) == {"iterations": 5}
@@ -44,11 +43,11 @@ def test_turns_give_the_iterations_of_the_same_run_by_itself(tmp_path):
     assert [row["metrics"]["reward/mean"] for row in rows] == [line["reward/mean"] for line in alone]
     assert [row["tokens"] for row in rows] == [round(line["response/length"] * 8) for line in alone]
     assert all(row["wall"] > 0 for row in rows)
-    assert not any("bytes" in row for row in rows)  # in one process nothing moves
+    assert not any("bytes" in row for row in rows)  # one process sends no bytes
     assert system.observe()["closes"]
 
 
-def test_a_checkpoint_behind_which_iterations_are_missing_is_not_gone_on_from(tmp_path):
+def test_a_checkpoint_after_unrecorded_iterations_is_removed(tmp_path):
     for step in (2, 4):
         (tmp_path / f"checkpoints/step-{step:08d}").mkdir(parents=True)
     assert checkpoints(tmp_path)
@@ -58,7 +57,7 @@ def test_a_checkpoint_behind_which_iterations_are_missing_is_not_gone_on_from(tm
     assert not list(tmp_path.glob("checkpoints/*"))
 
 
-def test_an_error_of_the_run_is_that_of_the_turn(tmp_path):
+def test_an_error_of_the_run_is_raised_by_the_turn(tmp_path):
     (tmp_path / "judge.py").write_text("def judge(completion):\n    raise ValueError('no')\n")
     system = System()
     system.prepare(
@@ -74,7 +73,7 @@ def test_an_error_of_the_run_is_that_of_the_turn(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_cell_goes_on_from_its_checkpoint_to_the_same_end(tmp_path):
+def test_a_killed_cell_resumes_to_the_same_result(tmp_path):
     whole = recorded(rlflow.run("grpo", out=str(tmp_path), name="alone", seed=0, **NULL).folder)
     with closing(CellProcess(sys.executable, Path(rlflow_system.__file__), tmp_path / "log", 120)) as cell:
         cell.ask("prepare", cell=CELL, folder=str(tmp_path), seed=0)
@@ -93,7 +92,7 @@ def test_a_killed_cell_goes_on_from_its_checkpoint_to_the_same_end(tmp_path):
 
 
 def written(path):
-    """Wait for a file, which another thread of another process writes."""
+    """Wait for a file that another process writes."""
     limit = time.monotonic() + 60
     while not path.exists():
         assert time.monotonic() < limit, f"{path} was not written"

@@ -1,5 +1,4 @@
-"""Running a comparison with real processes of a system that takes no time: turns, failures, deadlines,
-kills."""
+"""Comparisons with real processes of a system that takes no time: turns, failures, deadlines, kills."""
 
 import os
 import select
@@ -14,7 +13,7 @@ from rlflow.benchmarks.journal import read
 from rlflow.benchmarks.measured_process import CellFailed, CellProcess
 from rlflow.benchmarks.results import block_seconds
 
-pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+pytestmark = pytest.mark.slow  # complete runs, models or processes: together these tests take long
 
 COUNTING = Path(__file__).parent / "counting.py"
 TWO = """
@@ -39,7 +38,7 @@ def turns(measured, key):
     ]
 
 
-def test_cells_take_turns_of_a_block_in_an_order_that_rotates(suite, bench, tmp_path):
+def test_cells_take_turns_in_a_rotating_order(suite, bench, tmp_path):
     whole, said, keys = bench(suite(TWO))
     assert whole
     measured = read(tmp_path / "out")
@@ -50,15 +49,13 @@ def test_cells_take_turns_of_a_block_in_an_order_that_rotates(suite, bench, tmp_
     assert list((tmp_path / "out").glob("cells/*/seed-0/closed")), "a system is closed"
 
 
-def test_every_seed_is_run_by_every_cell_before_the_next(suite, bench, tmp_path):
+def test_all_cells_run_a_seed_before_the_next(suite, bench, tmp_path):
     bench(suite(TWO.replace("[suite]", "[suite]\nseeds = [4, 7]")))
     lines = [line for cell in read(tmp_path / "out").values() for line in cell.turns]
     assert {turn.seed for turn in lines} == {4, 7}
 
 
-def test_of_cells_whose_turn_is_a_whole_run_one_is_loaded_at_a_time_and_seeds_rotate_the_order(
-    suite, bench, tmp_path
-):
+def test_complete_run_turns_load_one_cell_at_a_time(suite, bench, tmp_path):
     text = TWO.replace("block = 3", "block = 9\nseeds = 2").replace(
         "seconds = 0.5", "seconds = 0.5\nalone = true"
     )
@@ -70,9 +67,7 @@ def test_of_cells_whose_turn_is_a_whole_run_one_is_loaded_at_a_time_and_seeds_ro
     assert all(turn.seconds > 0 for key in keys.values() for turn in measured[key].turns)
 
 
-def test_the_first_turn_and_the_first_iterations_of_each_are_not_timed_where_speed_is_compared(
-    suite, bench, tmp_path
-):
+def test_first_turns_and_settling_iterations_are_not_timed(suite, bench, tmp_path):
     _, _, keys = bench(suite(TWO.replace("block = 3", "block = 3\nrounds = 3\nsettle = 2")))
     assert [turn.timed for turn in read(tmp_path / "out")[keys["one"]].turns] == [[], [5], [8]]
 
@@ -95,9 +90,7 @@ def test_rounds_end_once_the_verdicts_are_decided(suite, bench, tmp_path):
         ("hangs = 4\n", "no answer to 'iterate' within 0.7 s"),
     ],
 )
-def test_a_cell_that_fails_is_recorded_with_its_cause_and_the_others_go_on(
-    suite, bench, tmp_path, flags, cause
-):
+def test_a_failed_cell_is_recorded_and_others_continue(suite, bench, tmp_path, flags, cause):
     text = TWO.replace("tokens = 11", flags)
     _, said, keys = bench(
         suite(text.replace("deadline = 60", "deadline = 0.7") if "hangs" in flags else text)
@@ -109,7 +102,7 @@ def test_a_cell_that_fails_is_recorded_with_its_cause_and_the_others_go_on(
     assert any(line.startswith("two, seed 0 failed") for line in said)
 
 
-def test_what_is_done_is_not_done_again_and_a_failed_cell_is_tried_again(suite, bench, tmp_path):
+def test_finished_work_is_kept_and_a_failed_cell_is_retried(suite, bench, tmp_path):
     bench(suite(TWO.replace("tokens = 11", "fails = 4")))
     before = read(tmp_path / "out")
     _, said, keys = bench(suite(TWO.replace("tokens = 11", "fails = 4")))
@@ -122,8 +115,7 @@ SPEED = TWO.replace("block = 3", "block = 3\nrounds = 4") + '[goal]\n    metric 
 
 
 def killed_in_the_second_round(suite):
-    """The process of a comparison that was killed by SIGKILL when the first cell of its second round had its
-    turn."""
+    """Start a comparison in a process, and kill it after the first turn of its second round."""
     code = (
         f"import sys, time; sys.path[:0] = {sys.path!r}\nfrom pathlib import Path\nfrom "
         "rlflow.benchmarks.cells import compile_cells\nfrom rlflow.benchmarks.runner import Runner\nfrom "
@@ -138,7 +130,7 @@ def killed_in_the_second_round(suite):
         parent.send_signal(signal.SIGKILL)
 
 
-def test_a_killed_comparison_of_speed_goes_on_with_further_rounds_of_the_same_work(suite, bench, tmp_path):
+def test_a_killed_speed_comparison_continues_with_equal_work(suite, bench, tmp_path):
     compared = suite(SPEED)
     (tmp_path / "out").mkdir()
     killed_in_the_second_round(tmp_path / "suite.toml")
@@ -156,13 +148,11 @@ def test_a_killed_comparison_of_speed_goes_on_with_further_rounds_of_the_same_wo
     ]
     for name in ("one", "two"):
         kept = block_seconds(measured[keys[name]])
-        assert {(0, 3), (0, 4)} <= set(kept), "the rounds after the first of the new process count"
-        assert (0, 2) not in kept, "and it does not"
+        assert {(0, 3), (0, 4)} <= set(kept), "rounds after the first of the new process count"
+        assert (0, 2) not in kept, "the first round of the new process does not count"
 
 
-def test_a_cell_that_failed_in_a_comparison_of_speed_is_tried_again_in_turns_with_the_base(
-    suite, bench, tmp_path
-):
+def test_a_failed_speed_cell_is_retried_with_the_base(suite, bench, tmp_path):
     text = SPEED.replace("tokens = 11", 'fails_without = "mended"')
     bench(suite(text))
     (tmp_path / "out" / "mended").touch()
@@ -173,13 +163,13 @@ def test_a_cell_that_failed_in_a_comparison_of_speed_is_tried_again_in_turns_wit
     assert turns(measured, keys["two"])[-1][1] == turns(measured, keys["one"])[-1][1]
 
 
-def test_a_budget_ends_a_comparison_between_turns_and_the_next_goes_on(suite, bench, tmp_path):
+def test_a_budget_stops_between_turns_and_the_next_call_continues(suite, bench, tmp_path):
     assert not bench(suite(TWO), budget=0.0)[0]
     assert read(tmp_path / "out") == {}
     assert bench(suite(TWO))[0]
 
 
-def test_a_system_ends_with_the_process_that_asks_it(tmp_path):
+def test_a_system_ends_with_its_comparison(tmp_path):
     code = (
         f"import sys; sys.path[:0] = {sys.path!r}\nfrom pathlib import Path; from "
         "rlflow.benchmarks.measured_process import CellProcess\ncell = CellProcess(sys.executable, "
@@ -190,11 +180,11 @@ def test_a_system_ends_with_the_process_that_asks_it(tmp_path):
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         child = os.pidfd_open(int(parent.stdout.readline()))
         parent.send_signal(signal.SIGKILL)
-    assert select.select([child], [], [], 20)[0], "it lives on"
+    assert select.select([child], [], [], 20)[0], "the child is still running"
     os.close(child)
 
 
-def test_a_process_that_ends_by_itself_is_a_failure_with_its_last_lines(tmp_path):
+def test_a_process_that_exits_is_a_failure_with_its_last_lines(tmp_path):
     file = tmp_path / "leaves.py"
     file.write_text(
         "import os\nclass System:\n    def prepare(self, **_):\n        print('on its way out', flush=True)\n"
@@ -207,7 +197,7 @@ def test_a_process_that_ends_by_itself_is_a_failure_with_its_last_lines(tmp_path
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc")
-def test_memory_that_was_given_back_within_a_turn_counts(tmp_path):
+def test_memory_freed_within_a_turn_counts(tmp_path):
     file = tmp_path / "swells.py"
     file.write_text(
         "class System:\n    def prepare(self, **_):\n        return 0\n    def iterate(self, count):\n"

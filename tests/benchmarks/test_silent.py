@@ -1,5 +1,5 @@
-"""A reward that gives rows the scores of others: TRL trains with it, where its environment is there, and
-`rlflow prove` names it."""
+"""A reward that swaps the scores of rows: TRL trains with it (if TRL is installed), and `rlflow prove` reports
+it."""
 
 import math
 import re
@@ -21,7 +21,7 @@ def silent(*words):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
-def test_the_fault_gives_the_same_scores_to_other_rows(monkeypatch):
+def test_the_fault_gives_scores_to_wrong_rows(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import silent_rewards as rewards
 
@@ -35,7 +35,7 @@ def test_the_fault_gives_the_same_scores_to_other_rows(monkeypatch):
 
 
 @pytest.mark.long
-def test_rlflow_names_the_fault_and_nothing_of_the_sound_function():
+def test_rlflow_reports_only_the_faulty_function():
     printed = silent("--only", "rlflow")
     wrong = [line for line in printed.splitlines() if line.startswith("falsified")]
     assert len(wrong) == 1
@@ -47,7 +47,7 @@ def test_rlflow_names_the_fault_and_nothing_of_the_sound_function():
 @pytest.mark.skipif(
     not (TRL / "installed").is_file(), reason="TRL's environment is not there; rlflow bench peers makes it"
 )
-def test_trl_trains_with_the_fault_as_without_it():
+def test_trl_shows_no_difference_with_the_fault():
     printed = silent("--only", "trl", "--iterations", "2")
     rows = [list(map(float, line.split()[1:])) for line in printed.splitlines() if re.match(r"\d", line)]
     assert len(rows) == 2

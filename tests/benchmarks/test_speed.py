@@ -1,5 +1,4 @@
-"""Which cell is faster: what equal cells, different cells and odd blocks get, and how often recorded noise
-leads astray."""
+"""Comparison of speed: verdicts of equal and different cells, unusual blocks, and errors on recorded noise."""
 
 import math
 
@@ -13,10 +12,10 @@ from suites import NOISE, cells, suite
 from rlflow.benchmarks.forecast import FARTHEST
 from rlflow.benchmarks.speed import Block, Looks, alike, finished, judged
 
-pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+pytestmark = pytest.mark.slow  # complete runs, models or processes: together these tests take long
 
 SECONDS = arrays(np.float64, st.tuples(st.integers(2, 14), st.just(2)), elements=st.floats(1e-6, 1e6))
-LONG = Looks(maximum=768, growth=2)  # the recorded machine was crowded
+LONG = Looks(maximum=768, growth=2)  # the machine was busy while recording
 
 
 def of(seconds, **keywords):
@@ -25,7 +24,7 @@ def of(seconds, **keywords):
 
 
 def steady(ratio, rounds=12, noise=0.01):
-    """Rounds in which the cell takes ``ratio`` times the seconds."""
+    """Return rounds in which the cell takes ``ratio`` times the base's seconds."""
     return np.exp(np.random.default_rng(1).normal(0, noise, (rounds, 2))) * [ratio, 1]
 
 
@@ -36,19 +35,19 @@ def test_a_clear_case_is_decided_at_the_first_look(ratio, outcome):
     speed = of(steady(ratio))
     assert (speed.outcome, speed.rounds, speed.more) == (outcome, 6, None)
     assert speed.at_look.low <= speed.ratio <= speed.at_look.high
-    assert speed.text.startswith(f"cell beside base: {outcome}; ")
+    assert speed.text.startswith(f"cell vs base: {outcome}; ")
     assert (
         f", {speed.at_look.low:.4g} … {speed.at_look.high:.4g} (95 % over all looks, t), 6 rounds, margin 5 %"
         in speed.text
     )
 
 
-def test_a_difference_within_the_margin_is_the_same_even_where_it_is_sure():
+def test_a_certain_difference_within_the_margin_is_the_same():
     assert of(steady(1.02, noise=1e-4)).outcome == "same within the margin"
     assert of(steady(1.02, noise=1e-4), margin=0.01).outcome == "slower"
 
 
-def test_an_undecided_pair_says_about_how_many_more_rounds():
+def test_an_undecided_pair_forecasts_more_rounds():
     speed = of(steady(1.0, noise=0.05, rounds=8))
     assert speed.outcome == "undecided"
     assert speed.rounds == 8
@@ -65,12 +64,12 @@ def test_an_undecided_pair_says_about_how_many_more_rounds():
         (8, "more than 1000 more rounds"),
     ],
 )
-def test_much_noise_is_announced_in_numbers_that_somebody_could_run(rounds, words):
+def test_a_forecast_under_much_noise_is_bounded(rounds, words):
     assert f"undecided, {words}" in of(steady(1.0, noise=0.9, rounds=rounds)).text
 
 
 @given(SECONDS, st.floats(0.001, 0.5))
-def test_what_is_announced_reaches_a_look_and_stays_within_reason(seconds, margin):
+def test_a_forecast_reaches_the_next_look(seconds, margin):
     speed = of(seconds, margin=margin)
     if speed.more is not None:
         later = [look for look in Looks().rounds if look > speed.rounds]
@@ -80,7 +79,7 @@ def test_what_is_announced_reaches_a_look_and_stays_within_reason(seconds, margi
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 5])
-def test_before_the_first_look_nothing_is_decided(rounds):
+def test_nothing_is_decided_before_the_first_look(rounds):
     speed = of(steady(3.0, rounds=rounds))
     assert speed.outcome == "undecided"
     assert (speed.more, speed.early) == (6 - rounds, True)
@@ -93,7 +92,7 @@ def test_rounds_after_the_deciding_look_change_nothing():
     assert of(np.concatenate([clear[:6], 1 / clear[6:]])) == of(clear[:6])
 
 
-def test_between_looks_nothing_is_decided():
+def test_nothing_is_decided_between_looks():
     looks = Looks(minimum=6, maximum=40, growth=2)
     assert looks.rounds == (6, 12, 24, 40)
     assert [looks.due(rounds) for rounds in (5, 6, 7, 12, 40, 41)] == [False, True, False, True, True, False]
@@ -109,7 +108,7 @@ def test_looks_end_with_the_maximum(minimum, maximum, rounds):
     assert Looks(minimum, maximum).rounds == rounds
 
 
-def test_a_bench_ends_when_all_are_decided_or_at_the_maximum():
+def test_rounds_end_at_the_maximum_or_when_all_are_decided():
     decided, open_one = of(steady(0.8)), of(steady(1.0, noise=0.5))
     assert finished([decided, decided], 6)
     assert not finished([decided, open_one], 12)
@@ -136,7 +135,7 @@ def test_cells_without_a_common_round_are_not_compared():
     assert judged({"base": [Block(0, 1.0)], "cell": []}, "base")[0].reason == "no turn of cell is timed yet"
 
 
-def test_a_round_counts_where_each_cell_has_one_block_in_whatever_order_they_come():
+def test_a_round_counts_if_each_cell_has_one_block():
     both = cells(steady(0.8, rounds=8))
     uneven = {"cell": both["cell"][::-1], "base": [*both["base"][:7], Block(0, 9.0)]}
     [speed] = judged(uneven, "base")
@@ -145,10 +144,13 @@ def test_a_round_counts_where_each_cell_has_one_block_in_whatever_order_they_com
 
 
 @pytest.mark.parametrize("truth", [1.0, 1.08, 1.2])
-def test_what_is_shown_covers_the_ratio_at_whichever_look_decided(truth):
-    """250 suites with noise of rounds and of cells. Of nominal 95 % fewer than 229 have a probability below 1
-    %; of 88 % so many have one of 4 %, and 88 % is what an interval of one look covers where the look was
-    chosen by what it showed."""
+def test_the_shown_interval_covers_the_ratio_at_the_deciding_look(truth):
+    """Simulate 250 suites with noise of rounds and of cells.
+
+    Fewer than 229 covered suites have a probability below 1 % if the coverage is 95 %. With a coverage of 88 %,
+    229 or more have a probability of 4 %. 88 % is the coverage of an interval of one look, if the look was
+    chosen by its result.
+    """
     rng, covered = np.random.default_rng(11), 0
     for _ in range(250):
         common, own = rng.normal(0, 0.05, (24, 1)), rng.normal(0, 0.04, (24, 2))
@@ -158,14 +160,14 @@ def test_what_is_shown_covers_the_ratio_at_whichever_look_decided(truth):
 
 
 def drifting(rng, correlation, rounds=24):
-    """Seconds [rounds, 2] of two equal cells, each of which drifts by itself."""
+    """Return the seconds [rounds, 2] of two equal cells that drift independently."""
     logs = rng.normal(0, 0.05, (rounds, 2))
     for number in range(1, rounds):
         logs[number] = correlation * logs[number - 1] + math.sqrt(1 - correlation**2) * logs[number]
     return np.exp(logs)
 
 
-def test_a_ratio_that_drifts_is_told_and_independent_rounds_are_not_called_so():
+def test_a_drifting_ratio_is_reported_and_independent_rounds_are_not():
     rng = np.random.default_rng(13)
     told = {
         c: sum(
@@ -174,7 +176,7 @@ def test_a_ratio_that_drifts_is_told_and_independent_rounds_are_not_called_so():
         )
         for c in (0, 0.8)
     }
-    assert told[0] <= 6  # 0.1 % have more where 0.5 % are called so
+    assert told[0] <= 6  # more has a probability of 0.1 % if 0.5 % are reported
     assert told[0.8] >= 200
     assert alike(np.arange(9.0)) is None
     speed = of(
@@ -182,12 +184,13 @@ def test_a_ratio_that_drifts_is_told_and_independent_rounds_are_not_called_so():
     )
     assert speed.alike == pytest.approx(1, abs=0.02)
     assert (
-        "; the ratio drifts, neighbouring rounds correlate by 0.99: the interval is too narrow" in speed.text
+        "; the ratio drifts, neighbouring rounds have a correlation of 0.99: the interval is too narrow"
+        in speed.text
     )
     assert "drifts" not in of(steady(0.8, rounds=24)).text
 
 
-def test_no_spread_is_said():
+def test_equal_rounds_report_no_spread():
     speed = of(np.ones((6, 2)) * [1, 2])
     assert (speed.outcome, speed.ratio, speed.interval.method, speed.at_look.method) == (
         "faster",
@@ -200,7 +203,7 @@ def test_no_spread_is_said():
 @given(SECONDS, st.floats(0.001, 0.5))
 @example(np.array([[275.0, 1e-6], [1e-6, 1e-6]]), 0.5)
 @example(np.array([[962.0, 1e-6], [1e-6, 1e-6]]), 0.5)
-def test_swapped_cells_have_the_inverse_ratio_and_the_opposite_outcome(seconds, margin):
+def test_swapped_cells_have_the_inverse_ratio_and_outcome(seconds, margin):
     there, back = of(seconds, margin=margin), of(seconds[:, ::-1], margin=margin)
     assert there.ratio * back.ratio == pytest.approx(1)
     assert math.log(there.at_look.low) == pytest.approx(-math.log(back.at_look.high), rel=1e-6, abs=1e-6)
@@ -211,7 +214,7 @@ def test_swapped_cells_have_the_inverse_ratio_and_the_opposite_outcome(seconds, 
 
 
 @given(SECONDS, st.sampled_from([1e-3, 0.5, 4.0, 1024.0]))
-def test_the_unit_of_time_changes_nothing(seconds, scale):
+def test_the_unit_of_time_does_not_matter(seconds, scale):
     one, other = of(seconds), of(seconds * scale)
     assert one.outcome == other.outcome
     assert one.ratio == pytest.approx(other.ratio)
@@ -220,7 +223,7 @@ def test_the_unit_of_time_changes_nothing(seconds, scale):
 
 @given(SECONDS, st.floats(1.0, 3.0))
 def test_a_slower_cell_has_a_larger_ratio(seconds, factor):
-    late = Looks(minimum=20)  # nothing is decided yet, so all rounds count on both sides
+    late = Looks(minimum=20)  # nothing is decided yet, so all rounds count for both
     assert of(seconds * [factor, 1], looks=late).ratio == pytest.approx(
         factor * of(seconds, looks=late).ratio
     )
@@ -231,12 +234,11 @@ def test_a_slower_cell_has_a_larger_ratio(seconds, factor):
     st.floats(0, 10),
 )
 def test_every_finite_case_has_a_sentence(seconds, margin):
-    assert "cell beside base" in of(seconds, margin=margin).text
+    assert "cell vs base" in of(seconds, margin=margin).text
 
 
 def simulated(series, suites, factor, looks):
-    """(outcome, whether `slower` came within twice the rounds that the first look announced) of each
-    suite."""
+    """Return for each suite the outcome, and whether `slower` came within twice the forecast of the first look."""
     rng, results = np.random.default_rng(7), []
     for _ in range(suites):
         blocks = suite(np.array(NOISE["seconds"][series]), looks.maximum, factor, rng)
@@ -255,7 +257,7 @@ def wrong(results):
 
 
 def many(*columns):
-    """The cells 0, 1 … and the base, from columns of seconds."""
+    """Return the cells 0, 1 … and the base from columns of seconds."""
     names = [*map(str, range(len(columns) - 1)), "base"]
     return {
         name: [Block(number, float(value)) for number, value in enumerate(column)]
@@ -263,7 +265,7 @@ def many(*columns):
     }
 
 
-def test_pairs_share_the_error_and_one_that_differs_leaves_its_part_to_the_others():
+def test_a_decided_pair_passes_its_error_part_on():
     rng = np.random.default_rng(3)
     base, near, far = np.exp(rng.normal(0, 0.1, (3, 6)))
     alone = of(np.stack([near, base], 1))
@@ -279,12 +281,12 @@ def test_pairs_share_the_error_and_one_that_differs_leaves_its_part_to_the_other
     arrays(np.float64, st.tuples(st.integers(6, 14), st.integers(2, 4)), elements=st.floats(0.5, 2.0)),
     st.integers(6, 13),
 )
-def test_of_several_pairs_none_changes_its_verdict_when_rounds_are_added(seconds, before):
+def test_more_rounds_change_no_verdict(seconds, before):
     early, late = (judged(many(*rounds.T), "base", resamples=50) for rounds in (seconds[:before], seconds))
     assert all(one == other for one, other in zip(early, late, strict=True) if one.decided)
 
 
-def test_a_cell_without_blocks_has_its_part_of_the_error():
+def test_a_cell_without_blocks_keeps_its_error_part():
     cell, base = steady(1.0, noise=0.3).T
     some = judged(
         {"cell": many(cell, base)["0"], "late": [], "base": many(cell, base)["base"]}, "base", resamples=200
@@ -293,24 +295,23 @@ def test_a_cell_without_blocks_has_its_part_of_the_error():
     assert 1 - some[0].at_look.level == pytest.approx(Looks().alpha / len(Looks().rounds) / 2)
 
 
-def test_recorded_noise_seldom_makes_a_difference_where_there_is_none():
-    """160 suites, looked at as declared. More than 17 wrong ones have a probability below 1 % where 6 % are
-    wrong (binomial)."""
+def test_recorded_noise_rarely_makes_a_difference():
+    """Simulate 160 suites: more than 17 wrong verdicts have a probability below 1 % if 6 % are wrong."""
     assert sum(wrong(simulated(series, 40, 1.0, Looks())) for series in NOISE["seconds"]) <= 17
 
 
-def test_a_difference_of_a_twentieth_is_found_in_recorded_processor_seconds():
-    # 1 % have fewer where 80 % are found
+def test_a_5_percent_difference_in_processor_seconds_is_found():
+    # fewer has a probability of 1 % if 80 % are found
     assert sum(found for _, found in simulated("local processor", 50, 1.05, LONG)) >= 35
 
 
 @pytest.mark.long
-def test_of_2000_suites_of_recorded_noise_at_most_6_percent_are_wrong():
+def test_at_most_6_percent_of_2000_noisy_suites_are_wrong():
     assert sum(wrong(simulated(series, 500, 1.0, Looks())) for series in NOISE["seconds"]) <= 120
 
 
 @pytest.mark.long
-def test_a_difference_of_a_twentieth_is_found_in_80_percent_within_twice_the_announced_rounds():
-    # wall seconds of so crowded a machine need more rounds than anyone would wait for
+def test_the_forecast_finds_a_5_percent_difference_in_80_percent():
+    # wall seconds on such a busy machine need too many rounds
     for series in ("local processor", "null processor"):
         assert sum(found for _, found in simulated(series, 200, 1.05, LONG)) >= 160

@@ -21,13 +21,13 @@ from rlflow.benchmarks.student import t_quantile, t_tail
         (0.975, 1e5, 1.95996),
     ],
 )
-def test_quantiles_are_those_of_printed_tables(probability, freedom, quantile):
+def test_quantiles_match_printed_tables(probability, freedom, quantile):
     assert t_quantile(probability, freedom) == pytest.approx(quantile, rel=1e-5)
     assert t_quantile(1 - probability, freedom) == pytest.approx(-quantile, rel=1e-5)
 
 
 @given(st.floats(-50, 50), st.floats(1, 20_000))
-def test_a_quantile_of_a_tail_is_where_the_tail_begins(t, freedom):
+def test_quantile_and_tail_are_inverse(t, freedom):
     tail = t_tail(t, freedom)
     assert tail + t_tail(-t, freedom) == pytest.approx(1)
     if 1e-6 < tail < 1 - 1e-6:
@@ -35,5 +35,5 @@ def test_a_quantile_of_a_tail_is_where_the_tail_begins(t, freedom):
 
 
 @given(st.floats(0, 30), st.floats(0.01, 5), st.floats(1, 500))
-def test_the_tail_falls(t, step, freedom):
+def test_the_tail_decreases(t, step, freedom):
     assert t_tail(t + step, freedom) < t_tail(t, freedom) + 1e-12

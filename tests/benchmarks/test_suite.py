@@ -1,5 +1,4 @@
-"""Suites: what is compared is what the file says, and a file that says nothing sensible is refused by place
-and remedy."""
+"""Suites: cells and settings from the file, and refusals of invalid files with place and remedy."""
 
 import re
 
@@ -9,7 +8,7 @@ from rlflow.benchmarks.suite import SHIPPED, find_suite, read_suite
 from rlflow.errors import PlanError
 
 
-def test_cells_are_all_combinations_of_the_axes_for_every_cell(suite):
+def test_every_cell_has_all_combinations_of_the_axes(suite):
     read = suite("""
         [suite]
         seeds = 2
@@ -42,19 +41,19 @@ def test_cells_are_all_combinations_of_the_axes_for_every_cell(suite):
     }
 
 
-def test_values_of_a_cell_go_before_those_of_all_and_of_an_axis_before_both(suite):
+def test_axis_values_override_cell_values_and_base_values(suite):
     read = suite(
         '[base]\nalgorithm = "grpo"\nprompts = 8\n[axis]\nseconds = [3]\n[[cell]]\nprompts = 4\nseconds = 1'
     )
     assert dict(read.cells[0].flags) == {"prompts": 4, "seconds": 3}
 
 
-def test_the_cell_that_others_are_compared_with_comes_first(suite):
+def test_the_base_cell_comes_first(suite):
     read = suite('[suite]\nbase = "algorithm=ppo"\n[axis]\nalgorithm = ["grpo", "ppo"]')
     assert [cell.algorithm for cell in read.cells] == ["ppo", "grpo"]
 
 
-def test_rounds_say_how_many_iterations_a_run_has_unless_the_suite_does(suite):
+def test_rounds_set_the_iterations_of_a_run(suite):
     assert (
         suite('[suite]\nrounds = 5\nblock = 4\n[base]\nalgorithm = "grpo"').cells[0].flags["iterations"] == 20
     )
@@ -64,12 +63,12 @@ def test_rounds_say_how_many_iterations_a_run_has_unless_the_suite_does(suite):
     )
 
 
-def test_repeated_flags_on_an_axis_are_one_value_each(suite):
+def test_repeatable_flags_on_an_axis_have_one_value(suite):
     read = suite('[base]\nalgorithm = "grpo"\n[axis]\nreward = ["math", "task"]')
     assert [cell.flags["reward"] for cell in read.cells] == [("math",), ("task",)]
 
 
-def test_another_system_gets_values_as_they_are_written(suite):
+def test_another_system_gets_its_values_unchanged(suite):
     read = suite('[base]\nsystem = "SYSTEM"\ndata = "a.jsonl"\nreward = "math"\niterations = 3')
     assert dict(read.cells[0].flags) == {"data": "a.jsonl", "reward": "math", "iterations": 3}
 
@@ -112,13 +111,13 @@ def test_another_system_gets_values_as_they_are_written(suite):
         ("[suite", "is not TOML", "correct the line"),
     ],
 )
-def test_what_a_suite_cannot_mean_is_refused_with_a_remedy(suite, text, message, remedy):
+def test_an_invalid_suite_is_refused_with_a_remedy(suite, text, message, remedy):
     with pytest.raises(PlanError, match=message) as refused:
         suite(text)
     assert re.search(remedy, str(refused.value))
 
 
-def test_a_suite_that_is_not_there_is_named_with_the_nearest(tmp_path):
+def test_a_missing_suite_shows_the_nearest_name(tmp_path):
     with pytest.raises(PlanError, match="there is no suite 'scedules'") as refused:
         find_suite("scedules")
     assert "nearest:  schedules" in str(refused.value)

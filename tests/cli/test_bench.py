@@ -184,4 +184,4 @@ def test_a_comparison_that_is_stopped_says_that_the_same_command_goes_on_and_it_
     )
     code, out, _ = bench(TWO.replace(str(COUNTING), str(system)))
     assert code == 0
-    assert "two beside one, speed: " in " ".join(out.split())
+    assert "two vs one, speed: " in " ".join(out.split())

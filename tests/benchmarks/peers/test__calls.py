@@ -1,9 +1,9 @@
-"""Iterations of equal calls: each is so many of them, until all have been."""
+"""Iterations of equal calls: number of calls, and the end of the iterations."""
 
 from rlflow.benchmarks.peers._calls import Iterations
 
 
-def test_an_iteration_is_so_many_calls_and_there_are_no_more_than_were_asked_for():
+def test_an_iteration_makes_the_set_number_of_calls():
     seconds = iter(range(1, 100))
     iterations = Iterations({"calls": 2, "iterations": 3}, lambda: next(seconds), tokens=5)
     first, last = iterations.next(2), iterations.next(2)

@@ -1,4 +1,4 @@
-"""Held-out questions of another system are answered as the model answers each by itself."""
+"""Held-out accuracy of another system: batches give the same answers as single questions."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ def accuracy(monkeypatch):
     sys.modules.pop("_held_out")
 
 
-def test_answers_are_those_to_each_question_alone(accuracy, tmp_path):
+def test_a_batch_gives_the_same_answers_as_single_questions(accuracy, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(MODEL, local_files_only=True, trust_remote_code=False)
     tokenizer = AutoTokenizer.from_pretrained(MODEL, local_files_only=True, trust_remote_code=False)
     tokenizer.padding_side = "right"

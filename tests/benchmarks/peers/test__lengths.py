@@ -1,5 +1,4 @@
-"""The recorded lengths for transformers' `generate`: a real model samples rows of exactly these lengths, call
-after call."""
+"""Recorded lengths for transformers' `generate`: a real model samples rows of exactly these lengths."""
 
 import json
 
@@ -45,7 +44,7 @@ def recorded(folder, lengths):
     width=st.integers(1, 4),
     seed=st.integers(0, 99),
 )
-def test_each_row_ends_with_its_last_token_and_not_before(lengths, width, seed, model, tmp_path_factory):
+def test_each_row_has_its_recorded_length(lengths, width, seed, model, tmp_path_factory):
     forced = recorded(tmp_path_factory.mktemp("lengths"), lengths)
     torch.manual_seed(seed)
     prompts = torch.full((len(lengths), width), 7)
@@ -62,7 +61,7 @@ def test_each_row_ends_with_its_last_token_and_not_before(lengths, width, seed, 
         assert row[length:] == [PAD] * (len(row) - length)
 
 
-def test_calls_take_the_list_in_order_and_begin_it_again(tmp_path):
+def test_calls_take_lengths_in_order_and_start_again_at_the_end(tmp_path):
     forced = recorded(tmp_path, [4, 1, 9])
     assert [forced.take(rows).tolist() for rows in (2, 2, 4)] == [[4, 1], [9, 4], [1, 9, 4, 1]]
 
@@ -72,7 +71,7 @@ class Tokenizer:
 
 
 @pytest.mark.parametrize(("named", "ends"), [(None, [5]), (5, [5]), (3, [5, 3]), ([3, 5, 6], [5, 3, 6])])
-def test_all_ends_of_a_model_are_known_and_the_tokenizers_is_sampled(named, ends, model):
+def test_all_end_tokens_are_known_and_the_tokenizers_comes_first(named, ends, model):
     before = model.generation_config.eos_token_id
     model.generation_config.eos_token_id = named
     try:

@@ -1,4 +1,4 @@
-"""The floor of bare calls, on the small model that the suites make."""
+"""The system of bare Hugging Face calls, on the small model of the suites."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ LENGTHS = '{"lengths": [5, 1, 9, 2, 3, 4]}'
 
 
 def prepared(folder, **flags):
-    """Bare calls on two prompts × two samples of recorded lengths, ready for their first iteration."""
+    """Prepare bare calls on two prompts × two samples of recorded lengths."""
     (folder / "own.json").write_text(LENGTHS)
     flags = {
         "model": str(folder / "model"),
@@ -29,7 +29,7 @@ def prepared(folder, **flags):
 
 
 @pytest.mark.slow
-def test_bare_calls_sample_as_many_tokens_as_the_list_says_and_train(tmp_path):
+def test_bare_calls_sample_recorded_lengths_and_train(tmp_path):
     make(tmp_path)
     system = prepared(tmp_path)
     before = [parameter.detach().clone() for parameter in system.model.parameters()]

@@ -1,5 +1,4 @@
-"""The hand-written loop of PPO: it samples what the list says, and trains both models with the functions of
-`ppo`."""
+"""The hand-written PPO loop: it samples recorded lengths and trains both models with the functions of `ppo`."""
 
 import json
 
@@ -14,7 +13,7 @@ def weights(system, role):
 
 
 @pytest.mark.slow
-def test_the_loop_samples_as_many_tokens_as_the_list_says_and_trains_actor_and_critic(tmp_path):
+def test_the_loop_samples_recorded_lengths_and_trains_both_models(tmp_path):
     make(tmp_path)
     (tmp_path / "own.json").write_text(json.dumps({"lengths": [5, 1, 9, 2, 3, 4]}))
     flags = {

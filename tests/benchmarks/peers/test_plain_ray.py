@@ -1,4 +1,4 @@
-"""The chain of plain Ray calls, in a process of its own as the comparison starts it."""
+"""The chain of plain Ray calls, in its own process as in a comparison."""
 
 import sys
 
@@ -9,7 +9,7 @@ from rlflow.benchmarks.measured_process import CellProcess
 
 
 @pytest.mark.long
-def test_actors_are_called_stage_after_stage_in_a_ray_of_their_own(tmp_path):
+def test_actors_are_called_stage_by_stage_in_their_own_ray(tmp_path):
     cell = CellProcess(sys.executable, PEERS / "plain_ray.py", tmp_path / "log", 120)
     try:
         flags = {"workers": 2, "stages": 3, "calls": 2, "iterations": 2}

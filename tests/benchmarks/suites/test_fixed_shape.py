@@ -1,5 +1,4 @@
-"""The model of the suites of speed: it is the same each time, and every response of it can have one
-length."""
+"""The model of the speed suites: it is reproducible, and all its responses can have the same length."""
 
 import json
 
@@ -12,7 +11,7 @@ from rlflow.checkpoints.model_files import weight_files
 
 
 @pytest.mark.slow
-def test_every_response_of_the_model_has_all_its_tokens(tmp_path):
+def test_every_response_can_have_the_full_length(tmp_path):
     (tmp_path / "again").mkdir()
     make(tmp_path)
     make(tmp_path / "again")
@@ -46,7 +45,7 @@ def test_every_response_of_the_model_has_all_its_tokens(tmp_path):
     assert LONG - 20 <= min(long) <= max(long) <= LONG + 25
 
 
-def test_the_shipped_list_is_whole_iterations_of_natural_lengths_of_a_named_model():
+def test_the_shipped_list_fills_whole_iterations_and_names_its_model():
     shipped = json.loads(LENGTHS.read_text())
     lengths = shipped["lengths"]
     assert len(lengths) % 32 == 0

@@ -1,5 +1,4 @@
-"""The questions of the suite with a real model, and what judges them; the model itself is fetched by who runs
-the suite."""
+"""The questions and the reward of the suite with a real model; the model itself is not downloaded."""
 
 import json
 import re
@@ -9,7 +8,7 @@ import pytest
 from rlflow.benchmarks.suites.gemma import FIXED, HELD_OUT, QUESTIONS, make, right
 
 
-def test_questions_to_train_on_and_held_out_are_apart_and_their_answers_are_right(tmp_path):
+def test_training_and_held_out_questions_differ_and_have_right_answers(tmp_path):
     cache, folder = tmp_path / "cache", tmp_path / "made"
     (cache / "model").mkdir(parents=True)
     folder.mkdir()
@@ -48,5 +47,5 @@ def test_questions_to_train_on_and_held_out_are_apart_and_their_answers_are_righ
         ("\n95", 0.0),
     ],
 )
-def test_the_first_line_has_to_be_the_answer(completion, score):
+def test_only_the_first_line_counts_as_the_answer(completion, score):
     assert right(completion, "95") == score
