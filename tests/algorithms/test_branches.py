@@ -1,5 +1,4 @@
-"""What settings switch on and off in the shipped algorithms: which models and stages an update then depends
-on."""
+"""Settings that switch models and stages of the shipped algorithms on and off."""
 
 import dataclasses
 
@@ -18,13 +17,13 @@ def program(name, **settings):
 
 
 def depends(name, **settings):
-    """The nodes that the policy's update depends on."""
+    """Return the nodes that the policy's update depends on."""
     return program(name, **settings).graph.before("actor.update")
 
 
 @pytest.mark.parametrize("name", ["ppo", "grpo", "rloo", "remax", "reinforce_pp"])
 @pytest.mark.parametrize("beta", [0.0, 0.3])
-def test_a_price_of_kl_brings_the_reference_in_and_none_needs_no_reference(name, beta):
+def test_only_a_kl_coefficient_adds_the_reference(name, beta):
     assert ("reference.logprobs" in depends(name, beta=beta)) == (beta > 0)
     assert any(node.role == "reference" for node in program(name, beta=beta).graph.nodes) == (beta > 0)
 
@@ -40,19 +39,19 @@ def test_grpo_charges_kl_in_its_loss_and_rloo_in_its_scores(beta):
 
 
 @pytest.mark.parametrize("baseline", [False, True])
-def test_reinforce_pp_takes_the_mean_of_the_group_off_where_it_has_a_baseline(baseline):
+def test_reinforce_pp_subtracts_the_group_mean_if_it_has_a_baseline(baseline):
     graph = program("reinforce_pp", baseline=baseline).graph
     scores = next(item.column for item in graph.by_name["charge_kl"].inputs if item.parameter == "scores")
     assert graph.nodes[scores.node].name == ("centre" if baseline else "reward")
 
 
 @pytest.mark.parametrize("overlong", [0, 8])
-def test_dapo_penalises_long_responses_where_it_is_told_from_which_length(overlong):
+def test_dapo_penalises_long_responses_from_a_given_length(overlong):
     assert ("shorten" in depends("dapo", overlong=overlong)) == (overlong > 0)
 
 
 @pytest.mark.parametrize("name", COMPARED)
-def test_the_advantages_of_grpo_and_its_variants_are_one_stage(name):
+def test_grpo_and_its_variants_share_the_advantage_stage(name):
     made = program(name)
     assert made.functions["compare"] is rlflow.compare
     assert made.settings["compare"]["deviation"] is True
@@ -64,5 +63,5 @@ def test_the_advantages_of_grpo_and_its_variants_are_one_stage(name):
 
 
 @pytest.mark.parametrize("deviation", [True, False])
-def test_grpo_divides_by_the_deviation_where_it_is_told_to(deviation):
+def test_grpo_divides_by_the_deviation_if_configured(deviation):
     assert program("grpo", deviation=deviation).settings["compare"] == {"deviation": deviation}

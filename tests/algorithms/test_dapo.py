@@ -1,5 +1,4 @@
-"""Dynamic sampling: more than one `generate` in an iteration, and as many mixed groups as were asked for
-after it."""
+"""Dynamic sampling: several calls of `generate` in an iteration, until there are enough mixed groups."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -65,7 +64,7 @@ def test_the_penalty_of_scores_in_float64_is_a_float64():
     assert shaped.tolist() == [-1 / 3]
 
 
-def test_what_is_clipped_is_what_left_the_trust_region_on_either_side():
+def test_only_ratios_beyond_the_trust_region_are_clipped():
     ratio = torch.tensor([[0.79, 0.81, 1.27, 1.29]])
     columns = (torch.zeros(1, 4), torch.ones(1, 4), torch.ones(1, 4))
     _, metrics = dapo.policy_loss(SimpleNamespace(logprobs=ratio.log()), *columns, low=0.2, high=0.28)

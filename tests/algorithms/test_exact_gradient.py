@@ -1,5 +1,8 @@
-"""Expected gradients against true ones, by enumeration: two tokens of a vocabulary of three, each of the 9
-responses with its probability, each of the 9^n groups with theirs. No sampling, so what differs is bias."""
+"""Expected gradients against true ones, by enumeration.
+
+Two tokens of a vocabulary of three: each of the 9 responses and each of the 9^n groups counts with its
+probability. Nothing is sampled, so any difference is bias.
+"""
 
 import itertools
 import math
@@ -72,7 +75,7 @@ class Policy:
         return torch.autograd.grad(objective, self.logits)[0]
 
     def true_gradient(self, scores):
-        """Of the expected score."""
+        """Return the gradient of the expected score."""
         return self.gradient((self.probabilities() * scores).sum())
 
 
@@ -114,8 +117,9 @@ LOSSES = {
 
 
 def expected(policy, advantages, of, chance, name="opo", weights=None):
-    """The gradient that an update ascends: responses ``of`` [rows], each with its ``chance``; the sum over a
-    response's tokens."""
+    """Return the gradient that an update ascends: responses ``of`` [rows], each with its probability
+    ``chance``; the sum over a response's tokens.
+    """
     now = policy.logprobs(RESPONSES[of])
     mask = torch.ones_like(now, dtype=torch.bool)
     loss, settings = LOSSES[name]
@@ -136,14 +140,16 @@ ONES = torch.ones(9, 2, dtype=torch.bool)
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_every_policy_loss_is_reinforce_where_the_policy_has_not_moved(policy, name):
+def test_policy_losses_equal_reinforce_before_the_policy_moves(policy, name):
     chance = policy.probabilities().detach()
     got = expected(policy, SCORES[:, None].expand(9, 2), ALONE, chance, name)
     torch.testing.assert_close(got, policy.true_gradient(SCORES), **EXACT)
 
 
-def test_gmpo_is_reinforce_by_the_length_of_a_response(policy):
-    """Its loss is per response, so that of a token weighs by one part in the response's tokens, two."""
+def test_gmpo_is_reinforce_divided_by_the_length(policy):
+    """Its loss is per response, so the gradient of a token is divided by the response's number of tokens,
+    two.
+    """
     now, scores = policy.logprobs(), SCORES[:, None].expand(9, 2)
     value, _ = gmpo.policy_loss(
         New(logprobs=now), now.detach(), scores, torch.ones_like(scores), ONES, low=0.4, high=0.4
@@ -152,9 +158,10 @@ def test_gmpo_is_reinforce_by_the_length_of_a_response(policy):
     torch.testing.assert_close(got, policy.true_gradient(SCORES) / 2, **EXACT)
 
 
-def test_reinforce_pp_is_unbiased_before_it_whitens(policy, reference):
-    """The KL of a token and of those after it: the gradient of E[score] - beta KL(policy, reference), over
-    whole responses."""
+def test_reinforce_pp_is_unbiased_before_whitening(policy, reference):
+    """The KL of a token and of the tokens after it gives the gradient of E[score] - beta KL(policy,
+    reference), over full responses.
+    """
     charged = reinforce_pp.charge_kl(
         SCORES, policy.logprobs().detach(), ONES, reference.logprobs().detach(), beta=0.3
     )
@@ -164,7 +171,7 @@ def test_reinforce_pp_is_unbiased_before_it_whitens(policy, reference):
 
 
 def penalised(policy, reference, beta):
-    """The gradient of E[score] - beta KL(policy, reference)."""
+    """Return the gradient of E[score] - beta KL(policy, reference)."""
     log_ratio = (policy.logprobs() - reference.logprobs().detach()).sum(1)
     return policy.gradient((policy.probabilities() * (SCORES - beta * log_ratio)).sum())
 
@@ -172,7 +179,7 @@ def penalised(policy, reference, beta):
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (1.0, 0.95), (1.0, 0.0)])
 def test_ppo_with_the_true_values_is_unbiased_at_any_lambda(policy, gamma, lam):
     chance, mean = policy.probabilities().detach(), (policy.probabilities() * SCORES).sum().detach()
-    after = (policy.logprobs()[:, 1].exp() * SCORES).detach().reshape(3, 3).sum(1)  # of each first token
+    after = (policy.logprobs()[:, 1].exp() * SCORES).detach().reshape(3, 3).sum(1)  # for each first token
     values = torch.stack([mean.expand(9), after[RESPONSES[:, 0]]], 1)
     advantages, returns = gae(place_last(SCORES, ONES), values, ONES, gamma=gamma, lam=lam)
     torch.testing.assert_close(
@@ -181,7 +188,7 @@ def test_ppo_with_the_true_values_is_unbiased_at_any_lambda(policy, gamma, lam):
     torch.testing.assert_close((chance * returns[:, 0]).sum(), mean, **EXACT)
 
 
-def test_ppo_with_any_values_is_unbiased_at_lambda_1_with_the_kl_in_its_reward(policy, reference):
+def test_ppo_with_any_values_is_unbiased_at_lambda_1(policy, reference):
     values = torch.tensor([0.7, -3.0, 11.0, 2.0], dtype=torch.float64)[
         torch.stack([0 * ALONE, 1 + RESPONSES[:, 0]], 1)
     ]
@@ -192,17 +199,16 @@ def test_ppo_with_any_values_is_unbiased_at_lambda_1_with_the_kl_in_its_reward(p
 
 
 @pytest.mark.parametrize("lam", [1.0, 0.6, 0.0])
-def test_ppo_turns_with_the_true_values_is_unbiased_and_later_turns_do_not_answer_for_earlier_ones(
-    policy, lam
-):
-    """Two turns of a token: the first one earns 2 for a token 1 and -1 for a token 2; the score has its own
-    besides."""
+def test_ppo_turns_is_unbiased_and_credits_only_later_rewards(policy, lam):
+    """Two turns of one token: the first turn earns 2 for a token 1 and -1 for a token 2; the score comes on
+    top.
+    """
     chance, first = (
         policy.probabilities().detach(),
         torch.tensor([0.0, 2.0, -1.0], dtype=torch.float64)[RESPONSES[:, 0]],
     )
     mean, left = (chance * SCORES).sum(), SCORES - first
-    # what the second turn still brings
+    # the remaining reward of the second turn
     after = (policy.logprobs()[:, 1].exp() * left).detach().reshape(3, 3).sum(1)
     values = torch.stack([mean.expand(9), after[RESPONSES[:, 0]]], 1)
     earned = torch.stack([first, torch.zeros(9, dtype=torch.float64)], 1)
@@ -215,22 +221,22 @@ def test_ppo_turns_with_the_true_values_is_unbiased_and_later_turns_do_not_answe
     )
 
 
-def test_ppo_turns_pays_a_turn_at_its_end_and_without_an_environment_as_ppo_does(policy, reference):
+def test_ppo_turns_rewards_the_end_of_a_turn_and_otherwise_equals_ppo(policy, reference):
     mask = torch.tensor([[True, True, False, True, True], [True, False, False, True, False]])
     earned = torch.tensor([[0.0, -0.25, 0.0, 0.0, 1.0], [-0.25, 0.0, 0.0, -0.25, 0.0]])
     scores, none = torch.tensor([0.75, 0.5]), torch.zeros(2, 5)
     rewards = ppo_turns.credit_turns(scores, none, mask, earned, beta=0.0)
-    # the second row's score has 1 besides
+    # the score adds 1 to the second row's reward
     assert rewards.tolist() == [[0.0, -0.25, 0.0, 0.0, 1.0], [-0.25, 0.0, 0.0, 0.75, 0.0]]
     now, then = policy.logprobs().detach(), reference.logprobs().detach()
     alone = ppo_turns.credit_turns(SCORES, now, ONES, ref_logprobs=then, beta=0.3)
     assert torch.equal(alone, ppo.charge_kl(SCORES, now, ONES, then, beta=0.3))
 
 
-def test_vapo_with_the_true_values_is_unbiased_and_its_critic_learns_whole_returns(policy):
-    """Two tokens and an alpha of 2: lambda is 0.75, by hand; and it is never below 0."""
+def test_vapo_is_unbiased_and_its_critic_learns_full_returns(policy):
+    """Two tokens and an alpha of 2: lambda is 0.75, computed by hand. Lambda is never below 0."""
     chance, mean = policy.probabilities().detach(), (policy.probabilities() * SCORES).sum().detach()
-    after = (policy.logprobs()[:, 1].exp() * SCORES).detach().reshape(3, 3).sum(1)  # of each first token
+    after = (policy.logprobs()[:, 1].exp() * SCORES).detach().reshape(3, 3).sum(1)  # for each first token
     values = torch.stack([mean.expand(9), after[RESPONSES[:, 0]]], 1)
     advantages, returns, _ = vapo.decoupled_gae(SCORES, values, ONES, alpha=2.0)
     torch.testing.assert_close(
@@ -245,8 +251,7 @@ def test_vapo_with_the_true_values_is_unbiased_and_its_critic_learns_whole_retur
 
 
 class Tabular:
-    """Responses' log-probs by a policy, as a model that is trained would give them; keeps the gradient of its
-    one step."""
+    """A model with a policy's log-probs of the responses. It keeps the gradient of its single step."""
 
     device, peers = torch.device("cpu"), Peers()
 
@@ -263,9 +268,10 @@ class Tabular:
         return OptimizerStep(True, 0.0, 0.0)
 
 
-def test_vapo_takes_one_step_on_both_losses_each_averaged_over_its_own_tokens(policy):
-    """All tokens for the policy's loss, those of right responses for the likelihood; the gradient of plain
-    sums by hand."""
+def test_vapo_averages_each_loss_over_its_own_tokens(policy):
+    """The policy's loss averages over all tokens, the likelihood over tokens of right responses; the gradient
+    of plain sums by hand.
+    """
     now, right = policy.logprobs(), vapo.is_right(SCORES, correct=0.45)
     lengths = torch.full((9,), 2)
     token = {
@@ -309,8 +315,9 @@ def test_remax_is_unbiased_with_the_kl_in_its_reward(policy, reference):
 
 
 def groups(policy, samples):
-    """Every group of ``samples`` responses: the response of each row, its group, and its share of the group's
-    probability."""
+    """Return every group of ``samples`` responses: the response of each row, its group, and its share of the
+    group's probability.
+    """
     of = torch.tensor(list(itertools.product(range(9), repeat=samples)))
     chance = policy.probabilities().detach()[of].prod(1)
     return (
@@ -339,10 +346,12 @@ COMPARED = {
 
 @pytest.mark.parametrize("samples", [2, 3])
 @pytest.mark.parametrize("name", COMPARED)
-def test_a_mean_with_the_row_itself_shrinks_the_gradient_and_does_not_turn_it(policy, name, samples):
-    """By (n - 1) / n: the row's own share in the mean. OPO's mean is that of equal lengths here. GPG's alpha
-    scales it up by all groups over those of unequal scores: of the 9^n, all but the 9 in which one response
-    stands n times."""
+def test_a_mean_that_includes_the_row_only_shrinks_the_gradient(policy, name, samples):
+    """The factor is (n - 1) / n, since the mean includes the row.
+
+    With equal lengths OPO has the same mean. GPG's alpha scales the gradient up by all groups over groups
+    with unequal scores: 9 of the 9^n groups consist of one response n times.
+    """
     of, group, chance = groups(policy, samples)
     advantages = COMPARED[name](SCORES[of], group, torch.ones(len(of), 2, dtype=torch.bool))
     got = expected(policy, advantages, of, chance, name)
@@ -351,9 +360,12 @@ def test_a_mean_with_the_row_itself_shrinks_the_gradient_and_does_not_turn_it(po
 
 
 def difficulty(p, n):
-    """How much GRPO with the deviation weighs the gradient of a question that is answered with probability p:
-    the mean over the number of right answers k ~ Binomial(n, p) of k (n - k) / n² / (deviation + 1e-4) / (p
-    (1 - p))."""
+    """Return GRPO's weight of a question's gradient if the division by the deviation is on and the answer is
+    right with probability p.
+
+    It is the mean over the number of right answers k ~ Binomial(n, p) of k (n - k) / n² / (deviation + 1e-4)
+    / (p (1 - p)).
+    """
     total = 0.0
     for k in range(1, n):
         deviation = math.sqrt(k * (n - k) / (n * (n - 1)))
@@ -362,9 +374,10 @@ def difficulty(p, n):
 
 
 @pytest.mark.parametrize("samples", [2, 3])
-def test_the_deviation_weighs_questions_by_how_mixed_their_answers_are(policy, samples):
-    """The known bias of GRPO (Liu et al. 2025): right in direction for scores of 0 and 1, by a weight that
-    depends on the question."""
+def test_the_deviation_weighs_questions_by_the_mix_of_their_answers(policy, samples):
+    """The known bias of GRPO (Liu et al. 2025): for scores of 0 and 1 the direction is right, with a weight
+    that depends on the question.
+    """
     of, group, chance = groups(policy, samples)
     advantages = compare(BINARY[of], group, torch.ones(len(of), 2, dtype=torch.bool), deviation=True)
     p = float((policy.probabilities() * BINARY).sum().detach())
@@ -373,7 +386,7 @@ def test_the_deviation_weighs_questions_by_how_mixed_their_answers_are(policy, s
     assert difficulty(0.02, 8) > 1.3 * difficulty(0.5, 8)
 
 
-def test_the_deviation_turns_the_gradient_of_other_scores(policy):
+def test_the_deviation_changes_the_direction_for_other_scores(policy):
     of, group, chance = groups(policy, 2)
     advantages = compare(SCORES[of], group, torch.ones(len(of), 2, dtype=torch.bool), deviation=True)
     got, true = (
@@ -394,8 +407,8 @@ def test_pass_at_k_ascends_the_expected_best_score_of_k(policy, samples, k):
     )
 
 
-# -- another policy sampled
-# --------------------------------------------------------------------------------------------------------
+# -- samples of another policy
+# -----------------------------------------------------------------------------------------------------
 
 
 def weighted(policy, sampler, ratio):
@@ -407,7 +420,7 @@ def weighted(policy, sampler, ratio):
     )
 
 
-def test_weights_of_whole_responses_correct_for_another_sampler(policy, reference):
+def test_weights_of_responses_correct_for_another_sampler(policy, reference):
     torch.testing.assert_close(weighted(policy, reference, "sequence"), policy.true_gradient(SCORES), **EXACT)
 
 
@@ -418,9 +431,10 @@ def test_other_weights_are_biased(policy, reference, ratio):
     ).norm() > 0.01 * policy.true_gradient(SCORES).norm()
 
 
-def test_topr_tapers_responses_of_negative_reward_by_their_ratio_to_the_sampler(policy, reference):
-    """By hand, response by response: those above the baseline by their share in what the sampler gives, the
-    others by the smaller of both shares."""
+def test_topr_tapers_negative_responses_by_their_ratio(policy, reference):
+    """By hand, response by response: responses above the baseline count by their share in the sampler's
+    output, the others by the smaller of both shares.
+    """
     baseline = 0.35
     now, chance = policy.logprobs(), reference.probabilities().detach()
     advantages, metrics = topr.relative(SCORES, ONES, baseline=baseline)
@@ -434,14 +448,15 @@ def test_topr_tapers_responses_of_negative_reward_by_their_ratio_to_the_sampler(
     want = policy.gradient(sum(part * row.sum() for part, row in zip(share, policy.logprobs(), strict=True)))
     torch.testing.assert_close(got, want, **EXACT)
     assert metrics["right"].tolist() == [score > baseline for score in SCORES.tolist()]
-    # the taper does something
+    # the taper has an effect
     assert any(o < c for c, o, s in zip(chance, own, SCORES, strict=True) if s < baseline)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_sapo_gates_the_gradient_by_a_bell_around_a_ratio_of_1(sign):
-    """The derivative of 4 / tau sigmoid(tau (r - 1)) is 1 / cosh(tau (r - 1) / 2)^2, sharper where the
-    advantage is negative."""
+def test_sapo_gates_the_gradient_around_a_ratio_of_1(sign):
+    """The derivative of 4 / tau sigmoid(tau (r - 1)) is 1 / cosh(tau (r - 1) / 2)^2. The gate is sharper for
+    negative advantages.
+    """
     moved = torch.tensor([[-2.0, -0.5, 0.0, 0.1, 1.0]], dtype=torch.float64, requires_grad=True)
     ones = torch.ones_like(moved)
     value, _ = sapo.policy_loss(
@@ -457,8 +472,9 @@ def test_sapo_gates_the_gradient_by_a_bell_around_a_ratio_of_1(sign):
 
 
 def kl_gradient(policy, reference, of_reference):
-    """Of the KL of each token's distribution, prefixes drawn from the policy and held fixed; of KL(reference,
-    policy) if so asked."""
+    """Return the gradient of the KL of each token's distribution, with prefixes drawn from the policy and
+    held fixed; or of KL(reference, policy), if requested.
+    """
     ours, theirs = policy.logits.log_softmax(-1), reference.logits.log_softmax(-1).detach()
     over = theirs - ours, theirs.exp()
     each = (over[1] * over[0]).sum(-1) if of_reference else (ours.exp() * (ours - theirs)).sum(-1)
@@ -467,9 +483,10 @@ def kl_gradient(policy, reference, of_reference):
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_the_estimates_as_losses(policy, reference, estimator):
-    """k1 has no gradient in expectation, k2 that of each token's KL, k3 that of the KL the other way
-    round."""
+def test_kl_estimators_as_losses_have_known_gradients(policy, reference, estimator):
+    """k1 has no gradient in expectation, k2 has the gradient of each token's KL, k3 the gradient of the KL in
+    the other direction.
+    """
     value = kl(policy.logprobs(), reference.logprobs().detach(), estimator)
     got = policy.gradient(weighted_sum(value, ONES, policy.probabilities().detach(), 1.0))
     want = (
@@ -492,20 +509,22 @@ def test_grpo_descends_the_kl_of_each_token(policy, reference, estimator):
 
 
 def test_distillation_descends_the_reverse_kl_of_each_token(policy, reference):
-    """The advantage of a token is its own KL alone, so prefixes are held fixed: what the teacher says later
-    has no say."""
+    """The advantage of a token is only its own KL, so prefixes are held fixed: later tokens of the teacher
+    have no effect.
+    """
     advantages, _ = distill.judge(policy.logprobs().detach(), reference.logprobs().detach(), ONES)
     got = expected(policy, advantages, ALONE, policy.probabilities().detach(), "distill")
     torch.testing.assert_close(got, -kl_gradient(policy, reference, of_reference=False), **EXACT)
 
 
-# -- rows that are chosen, rewards that are compared apart
-# -------------------------------------------------------------------------
+# -- chosen rows, rewards compared separately
+# ---------------------------------------------------------------------------------------
 
 
 def by_hand(policy, samples, advantages):
-    """The gradient over every group, with advantages that plain Python makes of a group's responses, group by
-    group."""
+    """Return the gradient over every group, with advantages that plain Python computes from a group's
+    responses.
+    """
     chances, weights = policy.probabilities().tolist(), [0.0] * 9
     for responses in itertools.product(range(9), repeat=samples):
         chance = math.prod(chances[response] for response in responses)
@@ -515,13 +534,13 @@ def by_hand(policy, samples, advantages):
 
 
 def standard(values):
-    """Each value less the mean of all, over their deviation + 1e-4, as GRPO has it."""
+    """Subtract the mean from each value and divide by the deviation + 1e-4, like GRPO."""
     deviation = statistics.stdev(values) if len(set(values)) > 1 else 0.0
     return [(value - statistics.fmean(values)) / (deviation + 1e-4) for value in values]
 
 
 def largest(values, count):
-    """Whether each value is among the ``count`` largest; of equal ones the first go first."""
+    """Return whether each value is among the ``count`` largest; the first of equal values wins."""
     order = sorted(range(len(values)), key=lambda i: (-values[i], i))[:count]
     return [i in order for i in range(len(values))]
 
@@ -531,7 +550,7 @@ def chosen(by, group, count):
     return chosen_rows(by, axis, ChooseOptions(count, "group"))
 
 
-def test_raft_is_the_likelihood_of_the_best_response_of_unequal_groups(policy):
+def test_raft_maximises_the_likelihood_of_the_best_response(policy):
     of, group, chance = groups(policy, 3)
     unequal = raft.unequal(SCORES[of], group)
     best = chosen(torch.where(unequal, SCORES[of], torch.nan), group, 1)
@@ -570,7 +589,7 @@ def test_cppo_is_grpo_on_the_rows_of_the_largest_advantages(policy, kept):
     torch.testing.assert_close(got, by_hand(policy, 3, pruned), rtol=1e-8, atol=1e-10)
 
 
-def test_gdpo_adds_what_each_reward_says_of_a_group(policy):
+def test_gdpo_adds_the_advantages_of_each_reward(policy):
     of, group, chance = groups(policy, 3)
     mask = torch.ones(len(of), 2, dtype=torch.bool)
     advantages = gdpo.add(compare(SCORES[of], group, mask), compare(BINARY[of], group, mask), weight=1.0)
@@ -585,9 +604,8 @@ def test_gdpo_adds_what_each_reward_says_of_a_group(policy):
     torch.testing.assert_close(got, by_hand(policy, 3, added), rtol=1e-8, atol=1e-10)
 
 
-def test_gdpo_tells_combinations_of_equal_sums_apart():
-    """Of two rewards of 0 or 1, which differ in how often they are earned, GRPO on the sum sees the sum
-    alone."""
+def test_gdpo_distinguishes_combinations_with_equal_sums():
+    """GRPO on the sum of two rewards of 0 or 1 sees only the sum, although the rewards differ in frequency."""
     group, mask = torch.zeros(4, dtype=torch.int64), torch.ones(4, 1, dtype=torch.bool)
     common, rare = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0, 0.0])
     summed = compare(common + rare, group, mask)[:, 0]
@@ -596,14 +614,14 @@ def test_gdpo_tells_combinations_of_equal_sums_apart():
     assert apart[2] > apart[0] > apart[3]
 
 
-# -- rows that were asked
-# ----------------------------------------------------------------------------------------------------------
+# -- follow-up prompts
+# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step", [1, 2])
-def test_vineppo_with_the_true_values_is_unbiased_for_steps_of_any_length(policy, step):
+def test_vineppo_with_the_true_values_is_unbiased_for_any_step_length(policy, step):
     chance, mean = policy.probabilities().detach(), (policy.probabilities() * SCORES).sum().detach()
-    after = (policy.logprobs()[:, 1].exp() * SCORES).detach().reshape(3, 3).sum(1)  # of each first token
+    after = (policy.logprobs()[:, 1].exp() * SCORES).detach().reshape(3, 3).sum(1)  # for each first token
     values = torch.where(
         vineppo.steps(ONES, step=step), torch.stack([mean.expand(9), after[RESPONSES[:, 0]]], 1), torch.nan
     )
@@ -614,9 +632,10 @@ def test_vineppo_with_the_true_values_is_unbiased_for_steps_of_any_length(policy
     )
 
 
-def test_vineppo_credits_a_step_with_the_change_of_value_over_it():
-    """Holes and tokens within a step; a beginning without a value is a part of the step before; without the
-    first one none is known."""
+def test_vineppo_credits_a_step_with_its_change_of_value():
+    """Masked-out tokens and tokens within a step. A prefix without a value belongs to the step before;
+    without the first value all are unknown.
+    """
     mask = torch.tensor(
         [[True, True, False, True, True, True], [True, True, True, True, False, False], [True] * 6]
     )
@@ -638,9 +657,11 @@ def test_vineppo_credits_a_step_with_the_change_of_value_over_it():
 
 
 def turns(players, samples=2):
-    """Every group of rows with one response of each player: the response of each player in each row, the
-    group of each row, and its share of the group's probability. The players are independent; what a turn says
-    of the one before is in the scores."""
+    """Return every group of rows with one response of each player: the response of each player in each row,
+    the group of each row, and its share of the group's probability.
+
+    The players are independent; the scores contain the effect of a turn on the next one.
+    """
     of = torch.tensor(list(itertools.product(range(9), repeat=len(players) * samples))).reshape(
         -1, len(players)
     )
@@ -652,7 +673,7 @@ def turns(players, samples=2):
 
 
 def objective(players, pay):
-    """The expected pay of a turn, ``pay`` of the responses of all players."""
+    """Return the expected reward of a turn, ``pay`` of the responses of all players."""
     of = torch.tensor(list(itertools.product(range(9), repeat=len(players)))).T
     chances = [player.probabilities()[mine] for player, mine in zip(players, of, strict=True)]
     return (torch.stack(chances).prod(0) * pay(*of)).sum()
@@ -662,7 +683,7 @@ def each(gain):
     return gain[:, None].expand(-1, 2)
 
 
-def test_each_attempt_of_a_correction_ascends_its_own_pay():
+def test_each_attempt_of_a_correction_ascends_its_own_reward():
     players, alpha = (Policy(0), Policy(1)), 3.0
     (first, second), group, chance = turns(players)
     gains = correction.shape(SCORES[first], SCORES[(first + second) % 9], group, alpha=alpha)
@@ -673,9 +694,10 @@ def test_each_attempt_of_a_correction_ascends_its_own_pay():
     torch.testing.assert_close(got, players[1].gradient(pay), **EXACT)
 
 
-def test_each_turn_of_a_debate_ascends_its_own_pay():
-    """The closing turn is a function of the two before it and has its gradient by the reply, so that all
-    groups can be listed."""
+def test_each_turn_of_a_debate_ascends_its_own_reward():
+    """The closing turn is a function of the two turns before it and gets its gradient through the reply, so
+    the test can list all groups.
+    """
     players, share = (Policy(0), Policy(1)), 0.3
     (a, b), group, chance = turns(players)
     scores = SCORES[a], SCORES[(a + b) % 9], SCORES[(a + 2 * b) % 9]
@@ -701,7 +723,7 @@ WORDS = {"right": "RIGHT", "wrong": "WRONG", "correct": 0.5}
 
 @pytest.mark.parametrize("score", [0.0, 1.0])
 def test_a_verifier_ascends_its_agreement_with_the_score(policy, score):
-    """As GRPO, with its known weight by how mixed the readings are."""
+    """The gradient is GRPO's, with its known weight by the mix of the verdicts."""
     of, group, chance = groups(policy, 2)
     said = ["WRONG, no: RIGHT" if right else "WRONG" for right in BINARY[of].tolist()]
     agrees, believes, _ = critique.judge(said, torch.full((len(of),), score, dtype=torch.float64), **WORDS)
@@ -714,7 +736,7 @@ def test_a_verifier_ascends_its_agreement_with_the_score(policy, score):
     torch.testing.assert_close(got, difficulty(p, 2) * policy.true_gradient(objective), **EXACT)
 
 
-def test_a_solver_is_paid_for_its_score_and_for_being_believed(policy):
+def test_a_solver_is_rewarded_for_its_score_and_for_being_believed(policy):
     of, group, chance = groups(policy, 2)
     paid = critique.pay(SCORES[of], BINARY[of], trust=0.2)
     got = expected(
@@ -728,7 +750,7 @@ def test_a_solver_is_paid_for_its_score_and_for_being_believed(policy):
     torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-10)
 
 
-def test_a_reading_without_a_verdict_or_of_an_answer_without_a_score():
+def test_verdicts_and_scores_may_be_missing():
     agrees, believes, _ = critique.judge(
         ["", "RIGHT", "RIGHT WRONG"], torch.tensor([0.0, torch.nan, 0.0]), **WORDS
     )

@@ -1,5 +1,4 @@
-"""What the variants of GRPO change: whose tokens are held back, what a response's ratio is, and what the sum
-is divided by."""
+"""Differences of GRPO's variants: masked tokens, the ratio of a response, and the divisor of the sum."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -39,14 +38,15 @@ def gradient(form, held, logprobs=LOGPROBS, mask=MASK, advantages=ADVANTAGES):
     return new.grad
 
 
-def test_kl_cov_holds_the_tokens_of_the_highest_covariance():
-    assert hold("kl").tolist() == [[True, False, False], [True, False, False]]  # 1.2 and 2.88 of the five
+def test_kl_cov_selects_the_tokens_of_the_highest_covariance():
+    assert hold("kl").tolist() == [[True, False, False], [True, False, False]]  # 1.2 and 2.88 among the five
 
 
 @pytest.mark.parametrize("form", ["clip", "kl"])
-def test_of_few_tokens_one_is_held_back_and_none_where_none_is_wanted(form):
-    """The authors' max(int(share · tokens), 1): below 5,000 tokens the usual share of 2e-4 is no whole
-    token."""
+def test_a_small_share_of_few_tokens_selects_one_token(form):
+    """The authors' max(int(share · tokens), 1): below 5,000 tokens the usual share of 2e-4 is less than one
+    token.
+    """
     assert hold(form, share=2e-4, low=0.1).sum() == 1
     assert hold(form, share=0.0, low=0.1).sum() == 0
 
@@ -58,8 +58,8 @@ def test_clip_cov_draws_from_the_tokens_between_its_bounds():
     assert drawn == {0, 3}
 
 
-def test_padding_whose_covariance_is_0_is_never_drawn():
-    """Bounds around 0 would take it for a token between them."""
+def test_padding_with_a_covariance_of_0_is_never_drawn():
+    """Bounds around 0 would include the padding."""
     mask = torch.tensor([[True, True, False, False], [True, False, False, False]])
     logprobs = torch.tensor([[-1.0, -3.0, 0.0, 0.0], [-2.0, 0.0, 0.0, 0.0]])
     advantages = torch.tensor([[1.0, 0.0, 0.0, 0.0], [-1.0, 0.0, 0.0, 0.0]])
@@ -71,7 +71,7 @@ def test_padding_whose_covariance_is_0_is_never_drawn():
 
 
 @pytest.mark.parametrize("form", ["clip", "kl"])
-def test_what_is_held_does_not_hang_on_padding(form):
+def test_the_selection_does_not_depend_on_padding(form):
     wide = [
         torch.cat([x, torch.full((2, 2), fill, dtype=x.dtype)], 1)
         for x, fill in ((MASK, False), (LOGPROBS, 0), (ADVANTAGES, 0))
@@ -81,7 +81,7 @@ def test_what_is_held_does_not_hang_on_padding(form):
     assert not bool(held[:, 3:].any())
 
 
-def test_a_token_held_back_by_clip_cov_has_no_gradient_and_the_others_keep_theirs():
+def test_clip_cov_removes_the_gradient_of_selected_tokens_only():
     held = hold()
     free, plain = gradient("clip", held), gradient("clip", torch.zeros_like(held))
     assert not bool(free[held].any())
@@ -89,15 +89,15 @@ def test_a_token_held_back_by_clip_cov_has_no_gradient_and_the_others_keep_their
     assert bool(plain[held].all())
 
 
-def test_a_token_held_back_by_kl_cov_is_charged_for_moving():
+def test_kl_cov_penalises_the_movement_of_selected_tokens():
     held = hold("kl")
     charged, plain = gradient("kl", held), gradient("kl", torch.zeros_like(held))
-    # it has risen by 0.1: down again, at the price beta
+    # it rose by 0.1: the gradient lowers it again, with the coefficient beta
     assert (charged - plain)[held].tolist() == pytest.approx([1.0, 1.0])
     assert torch.equal(charged[~held], plain[~held])
 
 
-def test_gradients_do_not_hang_on_how_the_rows_are_cut():
+def test_gradients_do_not_depend_on_micro_batches():
     held = hold()
     pieces = [
         gradient("clip", held[i : i + 1], LOGPROBS[i : i + 1], MASK[i : i + 1], ADVANTAGES[i : i + 1])
@@ -106,7 +106,7 @@ def test_gradients_do_not_hang_on_how_the_rows_are_cut():
     assert torch.equal(torch.cat(pieces), gradient("clip", held))
 
 
-def test_a_response_of_gmpo_has_one_value_weighed_by_its_tokens_mean_weight():
+def test_gmpo_has_one_value_per_response_with_a_mean_weight():
     new = SimpleNamespace(logprobs=torch.where(MASK, LOGPROBS + 0.1, torch.nan))
     weights = torch.tensor([[1.0, 2.0, 0.0], [0.5, 0.5, torch.nan]])
     value, metrics = gmpo.policy_loss(new, LOGPROBS, ADVANTAGES, weights, MASK, low=0.4, high=0.4)
@@ -117,7 +117,7 @@ def test_a_response_of_gmpo_has_one_value_weighed_by_its_tokens_mean_weight():
 @pytest.mark.parametrize(
     ("mean", "divisor"), [("tokens", "tokens"), ("row-tokens", "row-tokens"), ("constant", 16)]
 )
-def test_grpo_divides_by_what_it_is_told_to(mean, divisor):
+def test_grpo_divides_by_the_configured_divisor(mean, divisor):
     flow = load_flow("grpo")
     graph = compile_flow(flow, dataclasses.replace(flow.parameters.hp, mean=mean, max_tokens=16)).graph
     assert graph.nodes[-1].settings.mean == divisor

@@ -1,6 +1,8 @@
-"""What every algorithm file must hold to, found by its name alone: its stages and losses, called as the
-engine calls them, depend neither on the order of rows, nor on padding and what stands in it, nor on the rows
-beside them, nor on how they are cut."""
+"""Properties of every algorithm file, found by name. Stages and losses are called like in the engine.
+
+Their results do not depend on the order of rows, on padding and its values, on other rows, or on
+micro-batches.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -34,19 +36,19 @@ from rlflow.training.objective import New
 from rlflow.training.peers import Peers
 from rlflow.training.protocols import ModelSpec
 
-pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+pytestmark = pytest.mark.slow  # runs models or processes: each test is short, but all together are not
 
 NAMES = sorted(path.stem for path in (ROOT / "algorithms").glob("[!_]*.py"))
 SMALL = {"samples": 3, "max_tokens": 7, "groups": 4, "tries": 20, "overlong": 3, "share": 0.3, "cov_low": 0.0}
-ALSO = {"beta": 0.3, "dual_clip": 1.5}  # what may be off by default and is turned on by a number
+ALSO = {"beta": 0.3, "dual_clip": 1.5}  # features that are off by default and that a number turns on
 WHOLE = 10**9
-UPDATES_ALONE = {"dpo", "reward_model", "sft"}  # they learn from the data's own responses and have no stages
+UPDATES_ALONE = {"dpo", "reward_model", "sft"}  # these learn from the data's own responses and have no stages
 STAGED = [name for name in NAMES if name not in UPDATES_ALONE]
 
 
 @dataclass(frozen=True)
 class Call:
-    """A stage or a loss with the rows that it was called on, and its settings."""
+    """A call of a stage or a loss: its rows and settings."""
 
     of: Stage | Loss
     batch: Batch
@@ -57,7 +59,7 @@ class Call:
 
 
 class Holed(Generator):
-    """Sampled rows with holes in their masks, as tools would leave them."""
+    """A generator that masks out tokens of its rows, like tools."""
 
     def generate(self, prompts, sampling, seeds):
         rows = super().generate(prompts, sampling, seeds)
@@ -71,7 +73,7 @@ class Holed(Generator):
 
 
 class Role(Trainer):
-    """Columns of its own, so that no two models agree."""
+    """A role whose columns differ from those of any other role."""
 
     def __init__(self, name):
         super().__init__(ModelSpec(None))
@@ -84,13 +86,15 @@ class Role(Trainer):
 
 
 def scored(batch):
-    """Scores with ties, groups that agree, and a missing one now and then."""
+    """Return scores with ties, groups with equal scores, and some missing scores."""
     scores = (numbers("scores", batch, 1)[:, 0] * 4).round() / 4
     return torch.where(numbers("missing", batch, 1)[:, 0] < 0.1, torch.nan, scores), {}
 
 
 def uneven(batch):
-    """Rows of the data's own responses, which are all of one length, cut to several; prompts as they are."""
+    """Cut rows of the data's responses, which all have one length, to several lengths. Prompts stay
+    unchanged.
+    """
     if "tokens" not in batch:
         return batch
     lengths = batch.data["tokens"].lengths
@@ -106,8 +110,9 @@ def uneven(batch):
 
 
 def watched(flow, hp, calls):
-    """The roles of a flow on the null backend, whose engine notes each call of a stage or loss; nothing is
-    updated."""
+    """Return the roles of a flow on the null backend. Their engine records each call of a stage or loss and
+    runs no update.
+    """
     roles = rlflow.roles(flow, hp, backend="null", prompts=8)
     engine = roles.prepared.engine
     for name, model in engine.models.items():
@@ -129,7 +134,7 @@ def watched(flow, hp, calls):
 
 
 def settings_of(flow):
-    """With all on that is off by default; small defaults; and each variant of them that `check` judges."""
+    """Return settings with every optional feature on, small defaults, and each variant that `check` checks."""
     hp = flow.parameters.hp
     known = {field.name for field in dataclasses.fields(hp)}
     small, full = (
@@ -141,8 +146,9 @@ def settings_of(flow):
 
 @lru_cache
 def recorded(name):
-    """Each way in which the algorithm calls a stage or loss, once: an eager iteration on 8 prompts or pairs
-    for each settings."""
+    """Return each distinct call of a stage or loss by the algorithm, from an eager iteration on 8 prompts or
+    pairs per setting.
+    """
     flow, found, calls = load_flow(name), {}, []
     every = settings_of(flow)
     roles = watched(flow, every[0], calls)
@@ -157,7 +163,9 @@ def recorded(name):
 
 
 def stages(name, drawing=True):
-    """Stage calls; on demand without those that draw, whose draws go by the order of the rows."""
+    """Return the calls of stages; optionally without stages that draw, because their draws depend on the
+    order of rows.
+    """
     return [call for call in recorded(name) if isinstance(call.of, Stage) and (drawing or not call.of.draws)]
 
 
@@ -170,16 +178,18 @@ def updates(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_algorithm_is_judged_by_its_stages_or_has_none(name):
+def test_every_algorithm_has_checked_stages_or_none(name):
     whole = [call for call in stages(name) if call.of.dispatch == DP_COMPUTE]
     assert bool(whole) == bool(stages(name, drawing=False)) == (name not in UPDATES_ALONE)
     assert updates(name)
 
 
 def results(call, batch, extra=0):
-    """What the stage gives for these rows, in float64: token results under the mask alone, texts as
-    checksums. Float padding, and what a mask leaves out, is NaN; all token columns are ``extra`` wider than
-    they need be."""
+    """Return the stage's results for these rows, in float64: token results under the mask only, texts as
+    checksums.
+
+    Float padding and masked-out values are NaN; all token columns are ``extra`` wider than needed.
+    """
     ragged = [data for data in batch.data.values() if data.kind.level is Level.TOKEN]
     width = int(ragged[0].lengths.max()) + extra if ragged else 0
     inside = torch.arange(width) < ragged[0].lengths[:, None] if ragged else None
@@ -216,7 +226,7 @@ def column(batch, name, inside, width):
 
 
 def per_row(values):
-    """Whether a stage gave rows, and not numbers for the whole batch."""
+    """Return whether a stage gave rows, and not numbers for the full batch."""
     return all(value.dim() for value in values)
 
 
@@ -230,14 +240,14 @@ def same(call, got, want):
 
 
 def of_groups(batch, order):
-    """The rows of whole groups in another order."""
+    """Reorder the rows by complete groups."""
     return torch.cat([(batch.axis.slots == slot).nonzero()[:, 0] for slot in order])
 
 
 @pytest.mark.parametrize("name", STAGED)
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_another_order_of_groups_gives_the_same_in_that_order(name, data):
+def test_reordering_groups_reorders_the_results(name, data):
     for call in stages(name, drawing=False):
         order = of_groups(call.batch, data.draw(st.permutations(range(call.batch.axis.groups))))
         whole, moved = results(call, call.batch), results(call, call.batch.rows(order))
@@ -251,8 +261,8 @@ def test_wider_padding_changes_nothing(name):
 
 
 @pytest.mark.parametrize("name", STAGED)
-def test_the_rows_beside_have_no_say(name):
-    """A stage that may be cut gives each row, or each group, what it gives it alone."""
+def test_other_rows_do_not_change_a_row(name):
+    """A stage that may be split gives each row, or each group, the same result as alone."""
     for call in stages(name):
         if call.of.dispatch == DP_COMPUTE:
             whole = results(call, call.batch)
@@ -264,7 +274,7 @@ def test_the_rows_beside_have_no_say(name):
 
 
 def twice(batch):
-    """The rows, and the same rows again as other groups."""
+    """Return the rows, and the same rows again as other groups."""
     path = torch.zeros(batch.axis.keys.shape[1], dtype=torch.int64)
     path[-2] = 10_000
     again = Axis(batch.axis.keys + path, grouped=batch.axis.grouped)
@@ -275,9 +285,10 @@ def twice(batch):
 
 
 @pytest.mark.parametrize("name", STAGED)
-def test_the_batch_twice_gives_the_same_twice(name):
-    """But for statistics over the whole batch, whose deviations have n - 1 in them: there the same up to one
-    factor, near 1."""
+def test_a_doubled_batch_doubles_the_results(name):
+    """Statistics over the full batch are an exception, because their deviations divide by n - 1: they agree
+    up to one factor, near 1.
+    """
     for call in stages(name, drawing=False):
         whole, double = results(call, call.batch), results(call, twice(call.batch))
         if per_row(whole):
@@ -302,8 +313,9 @@ def factor(whole, double, half):
 
 
 class Learner:
-    """Six parameters behind every quantity, each a function of its row's tokens alone; keeps the gradient of
-    its one step."""
+    """A model with six parameters behind every output, each a function of its row's tokens only. It keeps the
+    gradient of its single step.
+    """
 
     device = torch.device("cpu")
     peers = Peers()
@@ -333,7 +345,7 @@ class Learner:
 
 
 def gradient(call, batch, micro_tokens=WHOLE):
-    """Of one step over all rows, with NaN in the padding and where the mask leaves out."""
+    """Return the gradient of one step over all rows, with NaN in the padding and at masked-out tokens."""
     data = dict(batch.data)
     for name, column in batch.data.items():
         if column.kind.level is Level.TOKEN and column.value.is_floating_point():
@@ -367,16 +379,17 @@ CUTS: dict[str, Callable[[Call], torch.Tensor]] = {
 
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_gradient_does_not_depend_on_cuts(name, cut):
+def test_the_gradient_does_not_depend_on_micro_batches(name, cut):
     assert updates(name)
     for call in updates(name):
         close(call, CUTS[cut](call), gradient(call, call.batch))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_recorded_rows_are_worth_the_name(name):
-    """Rows of different lengths, and where they are sampled also holes, ties and a missing score: else the
-    tests above show little."""
+def test_the_recorded_rows_are_diverse_enough(name):
+    """Rows have different lengths. Sampled rows also have masked-out tokens, ties and a missing score;
+    otherwise the tests above would show little.
+    """
     batch = updates(name)[-1].batch
     lengths = batch.data["tokens"].lengths
     assert len(batch) >= 6
@@ -389,7 +402,7 @@ def test_the_recorded_rows_are_worth_the_name(name):
 
 
 class Elsewhere(Learner):
-    """Its parameters are on another device than the rows."""
+    """A model whose parameters are on another device than the rows."""
 
     device = DEVICE
 
@@ -407,10 +420,10 @@ class Elsewhere(Learner):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_loss_keeps_to_the_device_that_its_model_is_on(name):
-    """Nothing goes there from the host but its columns, the mask and the weights of rows, and which rows are
-    a loss's own where there are several; once more the columns by which clipped tokens are counted. Nothing
-    is looked at but metrics."""
+def test_a_loss_stays_on_the_device_of_its_model(name):
+    """The host sends only its columns, the mask, the weights of rows, and which rows belong to a loss if
+    there are several; also the columns that count clipped tokens. The host reads nothing except metrics.
+    """
     for call in updates(name):
         own = {setting: value for setting, value in call.settings.items() if setting != "mean"}
         learner = Elsewhere()

@@ -1,5 +1,7 @@
-"""Short learning runs of what ships, on the packaged task: held-out accuracy rises by a stated margin. The
-full runs are in `rlflow bench learning`."""
+"""Short learning runs of shipped algorithms on the packaged task: held-out accuracy rises by a stated margin.
+
+`rlflow bench learning` has the full runs.
+"""
 
 import json
 
@@ -45,7 +47,7 @@ SHORT = {
 }
 
 
-# of the others gradients are compared in each run of the tests (test_invariance.py)
+# test_invariance.py compares the gradients of the other algorithms in each run of the tests
 OFTEN = {"ppo", "grpo", "dapo", "dpo", "sft"}
 
 
@@ -60,7 +62,7 @@ def test_a_short_run_learns(name, tmp_path):
     result = rlflow.run(name.partition(":")[0], held_out=200, out=str(tmp_path), **keywords)
     assert result.before.sampled < 0.55
     assert result.after.sampled > result.before.sampled + 0.12
-    # None where the flow says how it is evaluated
+    # None if the flow has its own evaluation
     assert result.after.greedy is None or result.after.greedy > result.before.greedy
 
 

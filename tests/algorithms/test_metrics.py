@@ -1,4 +1,4 @@
-"""What algorithms log, by hand: users watch these numbers, and nothing else reads them."""
+"""Metrics of the algorithms against hand computations. Users watch these numbers, and no code reads them."""
 
 from types import SimpleNamespace
 
@@ -45,7 +45,7 @@ CLIPPED = {
 
 
 def logged(loss, settings, **columns):
-    """The metrics of a loss on one token per row, whose ratio to the old policy is that of RATIOS."""
+    """Return the metrics of a loss on one token per row, with RATIOS as the ratios to the old policy."""
     ratio = torch.tensor(RATIOS, dtype=torch.float64)[:, None]
     given = {
         "logprobs": torch.zeros_like(ratio),
@@ -59,14 +59,14 @@ def logged(loss, settings, **columns):
 
 
 @pytest.mark.parametrize("name", CLIPPED)
-def test_clipped_are_the_tokens_whose_ratio_left_the_trust_region(name):
+def test_clipped_counts_tokens_outside_the_trust_region(name):
     loss, settings, expected = CLIPPED[name]
     clipped = logged(loss, settings)["clipped"].flatten().tolist()
     assert [ratio for ratio, out in zip(RATIOS, clipped, strict=True) if out] == expected
 
 
 @pytest.mark.parametrize(("advantage", "expected"), [(1.0, [1.29, 6.0]), (-1.0, [0.5, 0.79, 0.81])])
-def test_gmpo_clips_only_what_would_raise_the_gain(advantage, expected):
+def test_gmpo_clips_only_if_that_lowers_the_gain(advantage, expected):
     advantages = torch.full((len(RATIOS), 1), advantage, dtype=torch.float64)
     clipped = (
         logged(gmpo.policy_loss, {"low": 0.2, "high": 0.25}, advantages=advantages)["clipped"]
@@ -76,17 +76,17 @@ def test_gmpo_clips_only_what_would_raise_the_gain(advantage, expected):
     assert [ratio for ratio, out in zip(RATIOS, clipped, strict=True) if out] == expected
 
 
-MARGINS = torch.tensor([2.0, 1.0, -1.0, 3.0, 0.5, 0.5])  # of three pairs, chosen first: right, wrong, equal
+MARGINS = torch.tensor([2.0, 1.0, -1.0, 3.0, 0.5, 0.5])  # three pairs, chosen first: right, wrong, equal
 
 
-def test_a_reward_model_is_right_about_pairs_whose_chosen_response_scores_higher():
+def test_a_reward_model_is_right_if_chosen_scores_higher():
     metrics = reward_model.prefer(SimpleNamespace(scores=MARGINS), centre=0.0)[1]
     assert metrics["accuracy"].tolist() == [1.0, 0.0, 0.0]
     assert metrics["gap"].tolist() == [1.0, -4.0, 0.0]
 
 
 @pytest.mark.parametrize("form", ["sigmoid", "ipo"])
-def test_dpo_is_right_about_pairs_whose_chosen_response_gained_more_on_the_reference(form):
+def test_dpo_is_right_if_chosen_gained_more_on_the_reference(form):
     reference, mask = torch.full((6, 1), -0.25), torch.ones(6, 1, dtype=torch.bool)
     metrics = dpo.prefer(
         SimpleNamespace(logprobs=MARGINS[:, None] - 0.25), reference, mask, beta=0.1, form=form
@@ -95,7 +95,7 @@ def test_dpo_is_right_about_pairs_whose_chosen_response_gained_more_on_the_refer
     assert metrics["gap"].tolist() == [1.0, -4.0, 0.0]
 
 
-def test_online_dpo_judges_by_the_sign_of_each_response():
+def test_online_dpo_scores_by_the_sign_of_each_response():
     reference, mask = torch.zeros(6, 1), torch.ones(6, 1, dtype=torch.bool)
     sign = torch.tensor([1.0, -1.0, -1.0, 1.0, 1.0, -1.0])
     metrics = online_dpo.prefer(SimpleNamespace(logprobs=MARGINS[:, None]), reference, sign, mask, beta=0.1)[
@@ -109,7 +109,7 @@ def test_online_dpo_judges_by_the_sign_of_each_response():
     assert bool(signs[2:].isnan().all())
 
 
-def test_prime_is_right_where_its_reward_and_the_score_agree():
+def test_prime_is_right_if_its_reward_and_the_score_agree():
     new, mask = (
         SimpleNamespace(logprobs=torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])),
         torch.ones(4, 1, dtype=torch.bool),
@@ -119,7 +119,7 @@ def test_prime_is_right_where_its_reward_and_the_score_agree():
     assert metrics["accuracy"].tolist() == [1.0, 0.0, 0.0, 1.0]
 
 
-def test_other_numbers_by_hand():
+def test_other_metrics_match_hand_computations():
     mask = torch.tensor([[True, True], [True, False]])
     group, scores = torch.tensor([0, 0, 1, 1, 2]), torch.tensor([1.0, 0.0, 0.5, 0.5, torch.nan])
     # four scores, two in a mixed group
@@ -139,7 +139,7 @@ def test_other_numbers_by_hand():
     assert float(adapted["beta"]) == pytest.approx(0.1)
 
 
-def test_what_clip_cov_holds_back_is_told_by_its_share_and_the_highest_covariance():
+def test_clip_cov_logs_its_share_and_the_highest_covariance():
     logprobs, mask = torch.tensor([[-0.1, -2.0], [-3.0, -0.9]]), torch.ones(2, 2, dtype=torch.bool)
     advantages = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
     held, metrics = clip_cov.hold(

@@ -1,6 +1,8 @@
-"""docs/algorithms.md lists every algorithm, and its diffs are what `rlflow diff` prints, but for digests of
-function bodies: whether a body is right is for other tests to say. RLFLOW_WRITE_DOCS=1 writes the diffs
-anew."""
+"""docs/algorithms.md lists every algorithm, and its diffs equal the output of `rlflow diff` except for
+digests of function bodies.
+
+Other tests check whether a body is right. RLFLOW_WRITE_DOCS=1 rewrites the diffs.
+"""
 
 import os
 import re
@@ -24,14 +26,14 @@ def test_every_algorithm_is_in_the_table():
 
 
 @pytest.mark.parametrize("command", re.findall(r"`(rlflow run [^`]+ --[^`]+)`", PAGE))
-def test_a_variant_is_a_setting_that_checks(command, capsys):
+def test_a_variant_is_a_setting_that_check_accepts(command, capsys):
     assert exit_code(["check", *shlex.split(command)[2:]]) == 0, capsys.readouterr()
 
 
 @pytest.mark.parametrize(
     ("command", "shown"), re.findall(r"^\$ (rlflow diff .*?)  # exits 1\n(.*?)^```$", PAGE, re.M | re.S)
 )
-def test_a_shown_diff_is_what_is_printed(command, shown):
+def test_a_diff_in_the_page_equals_the_printed_one(command, shown):
     old, new = (compile_flow(load_flow(str(ROOT / name))).graph for name in command.split()[2:])
     found = re.sub(r"[0-9a-f]{12} -> [0-9a-f]{12}", "… -> …", "".join(f"{line}\n" for line in diff(old, new)))
     if os.environ.get("RLFLOW_WRITE_DOCS"):

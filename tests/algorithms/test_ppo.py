@@ -1,4 +1,4 @@
-"""What PPO's settings do: dual clip, warm-up of the critic, and a price of KL that follows a target."""
+"""Settings of PPO: dual clip, warm-up of the critic, and a KL coefficient that follows a target."""
 
 import dataclasses
 import json
@@ -42,7 +42,7 @@ def moved(before, after):
     return any(not torch.equal(before[name], after[name]) for name in before)
 
 
-def test_in_the_iterations_of_warm_up_only_the_critic_learns(roles_of):
+def test_only_the_critic_learns_during_its_warm_up(roles_of):
     roles, steps = roles_of("ppo", warmup=2), []
     for _ in range(3):
         before = {role: weights(roles, role) for role in ("actor", "critic")}
@@ -67,9 +67,10 @@ BOUNDED = [
 
 
 @pytest.mark.parametrize(("loss", "settings"), BOUNDED, ids=["ppo", "dapo"])
-def test_bounds_that_differ_upwards_and_downwards_go_with_the_dual_clip(loss, settings):
-    """By hand: each ratio with an advantage of 1, then of -1. The gradient is that of the ratio where no
-    bound is met, else 0."""
+def test_asymmetric_bounds_work_with_the_dual_clip(loss, settings):
+    """By hand: each ratio with an advantage of 1, then of -1. Within all bounds the gradient is the ratio,
+    else 0.
+    """
     logprobs = torch.tensor([0.5, 0.9, 1.25, 1.3, 5.0], dtype=torch.float64).log().requires_grad_()
     clipped = [True, False, False, True, True]
     for advantage, expected, free in (
@@ -87,7 +88,7 @@ def test_bounds_that_differ_upwards_and_downwards_go_with_the_dual_clip(loss, se
 
 
 @pytest.mark.parametrize("delta", [0.3, 2.0])
-def test_the_value_loss_is_linear_beyond_its_bound_and_the_worse_of_the_clipped_value_and_the_free_one(delta):
+def test_the_value_loss_is_linear_and_takes_the_worse_value(delta):
     draw = torch.Generator().manual_seed(0)
     now, values, returns = (torch.randn(40, dtype=torch.float64, generator=draw) for _ in range(3))
     now.requires_grad_()
@@ -106,7 +107,7 @@ def test_the_value_loss_is_linear_beyond_its_bound_and_the_worse_of_the_clipped_
 
 
 @pytest.mark.parametrize(("target", "expected"), [(4.0, 0.102), (9.0, 0.1), (10.0, 0.099), (100.0, 0.098)])
-def test_the_price_of_kl_moves_towards_its_target_by_the_kl_of_whole_responses(target, expected):
+def test_the_kl_coefficient_moves_towards_its_target(target, expected):
     ref_logprobs, mask = (
         torch.tensor([[-7.0, -8.0], [-9.0, torch.nan]]),
         torch.tensor([[True, True], [True, False]]),
@@ -118,7 +119,7 @@ def test_the_price_of_kl_moves_towards_its_target_by_the_kl_of_whole_responses(t
     assert float(after) == pytest.approx(expected)
 
 
-def test_the_price_is_state_that_an_iteration_changes_for_the_next(roles_of):
+def test_the_kl_coefficient_is_state_for_the_next_iteration(roles_of):
     roles, betas = roles_of("ppo_adaptive", horizon=16, target_kl=0.1), []
     for _ in range(2):
         betas.append(roles.state["beta"])
