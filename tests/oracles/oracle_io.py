@@ -1,4 +1,4 @@
-"""Reads and compares the recorded cases of this folder.
+"""Reader and comparison of the recorded cases of this folder.
 
 Every *.json file is a list of cases: {id, function, peer, peer_version, peer_ref, inputs, kwargs, expected,
 rtol, atol, note}. A tensor is {"t": dtype, "shape": […], "v": nested list} with "nan", "inf" and "-inf" as
@@ -47,7 +47,7 @@ def load(folder=None):
 
 
 def mismatch(got, want, rtol=1e-6, atol=1e-8):
-    """None when equal within tolerance (NaN equals NaN), else a line that says how they differ."""
+    """Return None if both are equal within tolerance (NaN equals NaN), else a line with the difference."""
     if isinstance(want, dict):
         for k in want:
             m = mismatch(got[k], want[k], rtol, atol)

@@ -1,9 +1,8 @@
-"""The recorded cases, and what becomes of each: compared as it is, compared after a transformation that is
-named, or not ours.
+"""The recorded cases and the verdict of each: compared directly, compared after a named transformation, or
+not ours.
 
-A module of tests ties cases to rlflow's own functions with ``as_is``, ``transformed`` and ``not_ours``. A
-test that is tied to a case fails unless it compares every output that the case has, but for those in
-``BESIDE``.
+A test module assigns cases to rlflow's own functions with ``as_is``, ``transformed`` and ``not_ours``. An
+assigned test fails unless it compares every output of its case, except the outputs in ``BESIDE``.
 """
 
 import functools
@@ -19,7 +18,7 @@ from rlflow.training.objective import MinibatchTotals, row_weights, weighted_sum
 
 FOLDER = Path(__file__).parent
 oracle_io = load(FOLDER / "oracle_io.py")
-BESIDE = {  # outputs that are no part of the arithmetic
+BESIDE = {  # outputs outside the compared arithmetic
     "metrics": "what a peer logs",
     "clipfrac": "logged",
     "clip_ratio": "logged",
@@ -52,8 +51,9 @@ class Case:
     compared: set[str] = field(default_factory=set)
 
     def agrees(self, where=None, rtol=0.0, atol=0.0, **got):
-        """Each output equals the recorded one, or is so at the rows or entries ``where``, within the case's
-        tolerance or a wider one."""
+        """Check that each output equals the recorded one, or equals it at the rows or entries ``where``,
+        within the case's tolerance or a wider one.
+        """
         for name, value in got.items():
             want = self.expected[name]
             value, want = (value, want) if where is None else (value[where], want[where])
@@ -63,7 +63,7 @@ class Case:
 
     @functools.cached_property
     def mask(self):
-        """The tokens that count, by whichever name the peer calls them; all where it has no mask."""
+        """Return the mask under any of its names in the peers; all True if the case has no mask."""
         names = ("response_mask", "loss_mask", "action_mask", "completion_mask", "mask")
         found = next((self.inputs[name] for name in names if name in self.inputs), None)
         tokens = next(x for x in self.inputs.values() if isinstance(x, torch.Tensor) and x.dim() == 2)
@@ -78,7 +78,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Verdict:
-    """pass, transformed or not ours; why; and the test that compares."""
+    """Pass, transformed or not ours; the reason; and the comparing test."""
 
     kind: str
     why: str = ""
@@ -95,20 +95,21 @@ VERDICTS: dict[str, Verdict] = {}
 
 
 def as_is(*names):
-    """The test compares these cases as they are recorded."""
+    """Assign these cases to the test, which compares them as recorded."""
     return lambda test: _tied(test, dict.fromkeys(names, ""), "pass")
 
 
 def transformed(why, *names):
-    """The test compares these cases after transforming inputs or outputs. why: for all of ``names``, or by
-    name."""
+    """Assign these cases to the test, which transforms inputs or outputs before it compares. why: for all of
+    ``names``, or by name.
+    """
     return lambda test: _tied(
         test, why if isinstance(why, dict) else dict.fromkeys(names, why), "transformed"
     )
 
 
 def not_ours(why, *names):
-    """rlflow has nothing to compare with these cases."""
+    """Mark cases for which rlflow has nothing to compare."""
     for name in names:
         _place(name, Verdict("not ours", why))
 
@@ -131,7 +132,7 @@ def _tied(test, whys, kind):
 
 
 def _place(name, verdict):
-    """A case has one place. A module may be loaded twice, by pytest and by the page."""
+    """Return where a case is assigned. Each case has one place. pytest and the page may both load a module."""
     if name not in CASES:
         raise KeyError(f"there is no recorded case '{name}'")
     if VERDICTS.setdefault(name, verdict) != verdict:
@@ -139,6 +140,6 @@ def _place(name, verdict):
 
 
 def averaged(value, mask, mean):
-    """The objective of a whole minibatch, by rlflow's own divisors."""
+    """Return the objective of a full minibatch, with rlflow's own divisors."""
     counts = mask.sum(1)
     return weighted_sum(value, mask, row_weights(counts, mean, MinibatchTotals.of(counts)), mean)

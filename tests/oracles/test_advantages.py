@@ -18,12 +18,14 @@ def scores_of(case):
 
 
 def several(case):
-    """bool [rows]: rows that are not alone in their group."""
+    """bool [rows]: rows in groups of at least two rows."""
     return (case.group[:, None] == case.group).sum(1) > 1
 
 
 def compared(case, advantages, **options):
-    """verl's estimators without a critic give the advantages a second time, as returns."""
+    """Compare both outputs: verl's estimators without a critic return the advantages a second time, as
+    returns.
+    """
     case.agrees(
         **{name: advantages * case.mask for name in ("advantages", "returns") if name in case.expected},
         **options,
@@ -31,7 +33,7 @@ def compared(case, advantages, **options):
 
 
 def adding(epsilon, scores, group):
-    """The factor between a deviation + 1e-4, rlflow's, and a deviation + epsilon."""
+    """Return the factor between rlflow's deviation + 1e-4 and a deviation + epsilon."""
     return ((group_std(scores, group) + 1e-4) / (group_std(scores, group) + epsilon))[:, None]
 
 
@@ -95,7 +97,7 @@ def test_gpg(case):
         for score, mine in zip(scores, groups, strict=True)
     )
     ours, theirs = len(scores) / unequal, len(scores) / sum(score != 0 for score in scores)
-    assert ours != theirs  # so that the quotient says something
+    assert ours != theirs  # so that the quotient is meaningful
     advantages, metrics = gpg.compare(scores_of(case), case.group, case.mask)
     assert float(metrics["alpha"]) == pytest.approx(ours, rel=1e-12)
     compared(case, advantages * theirs / ours, where=several(case))
@@ -174,7 +176,7 @@ def test_discounted_returns(case):
 
 
 def rows_of(case):
-    """scores, group and a mask of one token per response."""
+    """Return scores, group and a mask of one token per response."""
     found = next(
         case.inputs[name] for name in ("rewards", "token_rewards", "rewards_per_func") if name in case.inputs
     )

@@ -1,4 +1,4 @@
-"""Averaging a loss over a minibatch, whole or in parts."""
+"""Averages of a loss over a minibatch, in one or several parts."""
 
 from pathlib import Path
 

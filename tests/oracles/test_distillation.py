@@ -1,4 +1,4 @@
-"""A teacher's judgement of the student's tokens."""
+"""Distillation: a teacher's scores of the student's tokens."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def test_the_advantage_is_minus_the_reverse_kl(case):
     "entry. The test multiplies, adds, and shifts by one",
     "tinker-opd-1",
 )
-def test_the_reverse_kl_beside_other_advantages(case):
+def test_the_reverse_kl_next_to_other_advantages(case):
     inputs = case.inputs
     judged, metrics = distill.judge(inputs["sampled_logprobs"], inputs["teacher_logprobs"][:, 1:], case.mask)
     case.agrees(
@@ -45,7 +45,7 @@ def test_the_reverse_kl_beside_other_advantages(case):
     "takes the expectation over every token",
     "trl-gkd-1.0",
 )
-def test_the_expected_gradient_is_that_of_the_reverse_kl(case):
+def test_the_expected_gradient_equals_the_reverse_kl_gradient(case):
     """Σ over tokens of their probability × the loss and its gradient, at a ratio of 1."""
     logits, mask = case.inputs["student_logits"].clone().requires_grad_(), case.inputs["labels"] != -100
     student, teacher = logits.log_softmax(-1), case.inputs["teacher_logits"].log_softmax(-1)
@@ -68,7 +68,7 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl(case):
     "trl-gkd-0.1",
     "trl-gkd-0.5",
 )
-def test_the_expected_gradient_is_that_of_the_generalised_jsd(case):
+def test_the_expected_gradient_equals_the_generalised_jsd_gradient(case):
     logits, mask = case.inputs["student_logits"].clone().requires_grad_(), case.inputs["labels"] != -100
     student, teacher = logits.log_softmax(-1), case.inputs["teacher_logits"].log_softmax(-1)
     fixed, all_of_them = student.detach().flatten(1), torch.ones(student.flatten(1).shape, dtype=torch.bool)

@@ -53,7 +53,7 @@ def test_gae_not_whitened(case):
 
 
 @as_is("inv-gae-nanpad")
-def test_what_stands_in_padding_and_holes_does_not_matter(case):
+def test_values_in_padding_and_masked_tokens_have_no_effect(case):
     values, rewards = (
         torch.where(case.mask, case.inputs[name], torch.nan) for name in ("values", "token_level_rewards")
     )
@@ -128,7 +128,7 @@ def test_gae_with_the_score_one_past_the_last_token(case):
     "shifts, clips and adds",
     "areal-adv-1",
 )
-def test_gae_of_a_row_that_is_bootstrapped(case):
+def test_gae_of_a_bootstrapped_row(case):
     inputs, settings = case.inputs, case.settings
     mask = inputs["loss_mask"].roll(-1, 1).bool()
     mask[:, -1] = False
@@ -149,7 +149,7 @@ def test_gae_of_a_row_that_is_bootstrapped(case):
 
 
 @pytest.mark.parametrize("name", ["verl-gae-3", "nemo-gae-1"])
-def test_nothing_that_is_masked_reaches_gae_or_its_gradient(name):
+def test_masked_values_reach_neither_gae_nor_its_gradient(name):
     """A NaN outside the mask reaches neither the advantages nor their gradient."""
     case = CASES[name]
     values = torch.where(case.mask, case.inputs["values"], torch.nan).requires_grad_()

@@ -1,4 +1,4 @@
-"""Weights between the policy that sampled and the one that is trained."""
+"""Weights between the sampling policy and the trained policy."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ as_is, transformed, not_ours, averaged = (
 
 
 def verl_weights(case, stage, **settings):
-    """Weights of a case that holds log-ratios; verl's are 0 outside the mask, rlflow's 1."""
+    """Return the weights of a case with log-ratios; outside the mask verl's weights are 0, rlflow's 1."""
     log_ratio = case.inputs["log_ratio"]
     return stage(log_ratio, torch.zeros_like(log_ratio), case.mask, **settings) * case.mask
 
@@ -84,7 +84,7 @@ BANDS = {
     "the bounds and compares which weights are 0",
     *BANDS,
 )
-def test_what_is_rejected(case):
+def test_rejected_responses(case):
     case.agrees(mask=(verl_weights(case, masked_weights, **BANDS[case.id]) != 0).double())
 
 
@@ -101,7 +101,7 @@ KINDS = {
     "applies one stage after the other",
     *KINDS,
 )
-def test_what_is_rejected_by_kl(case):
+def test_responses_rejected_by_kl(case):
     log_ratio = case.inputs["log_ratio"]
     columns = log_ratio, torch.zeros_like(log_ratio), case.mask
     weights = masked_weights(*columns, low=1 / 1.6, high=1 / 0.6) if "token_k1" in case.id else None

@@ -24,12 +24,12 @@ def inputs_of(case):
 
 
 def near(logprobs, reference, limit=20.0):
-    """A reference whose log-ratio is clamped, as the peers' is before it enters an estimator."""
+    """Return a reference with a clamped log-ratio, because the peers clamp it before an estimator."""
     return logprobs + (reference - logprobs).clamp(-limit, limit)
 
 
 @as_is("verl-kl-k1", "slime-kl-k1", "slime-kl-k3")
-def test_kl_that_nobody_clamps(case):
+def test_kl_without_a_clamp(case):
     logprobs, reference = inputs_of(case)
     compared(case, logprobs, kl(logprobs, reference, case.settings["kind"]))
 
@@ -108,7 +108,7 @@ def test_the_charge_on_scores(case):
 
 
 @as_is("verl-kl-adaptive")
-def test_the_price_follows_its_target(case):
+def test_the_kl_coefficient_follows_its_target(case):
     settings, beta = case.settings, torch.tensor(case.settings["init_kl_coef"], dtype=torch.float64)
     prices = []
     for observed in case.inputs["observed_kl"]:
@@ -122,15 +122,16 @@ def test_the_price_follows_its_target(case):
     case.agrees(coef_after_each_update=prices)
 
 
-def test_a_price_below_0_is_refused():
+def test_a_negative_kl_coefficient_is_refused():
     with pytest.raises(PlanError, match="beta"):
         override(ppo.PPO(), {"beta": "-1.0"}, "hp.")
 
 
 @as_is("inv-kl-gradient")
 def test_the_expected_gradient_of_each_estimate(case):
-    """Over the whole vocabulary: k1 and k3 have the right value; as losses k1 has no gradient and k2 the
-    right one."""
+    """Over the full vocabulary k1 and k3 have the right value. As losses, k1 has no gradient and k2 has the
+    right gradient.
+    """
     logits = case.inputs["logits"].clone().requires_grad_()
     logprobs = logits.log_softmax(0)
     true = (logprobs.exp() * (logprobs - case.inputs["ref_logprobs"])).sum()

@@ -18,8 +18,9 @@ as_is, averaged = registry.as_is, registry.averaged
 
 
 def of(case, tokens=3):
-    """Log-prob of each label and the entropy, [rows, T], computed ``tokens`` at a time; logits stand for the
-    hidden states."""
+    """Return the log-prob of each label and the entropy, [rows, T], computed ``tokens`` at a time; logits
+    replace the hidden states.
+    """
     logits = case.inputs["logits"]
     labels = case.inputs.get("labels", torch.zeros(logits.shape[:2], dtype=torch.int64))
     temperature = torch.full((labels.numel(),), case.settings.get("temperature", 1.0), dtype=logits.dtype)
@@ -44,7 +45,7 @@ def test_the_mean_entropy(case):
 
 
 class Recorded(Trainer):
-    """The local trainer over recorded logits: its layout, its log-probs, but no model."""
+    """The local trainer over recorded logits: its layout and log-probs, without a model."""
 
     def __init__(self, logits):
         self.spec, self.settings, self.cached, self.packs = (
@@ -67,7 +68,7 @@ class Recorded(Trainer):
 
 
 @as_is("inv-shift")
-def test_the_logits_before_a_token_are_those_of_the_token(case):
+def test_the_logits_before_a_token_belong_to_the_token(case):
     ids = case.inputs["input_ids"]
     batch = Batch.of(prompt_tokens=[ids[0, :1]], tokens=[ids[0, 1:]])
     new = Recorded(case.inputs["logits"]).compute(batch, ("logprobs",))

@@ -1,4 +1,4 @@
-"""Which tokens count: the mask and `finish` of the local generator, and where a score is placed."""
+"""Trained tokens: the mask and `finish` of the local generator, and the position of a score."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ as_is, transformed = registry.as_is, registry.transformed
 
 
 class Recorded:
-    """A network whose likeliest token at each place is the recorded one."""
+    """A network whose likeliest token at each position is the recorded token."""
 
     device = torch.device("cpu")
     module = SimpleNamespace(config=GPT2Config(n_layer=1))
@@ -36,8 +36,9 @@ class Recorded:
 
 
 def generated(ids, eos):
-    """(mask [T], stopped) of the local generator's decode loop over recorded tokens, which go on after the
-    end."""
+    """Return (mask [T], stopped) of the local generator's decode loop over recorded tokens, which continue
+    after the end.
+    """
     sampling = Sampling(max_tokens=len(ids), temperature=0.0)
     *_, (drawn, _) = decode(
         Recorded(ids),
@@ -61,7 +62,7 @@ def test_a_response_ends_with_its_first_eos(case):
 
 
 @as_is("inv-reward-index")
-def test_a_score_is_placed_on_the_last_token_that_counts(case):
+def test_a_score_is_placed_on_the_last_masked_token(case):
     case.agrees(token_rewards=place_last(case.inputs["scores"], case.mask))
 
 
@@ -69,7 +70,7 @@ def test_a_score_is_placed_on_the_last_token_that_counts(case):
     "The peer's rows begin with the prompt, which is part of the mask, and are padded. The test adds both",
     "searchr1-mask-1",
 )
-def test_what_a_tool_says_is_a_hole_of_the_mask(case):
+def test_tool_output_is_masked_out(case):
     names = ("previous", "response", "info", "next_response")
     rows = []
     for number in range(2):

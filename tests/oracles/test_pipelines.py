@@ -1,4 +1,4 @@
-"""OpenRLHF's whole way from scores and KL to advantages, by rlflow's stages one after another."""
+"""OpenRLHF's complete path from scores and KL to advantages, by rlflow's stages in sequence."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def group_of(case):
 
 
 def charged(case, scores):
-    """Scores on the last token, less the price of each token's KL."""
+    """Return the scores on the last token, minus the KL coefficient times each token's KL."""
     return reinforce_pp.charge_kl(
         scores,
         case.inputs["kl"],
@@ -33,7 +33,7 @@ def compared(case, advantages, returns):
 
 
 def biased(white, mask):
-    """White by the biased deviation of the entries under the mask."""
+    """Whiten by the biased deviation of the entries under the mask."""
     count = mask.sum()
     return white * (count / (count - 1)).sqrt()
 

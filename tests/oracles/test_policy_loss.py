@@ -1,4 +1,4 @@
-"""Policy losses of tokens: PPO's clip, importance weights, CISPO, no ratio at all; and with a KL term."""
+"""Policy losses of tokens: PPO's clip, importance weights, CISPO, no ratio; and losses with a KL term."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ as_is, transformed, not_ours, averaged = (
 
 
 def columns_of(case):
-    """The columns that a policy loss may name; weights are 1 where the case has none."""
+    """Return the columns that a policy loss may read; weights are 1 if the case has none."""
     inputs = case.inputs
     old = inputs.get("old_log_prob", inputs.get("proximal_log_prob"))
     ones = torch.ones_like(inputs["log_prob"])
@@ -32,12 +32,12 @@ def columns_of(case):
 
 
 def valued(loss, now, columns, **settings):
-    """The loss's value on the columns that it names."""
+    """Return the loss's value on the columns that it reads."""
     return loss(New(logprobs=now), *(columns.get(p.name) for p in loss.signature.columns), **settings)[0]
 
 
 def ppo_of(case, now, columns):
-    """PPO's loss. verl's clips on both sides of a negative advantage by default."""
+    """Return PPO's loss. By default verl's loss clips a negative advantage on both sides."""
     return valued(ppo.policy_loss, now, columns, clip=0.2, dual=3.0 if case.peer == "verl" else None)
 
 
@@ -213,7 +213,7 @@ WEIGHTED = "The peer weights k3 by exp(logp - sg(logp)), which has the gradient 
 
 
 def exchanged(case, now, beta):
-    """The constant that turns k2 into k3 without a say in the gradient."""
+    """Return the constant that turns k2 into k3 without an effect on the gradient."""
     new, reference = now.detach(), case.inputs["ref_log_prob"]
     return beta * averaged(kl(new, reference, "k3") - kl(new, reference, "k2"), case.mask, "tokens")
 
@@ -252,13 +252,14 @@ def test_cispo_with_kl(case):
     compared(case, now, total + exchanged(case, now, beta))
 
 
-# -- tokens held back by their covariance
-# ------------------------------------------------------------------------------------------
+# -- tokens masked by their covariance
+# ---------------------------------------------------------------------------------------------
 
 
-def held(case, columns, form, share, **band):
-    """Of each token, whether it is held back; the quota is above what the band leaves, so nothing is left to
-    chance."""
+def is_masked(case, columns, form, share, **band):
+    """Return for each token whether it is masked. The quota exceeds the tokens of the band, so there is no
+    random choice.
+    """
     chance = torch.Generator().manual_seed(0)
     return clip_cov.hold(
         columns["logprobs"],
@@ -274,7 +275,7 @@ def held(case, columns, form, share, **band):
 @as_is("verl-clipcov-1")
 def test_clip_cov(case):
     now, columns, settings = now_of(case), columns_of(case), case.settings
-    columns["held"] = held(
+    columns["held"] = is_masked(
         case,
         columns,
         "clip",
@@ -298,7 +299,7 @@ def test_clip_cov(case):
 )
 def test_kl_cov(case):
     now, columns, settings = now_of(case), columns_of(case), case.settings
-    columns["held"] = held(
+    columns["held"] = is_masked(
         case, columns | {"logprobs": now.detach()}, "kl", settings["kl_cov_ratio"], low=0.0, high=0.0
     )
     value = valued(clip_cov.policy_loss, now, columns, form="kl", clip=0.2, beta=settings["ppo_kl_coef"])

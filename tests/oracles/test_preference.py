@@ -18,7 +18,7 @@ as_is, transformed, not_ours, averaged = (
 
 
 def pairs(chosen, rejected):
-    """Rows of one token that holds the whole response's log-prob: chosen and rejected in turn."""
+    """Return rows of one token with the log-prob of the full response: chosen and rejected alternate."""
     return torch.stack([chosen, rejected], 1).reshape(-1, 1)
 
 
@@ -58,12 +58,12 @@ def test_the_pairwise_loss_of_a_reward_model(case):
     case.agrees(loss=reward_model.prefer(New(scores=scores), centre=0.0)[0].mean())
 
 
-# TRL has the first answers of all prompts, then the second ones; rlflow has pairs adjacent
+# TRL stores the first answers of all prompts, then the second answers; rlflow stores pairs adjacently
 ORDER = torch.tensor([0, 2, 1, 3])
 
 
 def chosen_first(case):
-    """The rows in TRL's numbering, chosen and rejected in turn."""
+    """Return the rows in TRL's numbering, chosen and rejected alternating."""
     sign, _ = online_dpo.compare(case.inputs["rewards"][ORDER], torch.tensor([0, 0, 1, 1]))
     rows = [ORDER[[i, i + 1] if sign[i] > 0 else [i + 1, i]] for i in (0, 2)]
     case.agrees(

@@ -1,5 +1,6 @@
-"""PRIME: rewards of tokens from a model that learns from outcomes. The cases have beta times the log-ratio of
-that model."""
+"""PRIME: token rewards from a model that learns from outcomes. The cases contain beta times that model's
+log-ratio.
+"""
 
 from pathlib import Path
 

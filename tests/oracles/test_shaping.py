@@ -1,4 +1,4 @@
-"""Penalties of long responses, and which groups dynamic sampling keeps."""
+"""Penalties for long responses, and the groups that dynamic sampling keeps."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def test_over_long_shaping_up_to_the_longest_length(case):
 
 
 @as_is("orlhf-stop-1", "orlhf-stop-2", "orlhf-stop-3")
-def test_responses_that_were_cut(case):
+def test_truncated_responses(case):
     finish = ["length" if cut else "stop" for cut in case.inputs["truncated"].tolist()]
     case.agrees(rewards=stop_penalty.function(case.inputs["rewards"], finish, coef=case.settings["coef"]))
 

@@ -23,7 +23,7 @@ def test_masked_means(case):
 
 
 def times(white, x, divisor):
-    """``white`` with another divisor than the unbiased deviation of x."""
+    """Return ``white`` with another divisor than the unbiased deviation of x."""
     return white * (x.var() + 1e-8).sqrt() / divisor
 
 
