@@ -1,4 +1,4 @@
-"""Rows into chunks, in the order in which they end."""
+"""Chunks of rows, in the order in which the rows end."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from rlflow.training.chunks import chunked
 
 @st.composite
 def endings(draw):
-    """Rows in the order in which they end, cut into portions."""
+    """Draw rows in the order in which they end, cut into portions."""
     order = draw(st.permutations(range(draw(st.integers(0, 40)))))
     cuts = sorted(draw(st.lists(st.integers(0, len(order)), max_size=8)))
     return [
@@ -20,7 +20,7 @@ def endings(draw):
 
 
 @given(endings(), st.integers(1, 50))
-def test_every_row_is_in_one_chunk_and_none_ends_after_those_of_a_later_one(portions, count):
+def test_every_row_is_in_one_chunk_and_chunks_end_in_order(portions, count):
     order = torch.cat(portions).tolist()
     chunks = [chunk.tolist() for chunk in chunked(portions, len(order), count)]
     assert len(chunks) == count
@@ -39,7 +39,7 @@ def test_chunks_do_not_depend_on_the_portions(portions, count):
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_a_chunk_is_there_when_its_last_row_has_ended():
+def test_a_chunk_is_ready_when_its_last_row_ends():
     ended = []
 
     def portions():
@@ -52,6 +52,6 @@ def test_a_chunk_is_there_when_its_last_row_has_ended():
 
 
 @pytest.mark.parametrize(("portions", "found"), [([[0]], 1), ([[0], [1, 0]], 3)])
-def test_rows_that_do_not_end_are_an_error(portions, found):
+def test_rows_without_an_end_are_an_error(portions, found):
     with pytest.raises(ValueError, match=f"found {found} rows that ended, expected 2"):
         list(chunked(map(torch.tensor, portions), 2, 2))

@@ -1,4 +1,4 @@
-"""The loop of an update, with an engine of one parameter: new.logprobs is that parameter for every token."""
+"""The loop of an update, with an engine of one parameter: new.logprobs equals that parameter for every token."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from rlflow.training.peers import Peers
 
 
 class Engine:
-    """Records what it computes; every step that is not told to break is taken."""
+    """An engine that records its calls. It takes every step unless the test marks the step as broken."""
 
     device = torch.device("cpu")
     peers = Peers()
@@ -79,7 +79,7 @@ def test_every_epoch_sees_every_row_once_in_its_own_order():
     }
 
 
-def test_a_token_mean_has_gradient_one_however_it_is_cut():
+def test_the_gradient_of_a_token_mean_ignores_the_cut():
     for tokens in (1, 5, 1000):
         engine = Engine()
         learn(engine, batch([1, 2, 3, 4, 5]), plain, {}, Passes(micro_tokens=tokens))
@@ -95,19 +95,19 @@ def test_pairs_are_never_split():
     assert metrics["steps"] == 2
 
 
-def test_skipped_steps_are_counted_and_stay_out_of_the_means():
+def test_skipped_steps_are_counted_and_excluded_from_the_means():
     metrics = learn(Engine(breaks=[1]), batch([2] * 4), plain, {}, Passes(minibatch=2, epochs=2))
     assert (metrics["steps"], metrics["skipped_steps"]) == (3, 1)
 
 
-def test_a_minibatch_without_a_token_that_counts_takes_no_step():
+def test_a_minibatch_without_a_masked_token_takes_no_step():
     engine = Engine()
     rows = Batch.of(prompt_tokens=[[1]], tokens=[[2, 3]], mask=[[False, False]])
     assert learn(engine, rows, plain, {}, Passes())["steps"] == 0
     assert engine.seen == []
 
 
-def test_a_mean_is_checked_before_anything_is_computed():
+def test_a_mean_is_checked_before_the_first_forward():
     with pytest.raises(ValueError, match="found mean='token'"):
         Passes(mean="token")
     with pytest.raises(ValueError, match="minibatch=0"):
@@ -131,8 +131,9 @@ def over_groups(new, group, mask):
 
 
 def right_rows(lengths, right, **more):
-    """Rows whose advantages are their number, some of them right; what is not read of the wrong ones is
-    NaN."""
+    """Return rows with their number as advantage, some of them right. Unread columns of the wrong rows are
+    NaN.
+    """
     targets = [1.0 if each else float("nan") for each in right]
     return batch(
         lengths,
@@ -150,9 +151,7 @@ def right_rows(lengths, right, **more):
     scale=st.floats(-2, 2),
     size=st.none() | st.integers(1, 4),
 )
-def test_each_of_several_losses_has_the_gradient_that_it_has_alone_on_its_rows(
-    rows, micro, mean, scale, size
-):
+def test_each_of_several_losses_keeps_the_gradient_of_its_own_rows(rows, micro, mean, scale, size):
     lengths, right = [length for length, _ in rows], [each for _, each in rows]
     everything = right_rows(lengths, right)
     both = JointLoss((policy, likelihood), (1.0, scale), (None, "right"))
@@ -171,7 +170,7 @@ def test_each_of_several_losses_has_the_gradient_that_it_has_alone_on_its_rows(
     ] == len(rows)
 
 
-def test_a_row_that_is_no_loss_s_is_left_out_and_one_that_its_loss_cannot_read_too():
+def test_rows_without_a_loss_and_unreadable_rows_are_skipped():
     rows = right_rows([2, 2, 2, 2], [True, False, False, True])
     advantages = [[0.0] * 2, [1.0] * 2, [float("nan")] * 2, [0.0] * 2]
     rows |= Batch(rows.axis, Batch.of(more=[False, True, False, False], advantages=advantages).data)
@@ -186,7 +185,7 @@ def test_a_row_that_is_no_loss_s_is_left_out_and_one_that_its_loss_cannot_read_t
     ]
 
 
-def test_a_loss_over_groups_beside_one_over_rows_keeps_groups_whole():
+def test_a_group_loss_next_to_a_row_loss_keeps_groups_complete():
     rows = right_rows([1] * 6, [True, False] * 3, group=[i // 2 for i in range(6)])
     both = JointLoss((likelihood, over_groups), (1.0, 1.0), ("right", None))
     engine = Engine()

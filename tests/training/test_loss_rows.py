@@ -1,4 +1,4 @@
-"""Which rows are learned from."""
+"""The rows that an update learns from."""
 
 import pytest
 import torch
@@ -30,17 +30,17 @@ def reads_groups(new, scores): ...
 
 
 def kept(batch, loss):
-    """The first token of each row that stays."""
+    """Return the first token of each kept row."""
     return learnable(batch, loss).batch["tokens"][:, 0].tolist()
 
 
-def test_only_what_is_under_the_mask_can_break_a_row():
+def test_only_masked_values_can_break_a_row():
     rows = batch(advantages=[[0.0, NAN], [NAN], [0.0, torch.inf, 0.0], [NAN]])
     assert kept(rows, reads) == [1, 7]
     assert learnable(rows, reads).left_out == 2
 
 
-def test_row_values_count_themselves_and_unread_columns_do_not():
+def test_row_values_can_break_a_row_and_unread_columns_cannot():
     unread = [[NAN] * 2, [NAN], [NAN] * 3, [NAN]]
     rows = batch(
         advantages=[[0.0, 0.0], [0.0], [0.0] * 3, [0.0]], scores=[1.0, NAN, 2.0, torch.inf], returns=unread
@@ -48,11 +48,11 @@ def test_row_values_count_themselves_and_unread_columns_do_not():
     assert kept(rows, reads) == [1, 4]
 
 
-def test_a_row_takes_its_group_along():
+def test_a_broken_row_removes_its_group():
     assert kept(batch(scores=[0.0, NAN, 1.0, 1.0], group=[8, 8, 9, 9]), reads_groups) == [4, 7]
 
 
-def test_without_a_group_column_rows_of_one_prompt_are_a_group():
+def test_rows_of_a_prompt_are_a_group_without_a_group_column():
     rows = Batch.of(prompt_tokens=[[5]] * 2, x=[1.0, 2.0])
     repeated = rows.repeat(3).drop("group")
     assert group_of(repeated).tolist() == [0, 0, 0, 1, 1, 1]
@@ -68,7 +68,7 @@ def test_a_group_column_breaks_its_rows():
     assert kept(rows, reads_level) == [4, 7]
 
 
-def test_only_columns_that_are_read_are_kept():
+def test_only_read_columns_are_kept():
     result = learnable(
         batch(advantages=[[0.0, 0.0], [0.0], [0.0] * 3, [0.0]], answer=["a"] * 4, temperature=[1.0] * 4),
         reads,

@@ -34,10 +34,10 @@ def test_micro_batches_add_up_to_the_mean_over_all_tokens():
             MASK[part],
             groups=0,
         )
-    assert meter.result() == pytest.approx({"x": 3.0, "n": 5 / 3})  # a number weighs as its rows
+    assert meter.result() == pytest.approx({"x": 3.0, "n": 5 / 3})  # a number counts once per row
 
 
-def test_missing_values_are_left_out_and_counted():
+def test_missing_values_are_skipped_and_counted():
     meter = Meter()
     meter.add(
         {"x": torch.tensor([torch.nan, 2.0, torch.nan]), "all_max": torch.full((3, 3), torch.nan)},
@@ -54,9 +54,10 @@ def test_names_in_max_are_maxima():
     assert meter.result() == {"x_max": -2.0}
 
 
-def test_what_several_ranks_saw_is_what_one_would_have_seen():
-    """Sums add up, maxima are the highest, missing values are counted, and a name that one rank alone has
-    counts."""
+def test_metrics_of_several_ranks_equal_those_of_one():
+    """Sums add up, maxima take the highest value, missing values are counted, and a name of a single rank
+    counts.
+    """
     values = torch.tensor([[1.0, 2.0, 9.0], [6.0, torch.nan, 9.0], [-4.0, 9.0, 9.0]])
     mask = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 0, 0]], dtype=torch.bool)
     one, ranks = Meter(), [Meter(), Meter(), Meter()]
@@ -76,7 +77,7 @@ def test_a_metric_that_requires_grad_keeps_no_graph():
     assert not meter.totals["x"].requires_grad
 
 
-def test_other_shapes_and_our_own_names_are_refused():
+def test_other_shapes_and_reserved_names_are_refused():
     with pytest.raises(
         ValueError, match=r"metric 'x' of shape \[7\], expected one number per token \[3, 3\]"
     ):

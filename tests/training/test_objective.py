@@ -1,4 +1,4 @@
-"""Weights of rows, and the shapes and averages that go together."""
+"""Weights of rows, and compatible shapes and averages."""
 
 import pytest
 import torch
@@ -21,15 +21,15 @@ def test_means_of_values_per_token(mean, expected):
 
 @pytest.mark.parametrize(("mean", "expected"), [("rows", 5.0), (4, 10 / (2 * 4))])
 def test_means_of_values_per_row(mean, expected):
-    """The third row has an empty mask: it is in no divisor and adds nothing."""
+    """The third row has an empty mask: it counts in no divisor and adds nothing."""
     weights = row_weights(COUNTS, mean, MinibatchTotals.of(COUNTS))
     assert float(weighted_sum(torch.tensor([3.0, 7.0, torch.nan]), MASK, weights, mean)) == pytest.approx(
         expected
     )
 
 
-def test_the_divisor_is_that_of_the_whole_minibatch():
-    """Two halves with the totals of both add up to the whole."""
+def test_the_divisor_counts_the_full_minibatch():
+    """Two halves with the totals of both add up to the value of the full minibatch."""
     totals = MinibatchTotals.of(COUNTS)
     parts = [
         weighted_sum(VALUE[i], MASK[i], row_weights(COUNTS[i], "row-tokens", totals), "row-tokens")
@@ -38,7 +38,7 @@ def test_the_divisor_is_that_of_the_whole_minibatch():
     assert float(sum(parts)) == pytest.approx((1.5 + 6) / 2)
 
 
-def test_nothing_outside_the_mask_reaches_value_or_gradient():
+def test_only_masked_values_reach_value_and_gradient():
     value = VALUE.clone().requires_grad_()
     weighted_sum(value, MASK, row_weights(COUNTS, "tokens", MinibatchTotals.of(COUNTS)), "tokens").backward()
     assert torch.equal(value.grad, MASK / 5)
@@ -66,12 +66,12 @@ def test_nothing_outside_the_mask_reaches_value_or_gradient():
         (torch.tensor(1.0), "tokens", r"value of shape \[\]"),
     ],
 )
-def test_shapes_and_means_that_do_not_go_together_are_refused(value, mean, message):
+def test_incompatible_shapes_and_means_are_refused(value, mean, message):
     with pytest.raises(ValueError, match=message):
         weighted_sum(value, MASK, torch.ones(3).double(), mean)
 
 
 @pytest.mark.parametrize("mean", ["token", 0, -1.0, float("nan")])
-def test_what_is_no_mean_is_refused(mean):
+def test_an_unknown_mean_is_refused(mean):
     with pytest.raises(ValueError, match="update: found mean="):
         check_mean(mean)

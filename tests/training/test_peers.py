@@ -1,5 +1,6 @@
-"""Ranks that train one model together add up what each has, whatever its dtype, its size, or that it has
-none."""
+"""Ranks that train one model add up their gradients, whatever the dtype and size, and also if a rank has
+none.
+"""
 
 import pytest
 import torch
@@ -18,8 +19,9 @@ SHAPES = [
 
 
 def parameters(rank):
-    """Gradients 1, 2, … on the first rank and ten times as much on the second, which has none for the second
-    parameter."""
+    """Return gradients 1, 2, … on the first rank and ten times as much on the second. The second rank has
+    none for the second parameter.
+    """
     made = []
     for number, (shape, dtype) in enumerate(SHAPES, 1):
         parameter = torch.zeros(shape, dtype=dtype, requires_grad=True)
@@ -33,7 +35,7 @@ def parameters(rank):
 
 
 def on_a_rank(rank):
-    """All that a rank has to do with others, and what comes of it."""
+    """Run all exchanges of a rank and return their results."""
     together, apart = Peers(lockstep=True), Peers()
     numbers = torch.tensor([1.5, 2.0]) * (rank + 1)
     found = {"ranks": together.ranks, "total": together.total(numbers).tolist(), "own": numbers.tolist()}
@@ -49,7 +51,7 @@ def on_a_rank(rank):
     return found
 
 
-def test_two_ranks_have_the_sums_of_both(on_ranks):
+def test_two_ranks_get_the_sum_of_both(on_ranks):
     found = on_ranks(2, on_a_rank)
     summed = [(own.grad * (1 if number == 1 else 11)).tolist() for number, own in enumerate(parameters(0))]
     for rank, said in enumerate(found):
@@ -64,7 +66,7 @@ def test_two_ranks_have_the_sums_of_both(on_ranks):
             assert said[f"{name}, dtypes"] == [str(dtype) for _, dtype in SHAPES]
 
 
-def test_a_rank_alone_waits_for_nobody_and_keeps_its_gradients():
+def test_a_single_rank_keeps_its_gradients_without_waiting():
     alone, made = Peers(lockstep=True), parameters(1)
     numbers, before = torch.tensor([1.0]), [parameter.grad for parameter in made]
     assert alone.ranks == 1
@@ -83,7 +85,7 @@ def test_a_rank_alone_waits_for_nobody_and_keeps_its_gradients():
         (1, [[0], [1], [2], [3], [4]]),
     ],
 )
-def test_buckets_hold_one_dtype_up_to_their_size_in_order(monkeypatch, bucket, sizes):
+def test_buckets_have_one_dtype_up_to_their_size_in_order(monkeypatch, bucket, sizes):
     monkeypatch.setattr(peers, "BUCKET", bucket)
     made = parameters(0)
     found = [

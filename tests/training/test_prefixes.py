@@ -1,5 +1,6 @@
-"""Families of rows that begin alike: as few tokens are computed as can be, and no row is lost or torn from
-its unit."""
+"""Families of rows with a common prefix: the fewest tokens are computed, and each row stays complete in its
+unit.
+"""
 
 import itertools
 
@@ -21,16 +22,16 @@ def found(prompts):
 
 
 def computed(prompts, some):
-    """Tokens of the prompts that are computed."""
+    """Return the number of computed prompt tokens."""
     return sum(map(len, prompts)) - sum((len(family.rows) - 1) * family.shared for family in some)
 
 
-def test_rows_of_one_prompt_share_all_but_its_last_token_in_any_order():
+def test_rows_of_one_prompt_share_all_except_its_last_token():
     a, b = [5, 6, 7, 8, 9, 4], [5, 3, 7, 8, 9, 4, 2, 2]
     assert found([a, b, a, a, b]) == [Family((0, 2, 3), 5), Family((1, 4), 7)]
 
 
-def test_prompts_that_begin_alike_are_one_family_where_that_saves_more_than_their_own_rows_would():
+def test_prompts_with_a_common_prefix_form_a_family_if_that_saves_tokens():
     start, longer = list(range(10, 30)), list(range(10, 30)) + [7] * 20
     assert found([[*start, 1, 1], [*start, 2], start]) == [Family((0, 1, 2), 19)]
     assert found([[*longer, 1], [*longer, 1], [*longer, 1], [*start, 9]]) == [
@@ -39,7 +40,7 @@ def test_prompts_that_begin_alike_are_one_family_where_that_saves_more_than_thei
     ]
 
 
-def test_short_beginnings_and_single_rows_are_computed_by_row():
+def test_short_prefixes_and_single_rows_are_computed_by_row():
     short = [3] * LEAST
     assert found([short, short, [9, 8, 7, 6, 5, 4]]) == [Family((0, 1, 2), 0)]
     assert found([[*short, 1], [*short, 2]]) == [Family((0, 1), LEAST)]
@@ -56,7 +57,7 @@ def partitions(items):
 
 
 def fewest(prompts):
-    """By trying every cut of the sorted prompts."""
+    """Try every cut of the sorted prompts."""
 
     def saved(run):
         common = len(
@@ -74,7 +75,7 @@ def fewest(prompts):
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=9), min_size=1, max_size=8))
-def test_no_other_families_compute_fewer_tokens(prompts):
+def test_the_families_compute_the_fewest_tokens(prompts):
     some = found(prompts)
     assert sorted(row for family in some for row in family.rows) == list(range(len(prompts)))
     for family in some:
@@ -87,7 +88,7 @@ def taken(cut):
     return [torch.cat(units).tolist() for units in cut]
 
 
-def test_micro_batches_take_families_one_after_another_whatever_the_order_of_the_units():
+def test_micro_batches_take_families_in_sequence():
     a, b = list(range(20)), list(range(30, 50))
     rows = batch([a, b, a, b, a, b])
     for order in ([0, 1, 2, 3, 4, 5], [5, 2, 4, 1, 0, 3]):
@@ -99,7 +100,7 @@ def test_micro_batches_take_families_one_after_another_whatever_the_order_of_the
     assert taken(packed_microbatches(rows, [], tokens=10)) == []
 
 
-def test_units_are_not_torn_and_one_that_is_too_large_is_alone():
+def test_units_stay_complete_and_an_oversized_one_is_alone():
     a, b = list(range(20)), list(range(30, 50))
     rows = batch([a, b, a, b])
     pairs = [torch.tensor([0, 1]), torch.tensor([2, 3])]

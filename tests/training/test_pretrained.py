@@ -1,4 +1,6 @@
-"""Folders that want code run or pickles read: none is, whatever stands on standard input."""
+"""Folders that request code execution or contain pickles: rlflow runs and reads neither, whatever is on
+standard input.
+"""
 
 import ast
 import contextlib
@@ -40,14 +42,15 @@ NAMES = {
 
 @pytest.fixture(autouse=True)
 def yes(monkeypatch):
-    """Standard input that says y to whatever asks."""
+    """Standard input that answers y to every question."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 100))
 
 
 @pytest.fixture
 def hostile(tmp_path):
-    """A folder whose configs name code that leaves a mark; ``unknown``: files that transformers cannot make
-    sense of without that code."""
+    """Return a function that makes a folder whose configs name code that leaves a mark. ``unknown``: the
+    files need that code in transformers.
+    """
 
     def make(*unknown):
         folder = shutil.copytree(MODEL, tmp_path / "model")
@@ -69,7 +72,7 @@ def hostile(tmp_path):
 
 
 def changed(file, **entries):
-    """A JSON file with other entries; None takes one out."""
+    """Rewrite a JSON file with other entries; None removes an entry."""
     content = json.loads(file.read_text()) | entries
     file.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
 
@@ -88,7 +91,7 @@ LOADS = {
 }
 ALONE = {
     Path(name)
-    for name in (  # what is measured beside rlflow, and a file that is no folder
+    for name in (  # measured separately from rlflow; and a file outside any folder
         "benchmarks/suite/peers/bare.py",
         "benchmarks/suite/suites/fixed_shape.py",
         "benchmarks/suite/suites/gemma.py",
@@ -96,7 +99,7 @@ ALONE = {
 }
 
 
-def test_only_one_module_loads_from_model_folders_and_says_each_time_that_no_code_is_trusted():
+def test_one_module_loads_model_folders_and_trusts_no_code():
     mentions = [
         file
         for file in sources("rlflow", "backends", "algorithms", "benchmarks")
@@ -124,7 +127,7 @@ def test_only_one_module_loads_from_model_folders_and_says_each_time_that_no_cod
         assert call.func.attr == "from_config" or said.get("local_files_only") == "True", ast.unparse(call)
 
 
-def test_what_is_told_to_engines_trusts_no_code_and_reads_no_pickles():
+def test_options_of_engines_trust_no_code_and_read_no_pickles():
     found = {
         ast.unparse(key).strip("'"): ast.unparse(value)
         for node in source(Path("backends/vllm/vllm_engine.py")).nodes
@@ -137,8 +140,8 @@ def test_what_is_told_to_engines_trusts_no_code_and_reads_no_pickles():
 
 
 @pytest.mark.slow
-def test_nothing_reads_a_users_pickles():
-    """``ray.cloudpickle``, between processes of one run, is all there is."""
+def test_no_module_reads_user_pickles():
+    """``ray.cloudpickle``, between processes of one run, is the only use."""
     reads = {
         "torch.load",
         "torch.jit.load",
@@ -174,7 +177,7 @@ def test_nothing_reads_a_users_pickles():
     ] == []
 
 
-def test_code_that_a_folder_names_is_not_needed_where_transformers_knows_the_model(hostile):
+def test_code_of_a_folder_is_not_needed_for_known_models(hostile):
     folder = hostile()
     assert type(pretrained.read_config(folder)).__module__.startswith("transformers.")
     assert type(pretrained.read_tokenizer(folder)).__module__.startswith("transformers.")
@@ -198,7 +201,7 @@ def test_a_config_that_needs_code_is_refused(hostile):
             load(folder)
 
 
-def test_a_model_that_needs_code_is_refused_although_its_config_is_known(hostile):
+def test_a_model_that_needs_code_is_refused_despite_a_known_config(hostile):
     folder = hostile()
     changed(folder / "config.json", model_type="vit", architectures=None)
     with pytest.raises(PlanError, match=r"auto_map in config.json: AutoModelForCausalLM: evil\.Model"):
@@ -223,7 +226,7 @@ def test_a_tokenizer_that_needs_code_is_refused(hostile, read, named):
         read(folder)
 
 
-def test_a_load_that_forgets_to_say_so_does_not_ask(hostile):
+def test_a_load_without_the_option_does_not_prompt(hostile):
     folder = hostile("config.json", "tokenizer_config.json")
     pretrained.refuse_folder_code()
     with pytest.raises(ValueError, match="custom code"):
@@ -231,7 +234,7 @@ def test_a_load_that_forgets_to_say_so_does_not_ask(hostile):
     assert sys.stdin.read().count("y") == 100
 
 
-def test_a_kernel_that_a_config_names_is_not_fetched(hostile):
+def test_a_kernel_named_by_a_config_is_not_fetched(hostile):
     for value in ("owner/kernel", {"text_config": "owner/kernel:function"}):
         folder = hostile()
         changed(folder / "config.json", attn_implementation=value)
@@ -241,7 +244,7 @@ def test_a_kernel_that_a_config_names_is_not_fetched(hostile):
 
 
 class Bomb:
-    """Leaves a mark when it is unpickled."""
+    """An object that leaves a mark when it is unpickled."""
 
     def __init__(self, mark):
         self.mark = mark
@@ -252,7 +255,7 @@ class Bomb:
 
 @pytest.fixture
 def pickled(tmp_path):
-    """A folder whose weights are pickles, with a bomb among them."""
+    """Return a folder whose weights are pickles, one of them a bomb."""
     folder = shutil.copytree(MODEL, tmp_path / "pickled", ignore=shutil.ignore_patterns("*.safetensors"))
     torch.save({"bomb": Bomb(tmp_path / "mark")}, folder / "pytorch_model.bin")
     yield folder
@@ -274,7 +277,7 @@ def test_each_backend_refuses_pickles_and_code(backend, pickled, hostile):
 @pytest.mark.parametrize(
     "name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "model.pt", "consolidated.00.pth"]
 )
-def test_pickled_weights_are_refused_with_a_way_out(pickled, name):
+def test_pickled_weights_are_refused_with_a_remedy(pickled, name):
     (pickled / "pytorch_model.bin").rename(pickled / name)
     for load in (pretrained.read_config, lambda folder: pretrained.read_model(AutoModelForCausalLM, folder)):
         with pytest.raises(
@@ -285,7 +288,7 @@ def test_pickled_weights_are_refused_with_a_way_out(pickled, name):
             load(pickled)
 
 
-def test_an_index_of_safetensors_that_leads_to_pickles_is_refused(pickled):
+def test_a_safetensors_index_that_points_to_pickles_is_refused(pickled):
     (pickled / "model.safetensors.index.json").write_text(
         json.dumps({"metadata": {}, "weight_map": {"bomb": "pytorch_model.bin"}})
     )
@@ -293,14 +296,15 @@ def test_an_index_of_safetensors_that_leads_to_pickles_is_refused(pickled):
         pretrained.read_model(AutoModelForCausalLM, pickled)
 
 
-def test_pickles_beside_safetensors_are_left_alone(pickled):
+def test_pickles_next_to_safetensors_are_ignored(pickled):
     shutil.copy(MODEL / "model.safetensors", pickled)
     assert pretrained.read_model(AutoModelForCausalLM, pickled) is not None
 
 
-def test_adapters_beside_weights_are_refused(tmp_path):
-    """transformers would read adapter_model.bin; vLLM would leave the adapter out, and sample from another
-    model than is trained."""
+def test_adapters_next_to_weights_are_refused(tmp_path):
+    """transformers would read adapter_model.bin. vLLM would ignore the adapter and sample from another model
+    than the trained one.
+    """
     folder = shutil.copytree(MODEL, tmp_path / "model")
     (folder / "adapter_config.json").write_text("{}")
     with pytest.raises(PlanError, match="contains an adapter"):
@@ -318,7 +322,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("content", ODD.values(), ids=ODD)
-def test_odd_files_are_what_the_reader_says_of_them(tmp_path, content):
+def test_the_reader_reports_its_own_errors_for_odd_files(tmp_path, content):
     folder = shutil.copytree(MODEL, tmp_path / "model")
     for name in ("config.json", "tokenizer_config.json"):
         (folder / name).write_text(content)
@@ -361,7 +365,7 @@ RUN = (
 
 
 @pytest.mark.slow
-def test_a_run_neither_runs_nor_asks_to_run_code_of_its_model_folder(hostile, tmp_path):
+def test_a_run_neither_runs_nor_offers_code_of_its_model_folder(hostile, tmp_path):
     rows = [{"prompt": f"{n} + 1 =", "answer": str(n + 1)} for n in range(8)]
     (tmp_path / "gsm").mkdir()
     (tmp_path / "gsm" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -379,7 +383,7 @@ def test_a_run_neither_runs_nor_asks_to_run_code_of_its_model_folder(hostile, tm
 
 
 @pytest.mark.slow
-def test_the_way_out_of_pickles_leads_to_a_folder_that_loads(tmp_path):
+def test_the_remedy_for_pickles_gives_a_loadable_folder(tmp_path):
     folder = tmp_path / "old"
     AutoModelForCausalLM.from_config(
         LlamaConfig(
@@ -404,7 +408,7 @@ def test_the_way_out_of_pickles_leads_to_a_folder_that_loads(tmp_path):
     assert load_tokenizer(tmp_path / "old-safe") is not None
 
 
-def test_what_ends_a_response_is_what_both_configs_of_a_folder_name(tmp_path):
+def test_both_configs_of_a_folder_name_the_ends_of_a_response(tmp_path):
     assert not any(pretrained.read_end_tokens(tmp_path).values())
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert pretrained.read_end_tokens(tmp_path)["config.json"] == (LlamaConfig().eos_token_id,)

@@ -1,4 +1,4 @@
-"""Rows have as many tokens as a recorded list says, or the generator is at fault."""
+"""Rows must have the recorded lengths; otherwise the error names the generator."""
 
 import pytest
 
@@ -10,7 +10,7 @@ def rows(*lengths):
     return Batch.of(tokens=[[1] * length for length in lengths])
 
 
-def test_rows_of_the_recorded_lengths_pass_and_others_are_refused():
+def test_rows_of_recorded_lengths_pass_and_others_are_refused():
     sampling = Sampling(lengths=(2, 3))
     assert len(as_long(rows(2, 3, 2), sampling)) == 3
     with pytest.raises(

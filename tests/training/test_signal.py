@@ -1,5 +1,6 @@
-"""Counting gradients: by hand, whatever the cut into micro-batches and ranks, with the update's bits as they
-were."""
+"""Counts of gradients: by hand, and independent of micro-batches and ranks. Counting leaves the update
+bit-identical.
+"""
 
 import gc
 import weakref
@@ -29,7 +30,7 @@ ROWS = 6
 
 
 class Engine:
-    """A policy of one number for each token id."""
+    """A policy with one number for each token id."""
 
     device, peers = torch.device("cpu"), Peers()
 
@@ -61,8 +62,9 @@ def nothing(new, advantages):
 
 
 def rows(count=ROWS):
-    """Rows of 2 to 4 tokens, the last of each a hole; half of them have no advantage; ratios lie about 1 on
-    both sides."""
+    """Draw rows of 2 to 4 tokens. The last token of each is masked out, half of them have no advantage, and
+    ratios are around 1 on both sides.
+    """
     lengths = [2 + row % 3 for row in range(count)]
     tokens = [[(3 * row + t) % 20 for t in range(n)] for row, n in enumerate(lengths)]
     old = torch.linspace(-1.0, 1.0, 20, dtype=torch.float64)
@@ -79,10 +81,10 @@ def rows(count=ROWS):
     )
 
 
-def test_tokens_are_those_with_a_gradient_and_those_that_were_clipped_by_side():
+def test_tokens_with_a_gradient_and_clipped_tokens_are_counted():
     metrics = learn(Engine(), rows(), clipped, {"clip": 0.2}, Passes())
-    # of 12 tokens 6 have an advantage of 1; of these a ratio of e^0.4 is clipped above, one of e^-0.4 not, as
-    # its gain is the smaller one
+    # Of 12 tokens 6 have an advantage of 1. A ratio of e^0.4 is clipped above; a ratio of e^-0.4 is not,
+    # because its gain is the smaller one.
     above = sum((row + t) % 2 == 1 for row in (1, 3, 5) for t in range(1 + row % 3))
     tokens = sum(1 + row % 3 for row in range(ROWS))
     moving = sum(1 + row % 3 for row in (1, 3, 5)) - above
@@ -95,16 +97,16 @@ def test_tokens_are_those_with_a_gradient_and_those_that_were_clipped_by_side():
     assert metrics["funnel/moved"] == pytest.approx(0.4)
 
 
-def test_a_loss_that_learns_nothing_has_no_token_with_a_gradient():
+def test_a_loss_without_a_gradient_has_no_effective_tokens():
     metrics = learn(Engine(), rows(), nothing, {}, Passes())
     assert (metrics["funnel/tokens_with_gradient"], metrics["funnel/tokens_effective"]) == (0, 0)
     assert metrics["funnel/tokens"] == 12
-    assert "funnel/tokens_clipped_above" not in metrics  # it has no ratio
+    assert "funnel/tokens_clipped_above" not in metrics  # the loss has no ratio
     assert "funnel/moved" not in metrics
 
 
 @pytest.mark.parametrize("micro_tokens", [1, 9, 10_000])
-def test_counts_are_those_of_any_micro_batches(micro_tokens):
+def test_counts_do_not_depend_on_micro_batches(micro_tokens):
     whole = learn(Engine(), rows(), clipped, {"clip": 0.2}, Passes(epochs=2, minibatch=4))
     parts = learn(
         Engine(), rows(), clipped, {"clip": 0.2}, Passes(epochs=2, minibatch=4, micro_tokens=micro_tokens)
@@ -116,7 +118,7 @@ def test_counts_are_those_of_any_micro_batches(micro_tokens):
     )
 
 
-def test_counts_are_those_of_any_ranks():
+def test_counts_do_not_depend_on_ranks():
     batch, passes = rows(), Passes()
     [share] = steps(list(torch.arange(ROWS).split(1)), mask_counts(batch), passes)
     parts = [
@@ -133,7 +135,7 @@ def test_counts_are_those_of_any_ranks():
     )
 
 
-def test_the_gradient_stays_as_it_is():
+def test_counting_leaves_the_gradient_unchanged():
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
     gradients = []
     for looks in (False, True):

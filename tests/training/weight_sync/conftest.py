@@ -3,7 +3,7 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
-    """Small tensors; other processes have their turn."""
+    """Use one thread: the tensors are small, and other processes need the cores."""
     import torch
 
     before = torch.get_num_threads()

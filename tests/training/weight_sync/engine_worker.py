@@ -1,9 +1,9 @@
-"""One tensor-parallel rank of vLLM's own models: what is traced, written straight, against what vLLM's reload
-does.
+"""One tensor-parallel rank of vLLM's own models: weights written along the trace, compared with vLLM's own
+reload.
 
-    engine_worker.py FOLDER RANK RANKS
+engine_worker.py FOLDER RANK RANKS
 
-Prints a line of JSON by model: problems (none where all is well), modules left to the engine, milliseconds of
+Prints a line of JSON per model: problems (none if all is well), modules left to the engine, milliseconds of
 the trace.
 """
 
@@ -79,15 +79,15 @@ MODELS = {
 
 
 def keep_weights_live() -> None:
-    """On a CPU vLLM packs linear weights away; left as they are, it computes with them as a GPU does."""
-    torch.accelerator.empty_cache = lambda: None  # as vLLM's own CPU worker does
+    """Keep linear weights unpacked. On a CPU vLLM would pack them; unpacked, it computes like on a GPU."""
+    torch.accelerator.empty_cache = lambda: None  # like vLLM's own CPU worker
     dispatch.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: setattr(
         layer, "cpu_linear", nn.functional.linear
     )
 
 
 def checkpoint(config) -> tuple[dict, dict[str, str]]:
-    """What a trainer has, by name, a tied head under both names; and which are tied."""
+    """Return a trainer's tensors by name, a tied head under both names; and the tied names."""
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     held = model.state_dict()

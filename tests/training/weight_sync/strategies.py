@@ -1,4 +1,4 @@
-"""Random models, meshes and layouts, and ranks that live in one process."""
+"""Random models, meshes and layouts, and ranks in one process."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 @dataclass(frozen=True)
 class Case:
-    """Trainers are the first ranks, generators the last; they may be the same."""
+    """A transfer between ranks. Trainers are the first ranks, generators the last; both may be the same."""
 
     source: WeightLayout
     target: WeightLayout
     node_of: tuple[int, ...]
     bucket: int
-    zero3_ranks: int = 0  # over which the source is flattened, if it is
+    zero3_ranks: int = 0  # ranks over which the source is flattened, or 0
 
     def plan(self) -> TransferPlan:
         return make_plan(self.source, self.target, self.node_of, self.bucket)
@@ -47,7 +47,7 @@ models = st.lists(shapes, min_size=1, max_size=4).map(
 
 @st.composite
 def layouts(draw, model, ranks: int) -> tuple[WeightLayout, bool]:
-    """Of every kind; and whether it is ZeRO-3's."""
+    """Draw a layout of any kind, and whether it belongs to ZeRO-3."""
     dtype = draw(st.sampled_from(DTYPES))
     kind = draw(st.sampled_from(("replicated", "flat", "fsdp", "matched", "tensor parallel", "mesh")))
     if kind == "replicated":
@@ -66,7 +66,7 @@ def layouts(draw, model, ranks: int) -> tuple[WeightLayout, bool]:
 
 
 def padded(layout: WeightLayout, before: int, after: int) -> WeightLayout:
-    """The same with ranks that hold nothing."""
+    """Return the same layout, padded with ranks without a part."""
     tensors = {
         name: Spread(s.shape, s.dtype, ((),) * before + s.boxes + ((),) * after)
         for name, s in layout.tensors.items()
@@ -94,7 +94,7 @@ def cases(draw) -> Case:
 
 
 def bits_of(shape: Sequence[int], dtype: str, seed: int) -> Tensor:
-    """Any bits at all, NaN and infinities left out, since a cast may change the bits of a NaN."""
+    """Draw any bits except NaN and infinities, because a cast may change the bits of a NaN."""
     chance = torch.Generator().manual_seed(seed)
     return (torch.randn(tuple(shape), generator=chance) * 8).to(getattr(torch, dtype))
 
@@ -104,7 +104,7 @@ def part(whole: Tensor, box: Box) -> Tensor:
 
 
 def strided(values: Tensor, seed: int) -> Tensor:
-    """The same values in memory of another order, as an engine that keeps a weight transposed has them."""
+    """Return the same values in memory of another order, like an engine with a transposed weight."""
     order = torch.randperm(values.dim(), generator=torch.Generator().manual_seed(seed)).tolist()
     back = sorted(range(values.dim()), key=order.__getitem__)
     return values.permute(order).contiguous().permute(back)
@@ -136,7 +136,7 @@ class World:
         return World(case, wholes, sources, targets)
 
     def move(self) -> list[Resharder]:
-        """All ranks, bucket by bucket, in this process."""
+        """Move the weights of all ranks, bucket by bucket, in this process."""
         plan = self.case.plan()
         ranks = [Resharder(plan, r, self.sources[r], self.targets[r], Parcels()) for r in range(plan.ranks)]
         came = [0] * plan.ranks
@@ -160,7 +160,7 @@ def _pieces(name: str, case: Case, rank: int, whole: Tensor) -> TensorViews:
 
 
 def _flat(name: str, case: Case, rank: int, whole: Tensor) -> TensorViews:
-    """As DeepSpeed has it: a flat part with padding that nobody may read."""
+    """Return a flat part with padding that must never be read, like DeepSpeed's."""
     if rank >= case.zero3_ranks:
         return TensorViews(tuple(whole.shape), dtype_name(whole), ())
     size = -(-whole.numel() // case.zero3_ranks)

@@ -1,4 +1,4 @@
-"""Boxes of flat ranges and of strided views, against the elements themselves."""
+"""Boxes of flat ranges and of strided views, compared element by element."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ SHAPES = st.lists(st.integers(1, 4), max_size=4).map(tuple)
 
 
 def numbered(shape):
-    """A tensor whose elements are their places in memory."""
+    """Return a tensor whose elements are their positions in memory."""
     return torch.arange(math.prod(shape)).reshape(shape)
 
 
@@ -29,7 +29,7 @@ def at(tensor, box):
 
 @settings(deadline=None, max_examples=150)
 @given(SHAPES, st.data())
-def test_a_flat_range_is_few_boxes_that_lie_there_in_order(shape, data):
+def test_a_flat_range_is_a_few_boxes_in_memory_order(shape, data):
     size = math.prod(shape)
     start = data.draw(st.integers(0, size))
     stop = data.draw(st.integers(start, size))
@@ -42,7 +42,7 @@ def test_a_flat_range_is_few_boxes_that_lie_there_in_order(shape, data):
 
 
 def test_a_part_of_a_later_row_is_one_box():
-    """As a share of a flat optimizer state may be."""
+    """A share of a flat optimizer state may be such a part."""
     assert flat_boxes((4, 6), 13, 16) == [((2, 3), (1, 4))]
     assert flat_boxes((2, 3, 4), 17, 19) == [((1, 2), (1, 2), (1, 3))]
     assert flat_boxes((4, 6), 6, 18) == [((1, 3), (0, 6))]
@@ -52,7 +52,7 @@ def test_a_part_of_a_later_row_is_one_box():
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 3), st.data())
-def test_boxes_overlap_contain_and_lie_within_as_sets_of_elements_do(dims, data):
+def test_box_relations_match_those_of_element_sets(dims, data):
     spans = st.tuples(st.integers(0, 5), st.integers(0, 5)).map(lambda ends: (min(ends), max(ends)))
     one, other = (tuple(data.draw(spans) for _ in range(dims)) for _ in range(2))
     elements = [set(itertools.product(*(range(low, high) for low, high in box))) for box in (one, other)]
@@ -67,7 +67,7 @@ def test_boxes_overlap_contain_and_lie_within_as_sets_of_elements_do(dims, data)
 
 
 @given(st.integers(0, 20), st.integers(1, 6))
-def test_chunks_are_those_of_torch(size, parts):
+def test_chunks_match_those_of_torch(size, parts):
     ranges = [chunk(size, index, parts) for index in range(parts)]
     expected = [piece.tolist() for piece in torch.arange(size).chunk(parts)] if size else []
     assert [list(range(*one)) for one in ranges if one[0] < one[1]] == expected
@@ -78,8 +78,7 @@ def test_chunks_are_those_of_torch(size, parts):
 
 
 def copied(shape, view, out):
-    """What the places of a copy from ``view``, of a tensor of this shape, to ``out`` write, made with
-    them."""
+    """Return the copies that write ``out`` from ``view`` of a tensor of this shape, applied."""
     base = numbered(shape)
     axes = [StridedAxis(*axis) for axis in zip(view.shape, view.stride(), out.stride(), strict=True)]
     memory = torch.full((out.untyped_storage().nbytes() // out.element_size(),), -1)
@@ -113,7 +112,7 @@ VIEWS = {
 
 @pytest.mark.parametrize("name", VIEWS)
 @pytest.mark.parametrize("into", ["contiguous", "transposed", "a part of something larger"])
-def test_a_copy_of_a_view_is_made_of_boxes(name, into):
+def test_a_copy_of_a_view_consists_of_boxes(name, into):
     view = VIEWS[name](numbered((6, 6)))
     out = {
         "contiguous": lambda: torch.empty(view.shape, dtype=torch.int64),
@@ -126,7 +125,7 @@ def test_a_copy_of_a_view_is_made_of_boxes(name, into):
     }[into]()
     found, written = copied((6, 6), view, out)
     assert torch.equal(written, view)
-    assert len(found) <= 6  # no view here takes more than a box for each row
+    assert len(found) <= 6  # no view here needs more than one box per row
 
 
 NO_BOXES = {
@@ -139,14 +138,14 @@ NO_BOXES = {
 
 
 @pytest.mark.parametrize("name", NO_BOXES)
-def test_a_view_that_is_not_made_of_boxes_is_refused(name):
+def test_a_view_without_boxes_is_refused(name):
     view = NO_BOXES[name](numbered((4, 6)))
     with pytest.raises(Untraceable):
         copied((4, 6), view, torch.empty(view.shape, dtype=torch.int64))
 
 
-def test_a_dimension_of_one_element_is_no_step():
-    """Its stride is whatever it is: that of the dimension after it would do as well."""
+def test_a_dimension_of_one_element_is_ignored():
+    """Its stride may have any value; the stride of the next dimension would also fit."""
     for shape in ((4, 1, 6), (1, 4, 6), (4, 6, 1)):
         view = numbered(shape)
         found, written = copied(shape, view, torch.empty(shape, dtype=torch.int64))
@@ -158,7 +157,7 @@ def test_a_dimension_of_one_element_is_no_step():
         assert [place.box for place in found] == [whole(shape)]
 
 
-def test_more_boxes_than_a_layout_has_are_refused():
+def test_more_boxes_than_the_limit_are_refused():
     view = numbered((2, 2))[None].expand(4097, 2, 2)
     with pytest.raises(Untraceable, match="more than 4096 boxes"):
         copied((2, 2), view, torch.empty(view.shape, dtype=torch.int64))

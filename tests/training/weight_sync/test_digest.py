@@ -1,4 +1,4 @@
-"""The digest sees every bit and its place, and no layout."""
+"""The digest depends on every bit and its position, and not on the layout."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ shapes = st.lists(st.integers(1, 6), min_size=0, max_size=3).map(tuple)
 
 @settings(max_examples=40, deadline=None)
 @given(st.data(), shapes, st.integers(1, 6), st.sampled_from(("float32", "bfloat16", "float64", "float16")))
-def test_terms_of_any_layout_add_up_to_the_digest_of_the_tensor(data, shape, ranks, dtype):
+def test_terms_of_any_layout_add_up_to_the_digest(data, shape, ranks, dtype):
     values = bits_of(shape, dtype, 0)
     layout, _ = data.draw(layouts({"x": shape}, ranks))
     terms = [
@@ -23,7 +23,7 @@ def test_terms_of_any_layout_add_up_to_the_digest_of_the_tensor(data, shape, ran
     assert wrapped(sum(terms)) == digest(values, whole(shape))
 
 
-def test_rows_too_many_for_one_pass_count_as_in_one():
+def test_rows_in_several_passes_have_the_digest_of_one_pass():
     values = bits_of((3000, 300), "bfloat16", 1)
     halves = [digest(values[:1234], ((0, 1234), (0, 300))), digest(values[1234:], ((1234, 3000), (0, 300)))]
     assert wrapped(sum(halves)) == digest(values, whole(values.shape))
@@ -36,7 +36,7 @@ def test_rows_too_many_for_one_pass_count_as_in_one():
 
 
 @pytest.mark.parametrize("change", ["rows", "columns", "elements", "bit", "sign of zero"])
-def test_what_changed_its_place_or_its_bits_is_seen(change):
+def test_changed_bits_or_positions_change_the_digest(change):
     values = bits_of((16, 12), "bfloat16", 2)
     values[3, 4] = 0.0
     before, changed = digest(values, whole(values.shape)), values.clone()
@@ -53,6 +53,6 @@ def test_what_changed_its_place_or_its_bits_is_seen(change):
     assert digest(changed, whole(values.shape)) != before
 
 
-def test_the_same_bits_elsewhere_in_the_tensor_have_another_digest():
+def test_the_same_bits_at_another_position_have_another_digest():
     row = bits_of((1, 8), "float32", 3)
     assert digest(row, ((0, 1), (0, 8))) != digest(row, ((1, 2), (0, 8)))

@@ -1,5 +1,6 @@
-"""vLLM's own models, two tensor-parallel ranks: what is traced and written straight equals vLLM's own reload,
-bit for bit."""
+"""vLLM's own models on two tensor-parallel ranks: traced and directly written weights equal vLLM's own
+reload, bit for bit.
+"""
 
 import json
 import os
@@ -15,12 +16,12 @@ WORKER = Path(__file__).with_name("engine_worker.py")
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("vllm_installed")
-def test_weights_written_straight_are_those_of_the_engines_own_reload(tmp_path):
+def test_directly_written_weights_equal_the_reload_of_the_engine(tmp_path):
     environment = {
         **os.environ,
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONPATH": os.pathsep.join(sys.path),
-        # names the memory that its ranks share; set by who starts them
+        # names the memory shared by its ranks; the starting process sets it
         "VLLM_DIST_IDENT": f"rlflow-test-{os.getpid()}",
     }
     started = [

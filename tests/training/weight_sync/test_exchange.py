@@ -1,5 +1,4 @@
-"""Ranks tell each other plain values and nothing else: what is too long, or of another kind, ends the
-call."""
+"""Ranks exchange plain values only. A value that is too long or of another type ends the call."""
 
 import pickle
 
@@ -23,7 +22,7 @@ layouts = st.dictionaries(st.text(), st.builds(TensorShard, shapes, st.sampled_f
 
 
 @given(layouts)
-def test_a_layout_comes_as_it_went(held):
+def test_a_layout_arrives_unchanged(held):
     assert exchanges._decoded(0, HELD.dump_json(held), HELD) == held
 
 
@@ -38,12 +37,12 @@ def test_a_layout_comes_as_it_went(held):
         b'{"w": {"shape": [1], "dtype": "int8", "boxes": [[[0]]]}}',
     ],
 )
-def test_what_is_of_another_kind_is_refused_with_the_rank(raw):
+def test_a_value_of_another_type_is_refused_with_its_rank(raw):
     with pytest.raises(TransferError, match="rank 3 sent an invalid value"):
         exchanges._decoded(3, raw, HELD)
 
 
-def test_all_ranks_hear_what_each_has_to_tell_in_their_order(on_ranks):
+def test_all_ranks_get_all_values_in_rank_order(on_ranks):
     numbers = TypeAdapter(list[int])
     found = on_ranks(
         3, lambda rank: [exchange("x" * (rank * 1000), TEXT), exchange(list(range(rank)), numbers)]
@@ -51,9 +50,9 @@ def test_all_ranks_hear_what_each_has_to_tell_in_their_order(on_ranks):
     assert found == [[["", "x" * 1000, "x" * 2000], [[], [0], [0, 1]]]] * 3
 
 
-def test_a_length_that_cannot_be_is_refused_before_memory_is_taken(on_ranks):
+def test_an_impossible_length_is_refused_before_allocation(on_ranks):
     def act(rank):
-        if rank == 0:  # a stranger in its place
+        if rank == 0:  # a foreign process instead of the rank
             dist.all_gather(list(torch.zeros(2, dtype=torch.int64).split(1)), torch.tensor([1 << 50]))
             return ""
         with pytest.raises(TransferError) as refused:

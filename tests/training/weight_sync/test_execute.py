@@ -1,5 +1,4 @@
-"""A plan at work on two ranks: bits, buckets in turn, versions, digests, memory that moved, and what is
-refused."""
+"""Transfers between two ranks: bits, alternating buckets, versions, digests, moved memory and errors."""
 
 import pytest
 import torch
@@ -29,7 +28,7 @@ def values(version):
 
 
 def pieces(layout, rank, version=None):
-    """What a rank has of a layout: the values of a version, or memory that waits for them."""
+    """Return a rank's part of a layout: the values of a version, or memory to receive them."""
     found = {}
     for name, spread in layout.tensors.items():
         dtype = getattr(torch, spread.dtype)
@@ -59,8 +58,8 @@ def right(mine, version):
     )
 
 
-def said(call):
-    """What a call raises, an empty text where it raises nothing."""
+def error_text(call):
+    """Return the message of a call's exception, or an empty text."""
     try:
         call()
     except TransferError as error:
@@ -76,7 +75,7 @@ def resharder(rank, target="tensor parallel", bucket=32, **options):
 
 
 def transfers(rank):
-    """Of each way a transfer may be made: whether every destination has each version's bits."""
+    """Return for each transport whether every destination has the bits of each version."""
     found = {}
     for target in TARGETS:
         for buffers in (1, 2):
@@ -98,7 +97,7 @@ def transfers(rank):
     return found
 
 
-def test_every_transfer_brings_the_exact_bits_in_buckets_of_any_size(on_ranks):
+def test_every_transfer_moves_exact_bits_in_buckets_of_any_size(on_ranks):
     found = on_ranks(2, transfers)
     assert len(found[0]) == 12
     for case in found[0]:
@@ -107,29 +106,29 @@ def test_every_transfer_brings_the_exact_bits_in_buckets_of_any_size(on_ranks):
         found[0][f"{case}"] for case in ("replicas, 2, 16", "replicas, 2, 1048576", "as it is, 1, 16")
     )
     assert many[1] > one[1] == 1
-    # three times what the other rank has, in float32
+    # three times the other rank's bytes, in float32
     assert many[2] == one[2] == 3 * 4 * sum(map(half_of, SHAPES.values()))
-    assert none[1:] == [0, 0]  # everything is there
+    assert none[1:] == [0, 0]  # everything is local
 
 
 def half_of(shape):
-    """Elements of the second of two shares of rows."""
+    """Return the elements of the second of two shares of rows."""
     rows, rest = shape[0], shape[1] if len(shape) > 1 else 1
     return (rows - -(-rows // 2)) * rest
 
 
 def faults(rank):
-    """What is noticed of versions that differ and of bytes that changed, and when."""
+    """Report detected mismatches of versions and bytes, and when they are detected."""
     one = resharder(rank, verify_every=2)
-    found = {"other version": said(lambda: one.run(5 + rank)), "version": one.version}
+    found = {"other version": error_text(lambda: one.run(5 + rank)), "version": one.version}
     one = resharder(rank, verify_every=2)
-    found["first"] = said(lambda: one.run(1))
-    one._local.into.clear()  # as if what a rank has itself were left out
+    found["first"] = error_text(lambda: one.run(1))
+    one._local.into.clear()  # as if the rank skipped its own part
     one._local.out_of.clear()
     for held in one.target.values():
         for piece in held.pieces:
             piece.view.fill_(3.0)
-    found["second"] = said(lambda: one.run(2))
+    found["second"] = error_text(lambda: one.run(2))
     silent = resharder(rank, verify_every=0)
     silent.run(1)
     silent._local.into.clear()
@@ -137,17 +136,17 @@ def faults(rank):
     for held in silent.target.values():
         for piece in held.pieces:
             piece.view.fill_(3.0)
-    found["never"] = said(lambda: silent.run(2))
+    found["never"] = error_text(lambda: silent.run(2))
     moved = resharder(rank)
     moved.run(1)
-    moved.run(2)  # what is bound to either buffer is bound
+    moved.run(2)  # both buffers of a bound transfer are bound
     moved.relocate(pieces(SOURCE, rank, 4))
     moved.run(4)
     found["relocated"] = right(moved.target, 4)
     return found
 
 
-def test_versions_and_digests_that_differ_are_noticed_when_they_are_compared(on_ranks):
+def test_unequal_versions_and_digests_are_detected_at_the_comparison(on_ranks):
     for rank, found in enumerate(on_ranks(2, faults)):
         assert (
             found["other version"]
@@ -170,7 +169,7 @@ def world():
     return World.of(Case(SOURCE, TARGETS["replicas"], (0, 0), 32))
 
 
-def test_a_bucket_is_packed_anew_each_time_and_the_next_takes_other_memory_where_there_is(world):
+def test_a_bucket_is_repacked_each_time_into_free_memory(world):
     ranks = world.move()
     held = ranks[1].pack(0)[0].clone()
     for name in world.sources[1]:
@@ -179,7 +178,7 @@ def test_a_bucket_is_packed_anew_each_time_and_the_next_takes_other_memory_where
     assert not torch.equal(ranks[1].pack(0)[0], held)
 
 
-def test_what_is_bound_must_be_what_the_plan_was_made_of(world):
+def test_bound_memory_must_match_the_plan(world):
     plan = world.case.plan()
     wrong = pieces(TARGETS["tensor parallel"], 0)
     for source, target, side in (

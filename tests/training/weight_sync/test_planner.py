@@ -1,4 +1,4 @@
-"""Plans over random models, meshes and layouts: exact bits, no byte too many, bounded buckets."""
+"""Plans over random models, meshes and layouts: exact bits, minimal traffic, bounded buckets."""
 
 import subprocess
 import sys
@@ -26,14 +26,14 @@ def test_every_destination_has_the_exact_bits(case: Case):
 
 @settings(max_examples=25, deadline=None)
 @given(cases())
-def test_each_missing_byte_has_one_sender_that_holds_it_and_buckets_are_bounded(case: Case):
+def test_each_missing_byte_has_one_sender_and_buckets_are_bounded(case: Case):
     is_tight(case)
 
 
 @pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(cases())
-def test_both_hold_of_many_more(case: Case):
+def test_exact_bits_and_tight_plans_over_many_more_cases(case: Case):
     moves_exactly(case)
     is_tight(case)
 
@@ -51,7 +51,7 @@ def moves_exactly(case: Case) -> None:
         rank.verifier.compare(total)
 
 
-def test_what_a_transfer_takes_beside_the_model_follows_from_the_largest_buckets():
+def test_the_extra_memory_of_a_transfer_follows_from_the_largest_buckets():
     nothing = np.zeros(2, np.int64)
     largest = np.array([30, 10]), np.array([5, 70])  # sent and received by each of two ranks
     stats = Stats(nothing, np.array([400, 900]), nothing, nothing, largest)
@@ -111,7 +111,7 @@ def is_tight(case: Case) -> None:
     assert most <= 2 * case.bucket
 
 
-def test_a_byte_that_changed_place_is_found_and_named():
+def test_a_misplaced_byte_is_found_and_named():
     shapes = {"a.weight": (6, 4), "b.weight": (5,)}
     case = Case(
         sharded(shapes, "float32", [Cut(range(3), 3)]),
@@ -129,7 +129,7 @@ def test_a_byte_that_changed_place_is_found_and_named():
         ranks[1].verifier.compare(total)
 
 
-def test_a_message_that_is_missing_or_short_is_refused():
+def test_a_missing_or_short_message_is_refused():
     shapes = {"a": (4, 4)}
     world = World.of(
         Case(
@@ -148,7 +148,7 @@ def test_a_message_that_is_missing_or_short_is_refused():
         ranks[0].finish(2, 31)
 
 
-def test_a_rank_on_the_same_node_sends_and_then_the_least_loaded():
+def test_a_rank_on_the_same_node_sends_before_the_least_loaded():
     held = ((0, 8), (0, 8))
     source = WeightLayout(5, {"a": Spread((8, 8), "float32", ((held,), (held,), (held,), (), ()))})
     target = WeightLayout(5, {"a": Spread((8, 8), "float32", ((), (), (), (held,), (held,)))})
@@ -156,14 +156,14 @@ def test_a_rank_on_the_same_node_sends_and_then_the_least_loaded():
     assert make_plan(source, target, (1, 1, 1, 0, 0)).stats.outbound.tolist() == [256, 256, 0, 0, 0]
 
 
-def test_what_many_could_send_is_shared_out_among_them():
+def test_several_possible_senders_share_the_work():
     held = ((0, 4096), (0, 1024))
     source = WeightLayout(5, {"a": Spread((4096, 1024), "float32", (*[(held,)] * 4, ()))})
     target = WeightLayout(5, {"a": Spread((4096, 1024), "float32", ((),) * 4 + ((held,),))})
     assert make_plan(source, target).stats.outbound.tolist() == [4 << 20] * 4 + [0]
 
 
-def test_the_least_loaded_is_the_one_that_sends_the_fewest_bytes_whatever_their_dtypes():
+def test_the_least_loaded_rank_is_chosen_by_bytes():
     tensors = {
         "large": ("float64", ((0, 64),)),
         "middle": ("int8", ((0, 128),)),
@@ -182,7 +182,7 @@ def test_the_least_loaded_is_the_one_that_sends_the_fewest_bytes_whatever_their_
     assert make_plan(source, target).stats.outbound.tolist() == [512, 128 + 96, 0]
 
 
-def test_pieces_of_a_tensor_go_to_who_has_sent_the_fewest_bytes_of_it():
+def test_pieces_of_a_tensor_come_from_its_least_loaded_sender():
     ends = [0, 10, 13, 16, 19]
     source = WeightLayout(6, {"a": Spread((19,), "float64", ((((0, 19),),),) * 2 + ((),) * 4)})
     needed = tuple((((low, high),),) for low, high in zip(ends, ends[1:], strict=False))
@@ -190,7 +190,7 @@ def test_pieces_of_a_tensor_go_to_who_has_sent_the_fewest_bytes_of_it():
     assert make_plan(source, target).stats.outbound.tolist() == [80, 72, 0, 0, 0, 0]
 
 
-def test_the_narrower_dtype_travels():
+def test_the_narrower_dtype_is_sent():
     assert [wire("float32", "bfloat16"), wire("bfloat16", "float32"), wire("bfloat16", "float16")] == [
         "bfloat16",
         "bfloat16",
@@ -204,7 +204,7 @@ def refused(source: WeightLayout, target: WeightLayout, **settings) -> str:
     return str(caught.value)
 
 
-def test_shards_that_do_not_make_up_the_tensor_are_refused_by_name_and_rank():
+def test_incomplete_shards_are_refused_by_name_and_rank():
     target = replicated({"a.weight": (4, 2)}, "float32", 2)
     gap = WeightLayout(2, {"a.weight": Spread((4, 2), "float32", ((((0, 1), (0, 2)),), (((2, 4), (0, 2)),)))})
     assert "6 of 8 elements, on ranks [0, 1]" in refused(gap, target)
@@ -217,7 +217,7 @@ def test_shards_that_do_not_make_up_the_tensor_are_refused_by_name_and_rank():
     assert "is not inside the shape [4, 2]" in refused(outside, target)
 
 
-def test_layouts_that_do_not_fit_together_are_refused():
+def test_incompatible_layouts_are_refused():
     one, two = replicated({"a.weight": (4, 2)}, "float32", 2), replicated({"b.weight": (4, 2)}, "float32", 2)
     assert "'b.weight', but no trainer holds it" in refused(one, two)
     assert "nearest:  a.weight" in refused(one, two)
@@ -249,7 +249,7 @@ def test_equal_layouts_share_a_plan():
     assert len(made[0].templates) == 2
 
 
-def test_a_plan_says_what_it_moves():
+def test_a_plan_states_what_it_moves():
     shapes = {
         "model.q_proj.weight": (1024, 1024),
         "model.o_proj.weight": (1024, 1024),

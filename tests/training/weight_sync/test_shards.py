@@ -1,4 +1,4 @@
-"""Pieces of live tensors, and which boxes of their tensors they are."""
+"""Pieces of live tensors, and their boxes."""
 
 import pytest
 import torch
@@ -9,8 +9,9 @@ from rlflow.training.weight_sync.shards import from_flat, is_dtensor, pieces_of,
 
 
 def sharded(rank):
-    """On two ranks: the box and the elements that this one has, of five rows that are not divided evenly; and
-    a sum over ranks."""
+    """On two ranks: return the box and the elements of this rank, of five unevenly divided rows; and a sum
+    over ranks.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
@@ -35,7 +36,7 @@ def sharded(rank):
     ]
 
 
-def test_of_a_sharded_tensor_each_rank_has_its_box_and_of_a_sum_over_ranks_none(on_ranks):
+def test_each_rank_has_its_box_of_a_shard_and_none_of_a_partial_sum(on_ranks):
     rows = torch.arange(15.0).view(5, 3).tolist()
     ties = {"other": "one"}
     assert on_ranks(2, sharded) == [
@@ -44,7 +45,7 @@ def test_of_a_sharded_tensor_each_rank_has_its_box_and_of_a_sum_over_ranks_none(
     ]
 
 
-def test_a_whole_tensor_is_one_view_of_its_own_memory():
+def test_a_full_tensor_is_one_view_of_its_memory():
     tensor = torch.arange(6.0).view(2, 3)
     [piece] = pieces_of([("weight", tensor)])["weight"].pieces
     assert piece.box == ((0, 2), (0, 3))
@@ -58,7 +59,7 @@ def test_a_whole_tensor_is_one_view_of_its_own_memory():
         (1, [((1, 2), (2, 3)), ((2, 3), (0, 3))]),
     ],
 )
-def test_a_part_of_a_flattened_tensor_is_few_boxes(rank, boxes):
+def test_a_part_of_a_flattened_tensor_is_a_few_boxes(rank, boxes):
     parts = torch.arange(10.0).split(5)  # nine elements and padding
     views = from_flat("weight", parts[rank], (3, 3), rank, 2)
     assert [piece.box for piece in views.pieces] == boxes

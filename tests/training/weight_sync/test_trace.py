@@ -1,4 +1,4 @@
-"""Destinations from an engine's own loader, whatever it does with a tensor on the way."""
+"""Destinations from an engine's own loader, whatever the loader does with a tensor."""
 
 import random
 import string
@@ -39,8 +39,9 @@ class Module(nn.Module):
 
 
 class Engine(nn.Module):
-    """Rank ``rank`` of 2 with what engines do: fusing, transposing, padding, tying, repeating, reordering
-    heads."""
+    """Rank ``rank`` of 2 with typical engine operations: fusing, transposing, padding, tying, repeating,
+    reordering heads.
+    """
 
     def __init__(self, rank: int, renamed: dict[str, str] | None = None) -> None:
         super().__init__()
@@ -74,7 +75,7 @@ class Engine(nn.Module):
             self.qkv.bias.data.copy_(t[4 * r : 4 * r + 4])
         elif name == "conv.weight":
             self.conv.weight.data.copy_(t.t()[:, 3 * r : 3 * r + 3])
-        elif name == "heads.weight":  # 2 x 3 x 2 rows, the first two axes changed
+        elif name == "heads.weight":  # 2 x 3 x 2 rows, the first two axes swapped
             self.heads.weight.data.copy_(
                 t.view(2, 3, 2, 5).transpose(0, 1).reshape(12, 5) if t.device.type != "meta" else t
             )
@@ -90,7 +91,7 @@ class Engine(nn.Module):
 
 
 class Split(Engine):
-    """One that copies a tensor through views of more dimensions."""
+    """An engine that copies a tensor through views of more dimensions."""
 
     def take(self, name: str, t: Tensor) -> None:
         if name == "heads.weight":
@@ -115,7 +116,7 @@ def values(seed: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_what_is_traced_does_what_the_loader_does(rank, shuffled):
+def test_the_trace_has_the_effect_of_the_loader(rank, shuffled):
     names = {
         name: "".join(random.Random(i).sample(string.ascii_lowercase, 9)) if shuffled else name
         for i, name in enumerate(SHAPES)
@@ -133,7 +134,7 @@ def test_what_is_traced_does_what_the_loader_does(rank, shuffled):
     assert set(traced.modules[names["norm.weight"]]) == {"norm", "twice"}
 
 
-def test_a_parameter_that_nothing_reaches_is_an_error_that_names_it():
+def test_an_unreached_parameter_is_an_error_with_its_name():
     tensors = {name: spread for name, spread in TENSORS.items() if name != "down.weight"}
     with pytest.raises(
         PlanError, match=r"the engine's parameter 'down\.weight' gets no weight of the trainer"
@@ -142,13 +143,13 @@ def test_a_parameter_that_nothing_reaches_is_an_error_that_names_it():
 
 
 class Tied(Split):
-    """One that takes a tied head too, whichever comes last."""
+    """An engine that also loads a tied head; the last name wins."""
 
     def take(self, name: str, t: Tensor) -> None:
         super().take("embed.weight" if name == "lm_head.weight" else name, t)
 
 
-def test_a_tied_tensor_counts_under_the_name_that_comes_last():
+def test_a_tied_tensor_has_its_last_name():
     tensors = {**TENSORS, "lm_head.weight": TENSORS["embed.weight"]}
     engine = Tied(1, {name: name for name in tensors})
     traced = trace(engine, tensors)
@@ -162,8 +163,9 @@ def test_a_tied_tensor_counts_under_the_name_that_comes_last():
 
 
 class Odd(Split):
-    """A loader that reads a number, computes, keeps a buffer of its own, and derives a tensor that no copy
-    shows."""
+    """An engine whose loader reads a number, computes, keeps its own buffer, and derives a tensor without a
+    copy.
+    """
 
     def __init__(self, rank: int) -> None:
         super().__init__(rank)
@@ -180,7 +182,7 @@ class Odd(Split):
                 self.norm.plus_one.copy_(t + 1)
 
 
-def test_what_cannot_be_followed_is_left_to_the_engine_module_by_module():
+def test_untraceable_modules_are_left_to_the_engine():
     engine, other = Odd(1), Odd(1)
     traced = trace(engine, TENSORS)
     assert set(traced.failed) == {"scale", "down.weight"}
@@ -201,7 +203,7 @@ def test_what_cannot_be_followed_is_left_to_the_engine_module_by_module():
 
 
 class Forgetful(Split):
-    """Its loader does something else without memory than with it, as one that asks for a device might."""
+    """An engine whose loader behaves differently without memory, for example because it checks the device."""
 
     def take(self, name: str, t: Tensor) -> None:
         if name == "k.weight" and t.device.type == "meta":
@@ -211,7 +213,7 @@ class Forgetful(Split):
         super().take(name, t)
 
 
-def test_the_proof_finds_what_the_trace_missed():
+def test_the_check_finds_errors_of_the_trace():
     engine = Forgetful(0)
     traced = trace(engine, TENSORS)
     assert traced.failed == {"conv.weight": "the loader computes with it"}

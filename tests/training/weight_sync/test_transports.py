@@ -13,20 +13,20 @@ from rlflow.training.weight_sync.segment import SharedFile, sweep
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_every_layout_moves_exactly_by_every_transport_and_what_is_wrong_is_noticed(on_ranks):
-    import worker  # here: of what it needs no other test of this file needs anything, and it takes seconds
+def test_every_transport_moves_every_layout_exactly_and_reports_errors(on_ranks):
+    import worker  # imported here because only this test needs it, and the import takes seconds
 
     found = on_ranks(4, lambda rank: worker.judged(rank, 4))
     assert len(found[0]) == 7 * 4 + 3 + 11
     assert [{case: problems for case, problems in one.items() if problems} for one in found] == [{}] * 4
 
 
-def test_what_a_dead_process_left_is_swept_and_what_a_living_one_has_is_not(tmp_path):
+def test_memory_of_dead_processes_is_removed_and_of_living_ones_kept(tmp_path):
     own = Process.this()
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
     dead = replace(own, pid=ended.pid)
-    reused = replace(own, started="1")  # a process that had this one's pid before
+    reused = replace(own, started="1")  # an earlier process with this process's pid
     owners = {
         "run-1-a": dead,
         "run-1-b": reused,
@@ -47,7 +47,7 @@ def test_what_a_dead_process_left_is_swept_and_what_a_living_one_has_is_not(tmp_
     assert "File exists" in SharedFile(str(kept), 64).create()
 
 
-def test_the_file_of_a_sender_that_died_before_all_had_it_open_is_swept_by_the_next_of_its_run(tmp_path):
+def test_the_next_sender_of_a_run_removes_the_file_of_a_dead_one(tmp_path):
     code = (
         "import os, sys\nfrom pathlib import Path\nfrom rlflow.training.weight_sync.mailbox import Mailbox\n"
         "box = Mailbox('run.1', Path(sys.argv[1]))\nbox.open(100, 0, 2)\nprint(box.place.path, "

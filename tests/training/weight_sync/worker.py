@@ -1,5 +1,6 @@
-"""What one rank of a gloo group finds that moves weights between real shards: FSDP2, tensor parallel, both,
-ZeRO-3's flat parts."""
+"""Checks in one rank of a gloo group that moves weights between real shards: FSDP2, tensor parallel, both,
+ZeRO-3's flat parts.
+"""
 
 import os
 
@@ -31,7 +32,7 @@ from rlflow.training.weight_sync.shards import (
 from rlflow.training.weight_sync.transport import AllToAll, TransferError
 from rlflow.training.weight_sync.verify import bits
 
-RUN = f"test {os.getpid()}"  # of the process that the ranks are forks of
+RUN = f"test {os.getpid()}"  # the parent process of the ranks
 WAYS = {"alltoall": AllToAll, "segment": lambda: Segment(RUN), "handles": lambda: Handles("cpu")}
 SHAPES = {
     "embed.weight": (37, 12),
@@ -75,7 +76,7 @@ def fsdp_on_tensor_parallel(tensors: dict[str, Tensor], ranks: int) -> dict[str,
 
 
 def sources(dtype: str, rank: int, ranks: int) -> dict[str, tuple[dict[str, Tensor], dict[str, TensorViews]]]:
-    """By kind: the trainer's live tensors, and what of them this rank has."""
+    """Return by kind: the trainer's live tensors, and this rank's parts of them."""
     tensors, line = wholes(dtype, 0), init_device_mesh("cpu", (ranks,))
     made = {
         "plain": {name: tensor.clone() for name, tensor in tensors.items()},
@@ -104,7 +105,7 @@ def flat_part(tensor: Tensor, rank: int, ranks: int) -> Tensor:
 
 
 def update(live: dict[str, Tensor], dtype: str, version: int, rank: int, ranks: int) -> None:
-    """What an optimizer does: new values in the same memory."""
+    """Write new values into the same memory, like an optimizer."""
     for name, value in wholes(dtype, version).items():
         tensor = live[name]
         if isinstance(tensor, DTensor):
@@ -194,7 +195,7 @@ def all_layouts(rank: int, ranks: int) -> dict[str, list[str]]:
 
 
 def hurried(rank: int, ranks: int) -> dict[str, list[str]]:
-    """Transfers with nothing between them; rank 0, which looks at what came, is behind the others."""
+    """Run transfers back to back. Rank 0, which checks the received values, lags behind the others."""
     layout, target = flat(SHAPES, "float32", ranks), replicated(SHAPES, "float32", ranks)
     live = {name: flat_part(tensor, rank, ranks) for name, tensor in wholes("float32", 0).items()}
     mine = {name: from_flat(name, part, SHAPES[name], rank, ranks) for name, part in live.items()}
@@ -217,8 +218,7 @@ def hurried(rank: int, ranks: int) -> dict[str, list[str]]:
 
 
 def lies(rank: int, ranks: int) -> dict[str, list[str]]:
-    """What has to be noticed: other versions, memory that somebody else wrote into, too little shared
-    memory."""
+    """Check that errors are detected: other versions, overwritten memory, too little shared memory."""
     layout, target = flat(SHAPES, "float32", ranks), replicated(SHAPES, "float32", ranks)
     parts = {name: flat_part(tensor, rank, ranks) for name, tensor in wholes("float32", 0).items()}
     mine = {name: from_flat(name, part, SHAPES[name], rank, ranks) for name, part in parts.items()}
@@ -258,7 +258,7 @@ def lies(rank: int, ranks: int) -> dict[str, list[str]]:
 
 
 def otherwise(plan, rank, mine, into) -> str:
-    """How weights go where no process can open the memory of a GPU: one has none."""
+    """Move weights although no process can open the memory of a GPU: one has none."""
 
     def bound(way: str) -> Resharder:
         no_gpu = "cuda" if torch.cuda.device_count() == 0 else "cuda:99"
@@ -277,8 +277,8 @@ def expect(act, message: str) -> list[str]:
     return ["nothing was noticed"] if message else []
 
 
-def judged(rank: int, ranks: int) -> dict[str, list[str]]:
-    """What is wrong by case, nothing where all is well; in a group of all ranks."""
-    # what a CPU's memory is shared by, in the place of CUDA's handles
+def checked(rank: int, ranks: int) -> dict[str, list[str]]:
+    """Return the problems by case, none if all is well; in a group of all ranks."""
+    # shares CPU memory instead of CUDA handles
     torch.multiprocessing.set_sharing_strategy("file_system")
     return all_layouts(rank, ranks) | hurried(rank, ranks) | lies(rank, ranks)
