@@ -1,4 +1,4 @@
-"""One Ray for all tests of a session; each run joins it and leaves."""
+"""One Ray for all tests of a session; each run joins and leaves it."""
 
 import os
 import subprocess
@@ -25,8 +25,8 @@ def ray_address():
 
 @pytest.fixture
 def launch(tmp_path):
-    """Start `rlflow run FLOW --FLAG VALUE …` as a process of its own. What is left of it is killed in the
-    end."""
+    """Start `rlflow run FLOW --FLAG VALUE …` as a process of its own. The fixture kills the remains of the
+    run at the end."""
     started = []
 
     def start(flow, **flags):

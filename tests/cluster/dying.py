@@ -1,9 +1,9 @@
-"""A flow whose workers die: fault.json beside this file says in which calls of a place, counted over all
-ranks from 1, and of which signal.
+"""A flow whose workers die. fault.json next to this file names the calls of a place, counted over all ranks
+from 1, and the signal to send.
 
-Places are what a worker is asked for ("forward of critic", and "forward of critic, 2" in iteration 2 alone),
-and what is within: "update", a call of the loss, and "generate", a batch of samples, of an iteration too; and
-"reward", that of a row.
+A place is a request to a worker ("forward of critic", or "forward of critic, 2" in iteration 2 only), or a
+step within one: "update", a call of the loss, "generate", a batch of samples (both also per iteration), and
+"reward", the reward of a row.
 """
 
 import json
@@ -18,19 +18,20 @@ import torch
 from rlflow import flow, loss, stage
 
 HERE = Path(__file__).parent
-NOW = threading.local()  # iteration: of what this thread does for the driver
+NOW = threading.local()  # iteration: the iteration that this thread works on for the driver
 
 
 def in_worker():
-    """Whether this is a worker: a global that says so would make the flow another one there."""
+    """Return True in a worker. A global instead of this function would make the worker's flow a different
+    one."""
     return bool(ray.is_initialized() and ray.get_runtime_context().get_actor_id())
 
 
 def happen(place, pid=None):
-    """Count a call of a place, and send the worker a signal at those that the file names."""
+    """Count a call of a place, and send the worker a signal at the calls that the file names."""
     file = os.open(HERE / f"{place}.calls", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, b".")
-    number = os.lseek(file, 0, os.SEEK_CUR)  # of several ranks each has its own
+    number = os.lseek(file, 0, os.SEEK_CUR)  # one file per rank
     os.close(file)
     fault = json.loads((HERE / "fault.json").read_text())
     if number in fault.get(place, ()):
@@ -39,11 +40,11 @@ def happen(place, pid=None):
 
 def happen_now(place):
     happen(place)
-    happen(f"{place}, {getattr(NOW, 'iteration', None)}")  # in a run without workers nobody says it
+    happen(f"{place}, {getattr(NOW, 'iteration', None)}")  # a run without workers has no iteration here
 
 
 def counted(real, place=None):
-    """The function, which counts its calls; one of a worker's operations where no place is given."""
+    """Return the function with its calls counted; without a place, one of a worker's operations."""
 
     def counting(*args, **kwargs):
         if place is None:
@@ -63,7 +64,7 @@ if in_worker():
 
 
 def length(completion):
-    """A reward, which runs in a process of the worker's."""
+    """A reward, which runs in a reward process of the worker."""
     happen("reward", os.getppid())
     return float(len(completion))
 
@@ -75,7 +76,7 @@ def judge(scores, logprobs, ref_logprobs, values, mask):
 
 @loss
 def policy_loss(new, logprobs, sampled_logprobs, advantages):
-    if in_worker():  # `check` calls a loss on made rows, in the driver
+    if in_worker():  # in the driver, `check` calls a loss on synthetic rows
         happen_now("update")
     return -(new.logprobs - sampled_logprobs).exp() * advantages
 

@@ -1,4 +1,4 @@
-"""A flow with a stage of every kind, for pools: modes, chance, groups, text, metrics, and a mode of its
+"""A flow with a stage of every kind, for pools: modes, randomness, groups, text, metrics, and a mode of its
 own."""
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from rlflow import (
 
 
 def by_parity(batch, ranks):
-    """Even rows to the first rank, odd ones to the second."""
+    """Send even rows to the first rank, odd rows to the second."""
     return [batch.rows(torch.arange(len(batch)) % ranks == rank) for rank in range(ranks)]
 
 
@@ -162,7 +162,8 @@ def less_mean(scores, group, mask):
 
 @flow
 def long_tailed(prompts, actor, reward, hp=Long()):
-    """So hot that lengths are as good as geometric: most rows end long before the last."""
+    """The temperature is so high that lengths are almost geometric: most rows end long before the last
+    one."""
     batch = actor.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens, temperature=9.0)
     batch |= reward(batch)
     batch |= actor.logprobs(batch)

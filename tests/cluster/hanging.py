@@ -1,5 +1,5 @@
-"""A flow in which a fault happens to one rank: the process dies, is stopped, spins in Python, keeps the lock,
-is left, or forks."""
+"""A flow with a fault on one rank: the process dies, is suspended, spins in Python, keeps the lock, is left,
+or forks."""
 
 import ctypes
 import os
@@ -16,20 +16,21 @@ from rlflow import flow, loss, stage
 
 @dataclass(frozen=True)
 class Settings:
-    fault: str = ""  # what happens
-    place: str = ""  # where: judge, policy_loss
-    call: int = 0  # in which call of that place, counted over all ranks, from 1
+    fault: str = ""  # the fault
+    place: str = ""  # its place: judge, policy_loss
+    call: int = 0  # the number of the call at that place, counted over all ranks from 1
     count: str = ""  # a file that grows by a byte with each call
 
 
 def in_worker():
-    """Whether this is a worker: a global that says so would make the flow another one there."""
+    """Return True in a worker. A global instead of this function would make the worker's flow a different
+    one."""
     return bool(ray.is_initialized() and ray.get_runtime_context().get_actor_id())
 
 
 def stop():
-    """Stop this process. The signal may reach another thread first, and this one must not end its call
-    meanwhile."""
+    """Suspend this process. The signal may reach another thread first; meanwhile this thread must not end its
+    call."""
     os.kill(os.getpid(), signal.SIGSTOP)
     threading.Event().wait()
 
@@ -42,20 +43,20 @@ def spin():
 FAULTS = {
     "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": stop,
-    # keeps the lock, whatever signal comes
+    # keeps the lock, whatever signal arrives
     "hold": lambda: ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1),
     "spin": spin,
-    # the child comes back too
+    # the child returns too
     "fork and daemon": lambda: (subprocess.Popen(["sleep", "612345"], start_new_session=True), os.fork()),
 }
 
 
 def happen(here, fault, place, call, count):
-    if here != place or not fault or not in_worker():  # `check` calls a loss on made rows, in the driver
+    if here != place or not fault or not in_worker():  # in the driver, `check` calls a loss on synthetic rows
         return
     file = os.open(count, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, b".")
-    number = os.lseek(file, 0, os.SEEK_CUR)  # of several ranks each has its own
+    number = os.lseek(file, 0, os.SEEK_CUR)  # one file per rank
     os.close(file)
     if number == call:
         FAULTS[fault]()

@@ -1,4 +1,4 @@
-"""Pools of threads around objects of a test."""
+"""Pools of threads around the objects of a test."""
 
 from contextlib import contextmanager
 
@@ -7,7 +7,7 @@ from rlflow.cluster.rpc import thread_pool
 
 @contextmanager
 def pool_of(*objects, name="all"):
-    """A pool with one of the objects on each rank."""
+    """Return a pool with one of the objects on each rank."""
     pool = thread_pool.thread_pool(name, len(objects))
     for member, one in zip(pool.actors, objects, strict=True):
         member.host.instance = one

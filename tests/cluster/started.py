@@ -5,11 +5,11 @@ from pathlib import Path
 
 
 def marked(mark):
-    """Processes that have this mark."""
+    """Return the processes that have this mark."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            # empty of one that waits to be collected
+            # empty for a process that waits to be reaped
             name = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
             if name and mark in (entry / "environ").read_bytes():
                 found.append(f"{entry.name} {name[:250].decode()}")
@@ -19,7 +19,7 @@ def marked(mark):
 
 
 def until(condition, seconds):
-    """What the condition gives once it holds, or at the deadline."""
+    """Return the value of the condition when it holds, or at the deadline."""
     limit = time.monotonic() + seconds
     while not (found := condition()) and time.monotonic() < limit:
         time.sleep(0.05)

@@ -1,5 +1,5 @@
-"""Calls of workers: what one that is not sent would have told a worker, the next one tells it; what any
-answer brings along is heard."""
+"""Calls of workers: the next call carries what an unsent call would have carried, and every answer delivers
+attached output."""
 
 from types import SimpleNamespace
 
@@ -27,7 +27,7 @@ class Busy(Near):
         return None
 
 
-def test_keys_to_forget_stay_noted_where_rows_cannot_be_asked_for_by_a_short_call():
+def test_keys_to_drop_stay_noted_if_no_short_call_is_possible():
     pool = Busy()
     ledger = ShardLedger([pool])
     ledger.mark_unused(pool.at(0), 7)
@@ -37,7 +37,7 @@ def test_keys_to_forget_stay_noted_where_rows_cannot_be_asked_for_by_a_short_cal
 
 
 class Printing(Near):
-    """A rank whose rewards have printed a line when it is asked for rows."""
+    """A rank whose rewards have printed a line when rows are requested."""
 
     def short_call(self, what, frames, seconds):
         return SimpleNamespace(
@@ -45,7 +45,7 @@ class Printing(Near):
         )
 
 
-def test_what_rewards_printed_is_heard_with_rows_that_another_worker_gets():
+def test_reward_output_arrives_with_rows_for_another_worker():
     pool = Printing()
     ledger, heard = ShardLedger([pool]), []
     ledger.hear = heard.append

@@ -1,5 +1,5 @@
-"""The engine on a pool of three ranks beside the engine in this process: every kind of stage, the same
-columns, metrics and state. Ranks are threads, except where the test is about processes."""
+"""The engine on a pool of three ranks, compared with the engine in this process: every kind of stage, the
+same columns, metrics and state. Ranks are threads, except in tests about processes."""
 
 import os
 import re
@@ -61,7 +61,7 @@ def alone():
     roles.close()
 
 
-def held(roles):
+def stored(roles):
     return {name: pool.call("held").result() for name, pool in roles.prepared.engine.pools.items()}
 
 
@@ -71,7 +71,7 @@ def outcome(roles, rows=7):
 
 
 def assert_columns_of_a_single_process(pooled, alone):
-    """Compare one iteration, which the flow runs call by call."""
+    """Compare one iteration that the flow runs call by call."""
     there, here = flows.kinds(pooled.take(), **pooled), flows.kinds(alone.take(), **alone)
     assert isinstance(there.data["logprobs"], RemoteColumn)
     fetched = pooled.prepared.engine.fetch(there.select(*COLUMNS))
@@ -83,17 +83,17 @@ def assert_columns_of_a_single_process(pooled, alone):
     pooled.prepared.engine.finished()
 
 
-def test_every_column_is_the_one_of_a_single_process(pooled, alone):
+def test_every_column_equals_that_of_a_single_process(pooled, alone):
     assert_columns_of_a_single_process(pooled, alone)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7])
-def test_metrics_are_those_of_a_single_process(pooled, alone, rows):
+def test_metrics_equal_those_of_a_single_process(pooled, alone, rows):
     assert_metrics_of_a_single_process(pooled, alone, rows)
 
 
 def assert_metrics_of_a_single_process(pooled, alone, rows):
-    """Compare one iteration, which the executor runs."""
+    """Compare one iteration that the executor runs."""
     there, here = outcome(pooled, rows), outcome(alone, rows)
     assert there.metrics.keys() == here.metrics.keys()
     for name, value in here.metrics.items():
@@ -102,21 +102,21 @@ def assert_metrics_of_a_single_process(pooled, alone, rows):
 
 
 @pytest.fixture
-def just_begun():
-    """The run in one process, before its first iteration."""
+def fresh():
+    """The run in one process before its first iteration."""
     roles = rlflow.roles(flows.kinds, backend="null", prompts=7)
     yield roles
     roles.close()
 
 
 @pytest.mark.slow
-def test_of_processes_columns_and_metrics_are_those_of_a_single_one(processes, just_begun):
-    assert_columns_of_a_single_process(processes, just_begun)
-    assert_metrics_of_a_single_process(processes, just_begun, 7)
+def test_processes_give_the_columns_and_metrics_of_a_single_one(processes, fresh):
+    assert_columns_of_a_single_process(processes, fresh)
+    assert_metrics_of_a_single_process(processes, fresh, 7)
 
 
 @pytest.mark.slow
-def test_short_calls_go_over_lines_and_by_ray_where_there_are_none(processes, monkeypatch):
+def test_short_calls_use_lines_or_ray_if_there_are_none(processes, monkeypatch):
     spoken, pool = [], processes.prepared.engine.pools["all"]
     assert pool.sockets.settled(60)
 
@@ -140,7 +140,7 @@ def test_short_calls_go_over_lines_and_by_ray_where_there_are_none(processes, mo
 
 def test_nothing_stays_on_the_workers(pooled):
     outcome(pooled)
-    assert held(pooled) == {"all": [0, 0, 0]}
+    assert stored(pooled) == {"all": [0, 0, 0]}
 
 
 def test_the_driver_sees_no_column_above_64_kib(pooled, monkeypatch):
@@ -180,14 +180,14 @@ WRONG = {
 }
 
 
-# what a worker does in place of loading
+# called by a worker instead of loading
 SLOW = "import pathlib, time; pathlib.Path({!r}).write_text('loads'); time.sleep(600)"
 
 
 @pytest.fixture
 def wrong(tmp_path):
-    """The file of a flow with a stage that does what is wrong, and one that waits until somebody opens the
-    pipe next to the file."""
+    """The file of a flow with a failing stage, and a stage that waits until the pipe next to the file is
+    opened."""
     bodies = "\n".join(f"    if mode == {name!r}:\n        {body}" for name, (body, _) in WRONG.items())
     os.mkfifo(tmp_path / "late")
     (tmp_path / "wrong.py").write_text(f"""
@@ -230,7 +230,7 @@ def opened(file, **where):
     try:
         yield roles
     finally:
-        os.close(os.open(file.with_name("late"), os.O_RDWR))  # whoever waits there goes on
+        os.close(os.open(file.with_name("late"), os.O_RDWR))  # a stage that waits there continues
         roles.close()
 
 
@@ -239,17 +239,17 @@ def assert_each_names_its_rank(roles):
         roles.state["mode"] = float(number)
         with pytest.raises(StageError, match=message):
             outcome(roles)
-        assert held(roles) == {"all": [0, 0]}
+        assert stored(roles) == {"all": [0, 0]}
 
 
-def test_what_goes_wrong_names_its_rank_and_nothing_stays(wrong):
+def test_a_failure_names_its_rank_and_leaves_nothing(wrong):
     with opened(wrong, pools="all=2@threads") as roles:
         assert_each_names_its_rank(roles)
 
 
 @pytest.mark.slow
-def test_what_goes_wrong_in_a_process_names_its_rank_and_where_loading_hangs_the_lines(wrong, request):
-    """Last: it ends the run of this module, since a process has one on Ray at a time."""
+def test_a_failure_in_a_process_names_its_rank(wrong, request):
+    """The last test, because it ends the run of this module: a process has one run on Ray at a time."""
     request.getfixturevalue("processes").close()
     with opened(wrong, pools="all=2", ray_address=request.getfixturevalue("ray_address")) as roles:
         assert_each_names_its_rank(roles)

@@ -1,4 +1,5 @@
-"""Commits by themselves: when one is complete, whose death is behind an error, and how roles are put back."""
+"""In-memory checkpoints alone: when one is complete, which death caused an error, and how roles are
+restored."""
 
 import contextlib
 from concurrent.futures import Future
@@ -28,7 +29,7 @@ def commit(*roles, versions=(), queue=None):
     return Commit({role: Copy(f"state of {role}", Future()) for role in roles}, dict(versions), queue)
 
 
-def test_a_commit_is_complete_when_every_part_is_there_and_none_has_failed():
+def test_a_commit_is_complete_when_all_parts_have_arrived():
     states = commit("actor", "critic")
     assert not states.complete
     assert not states.settled(0.0)
@@ -40,10 +41,10 @@ def test_a_commit_is_complete_when_every_part_is_there_and_none_has_failed():
     failed = commit("actor")
     failed.states["actor"].size.set_exception(RemoteError("gone"))
     assert not failed.settled(60.0)
-    assert commit().complete  # nothing is trained
+    assert commit().complete  # no role is trained
 
 
-def test_who_waits_for_a_commit_is_called_for_each_part():
+def test_a_waiter_for_a_commit_is_called_for_each_part():
     states, calls = commit("actor", "critic"), []
     states.then(lambda: calls.append(states.complete))
     states.states["critic"].size.set_result(1)
@@ -52,7 +53,7 @@ def test_who_waits_for_a_commit_is_called_for_each_part():
     assert calls == [False, False]
 
 
-def test_an_error_is_followed_to_what_it_came_of():
+def test_an_error_is_traced_to_its_cause():
     first, second, third = Dead("first"), ValueError("second"), KeyError("third")
     second.__cause__, second.__context__, third.__context__ = first, OSError("on the way"), second
     assert chain(third) == [third, second, first]
@@ -61,14 +62,14 @@ def test_an_error_is_followed_to_what_it_came_of():
 
 @pytest.fixture
 def workers():
-    """Of a fleet without pools."""
+    """The workers of a run without pools."""
     fleet = Fleet(Path("/nowhere"), {}, {}, {}, WorkerStart(1), 0.0, 1.0, {})
     engine = SimpleNamespace(models={}, ran=lambda: [], traffic=lambda: {})
     return Workers(fleet, engine, ())
 
 
 def died(workers, gone=True):
-    """The watch has found a death."""
+    """Report a death as the watch does."""
     worker = WatchedWorker(WorkerId("all", 0), None, ProcessInfo(Process.this(), "node"))
     workers.fleet.watch.death, workers.fleet.watch.verdict = (
         Death(worker, "has died", gone),
@@ -77,7 +78,7 @@ def died(workers, gone=True):
     return workers.fleet.watch.death
 
 
-def test_a_death_is_behind_an_error_that_came_of_one_from_a_worker_and_of_no_other(workers):
+def test_only_errors_from_workers_are_traced_to_a_death(workers):
     death = died(workers)
     failure = StageError("judge", 1, 0, "failed")
     failure.__cause__ = Dead("gone")
@@ -87,23 +88,21 @@ def test_a_death_is_behind_an_error_that_came_of_one_from_a_worker_and_of_no_oth
     assert workers.death(StageError("judge", 1, 0, "without a cause")) is None
 
 
-def test_where_nobody_died_or_processes_of_the_pool_are_left_there_is_no_death_to_recover_from(
-    workers, monkeypatch
-):
-    monkeypatch.setattr(monitor, "CAUSE_SECONDS", 0.01)  # no worker is there to be looked at
+def test_without_a_death_there_is_no_recovery(workers, monkeypatch):
+    monkeypatch.setattr(monitor, "CAUSE_SECONDS", 0.01)  # no worker is left to check
     assert workers.death(RemoteError("ValueError: of the stage")) is None
     died(workers, gone=False)
     assert workers.death(Dead("gone")) is None
 
 
-def test_a_ray_that_has_lost_a_controller_is_said(workers):
+def test_a_ray_without_a_controller_is_reported(workers):
     assert workers.lost() is None
     workers.fleet.controllers = Controllers({GCS: (2**22 + 1, "0")})
     assert "gcs_server" in workers.lost()
 
 
 class InThisProcess(Pool):
-    """A pool of no actors that writes down what it is asked."""
+    """A pool without actors that records its calls."""
 
     def __init__(self, name):
         super().__init__(name, (), ThreadTransport())
@@ -136,14 +135,14 @@ def renewing(prompts, actor, reference, reward):
     actor.update(batch, policy_loss)
 
 
-def test_a_commit_has_the_state_of_a_role_that_a_stage_with_side_effects_is_given():
+def test_a_commit_has_the_state_of_roles_passed_to_stages():
     with contextlib.closing(rlflow.roles(renewing, backend="null", pools="all=1@threads")) as roles:
         taken = roles.prepared.workers.commit(0)
         assert taken.settled(30)
         assert list(taken.states) == ["actor", "reference"]
 
 
-def test_roles_are_put_back_to_the_state_and_the_versions_of_the_commit(workers):
+def test_roles_are_restored_to_the_commit(workers):
     pool = InThisProcess("all")
     actor = RemoteModel("actor", RemoteTrainer("actor", pool), pool, version=7, sampled_version=7)
     reference = RemoteModel("reference", version=0)
@@ -155,13 +154,13 @@ def test_roles_are_put_back_to_the_state_and_the_versions_of_the_commit(workers)
         commit("actor", versions={"actor": 4, "reference": 0}, queue=({"next": 3}, {"rows": b"packed"}))
     )
     assert pool.asked == [("restore", "actor", "state of actor")]
-    assert (actor.version, actor.sampled_version) == (4, -1)  # the generator has to be told the weights anew
+    assert (actor.version, actor.sampled_version) == (4, -1)  # the generator must receive the weights again
     assert ran == [({"next": 3}, {"rows": b"packed"}), True]
     workers.restore(commit(versions={"actor": 5}))
     assert (actor.version, ran) == (5, [({"next": 3}, {"rows": b"packed"}), True, True])
 
 
-def test_a_pool_that_is_started_anew_takes_what_was_sampled_ahead_along(workers, monkeypatch):
+def test_a_restarted_pool_keeps_look_ahead_rows(workers, monkeypatch):
     order, death = [], died(workers)
 
     def restart(pool):

@@ -1,6 +1,5 @@
-"""However a run on pools ends, none of its processes and files is left, and so none of its shared memory,
-which has no name to outlast them; and while it runs on one machine, it listens on nothing that another
-machine or another user reaches."""
+"""No end of a run on pools leaves processes, files or shared memory, which has no name to outlast them. A run
+on one machine listens on nothing that another machine or another user can reach."""
 
 import contextlib
 import os
@@ -19,7 +18,7 @@ from started import marked, until
 from rlflow.monitoring.doctor import addresses
 from rlflow.processes.watchdog import kin, private
 
-MARK = "RLFLOW_TEST_MARK"  # a variable of the environment, which all that is started inherits
+MARK = "RLFLOW_TEST_MARK"  # an environment variable that all started processes inherit
 STARTED_SECONDS, LEFT_SECONDS = 120.0, 100.0
 POOLS = "train=2,rollout=1"
 COMING = re.compile(r"""pools: train=2,rollout=1: starting a Ray for this run
@@ -29,7 +28,7 @@ REWARD = "def length(completion):\n    return float(len(completion))\n"
 
 
 def folder_of(mark):
-    """The private folder of a run with this mark, by the mark of what it started."""
+    """Return the private folder of a run by the mark of its processes."""
     for pid in [text.partition(" ")[0] for text in marked(mark)]:
         with contextlib.suppress(OSError):
             found = dict(
@@ -40,19 +39,19 @@ def folder_of(mark):
     return None
 
 
-# named by 128 bits that the run draws: lines of calls, gone once they are connected, and a fork server, which
-# asks for a key
+# named by 128 random bits of the run: lines of calls, which vanish when connected, and a fork server, which
+# requires a key
 ABSTRACT = re.compile(r"@rlflow-(forks-)?[0-9a-f]{32}")
 
 
 def unix_sockets():
-    """Inode → name of each Unix socket that listens and has one."""
+    """Return inode → name of each listening Unix socket that has a name."""
     lines = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
     return {line[6]: line[7] for line in lines if len(line) > 7 and int(line[3], 16) & 0x10000}
 
 
 def socket_inodes(pid):
-    """Inodes of the sockets that a process has open."""
+    """Return the inodes of a process's open sockets."""
     with contextlib.suppress(OSError):  # it ended meanwhile
         links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
         return {link.removeprefix("socket:[").rstrip("]") for link in links if link.startswith("socket:[")}
@@ -67,12 +66,12 @@ def below_a_private_folder(name):
 
 
 def assert_reached_from_here_alone(mark, folder):
-    """From this machine, and by this user: what the processes with this mark listen on, of a run with this
-    private folder."""
+    """Check that only this machine and this user can reach the listening sockets of processes with this mark
+    and private folder."""
     pids = [int(line.partition(" ")[0]) for line in marked(mark)]
     over_ip = [address for pid in pids for address in addresses(pid)]
     assert [f"{host}:{port}" for host, port in over_ip if not host.is_loopback] == []
-    assert over_ip  # so that something was looked at
+    assert over_ip  # so that the check covers something
     ours = {inode for pid in pids for inode in socket_inodes(pid)}
     named = [name for inode, name in unix_sockets().items() if inode in ours]
     assert [name for name in named if not ABSTRACT.fullmatch(name) and not below_a_private_folder(name)] == []
@@ -100,7 +99,7 @@ ENDS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ENDS)
-def test_nothing_is_left_of_a_run_and_nobody_else_reaches_it_meanwhile(tmp_path, how):
+def test_a_run_leaves_nothing_and_is_private(tmp_path, how):
     at_work, end = ENDS[how]
     mark, said = uuid.uuid4().hex, tmp_path / "said"
     (tmp_path / "judge.py").write_text(REWARD)
@@ -143,12 +142,12 @@ def test_nothing_is_left_of_a_run_and_nobody_else_reaches_it_meanwhile(tmp_path,
                 assert list(folder.glob("train-*/meeting"))
                 assert list(folder.glob("r/session_*/sockets/raylet"))
                 assert_reached_from_here_alone(mark.encode(), folder)
-            time.sleep(random.Random(how).random() * 2)  # a moment that nobody chose, the same each time
+            time.sleep(random.Random(how).random() * 2)  # an arbitrary moment, the same each time
             if at_work:
                 assert COMING.search(said.read_text()), said.read_text()
-                # Ray started no processes beside the ranks
+                # Ray started no processes besides the ranks
                 assert len(list(folder.glob("r/session_latest/logs/worker-*.out"))) == 3
-                # each beside a fork
+                # each next to a fork
                 assert len([line for line in marked(mark.encode()) if "forking/client.py" in line]) == 3
             end(process)
             assert until(lambda: process.poll() is not None, 240), "the driver goes on"

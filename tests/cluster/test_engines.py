@@ -24,23 +24,23 @@ def final(result, role="actor"):
 
 
 def apart(one, other):
-    """The relative distance of two sets of weights."""
+    """Return the relative distance of two sets of weights."""
     assert one.keys() == other.keys()
     difference = sum(float((one[name].double() - other[name].double()).square().sum()) for name in one)
     return (difference / sum(float(tensor.double().square().sum()) for tensor in one.values())) ** 0.5
 
 
 def check_truth(rows):
-    """Trainer and sampler score alike: what is sampled, and fixed tokens after each sync."""
+    """Check that trainer and sampler agree on the samples and on fixed tokens after each sync."""
     assert len(rows) == SMALL["iterations"]
     for row in rows:
         assert row["policy/mismatch_max"] < 1e-4
         assert row["canary/actor_max"] < 1e-4
 
 
-def test_sharded_weights_reach_vllm_by_a_plan_that_moves_no_byte_too_many(tmp_path, ray_address):
-    """Two ranks of ZeRO with a whole sampler each go on as four of FSDP, of which two share one of vLLM's,
-    and as one process."""
+def test_sharded_weights_reach_vllm_without_redundant_bytes(tmp_path, ray_address):
+    """Two ZeRO ranks with a full sampler each equal four FSDP ranks of which two share one vLLM, and one
+    process."""
     result = rlflow.run(
         "grpo",
         out=str(tmp_path),
@@ -71,7 +71,7 @@ def test_sharded_weights_reach_vllm_by_a_plan_that_moves_no_byte_too_many(tmp_pa
     assert lines(sharded)[-1]["canary/actor_max"] < 1e-4
     assert lines(sharded)[-1]["policy/mismatch_max"] < 1e-4
     moved = json.loads((sharded.folder / "weights.json").read_text())
-    # of half of it some ranks hold nothing
+    # some ranks store nothing of one side
     assert 0.4 * model < moved["actor.sync/inbound"] == moved["actor.sync/bound"] < 0.6 * model
     moved_on = fork(
         result.folder, {"iterations": 3, "actor.trainer": "local", "pools": "", "out": str(tmp_path)}, Quiet()
@@ -80,8 +80,8 @@ def test_sharded_weights_reach_vllm_by_a_plan_that_moves_no_byte_too_many(tmp_pa
 
 
 def test_zero_trainers_and_a_tensor_parallel_sampler_on_a_pool_of_its_own(tmp_path, ray_address):
-    """Scored while it samples, and within a limit, so that the trainers take turns in memory; of the sampler
-    nothing can leave it on a CPU. Weights go from pool to pool, a half to each rank."""
+    """The trainers score during sampling, within a memory limit, so they take turns in memory. The sampler
+    cannot leave memory on a CPU. Weights move from pool to pool, one half to each rank."""
     result = rlflow.run(
         "ppo",
         out=str(tmp_path),

@@ -1,5 +1,5 @@
-"""Episodes on pools are those of one process, whatever the ranks, the chunks and the sampler. Ranks are
-threads, but for vLLM's."""
+"""Episodes on pools equal those of one process for any ranks, chunks and samplers. Ranks are threads, except
+vLLM's."""
 
 import json
 
@@ -17,7 +17,7 @@ APART = {"pools": "train=1@threads,rollout=1@threads"}
 
 @pytest.fixture
 def again(tmp_path):
-    """Keywords of a small run in which a model may answer twice."""
+    """Keywords of a small run that lets the model answer twice."""
     rows = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in range(10, 20) for b in range(10, 20)]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {
@@ -51,7 +51,7 @@ def samples(result):
 
 
 @pytest.mark.slow
-def test_on_pools_of_any_size_and_in_chunks_it_is_the_run_of_one_process(again):
+def test_episodes_on_any_pools_equal_those_of_one_process(again):
     keywords = again | {"reward": ["task"]}
     here = rlflow.run("grpo", **keywords, name="here")
     for name, more in {"two": {"pools": "all=2@threads"}, "apart": APART | {"stream": 2}}.items():
@@ -65,7 +65,7 @@ def test_on_pools_of_any_size_and_in_chunks_it_is_the_run_of_one_process(again):
 
 
 @pytest.mark.slow
-def test_without_a_model_it_is_the_run_of_one_process_too(again):
+def test_episodes_of_the_null_backend_equal_those_of_one_process(again):
     keywords = {key: value for key, value in again.items() if key not in ("model", "lr")}
     keywords |= {"backend": "null", "held_out": 0, "hp.max_tokens": 96, "reward": ["task"]}
     here = rlflow.run("grpo", **keywords, name="here")
@@ -85,7 +85,7 @@ def test_without_a_model_it_is_the_run_of_one_process_too(again):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_with_vllm_trainer_and_sampler_agree_on_whole_episodes(again, ray_address):
+def test_vllm_and_the_trainer_agree_on_full_episodes(again, ray_address):
     result = rlflow.run(
         "grpo", **again | {"held_out": 0, "generator": "vllm"}, pools="all=1", ray_address=ray_address
     )
@@ -95,6 +95,6 @@ def test_with_vllm_trainer_and_sampler_agree_on_whole_episodes(again, ray_addres
     assert all(line["env/turns"] > 1 for line in iterations)
 
 
-def test_rows_of_older_weights_are_sampled_ahead_under_an_environment(again):
+def test_an_environment_allows_sampling_ahead_of_training(again):
     result = rlflow.run("grpo", **again | {"iterations": 3, "held_out": 0, "staleness": 1}, **APART)
     assert sum("env/turns" in line for line in lines(result)) == 3

@@ -1,5 +1,5 @@
-"""Runs on pools end where runs in one process end. Ranks are threads, except in the run that shows that
-processes end there too."""
+"""Runs on pools end like runs in one process. Ranks are threads, except in the run that shows the same for
+processes."""
 
 import json
 from pathlib import Path
@@ -30,14 +30,14 @@ def run(flow, folder, **keywords):
 
 
 def apart(one, other):
-    """The relative distance of two sets of weights."""
+    """Return the relative distance of two sets of weights."""
     difference = sum(float((one[name].double() - other[name].double()).square().sum()) for name in one)
     return (difference / sum(float(tensor.double().square().sum()) for tensor in one.values())) ** 0.5
 
 
 @pytest.fixture(scope="module")
 def ppo(tmp_path_factory):
-    """From a name and keywords to the metrics and weights of a run of PPO with an evaluation, and to its
+    """A function from a name and keywords to the metrics and weights of a PPO run with an evaluation, and its
     folder."""
     ground = tmp_path_factory.mktemp("ppo")
     sums = [{"prompt": f"{n} + 12 =", "answer": str(n + 12)} for n in range(20, 29)]
@@ -55,7 +55,7 @@ def answers(folder):
 
 
 def assert_bit_equal(one, other):
-    """Metrics, answers and weights of two runs, to the last bit."""
+    """Check that metrics, answers and weights of two runs are equal to the last bit."""
     assert one[0] == other[0]
     assert answers(one[2]) == answers(other[2])
     assert one[1].keys() == other[1].keys() == {"actor", "critic"}
@@ -65,8 +65,8 @@ def assert_bit_equal(one, other):
 
 @pytest.mark.slow
 def test_one_rank_of_each_pool_is_bit_equal_to_one_process(ppo, tmp_path):
-    """Those of one pool are compared where a worker dies in between: test_recovery.py. What is measured and
-    answered is the same too, and is so again from the checkpoint, on other pools."""
+    """For one shared pool, test_recovery.py makes the comparison, with the death of a worker in between.
+    Evaluations and answers are equal too, also from the checkpoint on other pools."""
     there = ppo("there", pools="train=1@threads,rollout=1@threads")
     assert_bit_equal(there, ppo("here"))
     lines, weights, folder = there
@@ -77,31 +77,31 @@ def test_one_rank_of_each_pool_is_bit_equal_to_one_process(ppo, tmp_path):
 
 
 def assert_bytes_are_counted(folder, model):
-    """The bytes between ranks, once each. ``model``: those of the actor's weights."""
+    """Check the bytes between ranks, each counted once. ``model``: the bytes of the actor's weights."""
     sizes = [json.loads(line) for line in (folder / "traffic.jsonl").read_text().splitlines()]
     kinds = ("columns", "weights", "commits")
     assert [tuple(line) for line in sizes] == [
         ("iteration", *(f"{prefix}{kind}" for kind in kinds))
         for prefix in ("evaluation/", "", "", "evaluation/")
     ]
-    # once, to the one rank that samples, where it has new ones
+    # once, to the one rank that samples, if it gets new weights
     assert model <= sizes[2]["weights"] < 1.2 * model
     assert sizes[2]["columns"] > 0
-    # of two roles, with their moments once there are any
+    # of two roles, with their moments once these exist
     assert sum(line["commits"] for line in sizes[1:3]) > 2 * model
 
 
 @pytest.mark.slow
-def test_ranks_that_are_processes_of_ray_end_where_threads_do(ppo, ray_address):
-    """Bit for bit, two that train together and one that samples: what other tests show of threads holds for
-    processes too."""
+def test_ray_processes_end_like_threads(ppo, ray_address):
+    """Equal bit for bit, with two ranks that train together and one that samples. Results of other tests with
+    threads therefore hold for processes."""
     there = ppo("processes", pools="train=2,rollout=1", ray_address=ray_address)
     assert_bit_equal(there, ppo("threads", pools="train=2@threads,rollout=1@threads"))
     assert_bytes_are_counted(there[2], sum(tensor.nbytes for tensor in there[1]["actor"].values()))
 
 
 STEPS = {"iterations": 3, "held_out": 0, "dtype": "float64", "hp.minibatch": 20}
-LIMIT = 1e-7  # what is left of a difference in float64 is rounding
+LIMIT = 1e-7  # the remaining difference in float64 is rounding
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def steps(lines):
 
 @pytest.mark.slow
 def test_several_ranks_take_the_same_steps(tmp_path, alone):
-    """Three, among which minibatches of 20 rows are not divided evenly."""
+    """With three ranks, minibatches of 20 rows do not divide evenly."""
     here, weights = alone
     there, others = run("grpo", tmp_path, pools="all=3@threads", **STEPS)
     assert steps(there) == steps(here)
@@ -128,7 +128,7 @@ def test_several_ranks_take_the_same_steps(tmp_path, alone):
 
 
 @pytest.mark.slow
-def test_several_losses_of_one_step_are_those_of_one_process_on_two_ranks(tmp_path):
+def test_several_losses_on_two_ranks_equal_one_process(tmp_path):
     settings = {
         "dtype": "float64",
         "held_out": 0,
@@ -143,14 +143,14 @@ def test_several_losses_of_one_step_are_those_of_one_process_on_two_ranks(tmp_pa
     assert [line["centred/heat"] for line in there] == pytest.approx([0.7] * len(there))
     for one, other in zip(here, there, strict=True):
         for name in ("actor.update/likelihood/right", "actor.update/loss", "actor.update/rows"):
-            # norms round to float32, and two ranks share other prompts
+            # norms round to float32, and the two ranks hold different prompts
             assert other[name] == pytest.approx(one[name], rel=1e-5)
     assert 0 < apart(weights["actor"], others["actor"]) <= LIMIT
 
 
 def shard_by_shard(facts, by_group, ranks, *, seed, epochs, minibatch, mean):
-    """What others do: each rank has a shard of the rows for good, shuffles it by itself, and gives its part
-    to each minibatch."""
+    """Plan steps like other frameworks: each rank keeps its shard of the rows, shuffles it alone, and adds
+    its part to each minibatch."""
     shards = torch.arange(len(facts)).tensor_split(ranks)
     orders = [
         torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed % 2**31 + rank))
@@ -169,7 +169,7 @@ def shard_by_shard(facts, by_group, ranks, *, seed, epochs, minibatch, mean):
 
 @pytest.mark.slow
 def test_a_shuffle_within_each_ranks_own_rows_takes_other_steps(tmp_path, alone, monkeypatch):
-    """The equality above is not met by whatever trains as many rows in as many steps."""
+    """Without this test, any split into equally many rows and steps could pass the equality above."""
     here, weights = alone
     monkeypatch.setattr(cluster_engine, "rank_steps", shard_by_shard)
     there, others = run("grpo", tmp_path, pools="all=2@threads", **STEPS)

@@ -1,5 +1,5 @@
-"""A stage that forks its worker goes on once; without a process of its Ray a run ends in words, saved where
-its workers still answer. What a stage does to end its worker is among what goes wrong in test_engine.py."""
+"""Stages that fork their worker, and a Ray that loses a process: the run ends with a message and saves its
+state if its workers still answer. test_cluster_engine.py covers stages that end their worker."""
 
 import json
 import os
@@ -36,14 +36,12 @@ def run(tmp_path, name, fault, **keywords):
 
 
 def metrics(folder):
-    """Lines without times."""
+    """Return the lines without times."""
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [{name: value for name, value in line.items() if "second" not in name} for line in lines]
 
 
-def test_a_stage_that_forks_on_a_worker_gives_what_it_would_and_what_it_starts_ends_with_the_run(
-    tmp_path, ray_address
-):
+def test_a_stage_may_fork_on_a_worker(tmp_path, ray_address):
     forked = run(tmp_path, "forked", "fork and daemon", pools="all=2", ray_address=ray_address)
     for found, wanted in zip(
         metrics(forked.folder), metrics(run(tmp_path, "straight", "").folder), strict=True
@@ -54,7 +52,7 @@ def test_a_stage_that_forks_on_a_worker_gives_what_it_would_and_what_it_starts_e
 
 
 def asleep():
-    """Processes of the fault that starts one."""
+    """Return the processes of the fault that starts one."""
     return [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"612345" in text_of(path)]
 
 
@@ -66,7 +64,7 @@ def text_of(path):
 
 
 def started(tmp_path, *words):
-    """`rlflow run` on a Ray of its own, as a process; its mark, and the file that holds what it says."""
+    """Start `rlflow run` on its own Ray as a process; return its mark and the file with its output."""
     mark, said = uuid.uuid4().hex, tmp_path / "said"
     command = [
         sys.executable,
@@ -109,7 +107,7 @@ def iterations(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["raylet", "gcs_server"])
-def test_without_a_process_of_its_ray_a_run_ends_in_words(tmp_path, name):
+def test_a_run_whose_ray_loses_a_process_ends_with_a_message(tmp_path, name):
     process, mark, said = started(tmp_path, "--save-every", 5)
     try:
         assert until(lambda: iterations(tmp_path) > 7, 240), said.read_text()
@@ -123,7 +121,7 @@ def test_without_a_process_of_its_ray_a_run_ends_in_words(tmp_path, name):
         text = said.read_text()
         assert f"Ray's {name} (pid {pid}) has died" in text
         newest = load_latest(tmp_path / "mine").snapshot.iteration
-        # without a raylet from a copy of the workers' state, which may not have been whole yet
+        # without a raylet, from a copy of the workers' state that may not have been complete yet
         behind = iterations(tmp_path) - newest
         assert behind in ((0,) if name == "gcs_server" else (0, 1))
         assert re.search(rf"saved as step-0*{newest}(-\d+)?; to continue: rlflow resume .*mine\n$", text)
@@ -140,7 +138,7 @@ def test_without_a_process_of_its_ray_a_run_ends_in_words(tmp_path, name):
     ("when", "number"),
     [("starting a Ray for this run", signal.SIGTERM), ("workers start and load", signal.SIGTERM)],
 )
-def test_a_run_that_is_stopped_while_workers_load_says_so_and_no_more(tmp_path, when, number):
+def test_a_run_stopped_while_workers_load_reports_only_that(tmp_path, when, number):
     process, mark, said = started(tmp_path)
     try:
         assert until(lambda: when in said.read_text(), 120), said.read_text()

@@ -1,4 +1,4 @@
-"""What the workers of a run leave behind when it ends: nothing where they met, and nobody who waits."""
+"""The end of a run removes its workers' meeting folders and releases every waiting thread."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from rlflow.cluster.rpc.thread_pool import ThreadTransport
 
 
 class Lines:
-    """Lines to workers of which somebody wants to know whether they were closed."""
+    """Lines to workers that record if they were closed."""
 
     closed = False
 
@@ -22,7 +22,7 @@ class Lines:
 
 @pytest.fixture
 def fleet(tmp_path):
-    """Of two pools without workers, one on this machine and one on several."""
+    """The workers of a run with two pools without ranks, one on this machine and one on several."""
     (tmp_path / "train-1").mkdir(mode=0o700)
     (tmp_path / "train-1" / "meeting").touch()
     (tmp_path / "other").mkdir(mode=0o700)
@@ -39,17 +39,15 @@ def fleet(tmp_path):
     [Controllers(), Controllers({RAYLET: (2**22 + 1, "0")})],
     ids=["a Ray", "a Ray that has died"],
 )
-def test_in_the_end_lines_are_closed_and_the_folders_in_which_ranks_met_are_gone_and_no_others(
-    fleet, tmp_path, controllers
-):
+def test_the_end_closes_lines_and_removes_meeting_folders(fleet, tmp_path, controllers):
     fleet.controllers = controllers
     fleet.stop()
     assert [pool.sockets.closed for pool in fleet.pools.values()] == [True, True]
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
-    fleet.stop()  # twice is no error
+    fleet.stop()  # a second call is not an error
 
 
-def test_folders_go_even_where_ending_the_workers_fails(fleet, tmp_path):
+def test_folders_are_removed_even_if_ending_the_workers_fails(fleet, tmp_path):
     def fail():
         raise OSError("no more sockets")
 
@@ -59,13 +57,13 @@ def test_folders_go_even_where_ending_the_workers_fails(fleet, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
-def test_whoever_waits_gives_up_when_the_watch_ends(fleet):
+def test_waiting_threads_give_up_when_the_watch_ends(fleet):
     assert fleet.watch.verdict is None
     fleet.unwatch()
     assert fleet.watch.verdict == "the run has ended"
     assert fleet.watch.found(60.0) is None
 
 
-def test_the_watch_ends_workers_that_are_silent_for_as_long_as_the_heartbeat_says(fleet):
+def test_the_watch_ends_workers_silent_for_the_heartbeat_time(fleet):
     assert (fleet.watch.limit, fleet.watch.controllers) == (3.0, fleet.controllers)
     assert Path(fleet.rendezvous_points["train"]).exists()

@@ -1,4 +1,4 @@
-"""How the ranks of a pool meet, and how they talk: by what lies where."""
+"""How the ranks of a pool meet and communicate, given their placement."""
 
 import multiprocessing
 import os
@@ -15,7 +15,8 @@ from rlflow.monitoring.doctor import addresses
 
 
 def rank_that_meets(rank, rendezvous, pipe):
-    """In a process of its own. Tells where to meet, where that is not known, and what came of it."""
+    """Meet the other ranks, in a process of its own. Reports the meeting point, if it is not given, and the
+    result."""
     for name in (*group.INTERFACE_VARIABLES, "VLLM_HOST_IP"):
         os.environ.pop(name, None)
     if rendezvous is None and rank == 0:
@@ -48,26 +49,26 @@ def ranks_that_meet(rendezvous):
     return found
 
 
-def test_ranks_that_meet_at_an_address_listen_on_its_interface_alone():
+def test_ranks_meeting_at_an_address_listen_only_on_its_interface():
     assert ranks_that_meet(None) == [[3.0, [], "lo", "lo"]] * 2
 
 
-def test_ranks_of_one_machine_meet_in_a_private_folder_that_either_makes(tmp_path):
+def test_ranks_of_one_machine_meet_in_a_private_folder(tmp_path):
     rendezvous = tmp_path / "rlflow-run" / "all-0123" / "meeting"
     assert ranks_that_meet(str(rendezvous)) == [[3.0, [], "lo", "lo"]] * 2
     for folder in (rendezvous.parent, rendezvous.parents[1]):
         assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
 
 
-def test_gpus_talk_by_nccl_and_their_hosts_by_gloo():
+def test_gpus_use_nccl_and_hosts_use_gloo():
     assert backend_of(["a 0", "a 1", "b 0"]) == "cpu:gloo,cuda:nccl"
 
 
-def test_ranks_that_share_a_gpu_talk_by_gloo_alone():
+def test_ranks_that_share_a_gpu_use_only_gloo():
     assert backend_of(["a 0", "a 1", "a 0"]) == "gloo"
 
 
-def test_each_rank_hears_what_all_of_them_tell():
+def test_each_rank_receives_the_values_of_all_ranks():
     store, heard = dist.HashStore(), {}
     ranks = [
         threading.Thread(
@@ -82,7 +83,7 @@ def test_each_rank_hears_what_all_of_them_tell():
     assert heard == {rank: ["gpu 0", "gpu 1", "gpu 0"] for rank in range(3)}
 
 
-def test_the_first_rank_listens_on_that_address_alone_at_a_port_of_the_kernels():
+def test_the_first_rank_listens_on_a_free_port_of_one_address():
     where = group.listen(group.LOOPBACK)
     (listening,) = group._listening
     with listening:

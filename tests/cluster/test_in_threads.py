@@ -1,4 +1,4 @@
-"""Runs whose ranks are threads end as they should where a rank fails, hangs or cannot load."""
+"""Runs with threads as ranks end as expected if a rank fails, hangs or cannot load."""
 
 import re
 import threading
@@ -37,7 +37,7 @@ def learn(prompts, actor, reward):
 """
 
 
-def test_a_rank_that_fails_alone_is_named_and_those_that_wait_for_its_gradients_do_not_stay(tmp_path):
+def test_a_failing_rank_is_named_and_waiting_ranks_end(tmp_path):
     (tmp_path / "learn.py").write_text(ONE_FAILS)
     before = set(threading.enumerate())
     roles = rlflow.roles(
@@ -72,7 +72,7 @@ class Trainer(local.Trainer):
 """
 
 
-def test_a_rank_that_cannot_load_is_named_and_nothing_stays(tmp_path, monkeypatch):
+def test_a_rank_that_cannot_load_is_named_and_leaves_nothing(tmp_path, monkeypatch):
     (tmp_path / "too_large").mkdir()
     (tmp_path / "too_large" / "trainer.py").write_text(CANNOT)
     monkeypatch.syspath_prepend(tmp_path)
@@ -115,7 +115,7 @@ def hanging(prompts, actor, reward):
 
 
 @pytest.mark.slow
-def test_the_process_of_a_run_whose_ranks_hang_exits(tmp_path, launch):
+def test_a_run_with_hanging_ranks_exits(tmp_path, launch):
     (tmp_path / "hanging.py").write_text(HANGS)
     process = launch("hanging.py", backend="null", pools="all=2@threads", prompts=4, iterations=1, held_out=0)
     said, _ = process.communicate(timeout=200)

@@ -1,4 +1,4 @@
-"""Where a run on pools keeps its sockets, and the address that a Ray of its own takes."""
+"""The place of the sockets of a run on pools, and the address of a Ray that the run starts."""
 
 import os
 import signal
@@ -8,14 +8,14 @@ import threading
 from pathlib import Path
 
 import pytest
-import ray  # noqa: F401  whose constants are looked at
+import ray  # noqa: F401  the test reads its constants
 
 from rlflow.cluster import Job, launch
 from rlflow.errors import PlanError
 from rlflow.processes.watchdog import private
 from rlflow.processes.watchdog.signals import ending_at_once
 
-NAME = "0123456789abcdef"  # as long as a run's
+NAME = "0123456789abcdef"  # as long as that of a run
 
 
 @pytest.fixture
@@ -29,24 +29,24 @@ def temporary(monkeypatch):
     return use
 
 
-def test_the_sockets_of_a_ray_fit_wherever_files_are_to_lie(tmp_path, temporary):
+def test_ray_sockets_fit_in_any_temporary_folder(tmp_path, temporary):
     temporary(tmp_path / ("x" * 90))
     folder = launch.run_folder(NAME, None)
-    # pids are at most that
+    # the largest pid
     socket = f"{folder}/{launch.RAY}/session_2026-01-01_00-00-00_000000_{1 << 22}/sockets/plasma_store"
     assert len(os.fsencode(socket)) <= 107
     assert folder.parent in map(Path, private.PLACES)
-    # whose Ray has a folder already
+    # whose Ray already has a folder
     assert launch.run_folder(NAME, "10.0.0.1:6379") == tmp_path / ("x" * 90) / f"rlflow-{NAME}"
 
 
-def test_rays_own_variable_comes_first_where_it_is_short_enough(tmp_path, temporary, monkeypatch):
+def test_rays_own_variable_wins_if_it_is_short_enough(tmp_path, temporary, monkeypatch):
     temporary(tmp_path)
     monkeypatch.setenv("RAY_TMPDIR", "/var/tmp")
     assert launch.run_folder(NAME, None) == Path("/var/tmp") / f"rlflow-{NAME}"
 
 
-def test_without_a_safe_place_the_run_is_refused_in_words(tmp_path, temporary, monkeypatch):
+def test_without_a_safe_folder_the_run_is_refused(tmp_path, temporary, monkeypatch):
     temporary(tmp_path)
     tmp_path.chmod(0o777)
     monkeypatch.setattr(private, "PLACES", ())
@@ -54,7 +54,7 @@ def test_without_a_safe_place_the_run_is_refused_in_words(tmp_path, temporary, m
         launch.run_folder(NAME, "auto")
 
 
-def test_ray_takes_the_loopback_address_while_it_starts_and_no_longer():
+def test_ray_uses_the_loopback_address_only_while_it_starts():
     constants = sys.modules["ray._private.ray_constants"]
     before = constants.ENABLE_RAY_CLUSTER
     with launch._on_loopback():
@@ -64,7 +64,7 @@ def test_ray_takes_the_loopback_address_while_it_starts_and_no_longer():
     assert before == constants.ENABLE_RAY_CLUSTER
 
 
-def test_an_address_at_which_no_ray_answers_is_refused_as_it_was_given(tmp_path):
+def test_an_address_without_a_ray_is_refused(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(PlanError) as silent:
@@ -81,7 +81,7 @@ def test_an_address_at_which_no_ray_answers_is_refused_as_it_was_given(tmp_path)
     assert "6379" in str(silent.value)
 
 
-def test_a_ray_of_our_own_needs_the_loopback_address(tmp_path, monkeypatch):
+def test_a_started_ray_needs_the_loopback_address(tmp_path, monkeypatch):
     def down(address):
         raise OSError(101, "Network is unreachable")
 

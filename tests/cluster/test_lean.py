@@ -1,5 +1,5 @@
-"""What a local Ray of a run is started with, and that it is started as usual if it looks different from what
-is expected."""
+"""The options that a run's local Ray is started with. If Ray looks different from what is expected, it is
+started as usual."""
 
 import shlex
 import signal
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import ray  # noqa: F401  whose private modules are looked at
+import ray  # noqa: F401  the test reads its private modules
 from processes import until
 
 from rlflow.cluster import lean
@@ -25,8 +25,7 @@ FLAGS, NODE_ID = "default_worker.py --webui= PLACEHOLDER", "ab" * 28
 
 @pytest.fixture
 def raylet(tmp_path):
-    """The command of a raylet as Ray makes it, as far as it matters here. ``raylet(python)``: with another
-    Python."""
+    """The relevant part of a raylet's command as Ray builds it. ``raylet(python)``: with another Python."""
 
     def command(python=sys.executable):
         return [
@@ -50,7 +49,7 @@ def raylet(tmp_path):
     ],
 )
 def test_the_raylet_gets_our_worker_command_and_stand_ins_for_its_agents(raylet, python, worker, tmp_path):
-    """The raylet leaves out the second word, as it does for all workers without a runtime_env."""
+    """The raylet drops the second word, as for all workers without a runtime_env."""
     assert WorkerStart(1, python).command(raylet()) == [
         "/ray/raylet",
         f"--python_worker_command={worker} {FLAGS}",
@@ -79,12 +78,12 @@ def test_a_raylet_without_an_expected_flag_is_started_as_usual(raylet, start, mi
     assert start.command([word for word in raylet() if not word.startswith(f"--{missing}=")]) is None
 
 
-def test_a_raylet_that_starts_workers_in_another_way_is_started_as_usual(raylet):
+def test_a_raylet_with_another_worker_command_starts_as_usual(raylet):
     assert WorkerStart(1, "/python client.py").command(raylet("/usr/bin/pypy")) is None
     assert WorkerStart(1, "/python client.py", agents=True).command(raylet()) is None
 
 
-def test_ray_is_as_before_once_it_was_started():
+def test_ray_is_restored_after_its_start():
     before = [getattr(NODE, name) for name in lean.UNUSED], SERVICES.start_ray_process
     with WorkerStart(1).applied():
         assert SERVICES.start_ray_process is not before[1]

@@ -1,5 +1,5 @@
-"""Rows that are asked, chosen and joined end on pools as in one process, ahead of training too, and after a
-cut."""
+"""Rows from follow-up prompts, selected and joined rows end on pools as in one process, also ahead of
+training and after a resume."""
 
 import json
 import shutil
@@ -21,15 +21,15 @@ DYING = Path(__file__).with_name("dying.py")
 TIMES = ("seconds", "response/tokens_per_second")
 
 
-def told(folder):
-    """Metrics but times, and the account of each iteration."""
+def reported(folder):
+    """Return the metrics without times, and the row accounting of each iteration."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     fates = [json.loads(line) for line in (folder / "fates.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if name not in TIMES} for line in lines], fates
 
 
 def run(name, folder, **keywords):
-    return told(
+    return reported(
         rlflow.run(name if "::" in name else f"{FLOWS}::{name}", out=str(folder), **SMALL | keywords).folder
     )
 
@@ -45,14 +45,14 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("name", "pools", "chunks"), PLACES)
-def test_pools_end_where_one_process_ends(tmp_path, name, pools, chunks):
-    """Where rows are streamed too: of `vine` those that go on from cut ones."""
+def test_pools_end_like_one_process(tmp_path, name, pools, chunks):
+    """This also holds for streamed rows: in `vine`, the rows that continue from truncated ones."""
     there = run(name, tmp_path / "there", pools=pools, stream=chunks)
     assert_alike(there, run(name, tmp_path / "here"))
 
 
 def assert_alike(there, here):
-    """The same accounts and metrics, but for how sums over ranks are rounded."""
+    """Check that accounting and metrics are equal, except for the rounding of sums over ranks."""
     assert there[1] == here[1]
     for line, other in zip(there[0], here[0], strict=True):
         assert line == other | {
@@ -66,10 +66,10 @@ AHEAD = {"pools": APART, "staleness": 1, "iterations": 4, "save_every": 2}
 @pytest.mark.parametrize(
     ("name", "settings"), [("harder", {}), ("vine", {}), (EMA, {"hp.controlled": False})]
 )
-def test_a_run_ahead_of_training_goes_on_where_it_was_cut(tmp_path, name, settings):
+def test_a_run_ahead_of_training_resumes_after_a_kill(tmp_path, name, settings):
     run(name, tmp_path / "runs", **AHEAD, **settings)
     (folder,) = (tmp_path / "runs").iterdir()
-    lines, fates = told(folder)
+    lines, fates = reported(folder)
     assert len(fates) == 4
     # as if it had been killed after the checkpoint of iteration 2
     for newer in (folder / "checkpoints").glob("step-*4"):
@@ -78,7 +78,7 @@ def test_a_run_ahead_of_training_goes_on_where_it_was_cut(tmp_path, name, settin
     (folder / "final").rename(tmp_path / "final")
     assert any(file.startswith("queue/") for file in load_latest(folder).snapshot.files)
     resume.resume(folder, {}, Quiet())
-    assert told(folder) == (lines, fates)
+    assert reported(folder) == (lines, fates)
 
 
 FAULTS = {"critique": {"generate of verifier, 1": [1]}, "vine": {"cut, 1": [1]}}
@@ -86,7 +86,7 @@ FAULTS = {"critique": {"generate of verifier, 1": [1]}, "vine": {"cut, 1": [1]}}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(FAULTS))
-def test_rows_of_iterations_that_a_worker_s_death_repeats_are_counted_once(tmp_path, ray_address, name):
+def test_rows_of_repeated_iterations_are_counted_once(tmp_path, ray_address, name):
     shutil.copy(DYING, tmp_path)
     (tmp_path / "fault.json").write_text(json.dumps(FAULTS[name]))
     file = tmp_path / "lineage.py"
@@ -95,7 +95,7 @@ def test_rows_of_iterations_that_a_worker_s_death_repeats_are_counted_once(tmp_p
         + "\n\nimport dying  # counts the calls of workers, and kills them at those that fault.json names\n"
     )
     small = SMALL | {"reward_write": ("/",), "heartbeat": 15.0}
-    died = told(
+    died = reported(
         rlflow.run(
             f"{file}::{name}", out=str(tmp_path / "died"), pools="all=2", ray_address=ray_address, **small
         ).folder
@@ -104,7 +104,9 @@ def test_rows_of_iterations_that_a_worker_s_death_repeats_are_counted_once(tmp_p
     (tmp_path / "fault.json").write_text("{}")
     assert_alike(
         died,
-        told(rlflow.run(f"{file}::{name}", out=str(tmp_path / "whole"), **small | {"heartbeat": 0.0}).folder),
+        reported(
+            rlflow.run(f"{file}::{name}", out=str(tmp_path / "whole"), **small | {"heartbeat": 0.0}).folder
+        ),
     )
 
 
@@ -121,17 +123,17 @@ FEW = {"hp.samples": 2, "hp.max_tokens": 6, "hp.minibatch": 5}
 
 # the forms of other algorithms are those of the flows above
 @pytest.mark.parametrize("name", ["vapo", "vineppo", *OWN])
-def test_an_algorithm_ends_on_pools_as_in_one_process(tmp_path, name):
+def test_an_algorithm_on_pools_ends_like_in_one_process(tmp_path, name):
     keywords = SMALL | {"iterations": 2} | FEW | OWN_SETTINGS.get(name, {})
     one, pools = (
-        told(rlflow.run(str(OWN.get(name, name)), out=str(tmp_path / place), **keywords | more).folder)
+        reported(rlflow.run(str(OWN.get(name, name)), out=str(tmp_path / place), **keywords | more).folder)
         for place, more in (("one", {}), ("pools", {"pools": "all=2@threads"}))
     )
     assert_alike(pools, one)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_an_algorithm_that_asks_again_can_run_ahead_of_training(planned_as, name):  # noqa: F811
+def test_an_algorithm_with_follow_up_prompts_can_run_ahead(planned_as, name):  # noqa: F811
     assert planned_as(f"{name} --pools train=1,rollout=1 --staleness 1").placement.pools == {
         "train": 1,
         "rollout": 1,

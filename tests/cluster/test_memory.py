@@ -1,4 +1,4 @@
-"""Pools within a limit of memory: parts of models leave each rank and come back, and no bit changes."""
+"""Pools within a memory limit: parts of models leave each rank and return, and no bit changes."""
 
 import json
 
@@ -22,8 +22,7 @@ TIMES = ("seconds", "response/tokens_per_second")
 
 @pytest.fixture
 def both(tmp_path):
-    """From keywords to two runs on two ranks, without a limit and with one. Asserts that all but times and
-    moves is the same."""
+    """Run keywords on two ranks without and with a limit; check that only times and moves differ."""
 
     def ran(**keywords):
         results = [
@@ -53,11 +52,11 @@ def both(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_ranks_end_as_without_a_limit(both):
+def test_a_memory_limit_does_not_change_two_ranks(both):
     both(pools="all=2@threads")
 
 
 @pytest.mark.long
-def test_shards_and_plans_of_weights_end_as_without_a_limit(both, ray_address):
+def test_a_memory_limit_does_not_change_shards_and_plans(both, ray_address):
     moved = both(pools="all=2", ray_address=ray_address, **{"actor.trainer": "fsdp"})
     assert moved["actor.sync/inbound"] == moved["actor.sync/bound"] > 0

@@ -1,5 +1,5 @@
-"""A pool over two nodes of a cluster: its ranks meet at an address, and the run is the one of a single
-process. A node that comes is used, and one that goes is named."""
+"""A pool over two nodes of a cluster: its ranks meet at an address, and the run equals that of one process. A
+new node is used, and a lost node is named."""
 
 import json
 import re
@@ -43,15 +43,15 @@ def two_nodes():
     cluster.shutdown()
 
 
-def told(result):
+def reported(result):
     lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
 
 
 @pytest.mark.slow
 def test_a_pool_spans_two_nodes(tmp_path, two_nodes):
-    here = told(rlflow.run("grpo", out=str(tmp_path / "here"), **SMALL))
-    there = told(
+    here = reported(rlflow.run("grpo", out=str(tmp_path / "here"), **SMALL))
+    there = reported(
         rlflow.run("grpo", out=str(tmp_path / "there"), pools="all=2", ray_address=two_nodes, **SMALL)
     )
     assert [line.keys() for line in there] == [line.keys() for line in here]
@@ -60,7 +60,7 @@ def test_a_pool_spans_two_nodes(tmp_path, two_nodes):
 
 
 @pytest.mark.slow
-def test_a_cluster_without_room_says_what_is_missing(tmp_path, two_nodes):
+def test_a_too_small_cluster_reports_what_is_missing(tmp_path, two_nodes):
     with pytest.raises(PlanError, match="the pools need 3 CPUs") as refused:
         rlflow.run("grpo", out=str(tmp_path), pools="train=2,rollout=1", ray_address=two_nodes, **SMALL)
     assert "2 in the cluster" in str(refused.value)
@@ -68,7 +68,7 @@ def test_a_cluster_without_room_says_what_is_missing(tmp_path, two_nodes):
 
 @pytest.fixture
 def growing():
-    """A cluster of a node with one processor, to which this process is connected."""
+    """A cluster with one node of one processor that this process is connected to."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -92,9 +92,7 @@ def until(condition, *processes):
 
 
 @pytest.mark.long
-def test_a_node_that_comes_is_used_and_one_that_goes_ends_the_run_on_it_and_no_other(
-    tmp_path, growing, launch
-):
+def test_a_new_node_is_used_and_a_lost_node_ends_only_its_run(tmp_path, growing, launch):
     from ray.util.placement_group import placement_group_table
 
     folders, runs = (tmp_path / "stays", tmp_path / "goes"), []
@@ -113,7 +111,7 @@ def test_a_node_that_comes_is_used_and_one_that_goes_ends_the_run_on_it_and_no_o
             )
         )
         if len(runs) == 1:
-            until((folder / "there").exists, *runs)  # it has taken the only processor that there is
+            until((folder / "there").exists, *runs)  # it uses the only processor
     until(lambda: any(group["state"] == "PENDING" for group in placement_group_table().values()), *runs)
     node = growing.add_node(num_cpus=1, object_store_memory=128 << 20)
     until((folders[1] / "there").exists, *runs)
@@ -121,8 +119,8 @@ def test_a_node_that_comes_is_used_and_one_that_goes_ends_the_run_on_it_and_no_o
 
     said, _ = runs[1].communicate(timeout=SECONDS)
     assert runs[1].returncode == 1
-    # The stages that do not wait for the rewards run beside them: whichever of them the lost workers had is
-    # named.
+    # The stages that do not wait for the rewards run concurrently with them; the error names the one that the
+    # lost workers were running.
     assert re.search(
         r"stage '\w+' failed in iteration 0 .*rank 0 of pool 'all' \(pid \d+ on .*, node "
         rf"{node.node_id[:8]}, actor\)",
@@ -134,7 +132,7 @@ def test_a_node_that_comes_is_used_and_one_that_goes_ends_the_run_on_it_and_no_o
 
 
 @pytest.mark.long
-def test_a_run_waits_for_a_machine_in_the_place_of_one_that_is_lost_and_goes_on_by_itself(tmp_path, launch):
+def test_a_run_waits_for_a_new_machine_and_resumes_itself(tmp_path, launch):
     from ray.cluster_utils import Cluster
 
     (tmp_path / "gate.py").write_text(GATE)
@@ -170,5 +168,5 @@ def test_a_run_waits_for_a_machine_in_the_place_of_one_that_is_lost_and_goes_on_
         out=str(tmp_path / "whole"),
         **SMALL,
     )
-    for one, other in zip(told(whole), told(SimpleNamespace(folder=folder)), strict=True):
+    for one, other in zip(reported(whole), reported(SimpleNamespace(folder=folder)), strict=True):
         assert other == pytest.approx(one, rel=1e-6, nan_ok=True)

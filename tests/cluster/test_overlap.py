@@ -1,5 +1,5 @@
-"""What does not wait for one another runs at the same time on disjoint pools, and the run says so: its
-timeline and what bounded it."""
+"""Independent work runs at the same time on disjoint pools, and the run reports it: the timeline and the
+bound of the run."""
 
 import json
 from itertools import combinations, pairwise
@@ -21,7 +21,7 @@ def together(spans, names):
 
 
 def slices(events, rank):
-    """From when to when each node ran, as the driver saw it or on its rank."""
+    """Return when each node ran, as seen by the driver or on its rank."""
     return {
         event["name"]: (event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6)
         for event in events
@@ -30,7 +30,7 @@ def slices(events, rank):
 
 
 @pytest.mark.slow
-def test_the_forwards_and_the_reward_of_ppo_overlap_on_disjoint_pools_and_so_do_the_updates(tmp_path):
+def test_ppo_overlaps_independent_work_on_disjoint_pools(tmp_path):
     (tmp_path / "judge.py").write_text(REWARD)
     result = rlflow.run(
         "ppo",
@@ -68,13 +68,13 @@ def test_the_forwards_and_the_reward_of_ppo_overlap_on_disjoint_pools_and_so_do_
     assert json.loads((result.folder / "bounds.json").read_text()) == result.totals.as_json()
     assert GENERATE + FORWARD + UPDATE <= bounds.bound <= bounds.seconds
     assert [*bounds.critical][0] == "actor.generate"
-    # of those that ran beside one another the last to end
+    # the last of the concurrent nodes to end
     assert len({*FORWARDS} & bounds.critical.keys()) == 1
     assert bounds.busy["b"] >= (FORWARD + UPDATE) / bounds.seconds > bounds.busy["c"] > 0
 
 
 @pytest.mark.slow
-def test_pools_that_share_a_processor_overlap_there_and_lie_in_one_bundle(tmp_path, ray_address, monkeypatch):
+def test_pools_that_share_a_processor_share_a_bundle(tmp_path, ray_address, monkeypatch):
     from rlflow.cluster import launch
 
     placed, place = [], launch.place_pools

@@ -1,4 +1,4 @@
-"""A call of Ray that does not return has a deadline, and lets signals through."""
+"""A hanging call of Ray has a deadline and does not block signals."""
 
 import os
 import signal
@@ -19,13 +19,13 @@ def staying(monkeypatch):
 
 @pytest.fixture
 def hung():
-    """A call that returns at the end of the test alone."""
+    """A call that returns only at the end of the test."""
     over = threading.Event()
     yield over.wait
     over.set()
 
 
-def test_calls_are_made_one_after_another_in_one_thread_and_raise_what_they_raise():
+def test_calls_run_in_order_in_one_thread_and_raise_their_errors():
     thread = RayThread()
     first = thread.do(threading.get_ident, 30.0)
     assert thread.do(threading.get_ident, 30.0) == first != threading.get_ident()
@@ -37,7 +37,7 @@ def test_calls_are_made_one_after_another_in_one_thread_and_raise_what_they_rais
     thread.end()
 
 
-def test_who_waits_for_a_call_that_hangs_is_let_go_and_later_calls_do_not_wait(hung):
+def test_a_hanging_call_ends_the_wait_and_later_calls_do_not_wait(hung):
     thread = RayThread()
     for call in (hung, threading.get_ident):
         with pytest.raises(RayLate, match="did not answer"):
@@ -57,7 +57,7 @@ def test_a_signal_ends_the_wait(hung, number):
 def test_a_connection_that_fails_leaves_no_thread_behind():
     with pytest.raises(ZeroDivisionError):
         connect(lambda: 1 // 0, 30.0, "late")
-    assert asked(threading.get_ident) == threading.get_ident()  # there is no connection of ours
+    assert asked(threading.get_ident) == threading.get_ident()  # this process has no connection
 
 
 def test_every_public_name_of_the_package_can_be_imported():

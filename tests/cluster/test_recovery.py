@@ -1,5 +1,5 @@
-"""A worker that dies, wherever it is at work, is replaced, and the run ends as if it had lived: bit for bit,
-with nothing written twice."""
+"""A worker that dies during any work is replaced, and the run ends as without the death: bit for bit, with
+nothing written twice."""
 
 import json
 import re
@@ -36,7 +36,7 @@ AHEAD = {"pools": "train=1,rollout=1", "staleness": 1}
 TIMES = ("seconds", "response/tokens_per_second")
 
 
-class Said(Quiet):
+class Notes(Quiet):
     def __init__(self):
         self.notes = []
 
@@ -44,15 +44,15 @@ class Said(Quiet):
         self.notes.append(text)
 
 
-AT = ("forward of critic", "reward of reward", "stage of judge")  # what is asked of a worker
+AT = ("forward of critic", "reward of reward", "stage of judge")  # the requests to a worker
 
 
 class Ended:
-    """A run that has ended: its folder, what it said, and the processes of all workers that it ever had."""
+    """An ended run: its folder, its notes, and the processes of all its workers."""
 
     @classmethod
     def read(cls, folder):
-        """What another process ran."""
+        """Read a run of another process."""
         self = cls.__new__(cls)
         self.folder, (self.notes, self.failure) = (
             folder / "run",
@@ -64,7 +64,7 @@ class Ended:
         folder.mkdir()
         file = Path(shutil.copy(DYING, folder))
         (folder / "fault.json").write_text(json.dumps(faults))
-        flow, said = load_flow(str(file)), Said()
+        flow, said = load_flow(str(file)), Notes()
         values = {**SMALL, "out": str(folder), "name": "run", "reward": (f"{file}:length",), **keywords}
         given, hp = resolve_config(flow, None, flat(values))
         prepared = prepare(flow, hp, given)
@@ -84,8 +84,8 @@ class Ended:
         return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
 
     @property
-    def told(self):
-        """Metrics without times, samples, and which nodes ran in which iteration."""
+    def reported(self):
+        """Return the metrics without times, samples, and the nodes that ran in each iteration."""
         metrics = [
             {name: value for name, value in line.items() if name not in TIMES}
             for line in self.lines("metrics.jsonl")
@@ -97,21 +97,21 @@ class Ended:
         ]
         ran = sorted((event["args"]["iteration"], event["name"]) for event in events)
         assert len(set(ran)) == len(ran)
-        # not of rows that were kept
+        # not of carried-over rows
         return metrics, self.lines("samples.jsonl"), [each for each in ran if each[1] != "actor.generate"]
 
     @property
     def tensors(self):
-        """Parameters and optimizer of the last checkpoint, and the final model."""
+        """Return parameters and optimizer of the last checkpoint, and the final model."""
         groups = load_latest(self.folder).snapshot.tensors
         return {**groups, "final": load_file(self.folder / "final" / "actor" / "model.safetensors")}
 
     def same(self, other):
-        """Whether both ended alike, bit for bit."""
+        """Return True if both ended equal, bit for bit."""
         one, two = self.tensors, other.tensors
         names = {group: set(members) for group, members in one.items()}
         return (
-            self.told == other.told
+            self.reported == other.reported
             and names == {group: set(members) for group, members in two.items()}
             and all(
                 torch.equal(tensor, two[group][name])
@@ -123,7 +123,7 @@ class Ended:
 
 @pytest.fixture(scope="module")
 def straight(ray_address, tmp_path_factory):
-    """The run on these pools of which no worker dies."""
+    """The run on these pools without a death."""
     found = {}
 
     def of(**keywords):
@@ -140,8 +140,8 @@ def straight(ray_address, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_worker_may_die_in_any_forward_reward_or_stage(tmp_path, ray_address):
-    """A death in each iteration, at the first call of its kind there; with parts of models out of memory,
-    which go with the worker."""
+    """One death in each iteration, at the first call of its kind, while parts of models are offloaded; these
+    are lost with the worker."""
     faults, small = (
         {f"{place}, {i}": [1] for i, place in enumerate(AT)},
         {"iterations": len(AT), "batch_tokens": 1024},
@@ -152,14 +152,14 @@ def test_a_worker_may_die_in_any_forward_reward_or_stage(tmp_path, ray_address):
     assert_same(run, Ended(tmp_path / "whole", {}, small))  # in one process
     back = [re.search(r"iterations? (\d)(?: to (\d) are| is) repeated$", note).groups() for note in run.notes]
     assert [int(last or first) for first, last in back] == list(range(len(AT)))
-    # one finished, and that under way
+    # one finished, and one in progress
     assert [(first, last) for first, last in back if last and int(last) - int(first) > 1] == []
     assert_nothing_left(run)
 
 
 def assert_same(run, whole):
     assert (run.failure, whole.failure) == ("", "")
-    assert run.told == whole.told
+    assert run.reported == whole.reported
     assert run.same(whole)
 
 
@@ -168,7 +168,7 @@ def assert_nothing_left(run):
     assert [path for path in run.rendezvous_points if path.exists()] == []
 
 
-@pytest.mark.timeout(900)  # a pool that is started anew loads its models, and here three times
+@pytest.mark.timeout(900)  # a restarted pool loads its models, here three times
 @pytest.mark.parametrize(
     ("pools", "faults", "back"),
     [
@@ -180,7 +180,7 @@ def assert_nothing_left(run):
             id="two ranks",
             marks=pytest.mark.long,
         ),
-        # while iteration 1 trains, and while the rows of the next one are there or being sampled
+        # while iteration 1 trains, and while the rows of the next one are present or being sampled
         pytest.param(
             AHEAD,
             {"generate": [3], "update": [6]},
@@ -190,9 +190,7 @@ def assert_nothing_left(run):
         ),
     ],
 )
-def test_a_run_whose_workers_died_ends_as_if_they_had_not(
-    straight, tmp_path, ray_address, pools, faults, back
-):
+def test_a_run_ends_unchanged_after_deaths_of_workers(straight, tmp_path, ray_address, pools, faults, back):
     run = Ended(tmp_path / "died", faults, {"ray_address": ray_address, **pools})
     whole = straight(**pools)
     assert_same(run, whole)
@@ -207,12 +205,12 @@ def test_a_run_whose_workers_died_ends_as_if_they_had_not(
         )
     assert_nothing_left(run)
     ranks = len(whole.processes)
-    assert len(run.processes) == ranks * (1 + len(faults))  # each time all are watched anew
+    assert len(run.processes) == ranks * (1 + len(faults))  # each time, all workers are watched anew
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_worker_that_dies_again_and_again_is_given_up_and_the_run_can_be_resumed(tmp_path, ray_address):
+def test_repeated_deaths_end_a_run_that_can_be_resumed(tmp_path, ray_address):
     small = {"pools": "all=1", "backend": "null", "save_every": 1, "ray_address": ray_address}
     run = Ended(tmp_path / "died", {"stage of judge": list(range(2, 100))}, small)
     assert f"the run gives up: {DEATHS} deaths without a finished iteration in between" in run.failure

@@ -1,4 +1,4 @@
-"""A reward model of its own folder is where its rewards are, and nowhere else."""
+"""A reward model with its own folder is loaded only where its rewards run."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ FOLDER = Path(next(iter(rlflow.data.tasks.__path__))) / "arithmetic_model"
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
-    """A run whose reward is a model of random numbers with the policy's tokenizer."""
+    """Flags of a run whose reward is a random model with the policy's tokenizer."""
     folder = shutil.copytree(FOLDER, tmp_path_factory.mktemp("judge") / "judge")
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(FOLDER, num_labels=1)
@@ -55,8 +55,8 @@ def flags(tmp_path_factory):
 
 
 @pytest.fixture
-def told(flags):
-    """What the ranks of two pools are told."""
+def rank_setups(flags):
+    """The setups that the ranks of two pools get."""
     flow = load_flow("grpo")
     config, hp = resolve_config(flow, None, flat(flags | {"pools": "train=1,rollout=1"}))
     data = open_dataset(flow, config)
@@ -71,15 +71,15 @@ def told(flags):
 
 
 @pytest.mark.parametrize(("pool", "loads"), [("train", 0), ("rollout", 1)])
-def test_a_rank_loads_the_reward_models_that_score_on_its_pool(monkeypatch, told, pool, loads):
+def test_a_rank_loads_the_reward_models_that_score_on_its_pool(monkeypatch, rank_setups, pool, loads):
     loaded, load = [], ModelReward.load
     monkeypatch.setattr(ModelReward, "load", lambda model, *args: (loaded.append(model), load(model, *args)))
-    worker = Worker(told[pool][0])
+    worker = Worker(rank_setups[pool][0])
     worker.close()
     assert len(loaded) == loads
 
 
-def test_its_scores_are_those_of_a_single_process_eagerly_and_planned(flags):
+def test_reward_model_scores_equal_those_of_a_single_process(flags):
     found = []
     for pools in ({}, {"pools": "train=1@threads,rollout=1@threads"}):
         roles = rlflow.roles("grpo", **flags, threads=1, **pools)
@@ -103,7 +103,7 @@ def test_its_scores_are_those_of_a_single_process_eagerly_and_planned(flags):
     assert found[0] == found[1]
 
 
-def test_lines_that_rewards_print_come_with_the_next_answer():
+def test_lines_printed_by_rewards_arrive_with_the_next_answer():
     answer = Answer(3, printed=b"judging 7\n")
     assert Answer.unpacked(answer.packed()).printed == b"judging 7\n"
     heard = []
@@ -127,7 +127,7 @@ def of_queries(queries, prompts, labels):
 
 
 def recorded(folder, name):
-    """The lines of a file of a run, without times and what only pools have."""
+    """Return the lines of a file of a run, without times and without fields that only pools have."""
     rows = map(json.loads, (folder / name).read_text().splitlines())
     return [
         {key: value for key, value in row.items() if "second" not in key and not key.startswith("pool")}
@@ -135,7 +135,7 @@ def recorded(folder, name):
     ]
 
 
-def test_sources_are_judged_on_workers_as_in_one_process_and_what_rewards_print_is_found_in_the_folder(
+def test_sources_are_scored_on_workers_as_in_one_process(
     tmp_path,
 ):
     (tmp_path / "judges.py").write_text(JUDGES)
@@ -170,10 +170,10 @@ def test_sources_are_judged_on_workers_as_in_one_process_and_what_rewards_print_
     assert printed[0] == printed[1]
     # two samples of three prompts, twice
     assert [line.partition(" ")[0] for line in printed[1]] == ["judging"] * 12
-    assert set(psutil.Process().children()) <= before  # none of those that judged
+    assert set(psutil.Process().children()) <= before  # none from the processes that scored
 
 
-def test_sources_of_the_data_stand_beside_scores_where_a_worker_summarises():
+def test_worker_summaries_have_data_sources_next_to_scores():
     prompts = Axis.fresh(2)
     rows = prompts.repeat(2)
     scores = Data(row("float32"), torch.arange(4.0))

@@ -1,5 +1,4 @@
-"""A flow on its way to a worker: what runs there is the text that the driver has, whatever lies on the
-worker's disk."""
+"""The transfer of a flow to a worker: the worker runs the driver's text, whatever files its disk has."""
 
 import dataclasses
 import os
@@ -41,13 +40,13 @@ def source(tmp_path):
     return FlowSource.of(load_flow(str(path)))
 
 
-def test_the_flow_is_loaded_from_the_text_where_the_file_is_there(source):
+def test_the_flow_is_loaded_from_the_text_if_the_file_exists(source):
     assert source.load().parameters.hp.rate == 0.25
     assert source.load().place.path == source.path
 
 
 @pytest.mark.parametrize("change", ["edited", "gone"])
-def test_nothing_is_written_where_the_file_is_another_one_or_gone(source, tmp_path, monkeypatch, change):
+def test_nothing_is_written_if_the_file_differs_or_is_gone(source, tmp_path, monkeypatch, change):
     shared = tmp_path / "shared"
     shared.mkdir(mode=0o1777)
     monkeypatch.setattr(tempfile, "tempdir", str(shared))
@@ -62,15 +61,15 @@ def test_nothing_is_written_where_the_file_is_another_one_or_gone(source, tmp_pa
 
 
 def test_comments_of_settings_are_read_from_the_text(source):
-    """They are help, and they come from the source, which lies in no file here."""
+    """Comments are help texts. They come from the source, which has no file here."""
     from rlflow.author.settings import fields
 
     Path(source.path).unlink()
     assert fields(type(source.load().parameters.hp))["rate"].comment == "of something"
 
 
-def told(hp=None):
-    """What a worker is told of a run of GRPO with these settings."""
+def setup_of(hp=None):
+    """Return the setup of a worker in a GRPO run with these settings."""
     flow = load_flow("grpo")
     settings = replace(flow.parameters.hp, **hp) if hp is not None else None
     graph = identity(compile_flow(flow, settings).graph)
@@ -92,29 +91,29 @@ def told(hp=None):
     )
 
 
-def test_a_worker_traces_the_graph_that_the_driver_has_with_the_runs_settings():
-    assert told().program().hp.beta == load_flow("grpo").parameters.hp.beta
-    program = told({"beta": 0.25}).program()
+def test_a_worker_traces_the_same_graph_as_the_driver():
+    assert setup_of().program().hp.beta == load_flow("grpo").parameters.hp.beta
+    program = setup_of({"beta": 0.25}).program()
     assert program.hp.beta == 0.25
-    assert identity(program.graph) == told({"beta": 0.25}).graph != told().graph
+    assert identity(program.graph) == setup_of({"beta": 0.25}).graph != setup_of().graph
 
 
-def test_a_worker_with_another_version_or_another_graph_says_both_and_does_not_start():
+def test_a_worker_with_another_version_or_graph_refuses_to_start():
     with pytest.raises(PlanError) as refused:
-        replace(told(), version="0.0.1").program()
+        replace(setup_of(), version="0.0.1").program()
     [problem] = refused.value.problems
     assert (problem.code, problem.found, problem.expected) == ("worker-version", rlflow.__version__, "0.0.1")
     with pytest.raises(PlanError) as refused:
-        replace(told({"beta": 0.25}), graph=told().graph).program()
+        replace(setup_of({"beta": 0.25}), graph=setup_of().graph).program()
     [problem] = refused.value.problems
     assert (problem.code, problem.found, problem.expected) == (
         "worker-graph",
-        told({"beta": 0.25}).graph,
-        told().graph,
+        setup_of({"beta": 0.25}).graph,
+        setup_of().graph,
     )
 
 
-def test_a_flow_of_no_file_goes_along_as_a_pickle_and_needs_no_module_there():
+def test_a_flow_without_a_file_is_sent_as_a_pickle():
     @rlflow.flow
     def here(prompts, actor):
         return actor.generate(prompts, samples=1, max_tokens=2)
@@ -124,7 +123,7 @@ def test_a_flow_of_no_file_goes_along_as_a_pickle_and_needs_no_module_there():
     assert source.load().name == "here"
 
 
-def test_a_flow_that_goes_along_as_a_pickle_leaves_its_settings_as_they_are():
+def test_a_pickled_flow_keeps_its_settings():
     @dataclasses.dataclass
     class Settings:
         beta: float

@@ -1,5 +1,5 @@
-"""Sampling ahead: numbers decide which weights sample which rows, no row is lost or doubled, and a run that
-is cut goes on the same."""
+"""Sampling ahead of training: settings decide which weights sample which rows, no row is lost or doubled, and
+a resumed run is equal."""
 
 import json
 
@@ -29,7 +29,7 @@ AHEAD = {
 TIMES = ("seconds", "response/tokens_per_second")
 
 
-def test_rows_are_of_the_weights_that_the_staleness_says(monkeypatch):
+def test_the_staleness_decides_which_weights_sample_rows(monkeypatch):
     sent, send, run = [], Pool.send, Pool.run
 
     def noted(pool, rank, method, *arguments, **options):
@@ -62,7 +62,7 @@ def test_rows_are_of_the_weights_that_the_staleness_says(monkeypatch):
         updates = [place for place, what in enumerate(sent) if what == "facts"]
         assert len(updates) == 6
         for place in updates:
-            assert "slice from rollout" in sent[:place]  # columns of the pool that samples came before
+            assert "slice from rollout" in sent[:place]  # columns of the pool that the samples came from
             assert "slice from rollout" not in sent[place : sent.index("update", place)]
     finally:
         roles.close()
@@ -72,7 +72,7 @@ def versions(engine, rows):
     return set(engine.fetch(rows.select("policy_version")).data["policy_version"].value.tolist())
 
 
-def test_a_repeat_samples_ahead_and_its_surplus_opens_iterations_within_the_bound():
+def test_a_repeat_samples_ahead_and_carries_rows_over():
     roles = rlflow.roles(
         "dapo",
         backend="null",
@@ -106,7 +106,7 @@ def test_a_repeat_samples_ahead_and_its_surplus_opens_iterations_within_the_boun
 
 
 def stopped_and_saved(prepared, iteration):
-    """An iteration that is stopped is there to be saved, and a run that takes it up has the same rows."""
+    """Check that a stopped iteration can be saved, and that a resumed run has the same rows."""
     prepared.engine.iteration = iteration
     sampled = prepared.ahead.advance(iteration)
     prepared.executor.stopping = True
@@ -119,29 +119,27 @@ def stopped_and_saved(prepared, iteration):
     assert prepared.ahead.saved(iteration) == (state, files)
 
 
-def told(folder):
-    """What a run has to say of its iterations, and its last weights."""
+def reported(folder):
+    """Return a run's metrics and notes by iteration, and its last weights."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     kept = [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
     return kept, load_file(folder / "final" / "actor" / "model.safetensors")
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """Two runs that sample ahead, and what they told."""
+def ahead_runs(tmp_path_factory):
+    """Two runs that sample ahead, and their reports."""
     runs = {
         name: rlflow.run(name, out=str(tmp_path_factory.mktemp(name)), **SMALL, **POOLS, **settings)
         for name, settings in AHEAD.items()
     }
-    return {name: (run.folder, *told(run.folder)) for name, run in runs.items()}
+    return {name: (run.folder, *reported(run.folder)) for name, run in runs.items()}
 
 
 @pytest.mark.slow
-def test_the_sampler_has_the_weights_of_the_iteration_before_and_nothing_else_differs(
-    whole, tmp_path, monkeypatch
-):
-    """Bit for bit like a run in one process whose generator is handed older weights: data, chance, schedules,
-    the last evaluation."""
+def test_the_sampler_uses_the_weights_of_the_previous_iteration(ahead_runs, tmp_path, monkeypatch):
+    """Bit for bit equal to a run in one process whose generator gets older weights: data, randomness,
+    schedules, the last evaluation."""
     made, evaluation = [], [True] * 3
     newest = iter([*evaluation, *[False] * SMALL["iterations"], *evaluation])
 
@@ -151,26 +149,26 @@ def test_the_sampler_has_the_weights_of_the_iteration_before_and_nothing_else_di
             version = model.version if next(newest) else max(model.version - 1, 0)
             model.generator.receive(iter(made[version].items()), version)
 
-    # a generator of which the weights can be older
+    # a generator that can have older weights
     monkeypatch.setattr(loaded_models, "shares_weights", lambda role, options: False)
-    monkeypatch.setattr(Model, "stale", True)  # so that it is asked for each time
+    monkeypatch.setattr(Model, "stale", True)  # so that its version is read each time
     monkeypatch.setattr(Model, "synchronise", lagging)
-    lines, weights = told(rlflow.run("grpo", out=str(tmp_path), held_out=8, **SMALL).folder)
-    assert lines == whole["grpo"][1]
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in whole["grpo"][2].items())
+    lines, weights = reported(rlflow.run("grpo", out=str(tmp_path), held_out=8, **SMALL).folder)
+    assert lines == ahead_runs["grpo"][1]
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in ahead_runs["grpo"][2].items())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", AHEAD)
-def test_only_the_first_iteration_is_of_the_weights_that_learn_from_it(whole, name):
-    iterations = [line for line in whole[name][1] if "reward/mean" in line]
+def test_only_the_first_iteration_uses_current_weights(ahead_runs, name):
+    iterations = [line for line in ahead_runs[name][1] if "reward/mean" in line]
     assert [line["policy/kl_sampler"] < 1e-9 for line in iterations] == [True, False, False, False]
 
 
 @pytest.mark.slow
-def test_a_run_that_samples_ahead_goes_on_where_it_was_cut(whole, tmp_path):
-    """With surplus rows of a repeat in its queue."""
-    folder, lines, weights = whole["dapo"]
+def test_a_run_that_samples_ahead_resumes_after_a_kill(ahead_runs, tmp_path):
+    """Its queue has carry-over rows of a repeat."""
+    folder, lines, weights = ahead_runs["dapo"]
     # as if it had been killed after the checkpoint of iteration 2
     for newer in (folder / "checkpoints").glob("step-*4"):
         newer.rename(tmp_path / "gone")
@@ -180,7 +178,7 @@ def test_a_run_that_samples_ahead_goes_on_where_it_was_cut(whole, tmp_path):
     assert any(file.startswith("queue/surplus.") for file in load_latest(folder).snapshot.files)
     assert sum(line["repeat.sampled/carried"] for line in iterations[2:]) > 0
     resume.resume(folder, {}, Quiet())
-    again, others = told(folder)
+    again, others = reported(folder)
     assert again == lines
     assert all(torch.equal(tensor, others[name]) for name, tensor in weights.items())
 

@@ -1,5 +1,4 @@
-"""Scoring while rows are sampled, on pools: the same bits as without, and nothing hangs or stays when
-something ends early."""
+"""Scoring during sampling, on pools: the same bits as without it, and an early end leaves nothing hanging."""
 
 import contextlib
 import json
@@ -50,7 +49,7 @@ def run(folder, **keywords):
 
 
 def spans(result, name):
-    """(start, end) of each time that a node ran, by iteration."""
+    """Return (start, end) of each execution of a node, by iteration."""
     lines = (line.strip().strip("[],") for line in (result.folder / "timeline.json").read_text().splitlines())
     events = [json.loads(line) for line in lines if line]
     found = [
@@ -62,12 +61,12 @@ def spans(result, name):
 
 
 @pytest.mark.slow
-def test_rows_are_scored_before_the_last_is_sampled_and_every_bit_is_as_without(tmp_path):
+def test_streaming_scores_early_and_changes_no_bit(tmp_path):
     metrics, samples, weights, _ = run(tmp_path)
     again, same, others, result = run(tmp_path, pools="train=1@threads,rollout=1@threads", stream=6)
     iterations = list(zip(spans(result, "actor.generate"), spans(result, "reward"), strict=True))
     assert all((len(sampling), len(scoring)) == (6, 6) for sampling, scoring in iterations)
-    # on a busy machine chunks may come faster than anybody wakes up for them: not in each iteration
+    # on a busy machine, chunks may come faster than a thread wakes up for them, so not in each iteration
     assert any(
         min(start for start, _ in scoring) < max(end for _, end in sampling)
         for sampling, scoring in iterations
@@ -111,7 +110,7 @@ def outcome(roles, rows=5):
     return roles.prepared.executor.run(roles.prepared.plan, roles.prepared.prompts.take(rows))
 
 
-def test_forwards_are_streamed_too_where_a_backend_is_exact(roles):
+def test_forwards_are_streamed_too_if_a_backend_is_exact(roles):
     prepared = roles.prepared
     alone = rlflow.roles("ppo", backend="null", prompts=5, **UNEVEN)
     for rows in (5, 1):
@@ -125,7 +124,7 @@ def test_forwards_are_streamed_too_where_a_backend_is_exact(roles):
     alone.close()
 
 
-def test_chunks_that_do_not_come_are_awaited_until_the_deadline(roles):
+def test_missing_chunks_are_awaited_until_the_deadline(roles):
     engine, prompts = roles.prepared.engine, roles.prepared.prompts.take(5)
     with pytest.raises(
         Late,
@@ -139,7 +138,7 @@ def test_chunks_that_do_not_come_are_awaited_until_the_deadline(roles):
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_while_rows_are_sampled_is_named_and_nothing_stays(processes):
+def test_a_worker_that_dies_while_sampling_is_named(processes):
     prepared = processes.prepared
     first = outcome(processes)
     assert first.summary

@@ -1,4 +1,4 @@
-"""Several runs on one Ray at once: neither is in the other's way, and each ends as it would alone."""
+"""Several runs on one Ray at once do not disturb each other; each ends like alone."""
 
 import json
 
@@ -28,14 +28,14 @@ def both(completion):
 """
 
 
-def told(folder):
+def reported(folder):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
 
 
 @pytest.mark.long
-def test_two_runs_with_pools_of_one_name_share_a_ray_and_end_as_alone(tmp_path, ray_address, launch):
-    folders = {6: tmp_path / "six", 7: tmp_path / "seven"}  # by prompts: rows that went astray would show
+def test_two_runs_with_equal_pool_names_share_a_ray(tmp_path, ray_address, launch):
+    folders = {6: tmp_path / "six", 7: tmp_path / "seven"}  # by prompts: misdirected rows would show
     started = []
     for prompts, folder in folders.items():
         folder.mkdir()
@@ -66,7 +66,7 @@ def test_two_runs_with_pools_of_one_name_share_a_ray_and_end_as_alone(tmp_path, 
             reward_write=(str(folder),),
             **SMALL,
         )
-        one, other = told(here.folder), told(folder / "run")
+        one, other = reported(here.folder), reported(folder / "run")
         assert [line.keys() for line in one] == [line.keys() for line in other]
         for number, line in enumerate(one):
             assert other[number] == pytest.approx(line, rel=1e-6, nan_ok=True)

@@ -1,4 +1,4 @@
-"""Ray is used with its token: without, runs are refused here, and by a Ray that has one."""
+"""Ray is used with a token. Without it, runs are refused here, and by a Ray that has one."""
 
 import os
 import subprocess
@@ -18,14 +18,14 @@ start(sys.argv[1], 1, Path("rlflow-0"), insecure=True)
 """
 
 
-def test_a_ray_without_a_token_must_be_asked_for(tmp_path, monkeypatch):
+def test_a_ray_without_a_token_must_be_requested(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with pytest.raises(PlanError, match="RAY_AUTH_MODE=disabled") as refused:
         launch.start("127.0.0.1:1", 1, tmp_path / "rlflow-0")
     assert "--insecure" in str(refused.value)
 
 
-def test_a_token_without_a_place_is_said(tmp_path, monkeypatch):
+def test_a_token_without_a_file_is_reported(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
@@ -48,8 +48,8 @@ def test_the_token_is_made_private(tmp_path, monkeypatch, rights):
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_an_empty_token_is_made_anew(tmp_path, monkeypatch):
-    """What a process leaves that is killed as it makes one."""
+def test_an_empty_token_is_replaced(tmp_path, monkeypatch):
+    """A process that is killed while it makes a token leaves an empty file."""
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     path = tmp_path / "auth_token"
@@ -60,7 +60,7 @@ def test_an_empty_token_is_made_anew(tmp_path, monkeypatch):
     assert [each.name for each in tmp_path.iterdir()] == ["auth_token"]
 
 
-def test_a_token_of_blanks_is_none(tmp_path, monkeypatch):
+def test_a_blank_token_does_not_count(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     for variable in (token.TOKEN, token.PATH):
@@ -72,7 +72,7 @@ def test_a_token_of_blanks_is_none(tmp_path, monkeypatch):
     assert len(made.read_text().strip()) == 64
 
 
-def test_runs_that_begin_at_once_read_one_whole_token(tmp_path, monkeypatch):
+def test_concurrent_runs_read_one_complete_token(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "auth_token"))
@@ -87,7 +87,7 @@ def test_runs_that_begin_at_once_read_one_whole_token(tmp_path, monkeypatch):
     assert [each.name for each in tmp_path.iterdir()] == ["auth_token"]
 
 
-def test_the_ray_of_a_run_has_a_token_of_the_runs_own_and_nothing_in_the_home(tmp_path, monkeypatch):
+def test_the_ray_of_a_run_has_its_own_token(tmp_path, monkeypatch):
     for name in (token.MODE, token.TOKEN, token.PATH):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/proc/nowhere")
@@ -98,14 +98,14 @@ def test_the_ray_of_a_run_has_a_token_of_the_runs_own_and_nothing_in_the_home(tm
     assert len((folder / "token").read_text()) == 64
     token.forget_own()
     assert token.PATH not in os.environ
-    monkeypatch.setenv(token.PATH, str(tmp_path / "of-mine"))  # which names the token of choice
+    monkeypatch.setenv(token.PATH, str(tmp_path / "of-mine"))  # which names the token in use
     token.make_own(folder)
     token.forget_own()
     assert os.environ[token.PATH] == str(tmp_path / "of-mine")
     assert len((tmp_path / "of-mine").read_text()) == 64
 
 
-def test_a_ray_whose_machines_have_public_addresses_is_left(monkeypatch):
+def test_a_run_leaves_a_ray_on_public_addresses(monkeypatch):
     left = []
     monkeypatch.setattr(
         launch, "ray_nodes", lambda: [{"NodeManagerAddress": "10.0.0.1"}, {"NodeManagerAddress": "8.8.8.8"}]

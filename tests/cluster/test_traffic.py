@@ -1,9 +1,9 @@
-"""Bytes between processes are counted by what they are, each once."""
+"""Bytes between processes are counted by kind, each once."""
 
 from rlflow.cluster.calls import Traffic
 
 
-def test_each_byte_is_told_once():
+def test_each_byte_is_counted_once():
     traffic = Traffic()
     traffic.add("columns", 3)
     traffic.add("columns", 4)

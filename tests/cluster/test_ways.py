@@ -1,4 +1,4 @@
-"""By what weights go between the ranks of a pool."""
+"""The means of moving weights between the ranks of a pool."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from rlflow.errors import PlanError
         ("alltoall", "cpu", True, ("alltoall",)),
     ],
 )
-def test_memory_is_shared_on_one_machine_and_where_it_is_asked_for(how, device, one_machine, expected):
+def test_memory_is_shared_on_one_machine_and_on_request(how, device, one_machine, expected):
     assert ways(how, device, one_machine) == expected
 
 
@@ -33,7 +33,7 @@ def refusing(code):
     return bound
 
 
-def test_another_way_is_taken_where_memory_cannot_be_shared_and_for_no_other_reason():
+def test_only_unshareable_memory_causes_another_way():
     assert first_that_opens(refusing("reshard-handles"), ("handles", "alltoall")) == "alltoall"
     for code, choices in (("reshard-machines", ("handles", "alltoall")), ("reshard-handles", ("handles",))):
         with pytest.raises(PlanError, match="it cannot be"):

@@ -1,5 +1,5 @@
-"""Workers in threads beside an engine without workers: every kind of call gives the same columns, metrics and
-state."""
+"""Workers in threads compared with an engine without workers: every kind of call gives the same columns,
+metrics and state."""
 
 import time
 from pathlib import Path
@@ -57,17 +57,17 @@ def outcome(roles, rows=7, iteration=0):
     return prepared.executor.run(prepared.plan, prepared.prompts.take(rows))
 
 
-def held(roles):
+def stored(roles):
     return {name: pool.call("held").result() for name, pool in roles.prepared.engine.pools.items()}
 
 
 def workers(roles, pool):
-    """The objects on the ranks of a pool."""
+    """Return the objects on the ranks of a pool."""
     return [member.host.instance for member in roles.prepared.engine.pools[pool].actors]
 
 
 def assert_same(found, expected):
-    """One iteration's outcomes, on workers and without."""
+    """Compare the outcomes of one iteration with and without workers."""
     assert found.metrics.keys() == expected.metrics.keys()
     for figure, value in expected.metrics.items():
         loss = figure.of is Of.UPDATE and figure.name == "loss"
@@ -76,7 +76,7 @@ def assert_same(found, expected):
     assert (found.summary, found.state, found.account) == (expected.summary, expected.state, expected.account)
 
 
-def test_every_column_is_the_one_of_a_single_process(there, alone):
+def test_every_column_equals_that_of_a_single_process(there, alone):
     found, expected = flows.kinds(there.take(), **there), flows.kinds(alone.take(), **alone)
     assert isinstance(found.data["logprobs"], RemoteColumn)
     fetched = there.prepared.engine.fetch(found.select(*COLUMNS))
@@ -89,9 +89,9 @@ def test_every_column_is_the_one_of_a_single_process(there, alone):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7])
-def test_an_iteration_comes_to_the_same_and_leaves_nothing_on_the_workers(there, alone, rows):
+def test_an_iteration_is_equal_and_leaves_nothing_on_workers(there, alone, rows):
     assert_same(outcome(there, rows), outcome(alone, rows))
-    assert held(there) == {"all": [0, 0, 0]}
+    assert stored(there) == {"all": [0, 0, 0]}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_an_iteration_comes_to_the_same_and_leaves_nothing_on_the_workers(there,
         ("correction", 1, {"hp.samples": 2}),
     ],
 )
-def test_an_algorithm_comes_to_the_same_with_weights_that_go_from_pool_to_pool(name, iterations, settings):
+def test_an_algorithm_is_equal_with_weights_between_pools(name, iterations, settings):
     settings = {"prompts": 4, "hp.max_tokens": 9, **settings}
     with (
         rlflow.roles(name, backend="null", pools="train=2@threads,rollout=2@threads", **settings) as there,
@@ -112,16 +112,16 @@ def test_an_algorithm_comes_to_the_same_with_weights_that_go_from_pool_to_pool(n
         for iteration in range(iterations):
             found, expected = outcome(there, 4, iteration), outcome(alone, 4, iteration)
             assert_same(found, expected)
-            assert held(there) == {"train": [0, 0], "rollout": [0, 0]}
+            assert stored(there) == {"train": [0, 0], "rollout": [0, 0]}
         engine = there.prepared.engine
         updates = iterations - settings.get("hp.warmup", 0)
         assert engine.models["actor"].version == updates
-        for worker in workers(there, "rollout"):  # has the weights with which the last iteration was sampled
+        for worker in workers(there, "rollout"):  # has the weights that the last iteration was sampled with
             assert worker.engine.models["actor"].generator.version == updates - 1
 
 
 @pytest.mark.parametrize(("name", "data"), [("dpo", "arithmetic_pairs"), ("sft", "arithmetic_lessons")])
-def test_data_are_learned_from_alike_by_pairs_and_without_groups(name, data):
+def test_training_on_data_is_equal_by_pairs_and_without_groups(name, data):
     settings = {
         "prompts": 5,
         "hp.minibatch": 4,
@@ -130,10 +130,10 @@ def test_data_are_learned_from_alike_by_pairs_and_without_groups(name, data):
     there = rlflow.roles(name, backend="null", pools="all=2@threads", **settings)
     with there as there, rlflow.roles(name, backend="null", **settings) as alone:
         assert_same(outcome(there, 5), outcome(alone, 5))
-        assert held(there) == {"all": [0, 0]}
+        assert stored(there) == {"all": [0, 0]}
 
 
-def test_spans_of_ranks_lie_within_the_iteration_by_the_drivers_clock(there):
+def test_spans_of_ranks_use_the_drivers_clock(there):
     there.prepared.engine.ran()
     start = time.monotonic()
     found = outcome(there, iteration=3)
@@ -148,7 +148,7 @@ def test_spans_of_ranks_lie_within_the_iteration_by_the_drivers_clock(there):
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_rows_come_in_chunks_and_at_last_all_as_without(there, count):
+def test_chunks_and_the_full_batch_equal_a_run_without_chunks(there, count):
     engine, prompts = there.prepared.engine, there.take()
     expected = engine.gather(engine.sample("actor", prompts, SAMPLING, 5))
     *chunks, found = engine.sample_chunks(
@@ -170,12 +170,12 @@ def test_rows_come_in_chunks_and_at_last_all_as_without(there, count):
     engine.finished()
 
 
-def test_rows_that_are_kept_for_later_come_back_from_a_checkpoint_and_join_others(there):
+def test_carried_over_rows_come_back_from_a_checkpoint(there):
     engine, prompts = there.prepared.engine, there.take()
     rows = engine.sample("actor", prompts, SAMPLING, 5)
     expected = engine.gather(rows)
     back = engine.unpacked(engine.packed(rows), None, "all")
-    for again in (back, engine.held(rows, "all")):
+    for again in (back, engine.stored(rows, "all")):
         assert all(isinstance(data, RemoteColumn) for data in again.data.values())
         for name in ("tokens", "sampled_logprobs", "completion"):
             one, other = engine.gather(again)[name], expected[name]
@@ -187,13 +187,13 @@ def test_rows_that_are_kept_for_later_come_back_from_a_checkpoint_and_join_other
         rows.select("completion", "mask").rename(completion="said"),
         back.select("finish", "mask").rename(finish="said"),
     ]
-    # called otherwise on the workers
+    # has another name on the workers
     assert engine.gather(engine.concat(texts))["said"] == [*expected["completion"], *expected["finish"]]
     engine.finished()
-    assert held(there) == {"all": [0, 0, 0]}
+    assert stored(there) == {"all": [0, 0, 0]}
 
 
-def test_the_driver_looks_into_no_column_above_64_kib(there):
+def test_the_driver_reads_no_column_above_64_kib(there):
     engine = there.prepared.engine
     rows = engine.sample("actor", there.take(900), SAMPLING, 5)
     groups = engine.fetch(rows.select("group"))["group"]
@@ -205,7 +205,7 @@ def test_the_driver_looks_into_no_column_above_64_kib(there):
     engine.finished()
 
 
-def test_a_trainers_state_and_weights_come_from_rank_0_and_are_put_back(there):
+def test_a_trainers_state_comes_from_rank_0_and_is_restored(there):
     first, other, _ = workers(there, "all")
     before = unpack_tensors(first.state("actor"))
     payload, size = first.commit("actor")
@@ -233,8 +233,7 @@ WRONG = {
 
 @pytest.fixture
 def wrong(tmp_path):
-    """A flow whose stage does what its state says; where that is none of WRONG, no row can be learned
-    from."""
+    """A flow whose stage fails as its state says; with a state not in WRONG, no row can be learned from."""
     bodies = "\n".join(
         f"    if mode == {number}:\n        {body}" for number, (body, _) in enumerate(WRONG.values())
     )
@@ -261,14 +260,14 @@ def wrong(prompts, actor, reward):
     return str(tmp_path / "wrong.py")
 
 
-def test_what_goes_wrong_names_its_rank_and_nothing_stays(wrong):
+def test_a_failure_names_its_rank_and_leaves_nothing(wrong):
     pools = {"backend": "null", "prompts": 6, "pools": "all=2@threads"}
     with rlflow.roles(wrong, **pools) as there, rlflow.roles(wrong, backend="null", prompts=6) as alone:
         for number, (_, message) in enumerate(WRONG.values()):
             there.state["mode"] = float(number)
             with pytest.raises(StageError, match=message):
                 outcome(there, 6)
-            assert held(there) == {"all": [0, 0]}
+            assert stored(there) == {"all": [0, 0]}
         there.state["mode"] = alone.state["mode"] = float(len(WRONG))
         there.prepared.prompts.load(alone.prepared.prompts.state())
         found, expected = outcome(there, 6), outcome(alone, 6)

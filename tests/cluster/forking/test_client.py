@@ -23,7 +23,7 @@ SCRIPT = "import os, sys; print(os.getpid(), sys.argv[1:], bool(sys.flags.isolat
         json.dumps({"address": 7, "key": "", "modules": []}),
     ],
 )
-def test_without_a_server_it_becomes_the_worker_as_ray_would_have_started_it(tmp_path, introduction):
+def test_without_a_server_the_client_becomes_the_worker(tmp_path, introduction):
     (tmp_path / "script.py").write_text(SCRIPT)
     if introduction is not None:
         (tmp_path / "forks.json").write_text(introduction)
@@ -45,7 +45,7 @@ def test_without_a_server_it_becomes_the_worker_as_ray_would_have_started_it(tmp
     assert process.returncode == 3
 
 
-def test_a_fork_whose_server_has_ended_was_killed_with_it():
+def test_a_fork_dies_with_its_server():
     near, far = socket.socketpair()
     with far:
         near.close()
@@ -53,7 +53,7 @@ def test_a_fork_whose_server_has_ended_was_killed_with_it():
 
 
 @pytest.mark.parametrize("status", [0, 7 << 8, signal.SIGKILL])
-def test_the_end_of_a_fork_is_what_the_server_says(status):
+def test_the_server_reports_the_exit_of_a_fork(status):
     near, far = socket.socketpair()
     with near, far:
         near.sendall(REPLY.pack(status))

@@ -12,7 +12,7 @@ import torch
 from rlflow.cluster.forking import fork_server
 
 
-def test_libraries_draw_new_seeds_and_take_their_number_of_threads_from_the_environment(monkeypatch):
+def test_a_fork_reseeds_libraries_and_reads_its_thread_limits(monkeypatch):
     before, threads = (torch.get_rng_state(), numpy.random.get_state()), torch.get_num_threads()
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     try:
@@ -31,7 +31,7 @@ def test_libraries_draw_new_seeds_and_take_their_number_of_threads_from_the_envi
 @pytest.mark.parametrize(
     "names", [["module_that_works"], ["module_that_is_not_there", "module_that_raises", "module_that_works"]]
 )
-def test_modules_that_cannot_be_imported_keep_no_others_away(tmp_path, monkeypatch, names):
+def test_a_failing_import_does_not_prevent_other_imports(tmp_path, monkeypatch, names):
     (tmp_path / "module_that_works.py").write_text(
         "import os\nos.environ['IMPORTS'] = os.environ.get('IMPORTS', '') + 'x'\n"
     )
@@ -47,7 +47,7 @@ def test_modules_that_cannot_be_imported_keep_no_others_away(tmp_path, monkeypat
         gc.unfreeze()
 
 
-def test_the_user_of_a_peer_is_neither_its_process_nor_its_group():
+def test_the_peer_user_is_not_its_process_or_group():
     class Connection:
         def getsockopt(self, level, option, size):
             assert (level, option) == (socket.SOL_SOCKET, socket.SO_PEERCRED)

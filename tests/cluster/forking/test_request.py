@@ -20,7 +20,7 @@ REQUESTS = st.builds(
 
 
 @given(REQUESTS, st.integers(0, 3))
-def test_a_request_arrives_as_it_was_sent_with_its_files(request, count):
+def test_a_request_arrives_unchanged_with_its_files(request, count):
     near, far = socket.socketpair()
     reading, writing = os.pipe()
     with near, far:
@@ -35,7 +35,7 @@ def test_a_request_arrives_as_it_was_sent_with_its_files(request, count):
         os.close(file)
 
 
-def test_a_request_larger_than_a_sockets_buffer_arrives_whole():
+def test_a_request_larger_than_the_socket_buffer_arrives_complete():
     near, far = socket.socketpair()
     request = Request("key", ["m"], ["script"], {"LONG": "x" * 3_000_000})
     with near, far:

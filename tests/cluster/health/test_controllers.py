@@ -1,4 +1,4 @@
-"""The processes by which a Ray lives: which ones count, and what is said when one of them is gone."""
+"""The processes of a Ray: which ones are watched, and the message when one is gone."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from rlflow.processes.watchdog import kin
 
 @pytest.fixture
 def processes(tmp_path, monkeypatch):
-    """Programs of these names as children of this process, which may have a Ray of other tests as well."""
+    """Programs of these names as children of this process. Other tests may also run a Ray in it."""
     others, descendants = set(kin.descendants(os.getpid())), kin.descendants
     monkeypatch.setattr(
         kin, "descendants", lambda pid: [known for known in descendants(pid) if known not in others]
@@ -27,7 +27,7 @@ def processes(tmp_path, monkeypatch):
         process.wait()
 
 
-def test_a_ray_is_its_raylet_and_its_controller_and_no_other_process(processes):
+def test_only_the_raylet_and_the_controller_are_watched(processes):
     controllers = Controllers.of_this_process()
     assert {name: pid for name, (pid, _) in controllers.processes.items()} == {
         name: processes[name].pid for name in (RAYLET, GCS)
@@ -35,7 +35,7 @@ def test_a_ray_is_its_raylet_and_its_controller_and_no_other_process(processes):
     assert controllers.lost() is None
 
 
-def test_the_one_that_has_died_is_named_where_it_is_asked_for_or_all_are(processes):
+def test_the_dead_controller_is_named(processes):
     controllers = Controllers.of_this_process()
     processes[GCS].kill()
     processes[GCS].wait()
@@ -44,6 +44,6 @@ def test_the_one_that_has_died_is_named_where_it_is_asked_for_or_all_are(process
     assert f"gcs_server (pid {processes[GCS].pid}) has died" in controllers.lost()
 
 
-def test_a_ray_that_was_joined_is_others_affair():
+def test_the_processes_of_a_joined_ray_are_not_watched():
     assert Controllers().lost() is None
     assert Controllers().lost(RAYLET) is None

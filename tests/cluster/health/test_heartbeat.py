@@ -1,4 +1,4 @@
-"""What a worker says of itself: the innermost call of each thread that does something, and for how long."""
+"""The heartbeat of a worker: the innermost call of each busy thread, and how long it has run."""
 
 import threading
 
@@ -11,7 +11,7 @@ def names(marks):
     return sorted(what for what, _ in marks.now())
 
 
-def test_of_calls_within_a_call_the_innermost_is_named_and_the_outer_one_again_when_it_ends():
+def test_the_innermost_call_of_a_thread_is_named():
     marks = Marks()
     assert marks.now() == ()
     with marks.during("update"):
@@ -28,7 +28,7 @@ def test_a_call_that_raises_is_over():
     assert marks.now() == ()
 
 
-def test_every_thread_that_does_something_is_named():
+def test_every_busy_thread_is_named():
     marks, begun, over = Marks(), threading.Event(), threading.Event()
 
     def other():
@@ -46,7 +46,7 @@ def test_every_thread_that_does_something_is_named():
         assert names(marks) == ["update"]
 
 
-def test_seconds_are_counted_from_the_beginning_of_the_call(monkeypatch):
+def test_seconds_count_from_the_start_of_the_call(monkeypatch):
     clock = iter([100.0, 103.5])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     marks = Marks()

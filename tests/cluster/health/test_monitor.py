@@ -1,5 +1,5 @@
-"""A worker that dies, is stopped or hangs is named, soon, and is gone; a run that makes no commits ends, and
-goes on where it was saved."""
+"""A worker that dies, is suspended or hangs is named and killed soon. A run without in-memory checkpoints
+ends and resumes from its last save."""
 
 import os
 import re
@@ -21,7 +21,7 @@ from rlflow.processes.watchdog import kin
 from rlflow.runs import resume
 
 HANGING = str(Path(__file__).parents[1] / "hanging.py")
-HEARTBEAT = 6.0  # a busy machine lets a sound worker wait for some of it
+HEARTBEAT = 6.0  # a busy machine delays a healthy worker
 LINE = next(
     number
     for number, line in enumerate(Path(HANGING).read_text().splitlines(), 1)
@@ -50,14 +50,14 @@ def run(tmp_path, ray_address, name, **keywords):
 
 
 def failing(tmp_path, ray_address, **keywords):
-    """What a run says that fails."""
+    """Return the message of a run that fails."""
     with pytest.raises(StageError) as failure:
         run(tmp_path, ray_address, "failing", **keywords)
     return str(failure.value)
 
 
 def gone(text):
-    """Whether no process that the text names runs; its parent may be about to take note of its end."""
+    """Return True if no process that the text names runs; its parent may not have reaped it yet."""
     states = [kin.stat(int(pid)) for pid in re.findall(r"pid (\d+)", text)]
     return all(state is None or state.state in "ZX" for state in states)
 
@@ -78,14 +78,14 @@ def test_a_silent_worker_is_named_and_killed(tmp_path, ray_address, fault, place
     assert re.search(
         rf"rank [01] of pool 'all' \(pid \d+ on .*, actor\) {said}.*without an answer for \d+ s", text
     )
-    # its stack; of one that was stopped it may come too late
+    # the worker's stack; the stack of a suspended worker may come too late
     assert fault == "stop" or f"hanging.py:{LINE} in <lambda>" in text
     assert "failed in iteration" in text
     assert gone(text)
 
 
 @pytest.mark.long
-def test_a_stage_that_spins_is_alive_and_ends_at_its_own_deadline(tmp_path, ray_address):
+def test_a_spinning_stage_ends_at_its_own_deadline(tmp_path, ray_address):
     text = failing(
         tmp_path, ray_address, backend="null", **{"hp.fault": "spin", "hp.place": "judge", "hp.call": 2}
     )
@@ -95,8 +95,8 @@ def test_a_stage_that_spins_is_alive_and_ends_at_its_own_deadline(tmp_path, ray_
 
 
 @pytest.mark.slow
-def test_a_run_whose_worker_died_goes_on_as_if_it_had_not(tmp_path, ray_address):
-    """As the run in this process, of which one on a rank is bit-equal."""
+def test_a_run_resumes_unchanged_after_the_death_of_a_worker(tmp_path, ray_address):
+    """The end equals that of a run in this process, to which a run on one rank is bit-equal."""
     one_rank = {"pools": "all=1", "hp.fault": "die", "hp.place": "policy_loss", "hp.call": 4}
     text = failing(tmp_path, ray_address, **one_rank)
     assert "has died" in text
@@ -108,7 +108,7 @@ def test_a_run_whose_worker_died_goes_on_as_if_it_had_not(tmp_path, ray_address)
     assert os.path.getsize(tmp_path / "calls") > 4
 
 
-def test_a_death_is_told_with_process_place_roles_and_work():
+def test_a_death_is_reported_with_process_place_roles_and_work():
     process = Process.this()
     worker = WatchedWorker(
         WorkerId("all", 1), None, ProcessInfo(process, "0123456789abcdef"), "actor", (("sampling", 2.4),)

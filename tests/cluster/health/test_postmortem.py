@@ -1,5 +1,4 @@
-"""A process is looked at and ended from outside: a running one, a stopped one, one that is gone, and one
-whose number is another's."""
+"""Processes inspected and ended from outside: running, suspended, gone, and with a reused process id."""
 
 import os
 import signal
@@ -41,7 +40,7 @@ def stopped(child):
     return child
 
 
-def test_a_stopped_process_is_told_from_one_that_runs(stopped):
+def test_a_suspended_process_is_recognised(stopped):
     presence = present(stopped)
     assert look(presence) == ProcessState("T")
     assert str(look(presence)) == "is stopped (SIGSTOP)"
@@ -50,7 +49,7 @@ def test_a_stopped_process_is_told_from_one_that_runs(stopped):
     assert str(look(presence)) == "is alive but not responding"
 
 
-def test_a_stopped_process_is_killed_and_seen_to_be_gone(stopped):
+def test_a_suspended_process_is_killed(stopped):
     presence = present(stopped)
     assert kill(presence)
     assert stopped.wait(10) == -signal.SIGKILL
@@ -58,7 +57,7 @@ def test_a_stopped_process_is_killed_and_seen_to_be_gone(stopped):
     assert str(look(presence)) == "has died"
 
 
-def test_of_a_process_that_has_died_nothing_is_left_to_kill(child):
+def test_a_dead_process_needs_no_kill(child):
     presence = present(child)
     child.kill()
     child.wait()
@@ -66,14 +65,14 @@ def test_of_a_process_that_has_died_nothing_is_left_to_kill(child):
     assert wait_or_kill(presence)
 
 
-def test_a_process_that_has_the_number_of_one_that_is_gone_is_left_alone(child):
+def test_a_process_with_a_reused_id_is_left_alone(child):
     earlier = replace(present(child), process=replace(present(child).process, started="1"))
-    assert kill(earlier)  # the one that was meant is gone
+    assert kill(earlier)  # the process that was meant is gone
     assert look(earlier) == ProcessState("")
     assert child.poll() is None
 
 
-def test_a_process_that_is_ending_is_given_time_and_one_that_stays_is_killed(monkeypatch):
+def test_an_ending_process_gets_time_and_is_killed_if_it_stays(monkeypatch):
     ending = subprocess.Popen(["sleep", "0.2"])
     assert wait_or_kill(present(ending))
     assert ending.wait(10) == 0
@@ -83,8 +82,9 @@ def test_a_process_that_is_ending_is_given_time_and_one_that_stays_is_killed(mon
     assert staying.wait(10) == -signal.SIGKILL
 
 
-def test_a_process_that_cannot_be_seen_to_be_gone_in_time_is_not_said_to_be(monkeypatch):
-    """This process itself, which nothing signals: it is another machine's for who looks."""
+def test_a_process_is_not_reported_gone_before_it_is(monkeypatch):
+    """The process is this one, and nothing signals it: the observer takes it for a process of another
+    machine."""
     monkeypatch.setattr(postmortem, "GONE_SECONDS", 0.05)
     elsewhere = ProcessInfo(replace(Process.this(), host="another", boot="another"), "node")
     assert not kill(elsewhere)
@@ -111,7 +111,7 @@ Host().{method}()
 
 
 @pytest.mark.parametrize(("method", "shown"), [("do", True), ("_run", True), ("listen", False)])
-def test_the_stack_that_is_shown_begins_within_the_method_that_a_worker_was_asked_for(method, shown):
+def test_the_shown_stack_begins_in_the_called_method(method, shown):
     command = [sys.executable, "-c", HANGS.format(method=method, file=f"/somewhere/{postmortem.HOST}")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         presence = replace(present(process), stacks=int(process.stdout.readline()))

@@ -1,4 +1,4 @@
-"""Where a rank is, and that nobody else is anywhere."""
+"""The place of a rank, and the error outside of ranks."""
 
 import os
 
@@ -21,7 +21,7 @@ def alone(monkeypatch):
     os.environ.update(before)
 
 
-def test_ranks_are_counted_on_each_node_and_nodes_in_the_order_of_ranks():
+def test_local_ranks_count_per_node_and_nodes_in_rank_order():
     places = seated(ALL, ["b", "a", "b"])
     assert [
         (place.rank, place.local_rank, place.local_ranks, place.node, place.nodes) for place in places
@@ -35,7 +35,7 @@ def test_outside_a_rank_there_is_no_place(alone):
     assert "test_here.py" in str(refused.value)
 
 
-def test_a_rank_of_torchs_group_has_what_torchrun_would_have_set(alone):
+def test_a_rank_has_the_variables_that_torchrun_sets(alone):
     place = seated(ALL, ["b", "a", "b"])[2]
     settle(place, distributed=True)
     assert here() is place

@@ -1,5 +1,4 @@
-"""A job on real Ray: what it does with rows, deadlines, deaths and ends, and what is said before anything is
-started."""
+"""A job on real Ray: its rows, deadlines, deaths and ends, and the errors before anything starts."""
 
 import os
 import signal
@@ -18,7 +17,7 @@ from rlflow.processes.watchdog import kin
 
 
 class Policy:
-    """A user's class: it knows where it is, computes, takes its time and dies when told to."""
+    """A user's class that knows its place, computes, waits, and dies on request."""
 
     def __init__(self, offset=0):
         self.offset = offset
@@ -41,7 +40,7 @@ class Policy:
 
         values = [(value + plus + self.offset) * times for value in batch["x"].tolist()]
         if dist.is_initialized():
-            dist.barrier()  # all ranks are here, those without rows too
+            dist.barrier()  # all ranks are here, also those without rows
         return Batch(batch.axis, batch.data | Batch.of(x=values).data) if values else batch
 
     def summed(self, value: int) -> int:
@@ -53,7 +52,7 @@ class Policy:
         return int(total)
 
     def waits(self, seconds: float) -> str:
-        time.sleep(seconds)  # what a call that takes long does
+        time.sleep(seconds)  # stands for a call that takes long
         return f"{here().role} {here().rank}"
 
     def dies(self) -> None:
@@ -86,7 +85,7 @@ def declared(address=None):
     return job, actor, critic
 
 
-def test_what_a_job_is_can_be_read_before_anything_is_started():
+def test_a_job_can_be_described_before_it_starts():
     job, actor, critic = declared()
     assert str(job).splitlines() == [
         "job 'mine': 8 ranks of 2 roles",
@@ -134,7 +133,7 @@ def test_misuse_is_an_error_at_its_line(misuse, told):
     ("needs", "told"),
     [({"ranks": 2, "gpus": 1000}, "2000 GPUs"), ({"ranks": 2, "per_node": 1}, "1 on a node")],
 )
-def test_what_cannot_fit_is_refused_before_anything_is_started(needs, told):
+def test_a_job_that_cannot_fit_is_refused_before_it_starts(needs, told):
     import ray
 
     job = Job("large")
@@ -146,7 +145,8 @@ def test_what_cannot_fit_is_refused_before_anything_is_started(needs, told):
 
 @pytest.fixture
 def two_nodes():
-    """The address of a Ray of two nodes with a processor each, both of them processes of this machine."""
+    """Return the address of a Ray with two nodes of one processor each; both nodes are processes of this
+    machine."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(
@@ -159,8 +159,8 @@ def two_nodes():
 
 
 @pytest.mark.slow
-def test_ranks_lie_on_nodes_as_per_node_says_and_compute_together_over_them(two_nodes):
-    """Three ranks of which one node has room for four, beside roles that share their bundles, and one that
+def test_per_node_places_ranks_and_they_compute_together(two_nodes):
+    """Three ranks, of which one node could hold four, next to roles that share their bundles, and a role that
     fits nowhere."""
     job = Job("apart", address=two_nodes)
     actor = job.role("actor", Policy, ranks=3, per_node=2, cpus=0.25, distributed=True)
@@ -180,13 +180,14 @@ def test_ranks_lie_on_nodes_as_per_node_says_and_compute_together_over_them(two_
                 "x"
             ].tolist() == list(range(1, rows + 1))
     crowded = Job("crowded", address=two_nodes)
-    crowded.role("actor", Policy, ranks=2, per_node=2, cpus=0.75)  # there is as much in all, but on no node
+    # the nodes have enough together, but not one alone
+    crowded.role("actor", Policy, ranks=2, per_node=2, cpus=0.75)
     with pytest.raises(PlanError, match="2 on a node"), crowded:
         raise AssertionError("it has started")
 
 
 @pytest.mark.slow
-def test_a_job_on_a_real_ray(ray_address):
+def test_a_job_runs_on_a_real_ray(ray_address):
     job, actor, critic = declared(ray_address)
     lonely = job.role("lonely", Policy, distributed=True)  # a group of one
     with job:
@@ -243,7 +244,7 @@ def alive(pid):
 
 
 @pytest.mark.slow
-def test_an_object_that_cannot_be_made_is_named_and_a_killed_driver_leaves_nothing(tmp_path):
+def test_a_failing_constructor_is_named_and_a_killed_driver_leaves_nothing(tmp_path):
     job = Job("broken")
     job.role("actor", Broken)
     with pytest.raises(PlanError, match=r"MemoryError: too large \(rank 0 of pool 'actor'\)"), job:
@@ -267,7 +268,7 @@ def test_an_object_that_cannot_be_made_is_named_and_a_killed_driver_leaves_nothi
                 time.sleep(600)
     """)
     )
-    # an environment in which titles of Ray's agents write over marks
+    # an environment where titles of Ray's agents overwrite marks
     more = {f"FILL{number}": "x" * 10 for number in range(8)}
     process = subprocess.Popen(
         [sys.executable, str(script)],
@@ -278,7 +279,7 @@ def test_an_object_that_cannot_be_made_is_named_and_a_killed_driver_leaves_nothi
     try:
         assert process.stdout.readline() == "['policy', 'policy']\n"
         processes = kin.descendants(process.pid)
-        assert len(processes) > 3  # Ray's and the ranks
+        assert len(processes) > 3  # processes of Ray and of the ranks
     finally:
         process.kill()
         process.communicate()

@@ -22,7 +22,7 @@ from rlflow.errors import RemoteError
 
 
 class Policy:
-    """What a rank holds."""
+    """The object on a rank."""
 
     def __init__(self):
         self.asked = []
@@ -63,7 +63,7 @@ def closed():
 
 
 class JobHere:
-    """In place of a job that has started: its ranks are threads, with new objects each time."""
+    """Stands in for a started job: its ranks are threads, with new objects each time."""
 
     def __init__(self, ranks):
         self.ranks = threads_of(ranks)
@@ -95,7 +95,7 @@ def asked(group):
     st.floats(-4, 4, width=16),
     st.booleans(),
 )
-def test_of_any_number_of_rows_none_is_lost_and_each_comes_back_in_its_place(ranks, rows, by, plus, together):
+def test_every_row_comes_back_in_its_place(ranks, rows, by, plus, together):
     group, batch = actor(ranks, distributed=together), numbered(rows)
     found = group.call_batch(Policy.scaled, batch, by, plus=plus).result()
     # in float32, as the method computes
@@ -104,13 +104,13 @@ def test_of_any_number_of_rows_none_is_lost_and_each_comes_back_in_its_place(ran
     called = asked(group)
     assert sum(map(sum, called)) == rows
     with_rows = max(min(ranks, rows), 1)
-    # each at most once, all where they compute together
+    # each rank at most once, and all ranks if they compute together
     assert sum(map(len, called)) == (ranks if together else with_rows)
     assert max(map(len, called)) == 1
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(2, 3))
-def test_rows_of_a_group_stay_on_one_rank_where_that_is_asked_for(ranks, groups, samples):
+def test_rows_of_a_group_stay_on_one_rank_on_request(ranks, groups, samples):
     group, batch = actor(ranks).options(by_group=True), numbered(groups, samples)
     assert group.call_batch(Policy.scaled, batch, 2.0).result()["x"].tolist() == [
         2.0 * number for number in range(len(batch))
@@ -119,7 +119,7 @@ def test_rows_of_a_group_stay_on_one_rank_where_that_is_asked_for(ranks, groups,
 
 
 @given(st.integers(1, 4), st.text(max_size=5), st.integers(0, 3), st.text(max_size=5))
-def test_keyword_arguments_arrive_whatever_their_names_and_lengths(ranks, name, times, suffix):
+def test_keyword_arguments_arrive_with_any_name_and_length(ranks, name, times, suffix):
     group = actor(ranks)
     assert (
         group.call(Policy.named, name, times=times, suffix=suffix).result() == [name * times + suffix] * ranks
@@ -127,7 +127,7 @@ def test_keyword_arguments_arrive_whatever_their_names_and_lengths(ranks, name, 
     assert group.call_rank0(Policy.named, name, suffix=suffix).result() == name + suffix
 
 
-def test_each_rank_gets_its_own_item_where_that_is_said_and_a_list_is_an_argument_otherwise():
+def test_each_rank_gets_its_own_item_on_request():
     group = actor(2)
     assert group.call_each(Policy.named, ["a", "b"]).result() == ["a", "b"]
     assert group.call(Policy.named, ["a", "b"], suffix=["c"]).result() == [["a", "b", "c"]] * 2
@@ -164,7 +164,7 @@ def test_each_rank_gets_its_own_item_where_that_is_said_and_a_list_is_an_argumen
         ),
     ],
 )
-def test_misuse_is_an_error_at_the_line_of_the_call_and_nothing_is_sent(misuse, told):
+def test_misuse_is_an_error_at_the_call_before_anything_is_sent(misuse, told):
     group = actor(2)
     with pytest.raises(FlowError) as refused:
         misuse(group)
@@ -174,7 +174,7 @@ def test_misuse_is_an_error_at_the_line_of_the_call_and_nothing_is_sent(misuse, 
     assert asked(group) == [[], []]
 
 
-def test_what_a_method_gives_in_place_of_the_rows_is_said():
+def test_a_wrong_result_of_a_method_is_reported():
     with pytest.raises(ValueError, match=r"rank \d returned \d rows, expected"):
         actor(2).call_batch(Policy.shorter, numbered(5)).result()
     with pytest.raises(

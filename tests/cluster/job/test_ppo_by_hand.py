@@ -1,4 +1,4 @@
-"""PPO as a job of one's own and as a flow: the same parameters in the end, bit for bit."""
+"""PPO as a job and as a flow: the same parameters in the end, bit for bit."""
 
 import inspect
 
@@ -20,12 +20,12 @@ FLAGS = {
 }
 
 
-def test_it_stays_an_example():
+def test_the_example_stays_short():
     assert len(inspect.getsource(ppo_by_hand).splitlines()) < 140
 
 
 @pytest.mark.long
-def test_a_job_by_hand_ends_where_the_flow_does_bit_for_bit(ray_address, tmp_path):
+def test_a_job_by_hand_equals_the_flow_bit_for_bit(ray_address, tmp_path):
     threads = torch.get_num_threads()
     try:
         run = rlflow.run("ppo", out=str(tmp_path), **FLAGS)

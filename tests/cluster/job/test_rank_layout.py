@@ -1,4 +1,4 @@
-"""Shares of devices, exact to the last part, and whether bundles can ever fit."""
+"""Exact shares of devices, and the check that bundles can fit."""
 
 from fractions import Fraction
 
@@ -21,7 +21,7 @@ from rlflow.cluster.job.rank_layout import (
 
 
 @given(st.integers(1, 4 * GRAIN), st.integers(1, 12))
-def test_shares_add_up_to_what_they_share_and_differ_by_a_part_at_most(whole, count):
+def test_shares_add_up_and_differ_by_at_most_one_part(whole, count):
     found = shares(whole, count)
     assert sum(found) == whole
     assert max(found) - min(found) <= 1
@@ -32,14 +32,14 @@ def test_roles_without_a_number_share_a_gpu_evenly_and_use_all_of_it(count):
     layout = laid(
         [RoleNeeds("first", 8, gpus=GRAIN), *(RoleNeeds(f"role{number}", 8) for number in range(1, count))]
     )
-    # 6 times 0.17 would be more than there is, 3 times 0.33 less
+    # 6 times 0.17 would be more than a GPU, 3 times 0.33 less
     assert sum(need.gpus for need in layout.needs.values()) == GRAIN
     assert layout.bundle == Need(count * GRAIN, GRAIN)
     assert sum(Fraction(str(need.resources()["GPU"])) for need in layout.needs.values()) == 1
 
 
 @given(st.lists(st.integers(1, GRAIN - 1), min_size=2, max_size=4), st.integers(0, 2))
-def test_parts_that_are_named_are_kept_and_what_is_left_is_shared(named, unnamed):
+def test_given_shares_are_kept_and_the_rest_is_shared(named, unnamed):
     roles = [
         *(RoleNeeds(f"named{number}", 2, gpus=part) for number, part in enumerate(named)),
         *(RoleNeeds(f"other{number}", 2) for number in range(unnamed)),
@@ -62,7 +62,7 @@ def test_parts_that_are_named_are_kept_and_what_is_left_is_shared(named, unnamed
         ([RoleNeeds("a", 2, gpus=2 * GRAIN), RoleNeeds("b", 2)], "a: 2 GPUs"),
     ],
 )
-def test_roles_that_cannot_share_are_refused_with_what_each_asks_for(roles, told):
+def test_roles_that_cannot_share_are_refused_with_their_requests(roles, told):
     with pytest.raises(PlanError, match=told):
         laid(roles)
 
@@ -83,7 +83,7 @@ def test_amounts_that_ray_cannot_count_are_refused(amount):
 @pytest.mark.parametrize(
     ("amount", "text"), [(GRAIN, "1 CPU"), (2 * GRAIN, "2 CPUs"), (5000, "0.5 CPU"), (3333, "0.3333 CPU")]
 )
-def test_amounts_in_words(amount, text):
+def test_amounts_are_shown_in_words(amount, text):
     assert counted(amount, "CPU") == text
 
 
@@ -95,7 +95,7 @@ def room(ranks, per_node, nodes, cpus=1, gpus=0):
 
 
 @given(st.integers(1, 8), st.integers(0, 4), st.lists(st.integers(0, 4), max_size=4))
-def test_ranks_fit_exactly_where_a_search_finds_nodes_for_them(ranks, per_node, nodes):
+def test_ranks_fit_exactly_if_a_search_finds_nodes_for_them(ranks, per_node, nodes):
     blocks = (
         [per_node] * (ranks // per_node) + [ranks % per_node] * bool(ranks % per_node)
         if per_node

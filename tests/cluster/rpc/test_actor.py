@@ -1,5 +1,5 @@
-"""The host around an object: whose calls it refuses, what it lets out of a call, and what others see
-meanwhile."""
+"""The host around an object: the calls it refuses, the errors it passes on, and the state it shows during a
+call."""
 
 import os
 
@@ -17,7 +17,7 @@ from rlflow.processes.watchdog.beside import Watchdog
 
 
 class Counter:
-    """What a host holds: it says what it was asked."""
+    """The object of a host; it records its calls."""
 
     def __init__(self, start):
         if start < 0:
@@ -48,7 +48,7 @@ class Counter:
         return batch.rows(torch.arange(len(batch)).repeat(2))
 
     def forked(self):
-        """A child that comes out of the call with an exception of its own; what its parent sees of it."""
+        """Fork a child that leaves the call with an exception of its own; return its exit status."""
         child = os.fork()
         if not child:
             raise ValueError("in the child")
@@ -62,11 +62,11 @@ def host():
     return host
 
 
-def told(generation, frame):
+def with_generation(generation, frame):
     return generation.to_bytes(GENERATION_BYTES, "little") + frame
 
 
-def test_a_method_is_called_by_its_name_and_named_while_it_runs(host):
+def test_the_running_method_is_shown_by_name(host):
     assert host.do(0, "add", 2) == 7
     [(what, seconds)] = host.do(0, "marks")
     assert what == "marks"
@@ -74,23 +74,23 @@ def test_a_method_is_called_by_its_name_and_named_while_it_runs(host):
     assert host.beat() == ()
 
 
-def test_frames_and_transfers_reach_the_object_without_the_era(host):
-    assert host.do_run(told(0, b"frame"), "transfer") == (b"frame", ("transfer",))
-    assert list(host.do_chunks(told(0, b"frame"), "transfer")) == [b"frame", "transfer"]
-    assert host.do_run(told(0, b"")) == (b"", ())
+def test_frames_reach_the_object_without_the_generation_number(host):
+    assert host.do_run(with_generation(0, b"frame"), "transfer") == (b"frame", ("transfer",))
+    assert list(host.do_chunks(with_generation(0, b"frame"), "transfer")) == [b"frame", "transfer"]
+    assert host.do_run(with_generation(0, b"")) == (b"", ())
 
 
 @pytest.mark.parametrize(
     "ask",
     [
         lambda host, generation: host.do(generation, "add", 1),
-        lambda host, generation: host.do_run(told(generation, b"")),
-        lambda host, generation: list(host.do_chunks(told(generation, b""))),
+        lambda host, generation: host.do_run(with_generation(generation, b"")),
+        lambda host, generation: list(host.do_chunks(with_generation(generation, b""))),
     ],
     ids=["do", "run", "chunks"],
 )
-def test_what_was_asked_in_another_era_is_refused_and_does_nothing(host, ask):
-    host.enter(513)  # more than a byte of it counts
+def test_a_call_of_another_generation_is_refused(host, ask):
+    host.enter(513)  # more than one byte of the number counts
     for generation in (0, 1, 512, 514):
         with pytest.raises(
             (RuntimeError, RaisedElsewhere),
@@ -101,7 +101,7 @@ def test_what_was_asked_in_another_era_is_refused_and_does_nothing(host, ask):
     ask(host, 513)
 
 
-def test_a_call_that_would_end_the_process_is_an_error_that_names_the_line_and_others_pass(host):
+def test_a_call_that_would_exit_raises_an_error_with_the_line(host):
     with pytest.raises(RemoteError, match=r"^SystemExit: 4 \(raised by .*a stage must not end the process"):
         host.do(0, "leave")
     with pytest.raises(RaisedElsewhere, match="KeyError: 'missing'"):
@@ -109,10 +109,10 @@ def test_a_call_that_would_end_the_process_is_an_error_that_names_the_line_and_o
     assert host.do(0, "add", 1) == 6
 
 
-def test_a_child_that_comes_out_of_a_call_ends_there(host):
+def test_a_child_that_leaves_a_call_ends_there(host):
     assert host.do(0, "forked") == 1
 
 
-def test_rows_go_in_and_come_out_as_bytes_on_which_the_batch_lies(host):
+def test_rows_travel_as_bytes_that_the_batch_uses_directly(host):
     found = opened(host.do_batch("doubled", packed(Batch.of(scores=torch.tensor([1.5, -2.0]))), False))
     assert found["scores"].tolist() == [1.5, -2.0, 1.5, -2.0]

@@ -1,4 +1,4 @@
-"""Batches as bytes: what is packed is unpacked, bit for bit, and nothing else is a batch."""
+"""Batches as bytes: unpacking restores them bit for bit, and all other bytes are refused."""
 
 import contextlib
 import copy
@@ -24,7 +24,7 @@ from rlflow.cluster.rpc.header import DTYPES
 
 QUICK = settings(max_examples=100, deadline=None)
 NAMES = st.sampled_from(sorted(DTYPES))
-TEXTS = st.text(st.characters(exclude_categories=()), max_size=6)  # surrogates too
+TEXTS = st.text(st.characters(exclude_categories=()), max_size=6)  # with surrogates
 
 
 def bits(tensor):
@@ -36,7 +36,7 @@ def bits(tensor):
 
 
 def contents(batch):
-    """Everything a batch is, as bits."""
+    """Return all parts of a batch, as bits."""
     columns = []
     for name, data in batch.data.items():
         values = data.value if isinstance(data.value, tuple) else (data.value,)
@@ -49,7 +49,7 @@ def contents(batch):
 
 @st.composite
 def tensors(draw, dtype, *shape):
-    """Any bits at all: NaNs with a payload, infinities, denormals."""
+    """Draw any bits: NaNs with a payload, infinities, denormals."""
     kind = DTYPES[dtype]
     size = torch.Size(shape).numel() * kind.itemsize
     raw = np.frombuffer(draw(st.binary(min_size=size, max_size=size)), dtype=np.uint8).copy()
@@ -84,7 +84,8 @@ def batches(draw):
 
 
 def small():
-    """A batch with a column of each level and form; two groups, three rows, one of them without tokens."""
+    """Return a batch with a column of each level and form: two groups, three rows, one of them without
+    tokens."""
     kinds = {
         "keep": Kind(Level.GROUP, "bool"),
         "prompt_tokens": Kind(Level.PROMPT, "int64"),
@@ -119,7 +120,7 @@ AFTER = FRAME[column_wire.HEAD + len(HEADER) :]
 
 @QUICK
 @given(batches())
-def test_what_is_packed_is_unpacked_bit_for_bit(batch):
+def test_packing_and_unpacking_keeps_every_bit(batch):
     frame = pack(batch)
     again = unpack(frame)
     assert contents(again) == contents(batch)
@@ -130,7 +131,7 @@ def test_what_is_packed_is_unpacked_bit_for_bit(batch):
 @pytest.mark.parametrize(
     "make", [bytes, bytearray, memoryview, lambda frame: memoryview(b"x" + frame)[1:], np.frombuffer]
 )
-def test_a_frame_may_lie_anywhere_in_memory(make):
+def test_a_frame_may_be_anywhere_in_memory(make):
     frame = make(FRAME) if make is not np.frombuffer else np.frombuffer(FRAME, dtype=np.uint8)
     again = unpack(frame)
     del frame
@@ -151,7 +152,7 @@ def test_columns_are_views_of_an_aligned_frame_which_they_keep_alive():
     ]
     assert all(lo <= tensor.data_ptr() < lo + len(frame) for tensor in stored)
     assert [(tensor.data_ptr() - lo) % column_wire.ALIGNMENT for tensor in stored] == [0] * 4
-    assert not lo <= batch["scores"].data_ptr() < lo + len(frame)  # what a stage is given it may write into
+    assert not lo <= batch["scores"].data_ptr() < lo + len(frame)  # a stage may write into its inputs
     with pytest.raises(BufferError):
         frame.clear()
 
@@ -166,7 +167,7 @@ def test_a_batch_of_any_layout_in_memory_is_packed():
     assert torch.equal(unpack(pack(batch)).data["b"].value, wide[:, 1])
 
 
-def test_long_text_and_no_text():
+def test_long_and_empty_texts_are_packed():
     texts = ("ü" * 300_000, "", "\udfff\ud800", "\0", "😀")
     batch = Batch(Axis.fresh(5), {"completion": Data(Kind(Level.TEXT), texts)})
     assert unpack(pack(batch)).data["completion"].value == texts
@@ -183,7 +184,7 @@ MESSAGES = st.lists(st.fixed_dictionaries({"role": TEXTS, "content": TEXTS}), mi
 
 @QUICK
 @given(st.lists(TEXTS | MESSAGES | TEXTS.map(lambda text: MARK + text), max_size=4))
-def test_rows_of_messages_travel_beside_texts_and_none_is_taken_for_the_other(rows):
+def test_messages_and_texts_travel_together_unmixed(rows):
     values = tuple(row if isinstance(row, str) else packed(row) for row in rows)
     batch = Batch(Axis.fresh(len(rows)), {"question": Data(Kind(Level.TEXT), values)})
     arrived = unpack(pack(batch))
@@ -228,7 +229,7 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("what", UNFIT)
-def test_a_batch_that_is_not_sound_is_refused_where_it_is_made(what):
+def test_an_invalid_batch_is_refused_when_it_is_made(what):
     with pytest.raises(WireError, match="found .*, expected ") as caught:
         pack(UNFIT[what])
     assert ("column 'x'" in str(caught.value)) != ("keys" in what)
@@ -239,13 +240,13 @@ def test_a_batch_that_is_not_sound_is_refused_where_it_is_made(what):
 
 
 def sound(batch):
-    """What readers do with a batch: take its rows, each of which moves, and pad them."""
+    """Use a batch as readers do: take its rows, each of which moves, and pad them."""
     turned = batch.rows(torch.arange(len(batch)).flip(0))
     assert len(turned) == len(batch)
     assert all(turned[name] is not None for name in batch.columns)
 
 
-def test_a_frame_that_is_cut_anywhere_or_longer_is_refused():
+def test_a_truncated_or_extended_frame_is_refused():
     for end in range(len(FRAME)):
         with pytest.raises(WireError):
             unpack(FRAME[:end])
@@ -254,7 +255,7 @@ def test_a_frame_that_is_cut_anywhere_or_longer_is_refused():
             unpack(FRAME + more)
 
 
-def test_a_changed_byte_of_the_payload_gives_a_sound_batch_or_none_and_any_other_is_refused():
+def test_a_changed_byte_gives_a_valid_batch_or_an_error():
     for place in range(len(FRAME)):
         frame = bytearray(FRAME)
         frame[place] ^= 0xFF
@@ -283,12 +284,12 @@ def test_a_frame_is_never_larger_than_the_limit():
 
 
 @pytest.mark.parametrize("data", ["text", None, 3, memoryview(FRAME)[::2]])
-def test_what_is_no_bytes_is_refused(data):
+def test_values_other_than_bytes_are_refused(data):
     with pytest.raises(WireError):
         unpack(data)
 
 
-# -- frames with sound checksums that say something else
+# -- frames with valid checksums and wrong contents
 # -------------------------------------------------------------------------
 
 
@@ -299,7 +300,7 @@ def framed(header, payload, version=column_wire.VERSION, magic=column_wire.MAGIC
 
 
 def frame_of(header, *buffers, **other):
-    """A frame with this header, whatever it says, and these buffers where they belong."""
+    """Return a frame with this header, valid or not, and these buffers in their places."""
     raw = header if isinstance(header, bytes) else msgpack.packb(header, unicode_errors="surrogatepass")
     payload = b""
     for buffer in buffers:
@@ -412,15 +413,15 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_a_frame_that_does_not_hold_together_is_refused(what):
+def test_an_inconsistent_frame_is_refused(what):
     with pytest.raises(WireError, match=r"found .*, expected ") as caught:
         unpack(WRONG[what])
     assert len(str(caught.value)) < 600
     assert str(caught.value).isprintable()
-    assert str(copy.copy(caught.value)) == str(caught.value)  # it goes from process to process
+    assert str(copy.copy(caught.value)) == str(caught.value)  # it travels between processes
 
 
-def test_the_frames_above_are_wrong_in_what_they_say_alone():
+def test_the_frames_above_are_wrong_only_in_their_contents():
     assert unpack(frame_of(header(ROW), KEYS, np.ones(2)))["x"].tolist() == [1.0, 1.0]
     assert unpack(frame_of(header(TOKEN), KEYS, ENTRIES, np.array([2, 1])))["x"].tolist() == [
         [1.0, 1.0],
@@ -429,7 +430,7 @@ def test_the_frames_above_are_wrong_in_what_they_say_alone():
     assert unpack(frame_of(header(TEXT), KEYS, b"abc", np.array([0, 1, 3])))["x"] == ["a", "bc"]
 
 
-def test_a_header_with_any_byte_changed_gives_a_sound_batch_or_none():
+def test_a_changed_header_byte_gives_a_valid_batch_or_an_error():
     for place, value in itertools.product(range(len(HEADER)), (0, 0x7F, 0xC0)):
         with contextlib.suppress(WireError):
             sound(unpack(framed(HEADER[:place] + bytes([value]) + HEADER[place + 1 :], AFTER)))

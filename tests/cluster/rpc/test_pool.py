@@ -1,4 +1,4 @@
-"""Calls of a pool: who is asked what, in which order answers come, and who is named."""
+"""Calls of a pool: which ranks get which items, the order of answers, and the rank named in errors."""
 
 from types import SimpleNamespace
 
@@ -45,7 +45,7 @@ def ranks_of(count, **options):
     return pool_of(*(Rank(number, **options) for number in range(count)))
 
 
-def asked_of(pool):
+def calls_of(pool):
     return [member.host.instance.asked for member in pool.actors]
 
 
@@ -54,7 +54,7 @@ def numbered(count, samples=1):
     return Batch(axis, {"x": Data(row("float32"), torch.arange(float(len(axis))))})
 
 
-def test_a_call_goes_to_every_rank_and_answers_come_in_their_order():
+def test_a_call_reaches_every_rank_and_answers_are_in_rank_order():
     with ranks_of(3) as pool:
         assert (
             pool.call("named", "it").result()
@@ -64,7 +64,7 @@ def test_a_call_goes_to_every_rank_and_answers_come_in_their_order():
         assert repr(pool) == "Pool(all, 3 ranks)"
 
 
-def test_of_errors_the_rank_is_named_but_for_those_that_say_themselves_where():
+def test_errors_name_their_rank():
     with ranks_of(3) as pool:
         with pytest.raises(RemoteError, match=r"LookupError: not here \(rank 1 of pool 'all'\)"):
             pool.call("failing", 1).result()
@@ -79,7 +79,7 @@ class Large:
 
 
 @pytest.mark.parametrize("bad", [None, 0, 1])
-def test_a_pool_is_made_when_all_of_its_objects_are(bad):
+def test_a_pool_is_ready_when_all_its_objects_are(bad):
     with ranks_of(2) as pool:
         thread_pool.make(pool, Large, [(rank == bad,) for rank in range(2)])
         if bad is None:
@@ -91,7 +91,7 @@ def test_a_pool_is_made_when_all_of_its_objects_are(bad):
 
 @settings(max_examples=20)
 @given(st.integers(1, 4), st.integers(0, 11))
-def test_items_go_round_the_ranks_two_at_a_time_and_results_keep_their_order(ranks, count):
+def test_items_are_spread_over_ranks_and_results_keep_their_order(ranks, count):
     taken, under_way = 0, []
 
     def items():
@@ -105,18 +105,18 @@ def test_items_go_round_the_ranks_two_at_a_time_and_results_keep_their_order(ran
             taken += 1
         assert taken == count
         assert max(under_way, default=0) == min(max(count - 1, 0), 2 * ranks - 1)
-        assert list(map(sorted, asked_of(pool))) == [
+        assert list(map(sorted, calls_of(pool))) == [
             list(range(first, count, ranks)) for first in range(ranks)
         ]
 
 
 @settings(max_examples=20)
 @given(st.integers(1, 4), st.integers(0, 9), st.integers(1, 3), st.booleans())
-def test_every_row_of_a_batch_is_on_one_rank_and_comes_back_in_its_place(ranks, count, samples, by_group):
+def test_every_row_is_on_one_rank_and_comes_back_in_its_place(ranks, count, samples, by_group):
     batch = numbered(count, samples)
     with ranks_of(ranks) as pool:
         found = pool.call_batch("doubled", batch, by_group=by_group and samples > 1).result()
-        asked = asked_of(pool)
+        asked = calls_of(pool)
     assert found["x"].tolist() == [2.0 * number for number in range(len(batch))]
     assert torch.equal(found.axis.keys, batch.axis.keys)
     assert sum(map(sum, asked)) == len(batch)
@@ -127,7 +127,7 @@ def test_every_row_of_a_batch_is_on_one_rank_and_comes_back_in_its_place(ranks, 
         assert all(number % samples == 0 for numbers in asked for number in numbers)
 
 
-def test_a_result_that_is_asked_for_again_is_the_same_rows_whatever_the_rank_has_sent_since():
+def test_a_result_read_again_has_the_same_rows():
     mailbox = RowMailbox()
 
     with ranks_of(1) as pool:
@@ -135,7 +135,7 @@ def test_a_result_that_is_asked_for_again_is_the_same_rows_whatever_the_rank_has
         def doubled(rank, row_message, shared):
             [rows] = mailbox.opened([row_message])
             answer = Batch(rows.axis, {"x": Data(row("float32"), 2 * rows["x"])})
-            # in shared memory, which the next answer takes too
+            # in shared memory, which the next answer also uses
             return pool.transport.keep(mailbox.message(answer, shared=True))
 
         batch = numbered(9000)
@@ -146,12 +146,12 @@ def test_a_result_that_is_asked_for_again_is_the_same_rows_whatever_the_rank_has
         assert future.result()["x"][-1] == once["x"][-1] == 2.0 * 8999
 
 
-def test_a_rank_that_gives_another_number_of_rows_is_named_with_both():
+def test_a_rank_with_a_wrong_row_count_is_named_with_both_counts():
     with ranks_of(3, lost=(1,)) as pool, pytest.raises(ValueError, match=r"rank 1"):
         pool.call_batch(Rank.doubled, numbered(9)).result()
 
 
-def test_a_pool_whose_workers_were_started_anew_stays_the_same_object_with_nothing_of_theirs():
+def test_a_restarted_pool_is_the_same_object():
     with ranks_of(2) as old, ranks_of(2) as new:
         old.generation, old.watcher, closed = 3, SimpleNamespace(verdict=None), []
         for member in old.actors:
@@ -169,5 +169,5 @@ def test_a_pool_whose_workers_were_started_anew_stays_the_same_object_with_nothi
         )
         assert closed == [True]
         assert old.call("named", "again").result() == ["again on 0", "again on 1"]
-        assert asked_of(new) == [["again"], ["again"]]
-        old.actors = before  # which are closed by their own name
+        assert calls_of(new) == [["again"], ["again"]]
+        old.actors = before  # these are closed under their own name

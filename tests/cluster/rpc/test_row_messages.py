@@ -1,5 +1,5 @@
-"""Rows on their way between processes: in shared memory or in bytes they arrive as they were, and whole
-numbers take half their bytes."""
+"""Rows between processes: they arrive unchanged in shared memory or in bytes, and integers take half their
+bytes."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def same(one, other):
     st.data(),
     st.sampled_from([9, FAR, -FAR]),
 )
-def test_rows_in_any_order_arrive_as_they_were_with_their_dtypes(lengths, data, largest):
+def test_rows_in_any_order_arrive_unchanged_with_their_dtypes(lengths, data, largest):
     batch = batch_of(lengths, largest)
     rows = data.draw(
         st.none() | st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=9).map(torch.tensor)
@@ -50,13 +50,13 @@ def test_rows_in_any_order_arrive_as_they_were_with_their_dtypes(lengths, data, 
     assert torch.equal(found.axis.keys, expected.axis.keys)
 
 
-def test_no_rows_of_a_batch_without_rows_arrive_as_such():
+def test_an_empty_batch_arrives_empty():
     found = opened(packed(batch_of([]), torch.zeros(0, dtype=torch.int64)))
     assert len(found) == 0
     assert same(found, batch_of([]))
 
 
-def test_whole_numbers_take_half_their_bytes_where_all_fit():
+def test_integers_take_half_their_bytes_if_all_fit():
     few, many = batch_of([2000, 2000]), batch_of([2000, 2000], FAR)
     ids = few.select("tokens").data["tokens"].value.nbytes
     assert len(packed(few.select("tokens"))) < ids * 5 // 8
@@ -78,11 +78,11 @@ def test_token_ids_travel_as_int32_and_others_are_refused(largest, fits):
             match=f"column '{name}': found token id {largest}, expected ids of 32 bits, at most 2147483647",
         ):
             packed(batch.select(name))
-    # no ids, so that they may be anything
+    # these are not ids, so any value is valid
     assert opened(packed(batch.select("seeds")))["seeds"].tolist() == [[largest]]
 
 
-def test_large_messages_are_shared_where_the_receiver_can_read_them_and_small_ones_go_along():
+def test_only_large_messages_go_through_shared_memory():
     mailbox, receiver, large = RowMailbox(), RowMailbox(), batch_of([9000, 9000])
     shared, alone = mailbox.message(large, shared=True), mailbox.message(large, shared=False)
     assert isinstance(shared, SharedFrame)
@@ -92,7 +92,7 @@ def test_large_messages_are_shared_where_the_receiver_can_read_them_and_small_on
     assert all(same(opened_again(batch), large) for batch in batches)
     assert mailbox.outbox._segments[0].in_use
     del batches
-    assert not mailbox.outbox._segments[0].in_use  # it may be used again
+    assert not mailbox.outbox._segments[0].in_use  # its memory can be used again
     assert not isinstance(mailbox.message(batch_of([3]), shared=True), SharedFrame)
 
 
@@ -101,7 +101,7 @@ def opened_again(batch):
     return Batch(batch.axis, {name: row_messages.widened(data) for name, data in batch.data.items()})
 
 
-def test_a_process_says_whether_it_reaches_anothers_memory():
+def test_a_process_reports_if_it_reaches_the_memory_of_another():
     mailbox = RowMailbox()
     at = mailbox.message(batch_of([9000, 9000]), shared=True)
     assert RowMailbox().reaches(at)

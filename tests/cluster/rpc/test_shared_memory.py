@@ -1,5 +1,5 @@
-"""Shared memory between processes: what is posted is read as it was, its memory is used again and bounded,
-and no death leaves any."""
+"""Shared memory between processes: posted frames are read unchanged, memory is reused and bounded, and no
+death leaves any."""
 
 import os
 import resource
@@ -44,30 +44,30 @@ def done(inbox, at):
     inbox.read(at)
 
 
-def test_a_frame_is_read_as_it_was_posted_and_its_memory_is_used_again_once_nothing_of_it_is():
+def test_the_memory_of_a_released_frame_is_reused():
     outbox, inbox = SharedOutbox(), SharedInbox()
     first, second = outbox.write(BatchFrame(numbers(5000))), outbox.write(BatchFrame(numbers(5000, 7)))
-    assert first.descriptor != second.descriptor  # the first is not read yet
+    assert first.descriptor != second.descriptor  # the first frame is not read yet
     assert bytes(inbox.read(first).numpy().tobytes()) == pack(numbers(5000))
     held = read(inbox, second).data["x"].value[1000:1002]
     third, fourth = outbox.write(BatchFrame(numbers(4900, 9))), outbox.write(BatchFrame(numbers(4900, 11)))
     assert (third.descriptor, third.mark) == (first.descriptor, first.mark)
-    assert fourth.descriptor != second.descriptor  # two numbers of the second are still held
+    assert fourth.descriptor != second.descriptor  # two numbers of the second frame are still in use
     assert held.tolist() == [1007.0, 1008.0]
     assert read(inbox, third).data["x"].value[0] == 9.0
     assert outbox.nbytes == first.room + second.room + fourth.room
 
 
-def test_the_receiver_has_its_rows_in_the_memory_that_the_sender_wrote():
+def test_the_receiver_reads_the_memory_of_the_sender():
     outbox, inbox = SharedOutbox(), SharedInbox()
     at = outbox.write(BatchFrame(numbers(5000)))
     column = read(inbox, at).data["x"].value
-    # nobody does so: it shows that nothing was copied
+    # only a test does so: it shows that nothing was copied
     outbox._segments[0].memory[HEAD : HEAD + at.size].view(torch.float32)[-1] = 5.0
     assert column[-1] == 5.0
 
 
-def test_what_the_receiver_writes_stays_with_it_and_lent_memory_is_in_use_too():
+def test_writes_of_the_receiver_stay_local():
     outbox, inbox = SharedOutbox(), SharedInbox()
     at = outbox.write(BatchFrame(numbers(5000)))
     before = outbox._segments[0].memory.clone()
@@ -82,17 +82,17 @@ def test_what_the_receiver_writes_stays_with_it_and_lent_memory_is_in_use_too():
     assert not outbox._segments[0].in_use
 
 
-def test_what_a_fork_of_the_receiver_sees_is_not_written_again():
+def test_memory_seen_by_a_fork_is_not_reused():
     outbox, inbox = SharedOutbox(), SharedInbox()
     column = read(inbox, outbox.write(BatchFrame(numbers(5000)))).data["x"].value
     child = os.fork()
     if not child:
-        del column  # as when it ends in its own way
+        del column  # as when it ends normally
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert outbox._segments[0].in_use
     del column
-    assert outbox._segments[0].in_use  # a child may still have it
+    assert outbox._segments[0].in_use  # a child may still use it
     assert outbox.write(BatchFrame(numbers(5000))).descriptor != outbox._segments[0].descriptor
 
 
@@ -119,14 +119,14 @@ print(outbox._segments[0].in_use)
 
 
 @pytest.mark.slow
-def test_what_is_read_while_a_fork_begins_is_the_forks_too():
+def test_memory_read_during_a_fork_also_belongs_to_the_fork():
     assert (
         subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=True).stdout
         == "True\n"
     )
 
 
-def test_where_little_of_the_bound_is_left_rows_do_not_stay():
+def test_rows_are_copied_out_near_the_memory_bound():
     outbox, inbox = SharedOutbox(limit=2 << 20), SharedInbox()
     first, second = outbox.write(BatchFrame(numbers(30_000))), outbox.write(BatchFrame(numbers(30_000)))
     assert (first.stays, second.stays) == (True, False)
@@ -134,7 +134,7 @@ def test_where_little_of_the_bound_is_left_rows_do_not_stay():
     assert file_memory(read(inbox, second).data["x"].value) is None
 
 
-def test_a_small_frame_does_not_take_a_large_segment_and_sizes_waste_at_most_a_quarter():
+def test_segment_sizes_waste_at_most_a_quarter():
     outbox, inbox = SharedOutbox(), SharedInbox()
     large = outbox.write(BatchFrame(numbers(200_000)))
     done(inbox, large)
@@ -145,52 +145,53 @@ def test_a_small_frame_does_not_take_a_large_segment_and_sizes_waste_at_most_a_q
         assert size <= rounded(size) <= max(size * 5 // 4 + 1, size + 4096)
 
 
-def test_all_segments_together_stay_within_the_bound_and_free_ones_make_room():
+def test_all_segments_together_stay_within_the_bound():
     outbox, inbox = SharedOutbox(limit=1 << 20), SharedInbox()
     first = outbox.write(BatchFrame(numbers(30_000)))
-    assert outbox.write(BatchFrame(numbers(30_000))) is None  # no room beside it
+    assert outbox.write(BatchFrame(numbers(30_000))) is None  # no room for a further segment
     done(inbox, first)
     assert outbox.write(BatchFrame(numbers(2000))).room <= 1 << 20
-    assert outbox.write(BatchFrame(numbers(45_000))) is not None  # the free one went
+    assert outbox.write(BatchFrame(numbers(45_000))) is not None  # the free segment was removed
     assert outbox.nbytes <= 1 << 20
 
 
-def test_what_nobody_has_read_is_given_up_after_its_iteration_and_what_is_for_later_stays():
+def test_unread_frames_are_dropped_after_their_iteration():
     outbox, inbox = SharedOutbox(), SharedInbox()
     lost, later = outbox.write(BatchFrame(numbers(3000)), 4), outbox.write(BatchFrame(numbers(3000, 1)), 5)
     kept = read(inbox, outbox.write(BatchFrame(numbers(3000, 2)), 4)).data["x"].value
     outbox.clear(4)
-    assert outbox.nbytes == 3 * later.room  # receivers may be about to forget theirs
+    assert outbox.nbytes == 3 * later.room  # receivers may be about to release theirs
     outbox.clear(5)
     assert outbox.nbytes == later.room
-    assert kept[0] == 2.0  # whoever keeps rows for longer has their memory alone
+    assert kept[0] == 2.0  # a receiver that keeps rows longer is the only owner of their memory
     assert read(inbox, later).data["x"].value[0] == 1.0
     with pytest.raises(OSError, match=r"does not exist any more|No such file"):
         inbox.read(lost)
 
 
-def taken():
-    """The bytes of shared memory that this process has open, as sender or receiver."""
+def open_bytes():
+    """Return the bytes of shared memory that this process has open, as sender or receiver."""
     files = [f"/proc/self/fd/{descriptor}" for descriptor in os.listdir("/proc/self/fd")]
     stats = [os.stat(file) for file in files if os.path.lexists(file) and "rlflow-rows" in os.readlink(file)]
     return sum({stat.st_ino: stat.st_blocks * 512 for stat in stats}.values())
 
 
-def test_a_receiver_keeps_no_memory_that_the_sender_has_given_back():
-    outbox, inbox, before = SharedOutbox(limit=8 << 20), SharedInbox(), taken()
-    for count in range(20_000, 300_000, 20_000):  # rows that grow, as answers do: older segments make room
+def test_a_receiver_keeps_no_memory_that_the_sender_has_freed():
+    outbox, inbox, before = SharedOutbox(limit=8 << 20), SharedInbox(), open_bytes()
+    # growing rows, like growing answers: older segments make room
+    for count in range(20_000, 300_000, 20_000):
         done(inbox, outbox.write(BatchFrame(numbers(count))))
-    assert taken() - before == outbox.nbytes <= 8 << 20
+    assert open_bytes() - before == outbox.nbytes <= 8 << 20
     kept = read(inbox, outbox.write(BatchFrame(numbers(300_000)))).data["x"].value
     outbox.clear(0)
-    outbox.clear(1)  # given up, since its receiver keeps its rows
+    outbox.clear(1)  # given up, because its receiver keeps its rows
     inbox.clear()
     assert kept[-1] == 299_999.0
     del kept
-    assert taken() - before == outbox.nbytes
+    assert open_bytes() - before == outbox.nbytes
 
 
-def test_a_descriptor_that_means_another_file_by_now_is_no_frame():
+def test_a_reused_descriptor_is_not_read_as_a_frame():
     outbox, inbox = SharedOutbox(), SharedInbox()
     at = outbox.write(BatchFrame(numbers(3000)))
     for other in (
@@ -210,10 +211,10 @@ def test_a_receiver_keeps_few_segments_open():
     assert len(inbox._open) == OPEN
 
 
-def test_where_the_machine_has_no_room_frames_go_another_way():
+def test_frames_take_another_way_if_the_machine_is_full():
     child = os.fork()
     if not child:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # as if its memory were as small
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # as if its memory were this small
         mailbox, row_messages = RowMailbox(), [numbers(200_000), numbers(20_000)]
         kinds = [isinstance(mailbox.message(batch, shared=True), SharedFrame) for batch in row_messages]
         os._exit(0 if kinds == [False, True] else 1)
@@ -221,7 +222,7 @@ def test_where_the_machine_has_no_room_frames_go_another_way():
 
 
 def forked(work):
-    """A process that does the work, and the end of a pipe to which it writes lines."""
+    """Start a process that does the work; return it and the end of a pipe that it writes lines to."""
     here, there = os.pipe()
     child = os.fork()
     if not child:
@@ -240,7 +241,7 @@ def ended(child):
 
 @pytest.fixture
 def held_back():
-    """A signal for which a process can wait."""
+    """Block a signal that a process can wait for."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     yield signal.SIGUSR1
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
@@ -248,9 +249,7 @@ def held_back():
 
 @pytest.mark.parametrize("reads", [0, 1, 9])
 @pytest.mark.parametrize("victim", ["sender", "receiver"])
-def test_a_process_that_is_killed_at_any_moment_leaves_nothing_and_takes_nothing_from_the_other(
-    victim, reads, held_back
-):
+def test_a_kill_at_any_moment_leaks_no_shared_memory(victim, reads, held_back):
     before = set(os.listdir("/dev/shm"))
 
     def send(tell):
@@ -314,7 +313,7 @@ sys.stdin.read()
 
 
 @pytest.mark.slow
-def test_another_process_reads_it_sees_who_is_done_and_a_killed_sender_leaves_nothing():
+def test_a_killed_sender_leaves_no_shared_memory():
     before = set(Path("/dev/shm").iterdir())
     command = [sys.executable, "-c", SENDER.format(path=sys.path)]
     sender = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -326,7 +325,8 @@ def test_another_process_reads_it_sees_who_is_done_and_a_killed_sender_leaves_no
         assert os.stat(f"/proc/{at.pid}/fd/{at.descriptor}").st_nlink == 0  # it has no name
         os.kill(sender.pid, signal.SIGKILL)
         sender.wait()
-        assert column.tolist() == lent(column).tolist() == [1.0, 2.0, 3.0]  # whoever has it keeps it
+        # a process that has it open keeps it
+        assert column.tolist() == lent(column).tolist() == [1.0, 2.0, 3.0]
         assert read(inbox, at).data["x"].value.tolist() == [1.0, 2.0, 3.0]  # and opens no other in its place
         with pytest.raises(OSError, match="No such file"):
             SharedInbox().read(at)
@@ -337,7 +337,7 @@ def test_another_process_reads_it_sees_who_is_done_and_a_killed_sender_leaves_no
 
 
 @pytest.mark.slow
-def test_a_run_on_pools_needs_no_room_in_dev_shm_and_leaves_nothing_there(tmp_path):
+def test_a_run_on_pools_does_not_use_dev_shm(tmp_path):
     inside = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
     mounted = "mount -t tmpfs -o size=1m tmpfs /dev/shm"  # a container has 64 MB
     if subprocess.run([*inside, mounted], capture_output=True, check=False).returncode:

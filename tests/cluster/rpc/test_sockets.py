@@ -1,4 +1,4 @@
-"""Frames and answers over real sockets, beside which a worker's end runs in threads of this process."""
+"""Frames and answers over real sockets; the worker's end runs in threads of this process."""
 
 import multiprocessing
 import socket
@@ -18,7 +18,7 @@ KEY = b"of this run"
 
 
 class Odd(Exception):
-    """Cannot be carried over: it is made of two arguments, and unpickled with one."""
+    """An exception that cannot be transferred: its constructor takes two arguments, unpickling passes one."""
 
     def __init__(self, one, other):
         super().__init__(f"{one} and {other}")
@@ -45,8 +45,8 @@ def lines():
     made.close()
 
 
-def asked(lines, frames, seconds=60.0, answered=()):
-    """What ranks answer to frames. The answers of some, ``answered``, are there before the seconds begin."""
+def answers_of(lines, frames, seconds=60.0, answered=()):
+    """Return the answers of ranks to frames. The answers of ``answered`` are there before the time starts."""
     taken = lines.take(frames)
     talk = PendingCalls(lines, taken)
     for rank, frame in frames.items():
@@ -58,7 +58,7 @@ def asked(lines, frames, seconds=60.0, answered=()):
 
 
 def free(lines):
-    """How many lines are free to each rank."""
+    """Return how many lines to each rank are free."""
     found = [0, 0]
     for rank in (0, 1):
         taken = []
@@ -70,46 +70,46 @@ def free(lines):
     return found
 
 
-def test_answers_come_in_the_order_of_the_ranks(lines):
-    assert asked(lines, {1: b"one", 0: b"zero"}).result() == [b"eno", b"orez"]
-    assert asked(lines, {0: b"object"}).result() == [{"told": b"object"}]
-    assert asked(lines, {0: b"x" * (LARGEST - 1)}).result() == [b"x" * (LARGEST - 1)]
+def test_answers_come_in_rank_order(lines):
+    assert answers_of(lines, {1: b"one", 0: b"zero"}).result() == [b"eno", b"orez"]
+    assert answers_of(lines, {0: b"object"}).result() == [{"told": b"object"}]
+    assert answers_of(lines, {0: b"x" * (LARGEST - 1)}).result() == [b"x" * (LARGEST - 1)]
     assert free(lines) == [CONNECTIONS, CONNECTIONS]
 
 
-def test_a_rank_that_raises_is_named_and_its_line_goes_on(lines):
+def test_a_raising_rank_is_named_and_its_line_stays_usable(lines):
     with pytest.raises(
         RemoteError, match=r"^LookupError: of this rank \(rank 1 of pool 'all'\)\nin a worker:"
     ):
-        asked(lines, {1: b"raise"}).result()
+        answers_of(lines, {1: b"raise"}).result()
     with pytest.raises(RemoteError, match=r"^Odd: this and that \(rank 0 of pool 'all'\)\nin a worker:"):
-        asked(lines, {0: b"raise odd"}).result()
+        answers_of(lines, {0: b"raise odd"}).result()
     assert free(lines) == [CONNECTIONS, CONNECTIONS]
 
 
-def test_one_that_raises_is_not_waited_out_and_a_late_one_is_named(lines):
+def test_an_error_ends_the_wait_and_a_late_rank_is_named(lines):
     with pytest.raises(RemoteError, match="rank 1"):
-        asked(lines, {0: b"wait", 1: b"raise"}).result()
+        answers_of(lines, {0: b"wait", 1: b"raise"}).result()
     with pytest.raises(Late, match=r"^no answer to 'it' from rank 0 of pool 'all' after 0.3 s$"):
-        asked(lines, {0: b"wait", 1: b"y"}, seconds=0.3, answered=[1]).result()
-    assert free(lines) == [CONNECTIONS - 2, CONNECTIONS]  # an answer may still come there
+        answers_of(lines, {0: b"wait", 1: b"y"}, seconds=0.3, answered=[1]).result()
+    assert free(lines) == [CONNECTIONS - 2, CONNECTIONS]  # an answer may still arrive there
     assert lines.take([0, 1]) is None
 
 
-def test_calls_go_side_by_side_as_long_as_lines_are_free(lines):
-    waits = asked(lines, {0: b"wait"})
-    assert asked(lines, {0: b"x"}).result() == [b"x"]
+def test_calls_run_concurrently_as_long_as_lines_are_free(lines):
+    waits = answers_of(lines, {0: b"wait"})
+    assert answers_of(lines, {0: b"x"}).result() == [b"x"]
     assert not waits.done()
     HELD.set()
     assert waits.result() == [b"tiaw"]
 
 
-def test_who_hangs_up_is_dead():
-    """As a process that is killed does: its end is closed by the kernel."""
+def test_a_worker_that_closes_its_line_is_dead():
+    """A killed process does the same: the kernel closes its end."""
     there, theirs = multiprocessing.Pipe()
     lines = Sockets(["", ""], KEY)
     lines.give(1, there)
-    heard = asked(lines, {1: b"x"})
+    heard = answers_of(lines, {1: b"x"})
     theirs.close()
     with pytest.raises(
         Dead, match=r"^rank 1 of pool 'all' was lost while 'it' ran there: the worker closed the connection$"
@@ -121,33 +121,33 @@ def test_who_hangs_up_is_dead():
     assert isinstance(gone.error(1), Gone)
 
 
-def test_a_stranger_gets_no_line_and_takes_none():
+def test_a_connection_without_the_key_gets_no_line():
     name = listen(KEY, answer)
     with pytest.raises(AuthenticationError):
         Client(name, "AF_UNIX", authkey=b"of another run")
     lines = Sockets([name], KEY)
     assert lines.settled(60)
-    assert asked(lines, {0: b"x"}).result() == [b"x"]
+    assert answers_of(lines, {0: b"x"}).result() == [b"x"]
 
 
-def test_a_worker_that_does_not_listen_or_not_answer_has_no_line():
+def test_a_worker_that_does_not_listen_or_answer_has_no_line():
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind("\0rlflow-silent")
         silent.listen()
         lines = Sockets(["\0rlflow-nobody", "", "\0rlflow-silent"], KEY)
-        assert not lines.settled(0.2)  # it goes on beside what the run does
+        assert not lines.settled(0.2)  # it continues next to the work of the run
         assert [lines.take([rank]) for rank in range(3)] == [None] * 3
 
 
-def test_of_a_pool_without_lines_nothing_is_spoken():
+def test_a_pool_without_lines_sends_nothing_by_socket():
     pool = Pool("all", [object()], ThreadTransport())
     assert pool.short_call("run", {0: b"x"}, 1.0) is None
     assert isinstance(pool.future("x", [], 1.0, list), Future)
 
 
-def test_what_is_too_long_to_be_taken_at_once_is_not_spoken(lines):
+def test_a_too_long_frame_is_not_sent_by_socket(lines):
     pool = Pool("all", [object(), object()], ThreadTransport())
     pool.sockets = lines
     assert pool.short_call("run", {0: b"", 1: b"x" * LARGEST}, 1.0) is None
-    # behind the generation number
+    # after the generation number
     assert pool.short_call("run", {0: b"ab", 1: b""}, 60.0).result() == [b"ba" + bytes(8), bytes(8)]

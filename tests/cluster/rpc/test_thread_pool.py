@@ -1,5 +1,5 @@
-"""Threads as ranks: what they and their caller share is bytes alone, and calls begin, wait, fail and end as
-those of processes do."""
+"""Threads as ranks: they share only bytes with their caller, and calls begin, wait, fail and end like calls
+of processes."""
 
 import os
 import threading
@@ -19,7 +19,7 @@ from rlflow.processes.watchdog.beside import Watchdog
 
 
 class Rank:
-    """An object of a rank."""
+    """The object of a rank."""
 
     def __init__(self):
         self.kept, self.begun, self.go = None, [], threading.Event()
@@ -81,7 +81,7 @@ def values(pool, *refs):
 
 
 @pytest.mark.parametrize("tensor", [torch.ones(4), torch.ones(1 << 16)], ids=["small", "large"])
-def test_an_argument_that_either_side_writes_into_stays_the_others(pool, tensor):
+def test_writes_into_an_argument_stay_on_their_side(pool, tensor):
     sent = tensor.clone()
     ref = pool.send(0, "keep", sent)
     values(pool, ref)
@@ -92,17 +92,17 @@ def test_an_argument_that_either_side_writes_into_stays_the_others(pool, tensor)
     assert values(pool, pool.send(1, "shown")) == [tensor.tolist()]
 
 
-def test_an_argument_is_as_it_was_when_the_call_was_sent(pool):
+def test_an_argument_has_its_value_from_the_time_of_the_call(pool):
     with pool_of(Rank()) as slow:
         waiting = slow.send(0, "wait", group="model")
         sent = torch.ones(3)
-        ref = slow.send(0, "keep", sent, group="model")  # which begins once the other has ended
+        ref = slow.send(0, "keep", sent, group="model")  # this one begins when the other has ended
         sent.fill_(7.0)
         slow.send(0, "open", group="control")
         assert values(slow, waiting, ref)[1].tolist() == [1.0] * 3
 
 
-def test_an_answer_that_either_side_writes_into_stays_the_others(pool):
+def test_writes_into_an_answer_stay_on_their_side(pool):
     [answer] = values(pool, pool.send(0, "keep", torch.ones(4)))
     answer.fill_(5.0)
     assert values(pool, pool.send(0, "shown")) == [[1.0] * 4]
@@ -112,14 +112,14 @@ def test_an_answer_that_either_side_writes_into_stays_the_others(pool):
     assert values(pool, ref)[0].tolist() == [1.0] * 4
 
 
-def test_each_reader_of_an_answer_has_its_own(pool):
+def test_each_reader_of_an_answer_has_its_own_copy(pool):
     ref = pool.send(0, "keep", torch.ones(4))
     one, other = values(pool, ref, ref)
     one.fill_(5.0)
     assert other.tolist() == values(pool, ref)[0].tolist() == [1.0] * 4
 
 
-def test_bytes_and_arrays_arrive_as_what_they_are(pool):
+def test_bytes_and_arrays_keep_their_types(pool):
     raw, array = values(
         pool, pool.send(0, "keep", b"\0raw"), pool.send(1, "keep", np.arange(3, dtype=np.uint8))
     )
@@ -127,7 +127,7 @@ def test_bytes_and_arrays_arrive_as_what_they_are(pool):
     assert (array.dtype, array.tolist()) == (np.uint8, [0, 1, 2])
 
 
-def test_references_among_arguments_arrive_as_values_and_are_waited_for(pool):
+def test_references_among_arguments_arrive_as_values(pool):
     waiting = pool.send(0, "wait")
     joined = pool.send(1, "add", waiting, pool.transport.keep("!"))
     assert pool.transport.ready([joined], 0.0) == []
@@ -135,7 +135,7 @@ def test_references_among_arguments_arrive_as_values_and_are_waited_for(pool):
     assert values(pool, joined) == ["went!"]
 
 
-def test_a_value_that_is_kept_is_as_it_was(pool):
+def test_a_stored_value_does_not_change(pool):
     tensor = torch.ones(2)
     kept = pool.transport.keep(tensor)
     tensor.fill_(9.0)
@@ -145,7 +145,7 @@ def test_a_value_that_is_kept_is_as_it_was(pool):
     ]
 
 
-def test_the_error_of_a_reference_is_that_of_the_call_that_gets_it(pool):
+def test_a_call_raises_the_error_of_its_reference(pool):
     failed = pool.send(0, "fail", LookupError, "not here")
     after = pool.send(1, "keep", failed)
     with pytest.raises(CallFailed):
@@ -154,7 +154,7 @@ def test_the_error_of_a_reference_is_that_of_the_call_that_gets_it(pool):
     assert pool.actors[1].host.instance.kept is None
 
 
-def test_a_call_with_several_answers_has_a_reference_for_each_and_an_error_for_all(pool):
+def test_each_answer_of_a_call_has_a_reference(pool):
     zeros, second = pool.send(0, "both", answers=2)
     assert values(pool, second) == ["second"]
     assert values(pool, zeros)[0].tolist() == [0.0, 0.0]
@@ -164,7 +164,7 @@ def test_a_call_with_several_answers_has_a_reference_for_each_and_an_error_for_a
         assert str(pool.transport.error(ref)) == "LookupError: not here"
 
 
-def test_a_stream_gives_each_answer_as_it_comes_and_an_error_in_its_place(pool):
+def test_a_stream_yields_answers_and_errors_as_they_come(pool):
     row_messages = [pool.transport.keep(torch.ones(2))]
     streams = Streams(
         pool,
@@ -196,7 +196,7 @@ AS_THEY_ARE = [
 
 
 @pytest.mark.parametrize("error", AS_THEY_ARE, ids=lambda error: type(error).__name__)
-def test_errors_that_say_where_they_are_from_come_as_they_are(pool, error):
+def test_errors_with_a_place_arrive_unchanged(pool, error):
     kind, given = type(error), PROBLEM if isinstance(error, PlanError | FlowError) else error.args
     with pytest.raises(kind) as raised:
         pool.call("fail", kind, *given).result()
@@ -205,7 +205,7 @@ def test_errors_that_say_where_they_are_from_come_as_they_are(pool, error):
 
 
 class Own(Exception):
-    """An exception that cannot be made again from its arguments."""
+    """An exception that cannot be rebuilt from its arguments."""
 
     def __init__(self, one, other):
         super().__init__(f"{one} and {other}")
@@ -229,7 +229,7 @@ def test_other_errors_name_the_rank_and_the_lines_of_the_user(pool, kind, given,
         assert "in a worker:" in raised.value.__notes__[0]
 
 
-def test_what_is_late_is_named_and_answers_all_the_same(pool):
+def test_a_late_rank_is_named_and_still_answers(pool):
     there, ref = pool.send(0, "numbered", 1), pool.send(1, "wait")
     values(pool, there)
     with pytest.raises(Late, match="no answer to 'wait' from rank 1 of pool 'all' after 0 s"):
@@ -238,7 +238,7 @@ def test_what_is_late_is_named_and_answers_all_the_same(pool):
     assert values(pool, ref) == ["went"]
 
 
-def test_an_era_begins_behind_calls_of_models_and_later_ones_of_the_earlier_era_are_refused(pool):
+def test_a_new_generation_refuses_calls_of_the_previous_one(pool):
     begun, waiting = pool.send(0, "wait", group="model"), pool.send(0, "numbered", 1, group="model")
     entered = pool.enter(1)
     pool.actors[0].host.instance.go.set()
@@ -254,7 +254,7 @@ def test_an_era_begins_behind_calls_of_models_and_later_ones_of_the_earlier_era_
     assert pool.actors[0].host.instance.begun == ["waiting", 1, 3]
 
 
-def test_calls_of_models_run_one_by_one_in_the_order_in_which_they_were_asked_beside_those_of_other_groups(
+def test_model_calls_run_in_order_and_other_groups_concurrently(
     pool,
 ):
     first = pool.send(0, "wait", group="model")
@@ -267,7 +267,7 @@ def test_calls_of_models_run_one_by_one_in_the_order_in_which_they_were_asked_be
     assert [item for item in begun if item not in ("waiting", "cpu")] == list(range(50))
 
 
-def test_the_first_of_several_answers_is_enough_where_that_is_asked(pool):
+def test_the_first_of_several_answers_is_enough_on_request(pool):
     waiting, there = pool.send(0, "wait"), pool.send(1, "numbered", 1)
     assert pool.transport.ready([waiting, there], 60.0, first=True) == [there]
     future = pool.transport.future(waiting)
@@ -278,7 +278,7 @@ def test_the_first_of_several_answers_is_enough_where_that_is_asked(pool):
         pool.transport.future(pool.send(0, "fail", LookupError)).result(60)
 
 
-def test_an_exit_of_a_rank_is_an_error_and_a_child_that_it_forks_does_not_answer(pool):
+def test_an_exit_of_a_rank_is_an_error(pool):
     dog = Watchdog.start()
     try:
         with pytest.raises(RemoteError, match=r"ProcessExit: os\._exit\(3\)"):
@@ -297,7 +297,7 @@ def test_threads_end_with_their_pool():
     assert not any(thread.is_alive() for thread in ours)
 
 
-def test_a_rank_that_hangs_keeps_no_thread_of_another():
+def test_a_hanging_rank_does_not_block_other_ranks():
     before, stuck = set(threading.enumerate()), Rank()
     with pool_of(stuck, Rank(), Rank()) as pool:
         ours, hanging = set(threading.enumerate()) - before, pool.send(0, "wait", group="model")

@@ -1,4 +1,4 @@
-"""Named tensors as bytes and back, whatever their dtype and however they lie in memory."""
+"""Named tensors as bytes and back, with any dtype and memory layout."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def test_every_dtype_comes_back_bit_for_bit(dtype):
         assert torch.equal(found[name], tensor)
 
 
-def test_views_and_parameters_are_packed_as_the_values_that_they_show():
+def test_views_and_parameters_are_packed_by_value():
     whole = torch.arange(12.0).reshape(3, 4)
     tensors = {"transposed": whole.t(), "column": whole[:, 1], "parameter": torch.nn.Parameter(whole)}
     found = unpack_tensors(pack_tensors(tensors))
@@ -32,7 +32,7 @@ def test_views_and_parameters_are_packed_as_the_values_that_they_show():
     assert not found["parameter"].requires_grad
 
 
-def test_what_comes_back_shares_no_memory_with_the_bytes():
+def test_unpacked_tensors_share_no_memory_with_the_bytes():
     payload = pack_tensors({"a": torch.ones(4)})
     assert payload.dtype == np.uint8
     found = unpack_tensors(payload.copy())

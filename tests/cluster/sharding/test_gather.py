@@ -1,4 +1,4 @@
-"""Rows of several parts put together: those of a plain concatenation, in memory of their own."""
+"""Rows gathered from several parts equal those of a plain concatenation, in memory of their own."""
 
 import torch
 from hypothesis import given, settings
@@ -38,7 +38,7 @@ LENGTHS = st.lists(st.sampled_from([1, 2, 600]), min_size=1, max_size=5)
 
 @settings(max_examples=60)
 @given(st.lists(LENGTHS, min_size=1, max_size=3), st.data())
-def test_rows_of_parts_in_any_order_are_those_of_a_concatenation(lengths, data):
+def test_gathered_rows_equal_those_of_a_concatenation(lengths, data):
     batches = [part(each, 100 * number) for number, each in enumerate(lengths)]
     some = [
         data.draw(
@@ -53,7 +53,7 @@ def test_rows_of_parts_in_any_order_are_those_of_a_concatenation(lengths, data):
     assert_same(gathered(list(zip(batches, some, strict=True)), NAMES, order), expected)
 
 
-def test_rows_of_one_frame_in_shared_memory_stay_there_and_those_of_several_lie_in_memory_of_their_own():
+def test_rows_of_one_shared_frame_are_not_copied():
     sender, receiver, first, other = RowMailbox(), RowMailbox(), part([5000, 4000]), part([3000, 2000], 7)
     one, two = receiver.opened([sender.message(batch, shared=True) for batch in (first, other)])
     stays, joined = gathered([(one, None)], NAMES), gathered([(one, None), (two, None)], NAMES)
@@ -62,14 +62,14 @@ def test_rows_of_one_frame_in_shared_memory_stay_there_and_those_of_several_lie_
     # not copied
     assert address(stays.data["rewards"].value) - file_memory(stays.data["rewards"].value).address > 0
     assert all(file_memory(joined.data[name].value) is None for name in NAMES[:3])
-    sender.message(part([5000, 4000], 55), shared=True)  # into other memory, since the first is used
+    sender.message(part([5000, 4000], 55), shared=True)  # into other memory, because the first is in use
     assert_same(stays, first)
     assert_same(joined, Batch.concat([first, other]))
     del stays
     assert not sender.outbox._segments[0].in_use
 
 
-def test_what_ray_hands_over_is_copied():
+def test_rows_from_ray_are_copied():
     batch = opened(packed(part([5000, 4000])))
     own = owned(batch)
     assert address(own.data["rewards"].value) != address(batch.data["rewards"].value)

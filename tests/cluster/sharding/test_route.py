@@ -1,5 +1,5 @@
-"""Routing as driver and workers do it, without Ray: what a rank is told of its inputs, what others send it,
-and what it has then."""
+"""Routing by driver and workers, without Ray: the instructions of a rank, the rows that others send, and the
+resulting rows."""
 
 from unittest.mock import patch
 
@@ -22,7 +22,7 @@ def shuffled(count, seed):
 
 
 def random_split(count, ranks, seed):
-    """Every row on some rank, ranks without rows among them, in any order."""
+    """Return a random split: each row on one rank, in any order; ranks may be without rows."""
     chosen = torch.randint(0, ranks, (count,), generator=torch.Generator().manual_seed(seed))
     order = shuffled(count, seed)
     return [order[chosen[order] == rank] for rank in range(ranks)]
@@ -38,13 +38,13 @@ def batch_of(count):
 
 
 class Workers:
-    """Shelves of workers, and a batch whose rows lie on them."""
+    """The stores of workers, and a batch whose rows are on them."""
 
     def __init__(self, whole):
         self.whole, self.keys, self.shelves = whole, 0, {}
 
     def placed(self, split, parts, axis=None):
-        """The batch as the driver knows it once ``parts`` lie on the ranks of a new pool."""
+        """Return the batch as the driver knows it when ``parts`` are on the ranks of a new pool."""
         pool, shards, used = f"pool-{self.keys}", [], []
         for rank, (rows, part) in enumerate(zip(split, parts, strict=True)):
             if len(rows):
@@ -60,10 +60,10 @@ class Workers:
         return Batch(self.whole.axis, columns)
 
     def fetched(self, batch, rows, at, keep=None):
-        """What the worker ``at`` has of ``rows``, and how many rows others sent. keep: the iteration for
-        which it keeps what comes."""
+        """Return the rows ``rows`` that the worker ``at`` reads, and the number of rows that others sent.
+        keep: the iteration for which the worker keeps received rows."""
         asked = Routes(batch).to(rows, at, keep or 0, self.key if keep is not None else None)
-        # however few they are, rows go by shared memory where that is asked for
+        # rows go through shared memory on request, even if they are few
         with patch.object(row_messages, "SMALL", 0):
             sent = [
                 self.shelves[each.at].slice(each.key, each.names, each.rows, shared=each.key % 5 == 0)
@@ -89,7 +89,7 @@ def same(one, other):
 
 @FEW
 @given(st.integers(0, 97), st.lists(RANKS, min_size=1, max_size=4), st.integers(0, 999))
-def test_rows_routed_through_several_splits_are_the_rows_of_the_whole(count, ranks, seed):
+def test_rows_routed_through_several_splits_are_unchanged(count, ranks, seed):
     whole = batch_of(count)
     workers = Workers(whole)
     batch = workers.placed([torch.arange(count)], [whole])
@@ -100,12 +100,12 @@ def test_rows_routed_through_several_splits_are_the_rows_of_the_whole(count, ran
         ]
         assert all(same(part, whole.rows(rows)) for part, rows in zip(parts, split, strict=True) if len(rows))
         batch = workers.placed(split, parts)
-    wanted = torch.cat([shuffled(count, seed)[: count // 2], shuffled(count, seed + 1)])  # some twice
+    wanted = torch.cat([shuffled(count, seed)[: count // 2], shuffled(count, seed + 1)])  # some rows twice
     if len(wanted):
         assert same(workers.fetched(batch, wanted, WorkerId("last", 0))[0], whole.rows(wanted))
 
 
-def test_the_same_split_reads_one_whole_shard_and_another_only_what_it_needs():
+def test_an_equal_split_reads_one_complete_shard():
     whole, split = batch_of(5), [torch.tensor([4, 0]), torch.tensor([3, 1, 2])]
     workers = Workers(whole)
     batch = workers.placed(split, [whole.rows(rows) for rows in split])
@@ -124,7 +124,7 @@ def test_the_same_split_reads_one_whole_shard_and_another_only_what_it_needs():
     ] == [[2]]
 
 
-def test_keys_are_sent_only_where_no_shard_has_just_the_rows_by_the_same_keys():
+def test_keys_are_sent_only_if_no_shard_matches_them():
     whole, split = batch_of(5), [torch.tensor([4, 0]), torch.tensor([3, 1, 2])]
     workers = Workers(whole)
     batch = workers.placed(split, [whole.rows(rows) for rows in split], axis=whole.axis)
@@ -132,12 +132,12 @@ def test_keys_are_sent_only_where_no_shard_has_just_the_rows_by_the_same_keys():
     own, asked = workers.fetched(batch, split[1], at)
     assert asked.inputs.keys is None
     assert same(own, whole.rows(split[1]))
-    # a part of the shard, another rank's, several shards'
+    # part of a shard, the shard of another rank, several shards
     for rows in (torch.tensor([3, 1]), split[0], torch.arange(5)):
         found, asked = workers.fetched(batch, rows, at)
         assert asked.inputs.keys.tolist() == whole.axis.keys[rows].tolist()
         assert same(found, whole.rows(rows))
-    renamed = Batch(batch_of(5).axis, batch.data)  # the same places, under keys that the shards do not know
+    renamed = Batch(batch_of(5).axis, batch.data)  # the same places, under keys that the shards do not have
     assert Routes(renamed).to(split[1], at).inputs.keys is not None
 
 
@@ -150,7 +150,7 @@ READS = st.tuples(
 
 @FEW
 @given(st.integers(1, 40), RANKS, st.lists(READS, min_size=2, max_size=6), st.integers(0, 999))
-def test_what_a_worker_has_read_does_not_come_again(count, ranks, calls, seed):
+def test_a_worker_does_not_receive_rows_twice(count, ranks, calls, seed):
     whole, had = batch_of(count), set()
     workers = Workers(whole)
     split = random_split(count, ranks, seed)
@@ -169,15 +169,16 @@ def test_what_a_worker_has_read_does_not_come_again(count, ranks, calls, seed):
         had |= {(rank, which, name) for name in names}
 
 
-def test_copies_are_of_their_iteration_and_go_with_the_shard():
+def test_copies_belong_to_their_iteration_and_shard():
     whole = batch_of(6)
     workers = Workers(whole)
     batch, at, rows = workers.placed([torch.arange(6)], [whole]), WorkerId("reader", 0), torch.tensor([1, 4])
     assert len(workers.fetched(batch, rows, at, keep=3)[1].transfers) == 1
-    again, asked = workers.fetched(batch, torch.tensor([4]), at, keep=3)  # a part of what is there
+    again, asked = workers.fetched(batch, torch.tensor([4]), at, keep=3)  # part of the stored rows
     assert (asked.transfers, again["scores"].tolist()) == ((), [4.0])
-    assert len(workers.fetched(batch, torch.tensor([4, 5]), at, keep=3)[1].transfers) == 1  # not all is there
-    # which workers have forgotten by then
+    # some rows are missing
+    assert len(workers.fetched(batch, torch.tensor([4, 5]), at, keep=3)[1].transfers) == 1
+    # which the workers have dropped by then
     assert len(workers.fetched(batch, rows, at, keep=4)[1].transfers) == 1
     assert len(workers.shelves[at]) == 3
     del batch, asked

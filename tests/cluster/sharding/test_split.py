@@ -1,4 +1,4 @@
-"""Splitting rows over ranks: none lost, none doubled, none out of order, groups whole, tokens even."""
+"""Splits of rows over ranks: no row lost, doubled or out of order, groups complete, token counts even."""
 
 import math
 
@@ -29,7 +29,7 @@ FEW = settings(max_examples=100, deadline=None)
 
 @st.composite
 def batches(draw):
-    """(units, tokens): rows in groups of 1 to 9, or without groups."""
+    """Draw (units, tokens): rows in groups of 1 to 9, or without groups."""
     tokens = torch.tensor(draw(LENGTHS), dtype=torch.int64)
     starts = torch.tensor([draw(st.booleans()) for _ in tokens], dtype=torch.int64)
     groups = draw(st.sampled_from([None, 5 + 3 * starts.cumsum(0)]))
@@ -55,7 +55,7 @@ def random_split(count, ranks, seed):
 # ------------------------------------------------------------------------------------------------------------
 
 
-def test_units_are_rows_or_whole_groups():
+def test_units_are_rows_or_complete_groups():
     assert rows(units_of_rows(None, 3)) == [[0], [1], [2]]
     assert rows(units_of_rows(torch.tensor([4, 4, 9, 2, 2]), 5)) == [[0, 1], [2], [3, 4]]
     assert units_of_rows(None, 0) == units_of_rows(torch.zeros(0, dtype=torch.int64), 0) == []
@@ -68,8 +68,8 @@ def test_units_are_rows_or_whole_groups():
 
 
 def packs(sizes, ranks, capacity):
-    """Whether the sizes fit into the ranks: every set of loads that could be, level by level. Exact, and slow
-    where it says yes."""
+    """Return True if the sizes fit into the ranks, by trying all possible loads level by level. Exact, and
+    slow if they fit."""
     ordered = sorted((size for size in sizes if size), reverse=True)
     states, rest = {(0,) * ranks}, sum(ordered)
     for size in ordered:
@@ -95,7 +95,7 @@ def test_the_fullest_rank_is_within_five_percent_of_the_best(batch, ranks):
     split = balanced(units, tokens, ranks)
     sizes = [int(tokens[unit].sum()) for unit in units]
     largest = max(loads(split, tokens))
-    # where the bound does not show it, nothing at all fits below 1/1.05 of what was found
+    # if the bound does not show it, nothing at all fits below 1/1.05 of the found split
     assert largest <= 1.05 * lower_bound(sizes, ranks) or not packs(
         sizes, ranks, math.ceil(largest / 1.05) - 1
     )
@@ -103,7 +103,7 @@ def test_the_fullest_rank_is_within_five_percent_of_the_best(batch, ranks):
 
 @FEW
 @given(st.lists(st.integers(0, 60), max_size=9), st.integers(1, 4))
-def test_the_bound_is_one_and_few_units_are_within_five_percent_of_the_optimum(sizes, ranks):
+def test_few_units_are_within_five_percent_of_the_optimum(sizes, ranks):
     largest = max(
         sum(size for size, rank in zip(sizes, assigned(sizes, ranks), strict=True) if rank == which)
         for which in range(ranks)
@@ -117,14 +117,14 @@ def test_the_bound_is_one_and_few_units_are_within_five_percent_of_the_optimum(s
     assert best == 0 or not packs(sizes, ranks, lower_bound(sizes, ranks) - 1)
 
 
-def test_what_longest_first_alone_gets_wrong():
+def test_the_split_beats_longest_first():
     exchanged = torch.tensor([5, 5, 4, 4, 3, 3, 3])  # longest first: 11
     assert loads(balanced(units_of_rows(None, 7), exchanged, 3), exchanged) == [9, 9, 9]
-    searched = torch.tensor([8, 6, 6, 4, 3, 1])  # longest first, and no exchange makes it better: 15
+    searched = torch.tensor([8, 6, 6, 4, 3, 1])  # longest first, and no exchange improves it: 15
     assert loads(balanced(units_of_rows(None, 6), searched, 2), searched) == [14, 14]
 
 
-def test_many_ranks_are_even_too_where_longest_first_alone_is_at_its_worst():
+def test_many_ranks_are_even_in_the_worst_case_of_longest_first():
     # Graham's case: two of each size from 127 down to 65 and three of 64; longest first gives 255, the best
     # is 192
     ranks = 64
@@ -134,7 +134,7 @@ def test_many_ranks_are_even_too_where_longest_first_alone_is_at_its_worst():
 
 @FEW
 @given(batches(), RANKS)
-def test_every_row_is_on_one_rank_with_its_whole_group_and_in_order(batch, ranks):
+def test_every_row_is_on_one_rank_with_its_group_in_order(batch, ranks):
     units, tokens = batch
     split = balanced(units, tokens, ranks)
     assert sorted(sum(rows(split), [])) == list(range(len(tokens)))
@@ -145,14 +145,14 @@ def test_every_row_is_on_one_rank_with_its_whole_group_and_in_order(batch, ranks
         assert sum(bool(torch.isin(unit, part).any()) for part in split) == 1
 
 
-def test_rows_without_tokens_are_spread_too_and_ranks_may_be_left_over():
+def test_rows_without_tokens_are_spread_too():
     nothing = torch.zeros(6, dtype=torch.int64)
     assert rows(balanced(units_of_rows(None, 6), nothing, 3)) == [[0, 3], [1, 4], [2, 5]]
     assert rows(balanced(units_of_rows(None, 2), torch.tensor([1, 9]), 4)) == [[1], [0], [], []]
     assert rows(balanced([], torch.zeros(0, dtype=torch.int64), 2)) == [[], []]
 
 
-def test_how_far_off_balance_a_split_is():
+def test_the_imbalance_of_a_split_is_measured():
     tokens = torch.tensor([3, 1, 2, 2])
     split = [torch.tensor([0, 2]), torch.tensor([1, 3])]
     assert loads(split, tokens) == [5, 3]
@@ -161,19 +161,19 @@ def test_how_far_off_balance_a_split_is():
     assert off_balance([torch.zeros(0, dtype=torch.int64)] * 2, tokens[:0]) == 0.0
 
 
-def test_a_split_is_kept_while_its_tokens_are_even_and_its_units_whole():
+def test_a_split_is_kept_while_it_is_even_and_its_units_complete():
     split = [torch.tensor([0, 3]), torch.tensor([1, 2])]
     single, pairs = units_of_rows(None, 4), units_of_rows(torch.tensor([0, 0, 1, 1]), 4)
     even, uneven = torch.tensor([10, 10, 10, 11]), torch.tensor([10, 10, 10, 16])
     assert keep_or_balance(split, single, even) is split
     assert rows(keep_or_balance(split, pairs, even)) == [[2, 3], [0, 1]]  # each pair was on two ranks
-    assert keep_or_balance(split, single, uneven) is split  # off by 13 %, and the best there is
+    assert keep_or_balance(split, single, uneven) is split  # off by 13 %, and the best possible split
     far = torch.tensor([10, 10, 10, 30])
     assert keep_or_balance(split, single, far, slack=0.4) is split
     assert rows(keep_or_balance(split, single, far)) == [[3], [0, 1, 2]]
 
 
-def test_a_split_is_kept_up_to_ten_percent_off_balance_and_not_beyond():
+def test_a_split_is_kept_up_to_ten_percent_imbalance():
     split, single = [torch.tensor([0, 1]), torch.tensor([2, 3])], units_of_rows(None, 4)
     for tokens, off, kept in (
         ([60, 50, 40, 50], 0.10, True),
@@ -188,7 +188,7 @@ def test_a_split_is_kept_up_to_ten_percent_off_balance_and_not_beyond():
 
 
 @pytest.mark.parametrize("held", [[[0, 2, 1], [3]], [[1, 0], [2, 3]], [[0], [1, 2, 3]]])
-def test_a_unit_is_whole_only_with_its_rows_side_by_side_and_in_order(held):
+def test_a_unit_is_complete_only_with_adjacent_rows_in_order(held):
     split, pairs = [torch.tensor(part) for part in held], units_of_rows(torch.tensor([0, 0, 1, 1]), 4)
     assert rows(keep_or_balance(split, pairs, torch.ones(4, dtype=torch.int64), slack=9.0)) == [
         [0, 1],
@@ -201,7 +201,7 @@ def test_a_unit_is_whole_only_with_its_rows_side_by_side_and_in_order(held):
 
 @FEW
 @given(batches(), RANKS, st.integers(0, 99))
-def test_what_is_kept_or_balanced_is_whole_and_even_or_no_worse_than_balanced(batch, ranks, seed):
+def test_kept_and_balanced_splits_are_complete_and_even(batch, ranks, seed):
     units, tokens = batch
     before = random_split(len(tokens), ranks, seed)
     after = keep_or_balance(before, units, tokens)
@@ -218,14 +218,14 @@ def test_what_is_kept_or_balanced_is_whole_and_even_or_no_worse_than_balanced(ba
 
 @FEW
 @given(st.integers(0, 97), RANKS, st.integers(0, 999))
-def test_what_ranks_give_is_merged_into_the_original_order(count, ranks, seed):
+def test_results_of_ranks_are_merged_into_the_original_order(count, ranks, seed):
     values = torch.randn(count, generator=torch.Generator().manual_seed(seed))
     split = random_split(count, ranks, seed)
     given_back = [values[part] * 2 for part in split]
     assert torch.equal(torch.cat(given_back)[merge_order(split)], values * 2)
 
 
-def test_nothing_is_merged_into_nothing():
+def test_an_empty_merge_is_empty():
     assert merge_order([]).tolist() == []
 
 

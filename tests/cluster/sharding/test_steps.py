@@ -1,5 +1,5 @@
-"""Optimizer steps over ranks: whatever the number of ranks, each step learns from the same rows, in the same
-order of steps."""
+"""Optimizer steps over ranks: on any number of ranks, each step learns from the same rows, in the same
+order."""
 
 import torch
 from hypothesis import given
@@ -13,8 +13,8 @@ ROWS = st.lists(
 
 
 def facts(rows):
-    """A group for every run of so many rows: (bad, tokens that count, more tokens, rows of the group) → int64
-    [rows, 4]."""
+    """Return a group for each entry (bad, tokens that count, more tokens, rows of the group), as int64 [rows,
+    4]."""
     groups = [number for number, row in enumerate(rows) for _ in range(row[3])][: len(rows)]
     return torch.tensor(
         [[bad, count, count + more, group] for (bad, count, more, _), group in zip(rows, groups, strict=True)]
@@ -22,7 +22,7 @@ def facts(rows):
 
 
 def learned(plan):
-    """Of each step: the rows that all ranks learn from, and the tokens and rows of the whole as each rank has
+    """Return for each step the rows that all ranks learn from, and the total tokens and rows as each rank has
     them."""
     found = []
     for step in zip(*plan.steps, strict=True):
@@ -53,10 +53,10 @@ def test_a_step_has_the_same_rows_on_any_number_of_ranks(rows, ranks, by_group, 
 
 
 @given(rows=ROWS, ranks=st.integers(1, 5), by_group=st.booleans())
-def test_every_row_that_can_be_learned_from_is_learned_from_once_an_epoch_and_no_other(rows, ranks, by_group):
+def test_every_usable_row_is_used_once_per_epoch(rows, ranks, by_group):
     table = facts(rows)
     bad = table[:, 0].bool()
-    if by_group:  # what one row lacks, its group lacks
+    if by_group:  # a group lacks what one of its rows lacks
         bad = torch.tensor([bool(bad[table[:, 3] == group].any()) for group in table[:, 3].tolist()])
     plan = rank_steps(table, by_group, ranks, seed=1, epochs=2, minibatch=3)
     times = [row for parts, _ in learned(plan) for part in parts for row in part]
@@ -65,7 +65,7 @@ def test_every_row_that_can_be_learned_from_is_learned_from_once_an_epoch_and_no
 
 
 @given(rows=ROWS, ranks=st.integers(1, 5))
-def test_a_rank_is_sent_the_rows_that_it_needs_once_each_and_in_their_order(rows, ranks):
+def test_a_rank_gets_each_needed_row_once_and_in_order(rows, ranks):
     plan = rank_steps(facts(rows), False, ranks, seed=2, epochs=3, minibatch=4)
     for mine, steps in zip(plan.rows, plan.steps, strict=True):
         needed = sorted({int(mine[place]) for places, _ in steps for place in places})

@@ -1,4 +1,4 @@
-"""Which ranks are asked with which rows, where several compute as one."""
+"""Which ranks get which rows if several ranks compute as one."""
 
 import torch
 from hypothesis import given
@@ -11,7 +11,7 @@ from rlflow.training.weight_sync.kinds import tensor_parallel
 
 @st.composite
 def lying_splits(draw):
-    """Rows over ranks, and how a half lies on them."""
+    """Draw rows over ranks, and the placement of a side on the ranks."""
     parallel = Parallel(draw(st.integers(1, 4)), draw(st.booleans()))
     ranks = draw(st.integers(1, 3)) * parallel.tensor
     owner = torch.tensor(draw(st.lists(st.integers(0, ranks - 1), max_size=30)), dtype=torch.int64)
@@ -19,7 +19,7 @@ def lying_splits(draw):
 
 
 @given(lying_splits())
-def test_every_row_is_asked_of_one_whole_team_and_kept_once(case):
+def test_every_row_is_sent_to_one_complete_team(case):
     ranks, parallel = case
     split = first_ranks(teams(ranks, parallel), parallel)
     assert torch.cat(split).sort().values.tolist() == list(range(sum(map(len, ranks))))
@@ -45,7 +45,7 @@ def test_a_team_keeps_the_rows_of_its_ranks(case):
 
 
 @given(st.integers(1, 5), st.integers(1, 5))
-def test_teams_take_every_rank_once_and_have_the_parts_of_the_layouts_of_a_plan(size, count):
+def test_teams_contain_every_rank_once(size, count):
     ranks, shapes = size * count, {"q_proj.weight": (size, 3)}
     made = Parallel(size).teams(ranks)
     assert made == [range(k * size, (k + 1) * size) for k in range(count)]

@@ -1,8 +1,7 @@
-"""Environments of their own, within the one that tests run in, for what reads or runs the output of `rlflow
-job`.
+"""Virtual environments within the one of the tests, for programs that read or run the output of `rlflow job`.
 
-``python tests/cluster/submit/install.py``: SkyPilot, which pins older versions of what others need newer; and
-Ray's job server, whose presence would have every Ray of the other tests start more processes.
+``python tests/cluster/submit/install.py`` installs SkyPilot, which pins older versions of shared packages,
+and Ray's job server, which would make every Ray of the other tests start more processes.
 """
 
 import site
@@ -13,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 SKYPILOT = Path(sys.prefix) / "skypilot" / "bin" / "python"
-# sees all packages of the outer environment, too
+# also sees all packages of the outer environment
 JOB_SERVER = Path(sys.prefix) / "jobserver" / "bin" / "python"
 
 

@@ -1,5 +1,5 @@
-"""The line that `rlflow job --for ray` prints, on a real Ray with its job server: a run is submitted, asked
-about, read and stopped."""
+"""The command line of `rlflow job --for ray`, on a real Ray with its job server: submit a run, read its
+status and log, and stop it."""
 
 import contextlib
 import os
@@ -39,8 +39,8 @@ SCRIPTS = {
 
 @pytest.fixture
 def own_place():
-    """A folder for a Ray's files with a path short enough for its sockets. Ray finds the Ray of a job by a
-    file there: in the usual place another Ray of this machine could have written it."""
+    """A folder for a Ray's files, with a path short enough for its sockets. Ray finds the Ray of a job by a
+    file there; in the usual folder, another Ray of this machine could have written it."""
     folder = tempfile.mkdtemp(prefix="rj", dir="/tmp")
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -48,8 +48,8 @@ def own_place():
 
 @pytest.fixture
 def shell(tmp_path, own_place, lacking):
-    """Runs lines beside a Ray whose job server listens on the loopback address; gives what they print.
-    ``address``: of the server."""
+    """Run command lines next to a Ray whose job server listens on the loopback address, and return their
+    output. ``address``: of the server."""
     if not JOB_SERVER.exists():
         lacking("Ray's job server is not installed")
     (commands := tmp_path / "bin").mkdir()
@@ -122,7 +122,7 @@ def shell(tmp_path, own_place, lacking):
 
 
 def submitted(shell, capsys, *flags):
-    """The id and the output of a job that was submitted by the line that is printed."""
+    """Return the id and the output of a job submitted by the printed line."""
     print_job("grpo", [*FLAGS, "--job.address", shell.address, *flags])
     line = capsys.readouterr().out
     assert "shown to nobody" not in line
@@ -130,7 +130,7 @@ def submitted(shell, capsys, *flags):
 
 
 @pytest.mark.long
-def test_a_run_is_submitted_asked_about_read_and_stopped(shell, capsys):
+def test_a_run_can_be_submitted_read_and_stopped(shell, capsys):
     at = f"--address {shell.address}"
     said = shell(submitted(shell, capsys, "--name", "quick", "--iterations", "2", "--pools", "all=1"))
     assert "succeeded" in said, said

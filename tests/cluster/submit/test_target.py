@@ -1,4 +1,4 @@
-"""What `rlflow job` prints, as golden files, and what it refuses. RLFLOW_WRITE_GOLDEN=1 writes them anew;
+"""The output of `rlflow job` as golden files, and its refusals. RLFLOW_WRITE_GOLDEN=1 writes the files anew;
 read the difference."""
 
 import gzip
@@ -83,7 +83,8 @@ CASES = {
 }
 
 
-READ = [pytest.param("one", marks=pytest.mark.long), "kept", "many"]  # by others' code, which takes seconds
+# by third-party code, which takes seconds
+READ = [pytest.param("one", marks=pytest.mark.long), "kept", "many"]
 KEPT = {"skypilot": "s3://my-bucket/runs", "kuberay": "my-claim", "ray": "/shared/runs"}
 
 
@@ -97,7 +98,7 @@ def printed(capsys, case, kind):
 
 @pytest.mark.parametrize("kind", FORMS)
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_printed_is_what_stands_in_the_golden_file(capsys, case, kind):
+def test_the_output_equals_the_golden_file(capsys, case, kind):
     text, path = printed(capsys, case, kind), HERE / "golden" / f"{case}.{kind}.txt"
     if os.environ.get("RLFLOW_WRITE_GOLDEN"):
         path.write_text(text)
@@ -105,7 +106,7 @@ def test_what_is_printed_is_what_stands_in_the_golden_file(capsys, case, kind):
     assert text == path.read_text()
 
 
-def test_a_job_group_has_a_task_for_the_run_for_other_machines_and_for_each_service(capsys):
+def test_a_job_group_has_a_task_per_machine_and_service(capsys):
     header, run, workers, search, judge = yaml.safe_load_all(printed(capsys, "many", "skypilot"))
     assert header == {
         "name": "ppo",
@@ -128,7 +129,7 @@ def test_a_job_group_has_a_task_for_the_run_for_other_machines_and_for_each_serv
     assert judge["resources"]["accelerators"] == "H100:1"
 
 
-def test_the_shell_of_a_task_gives_the_run_the_urls_and_the_flags_as_they_were_meant(capsys):
+def test_the_shell_of_a_task_passes_urls_and_flags_unchanged(capsys):
     run = list(yaml.safe_load_all(printed(capsys, "many", "skypilot")))[1]["run"]
     command = next(line for line in run.splitlines() if line.startswith("rlflow run"))
     shown = subprocess.run(
@@ -147,7 +148,7 @@ def test_the_shell_of_a_task_gives_the_run_the_urls_and_the_flags_as_they_were_m
     assert given["--ray-address"] == "127.0.0.1:6379"
 
 
-def test_the_path_at_which_a_service_is_asked_for_its_health_goes_with_it_where_it_is_not_the_usual_one(
+def test_an_unusual_health_path_of_a_service_is_kept(
     capsys,
 ):
     assert (
@@ -177,7 +178,7 @@ def rayjob_schema():
 
 
 def strict(schema):
-    """The schema with unknown fields refused, as the API server refuses them with strict validation."""
+    """Return the schema with unknown fields refused, as the API server does with strict validation."""
     if isinstance(schema, list):
         return [strict(each) for each in schema]
     if not isinstance(schema, dict):
@@ -207,7 +208,7 @@ def test_a_rayjob_is_valid_under_the_schema_of_its_resource(capsys, case):
     assert set(re.findall(r"http://(ppo-[a-z-]+):", text)) == names
 
 
-def test_an_algorithm_of_ones_own_goes_to_the_head_as_a_file(capsys, tmp_path):
+def test_an_own_algorithm_is_sent_to_the_head_as_a_file(capsys, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("text of mine\n")
     print_job(f"{file}::flow", ["--for", "kuberay", "--job.image", "r.example/rl:1"])
@@ -233,7 +234,7 @@ def test_a_line_for_rays_job_server_carries_secrets_by_name(capsys):
     assert json.loads(shown[at + 1]) == {"env_vars": {"HF_TOKEN": 'it\'s "secret"', "WANDB_API_KEY": "w"}}
     words = shown[shown.index("--") + 1 :]
     assert words[:3] == ["rlflow", "run", "ppo"]
-    # or the run would have taken all of them
+    # otherwise the run would have taken all of them
     assert words[words.index("--service.judge_model.gpus") + 1] == "1"
     assert words[words.index("--service.search.cpus") + 1] == "4"
     # started by the run itself
@@ -279,9 +280,9 @@ SHOWING = (
 
 
 def carried_out(kind, text, tmp_path):
-    """The words of `rlflow run` and the variables of services, as the text hands them to a stand-in, in an
-    empty folder; the commands of services; the environment and the folder. Kubernetes is stood in for where
-    it puts values of variables in place."""
+    """Return the words of `rlflow run` and the variables of services as the text passes them to a stand-in in
+    an empty folder, the commands of services, the environment, and the folder. A stand-in replaces variables
+    like Kubernetes."""
     (bin_ := tmp_path / "bin").mkdir()
     (work := tmp_path / "work").mkdir()
     for name in ("rlflow", "ray"):
@@ -335,14 +336,12 @@ def carried_out(kind, text, tmp_path):
 
 
 def of_kubernetes(text):
-    """A value as Kubernetes hands it to a container that has the variable HF_TOKEN."""
+    """Return a value as Kubernetes passes it to a container that has the variable HF_TOKEN."""
     return re.sub(r"\$\$|\$\(HF_TOKEN\)", lambda match: "$" if match[0] == "$$" else "of-mine", text)
 
 
 @pytest.mark.parametrize("kind", FORMS)
-def test_hostile_values_of_all_flags_come_to_the_run_as_they_are_and_are_carried_out_by_no_shell(
-    capsys, tmp_path, kind
-):
+def test_no_shell_executes_hostile_flag_values(capsys, tmp_path, kind):
     values = {f"hp.v{number}": text for number, text in enumerate(HOSTILE)}
     values |= {
         "model": HOSTILE[0],
@@ -396,7 +395,7 @@ def test_hostile_values_of_all_flags_come_to_the_run_as_they_are_and_are_carried
 
 
 @pytest.mark.parametrize("text", ["a\0b", "\udc80"])
-def test_text_that_no_command_can_hold_is_refused(tmp_path, text):
+def test_text_that_a_command_cannot_contain_is_refused(tmp_path, text):
     with pytest.raises(PlanError, match=r"--hp.x cannot be part of a command"):
         print_job("grpo", ["--for", "ray", "--hp.x", text])
 
@@ -421,7 +420,7 @@ def test_text_that_no_command_can_hold_is_refused(tmp_path, text):
         (["--for", "skypilot", "--service.s", "serve", "--service.s.gpus", "1"], "no --job.accelerators"),
     ],
 )
-def test_what_cannot_be_printed_is_refused(flags, told):
+def test_an_impossible_job_is_refused(flags, told):
     with pytest.raises(PlanError) as refused:
         print_job("grpo", flags)
     assert told in str(refused.value)
@@ -429,7 +428,7 @@ def test_what_cannot_be_printed_is_refused(flags, told):
 
 
 @pytest.mark.parametrize("kind", FORMS)
-def test_a_run_that_is_kept_goes_on_under_its_name_where_it_is_kept(capsys, kind):
+def test_a_stored_run_resumes_under_its_name_in_its_place(capsys, kind):
     text = printed(capsys, "kept", kind)
     out = "/shared/runs" if kind == "ray" else "/rlflow-runs"
     assert f"--out {out} --name grpo --resume auto" in text
@@ -443,7 +442,7 @@ def test_a_run_that_is_kept_goes_on_under_its_name_where_it_is_kept(capsys, kind
 
 
 def mounted(document):
-    """(path, what appears there) of each volume or bucket of a document."""
+    """Return (path, mounted volume or bucket) of each mount of a document."""
     specs = [
         document,
         *(document.get("spec", {}).get("rayClusterSpec", {}).get("workerGroupSpecs", [])),
@@ -463,7 +462,7 @@ def mounted(document):
 
 
 @pytest.mark.parametrize("kind", FORMS)
-def test_a_run_that_nothing_keeps_is_warned_of_in_the_text_and_beside_it(capsys, kind):
+def test_a_run_without_storage_causes_a_warning(capsys, kind):
     assert print_job("grpo", ["--for", kind, "--job.image", "i"]) == 0
     said = capsys.readouterr()
     for text in said:
@@ -474,8 +473,8 @@ def test_a_run_that_nothing_keeps_is_warned_of_in_the_text_and_beside_it(capsys,
     assert ("warning" in capsys.readouterr().out) is (kind == "kuberay")
 
 
-def test_loops_of_a_job_group_have_a_deadline_and_join_the_ray_that_it_started(capsys, tmp_path):
-    """Run in a shell in which no machine ever comes, and time has passed."""
+def test_loops_of_a_job_group_have_a_deadline(capsys, tmp_path):
+    """Runs in a shell where no machine ever comes and time has passed."""
     _, run, workers = yaml.safe_load_all(printed(capsys, "kept", "skypilot"))
     calls = tmp_path / "calls"
     stubs = (
@@ -492,7 +491,7 @@ def test_loops_of_a_job_group_have_a_deadline_and_join_the_ray_that_it_started(c
     assert '"auto"' not in calls.read_text()
 
 
-def test_pools_of_a_table_are_pools_too(tmp_path, capsys):
+def test_pools_in_a_table_are_read_as_pools(tmp_path, capsys):
     (tmp_path / "run.toml").write_text("[pools]\ntrain = 8\nrollout = 8\n")
     assert (
         print_job("grpo", ["--config", str(tmp_path / "run.toml"), "--for", "ray", "--job.nodes", "2"]) == 0
@@ -508,14 +507,14 @@ def test_pools_of_threads_join_no_ray(capsys):
         assert ("cluster]" in capsys.readouterr().out) is joins
 
 
-def test_documents_are_read_as_they_were_and_lines_stand_as_lines():
+def test_documents_parse_back_and_keep_their_lines():
     documents = [{"b": 1, "a": "one\ntwo\n"}, {"c": ["x: y", "- z", "yes"]}]
     text = joined(["a comment"], documents)
     assert list(yaml.safe_load_all(text)) == documents
     assert text.startswith("# a comment\nb: 1\na: |\n  one\n  two\n---\n")
 
 
-def test_names_are_those_of_hosts():
+def test_names_are_valid_host_names():
     assert task_of(Service(name="Judge_2")) == "judge-2"
     assert (key_of(TOKEN), key_of("HF_TOKEN")) == ("auth_token", "HF_TOKEN")
     assert target_of("My File.py::x", {"for": "ray"})[1].name == "my-file"
@@ -533,7 +532,7 @@ print(json.dumps([dag.name, dag.primary_tasks, dag.termination_delay, tasks]))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", READ)
-def test_skypilot_itself_reads_the_job_group(capsys, case, lacking, tmp_path):
+def test_skypilot_reads_the_job_group(capsys, case, lacking, tmp_path):
     if not SKYPILOT.exists():
         lacking("SkyPilot is not installed")
     text = printed(capsys, case, "skypilot")

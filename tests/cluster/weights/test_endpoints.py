@@ -1,4 +1,4 @@
-"""Weights from one pool to another by a plan: each end by itself, and both on real workers."""
+"""Weights between two pools by a plan: each end alone, and both on real workers."""
 
 import hashlib
 from pathlib import Path
@@ -19,17 +19,17 @@ from rlflow.training.weight_sync.segment import ROOT, check_machines
 from rlflow.training.weight_sync.transport import TransferError
 
 FOLDER = Path(next(iter(rlflow.data.tasks.__path__))) / "arithmetic_model"
-BUCKET = 1 << 18  # of a model of 3.8 MB, so that there are many
+BUCKET = 1 << 18  # a small size for a model of 3.8 MB, so that there are many buckets
 
 
 @pytest.fixture(scope="module")
 def ends():
-    """A trainer, and two generators that need the same."""
+    """A trainer, and two generators that need the same weights."""
     sender = Sender(Model(Trainer(ModelSpec(FOLDER, "logprobs", True))), "cpu")
     receivers = [Receiver(Model(None, Generator(ModelSpec(FOLDER))), "cpu") for _ in range(2)]
     assert all(receiver.begin() for receiver in receivers)
-    told = [sender.begin()]
-    return sender, receivers, Offers(told, [receiver.offer(told) for receiver in receivers], BUCKET)
+    digest_of = [sender.begin()]
+    return sender, receivers, Offers(digest_of, [receiver.offer(digest_of) for receiver in receivers], BUCKET)
 
 
 def bound(ends, run):
@@ -41,14 +41,14 @@ def bound(ends, run):
     return Route(offers.plan(), 1, "segment" if run else "store")
 
 
-def moved(ends, route, version, told=None):
-    """Bucket by bucket; the messages that went."""
+def moved(ends, route, version, digest_of=None):
+    """Move the weights bucket by bucket; return the messages."""
     sender, receivers, _ = ends
     made = []
     for index in range(len(route.plan.buckets)):
-        done, *messages = sender.pack(index, told if told is not None else version, False)
+        done, *messages = sender.pack(index, digest_of if digest_of is not None else version, False)
         made += messages
-        assert done == (told if told is not None else version)
+        assert done == (digest_of if digest_of is not None else version)
         for receiver, recipients in route.incoming(index).items():
             firsts = list(route.recipients[index][0])
             receivers[receiver - 1].take(
@@ -58,10 +58,10 @@ def moved(ends, route, version, told=None):
 
 
 @pytest.mark.parametrize("run", [None, "test-passing"])
-def test_ranks_that_need_the_same_take_one_message_and_have_the_trainers_bits(ends, run):
+def test_ranks_with_equal_needs_share_one_message(ends, run):
     sender, receivers, _ = ends
     route = bound(ends, run)
-    assert list(ROOT.glob("rlflow-test-passing-*")) == []  # unlinked as soon as it is open everywhere
+    assert list(ROOT.glob("rlflow-test-passing-*")) == []  # unlinked as soon as all have it open
     weights = dict(sender.trainer.weights())
     for tensor in weights.values():
         tensor.data.add_(torch.randn(tensor.shape) * 0.01)
@@ -72,7 +72,7 @@ def test_ranks_that_need_the_same_take_one_message_and_have_the_trainers_bits(en
     terms = sender.terms()
     size = sum(tensor.nbytes for tensor in weights.values())
     assert len(route.plan.buckets) > 5
-    assert size <= sent < 1.3 * size  # not twice; what is cut into pieces need not go to both in one bucket
+    assert size <= sent < 1.3 * size  # not twice; a tensor cut into pieces need not go to both in one bucket
     for receiver in receivers:
         assert receiver.finish(3, terms) == {"inbound": size, "bound": size}
         assert receiver.generator.version == 3
@@ -83,9 +83,9 @@ def test_ranks_that_need_the_same_take_one_message_and_have_the_trainers_bits(en
     sender.close()
 
 
-def test_what_was_not_sent_or_not_asked_for_is_noticed(ends):
+def test_missing_and_unrequested_messages_are_noticed(ends):
     route, receiver = bound(ends, None), ends[1][0]
-    moved(ends, route, 4, told=5)
+    moved(ends, route, 4, digest_of=5)
     with pytest.raises(
         TransferError, match=r"rank 1 expects weights of version 4, but ranks sent other versions: {0: 5}"
     ):
@@ -102,13 +102,13 @@ def test_what_was_not_sent_or_not_asked_for_is_noticed(ends):
 
 
 def bits(pool):
-    """Of each rank a digest of what it samples with."""
+    """Return for each rank a digest of the weights it samples with."""
 
-    def told(host):
+    def digest_of(host):
         own = host.instance.engine.models["actor"].generator.network.own()
         return hashlib.sha256(b"".join(tensor.numpy().tobytes() for _, tensor in own)).hexdigest()
 
-    return ray.get([actor.__ray_call__.remote(told) for actor in pool.actors], timeout=240)
+    return ray.get([actor.__ray_call__.remote(digest_of) for actor in pool.actors], timeout=240)
 
 
 def scaled(state, factor):
@@ -118,8 +118,8 @@ def scaled(state, factor):
 
 
 @pytest.mark.slow
-def test_every_way_between_two_pools_brings_the_same_bits_and_plans_no_byte_too_many(ray_address):
-    """Weights that were frozen before those that were sampled with last, too."""
+def test_every_way_between_pools_moves_equal_bits_once(ray_address):
+    """Also for weights frozen before the version that was last used for sampling."""
     roles = rlflow.roles(
         "grpo",
         prompts=4,
@@ -158,7 +158,7 @@ def test_every_way_between_two_pools_brings_the_same_bits_and_plans_no_byte_too_
         newest, older = found[:2]
         assert found == [newest, older] * 3
         assert len({*newest, *older}) == 2
-        assert 10 * BUCKET < min(sizes) <= max(sizes) < 1.05 * min(sizes)  # to both ranks, whatever the way
+        assert 10 * BUCKET < min(sizes) <= max(sizes) < 1.05 * min(sizes)  # to both ranks, by either way
         assert model.arrived() == 0
         assert list(ROOT.glob("rlflow-between-*")) == []
     finally:

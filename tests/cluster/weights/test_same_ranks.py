@@ -1,4 +1,4 @@
-"""By which way weights go between the ranks of one pool, and what is tried next where one does not open."""
+"""How weights move between the ranks of one pool, and the next choice if one way does not open."""
 
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -20,14 +20,14 @@ from rlflow.training.weight_sync.shards import ShardView, TensorViews
     ("how", "device", "one_machine", "found"),
     [
         ("auto", "cpu", True, ("segment",)),
-        # where processes cannot share the memory of their GPUs, messages can
+        # if processes cannot share GPU memory, messages still work
         ("auto", "cuda", True, ("handles", "alltoall")),
         ("auto", "cpu", False, ("alltoall",)),
         ("auto", "cuda", False, ("alltoall",)),
         ("alltoall", "cpu", True, ("alltoall",)),
         ("alltoall", "cuda", True, ("alltoall",)),
         ("segment", "cpu", True, ("segment",)),
-        ("segment", "cuda", True, ("handles",)),  # what was asked for, or nothing
+        ("segment", "cuda", True, ("handles",)),  # the requested way, or none
     ],
 )
 def test_the_way_is_shared_memory_on_one_machine_and_messages_between_several(
@@ -37,7 +37,7 @@ def test_the_way_is_shared_memory_on_one_machine_and_messages_between_several(
 
 
 def opening(refusals):
-    """A way of opening that is refused with the code of each way, and what was tried."""
+    """Return a function that opens ways and is refused with the code of each, and the list of tried ways."""
     tried = []
 
     def bound(way):
@@ -49,7 +49,7 @@ def opening(refusals):
     return bound, tried
 
 
-def test_the_next_way_is_tried_where_gpus_memory_cannot_be_shared_and_no_other_error_is_passed_over():
+def test_unshareable_gpu_memory_leads_to_the_next_way():
     bound, tried = opening({})
     assert first_that_opens(bound, ("handles", "alltoall")) == "handles"
     bound, tried = opening({"handles": "reshard-handles"})
@@ -61,7 +61,7 @@ def test_the_next_way_is_tried_where_gpus_memory_cannot_be_shared_and_no_other_e
     assert tried == ["handles"]
 
 
-def test_the_last_way_raises_whatever_keeps_it_from_opening():
+def test_the_last_way_raises_its_error():
     bound, tried = opening({"handles": "reshard-handles", "alltoall": "reshard-handles"})
     with pytest.raises(PlanError, match="refused"):
         first_that_opens(bound, ("handles", "alltoall"))
@@ -69,7 +69,7 @@ def test_the_last_way_raises_whatever_keeps_it_from_opening():
 
 
 class Shown:
-    """A half that shows where its weights lie, or has none to show."""
+    """A side that shows the memory of its weights, or has none to show."""
 
     def __init__(self, pieces=("some",)):
         self.shown = pieces
@@ -84,14 +84,14 @@ class Shown:
         return nullcontext()
 
     def load(self, tensors):
-        """Takes nothing."""
+        """Accept nothing."""
 
 
 def test_without_other_ranks_no_plan_moves_anything():
     assert not movable(Model(Shown(), Shown()), "auto")
 
 
-def test_a_plan_moves_weights_of_halves_that_show_them(on_ranks):
+def test_a_plan_moves_weights_of_sides_that_show_them(on_ranks):
     def asked(rank):
         pairs = [
             Model(Shown(), Shown()),
@@ -112,14 +112,14 @@ def values(version):
 
 
 class Half(Shown):
-    """A trainer that has the first or the second half of each tensor, or a generator that has whole ones."""
+    """A trainer that has the first or the second half of each tensor, or a generator that has all of it."""
 
     def __init__(self, layout, rank):
         self.layout, self.rank, self.steps = layout, rank, []
         self.renew()
 
     def renew(self):
-        """Other memory for the same boxes."""
+        """Move the same boxes to other memory."""
         self.shown = {
             name: TensorViews(
                 spread.shape,
@@ -149,8 +149,8 @@ class Half(Shown):
 
 
 def moved(rank):
-    """Whether what is sampled with is what was trained, after each transfer; and what the transfers say of
-    themselves."""
+    """Check after each transfer that the sampler's weights are the trained ones; return the reports of the
+    transfers."""
     trainer, generator = (
         Half(sharded(SHAPES, "float32", [Cut(range(2), 2)]), rank),
         Half(replicated(SHAPES, "float32", 2), rank),
@@ -158,7 +158,7 @@ def moved(rank):
     moving, told, right = SameRankTransfer(Model(trainer, generator), "alltoall", "run", "cpu", 1), [], []
     for version in (1, 2, 3):
         if version == 3:
-            trainer.renew()  # as an optimizer that gives its parameters other memory
+            trainer.renew()  # like an optimizer that moves its parameters to other memory
         trainer.fill(version)
         told.append(moving(version))
         right += [
@@ -168,7 +168,7 @@ def moved(rank):
     return [all(right), generator.steps, told]
 
 
-def test_every_rank_samples_with_what_all_have_trained_though_their_memory_is_another_one_in_between(
+def test_every_rank_samples_with_the_trained_weights(
     on_ranks,
 ):
     whole = 4 * sum(tensor.numel() for tensor in values(0).values())
@@ -179,4 +179,4 @@ def test_every_rank_samples_with_what_all_have_trained_though_their_memory_is_an
         assert told[0]["transport"] == "alltoall"
         assert told[0]["inbound"] == told[0]["bound"]
         assert told[0] == told[1] == told[2]
-    assert sum(told[0]["inbound"] for _, _, told in answers) == whole  # each gets what the other one has
+    assert sum(told[0]["inbound"] for _, _, told in answers) == whole  # each gets the part of the other one

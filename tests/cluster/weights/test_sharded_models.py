@@ -1,5 +1,5 @@
-"""What the driver knows of a model on pools: when its weights have to move, by which way, and what a failed
-transfer leaves."""
+"""The driver's view of a model on pools: when its weights must move, by which way, and the state after a
+failed transfer."""
 
 from concurrent.futures import Future
 
@@ -13,8 +13,8 @@ from rlflow.errors import RemoteError
 
 
 class InThisProcess(Pool):
-    """A pool of so many ranks without processes: it writes down what it is asked, and answers each time with
-    the next of ``answers``."""
+    """A pool of ranks without processes: it records its calls and answers each with the next of
+    ``answers``."""
 
     def __init__(self, name, ranks=1, answers=()):
         super().__init__(name, range(ranks), ThreadTransport())
@@ -36,7 +36,7 @@ class InThisProcess(Pool):
 
 
 class Plan(WeightTransfer):
-    """A way between two pools, on which nothing really goes."""
+    """A way between two pools that moves nothing."""
 
     def __init__(self, there):
         super().__init__(
@@ -64,7 +64,7 @@ class Plan(WeightTransfer):
 
 
 def apart(transfer=None, version=3):
-    """A model whose halves are on two pools, and whose weights are newer than what samples."""
+    """Return a model with its sides on two pools and weights newer than the sampler's."""
     return RemoteModel(
         "actor",
         RemoteTrainer("actor", InThisProcess("train")),
@@ -75,7 +75,7 @@ def apart(transfer=None, version=3):
     )
 
 
-def test_of_a_trainer_that_shards_every_rank_takes_part_and_rank_0_answers():
+def test_every_rank_of_a_sharded_trainer_takes_part():
     whole, shards = InThisProcess("all", 3), InThisProcess("all", 3)
     assert RemoteTrainer("actor", whole).begin("weights", 1) == "weights of rank 0"
     assert whole.asked == [(0, "weights", "actor", 1)]
@@ -83,20 +83,20 @@ def test_of_a_trainer_that_shards_every_rank_takes_part_and_rank_0_answers():
     assert shards.asked == [(rank, "weights", "actor") for rank in range(3)]
 
 
-def test_on_one_pool_each_rank_has_both_halves_and_the_most_of_all_ranks_is_told():
+def test_on_one_pool_the_largest_value_of_all_ranks_is_reported():
     pool = InThisProcess("all", 2, answers=[[{"inbound": 3.0, "extra": 9.0}, {"inbound": 5.0, "extra": 1.0}]])
     model = RemoteModel("actor", RemoteTrainer("actor", pool), pool, version=2, sampled_version=1)
-    assert model.frozen() is None  # it has just the newest
+    assert model.frozen() is None  # it has the newest already
     model.synchronise()
     assert pool.asked == [("synchronise", "actor", 2)]
     assert (model.sampled_version, model.moved) == (2, {"inbound": 5.0, "extra": 9.0})
-    assert (model.arrived(), model.arrived()) == (8, 0)  # what came to both is counted, once
+    assert (model.arrived(), model.arrived()) == (8, 0)  # bytes for both are counted once
     model.synchronise()  # nothing is newer
     assert len(pool.asked) == 1
 
 
 @pytest.mark.parametrize(("trainer", "generator"), [(True, False), (False, True), (False, False)])
-def test_a_role_with_one_half_has_nothing_to_hand_over(trainer, generator):
+def test_a_role_with_one_side_has_nothing_to_transfer(trainer, generator):
     pool = InThisProcess("all")
     model = RemoteModel(
         "actor", RemoteTrainer("actor", pool) if trainer else None, pool if generator else None, version=2
@@ -106,20 +106,20 @@ def test_a_role_with_one_half_has_nothing_to_hand_over(trainer, generator):
     assert pool.asked == []
 
 
-def test_without_a_plan_whole_weights_go_as_one_object():
+def test_without_a_plan_all_weights_go_as_one_object():
     model = apart()
     assert model.frozen() == Frozen(3, "weights of rank 0")
     model.synchronise()
     assert model.generator.asked == [("receive", "actor", 3, "weights of rank 0")]
     assert (model.sampled_version, model.arrived()) == (3, 8)
-    model.use(Frozen(3, "weights of rank 0"), 1.0)  # it has these
+    model.use(Frozen(3, "weights of rank 0"), 1.0)  # it has these already
     assert len(model.generator.asked) == 1
     no_plan = apart(Plan(there=False))
     no_plan.synchronise()
     assert no_plan.generator.asked == model.generator.asked
 
 
-def test_a_plan_is_made_once_and_carries_what_is_newer():
+def test_a_plan_is_made_once_and_carries_newer_weights():
     plan = Plan(there=True)
     model = apart(plan)
     model.synchronise()
@@ -135,7 +135,7 @@ def test_a_plan_is_made_once_and_carries_what_is_newer():
 
 
 @pytest.mark.parametrize("planned", [True, False])
-def test_after_a_transfer_that_failed_nobody_takes_the_weights_for_any_version(planned):
+def test_a_failed_transfer_leaves_weights_without_a_version(planned):
     plan = Plan(planned)
     plan.failing = True
     model = apart(plan)
@@ -145,7 +145,7 @@ def test_after_a_transfer_that_failed_nobody_takes_the_weights_for_any_version(p
     assert model.sampled_version == -1
 
 
-def test_a_role_that_is_put_back_has_a_plan_made_anew_with_workers_that_may_be_others():
+def test_a_restored_role_gets_a_new_plan():
     plan = Plan(there=True)
     model = apart(plan)
     model.synchronise()
