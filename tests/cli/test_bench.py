@@ -1,4 +1,4 @@
-"""`rlflow bench`: from a suite to its table, and what goes wrong on the way."""
+"""`rlflow bench`: from a suite to its table, and its errors."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ seconds = 1.0
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch, capsys):
-    """Run the command in an empty folder; exit code, standard output and standard error."""
+    """Run the command in an empty folder; return exit code, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
 
     def run(text, *flags):
@@ -62,7 +62,7 @@ def test_the_table_has_a_row_for_each_cell_with_its_numbers(bench):
     assert [row[column] for row in rows[2:]] == ["0.500", "1.000"]
     assert [row[heads.index("evaluation/sampled")] for row in rows[2:]] == ["0.400", "0.000"]
     assert "one" in out
-    assert "moved" not in heads  # no cell says it
+    assert "moved" not in heads  # no cell says so
     assert seeds[0][2] == "sampled before → after"
     assert [row[:3] for row in seeds[2:]] == [["one", "0", "20.0% → 40.0%"], ["two", "0", "0.0% → 0.0%"]]
 
@@ -87,13 +87,13 @@ def test_a_failed_cell_is_a_row_with_its_cause_and_exits_with_1(bench):
     assert "two, seed 0 failed: RuntimeError: iteration 2 does not work" in out
 
 
-def test_a_cell_whose_sums_do_not_close_is_an_error(bench):
+def test_a_cell_with_inconsistent_sums_is_an_error(bench):
     code, out, _ = bench(TWO + "closes = false\n")
     assert code == 1
     assert "two: the sums of sampled rows and of their outcomes do not match" in out
 
 
-def test_a_budget_that_is_used_up_is_said_with_how_to_go_on(bench):
+def test_a_used_up_budget_is_reported_with_a_remedy(bench):
     code, out, _ = bench(TWO, "--budget", "0s")
     assert code == 0
     assert "the budget of 0s is used up: the same command continues" in out
@@ -101,18 +101,18 @@ def test_a_budget_that_is_used_up_is_said_with_how_to_go_on(bench):
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("25m", 1500), ("1h30m", 5400), ("0.5h", 1800)])
-def test_durations(text, seconds):
+def test_durations_are_read(text, seconds):
     assert duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "25", "m", "-3m", "3 m", "3d"])
-def test_a_text_that_is_no_duration_is_refused(bench, text):
+def test_an_invalid_duration_is_refused(bench, text):
     code, _, err = bench(TWO, f"--budget={text}")
     assert code == 2
     assert "--budget is not a duration" in err
 
 
-def test_the_files_of_a_suite_are_made_once_and_a_maker_that_fails_leaves_nothing(tmp_path):
+def test_the_files_of_a_suite_are_made_once(tmp_path):
     maker = tmp_path / "maker.py"
     maker.write_text("import sys, pathlib\n(pathlib.Path(sys.argv[1]) / 'file').write_text('once')\n")
     path = tmp_path / "mine.toml"
@@ -146,7 +146,7 @@ def test_trust_and_gates_from_the_command_line(bench):
     assert exit_code(["bench", "learning", "schedules"]) == 2
 
 
-def test_another_comparison_is_shown_beside_and_decides_nothing(bench):
+def test_another_comparison_is_shown_and_decides_nothing(bench):
     bench(TWO, "--out", "before")
     code, out, _ = bench(
         TWO.replace("seconds = 1.0", "seconds = 2.0"), "--out", "after", "--against", "before"
@@ -161,8 +161,8 @@ def test_another_comparison_is_shown_beside_and_decides_nothing(bench):
 
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
-def test_a_comparison_that_is_stopped_says_that_the_same_command_goes_on_and_it_does(bench, tmp_path, number):
-    """As the second turn sends the signal to the command, which is its parent."""
+def test_a_stopped_comparison_resumes_with_the_same_command(bench, tmp_path, number):
+    """The second run sends the signal to the command, its parent."""
     system = tmp_path / "stops.py"
     system.write_text(
         COUNTING.read_text().replace(

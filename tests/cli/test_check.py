@@ -1,4 +1,4 @@
-"""`rlflow check` as a user meets it, and what it loads."""
+"""`rlflow check` from a user's view, and the modules it loads."""
 
 import json
 import os
@@ -75,7 +75,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("text", REFUSED, ids=lambda text: text[:40])
-def test_what_a_run_refuses_before_it_loads_anything_check_refuses_too(tmp_path, monkeypatch, capsys, text):
+def test_check_refuses_what_a_run_refuses_before_loading(tmp_path, monkeypatch, capsys, text):
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text(text)
     assert command(capsys, "check", "grpo", "--config", "run.toml")[0] == 2
@@ -104,7 +104,7 @@ def test_places_are_never_wrapped(tmp_path):
     )
 
 
-def test_a_file_that_is_no_python_is_placed(tmp_path, capsys):
+def test_a_file_that_is_not_python_is_reported_with_its_line(tmp_path, capsys):
     path = tmp_path / "broken.py"
     path.write_text("def flow(:\n")
     ended, printed = command(capsys, "check", path)
@@ -115,7 +115,7 @@ def test_a_file_that_is_no_python_is_placed(tmp_path, capsys):
 @pytest.mark.parametrize(
     "text", ["raise SystemExit(0)", "import sys; sys.exit('bye')", "1 / 0", "import no_such_package"]
 )
-def test_a_file_that_stops_while_it_is_loaded_is_an_error_of_its_line(tmp_path, capsys, text):
+def test_a_file_that_exits_while_loading_is_an_error_with_its_line(tmp_path, capsys, text):
     path = tmp_path / "stops.py"
     path.write_text(f"x = 1\n{text}\n")
     ended, printed = command(capsys, "check", path)
@@ -123,7 +123,7 @@ def test_a_file_that_stops_while_it_is_loaded_is_an_error_of_its_line(tmp_path, 
     assert printed.startswith(f"{path}:2: the file cannot be loaded: ")
 
 
-def test_a_file_that_is_not_there_names_the_nearest(capsys):
+def test_a_missing_file_is_reported_with_the_nearest_name(capsys):
     ended, printed = command(capsys, "check", "pp0")
     assert ended == 2
     assert "nearest:  ppo" in printed
@@ -138,7 +138,7 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(tmp_path, capsys
     assert "\\x1b[31mred" in printed
 
 
-# -- what is loaded
+# -- loaded modules
 # ------------------------------------------------------------------------------------------------------------
 
 LOADED = """
@@ -174,13 +174,13 @@ def test_help_loads_no_torch():
 
 
 @pytest.mark.slow
-def test_checking_a_file_loads_torch_alone_and_a_file_that_is_refused_not_even_that():
+def test_check_loads_only_torch_and_only_for_a_valid_file():
     assert loaded(CHECKED.format(path=str(FIXTURES / "never_read.py"))) == "['torch']"
     assert loaded(CHECKED.format(path=str(FIXTURES / "column_missing.py"))) == "[]"
     assert loaded(CHECKED.format(path=str(FIXTURES / "symbol_torch.py"))) == "['torch']"
 
 
-def test_several_rewards_are_roles_of_their_own_and_judges_of_sets_are_none():
+def test_several_rewards_are_separate_roles():
     flow = load_flow("gdpo")
     rewards = {"reward": ("task", "math", "math@hard"), "eval": ("hard=x.jsonl",)}
     roles = roles_of(flow, ("task", "math"))
@@ -190,7 +190,7 @@ def test_several_rewards_are_roles_of_their_own_and_judges_of_sets_are_none():
     assert config.judges == ("math@hard",)
 
 
-# -- models that are to be told of tools
+# -- models that must know the tools
 # -----------------------------------------------------------------------------------------
 
 CALCULATOR = f"{TESTS / 'rewards' / 'environments' / 'calculator.py'}:Calculator"
@@ -202,7 +202,7 @@ CARRIES = (
 
 @pytest.fixture
 def model(tmp_path):
-    """A function from a chat template to a model folder that has it, and nothing that could be loaded."""
+    """A function from a chat template to a model folder with it that has nothing to load."""
 
     def written(template):
         (tmp_path / "config.json").write_text("{}")
@@ -226,7 +226,7 @@ def model(tmp_path):
         ),
     ],
 )
-def test_a_model_that_cannot_be_told_of_tools_is_refused_at_their_class(capsys, model, template, says):
+def test_a_model_without_a_tool_template_is_refused(capsys, model, template, says):
     ended, printed = command(capsys, "check", "grpo", "--env", CALCULATOR, "--model", model(template))
     assert ended == 2
     assert re.search(
@@ -237,14 +237,14 @@ def test_a_model_that_cannot_be_told_of_tools_is_refused_at_their_class(capsys, 
     assert "grpo: refused (7 nodes; 1 error" in printed
 
 
-def test_a_model_that_can_be_told_of_tools_is_right(capsys, model):
+def test_a_model_with_a_tool_template_passes(capsys, model):
     words = ("check", "grpo", "--env", CALCULATOR, "--model", model(CARRIES))
     assert command(capsys, *words)[0] == 0
     # which has no model
     assert command(capsys, "check", "grpo", "--env", CALCULATOR, "--backend", "null")[0] == 0
 
 
-def test_without_model_and_data_it_is_the_packaged_model_that_is_to_be_told_of_tools(capsys):
+def test_without_a_model_the_packaged_one_is_checked_for_tools(capsys):
     ended, printed = command(capsys, "check", "grpo", "--env", CALCULATOR)
     assert ended == 2
     assert "the tokenizer of " in printed
@@ -252,8 +252,8 @@ def test_without_model_and_data_it_is_the_packaged_model_that_is_to_be_told_of_t
 
 
 @pytest.mark.slow
-def test_a_model_that_cannot_be_told_of_tools_is_refused_before_anything_is_loaded():
-    path = str(FIXTURES / "never_read.py")  # a flow that is right, for which torch would be loaded
+def test_a_model_without_a_tool_template_is_refused_early():
+    path = str(FIXTURES / "never_read.py")  # a valid flow, for which torch would be loaded
     assert (
         loaded(f"from rlflow.cli.check import check_file\ncheck_file({path!r}, ['--env', {CALCULATOR!r}])")
         == "[]"

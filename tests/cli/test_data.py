@@ -1,4 +1,4 @@
-"""`rlflow data` as a user meets it."""
+"""`rlflow data` from a user's view."""
 
 import json
 
@@ -12,7 +12,7 @@ MODEL = TASKS / "arithmetic_model"
 
 @pytest.fixture
 def called(monkeypatch, capsys, tmp_path):
-    """The command in this process: its exit code and what it prints."""
+    """Run the command in this process; return its exit code and output."""
     lines = [
         {"question": "7 + 5 =", "answer": "12", "level": 1},
         {"question": "", "answer": "0"},
@@ -27,7 +27,7 @@ def called(monkeypatch, capsys, tmp_path):
     return call
 
 
-def test_fields_lengths_what_is_left_out_and_rows_are_printed(called):
+def test_fields_lengths_dropped_records_and_rows_are_printed(called):
     code, out, err = called("d.jsonl", "--model", str(MODEL))
     assert (code, err) == (0, "")
     lines = out.splitlines()
@@ -47,13 +47,13 @@ def test_fields_lengths_what_is_left_out_and_rows_are_printed(called):
     assert "    7 + 5 =" in lines
 
 
-def test_json_holds_the_same(called):
+def test_json_has_the_same_content(called):
     code, out, _ = called("d.jsonl", "--json", "--rows", "0")
     assert code == 0
     assert (json.loads(out)["records"], json.loads(out)["rows"]) == (2, [])
 
 
-def test_several_sources_are_shown_one_after_another_with_their_shares(called, tmp_path):
+def test_several_sources_are_shown_with_their_shares(called, tmp_path):
     (tmp_path / "e.jsonl").write_text('{"ask": "how?", "answer": "so"}\n')
     sources = ["d.jsonl:3", "--data", "other=e.jsonl:1", "--data.other.prompt", "ask", "--rows", "0"]
     code, out, err = called(*sources)
@@ -79,7 +79,7 @@ def test_several_sources_are_shown_one_after_another_with_their_shares(called, t
         (["d.jsonl", "--model", "nowhere"], "no such model folder: nowhere"),
     ],
 )
-def test_what_is_wrong_is_told(called, words, says):
+def test_errors_are_reported(called, words, says):
     code, _, err = called(*words)
     assert code == 2
     assert says in err

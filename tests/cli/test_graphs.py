@@ -1,4 +1,4 @@
-"""`rlflow graph` prints, and ends well."""
+"""`rlflow graph` prints each format, and refuses unknown ones."""
 
 import pytest
 
@@ -12,6 +12,6 @@ def test_a_graph_is_printed_in_each_format(format, capsys):
     assert "actor.generate" in capsys.readouterr().out
 
 
-def test_a_format_that_is_not_there_is_told():
+def test_an_unknown_format_is_reported():
     with pytest.raises(PlanError, match="unknown graph format 'tex'"):
         print_graph("grpo", "tex", [])

@@ -1,4 +1,4 @@
-"""`rlflow import` writes a file, or says what cannot be and writes none."""
+"""`rlflow import` writes a file, or reports the unsupported settings and writes none."""
 
 import json
 import os
@@ -18,7 +18,7 @@ ALIASES = "a0: &a0 [x]\n" + "".join(f"a{n + 1}: &a{n + 1} [{','.join([f'*a{n}'] 
 MERGES = "a0: &a0 {x: 1}\n" + "".join(
     f"a{n + 1}: &a{n + 1} {{<<: [{','.join([f'*a{n}'] * 8)}]}}\n" for n in range(9)
 )
-DAMAGED = [  # (file, its text, what the refusal says)
+DAMAGED = [  # (file, its text, the refusal)
     ("run.sh", f"{GROWS}{VERL} data.train_files=$A20", "expand to more than 1048576 characters"),
     ("run.sh", f"{VERL} {'x' * 70000}", "is too long"),
     ("run.sh", f"{VERL} algorithm.adv_estimator=grpo \\\n", "ends within the command"),
@@ -92,7 +92,7 @@ def test_refused_settings_end_with_2_and_write_nothing(tmp_path, capsys):
         (["openrlhf", "empty.sh"], "does not start OpenRLHF's trainer"),
     ],
 )
-def test_what_cannot_be_imported_is_said(words, says, tmp_path, monkeypatch, capsys):
+def test_an_impossible_import_is_reported(words, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.sh").write_text("echo nothing\n")
     (tmp_path / "run.sh").write_text("python3 -m verl.trainer.main_ppo\n")
@@ -102,9 +102,7 @@ def test_what_cannot_be_imported_is_said(words, says, tmp_path, monkeypatch, cap
 
 
 @pytest.mark.parametrize(("file", "text", "says"), DAMAGED, ids=lambda text: text[-30:])
-def test_a_file_that_is_damaged_or_does_not_say_all_is_refused_and_named(
-    file, text, says, tmp_path, monkeypatch, capsys
-):
+def test_a_damaged_or_incomplete_file_is_refused_by_name(file, text, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path(file).write_text(text)
     assert exit_code(["import", "openrlhf" if file == "open.sh" else "verl", file]) == 2
@@ -128,7 +126,7 @@ def test_only_a_regular_file_of_bounded_size_is_read(tmp_path, monkeypatch, caps
         assert says in capsys.readouterr().err
 
 
-def test_the_file_that_is_read_is_never_written_over(tmp_path, monkeypatch, capsys):
+def test_the_input_file_is_never_overwritten(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("run.sh").write_text(VERL)
     Path("link.sh").symlink_to("run.sh")
@@ -139,7 +137,7 @@ def test_the_file_that_is_read_is_never_written_over(tmp_path, monkeypatch, caps
 
 
 @pytest.mark.parametrize("text", ['a"b\\c', "a\x7fb", "a\tb\x1bc", "a#b=[c]", "ü 'x' y"])
-def test_every_file_that_is_written_can_be_read(text, tmp_path, monkeypatch):
+def test_every_written_file_can_be_read(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tree = {"algorithm": {"adv_estimator": "grpo"}, "data": {"prompt_key": text, "train_files": [text]}}
     Path("run.yaml").write_text(json.dumps(tree))

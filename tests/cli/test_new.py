@@ -1,4 +1,4 @@
-"""`rlflow new`: a copy of a shipped algorithm under a name of its own."""
+"""`rlflow new`: a copy of a shipped algorithm under a new name."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ SHIPPED = sorted(path.stem for path in Path(algorithms.__path__[0]).glob("*.py")
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_copy_has_the_graph_of_what_it_is_copied_from_under_its_own_name(tmp_path, name):
+def test_a_copy_has_the_graph_of_its_source_under_its_own_name(tmp_path, name):
     assert write_new(tmp_path / "my_own", name) == 0
     original, copy = load_flow(name), load_flow(str(tmp_path / "my_own.py"))
     assert copy.name == "my_own"
@@ -39,12 +39,12 @@ def test_an_unknown_algorithm_is_refused_with_the_nearest(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["compare", "policy_loss", "clip"])
-def test_a_name_that_the_file_has_for_something_else_is_refused(tmp_path, name):
+def test_a_name_already_used_in_the_file_is_refused(tmp_path, name):
     with pytest.raises(PlanError, match=f"already uses the name '{name}'"):
         write_new(tmp_path / name, "grpo")
 
 
-def test_no_file_is_written_over(tmp_path):
+def test_no_file_is_overwritten(tmp_path):
     (tmp_path / "mine.py").write_text("kept")
     with pytest.raises(PlanError, match="exists"):
         write_new(tmp_path / "mine", "grpo")

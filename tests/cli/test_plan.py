@@ -1,4 +1,4 @@
-"""`rlflow plan` as a user meets it."""
+"""`rlflow plan` from a user's view."""
 
 import json
 import os
@@ -34,7 +34,7 @@ main()
 
 @pytest.fixture
 def called(capsys):
-    """Exit code, output and errors of `rlflow plan`."""
+    """Run `rlflow plan`; return exit code, output and errors."""
 
     def call(*words):
         return exit_code(["plan", *words]), *capsys.readouterr()
@@ -61,7 +61,7 @@ def test_every_section_is_printed(called):
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_plan_is_printed_to_its_golden_text(called, name):
-    """RLFLOW_WRITE_GOLDEN=1 writes them anew; read the difference."""
+    """RLFLOW_WRITE_GOLDEN=1 writes the golden texts anew; read the difference."""
     code, out, err = called(*TEXTS[name].split())
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("RLFLOW_WRITE_GOLDEN"):
@@ -69,7 +69,7 @@ def test_a_plan_is_printed_to_its_golden_text(called, name):
     assert (code, err, out) == (0, "", path.read_text())
 
 
-def test_the_keys_of_the_json_are_those_that_the_page_names(called):
+def test_the_keys_of_the_json_match_the_page(called):
     code, out, _ = called("ppo", *NULL, "--pools", "train=4,rollout=4", "--json", "--prompts", "2")
     found = json.loads(out)
     page = (ROOT / "docs" / "runs.md").read_text()
@@ -83,13 +83,13 @@ def test_the_keys_of_the_json_are_those_that_the_page_names(called):
     assert found["time"]["costs"]["generate"] == 10.0
 
 
-def test_what_does_not_fit_exits_2_and_prints_nothing_else(called):
+def test_an_impossible_plan_exits_with_2_and_prints_only_the_error(called):
     code, out, err = called("grpo", *NULL, "--pools", "all=2", "--staleness", "1")
     assert (code, out) == (2, "")
     assert "alternate on pool 'all'" in err
 
 
-def test_settings_of_a_file_count(called, tmp_path):
+def test_settings_of_a_file_are_used(called, tmp_path):
     (tmp_path / "run.toml").write_text('backend = "null"\nprompts = 5\n[pools]\ntrain = 1\nrollout = 1\n')
     _, out, _ = called("grpo", "--config", str(tmp_path / "run.toml"), "--prompts", "6")
     assert out.startswith(
@@ -115,7 +115,7 @@ def test_a_plan_needs_no_ray(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_rows_of_rows_are_counted_along_their_history(called):
+def test_follow_up_rows_are_counted_along_their_history(called):
     _, out, _ = called(f"{LINEAGE}::critique", *NULL, "--prompts", "6")
     section = out.partition("rows of an iteration, at most\n")[2].partition("\n\n")[0]
     assert section.splitlines() == [
@@ -132,7 +132,7 @@ def test_rows_of_rows_are_counted_along_their_history(called):
     ]
 
 
-def test_a_plan_says_what_shares_a_device_and_that_its_nodes_overlap(planned_as):
+def test_a_plan_shows_shared_devices_and_overlapping_nodes(planned_as):
     explained = planned_as(
         "ppo --pools a=2@cpu0.5,b=2@cpu0.25 --actor.pool a --reference.pool a --critic.pool b --device cpu"
     )

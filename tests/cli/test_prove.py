@@ -7,7 +7,7 @@ from rlflow.cli.prove import split_plans
 from rlflow.errors import PlanError
 
 
-def test_flags_of_two_plans_are_told_from_those_of_both():
+def test_flags_of_each_plan_are_separated_from_shared_flags():
     assert split_plans(["--as", "--stream 1", "--seed", "3", "--as=--stream 4"]) == (
         ["--stream 1", "--stream 4"],
         ["--seed", "3"],
@@ -27,7 +27,7 @@ def test_flags_of_two_plans_are_told_from_those_of_both():
         ("--actor.generator vllm", 0, "unproved"),
     ],
 )
-def test_two_plans_of_one_text_agree_or_differ_from_a_column_on(capsys, plan, code, says):
+def test_two_plans_agree_or_differ_from_a_column_on(capsys, plan, code, says):
     small = [
         "--threads",
         "1",

@@ -1,4 +1,4 @@
-"""`rlflow run` as a user meets it: real processes, exit codes, what is printed."""
+"""`rlflow run` from a user's view: real processes, exit codes, output."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def in_process(*words, cwd, **options):
 
 
 @pytest.mark.slow
-def test_a_run_leaves_a_directory_that_can_be_read(tmp_path):
+def test_a_run_leaves_a_readable_folder(tmp_path):
     done = in_process("run", "ppo", *NULL, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     last = json.loads(done.stdout.splitlines()[-1])
@@ -64,7 +64,7 @@ def test_a_run_leaves_a_directory_that_can_be_read(tmp_path):
 
 @pytest.fixture
 def called(monkeypatch, capsys, tmp_path):
-    """A command in this process: its exit code and what it prints."""
+    """Run a command in this process; return its exit code and output."""
 
     def call(*words):
         monkeypatch.chdir(tmp_path)
@@ -94,7 +94,7 @@ def called(monkeypatch, capsys, tmp_path):
     ],
     ids=lambda words: words[0][0],
 )
-def test_what_does_not_fit_is_said_in_a_few_lines_and_exits_2(tmp_path, called, words):
+def test_an_impossible_run_is_reported_briefly_and_exits_with_2(tmp_path, called, words):
     flags, says = words
     code, out, err = called("run", "ppo", *NULL, *flags)
     assert code == 2, out + err
@@ -103,14 +103,14 @@ def test_what_does_not_fit_is_said_in_a_few_lines_and_exits_2(tmp_path, called, 
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_model_that_is_not_there_is_said(called):
+def test_a_missing_model_is_reported(called):
     code, _, err = called("run", "ppo", "--model", "OWNER/NAME", "--data", "chain_sum")
     assert code == 2
     assert "'OWNER/NAME' is not a Hugging Face model folder" in err
     assert "hf download OWNER/NAME" in err
 
 
-def test_a_name_or_folder_that_is_taken_is_said_before_anything_is_loaded(tmp_path, called):
+def test_a_taken_name_or_folder_is_reported_before_loading(tmp_path, called):
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "file").touch()
     code, out, err = called("run", "ppo", "--model", "nowhere", "--name", "mine")
@@ -120,7 +120,7 @@ def test_a_name_or_folder_that_is_taken_is_said_before_anything_is_loaded(tmp_pa
     assert "cannot write a run to 'file'" in called("run", "ppo", "--model", "nowhere", "--out", "file")[2]
 
 
-def test_pools_without_ray_say_what_installs_it_and_plans_need_none(called, monkeypatch):
+def test_pools_without_ray_name_the_install_command(called, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     code, _, err = called("run", "ppo", *NULL, "--pools", "all=2")
     assert (code, err.splitlines()) == (
@@ -138,7 +138,7 @@ def test_pools_without_ray_say_what_installs_it_and_plans_need_none(called, monk
     ("flow", "fields"),
     [("sft", "--data.completion FIELD"), ("dpo", "--data.chosen FIELD --data.rejected FIELD")],
 )
-def test_data_without_the_responses_that_a_flow_learns_from_are_refused(tmp_path, called, flow, fields):
+def test_data_without_the_needed_responses_are_refused(tmp_path, called, flow, fields):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
     code, _, err = called("run", flow, "--backend", "null", "--data", "prompts.jsonl")
     assert code == 2
@@ -157,18 +157,18 @@ def test_data_without_the_responses_that_a_flow_learns_from_are_refused(tmp_path
     ],
     ids=" ".join,
 )
-def test_other_commands_refuse_what_does_not_fit(called, words, says):
+def test_other_commands_refuse_an_impossible_run(called, words, says):
     code, out, err = called(*words)
     assert (code, out) == (2, "")
     assert says in err
 
 
-def test_the_version_is_said(called):
+def test_the_version_is_printed(called):
     assert called("--version") == (0, f"rlflow {rlflow.__version__}\n", "")
 
 
 @pytest.mark.slow
-def test_what_nobody_reads_is_no_error(tmp_path):
+def test_a_closed_output_is_no_error(tmp_path):
     words = [
         sys.executable,
         "-c",
@@ -205,16 +205,16 @@ def test_ctrl_c_stops_with_130_and_leaves_no_process(tmp_path):
     )
     words = [sys.executable, "-m", "rlflow.cli.main", "run", "ppo", *NULL, "--reward", "slow.py:score"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    # a script that starts the tests in the background has it ignored
+    # a script that starts the tests in the background ignores ctrl-C
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(words, cwd=tmp_path, start_new_session=True, preexec_fn=heard, **pipes) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("run: ")
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
+        os.killpg(process.pid, signal.SIGINT)  # like a terminal: to the process group
         out, err = process.communicate(timeout=240)
     assert process.returncode == 130, err
-    assert err.startswith("stopped"), err  # and how to go on, where it has begun
+    assert err.startswith("stopped"), err  # and how to resume, if the run has begun
     assert "Traceback" not in err
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
@@ -239,7 +239,7 @@ def test_help_lists_every_setting_with_its_default_and_comment(called):
         assert part in out
 
 
-def test_what_a_packaged_task_sets_in_place_of_the_algorithm_is_said_as_flags():
+def test_settings_of_a_packaged_task_are_shown_as_flags():
     given = {"hp.max_tokens": "4", "prompts": 3}
     note = packaged_note("ppo", resolve_config(load_flow("ppo"), None, given)[0].values, given)
     first, data, model, *rest = note.splitlines()
@@ -253,7 +253,7 @@ def test_what_a_packaged_task_sets_in_place_of_the_algorithm_is_said_as_flags():
     assert "--prompts" not in note
 
 
-def test_settings_from_a_file_give_way_to_flags(tmp_path, called):
+def test_flags_override_settings_from_a_file(tmp_path, called):
     (tmp_path / "run.toml").write_text(
         'backend = "null"\niterations = 5\nprompts = 4\n[hp]\nmax_tokens = 4\nbeta = 0.5\n'
     )

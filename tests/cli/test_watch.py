@@ -1,5 +1,4 @@
-"""`rlflow watch` where its output goes to a terminal and where it does not: what it leaves behind, and the
-status it exits with."""
+"""`rlflow watch` on a terminal and elsewhere: its final output and its exit status."""
 
 import json
 import signal
@@ -13,7 +12,7 @@ from rlflow.monitoring import status
 
 
 class Screen:
-    """A standard output, terminal or not, that keeps what is written to it."""
+    """A standard output, terminal or not, that keeps all writes."""
 
     def __init__(self, terminal):
         self.terminal, self.written = terminal, []
@@ -38,7 +37,7 @@ class Screen:
 
 @pytest.fixture
 def screen(monkeypatch):
-    """Standard output as a terminal or not; a terminal of no size, which is not asked for it."""
+    """Standard output as a terminal or not; the terminal has no size, and the view must not read one."""
 
     def stand(terminal):
         screen = Screen(terminal)
@@ -52,15 +51,15 @@ def screen(monkeypatch):
 
 @pytest.fixture
 def interrupt():
-    """What ctrl-C did before, which is put back."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a script starts its background jobs
+    """Restore the previous handler of ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # like the background jobs of a script
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
 def run(tmp_path):
-    """A run of two iterations that came to this end."""
+    """A run of two iterations with the given end."""
 
     def ended(state):
         folder = tmp_path / "runs" / "grpo-1"
@@ -80,20 +79,18 @@ def run(tmp_path):
 
 @pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize(("state", "code"), [("done", 0), ("failed", 1), ("interrupted", 1)])
-def test_it_exits_as_the_run_came_to_its_end_and_leaves_no_thread(
-    run, screen, interrupt, terminal, state, code
-):
+def test_watch_exits_like_the_run_and_leaves_no_thread(run, screen, interrupt, terminal, state, code):
     shown = screen(terminal)
     assert watch_run(run(state), once=False) == code
     assert "live view" not in [thread.name for thread in threading.enumerate()]
-    assert ("\x1b[?25h" in shown.text) == terminal  # the cursor is back
-    # the way out, also where it was ignored
+    assert ("\x1b[?25h" in shown.text) == terminal  # the cursor is visible again
+    # the handler for leaving, also if the signal was ignored
     assert (signal.getsignal(signal.SIGINT) is signal.default_int_handler) == terminal
     assert state in shown.text
 
 
 @pytest.mark.parametrize("state", ["done", "failed"])
-def test_one_picture_is_printed_once_and_is_no_failure(run, screen, interrupt, state):
+def test_a_single_view_is_printed_and_exits_with_0(run, screen, interrupt, state):
     shown = screen(False)
     assert watch_run(run(state), once=True) == 0
     assert shown.text.count("grpo-1") == 1

@@ -1,4 +1,4 @@
-"""What is made of settings as a whole: each key has one lot, and the file says them as tables."""
+"""The imported configuration as a file: each key has one outcome, and the file has one table per section."""
 
 import tomllib
 
@@ -29,20 +29,20 @@ def imported(**source):
         ({"b": 1}, ([], ["b"], [])),
     ],
 )
-def test_each_key_is_taken_or_not_supported_or_means_nothing_here(source, lots):
+def test_each_key_is_imported_unsupported_or_meaningless(source, lots):
     settings = imported(**source)
     assert (list(settings.counterparts), list(settings.unsupported), settings.meaningless()) == lots
     assert settings.flags == {"actor.lr": 2 * source.get("a__rate", 0.5)}
 
 
-def test_a_default_of_theirs_that_has_no_counterpart_is_a_difference():
+def test_a_foreign_default_without_a_counterpart_is_a_difference():
     settings = imported()
     settings.refuse("a.form", "there is one form")
     assert (settings.differs, settings.unsupported) == ({"a.form": "there is one form"}, {})
     assert "# differs: a.form: there is one form" in settings.toml("run.toml")
 
 
-def test_the_file_has_tables_of_flags_and_is_toml(monkeypatch):
+def test_the_file_is_toml_with_tables_of_flags(monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
     settings = imported()
     settings.flags |= {

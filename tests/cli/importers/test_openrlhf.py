@@ -1,5 +1,5 @@
-"""OpenRLHF's flags become a configuration of this project: each is known, and what would compute something
-else is refused."""
+"""OpenRLHF's flags become a configuration of rlflow. Each flag is known; flags that would compute something
+else are refused."""
 
 import json
 import os
@@ -22,18 +22,16 @@ REWARD = (
 )
 
 
-def made(words):
+def imported_from(words):
     return openrlhf.imported(openrlhf.read(f"python3 -m openrlhf.cli.train_ppo_ray {words}", "run.sh"))
 
 
-def test_each_flag_of_the_release_is_in_one_list_and_no_other_is_known():
+def test_each_flag_of_the_release_is_in_exactly_one_list():
     assert {flag: lists for flag in FLAGS if len(lists := openrlhf.KEYS.lists(flag)) != 1} == {}
     assert {*openrlhf.KEYS.defaults, *openrlhf.KEYS.neutral} <= {*FLAGS, "pretrain_data"}
 
 
-def test_the_published_command_is_refused_for_what_has_no_counterpart_and_is_else_its_golden_file(
-    tmp_path, monkeypatch, capsys
-):
+def test_the_published_command_gives_its_golden_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("published.sh").write_text(PUBLISHED)
     assert exit_code(["import", "openrlhf", "published.sh"]) == 2
@@ -50,7 +48,7 @@ def test_the_published_command_is_refused_for_what_has_no_counterpart_and_is_els
 
 
 @pytest.mark.slow
-def test_what_is_written_checks_without_a_word_and_runs(tmp_path, monkeypatch, capsys):
+def test_the_written_file_passes_check_and_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("reward_func.py").write_text(REWARD)
     Path("prompts.jsonl").write_text(
@@ -101,8 +99,8 @@ def test_what_is_written_checks_without_a_word_and_runs(tmp_path, monkeypatch, c
         ("--moon.phase full", "moon.phase"),
     ],
 )
-def test_what_would_compute_something_else_is_refused_by_name(words, key):
-    found = made(words)
+def test_flags_that_change_the_computation_are_refused_by_name(words, key):
+    found = imported_from(words)
     assert list(found.unsupported) == [key]
 
 
@@ -148,8 +146,8 @@ def test_what_would_compute_something_else_is_refused_by_name(words, key):
         ),
     ],
 )
-def test_what_both_have_is_taken(words, flow, flags):
-    found = made(words)
+def test_flags_with_a_counterpart_are_imported(words, flow, flags):
+    found = imported_from(words)
     assert (found.unsupported, found.flow) == ({}, flow)
     assert flags.items() <= found.flags.items()
     assert {name for name in found.flags if name.startswith("hp.")} <= {

@@ -1,4 +1,4 @@
-"""Names that OpenRLHF's flags had before lead to those that they have now, and to the same configuration."""
+"""Old names of OpenRLHF's flags lead to their current names, and to the same configuration."""
 
 from pathlib import Path
 
@@ -12,11 +12,11 @@ FLAGS = (FIXTURES / "openrlhf-0.11.2-flags.txt").read_text().split()
 FLAT = (FIXTURES / "openrlhf-0.10.1-flags.txt").read_text().split()
 
 
-def made(words):
+def imported_from(words):
     return openrlhf.imported(openrlhf.read(f"python3 -m openrlhf.cli.train_ppo_ray {words}", "run.sh"))
 
 
-def test_each_flag_of_the_last_release_without_sections_has_its_present_names():
+def test_each_flag_without_a_section_has_current_names():
     given = {now for flag in FLAT for now in dict(present([(flag, "x")]))}
     assert {flag for flag in given if len(openrlhf.KEYS.lists(flag)) != 1} == set()
     assert given - {*FLAGS, *GONE} == set()
@@ -48,8 +48,8 @@ SAME = (
 
 
 @pytest.mark.parametrize(("before", "now"), SAME)
-def test_names_of_earlier_releases_say_the_same(before, now):
-    one, other = made(before), made(now)
+def test_names_of_earlier_releases_give_the_same_configuration(before, now):
+    one, other = imported_from(before), imported_from(now)
     assert (one.flow, one.flags, one.unsupported.keys()) == (
         other.flow,
         other.flags,

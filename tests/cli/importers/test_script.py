@@ -1,4 +1,4 @@
-"""The command of a script is found, with its variables in their places, however the script is written."""
+"""The importer finds the command of a script and fills in its variables, in any form of the script."""
 
 import pytest
 
@@ -23,11 +23,11 @@ PROGRAMS = ("verl.trainer.main_ppo",)
         ("python -m verl.trainer.main_sft a=1\n", None),
     ],
 )
-def test_the_words_of_the_trainer_are_those_of_its_command(text, words):
+def test_the_trainer_command_is_found(text, words):
     assert arguments(text, PROGRAMS, "run.sh") == words
 
 
-def test_texts_stand_for_numbers_truths_lists_and_themselves():
+def test_text_is_read_as_number_bool_list_or_text():
     assert [value(text) for text in ("1", "1e-6", "True", "null", "['a', 2]", "'a b'", "-1.5")] == [
         1,
         1e-6,

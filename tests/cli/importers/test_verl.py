@@ -1,5 +1,5 @@
-"""verl's configuration becomes one of this project's: each of its keys is known, and what would compute
-something else is refused."""
+"""verl's configuration becomes one of rlflow. Each of its keys is known; keys that would compute something
+else are refused."""
 
 import json
 import os
@@ -20,7 +20,7 @@ SCRIPT = HERE / "fixtures" / "verl-grpo.sh"
 LEAVES = dict(verl._leaves(yaml.load(WHOLE.read_text(), yaml.CSafeLoader)))
 
 
-def made(**given):
+def imported_from(**given):
     return verl.imported(
         {
             "actor_rollout_ref.model.path": "m",
@@ -29,13 +29,13 @@ def made(**given):
     )
 
 
-def test_each_key_of_the_release_is_in_one_list_and_no_other_is_known():
+def test_each_key_of_the_release_is_in_exactly_one_list():
     assert {key: lists for key in LEAVES if len(lists := verl.KEYS.lists(key)) != 1} == {}
     assert {*verl.KEYS.defaults, *verl.KEYS.neutral} <= LEAVES.keys()
     assert len(LEAVES) > 800
 
 
-def test_defaults_are_those_of_the_release():
+def test_defaults_equal_those_of_the_release():
     known = {**{key: values[0] for key, values in verl.KEYS.neutral.items()}, **verl.KEYS.defaults}
     assert {
         key: LEAVES[key] for key in known if LEAVES[key] != known[key] and "${" not in str(LEAVES[key])
@@ -56,7 +56,7 @@ def test_a_configuration_becomes_its_golden_file(file, tmp_path, monkeypatch, ca
 
 
 @pytest.mark.slow
-def test_what_is_written_checks_without_a_word_and_runs(tmp_path, monkeypatch):
+def test_the_written_file_passes_check_and_runs(tmp_path, monkeypatch):
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow
 
@@ -147,8 +147,8 @@ def test_what_is_written_checks_without_a_word_and_runs(tmp_path, monkeypatch):
         ({"trainer__moon_phase": "full"}, "trainer.moon_phase"),
     ],
 )
-def test_what_would_compute_something_else_is_refused_by_name(given, key):
-    assert list(made(**given).unsupported) == [key]
+def test_keys_that_change_the_computation_are_refused_by_name(given, key):
+    assert list(imported_from(**given).unsupported) == [key]
 
 
 @pytest.mark.parametrize(
@@ -207,8 +207,8 @@ def test_what_would_compute_something_else_is_refused_by_name(given, key):
         ({"data__apply_chat_template_kwargs": "{}"}, "ppo", {}),
     ],
 )
-def test_what_both_have_is_taken(given, flow, flags):
-    found = made(**given)
+def test_keys_with_a_counterpart_are_imported(given, flow, flags):
+    found = imported_from(**given)
     assert (found.unsupported, found.flow) == ({}, flow)
     assert flags.items() <= found.flags.items()
     hp = load_flow(flow).parameters.hp
