@@ -23,9 +23,9 @@ from rlflow.monitoring.reporter import RunInfo
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory):
-    """A folder of runs with one that is done. Tests that change it copy it first."""
+    """A folder of runs with one finished run. Tests that change it copy it first."""
     base = tmp_path_factory.mktemp("finished")
-    # sampling takes the longest, so that it is among the nodes that a short table shows
+    # sampling takes the longest, so a short table shows it
     rlflow.run(
         "ppo",
         backend="null",
@@ -48,7 +48,7 @@ def info(tmp_path):
 
 @pytest.fixture
 def metrics():
-    """An iteration as the loop tells it."""
+    """The metrics of an iteration as the loop reports them."""
     return figures(
         {
             "reward/mean": 0.625,
@@ -73,7 +73,7 @@ def stages():
 
 
 class Terminal:
-    """The two ends of a pseudo-terminal; what is written to it is read by a thread."""
+    """Both ends of a pseudo-terminal; a thread reads the output."""
 
     def __init__(self, columns=100, rows=40):
         self.master, slave = pty.openpty()
@@ -104,7 +104,7 @@ class Terminal:
             assert self._changed.wait_for(lambda: text.encode() in self.seen, timeout=240), self.seen
 
     def end(self):
-        """All that was shown, once the writing end is closed."""
+        """Return all output after closing the writing end."""
         if not self.stream.closed:
             self.stream.close()
         self._reader.join(20)
@@ -113,13 +113,13 @@ class Terminal:
 
 @pytest.fixture
 def on_terminal(terminal, tmp_path):
-    """Start `rlflow …` on the terminal, in a session of its own, ctrl-C ignored as in what a script starts in
-    the background: it must work all the same. What is left of it is killed in the end."""
+    """Start `rlflow …` on the terminal in a session of its own. Ctrl-C is ignored at the start, as for
+    background jobs of a script; it must still work. The fixture kills all remains at the end."""
     started = []
 
     def start(*words):
         ends = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.stream)
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a child begins with it
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child inherits it
         try:
             command = [sys.executable, "-m", "rlflow.cli.main", *words]
             started.append(subprocess.Popen(command, cwd=tmp_path, start_new_session=True, **ends))
@@ -146,8 +146,8 @@ def terminal(monkeypatch):
 
 @pytest.fixture
 def written(tmp_path):
-    """Write the folder of a run in runs/: its settings, a line of metrics for each iteration, evaluations
-    after so many, and an account."""
+    """Write a run folder in runs/: settings, a line of metrics for each iteration, evaluations after some,
+    and row accounting."""
 
     def write(name, settings=None, hp=None, rewards=(0.5,), evaluations=(), state="done", **options):
         folder = tmp_path / "runs" / name
@@ -209,8 +209,8 @@ def written(tmp_path):
 
 @pytest.fixture
 def judged(written):
-    """Write the folder of a run with two reward roles, the second with this mean: as ``written``, whose
-    keywords it takes."""
+    """Write the folder of a run with two reward roles; the second has this mean. Takes the keywords of
+    ``written``."""
 
     def write(name, mean, **keywords):
         folder = written(name, **keywords)
@@ -227,7 +227,7 @@ def judged(written):
 
 @pytest.fixture
 def called(monkeypatch, capsys, tmp_path):
-    """A command in this process: its exit code and what it prints."""
+    """Run a command in this process; return its exit code and output."""
 
     def call(*words):
         monkeypatch.chdir(tmp_path)

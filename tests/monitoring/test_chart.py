@@ -18,12 +18,12 @@ PICTURE = """\
      0        10"""
 
 
-def test_two_curves_lie_over_one_pair_of_axes_and_meet_in_a_star():
+def test_two_curves_share_axes_and_meet_in_a_star():
     assert chart({"A": [(0, 0.0), (10, 1.0)], "B": [(0, 0.0), (10, 0.5)]}, 16, 5).plain == PICTURE
 
 
 @given(st.dictionaries(st.sampled_from("ABC"), CURVE), st.integers(20, 140), st.integers(1, 12))
-def test_a_chart_is_as_large_as_it_may_be_and_shows_a_point_of_each_curve(curves, width, height):
+def test_a_chart_fills_its_size_and_shows_each_curve(curves, width, height):
     lines = chart(curves, width, height).plain.splitlines()
     assert all(len(line) <= max(width, 24) for line in lines)
     shown = {name for name, points in curves.items() if points}
@@ -32,11 +32,11 @@ def test_a_chart_is_as_large_as_it_may_be_and_shows_a_point_of_each_curve(curves
     assert {name for name in shown if name not in body} == set() or "*" in body
 
 
-def test_curves_have_letters_and_beyond_these_a_question_mark():
+def test_curves_have_letters_and_then_question_marks():
     assert (mark(0), mark(25), mark(26), mark(51), mark(52)) == ("A", "Z", "a", "z", "?")
 
 
-def test_a_curve_that_never_changes_is_a_line_at_its_value():
+def test_a_constant_curve_is_a_line_at_its_value():
     lines = chart({"•": [(1, 0.5), (4, 0.5)]}, 30, 3).plain.splitlines()
     assert lines[2].startswith("0.5 ┤•····")
     assert lines[:2] == ["    │", "    │"]

@@ -1,4 +1,4 @@
-"""`rlflow runs`: which runs are listed, in which order, and with which settings."""
+"""`rlflow runs`: which runs it lists, in which order, and with which settings."""
 
 import json
 
@@ -17,7 +17,7 @@ def names_of(out):
 
 @pytest.fixture
 def three(written):
-    """Three runs that differ in a setting, in their state and in what they reached; the last has no
+    """Three runs that differ in a setting, in their state and in their results; the last has no
     evaluation."""
     written("small", hp={"samples": 4}, rewards=(0.9,), evaluations=((1, 0.5),))
     written("large", hp={"samples": 16}, rewards=(0.2, 0.4), evaluations=((2, 0.875),), state="failed")
@@ -28,7 +28,7 @@ def three(written):
     ("words", "names"),
     [
         (["--sort", "hp.samples"], ["small", "middle", "large"]),
-        (["--sort", "eval/sampled"], ["middle", "small", "large"]),  # without the value first
+        (["--sort", "eval/sampled"], ["middle", "small", "large"]),  # the run without the value first
         (["--sort", "reward/mean"], ["large", "middle", "small"]),
         (["--sort", "run"], ["large", "middle", "small"]),
         (["--where", "hp.samples=8"], ["middle"]),
@@ -46,7 +46,7 @@ def test_runs_are_sorted_and_filtered_by_settings_states_and_numbers(called, thr
     assert names_of(out) == names
 
 
-def test_settings_that_differ_are_columns_and_those_that_do_not_are_none(called, three):
+def test_only_settings_that_differ_are_columns(called, three):
     head, *lines = called("runs", "--sort", "hp.samples")[1].splitlines()
     assert head.split() == [
         "run",
@@ -70,13 +70,13 @@ def test_several_rewards_are_listed_each_with_its_role(called, written, judged):
     assert one.split()[4] == "0.750"
 
 
-def test_a_name_that_is_asked_for_is_a_column(called, three):
+def test_a_requested_name_is_a_column(called, three):
     lines = called("runs", "--sort", "own/number", "--where", "hp.samples>4")[1].splitlines()
     assert lines[0].split()[-1] == "own/number"
     assert [line.split()[-1] for line in lines[1:]] == ["0", "10"]
 
 
-def test_more_settings_than_fit_are_named_below(called, written):
+def test_settings_that_do_not_fit_are_named_below(called, written):
     written("one", **{f"option_{i}": 0 for i in range(9)})
     written("two", **{f"option_{i}": 1 for i in range(9)})
     out = called("runs")[1]
@@ -102,7 +102,7 @@ def test_json_has_the_chosen_runs_with_their_settings_and_numbers(called, three)
     assert json.loads(called("runs", "--where", "state=running", "--json")[1]) == []
 
 
-def test_no_run_that_is_such_is_no_error(called, three):
+def test_no_matching_run_is_no_error(called, three):
     assert called("runs", "--where", "hp.samples=5")[:2] == (
         0,
         "none of the 3 runs in runs meets the conditions\n",
@@ -118,14 +118,14 @@ def test_no_run_that_is_such_is_no_error(called, three):
         (["--sort", "reward/meen"], ["no run in this folder has 'reward/meen'", "nearest:  reward/mean"]),
     ],
 )
-def test_a_condition_or_a_name_that_says_nothing_is_refused(called, three, words, says):
+def test_a_meaningless_condition_or_name_is_refused(called, three, words, says):
     code, out, err = called("runs", *words)
     assert (code, out) == (2, "")
     assert [part for part in says if part not in err] == []
 
 
 @given(st.sampled_from(sorted(SIGNS)), st.floats(-1e9, 1e9), st.floats(-1e9, 1e9))
-def test_numbers_are_compared_as_numbers_whether_recorded_as_text_or_not(sign, recorded, wanted):
+def test_numbers_recorded_as_text_are_compared_as_numbers(sign, recorded, wanted):
     for value in (recorded, repr(recorded)):
         run = ListedRun(RunSummary(None, "done"), {}, {"x": value})
         assert bool(chosen([run], [condition(f"x{sign}{wanted!r}")], "x")) == SIGNS[sign](recorded, wanted)

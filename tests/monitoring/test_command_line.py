@@ -1,4 +1,4 @@
-"""What other users see of a command."""
+"""The part of a command that other users see."""
 
 import subprocess
 import sys
@@ -23,11 +23,11 @@ CANARY = "canary-77c1"
         ([], []),
     ],
 )
-def test_values_of_telling_flags_and_what_looks_like_a_secret_are_not_shown(words, shown):
+def test_secret_values_are_not_shown(words, shown):
     assert [masked_word(words, number) for number in range(len(words))] == shown
 
 
-def test_flags_are_read_however_wrong_the_command_line_is():
+def test_flags_are_read_from_an_invalid_command_line():
     assert dict(flags(["x", "--a", "--b=c=d", "--e", "f", "--g"])) == {"a": "", "b": "c=d", "e": "f", "g": ""}
 
 
@@ -42,7 +42,7 @@ sys.stdin.read()
 """
 
 
-def test_the_process_table_shows_stars_and_the_program_has_the_words(tmp_path):
+def test_only_the_process_table_masks_secrets(tmp_path):
     words = ["run", "--hp.api_key", CANARY, "--name", "ünder", "", f"--pass={CANARY}ä", "--lr", "1"]
     (tmp_path / "shows.py").write_text(SHOWS.replace("{words!r}", repr(words)))
     command = [sys.executable, tmp_path / "shows.py", *words]
@@ -71,7 +71,7 @@ def test_the_process_table_shows_stars_and_the_program_has_the_words(tmp_path):
     assert CANARY not in outside
 
 
-def test_words_that_are_not_the_processs_own_leave_its_command_line_alone(monkeypatch):
+def test_foreign_words_do_not_change_the_command_line(monkeypatch):
     from rlflow.monitoring.command_line import take_arguments
 
     before = Path("/proc/self/cmdline").read_bytes()

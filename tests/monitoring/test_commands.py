@@ -1,4 +1,4 @@
-"""`rlflow runs`, `show`, `watch` and `doctor` on real runs, damaged ones and folders of others."""
+"""`rlflow runs`, `show`, `watch` and `doctor` on real runs, damaged runs and foreign folders."""
 
 import json
 import os
@@ -26,11 +26,11 @@ pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is s
 
 @pytest.fixture
 def runs(finished, tmp_path):
-    """runs/ with one run that is done."""
+    """runs/ with one finished run."""
     return shutil.copytree(finished, tmp_path / "runs")
 
 
-def judged(folder, iteration, share):
+def evaluate(folder, iteration, share):
     """Add an evaluation to a run's metrics."""
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(
@@ -49,7 +49,7 @@ def test_runs_lists_each_with_its_state_and_last_numbers(called, runs):
     gone = replace(status.begun("ppo", 9), process=replace(Process.this(), pid=2**22 + 1))
     status.write(shutil.copytree(runs / "ppo-1", runs / "killed"), gone)
     (runs / "killed" / "metrics.jsonl").write_text("")
-    judged(runs / "live", 2, 0.375)
+    evaluate(runs / "live", 2, 0.375)
     (runs / "not-a-run").mkdir()
     (runs / "file").write_text("")
     code, out, _ = called("runs")
@@ -87,7 +87,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_run_is_shown_as_far_as_it_can_be_read(called, runs, damage):
+def test_the_readable_part_of_a_damaged_run_is_shown(called, runs, damage):
     shutil.copytree(runs / "ppo-1", runs / "whole")
     damage(runs / "ppo-1")
     for words in (["runs"], ["show", "ppo-1"], ["watch", "ppo-1"], ["watch", "ppo-1", "--once"]):
@@ -98,9 +98,9 @@ def test_a_damaged_run_is_shown_as_far_as_it_can_be_read(called, runs, damage):
     assert line_of(called("runs")[1], "whole")[2] == "done"
 
 
-def test_show_tells_a_run_from_its_settings_to_its_files(called, runs):
-    judged(runs / "ppo-1", 0, 0.25)
-    judged(runs / "ppo-1", 3, 0.75)
+def test_show_prints_a_run_from_its_settings_to_its_files(called, runs):
+    evaluate(runs / "ppo-1", 0, 0.25)
+    evaluate(runs / "ppo-1", 3, 0.75)
     (runs / "ppo-1" / "notes.txt").write_text(
         "".join(f"note {i}\n" for i in range(14)) + "last \x1b[2J note\n"
     )
@@ -127,7 +127,7 @@ def test_show_tells_a_run_from_its_settings_to_its_files(called, runs):
     assert called("show", runs / "ppo-1")[1].splitlines()[1:] == out.splitlines()[1:]
 
 
-def test_an_error_is_part_of_the_story(called, runs):
+def test_show_includes_the_error_of_a_run(called, runs):
     status.write(
         runs / "ppo-1",
         replace(status.begun("ppo", 3), state="failed", error="stage 'gae' failed in iteration 2"),
@@ -151,7 +151,7 @@ def test_an_error_is_part_of_the_story(called, runs):
     ],
     ids=lambda words: "-".join(words).replace("\0", "") if isinstance(words, list) else None,
 )
-def test_what_is_no_run_is_said_with_the_nearest_name(called, runs, words, says):
+def test_a_missing_run_is_reported_with_the_nearest_name(called, runs, words, says):
     (runs.parent / "other").mkdir()
     code, _, err = called(*words)
     assert code == 2
@@ -163,8 +163,9 @@ def test_an_empty_folder_has_no_runs(called, tmp_path):
     assert called("runs")[:2] == (0, "no runs in runs\n")
 
 
-def test_watch_tells_lines_as_they_come_and_ends_with_the_run(runs, capsys):
-    """A run grows while it is followed: half a line is not told, a line is told once."""
+def test_watch_prints_lines_as_they_come_and_ends_with_the_run(runs, capsys):
+    """The run grows while it is followed: an incomplete line is not printed, a complete line is printed
+    once."""
     run = runs / "ppo-1"
     lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     begun = status.begun("ppo", 3)
@@ -174,7 +175,7 @@ def test_watch_tells_lines_as_they_come_and_ends_with_the_run(runs, capsys):
     def steps():
         yield (run / "metrics.jsonl").write_bytes(lines[0] + lines[1][:20])
         yield (run / "metrics.jsonl").write_bytes(lines[0] + lines[1])
-        judged(run, 2, 0.5)
+        evaluate(run, 2, 0.5)
         yield
         (run / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes() + lines[2])
         yield status.write(run, replace(begun, state="done", iteration=3))
@@ -203,11 +204,11 @@ def test_watch_on_a_terminal_ends_cleanly_on_ctrl_c(terminal, on_terminal, runs)
     seen = terminal.end()
     assert seen.count("\x1b[?25l") == seen.count("\x1b[?25h") == 1
     assert "Traceback" not in seen
-    assert "interrupted" not in seen  # the run goes on
+    assert "interrupted" not in seen  # the run continues
 
 
-def test_watch_once_prints_one_picture(called, runs):
-    judged(runs / "ppo-1", 3, 0.5)
+def test_watch_once_prints_one_view(called, runs):
+    evaluate(runs / "ppo-1", 3, 0.5)
     code, out, _ = called("watch", "ppo-1", "--once")
     assert code == 0
     for part in ("3/3 iterations", "done", "reward 0.", "accuracy 50.0% (after 3)", "actor.generate"):
@@ -224,7 +225,7 @@ sys.exit(code)
 
 
 @pytest.mark.slow
-def test_doctor_says_what_is_there_and_what_listens(tmp_path):
+def test_doctor_lists_packages_and_listening_sockets(tmp_path):
     server = (
         "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], "
         "flush=True); sys.stdin.read()"
@@ -258,10 +259,10 @@ def test_doctor_says_what_is_there_and_what_listens(tmp_path):
     ):
         assert any(line.startswith(start) for line in lines), start
     assert any(line.startswith(f"127.0.0.1:{port}  this machine only  pid {process.pid}") for line in lines)
-    assert lines[-1] == "set()"  # nothing heavy was imported
+    assert lines[-1] == "set()"  # no heavy module was imported
 
 
-def test_doctor_says_what_a_run_on_pools_would_listen_on_and_who_reaches_it():
+def test_doctor_shows_where_a_run_on_pools_would_listen():
     lines = reach([Interface("lo", "127.0.0.1"), Interface("ib0", "10.7.0.3"), Interface("eth0", "8.8.4.4")])
     assert "127.0.0.1: reachable for users of this machine; Ray requires its token" in lines[0]
     assert lines[2:] == [
@@ -272,7 +273,7 @@ def test_doctor_says_what_a_run_on_pools_would_listen_on_and_who_reaches_it():
     assert any(line.startswith("  lo 127.0.0.1") for line in reach())
 
 
-def test_doctor_says_whether_rays_token_is_private(tmp_path, monkeypatch):
+def test_doctor_checks_that_rays_token_is_private(tmp_path, monkeypatch):
     token = tmp_path / "auth_token"
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
@@ -287,7 +288,7 @@ def test_doctor_says_whether_rays_token_is_private(tmp_path, monkeypatch):
     assert token_line().startswith("not required: RAY_AUTH_MODE=disabled")
 
 
-def test_a_process_that_is_gone_has_died_and_a_pid_given_again_is_another(tmp_path):
+def test_a_missing_process_or_reused_pid_counts_as_dead(tmp_path):
     status.write(tmp_path, status.begun("ppo", 3))
     mine = status.read(tmp_path)
     assert mine.state == "running"
@@ -307,10 +308,10 @@ def test_a_process_that_is_gone_has_died_and_a_pid_given_again_is_another(tmp_pa
         assert state(pid=process.pid, started=started) == "died"  # it only waits to be reaped
 
 
-def test_a_status_is_whole_or_not_there(tmp_path):
+def test_a_status_is_complete_or_absent(tmp_path):
     status.write(tmp_path, status.begun("ppo", 3))
     kept, before = (tmp_path / "status.json").read_text(), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8, before[1]))  # as a disk that is full
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, before[1]))  # like a full disk
     try:
         with pytest.raises(OSError, match="File too large"):
             status.write(tmp_path, status.begun("ppo", 4))
@@ -331,7 +332,7 @@ def test_a_status_is_whole_or_not_there(tmp_path):
         ([0.0] * 100 + [1.0] * 100, "▁" * 5 + "█" * 5),
     ],
 )
-def test_a_sparkline_runs_from_the_lowest_to_the_highest(values, line):
+def test_a_sparkline_spans_the_lowest_and_highest_value(values, line):
     assert sparkline(values, width=10) == line
 
 

@@ -1,5 +1,4 @@
-"""`rlflow compare`: settings that differ, curves, a table and a verdict that claims no more than the runs
-can."""
+"""`rlflow compare`: differing settings, curves, a table, and a verdict limited to what the runs support."""
 
 import json
 import shutil
@@ -22,7 +21,7 @@ def arm(written, label, ends, **settings):
     ]
 
 
-def test_runs_of_other_seeds_are_one_arm_and_other_settings_another(written):
+def test_runs_with_equal_settings_form_one_arm(written):
     runs = [
         written("a", seed=0),
         written("b", seed=1),
@@ -53,7 +52,7 @@ def test_only_settings_that_differ_are_printed(called, written):
     assert "\x1b" not in out
 
 
-def test_the_mean_over_seeds_is_drawn_with_its_range_beside(called, written):
+def test_the_mean_over_seeds_is_drawn_with_its_range(called, written):
     arm(written, "a", (0.2, 0.4))
     arm(written, "b", (0.6,), prompts=8)
     code, out, _ = called("compare", "a0", "a1", "b0")
@@ -67,7 +66,7 @@ def test_the_mean_over_seeds_is_drawn_with_its_range_beside(called, written):
     assert out.splitlines()[-1] == "not enough to rank: A has 2 seeds, B has 1 seed; each needs at least 5"
 
 
-def test_json_says_what_is_printed(called, written):
+def test_json_has_the_printed_content(called, written):
     arm(written, "a", (0.25, 0.5))
     arm(written, "b", (0.75,), prompts=8)
     code, out, _ = called("compare", "a0", "a1", "b0", "--metric", "own/number", "--json")
@@ -88,7 +87,8 @@ def test_json_says_what_is_printed(called, written):
         "tokens": 100,
         "rows trained": 24,
     }
-    assert values["runs"][0]["metrics"]["own/number"]["best"] is None  # nobody says whether higher is better
+    # the metric does not state if higher is better
+    assert values["runs"][0]["metrics"]["own/number"]["best"] is None
     assert values["verdict"].startswith("not enough to rank")
 
 
@@ -110,18 +110,18 @@ def test_json_says_what_is_printed(called, written):
         ),
     ],
 )
-def test_the_verdict_claims_no_more_than_the_seeds_can(written, first, second, says):
+def test_the_verdict_claims_no_more_than_the_seeds_support(written, first, second, says):
     folders = arm(written, "a", first) + (arm(written, "b", second, prompts=8) if second else [])
     assert verdict(comparison(*folders)).endswith(says)
 
 
-def test_the_same_seed_twice_is_one_seed(written):
+def test_the_same_seed_counts_once(written):
     folders = [written(f"a{i}", seed=0, evaluations=((0, 0.5),)) for i in range(5)]
     folders += [written(f"b{i}", seed=i, prompts=8, evaluations=((0, 0.5),)) for i in range(5)]
     assert verdict(comparison(*folders)).startswith("not enough to rank: A has 1 seed, B has 5 seeds")
 
 
-def test_what_makes_numbers_less_comparable_is_said(written):
+def test_reasons_that_limit_a_comparison_are_shown(written):
     folders = [written("one", held_out=64), written("two", rewards=(0.1, 0.2), held_out=128, state="failed")]
     assert cautions(comparison(*folders)) == [
         "held_out differ: the evaluations may use other prompts, or start from other weights",
@@ -150,7 +150,7 @@ def test_without_evaluations_the_mean_reward_is_compared(written):
     assert comparison(written("one"), written("two")).metrics == ("reward/mean",)
 
 
-def test_of_several_rewards_each_is_drawn_and_the_first_or_the_chosen_one_is_ranked(called, judged):
+def test_each_of_several_rewards_is_drawn_and_one_is_ranked(called, judged):
     judged("one", 0.25, rewards=(0.5,))
     judged("two", 0.125, rewards=(0.75,), prompts=8)
     for words, named, last in (
@@ -176,7 +176,7 @@ def test_several_rewards_do_not_hide_held_out_accuracy(judged):
     assert comparison(*runs, metrics=["style/mean"]).metrics == ("evaluation/sampled", "style/mean")
 
 
-def test_the_difference_of_graphs_is_named_without_settings(tmp_path, finished, called):
+def test_a_difference_of_graphs_is_named_without_settings(tmp_path, finished, called):
     import rlflow
 
     base = shutil.copytree(finished, tmp_path / "runs")
@@ -210,7 +210,7 @@ def test_the_difference_of_graphs_is_named_without_settings(tmp_path, finished, 
         ([], ["Missing argument"]),
     ],
 )
-def test_what_cannot_be_compared_is_refused(called, written, words, says):
+def test_an_impossible_comparison_is_refused(called, written, words, says):
     written("one")
     written("two").parent.parent.joinpath("other").mkdir()
     code, out, err = called("compare", *words)
@@ -223,7 +223,7 @@ def test_the_area_is_the_mean_height():
     assert area([(4, 0.5)]) == 0.5
 
 
-def test_seeds_of_one_arm_that_ended_at_different_iterations_are_said(written):
+def test_seeds_of_unequal_length_are_reported(written):
     longer = {"seed": 1, "rewards": (0.1, 0.2)}
     folders = [
         written("one"),

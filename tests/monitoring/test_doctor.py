@@ -1,4 +1,4 @@
-"""What `rlflow doctor` says of a package and of PyTorch."""
+"""The lines of `rlflow doctor` about packages and PyTorch."""
 
 import sys
 
@@ -10,8 +10,8 @@ from rlflow.monitoring.doctor import Package, package_line, required, torch_fact
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """Makes this the only place where packages are found, and gives a function that installs one there: the
-    files that describe it."""
+    """Make this folder the only place where packages are found; return a function that installs the files
+    that describe one."""
 
     def install(name, release, *requirements):
         folder = tmp_path / f"{name.replace('-', '_')}-{release}.dist-info"
@@ -44,7 +44,7 @@ def test_a_package_can_be_used_is_too_old_or_missing(installed, release, line):
     assert package_line(Package(("ray",), "pools", "'rlflow-dag[cluster]'"), {}) == line
 
 
-def test_the_lowest_version_is_that_of_rlflows_own_metadata(installed):
+def test_the_lowest_version_comes_from_rlflows_metadata(installed):
     installed("rlflow-dag", "1.0", "Torch_x<3,>=2.7", 'ray>=2.40; extra == "cluster"', "typer")
     assert (required("torch-x"), required("ray"), required("typer"), required("other")) == (
         "2.7",
@@ -61,9 +61,7 @@ def test_the_lowest_version_is_that_of_rlflows_own_metadata(installed):
         ("", "its process ended with an error"),
     ],
 )
-def test_a_torch_that_does_not_answer_is_told_with_its_last_words(
-    installed, tmp_path, monkeypatch, stderr, problem
-):
+def test_a_crashing_torch_is_reported_with_its_last_output(installed, tmp_path, monkeypatch, stderr, problem):
     installed("torch", "2.13")
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho '{stderr}' >&2\nexit 1\n")
@@ -80,7 +78,7 @@ def test_gpus_are_listed_with_their_memory():
     assert doctor.gpus({}).endswith("(--device cpu)") or "driver" in doctor.gpus({})
 
 
-def test_of_the_client_of_mlflow_alone_doctor_says_what_its_pages_need(installed):
+def test_doctor_names_the_package_that_mlflow_pages_need(installed):
     assert (
         doctor.remarks("mlflow-skinny", "3.0", {}) == "only the client; the web pages need pip install mlflow"
     )

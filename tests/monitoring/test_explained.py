@@ -1,4 +1,4 @@
-"""`rlflow explain` of a folder: findings, funnel, time; and the line by which other views point to it."""
+"""`rlflow explain` of a folder: findings, funnel, time, and the line in other views that points to it."""
 
 import json
 
@@ -40,7 +40,7 @@ def test_findings_come_first_then_the_funnel_then_the_time(folder):
     ]
 
 
-def test_a_run_that_goes_on_has_no_bounds_yet_and_one_that_learns_no_finding(folder):
+def test_a_running_run_has_no_bounds_and_a_learning_run_no_finding(folder):
     (folder / "metrics.jsonl").write_text(
         "".join(json.dumps({"iteration": i, "reward/missing_rate": 0.0}) + "\n" for i in range(4))
     )
@@ -51,18 +51,18 @@ def test_a_run_that_goes_on_has_no_bounds_yet_and_one_that_learns_no_finding(fol
     assert pointer(folder) is None
 
 
-def test_of_a_run_that_has_hardly_begun_that_is_said(folder):
+def test_a_run_that_has_just_begun_is_reported_as_such(folder):
     (folder / "metrics.jsonl").write_text('{"iteration": 0, "reward/missing_rate": 1.0}\n')
     assert explanation(folder)[1] == "learning: no findings, since the run has fewer than 3 iterations"
 
 
-def test_other_views_point_to_it_where_there_is_an_alarm(folder):
+def test_other_views_point_to_explain_if_there_is_an_alarm(folder):
     assert pointer(folder, "runs/x") == (
         "alarm: 65% of the rewards are missing, and their rows are skipped; for details: rlflow explain runs/x"
     )
 
 
-def test_the_same_as_a_line_of_json(folder, capsys):
+def test_json_has_the_same_content_in_one_line(folder, capsys):
     (folder / "bounds.json").write_text('{"seconds": 1.0}')
     assert explain_run(str(folder), True) == 0
     said = json.loads(capsys.readouterr().out)

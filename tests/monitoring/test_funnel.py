@@ -27,7 +27,7 @@ def test_rows_and_tokens_have_a_line_each():
     ]
 
 
-def test_what_an_algorithm_has_not_is_not_named():
+def test_missing_figures_of_an_algorithm_are_not_named():
     assert funnel_lines(figures({"funnel/rows_used": 64.0} | TOKENS)) == [
         "rows: 64 used",
         "tokens of actor.update: 2,040 → 640 with a gradient → 410 effective",
@@ -35,13 +35,13 @@ def test_what_an_algorithm_has_not_is_not_named():
     assert funnel_lines(figures({"reward/mean": 0.5})) == []
 
 
-def test_roles_are_named_where_there_are_several():
+def test_roles_are_named_if_there_are_several():
     assert funnel_lines(figures({f"solver/{name}": value for name, value in ROWS.items()}))[0].startswith(
         "rows of solver: 512 sampled"
     )
 
 
-def test_a_frame_shows_it():
+def test_a_frame_shows_the_funnel():
     console = Console(width=120)
     with console.capture() as text:
         console.print(draw(Frame(metrics=figures(ROWS | TOKENS)), 120))

@@ -1,4 +1,4 @@
-"""What is read of a run's files, whatever stands in them."""
+"""The reader of a run's files, for any content."""
 
 import json
 
@@ -10,7 +10,7 @@ from rlflow.monitoring.history import History, is_number, stage_seconds
 
 
 @pytest.mark.parametrize("value", [10**400, -(10**400), 1 << 1024], ids=["large", "small", "just"])
-def test_a_metric_that_no_float_can_be_is_left_out_and_the_others_are_read(value):
+def test_a_metric_that_does_not_fit_a_float_is_skipped(value):
     history = History()
     history.add(json.dumps({"iteration": 3, "reward/mean": value, "loss": 0.5, "rows": 1 << 1000}).encode())
     assert history.iterations == [(3, {"loss": 0.5, "rows": float(1 << 1000)})]
@@ -18,7 +18,7 @@ def test_a_metric_that_no_float_can_be_is_left_out_and_the_others_are_read(value
 
 
 @pytest.mark.parametrize("value", [True, "1", None, [1]])
-def test_what_is_no_number_is_none(value):
+def test_values_that_are_not_numbers_become_none(value):
     assert not is_number(value)
 
 
@@ -26,7 +26,7 @@ def test_what_is_no_number_is_none(value):
 @example((1 << 1024) - 1)
 @example(-(1 << 1024) + 1)
 @example((1 << 1023) - 1)
-def test_every_number_fits_into_a_float_and_those_below_half_the_largest_are_numbers(value):
+def test_accepted_numbers_fit_into_a_float(value):
     if is_number(value):
         float(value)
     assert is_number(value) or abs(value) >= 1 << 1023

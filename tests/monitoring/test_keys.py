@@ -1,4 +1,4 @@
-"""The names of figures in metrics.jsonl, and the table beside it."""
+"""The names of figures in metrics.jsonl, and the table of names."""
 
 import json
 
@@ -11,7 +11,7 @@ OWN = Figure(Of.ROWS, "policy/entropy")
 AUTHORS = Figure(Of.STAGE, "entropy", "policy")
 
 
-def test_no_two_figures_share_a_name_and_each_keeps_its_own(tmp_path):
+def test_every_figure_has_a_name_of_its_own(tmp_path):
     names = FigureNames()
     assert [
         names.of(each)
@@ -29,18 +29,18 @@ def test_no_two_figures_share_a_name_and_each_keeps_its_own(tmp_path):
 @pytest.mark.parametrize(
     "content", ["", "[]", "{", '{"a": 1}', '{"a": {"of": "nothing", "name": "b"}}', '{"a": {"of": "run"}}']
 )
-def test_a_table_that_cannot_be_read_is_empty(tmp_path, content):
+def test_an_unreadable_table_is_empty(tmp_path, content):
     (tmp_path / FILE).write_text(content)
     assert read(tmp_path) == read(tmp_path / "none") == {} or read(tmp_path) == {"a": Figure(Of.RUN, "")}
 
 
-def test_a_stage_that_is_called_evaluation_makes_no_evaluation_of_an_iteration():
+def test_a_stage_called_evaluation_is_no_evaluation():
     table = {"evaluation/sampled": Figure(Of.STAGE, "sampled", "evaluation")}
     assert not is_evaluation(table, {"iteration": 1, "evaluation/sampled": 0.5})
     assert is_evaluation({}, {"iteration": 1, "evaluation/sampled": 0.5})
 
 
-def test_names_of_a_folder_without_a_table_are_taken_for_what_they_say():
+def test_names_without_a_table_are_taken_literally():
     keys = [
         "actor.update/loss",
         "judge/mean",

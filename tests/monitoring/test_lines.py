@@ -1,4 +1,4 @@
-"""Pieces of what processes print become lines, which wait at a worker until it answers."""
+"""Partial output of processes becomes lines, which wait at a worker until it answers."""
 
 import threading
 
@@ -9,7 +9,7 @@ from rlflow.monitoring.lines import LINE, WAITING, Lines, WaitingLines
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=8))
-def test_lines_are_those_of_the_whole_however_it_is_cut(text, places):
+def test_lines_do_not_depend_on_how_output_is_split(text, places):
     cuts = [0, *sorted(min(place, len(text)) for place in places), len(text)]
     heard = []
     one = Lines(heard.append)
@@ -20,7 +20,7 @@ def test_lines_are_those_of_the_whole_however_it_is_cut(text, places):
     assert heard == (text[:-1] if text.endswith(b"\n") else text).split(b"\n") if text else heard == []
 
 
-def test_an_empty_piece_ends_a_line_and_an_endless_one_is_cut():
+def test_an_empty_piece_ends_a_line_and_long_lines_are_cut():
     heard = []
     one = Lines(heard.append)
     one.hear(b"begun")
@@ -41,7 +41,7 @@ def test_lines_of_threads_do_not_mix():
     assert heard == [b"second", b"first ends"]
 
 
-def test_waiting_lines_are_taken_once_and_the_oldest_go():
+def test_waiting_lines_are_taken_once_and_the_oldest_are_dropped():
     waiting = WaitingLines()
     waiting.hear(b"one\ntwo\nthr")
     assert waiting.take() == b"one\ntwo\n"

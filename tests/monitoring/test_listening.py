@@ -1,4 +1,4 @@
-"""What a process listens on is found with its address, its port and who reaches it."""
+"""The listening sockets of a process, with address, port and reach."""
 
 import os
 import socket
@@ -18,14 +18,14 @@ SERVER = (
 @pytest.mark.parametrize(
     ("text", "address"), [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("::ffff:127.0.0.1", "127.0.0.1")]
 )
-def test_an_address_of_ipv4_that_is_written_as_ipv6_is_read_as_ipv4(text, address):
+def test_an_ipv4_address_in_ipv6_form_is_read_as_ipv4(text, address):
     assert str(unmapped(text)) == address
 
 
 @pytest.mark.parametrize(
     ("host", "reach"), [("127.0.0.1", "this machine only"), ("0.0.0.0", "open to the network")]
 )
-def test_a_process_of_ours_that_listens_is_shown_with_who_reaches_it(host, reach):
+def test_an_own_listening_process_is_shown_with_its_reach(host, reach):
     with subprocess.Popen(
         [sys.executable, "-c", SERVER, "rlflow", host], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -36,7 +36,7 @@ def test_a_process_of_ours_that_listens_is_shown_with_who_reaches_it(host, reach
     assert addresses(process.pid) == []
 
 
-def test_children_of_a_process_of_ours_are_ours_and_the_one_that_asks_is_left_out():
+def test_children_are_included_and_the_caller_is_not():
     child = "import os; print(os.getpid(), flush=True); input()"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The live view on a pseudo-terminal, and plain lines where there is none."""
+"""The live view on a pseudo-terminal, and plain lines elsewhere."""
 
 import io
 import json
@@ -21,11 +21,11 @@ HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 
 
 def bare(text):
-    """What is left of terminal output without its control sequences."""
+    """Return terminal output without its control sequences."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "")
 
 
-def test_the_view_shows_the_numbers_and_gives_the_cursor_back(terminal, info, metrics, stages):
+def test_the_view_shows_the_numbers_and_restores_the_cursor(terminal, info, metrics, stages):
     view = make_reporter(stream=terminal.stream)
     view.note("before the start")
     view.start(info)
@@ -61,9 +61,7 @@ def test_the_view_shows_the_numbers_and_gives_the_cursor_back(terminal, info, me
     assert "live view" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_the_view_draws_the_learning_curve_and_says_how_many_rows_trained_and_what_own_stages_give(
-    terminal, info, metrics, stages
-):
+def test_the_view_draws_the_curve_and_counts_rows(terminal, info, metrics, stages):
     view = Live(terminal.stream)
     view.start(info)
     for number in range(3):
@@ -77,7 +75,7 @@ def test_the_view_draws_the_learning_curve_and_says_how_many_rows_trained_and_wh
         assert part in seen, part
 
 
-def test_the_last_frame_says_how_the_run_ended(terminal, info, metrics, stages):
+def test_the_last_frame_shows_how_the_run_ended(terminal, info, metrics, stages):
     view = Live(terminal.stream)
     view.start(info)
     view.iteration(0, metrics, [], stages)
@@ -96,7 +94,7 @@ def test_a_terminal_may_change_its_size(terminal, info, metrics, stages):
     assert any("actor.generate" in line for line in frame)
 
 
-def test_a_terminal_that_does_not_know_its_size_is_taken_for_a_usual_one(terminal, info, metrics, stages):
+def test_a_terminal_without_a_size_gets_the_usual_one(terminal, info, metrics, stages):
     terminal.resize(0, 0)
     view = Live(terminal.stream)
     view.start(info)
@@ -105,7 +103,7 @@ def test_a_terminal_that_does_not_know_its_size_is_taken_for_a_usual_one(termina
     assert "actor.generate" in bare(terminal.end())
 
 
-def test_what_a_run_shows_cannot_drive_the_terminal(terminal, info, metrics, stages):
+def test_text_of_a_run_cannot_control_the_terminal(terminal, info, metrics, stages):
     view = Live(terminal.stream)
     view.start(info)
     view.iteration(
@@ -123,8 +121,8 @@ def test_what_a_run_shows_cannot_drive_the_terminal(terminal, info, metrics, sta
     assert "\\x1b[2Jgone [bold]not markup[/bold]" in bare(seen)
 
 
-def test_numbers_that_are_missing_or_no_numbers_do_not_end_a_view(terminal, info):
-    defect = keyed.figures({"reward/mean": "text", "reward/missing": 4.0})  # of whoever tells
+def test_missing_or_invalid_numbers_do_not_end_the_view(terminal, info):
+    defect = keyed.figures({"reward/mean": "text", "reward/missing": 4.0})  # from the reporting code
     for metrics in (
         {},
         keyed.figures({"reward/mean": float("nan"), "reward/missing": 4.0, "seconds": 0.0}),
@@ -139,7 +137,7 @@ def test_numbers_that_are_missing_or_no_numbers_do_not_end_a_view(terminal, info
     assert "the live view cannot be drawn: TypeError" in seen
 
 
-def test_a_view_that_fails_gives_way_to_plain_lines_and_the_run_goes_on(terminal, info, metrics, stages):
+def test_a_failing_view_is_replaced_by_plain_lines(terminal, info, metrics, stages):
     class Broken(Plain):
         def iteration(self, *told):
             raise OSError("no terminal")
@@ -154,8 +152,8 @@ def test_a_view_that_fails_gives_way_to_plain_lines_and_the_run_goes_on(terminal
     assert "12/12 done  reward/mean 0.625" in out.getvalue()
 
 
-def test_what_a_signal_tells_while_its_thread_tells_comes_right_after(info, metrics, stages):
-    """A stream cannot be entered twice: neither a print nor a lock."""
+def test_a_report_from_a_signal_comes_after_the_current_one(info, metrics, stages):
+    """A stream is not reentrant: neither a print nor a lock."""
     told = []
 
     class Entered(Plain):
@@ -174,8 +172,8 @@ def test_what_a_signal_tells_while_its_thread_tells_comes_right_after(info, metr
     assert told == ["outer", "of the signal", "next"]
 
 
-def test_threads_take_turns():
-    """No call is lost, none is within another, and each thread's own come in order."""
+def test_reports_of_threads_do_not_overlap():
+    """No call is lost or runs within another, and the calls of each thread keep their order."""
     told, within = [], threading.Lock()
 
     class Alone(Plain):
@@ -198,7 +196,7 @@ def test_threads_take_turns():
     ]
 
 
-def test_a_terminal_that_goes_away_ends_the_view_and_not_the_run(terminal, info, metrics, stages):
+def test_a_lost_terminal_ends_the_view_and_not_the_run(terminal, info, metrics, stages):
     reporter = make_reporter(stream=terminal.stream)
     reporter.start(info)
     terminal.stream.close()
@@ -236,7 +234,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(terminal, monkeypatch
     assert not lively(terminal.stream)
 
 
-def test_quiet_says_nothing_but_leaves_its_state(info, metrics, stages, capfd):
+def test_quiet_prints_nothing_and_writes_its_state(info, metrics, stages, capfd):
     reporter = make_reporter(quiet=True)
     reporter.note("hello")
     reporter.start(info)
@@ -255,8 +253,8 @@ def test_json_keeps_standard_output_for_itself(info, metrics, stages, capfd):
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_the_terminal_in_order(terminal, on_terminal, tmp_path):
-    """A real run on the terminal, stopped as soon as it shows its first iteration."""
+def test_ctrl_c_restores_the_terminal(terminal, on_terminal, tmp_path):
+    """A real run on the terminal is stopped as soon as it shows its first iteration."""
     process = on_terminal(
         "run",
         "ppo",
@@ -283,7 +281,7 @@ def test_ctrl_c_leaves_the_terminal_in_order(terminal, on_terminal, tmp_path):
 @pytest.mark.parametrize(
     ("done", "iterations", "length"), [(0, 0, 0), (0, 1, 0), (1, 1, 40), (1, 2, 20), (2, 2, 40)]
 )
-def test_the_bar_is_as_long_as_the_share_of_iterations_that_are_done(done, iterations, length):
+def test_the_bar_shows_the_share_of_finished_iterations(done, iterations, length):
     console = Console(
         file=io.StringIO(), width=200, force_terminal=True, color_system="truecolor", legacy_windows=False
     )
@@ -291,7 +289,7 @@ def test_the_bar_is_as_long_as_the_share_of_iterations_that_are_done(done, itera
         draw(Frame(flow="ppo", place="runs/ppo-1", state="running", done=done, iterations=iterations), 200)
     )
     bar = next(line for line in console.file.getvalue().splitlines() if "iterations" in line)
-    assert bar.partition("\x1b[38;5;237m")[0].count("━") == length  # the color of what is not done
+    assert bar.partition("\x1b[38;5;237m")[0].count("━") == length  # the color of the remaining part
 
 
 @pytest.mark.parametrize(
@@ -302,13 +300,13 @@ def test_the_bar_is_as_long_as_the_share_of_iterations_that_are_done(done, itera
         ("ab" + "c" * 30 + "/run", "…" + "c" * 30 + "/run"),
     ],
 )
-def test_the_title_takes_the_width_that_there_is_and_ends_with_the_runs_name(place, shown):
+def test_the_title_fills_the_width_and_ends_with_the_name(place, shown):
     console = Console(file=io.StringIO(), width=40, color_system=None)
     console.print(draw(Frame(flow="ppo", place=place, iterations=3), 40))
     assert console.file.getvalue().splitlines()[0].rstrip() == f"ppo  {shown}"
 
 
-def test_figures_leave_out_what_is_not_there():
+def test_missing_figures_are_skipped():
     assert figures(Frame()) == []
     shares = {"evaluation/sampled": 0.25, "evaluation/one/sampled": 0.25, "evaluation/two/sampled": 0.5}
     assert figures(Frame(evaluation=keyed.figures({"evaluation/sampled": 0.25}), evaluated=3)) == [
@@ -324,5 +322,5 @@ def test_figures_leave_out_what_is_not_there():
     ("seconds", "text"),
     [(0.0123, "12 ms"), (1.0, "1.0 s"), (89, "89.0 s"), (90, "1.5 min"), (7200, "2.0 h"), (172800, "2.0 d")],
 )
-def test_durations_are_spoken_in_the_unit_that_suits(seconds, text):
+def test_durations_are_shown_in_a_suitable_unit(seconds, text):
     assert format_duration(seconds) == text

@@ -1,4 +1,4 @@
-"""Names in the trackers are those of the field."""
+"""Names in the trackers are the common names of the field."""
 
 import math
 
@@ -32,7 +32,7 @@ from rlflow.monitoring.metric_names import TABLE, accuracies, change, own_metric
         ("beta", "beta"),
     ],
 )
-def test_a_metric_has_the_name_that_dashboards_know(name, known):
+def test_a_metric_has_its_common_name(name, known):
     assert renamed(figures({name: 1.0})) == {known: 1.0}
 
 
@@ -55,7 +55,7 @@ def test_rewards_of_several_roles_and_parts_have_names_of_their_own():
     assert found["gae/mean"] == 3.0
 
 
-def test_what_is_not_finite_is_left_out():
+def test_non_finite_values_are_skipped():
     assert renamed(figures({"a": math.nan, "b": math.inf, "c": None, "d": 1.0})) == {"d": 1.0}
 
 
@@ -70,7 +70,7 @@ def test_two_metrics_never_share_a_name():
     assert len(set(TABLE.values())) == len(TABLE)
 
 
-def test_an_evaluation_of_several_roles_is_read_by_role_and_that_of_one_without():
+def test_evaluations_of_several_roles_are_read_by_role():
     one = {"evaluation/sampled": 0.25, "evaluation/greedy": 0.5}
     assert accuracies(figures(one)) == {"sampled": 0.25, "greedy": 0.5}
     assert accuracies(
@@ -78,7 +78,7 @@ def test_an_evaluation_of_several_roles_is_read_by_role_and_that_of_one_without(
     ) == {"solver sampled": 0.25, "verifier sampled": 0.75}
 
 
-def test_figures_of_further_sets_are_read_by_set_after_the_others_and_have_the_names_of_the_field():
+def test_figures_of_other_sets_are_read_by_set():
     plain = {"evaluation/sampled": 0.25, "evaluation/pass@2": 0.5, "evaluation/sampled/gsm8k": 0.5}
     sets = {
         "evaluation/math/prompts": 9.0,
@@ -130,7 +130,7 @@ def test_figures_of_further_sets_are_read_by_set_after_the_others_and_have_the_n
     )
 
 
-def test_own_metrics_are_those_of_the_authors_stages():
+def test_own_metrics_come_from_the_authors_stages():
     computed = {
         "judge/mean",
         "judge/missing",

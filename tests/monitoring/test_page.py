@@ -1,4 +1,4 @@
-"""A run in a notebook: its numbers and its curve, with nothing that a name or a model says as markup."""
+"""A run in a notebook: its numbers and its curve; names and model text are escaped."""
 
 import json
 from xml.etree import ElementTree
@@ -14,7 +14,7 @@ VALUES = st.floats(-1e6, 1e6, allow_nan=False)
 
 
 @given(st.lists(VALUES, min_size=1, max_size=30))
-def test_every_point_lies_in_the_picture_and_higher_values_lie_higher(values):
+def test_every_point_is_inside_and_higher_values_are_higher(values):
     tree = ElementTree.fromstring(curve_svg(list(enumerate(values))))
     dots = [(float(dot.attrib["cx"]), float(dot.attrib["cy"])) for dot in tree.findall(f"{SVG}circle")]
     assert len(dots) == len(values)
@@ -35,7 +35,7 @@ def test_every_point_lies_in_the_picture_and_higher_values_lie_higher(values):
         ([], ""),
     ],
 )
-def test_a_run_shows_its_held_out_curve_or_else_its_reward(tmp_path, lines, metric):
+def test_a_run_shows_its_held_out_curve_or_its_reward(tmp_path, lines, metric):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = run_html(tmp_path, [("run", "<b>&</b>")])
     assert "&lt;b&gt;&amp;&lt;/b&gt;" in page

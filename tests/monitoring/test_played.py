@@ -1,4 +1,4 @@
-"""`rlflow show` has an episode, turn by turn."""
+"""`rlflow show` prints an episode turn by turn."""
 
 import json
 
@@ -53,7 +53,7 @@ def test_messages_and_failures_are_shown_and_long_text_is_cut(tmp_path):
     assert shown[2:] == ["  environment: [tool] 5", "  end: failed; timeout: no answer"]
 
 
-def test_without_an_episode_there_is_nothing(tmp_path):
+def test_without_an_episode_nothing_is_shown(tmp_path):
     assert last_episode(tmp_path) is None
     assert samples(tmp_path, {"iteration": 0, "completion": "x"}) is None
     assert samples(tmp_path, {"iteration": 0, "episode": {"turns": 3}}) == [

@@ -1,11 +1,11 @@
-"""What is read of a run's folder as a whole, in whatever state it is."""
+"""The reader of a run's folder, in any state of the folder."""
 
 import pytest
 
 from rlflow.monitoring.recorded import Costs, as_text, differing, recorded
 
 
-def test_settings_are_known_by_their_flags_and_bookkeeping_is_none(written):
+def test_settings_are_named_by_flags_without_bookkeeping(written):
     settings = recorded(written("one", prompts=6, out="elsewhere", track=["wandb"])).settings
     assert settings == {
         "flow": "grpo",
@@ -43,13 +43,13 @@ def test_curves_count_finished_iterations_and_a_repeated_line_counts_once(writte
     ],
     ids=lambda text: text[:60],
 )
-def test_a_damaged_account_is_read_as_far_as_it_goes(written, text):
+def test_the_readable_part_of_damaged_accounting_is_read(written, text):
     folder = written("one")
     (folder / "fates.jsonl").write_text(text)
     assert not recorded(folder).costs.trained
 
 
-def test_an_empty_folder_says_nothing_and_raises_nothing(tmp_path):
+def test_an_empty_folder_reads_as_empty(tmp_path):
     run = recorded(tmp_path)
     assert (run.settings, run.metrics, run.costs) == ({}, [], Costs())
 
@@ -72,7 +72,7 @@ def test_an_empty_folder_says_nothing_and_raises_nothing(tmp_path):
         ({"a": 1}, '{"a": 1}'),
     ],
 )
-def test_a_setting_reads_as_after_its_flag_whatever_wrote_it(value, text):
+def test_a_setting_reads_like_its_flag(value, text):
     assert as_text(value) == text
 
 

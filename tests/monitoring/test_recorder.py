@@ -1,4 +1,4 @@
-"""What a run leaves for others to read."""
+"""The files of a run that other programs read."""
 
 import json
 
@@ -22,7 +22,7 @@ def test_the_state_follows_the_run(info, metrics, stages):
     assert (found.state, found.error, found.flow) == ("failed", "broke \\x1b[31m here", "ppo")
 
 
-def test_short_iterations_are_not_all_written(info, metrics, stages):
+def test_not_every_short_iteration_is_written(info, metrics, stages):
     now = [0.0]
     recorder, seen = Recorder(print, clock=lambda: now[0]), []
     recorder.start(info)
@@ -35,7 +35,7 @@ def test_short_iterations_are_not_all_written(info, metrics, stages):
     assert status.read(info.folder).iteration == 10
 
 
-def test_notes_from_before_the_folder_are_kept_and_those_after_the_end_are_not(info, monkeypatch):
+def test_notes_before_the_folder_are_kept_and_after_the_end_dropped(info, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "canary-5f3a")
     recorder = Recorder(print)
     recorder.note("first canary-5f3a")
@@ -48,7 +48,7 @@ def test_notes_from_before_the_folder_are_kept_and_those_after_the_end_are_not(i
     assert json.loads((info.folder / "status.json").read_text())["state"] == "done"
 
 
-def test_a_state_that_cannot_be_written_is_said_once(info, metrics, stages):
+def test_an_unwritable_state_is_reported_once(info, metrics, stages):
     said = []
     recorder = Recorder(said.append)
     for path in sorted(info.folder.rglob("*"), reverse=True):

@@ -41,7 +41,7 @@ def test_the_last_numbers_of_a_run_are_served():
         listening.bind(("127.0.0.1", port))
 
 
-def test_a_port_that_is_taken_is_said_before_the_run():
+def test_a_taken_port_is_reported_before_the_run():
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()

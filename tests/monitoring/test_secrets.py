@@ -1,4 +1,4 @@
-"""Planted canaries: none comes through."""
+"""Planted secrets are masked in every form."""
 
 import io
 import json
@@ -51,7 +51,7 @@ CANARY = "canary-5f3a"
         "session-cookie",
     ],
 )
-def test_a_telling_name_hides_its_value(name):
+def test_a_secret_name_hides_its_value(name):
     assert redacted({name: CANARY}) == {name: "***"}
     assert redacted({"roles": {"actor": [{name: CANARY}]}}) == {"roles": {"actor": [{name: "***"}]}}
     assert redacted({name: {"inner": CANARY}}) == {name: "***"}
@@ -96,7 +96,7 @@ def test_other_names_hide_nothing(name):
     assert redacted({name: "value"}) == {name: "value"}
 
 
-def test_settings_that_only_sound_alike_stay():
+def test_settings_with_similar_names_stay():
     kept = {
         "key_dim": 64,
         "token_weight": 0.5,
@@ -111,7 +111,7 @@ def test_settings_that_only_sound_alike_stay():
     assert redacted(kept) == kept
 
 
-def test_values_of_the_environment_are_masked_wherever_they_stand(monkeypatch):
+def test_values_of_the_environment_are_masked_everywhere(monkeypatch):
     monkeypatch.setenv("MY_API_KEY", CANARY)
     monkeypatch.setenv("LONGER_TOKEN", f"{CANARY}-and-more")
     monkeypatch.setenv("SHORT_TOKEN", "abc")
@@ -140,7 +140,7 @@ def test_passwords_in_addresses_are_masked():
     )
 
 
-def test_the_mapping_itself_is_left_alone():
+def test_the_input_mapping_does_not_change():
     given = {"a": {"token": CANARY}}
     redacted(given)
     assert given == {"a": {"token": CANARY}}
@@ -165,7 +165,7 @@ SHAPED = {
 
 
 @pytest.mark.parametrize("secret", SHAPED.values(), ids=SHAPED)
-def test_a_secret_is_known_by_its_shape_wherever_it_stands(secret):
+def test_a_secret_is_recognised_by_its_form(secret):
     for before, after in (
         ("", ""),
         ("failed: ", " is wrong"),
@@ -178,7 +178,7 @@ def test_a_secret_is_known_by_its_shape_wherever_it_stands(secret):
     assert redacted({"note": [secret]}) == {"note": ["***"]}
 
 
-def test_a_key_that_was_cut_off_is_masked_as_far_as_it_goes():
+def test_a_truncated_key_is_masked():
     assert masked(f"-----BEGIN PRIVATE KEY-----\n{KEY}MIIEvQIBADANBgkqhkiG9w0 and more") == "*** and more"
 
 
@@ -207,7 +207,7 @@ HIDDEN = ("0123456789abcdef", "abcdefgh", "defgh", "YWxh", "a%20b", "pa@ss", "ss
 
 
 @pytest.mark.parametrize("text", BESIDE)
-def test_a_secret_is_known_by_the_name_beside_it(text):
+def test_a_secret_is_recognised_by_the_name_next_to_it(text):
     assert "***" in masked(text)
     assert not any(hidden in masked(text) for hidden in HIDDEN)
 
@@ -238,11 +238,11 @@ def test_a_secret_is_known_by_the_name_beside_it(text):
         "data.answer=reward_model.ground_truth",
     ],
 )
-def test_innocent_text_stays(text):
+def test_harmless_text_stays(text):
     assert masked(text) == text
 
 
-def test_folders_of_a_shell_are_no_secrets(monkeypatch):
+def test_shell_folders_are_no_secrets(monkeypatch):
     monkeypatch.setenv("PWD", "/work/somewhere")
     monkeypatch.setenv("DB_PWD", CANARY)
     assert masked(f"/work/somewhere/{CANARY}") == "/work/somewhere/***"
@@ -251,7 +251,7 @@ def test_folders_of_a_shell_are_no_secrets(monkeypatch):
 @pytest.mark.parametrize(
     "value", ["p\"ss\\w'rd-91", "pässwörd-ü91", "two words 91", f"{KEY}end", "a/b?c=d&e"], ids=repr
 )
-def test_a_secret_is_known_as_text_quotes_it(monkeypatch, value):
+def test_a_quoted_secret_is_recognised(monkeypatch, value):
     monkeypatch.setenv("SOME_SECRET", value)
     shown = [
         value,
@@ -265,7 +265,7 @@ def test_a_secret_is_known_as_text_quotes_it(monkeypatch, value):
         assert not any(part in text for part in ("91", "rd", "MIIE", "c=d"))
 
 
-def test_what_a_flag_was_given_is_masked_where_an_error_repeats_it():
+def test_the_value_of_a_flag_is_masked_in_errors():
     remember(
         {
             "hp.api_key": "given-canary",
@@ -303,7 +303,7 @@ def test_what_a_flag_was_given_is_masked_where_an_error_repeats_it():
     assert masked("letters onlyletters wordlike plainword q1w2e3r4") == "*** *** *** *** ***"
 
 
-def test_a_guarded_stream_masks_what_is_written_to_it(monkeypatch):
+def test_a_guarded_stream_masks_its_output(monkeypatch):
     monkeypatch.setenv("SOME_TOKEN", CANARY)
     stream = io.StringIO()
     guard(stream, None)
@@ -320,7 +320,7 @@ def test_a_guarded_stream_masks_what_is_written_to_it(monkeypatch):
     assert stream.getvalue().endswith("ValueError: ***\nabc")
 
 
-def test_the_lines_of_a_private_key_are_masked_one_by_one_and_those_after_it_are_not():
+def test_only_the_lines_of_a_private_key_are_masked():
     mask = MaskedLines()
     lines = [
         "before",
@@ -334,17 +334,17 @@ def test_the_lines_of_a_private_key_are_masked_one_by_one_and_those_after_it_are
     assert [
         mask(line) for line in ("-----BEGIN RSA PRIVATE KEY----- abcd -----END RSA PRIVATE KEY-----", "after")
     ] == [MASK, "after"]
-    mask("-----BEGIN PRIVATE KEY-----")  # which never ends
+    mask("-----BEGIN PRIVATE KEY-----")  # a key that never ends
     assert [mask("text") for _ in range(300)][-1] == "text"
 
 
 @given(st.text())
-def test_masking_twice_masks_no_more(text):
+def test_masking_twice_equals_masking_once(text):
     assert masked(masked(text)) == masked(text)
 
 
 @given(st.dictionaries(st.text(), st.text() | st.integers() | st.lists(st.text())))
-def test_what_is_redacted_is_json_of_the_same_shape(mapping):
+def test_redacted_json_keeps_its_shape(mapping):
     found = redacted(mapping)
     json.dumps(found)
     assert len(found) == len({masked(name) for name in mapping})
@@ -353,12 +353,12 @@ def test_what_is_redacted_is_json_of_the_same_shape(mapping):
 @pytest.mark.parametrize(
     "part", ["a", "a-", "-eyJ", 'a="', "wandb ", "://a:", "-----BEGIN PRIVATE KEY-----", "key=", "token: "]
 )
-def test_long_text_is_masked_in_time_that_grows_with_its_length(part):
-    """A pattern that looks back and forth would take hours for these."""
+def test_masking_takes_linear_time(part):
+    """A backtracking pattern would take hours for these texts."""
     assert masked(part * (10**5 // len(part))) is not None
 
 
-def test_the_page_says_which_words_tell():
+def test_the_page_lists_the_secret_words():
     page = " ".join(Path("docs/security.md").read_text().split())
     listed = page.partition("a word of it is ")[2].partition(" or jwt,")[0]
     assert {*listed.split(", "), "jwt"} == secrets.TELLING

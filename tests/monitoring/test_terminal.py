@@ -1,4 +1,4 @@
-"""Standard streams end no run: one whose terminal hangs up, one that was closed before."""
+"""Standard streams never end a run: the terminal may hang up, or a stream may be closed at the start."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ class Broken:
         return self.descriptor
 
 
-def test_what_is_written_to_a_terminal_that_is_gone_goes_nowhere():
+def test_output_to_a_lost_terminal_is_discarded():
     other, terminal = pty.openpty()
     with open(terminal, "w", buffering=1) as stream:
         steady_stream = Steady(stream)
@@ -39,7 +39,7 @@ def test_what_is_written_to_a_terminal_that_is_gone_goes_nowhere():
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE])
-def test_what_else_fails_is_raised(number):
+def test_other_errors_are_raised(number):
     with pytest.raises(OSError) as raised:  # noqa: PT011
         Steady(Broken(number, 2)).write("text")
     assert raised.value.errno == number
@@ -47,7 +47,7 @@ def test_what_else_fails_is_raised(number):
         Steady(Broken(number, 2)).flush()
 
 
-def test_only_terminals_are_replaced_and_only_while_inside(monkeypatch):
+def test_only_terminals_are_replaced_and_only_temporarily(monkeypatch):
     other, terminal = pty.openpty()
     with open(terminal, "w") as stream, open(os.devnull, "w") as null:
         monkeypatch.setattr(sys, "stdout", stream)
@@ -62,7 +62,7 @@ def test_only_terminals_are_replaced_and_only_while_inside(monkeypatch):
     os.close(other)
 
 
-def test_closed_streams_lead_nowhere_and_no_file_is_taken_for_them(tmp_path):
+def test_closed_streams_are_discarded_and_never_reach_a_file(tmp_path):
     text = (
         "from rlflow.monitoring.terminal import open_all\nopen_all()\nimport sys\nfile = open(sys.argv[1], "
         "'w')\nprint('a'); print('b', file=sys.stderr); import os; os.write(1, b'c'); "

@@ -1,4 +1,4 @@
-"""Trackers through their own libraries: what they wrote is read back by their own readers."""
+"""Trackers through their own libraries: their own readers read the written data back."""
 
 import importlib
 import io
@@ -34,7 +34,7 @@ NAMES = {
 }
 
 
-def told(reporter, info, metrics, stages, iterations=3):
+def report(reporter, info, metrics, stages, iterations=3):
     reporter.start(info)
     reporter.evaluation(0, figures({"evaluation/sampled": 0.25}))
     for number in range(iterations):
@@ -44,18 +44,18 @@ def told(reporter, info, metrics, stages, iterations=3):
 
 @pytest.fixture(autouse=True)
 def no_account(monkeypatch, tmp_path):
-    """No key, no server, nothing of this machine's user."""
+    """Hide the keys, servers and settings of this machine's user."""
     for name in [name for name in os.environ if name.startswith(("WANDB_", "MLFLOW_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
 
-def test_tensorboard_reads_what_was_tracked(info, metrics, stages):
+def test_tensorboard_reads_the_tracked_data(info, metrics, stages):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     out = io.StringIO()
-    told(make_reporter(track=["tensorboard"], stream=out), info, metrics, stages)
+    report(make_reporter(track=["tensorboard"], stream=out), info, metrics, stages)
     events = EventAccumulator(str(info.folder / "tensorboard"))
     events.Reload()
     for name, value in NAMES.items():
@@ -72,10 +72,10 @@ def test_tensorboard_reads_what_was_tracked(info, metrics, stages):
 
 
 @pytest.mark.slow
-def test_mlflow_reads_what_was_tracked(info, metrics, stages):
+def test_mlflow_reads_the_tracked_data(info, metrics, stages):
     mlflow = importlib.import_module("mlflow")
 
-    told(make_reporter(quiet=True, track=["mlflow"]), info, metrics | figures({"odd@name#2": 1.0}), stages)
+    report(make_reporter(quiet=True, track=["mlflow"]), info, metrics | figures({"odd@name#2": 1.0}), stages)
     client = mlflow.MlflowClient(tracking_uri=(info.folder.parent / "mlruns").as_uri())
     [run] = client.search_runs([client.get_experiment_by_name("ppo").experiment_id])
     assert (run.info.run_name, run.info.status) == ("ppo-1", "FINISHED")
@@ -109,7 +109,8 @@ reporter.close("done")
 
 @pytest.mark.slow
 def test_wandb_leaves_an_offline_run_without_secrets(info):
-    """In a process of its own: the library starts a service that lives as long as its process."""
+    """Runs in a process of its own, because the library starts a service that lives as long as its
+    process."""
     words = [
         sys.executable,
         "-c",
@@ -161,27 +162,27 @@ class Failing:
 
 @pytest.mark.parametrize("stage", ["start", "log", "table", "close"])
 @pytest.mark.parametrize("error", [OSError("disk full"), SystemExit("no account")])
-def test_a_tracker_that_fails_is_said_once_and_ends_nothing(info, metrics, stages, stage, error):
+def test_a_failing_tracker_is_reported_once_and_stops_nothing(info, metrics, stages, stage, error):
     out = io.StringIO()
     view, tracker = Plain(out), Failing(stage, error)
-    told(Several(view, [Background("mine", tracker, view.note)]), info, metrics, stages, 12)
+    report(Several(view, [Background("mine", tracker, view.note)]), info, metrics, stages, 12)
     assert out.getvalue().count("tracker mine failed and is not used any more") == 1
-    assert tracker.calls.index(stage) == len(tracker.calls) - 1  # it is told nothing more
+    assert tracker.calls.index(stage) == len(tracker.calls) - 1  # it gets no further calls
     assert "12/12" in out.getvalue()
 
 
-def test_a_tracker_that_hangs_holds_up_neither_the_run_nor_its_end(info, metrics, stages, monkeypatch):
+def test_a_hanging_tracker_delays_neither_the_run_nor_its_end(info, metrics, stages, monkeypatch):
     monkeypatch.setitem(trackers.CLOSE_SECONDS, "done", 0.05)
     out, free = io.StringIO(), threading.Event()
     tracker = Failing("none")
     tracker.log = lambda step, metrics: free.wait()
     view = Plain(out)
-    told(Several(view, [Background("mine", tracker, view.note)]), info, metrics, stages, 3)
+    report(Several(view, [Background("mine", tracker, view.note)]), info, metrics, stages, 3)
     free.set()
     assert "failed and is not used any more: it was not finished" in out.getvalue()
 
 
-def test_a_signal_ends_the_wait_for_a_tracker_at_the_end(info, monkeypatch):
+def test_a_signal_ends_the_final_wait_for_a_tracker(info, monkeypatch):
     monkeypatch.setattr(launcher, "_at_once", False)
     said, free, tracker, handler = [], threading.Event(), Failing("none"), signal.getsignal(signal.SIGTERM)
 
@@ -200,7 +201,7 @@ def test_a_signal_ends_the_wait_for_a_tracker_at_the_end(info, monkeypatch):
     assert launcher.leaves_at_once()
 
 
-def test_a_tracker_that_tries_for_long_is_said_once_while_it_tries(info, monkeypatch):
+def test_a_tracker_that_retries_for_long_is_reported_once(info, monkeypatch):
     monkeypatch.setattr(trackers, "SLOW_SECONDS", 0.01)
     said, began, free, tracker = [], threading.Event(), threading.Event(), Failing("none")
     tracker.start = lambda run, settings: ""
@@ -217,7 +218,7 @@ def test_a_tracker_that_tries_for_long_is_said_once_while_it_tries(info, monkeyp
     assert sum("has not answered" in line for line in said) == 1
 
 
-def test_a_tracker_that_falls_behind_is_left_out(info):
+def test_a_tracker_that_falls_behind_is_dropped(info):
     said, free, tracker = [], threading.Event(), Failing("none")
     tracker.start = lambda run, settings: str(free.wait())
     background = Background("mine", tracker, said.append)
@@ -239,7 +240,7 @@ def test_unknown_and_missing_trackers_are_refused_before_the_run(monkeypatch):
             make_reporter(track=[name])
 
 
-def test_no_tracker_is_imported_unless_it_is_asked_for():
+def test_no_tracker_is_imported_unless_requested():
     code = "import sys; from rlflow.monitoring.outputs import make_reporter; make_reporter(); "
     code += "print({'wandb', 'mlflow', 'tensorboard', 'torch'} & set(sys.modules))"
     assert (
@@ -248,7 +249,7 @@ def test_no_tracker_is_imported_unless_it_is_asked_for():
     )
 
 
-def test_a_key_is_found_where_wandb_finds_it(monkeypatch, tmp_path):
+def test_a_key_is_found_in_the_places_of_wandb(monkeypatch, tmp_path):
     assert not has_key()
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / ".netrc").write_text("machine api.wandb.ai login user password 0123456789\n")
@@ -260,7 +261,7 @@ def test_a_key_is_found_where_wandb_finds_it(monkeypatch, tmp_path):
     assert has_key()
 
 
-def test_a_markdown_table_has_a_line_per_row_whatever_is_in_it():
+def test_a_markdown_table_has_a_line_per_row():
     assert markdown([{"a": "x\r\ny|z\\"}, {"b": None}]).splitlines() == [
         "| a | b |",
         "| --- | --- |",

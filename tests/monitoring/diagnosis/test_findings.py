@@ -1,4 +1,4 @@
-"""What is said of recorded runs: of planted ones the reason first, of their healthy twins nothing."""
+"""Findings in recorded runs: the planted cause comes first, and healthy twins have no findings."""
 
 import json
 from pathlib import Path
@@ -25,24 +25,24 @@ def read(path):
 
 
 @pytest.mark.parametrize("path", PLANTED, ids=lambda path: path.stem)
-def test_what_was_planted_is_named_first(path):
+def test_the_planted_cause_is_named_first(path):
     named = [finding.name for finding in findings(read(path))]
     assert path.name.startswith(f"{named[0]}-"), named
 
 
 @pytest.mark.parametrize("path", HEALTHY, ids=lambda path: path.stem)
-def test_nothing_is_said_of_a_healthy_run(path):
+def test_a_healthy_run_has_no_findings(path):
     assert findings(read(path)) == []
 
 
-def test_there_are_recordings_of_most_rules():
+def test_most_rules_have_recordings():
     assert (
         len({rule.name for rule in RULES for path in PLANTED if path.name.startswith(f"{rule.name}-")}) >= 10
     )
     assert len(HEALTHY) >= 3
 
 
-def test_every_rule_reads_measures_that_there_are_and_says_where_its_thresholds_are_from():
+def test_every_rule_has_measures_and_a_source_of_its_thresholds():
     for rule in RULES:
         assert rule.conditions
         assert all(condition.measure in MEASURES and condition.source for condition in rule.conditions)
@@ -72,10 +72,10 @@ RUN = [
 ]
 
 
-def test_alarms_come_before_advice_and_each_says_since_when_with_evidence_and_threshold():
+def test_alarms_come_before_advice_with_their_evidence():
     found = findings(Evidence(RUN), [COLD, MISSING])
     assert [finding.name for finding in found] == ["missing", "critic-cold"]
-    # though iteration 2 was within the threshold
+    # although iteration 2 was within the threshold
     assert str(found[0]) == "47% are missing since iteration 1: mend it"
     assert str(found[1]) == "it explains -1.0: warm it up"  # from the first iteration on
     assert found[0].as_json() == {
@@ -94,7 +94,7 @@ def test_alarms_come_before_advice_and_each_says_since_when_with_evidence_and_th
     assert str(findings(Evidence(known), [MISSING])[0]).endswith("mend it (now 0.0003)")
 
 
-def test_of_a_run_that_has_hardly_begun_nothing_is_said():
+def test_a_run_that_has_just_begun_has_no_findings():
     assert findings(Evidence(RUN[: LEAST - 1])) == []
     assert [finding.name for finding in findings(Evidence(RUN)) if finding.alarm] == ["missing"]
     assert findings(Evidence(RUN, {"backend": "null"})) == []

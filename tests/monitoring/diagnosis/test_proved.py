@@ -1,4 +1,4 @@
-"""What a proof falsified is an alarm, with its number and its line."""
+"""A claim falsified by a proof is an alarm, with its number and its line."""
 
 import json
 
@@ -11,7 +11,7 @@ from rlflow.runs.proof.claims import Claim, encoded
 from rlflow.runs.session import PROOF_JSON
 
 
-def test_what_a_run_writes_is_read_as_alarms_in_its_order():
+def test_falsified_claims_are_read_as_alarms_in_order():
     place = Place("/away/e_sign.py", 44)
     claims = [
         Claim("gradient", "actor.update", "proved", "it has a gradient"),
@@ -37,5 +37,5 @@ def test_what_a_run_writes_is_read_as_alarms_in_its_order():
 
 
 @pytest.mark.parametrize("content", [{}, {"claims": None}, {"claims": ["falsified", {"verdict": "proved"}]}])
-def test_of_anything_else_nothing_is_said(content):
+def test_other_content_gives_no_alarm(content):
     assert falsified(content) == []

@@ -1,4 +1,4 @@
-"""Conditions, at their edges."""
+"""Conditions at their limits."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def test_a_condition_holds_beyond_its_threshold(relation, value, holds):
     assert RuleCondition("missing", relation, 0.5, "by hand").holds(value) is holds
 
 
-def test_what_is_not_known_is_no_evidence():
+def test_unknown_values_are_no_evidence():
     assert not any(
         RuleCondition("missing", relation, 0.5, "by hand").holds(None)
         for relation in ("above", "below", "at most")

@@ -1,4 +1,4 @@
-"""Planted into real runs, stalls are named first: two of those of `python benchmarks/stalls.py`, whose table
+"""Stalls planted into real runs are named first. These are two of `python benchmarks/stalls.py`; its table
 has the others."""
 
 import importlib.util
@@ -16,7 +16,7 @@ def stalls():
     module = importlib.util.module_from_spec(specification)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(PATH.parent))
-        patch.setitem(__import__("sys").modules, "stalls_command", module)  # dataclasses look their module up
+        patch.setitem(__import__("sys").modules, "stalls_command", module)  # dataclasses look up their module
         specification.loader.exec_module(module)
         yield module
 
