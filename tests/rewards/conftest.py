@@ -82,8 +82,7 @@ def pool() -> Iterator[RewardPool]:
 
 @pytest.fixture
 def patient() -> Iterator[RewardPool]:
-    """A pool with one process, in which seconds pass for a row that has printed that it hangs, and for no
-    other."""
+    """A pool with one process, where time passes only for a row that has printed that it hangs."""
     clock = HungClock()
     with RewardPool(1, clock=clock) as pool:
         pool.hear = clock.hear

@@ -1,6 +1,6 @@
-"""Completions that are programs, judged by every kind of reward, and whether they came to anything.
+"""Programs as completions, scored by every kind of reward, and a check if any had an effect.
 
-A payload is a Python expression that leaves a mark where it acts: a file outside of its folder, a connection
+A payload is a Python expression that leaves a mark if it runs: a file outside of its folder, or a connection
 to a listener.
 """
 
@@ -18,7 +18,7 @@ from rlflow.data.frozen import frozen
 from rlflow.data.scorer import ScorerSpec
 from rlflow.rewards import RewardPool, bind, parse_reward, plain
 
-KEY = "CHAOS_API_KEY"  # in the environment of who runs rewards
+KEY = "CHAOS_API_KEY"  # in the environment of the process that runs rewards
 EXPRESSIONS = {
     "command": "__import__('os').system('touch {mark}')",
     "file": "open('{mark}', 'w').write('x')",
@@ -61,7 +61,7 @@ def evaluated(completion, answer):
 
 @dataclass
 class Marks:
-    """Where payloads would leave something: a file, and a listener."""
+    """The places where payloads would leave a mark: a file and a listener."""
 
     folder: Path
     listener: socket.socket = field(default_factory=lambda: socket.create_server(("127.0.0.1", 0)))
@@ -78,7 +78,7 @@ class Marks:
         return [shape.format(each) for each in expressions for shape in shapes]
 
     def acted(self) -> bool:
-        """Whether any payload did."""
+        """Return True if any payload left a mark."""
         self.listener.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             self.listener.accept()
@@ -88,8 +88,8 @@ class Marks:
 
 @dataclass(frozen=True)
 class Judged:
-    """Of one payload: its score (NaN: missing), whether that is what an answer must earn, and whether it
-    changed others' scores."""
+    """The result of one payload: its score (NaN: missing), whether an answer must earn that score, and
+    whether it changed the scores of others."""
 
     payload: str
     score: float
@@ -99,9 +99,9 @@ class Judged:
 
 @dataclass(frozen=True)
 class Row:
-    """What a scorer reads besides the completion, by its name; the right answer; a wrong one. evaluates:
-    whether the scorer evaluates text. If so an answer earns something that scores above one that makes no
-    sense; others give parts of a score for letters in their places."""
+    """The inputs of a scorer besides the completion, by name, with a right and a wrong answer. evaluates:
+    whether the scorer evaluates text. Such a scorer must score an answer above nonsense; others give partial
+    scores for letters in their places."""
 
     scorer: ScorerSpec
     name: str
@@ -112,8 +112,8 @@ class Row:
 
 
 def judge(pool: RewardPool, row: Row, payloads: list[str], timeout: float = 2.0) -> Iterator[Judged]:
-    """Payloads as answers to a row, each among a right answer before it and a right and a wrong one after
-    it."""
+    """Score payloads as answers to a row, each between a right answer before it and a right and a wrong
+    answer after it."""
 
     def scores(*answers: str) -> list[float]:
         return pool.score(
@@ -129,7 +129,7 @@ def judge(pool: RewardPool, row: Row, payloads: list[str], timeout: float = 2.0)
 
 
 def task_row(task: str) -> Row:
-    """A row of a reasoning-gym task whose own answer is right."""
+    """Return a row of a reasoning-gym task with its own right answer."""
     from reasoning_gym.factory import DATASETS
 
     kind, config = DATASETS[task]
@@ -145,7 +145,7 @@ def task_row(task: str) -> Row:
 
 
 def user_row(folder: Path, function: str) -> Row:
-    """A row of one of the rewards above."""
+    """Return a row of one of the rewards above."""
     (folder / "users.py").write_text(USERS)
     with RewardPool() as pool:
         (reward,) = bind([parse_reward(f"{folder / 'users.py'}:{function}")], pool)

@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that speaks OpenRLHF's remote reward protocol, well or badly."""
+"""A real HTTP server on loopback for OpenRLHF's remote reward protocol, with or without errors."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 class Judge(ThreadingHTTPServer):
     """Answers with the length of each query's completion, or as ``behave(handler, question)`` does.
-    ``questions``: all that were asked."""
+    ``questions``: all received requests."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -27,7 +27,7 @@ class Judge(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/get_reward"
 
     def handle_error(self, request, client_address):
-        """Clients that hang up are expected."""
+        """Ignore errors: clients are expected to hang up."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -55,7 +55,7 @@ class Handler(BaseHTTPRequestHandler):
         return True
 
     def reset(self):
-        """End the connection as a process that dies does."""
+        """End the connection like a process that dies."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
         self.rfile = self.wfile = open("/dev/null", "r+b", buffering=0)  # noqa: SIM115

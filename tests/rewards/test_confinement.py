@@ -1,5 +1,5 @@
-"""What the processes of rewards see and may do: nothing but their own, unless the user allows it. Payloads
-score nothing."""
+"""Reward processes see and change only their own files, unless the user allows more. Payloads score
+nothing."""
 
 import json
 import os
@@ -85,7 +85,7 @@ def why(pool, file, what):
     return scored(pool, file, what).first["raised"]
 
 
-def test_a_reward_sees_no_key_of_the_environment_but_those_that_it_is_given(file, monkeypatch):
+def test_a_reward_sees_only_allowed_environment_keys(file, monkeypatch):
     for name in ("SOME_API_KEY", "HTTPS_PROXY", "AWS_PROFILE", "RLFLOW_ELSE"):
         monkeypatch.setenv(name, "canary")
     monkeypatch.setenv("LC_TIME", "C")
@@ -106,7 +106,7 @@ def test_modules_on_a_relative_path_are_found_from_another_folder(file, monkeypa
         assert seen(pool, file, "environment")["PYTHONPATH"] == str(Path.cwd() / "tests")
 
 
-def test_a_reward_works_in_an_empty_folder_of_its_own_which_goes_with_it(file):
+def test_a_reward_works_in_a_temporary_folder_of_its_own(file):
     with RewardPool(1) as pool:
         folder, inside, home, temporary = seen(pool, file, "folder")
         assert (inside, home, temporary) == ([], folder, folder)
@@ -116,7 +116,7 @@ def test_a_reward_works_in_an_empty_folder_of_its_own_which_goes_with_it(file):
     assert not Path(folder).exists()
 
 
-def test_a_reward_has_no_file_of_its_driver(pool, file):
+def test_a_reward_has_no_open_file_of_its_driver(pool, file):
     with open(file) as held:
         os.set_inheritable(held.fileno(), True)
         with RewardPool(1) as fresh:
@@ -124,7 +124,7 @@ def test_a_reward_has_no_file_of_its_driver(pool, file):
     assert {each.partition(":")[0] for each in open_files} <= {"pipe", "/dev/null"}
 
 
-def test_a_reward_finds_what_lies_beside_its_file_and_an_error_says_how(pool, file):
+def test_a_reward_finds_files_next_to_its_own(pool, file):
     assert seen(pool, file, "beside") == 3
     assert "Path(__file__).parent" in why(pool, file, "relative")
 
@@ -133,7 +133,7 @@ walled = pytest.mark.skipif(kernel.landlock_version() == 0, reason="this kernel 
 
 
 @walled
-def test_a_reward_changes_files_in_folders_that_it_was_given_alone(pool, file):
+def test_a_reward_changes_files_only_in_allowed_folders(pool, file):
     assert "--reward-write" in why(pool, file, "outside")
     assert not file.with_name("made").exists()
     with RewardPool(1, Confinement(folders=(str(file.parent),))) as allowed:
@@ -145,13 +145,13 @@ def test_a_reward_changes_files_in_folders_that_it_was_given_alone(pool, file):
 
 
 @walled
-def test_a_reward_looks_into_no_process_and_signals_none(pool, file):
+def test_a_reward_cannot_inspect_or_signal_processes(pool, file):
     assert "PermissionError" in why(pool, file, "parent")
     if kernel.landlock_version() >= 6:
         assert "PermissionError" in why(pool, file, "signal")
 
 
-def test_a_reward_has_the_network_where_it_is_allowed(pool, file):
+def test_a_reward_has_the_network_if_allowed(pool, file):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         file.with_name("port").write_text(str(listener.getsockname()[1]))
         assert "--reward-network true" in why(pool, file, "connect")
@@ -160,14 +160,14 @@ def test_a_reward_has_the_network_where_it_is_allowed(pool, file):
             assert scored(allowed, file, "connect").values.tolist() == [1]
 
 
-def test_a_reward_that_takes_too_much_memory_costs_its_row(file):
+def test_a_reward_that_uses_too_much_memory_loses_its_row(file):
     with RewardPool(1, Confinement(memory=1 << 30)) as pool:
         scores = scored(pool, file, "beside", "grow", "beside")
     assert scores.values[[0, 2]].tolist() == [1, 1]
     assert "MemoryError" in scores.first["raised"]
 
 
-def test_a_reward_leaves_no_core_and_gains_no_rights(pool, file):
+def test_a_reward_leaves_no_core_dump_and_gains_no_rights(pool, file):
     assert seen(pool, file, "core") == [0, 0]
     status = dict(line.split(":\t", 1) for line in seen_status(pool, file).splitlines() if ":\t" in line)
     assert status["NoNewPrivs"] == "1"
@@ -180,7 +180,7 @@ def seen_status(pool, file):
     return first.partition("LookupError: ")[2].encode().decode("unicode_escape")
 
 
-# -- verdicts
+# -- replies
 # ------------------------------------------------------------------------------------------------------------
 
 
@@ -195,7 +195,7 @@ def seen_status(pool, file):
         (["died", "why"], False, "died"),
     ],
 )
-def test_a_score_is_a_number_and_of_built_in_scorers_one_from_0_to_1(reply, built_in, verdict):
+def test_a_score_is_a_number_and_built_in_scores_are_0_to_1(reply, built_in, verdict):
     found = _verdict(reply, built_in)
     assert (found if isinstance(found, float) else found[0]) == verdict
 
@@ -217,7 +217,7 @@ def test_a_score_is_a_number_and_of_built_in_scorers_one_from_0_to_1(reply, buil
         ["raised", "why", "more"],
     ],
 )
-def test_what_is_no_verdict_counts_as_a_process_that_died(reply):
+def test_an_invalid_reply_counts_as_a_dead_process(reply):
     with pytest.raises(Died, match="not a score"):
         _verdict(reply, False)
 
@@ -239,7 +239,7 @@ def marks(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @isolated
-def test_programs_as_answers_do_nothing_and_score_nothing_in_tasks_that_evaluate_text(marks):
+def test_programs_have_no_effect_in_evaluating_tasks(marks):
     with RewardPool(1) as pool:
         for task in plain.EVALUATING:
             few = marks.payloads(SHORT, ("{}",))
@@ -252,7 +252,7 @@ def test_programs_as_answers_do_nothing_and_score_nothing_in_tasks_that_evaluate
             assert not marks.acted(), task
 
 
-def test_programs_as_answers_do_nothing_and_score_nothing_in_mathematics_and_users_rewards(marks, tmp_path):
+def test_programs_have_no_effect_in_math_and_user_rewards(marks, tmp_path):
     with RewardPool(1) as pool:
         for row in (payloads.MATHS, payloads.user_row(tmp_path, "compared")):
             found = list(
@@ -264,7 +264,7 @@ def test_programs_as_answers_do_nothing_and_score_nothing_in_mathematics_and_use
 
 @walled
 @pytest.mark.parametrize("name", ["file", "command", "socket", "grandparent's key"])
-def test_a_reward_that_evaluates_text_itself_acts_in_its_own_folder_alone(marks, tmp_path, name):
+def test_a_reward_that_evaluates_text_acts_only_in_its_folder(marks, tmp_path, name):
     with RewardPool(1) as pool:
         row = payloads.user_row(tmp_path, "evaluated")
         scores = pool.score(
@@ -286,8 +286,8 @@ SOONER = {"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"}
         for task in sorted(plain.EVALUATING)
     ],
 )
-def test_no_payload_in_any_shape_acts_or_scores(marks, task):
-    """Tasks that take the same answers for plain share the shapes out among them."""
+def test_no_payload_in_any_form_acts_or_scores(marks, task):
+    """Tasks that accept the same plain answers share the forms."""
     alike = [name for name, is_plain in plain.EVALUATING.items() if is_plain is plain.EVALUATING[task]]
     with RewardPool(1) as pool:
         shapes = payloads.SHAPES[alike.index(task) :: len(alike)]
@@ -296,11 +296,11 @@ def test_no_payload_in_any_shape_acts_or_scores(marks, task):
     assert not marks.acted()
 
 
-# -- where there are no walls
+# -- without a sandbox
 # ----------------------------------------------------------------------------------------------------------
 
 
-def test_tasks_whose_scorers_evaluate_text_are_refused_where_they_cannot_be_isolated(monkeypatch):
+def test_evaluating_tasks_are_refused_without_isolation(monkeypatch):
     monkeypatch.setattr(probe, "missing", lambda: ("files",))
     for task in ("countdown", "composite"):
         data = Judged(gym.scorer(task, {}))

@@ -1,4 +1,4 @@
-"""A reward that forks, or starts what outlives it: every row has its own score, and nothing is left."""
+"""Rewards that fork or start long-lived processes: every row has its own score, and no process is left."""
 
 import os
 import select
@@ -66,8 +66,8 @@ def scores(pool, file, completions, timeout=240.0):
 
 
 @pytest.mark.parametrize("how", ["returns", "exits", "raises", "late"])
-def test_rows_of_a_reward_that_forks_have_their_own_scores(pool, forking, how):
-    """In the first, in a middle and in the last row, and in the first of a second message."""
+def test_rows_of_a_forking_reward_have_their_own_scores(pool, forking, how):
+    """Forks happen in the first, a middle and the last row, and in the first row of a second message."""
     rows = [f"{n} {how}" if n in (0, 17, 31, 32, 63) else f"{n} " for n in range(64)]
     found = scores(pool, forking, rows)
     assert (found.values.tolist(), found.missing) == (list(range(64)), {})
@@ -91,7 +91,7 @@ def started_by(pool):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["daemon", "hidden", "stays"])
-def test_a_row_that_is_killed_takes_along_what_has_left_its_group_too(forking, how):
+def test_killing_a_row_also_kills_processes_outside_its_group(forking, how):
     with RewardPool(1) as pool:
         assert scores(pool, forking, [f"1 {how}"]).values.tolist() == [1]
         (left,) = started_by(pool)
@@ -120,7 +120,7 @@ with dog.marking():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "os._exit(0)", "sys.exit(0)"])
-def test_what_rewards_have_started_ends_with_the_owner_of_their_run(forking, ending):
+def test_processes_of_rewards_end_with_the_owner_of_their_run(forking, ending):
     words = [sys.executable, "-c", OWNER.replace("{ending}", ending), str(forking)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=240)
     pids = list(map(int, done.stdout.split()))
@@ -139,7 +139,7 @@ def test_what_rewards_have_started_ends_with_the_owner_of_their_run(forking, end
         lambda number: None,
     ],
 )
-def test_a_reply_that_does_not_say_of_which_row_it_is_is_none(reply):
+def test_a_reply_without_its_row_is_ignored(reply):
     process = WorkerProcess()
     try:
         os.kill(process.child.pid, signal.SIGSTOP)
@@ -153,8 +153,8 @@ def test_a_reply_that_does_not_say_of_which_row_it_is_is_none(reply):
         process.kill()
 
 
-def test_what_is_printed_before_a_reply_is_heard_with_it():
-    """Also where it comes between the last look at the output and the reply: nobody may ever look again."""
+def test_output_before_a_reply_arrives_with_it():
+    """Output that comes between the last read and the reply arrives too; there may be no later read."""
     heard = []
     process = WorkerProcess(hear=heard.append)
     try:
@@ -173,7 +173,7 @@ def test_what_is_printed_before_a_reply_is_heard_with_it():
             os.close(descriptor)
 
 
-def test_of_two_pools_each_ends_its_own(forking, tmp_path):
+def test_each_of_two_pools_ends_its_own_processes(forking, tmp_path):
     with RewardPool(1) as other:
         scores(other, forking, ["1 daemon"])
         (stays,) = started_by(other)

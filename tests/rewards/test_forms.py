@@ -1,5 +1,5 @@
-"""Reward functions and records of verl and OpenRLHF are known by their parameters and fields, and are used as
-they are."""
+"""Reward functions and records of verl and OpenRLHF are recognised by their parameters and fields, and work
+unchanged."""
 
 import json
 import math
@@ -89,7 +89,7 @@ def scores_of(data, reward, completions, pool):
     return bind([spec], pool, opened)[0].score(batch)
 
 
-def test_verls_records_map_themselves_and_its_reward_gets_its_four_arguments(verl, pool):
+def test_verl_records_and_rewards_work_unchanged(verl, pool):
     data = open_data(verl[0])
     assert (data.fields["prompt"], data.fields["answer"]) == ("prompt", "reward_model.ground_truth")
     assert "names of verl: prompt from 'prompt', answer from 'reward_model.ground_truth'" in data.recognised
@@ -98,7 +98,7 @@ def test_verls_records_map_themselves_and_its_reward_gets_its_four_arguments(ver
     assert scores.others["index"].tolist() == [0, 1, 2]
 
 
-def test_openrlhfs_records_map_themselves_and_its_reward_gets_batches(openrlhf, pool):
+def test_openrlhf_records_and_rewards_work_unchanged(openrlhf, pool):
     data = open_data(openrlhf[0])
     assert (data.fields["prompt"], data.fields["answer"]) == ("input", "label")
     assert "names of OpenRLHF" in data.recognised
@@ -107,12 +107,12 @@ def test_openrlhfs_records_map_themselves_and_its_reward_gets_batches(openrlhf, 
     assert {"scores", "accuracy", "rows"} == set(scores.others)
 
 
-def test_rlflows_own_records_are_not_said_to_be_others(tmp_path):
+def test_rlflow_records_are_not_taken_for_foreign_ones(tmp_path):
     (tmp_path / "d.jsonl").write_text('{"prompt": "p", "answer": "a"}\n')
     assert open_data(tmp_path / "d.jsonl").recognised == ""
 
 
-def test_a_run_says_which_form_its_data_and_its_reward_have(verl, tmp_path, capsys):
+def test_a_run_reports_the_form_of_its_data_and_reward(verl, tmp_path, capsys):
     from rlflow.cli.main import exit_code
 
     run = [
@@ -150,7 +150,7 @@ def worded(queries, prompts, labels):
 
 
 @pytest.mark.parametrize("flow", ["grpo", "correction"])
-def test_queries_have_the_prompt_as_the_model_read_it_and_of_asked_rows_its_text(openrlhf, tmp_path, flow):
+def test_queries_have_the_prompt_as_the_model_reads_it(openrlhf, tmp_path, flow):
     (tmp_path / "queries.py").write_text(QUERIES)
     ran = rlflow.run(
         flow,
@@ -163,14 +163,12 @@ def test_queries_have_the_prompt_as_the_model_read_it_and_of_asked_rows_its_text
         out=str(tmp_path / "runs"),
     )
     assert ran.last["reward/mean"] == 11.0
-    # of the second attempts, which have no other words around their prompt
+    # of the second attempts, whose prompt has no template
     assert ran.last.get("reward#2/mean", 1.0) == 1.0
 
 
 @pytest.mark.parametrize("spec", ["http://judge/get_reward", "queries.py:worded"])
-def test_rewards_that_get_queries_want_the_prompt_as_the_model_reads_it_and_others_do_not(
-    spec, tmp_path, monkeypatch
-):
+def test_only_query_rewards_read_the_prompt_with_its_template(spec, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "queries.py").write_text(QUERIES)
     assert wanted([parse_reward("math"), parse_reward(spec)]).model_prompt
@@ -178,7 +176,7 @@ def test_rewards_that_get_queries_want_the_prompt_as_the_model_reads_it_and_othe
 
 
 @pytest.mark.slow
-def test_a_row_that_a_batch_cannot_do_without_costs_itself(openrlhf, patient):
+def test_a_failing_row_of_a_batch_is_missing_alone(openrlhf, patient):
     file = openrlhf[1].partition(":")[0]
     (reward,) = bind([parse_reward(f"{file}:careful")], patient, timeout=0.4)
     batch = rlflow.Batch.of(prompt=["p"] * 5, completion=["a", "bad", "c", "hang", "e"], answer=["x"] * 5)
@@ -188,9 +186,7 @@ def test_a_row_that_a_batch_cannot_do_without_costs_itself(openrlhf, patient):
 
 
 @given(NAMES, st.booleans(), st.booleans())
-def test_a_form_is_known_by_its_parameters_in_any_order_and_no_other_function_is(
-    tmp_path_factory, names, rest, later
-):
+def test_a_form_is_recognised_by_its_parameters(tmp_path_factory, names, rest, later):
     form = form_of(names)
     assert (form is VERL) == ({"solution_str", "ground_truth"} <= set(names))
     assert (form is OPENRLHF) == (
@@ -211,7 +207,7 @@ def test_a_form_is_known_by_its_parameters_in_any_order_and_no_other_function_is
     st.sets(st.sampled_from(VERL.parameters)).map(lambda names: names | {"solution_str", "ground_truth"}),
     st.booleans(),
 )
-def test_a_function_of_verls_form_gets_those_of_the_four_that_it_takes(names, rest):
+def test_a_verl_function_gets_the_arguments_it_takes(names, rest):
     scope = {}
     exec(f"def f({', '.join([*sorted(names), *['**rest'] * rest])}): return dict(locals())", scope)
     got = by_row(scope["f"])(completion="c", ground_truth={"target": ["1"]}, data_source="d")
@@ -224,12 +220,12 @@ def test_a_function_of_verls_form_gets_those_of_the_four_that_it_takes(names, re
 @pytest.mark.parametrize(
     "returned", [1.0, [1.0], [1.0] * 3, "ab", {"scores": [1.0, 2.0]}, None, {"rewards": [1.0]}]
 )
-def test_a_batch_without_a_number_for_each_row_is_missing_whole(returned):
+def test_a_batch_without_a_number_per_row_is_missing(returned):
     rows = [{"prompt": "p", "completion": "c", "answer": "a"}] * 2
     assert [cause for cause, _ in by_batch(lambda queries, prompts, labels: returned, rows)] == ["type"] * 2
 
 
-def test_numbers_of_a_batch_are_judged_row_by_row():
+def test_numbers_of_a_batch_are_checked_row_by_row():
     rows = [{"prompt": "p", "completion": "c", "label": {"a": 1}}] * 4
     found = list(by_batch(lambda queries, labels: [1, math.nan, [1.0], labels[3]["a"]], rows))
     assert found[2] == ["type", "the list returned by the function contains list, not a number"]
@@ -241,7 +237,7 @@ def test_numbers_of_a_batch_are_judged_row_by_row():
     assert [item if isinstance(item, float) else item[0] for item in found] == [1.0, "nan", "type", 1.0]
 
 
-def test_a_function_of_verls_form_needs_no_field_where_the_data_have_an_answer(verl):
+def test_a_verl_function_needs_no_field_if_the_data_have_an_answer(verl):
     file = verl[1].partition(":")[0]
     assert reads(file, "short").required == ("completion", "answer")
     with RewardPool(1) as pool:

@@ -1,4 +1,4 @@
-"""Which flag an error points to."""
+"""The flag that an error points to."""
 
 import errno
 
@@ -16,6 +16,6 @@ from rlflow.rewards import hints
         (ValueError("no number"), ""),
     ],
 )
-def test_an_error_that_a_wall_raised_points_to_the_flag_that_opens_it(error, flag):
+def test_a_sandbox_error_names_the_flag_that_allows_it(error, flag):
     assert flag in hints.hint(error)
     assert bool(flag) == bool(hints.hint(error))

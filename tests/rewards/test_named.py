@@ -1,4 +1,4 @@
-"""Rewards as users write them, and the functions that they name, read without being imported."""
+"""Rewards as users write them, and the named functions, read without an import."""
 
 import functools
 import json
@@ -32,7 +32,7 @@ def module_level(completion: str) -> float:
     return len(completion)
 
 
-def test_what_a_function_returned_in_place_of_a_number_is_said_with_its_place(tmp_path):
+def test_a_wrong_return_value_is_reported_with_its_place(tmp_path):
     (tmp_path / "judge.py").write_text(
         "import math\n\ndef none(completion):\n    return None if completion else math.nan\n"
     )
@@ -47,11 +47,11 @@ def test_what_a_function_returned_in_place_of_a_number_is_said_with_its_place(tm
     ("written", "kind", "weight"),
     [("task", "task", 1), ("math:0.7", "math", 0.7), ("task:-1e-1", "task", -0.1)],
 )
-def test_built_in_rewards_with_weights(written, kind, weight):
+def test_built_in_rewards_have_weights(written, kind, weight):
     assert parse_reward(written) == RewardSpec(kind, kind, weight)
 
 
-def test_functions_and_models_with_weights(file, tmp_path):
+def test_functions_and_models_have_weights(file, tmp_path):
     assert parse_reward(f"{file}:accuracy:0.5") == RewardSpec("function", "accuracy", 0.5, file, "accuracy")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps({}))
@@ -81,12 +81,12 @@ def test_functions_and_models_with_weights(file, tmp_path):
         ("FILE:rest", "positional-only parameters or"),
     ],
 )
-def test_what_is_no_reward_is_refused(file, written, says):
+def test_an_invalid_reward_is_refused(file, written, says):
     with pytest.raises(PlanError, match=says):
         parse_reward(written.replace("FILE", file).replace("FOLDER", str(Path(file).parent)))
 
 
-def test_a_file_that_is_not_python_is_told_with_its_line(tmp_path):
+def test_a_file_that_is_not_python_is_reported_with_its_line(tmp_path):
     (tmp_path / "r.py").write_text("x = 1\ndef f(:\n")
     with pytest.raises(PlanError, match="r.py:2: .*not valid Python"):
         parse_reward(f"{tmp_path / 'r.py'}:f")
@@ -103,7 +103,7 @@ def test_parameters_are_read_without_importing(file):
     assert reads(file, "options").required == ("completion",)
 
 
-def test_async_functions_and_those_that_take_the_rest_are_known_by_their_text(file):
+def test_async_and_variadic_functions_are_recognised_from_text(file):
     assert reads(file, "later").later
     options = reads(file, "options")
     assert options.rest
@@ -116,7 +116,7 @@ def test_a_function_object_becomes_its_file_and_name():
     assert (spec.kind, spec.path, spec.function, spec.weight) == ("function", __file__, "module_level", 0.5)
 
 
-def test_functions_that_a_process_cannot_load_are_refused():
+def test_functions_that_cannot_be_loaded_are_refused():
     def inner(completion): ...
 
     for function in (lambda completion: 1, inner, functools.partial(module_level), Path.exists):
@@ -141,7 +141,7 @@ def test_a_function_of_a_package_keeps_its_relative_imports(tmp_path, monkeypatc
         assert reward.score(Batch.of(completion=["x"])).values.tolist() == [3]
 
 
-def test_a_file_that_starts_a_run_when_loaded_is_told_so(tmp_path):
+def test_a_file_that_starts_a_run_when_loaded_is_reported(tmp_path):
     from rlflow import Batch
 
     (tmp_path / "script.py").write_text(

@@ -1,4 +1,4 @@
-"""Which answers a task's scorer may evaluate: those of the form that the task asks for, and no program."""
+"""The answers that a task's scorer may evaluate: answers in the task's form, never programs."""
 
 import ast
 import importlib
@@ -39,7 +39,7 @@ HARMLESS = {"json.loads"}  # reads data
 
 
 def datasets():
-    """reasoning-gym's tasks by name: class of the data, and of its settings."""
+    """Return reasoning-gym's tasks by name: the classes of the data and of their settings."""
     return require("reasoning_gym.factory", extra="tasks").DATASETS
 
 
@@ -50,8 +50,7 @@ def functions(module):
 
 
 def called(module_name, name, seen):
-    """Names of calls that a function makes, and those that it calls of the package make, in any module of
-    it."""
+    """Return the names of the calls of a function, and of the package functions it calls, in any module."""
     if (module_name, name) in seen:
         return set()
     seen.add((module_name, name))
@@ -79,7 +78,7 @@ def called(module_name, name, seen):
     return names
 
 
-def test_the_tasks_whose_scorers_evaluate_text_are_those_that_are_known():
+def test_all_tasks_with_evaluating_scorers_are_known():
     found = set()
     for task, (kind, _) in datasets().items():
         owner = next(each for each in kind.__mro__ if "score_answer" in vars(each))
@@ -94,7 +93,7 @@ def rows(task, size=6):
 
 
 @pytest.mark.parametrize("task", sorted(plain.EVALUATING))
-def test_answers_of_the_form_that_a_task_asks_for_keep_their_scores(task):
+def test_answers_in_the_form_of_a_task_keep_their_scores(task):
     data, score = (
         rows(task),
         scorers.build("reasoning_gym", {"task": task, "parameters": {"size": 1, "seed": 0}}),
@@ -174,7 +173,7 @@ def test_a_program_is_never_plain(payload):
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cs"])))
-def test_what_is_plain_has_no_call_but_of_known_functions(text):
+def test_plain_text_calls_only_known_functions(text):
     assert_tame(text)
 
 
@@ -205,12 +204,12 @@ ALPHABET = [
 
 
 @given(st.lists(st.sampled_from(ALPHABET), max_size=12).map("".join))
-def test_what_is_plain_of_words_of_programs_has_no_call_but_of_known_functions(text):
+def test_plain_text_from_program_words_calls_only_known_functions(text):
     assert_tame(text)
 
 
 def assert_tame(text):
-    """Python that is plain to one of the tasks does nothing but compute."""
+    """Check that Python text that is plain to one of the tasks only computes."""
     if not any(judge(text) for judge in plain.EVALUATING.values()):
         return
     try:
@@ -233,13 +232,13 @@ def assert_tame(text):
             assert node.func.id in plain.FUNCTIONS
 
 
-def test_an_answer_that_is_right_as_text_is_right_whatever_its_form():
+def test_an_answer_equal_as_text_is_right_in_any_form():
     row = {"answer": "Integral(x*cos(x), x) + C"}
     assert plain.readable("intermediate_integration", " Integral(x*cos(x), x) + C\n", row) == row["answer"]
     assert plain.readable("chain_sum", "exit()", row) == "exit()"  # it is compared, never evaluated
 
 
-def test_a_row_of_several_tasks_is_read_as_its_own_task_asks():
+def test_a_row_of_several_tasks_is_read_by_its_own_task():
     for source, read in (("countdown", plain.UNREADABLE), ("chain_sum", "exit()")):
         assert (
             plain.readable(plain.COMPOSITE, "exit()", {"answer": "1", "metadata": {"source_dataset": source}})
@@ -247,5 +246,5 @@ def test_a_row_of_several_tasks_is_read_as_its_own_task_asks():
         )
 
 
-def test_an_answer_of_endless_length_is_not_evaluated():
+def test_a_very_long_answer_is_not_evaluated():
     assert plain.readable("countdown", "1+" * plain.LONGEST + "1", {"answer": "1"}) == plain.UNREADABLE

@@ -1,5 +1,5 @@
-"""A row that hangs, crashes or lies costs itself: it is missing, with its cause; every other row has its
-score."""
+"""A row that hangs, crashes or returns a wrong value loses only its own score, with a cause; every other row
+has its score."""
 
 import math
 import os
@@ -25,7 +25,7 @@ from rlflow.rewards.reward_pool import computed
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
 
-def judged(
+def scores_of(
     pool: RewardPool, file: str, *completions: str, timeout: float = 60.0, function: str = "chosen"
 ) -> Scores:
     (reward,) = bind([parse_reward(f"{file}:{function}")], pool, timeout=timeout)
@@ -33,7 +33,7 @@ def judged(
 
 
 def alive(process: int) -> bool:
-    """Whether a process runs; one that has ended and was not waited for does not."""
+    """Return True if a process runs; an ended process that was not reaped does not."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -77,7 +77,7 @@ def gone(process: int) -> bool:
     ],
 )
 def test_a_row_without_a_number_is_missing_and_never_0(pool, hostile, action, cause, says):
-    scores = judged(pool, hostile, "1", action, "2", "3")
+    scores = scores_of(pool, hostile, "1", action, "2", "3")
     assert math.isnan(scores.values[1])
     assert scores.values[[0, 2, 3]].tolist() == [1, 2, 3]
     assert scores.missing == {cause: 1}
@@ -86,8 +86,8 @@ def test_a_row_without_a_number_is_missing_and_never_0(pool, hostile, action, ca
 
 
 @pytest.mark.parametrize("action", ["hang", "hold", "stop"])
-def test_a_row_that_does_not_end_is_killed_at_its_deadline(patient, hostile, action):
-    scores = judged(patient, hostile, "1", action, "2", timeout=0.5)
+def test_a_hanging_row_is_killed_at_its_deadline(patient, hostile, action):
+    scores = scores_of(patient, hostile, "1", action, "2", timeout=0.5)
     assert scores.values[[0, 2]].tolist() == [1, 2]
     assert scores.missing == {"timeout": 1}
     assert "0.5 s" in scores.first["timeout"]
@@ -97,17 +97,17 @@ def test_a_row_that_does_not_end_is_killed_at_its_deadline(patient, hostile, act
     ("action", "score"),
     [("true", 1), ("int", 2), ("numpy", 0.5), ("print", 1), ("stdin", 0), ("close stdout", 1)],
 )
-def test_numbers_of_every_kind_count_whatever_else_the_function_does(pool, hostile, action, score, capfd):
-    scores = judged(pool, hostile, action, "7")
+def test_numbers_of_every_kind_count(pool, hostile, action, score, capfd):
+    scores = scores_of(pool, hostile, action, "7")
     assert (scores.values.tolist(), scores.missing) == ([score, 7], {})
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.slow
-def test_many_rows_keep_their_order_among_rows_that_fail(hostile):
+def test_many_rows_keep_their_order_among_failing_rows(hostile):
     actions = {7: "exit", 40: "raise", 41: "kill", 100: "hang", 101: "nan", 299: "exit"}
     with RewardPool(2) as pool:
-        scores = judged(pool, hostile, *(actions.get(n, str(n)) for n in range(300)), timeout=5)
+        scores = scores_of(pool, hostile, *(actions.get(n, str(n)) for n in range(300)), timeout=5)
         assert [n for n in range(300) if scores.values[n].isnan()] == sorted(actions)
         assert all(scores.values[n] == n for n in range(300) if n not in actions)
         assert scores.missing == {"died": 3, "raised": 1, "timeout": 1, "nan": 1}
@@ -115,66 +115,66 @@ def test_many_rows_keep_their_order_among_rows_that_fail(hostile):
 
 def test_a_killed_worker_is_replaced_and_an_idle_one_that_dies_costs_no_row(hostile):
     with RewardPool(1) as pool:
-        judged(pool, hostile, "1")
+        scores_of(pool, hostile, "1")
         (first,) = pool.pids()
-        judged(pool, hostile, "exit")
+        scores_of(pool, hostile, "exit")
         assert gone(first)
-        judged(pool, hostile, "1")
+        scores_of(pool, hostile, "1")
         (second,) = pool.pids()
         assert second != first
         os.kill(second, signal.SIGKILL)
         assert gone(second)
-        assert judged(pool, hostile, "1", "2").values.tolist() == [1, 2]
+        assert scores_of(pool, hostile, "1", "2").values.tolist() == [1, 2]
 
 
 def test_warm_workers_are_kept(hostile):
     with RewardPool(1) as pool:
         assert pool.pids() == []
-        judged(pool, hostile, "1")
+        scores_of(pool, hostile, "1")
         before = pool.pids()
-        judged(pool, hostile, "2", function="length")
+        scores_of(pool, hostile, "2", function="length")
         assert pool.pids() == before
 
 
 @pytest.mark.slow
-def test_there_is_one_process_until_rows_wait_for_it(hostile):
+def test_a_second_process_starts_only_when_rows_wait(hostile):
     with RewardPool(2, Confinement(folders=(str(Path(hostile).parent),))) as pool:
-        assert judged(pool, hostile, *map(str, range(64))).values.tolist() == list(range(64))
+        assert scores_of(pool, hostile, *map(str, range(64))).values.tolist() == list(range(64))
         (first,) = pool.pids()
-        # neither row ends before both have begun
-        assert judged(pool, hostile, "meet", "meet").values.tolist() == [1, 1]
+        # no row ends before both have begun
+        assert scores_of(pool, hostile, "meet", "meet").values.tolist() == [1, 1]
         assert len(pool.pids()) == 2
         assert first in pool.pids()
 
 
 def test_closing_leaves_no_process_behind_not_even_of_user_code(hostile):
     pool = RewardPool(2)
-    child = int(judged(pool, hostile, "child").values[0])
+    child = int(scores_of(pool, hostile, "child").values[0])
     workers = pool.pids()
     assert alive(child)
     pool.close()
     assert all(gone(process) for process in [child, *workers])
     with pytest.raises(RuntimeError, match="closed"):
-        judged(pool, hostile, "1")
+        scores_of(pool, hostile, "1")
     pool.close()
 
 
-def test_a_killed_row_takes_its_children_along(patient, hostile):
-    scores = judged(patient, hostile, "child", "hang", timeout=0.5)
+def test_a_killed_row_kills_its_children(patient, hostile):
+    scores = scores_of(patient, hostile, "child", "hang", timeout=0.5)
     assert scores.missing == {"timeout": 1}
     assert gone(int(scores.values[0]))
 
 
-def test_closing_ends_scoring_that_is_under_way(hostile):
+def test_closing_ends_running_scoring(hostile):
     pool, raised = RewardPool(1), []
 
     def score():
         try:
-            judged(pool, hostile, "hang", "1")
+            scores_of(pool, hostile, "hang", "1")
         except RuntimeError as error:
             raised.append(str(error))
 
-    judged(pool, hostile, "1")
+    scores_of(pool, hostile, "1")
     thread = threading.Thread(target=score)
     thread.start()
     pool.close()
@@ -183,7 +183,7 @@ def test_closing_ends_scoring_that_is_under_way(hostile):
 
 
 @pytest.mark.parametrize("ending", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)", "sys.exit(0)"])
-def test_workers_end_with_their_parent_however_it_ends(hostile, ending):
+def test_workers_end_with_their_parent(hostile, ending):
     code = (
         "import os, signal, sys\nfrom rlflow.rewards import *\npool = RewardPool(2)\n"
         f"reward, = bind([parse_reward({hostile + ':chosen'!r})], pool)\n"
@@ -199,18 +199,18 @@ def test_workers_end_with_their_parent_however_it_ends(hostile, ending):
 
 def test_several_threads_share_a_pool(pool, hostile):
     def score(n):
-        return judged(pool, hostile, *(str(n * 100 + k) for k in range(50))).values.tolist()
+        return scores_of(pool, hostile, *(str(n * 100 + k) for k in range(50))).values.tolist()
 
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(score, range(4))) == [[n * 100 + k for k in range(50)] for n in range(4)]
 
 
-def test_no_rows_have_no_scores(pool, hostile):
-    assert judged(pool, hostile).values.shape == (0,)
+def test_an_empty_batch_has_no_scores(pool, hostile):
+    assert scores_of(pool, hostile).values.shape == (0,)
 
 
-def test_a_file_finds_its_neighbours_as_when_run(pool, hostile):
-    assert judged(pool, hostile, "x", function="imports").values.tolist() == [4.0]
+def test_a_file_finds_its_neighbours(pool, hostile):
+    assert scores_of(pool, hostile, "x", function="imports").values.tolist() == [4.0]
 
 
 def test_text_of_every_kind_arrives_unchanged(pool, hostile):
@@ -237,7 +237,7 @@ def test_text_of_every_kind_arrives_unchanged(pool, hostile):
 def test_a_file_that_does_not_load_is_the_users_error(pool, tmp_path, source, says):
     (tmp_path / "r.py").write_text(source)
     with pytest.raises(PlanError, match=says):
-        judged(pool, str(tmp_path / "r.py"), "1", function="f")
+        scores_of(pool, str(tmp_path / "r.py"), "1", function="f")
 
 
 def test_an_edit_during_the_run_changes_nothing(tmp_path):
@@ -248,7 +248,7 @@ def test_an_edit_during_the_run_changes_nothing(tmp_path):
         assert reward.score(Batch.of(completion=["a", "", "b"])).values[[0, 2]].tolist() == [1, 1]
 
 
-def test_several_rewards_are_their_weighted_sum_and_missing_where_any_is(pool, hostile):
+def test_several_rewards_add_up_and_are_missing_together(pool, hostile):
     specs = [parse_reward(f"{hostile}:{named}") for named in ("chosen:0.5", "length:-2", "chosen")]
     scores = score_all(
         bind(specs, pool), Batch.of(completion=["4", "none", "10"], bonus=[0.0, 0.0, 1.0]), torch.float32
@@ -263,7 +263,7 @@ def test_several_rewards_are_their_weighted_sum_and_missing_where_any_is(pool, h
     assert scores.parts["length"].values.tolist() == [1, 4, 3]
 
 
-def test_columns_that_a_function_reads_must_be_there_and_be_rows(pool, hostile):
+def test_a_function_reads_only_present_row_columns(pool, hostile):
     (reward,) = bind([parse_reward(f"{hostile}:good")], pool)
     with pytest.raises(
         PlanError, match=r"reads 'answer', which the rows do not have(.|\n)*nearest: +answers"
@@ -281,7 +281,7 @@ def test_numbers_reach_a_function_as_numbers(pool, tmp_path):
     assert reward.score(Batch.of(level=[3], share=[0.5], flag=[True])).values.tolist() == [306]
 
 
-def test_processes_that_share_a_core_count_as_computing_and_sleeping_ones_do_not():
+def test_waiting_for_a_core_counts_as_computing():
     busy = [
         sys.executable,
         "-I",

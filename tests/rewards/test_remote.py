@@ -1,5 +1,4 @@
-"""A server that judges rows, on loopback: what it answers counts, what fails is missing by its cause, never
-0."""
+"""A reward server on loopback: its answers count, and a failed row is missing with its cause, never 0."""
 
 import math
 import socket
@@ -17,7 +16,7 @@ from rlflow.rewards.remote import BATCH, IN_FLIGHT
 from rlflow.rewards.reward_spec import wanted
 
 
-def asked(url, *completions, timeout=20.0):
+def reward_of(url, *completions, timeout=20.0):
     with RewardPool() as pool:
         (reward,) = bind([parse_reward(url)], pool, timeout=timeout)
         count = len(completions)
@@ -44,7 +43,7 @@ def test_a_server_is_named_by_its_url_with_a_port_and_a_weight(written, spec):
     "written",
     ["http://", "http:///get_reward", "http://judge:port/x", "http://me:secret@judge/x", "http://judge:0/x"],
 )
-def test_a_url_that_cannot_be_asked_is_refused_and_no_password_is_shown(written):
+def test_an_invalid_url_is_refused_without_its_password(written):
     with pytest.raises(PlanError, match="URL is invalid") as error:
         parse_reward(written)
     assert "secret" not in str(error.value)
@@ -53,7 +52,7 @@ def test_a_url_that_cannot_be_asked_is_refused_and_no_password_is_shown(written)
 def test_rows_go_in_batches_and_come_back_in_order():
     rows = ["x" * (i % 7) for i in range(2 * BATCH + 5)]
     with serving() as server:
-        scores = asked(server.url, *rows)
+        scores = reward_of(server.url, *rows)
     assert scores.values.tolist() == [len(row) for row in rows]
     assert sorted(len(question["query"]) for _, question in server.questions) == [5, BATCH, BATCH]
     assert {path for path, _ in server.questions} == {"/get_reward"}
@@ -64,14 +63,14 @@ def test_rows_go_in_batches_and_come_back_in_order():
     assert {label for _, question in server.questions for label in question["labels"]} == {"1"}
 
 
-def test_so_many_batches_are_under_way_at_a_time_and_no_more():
+def test_the_number_of_concurrent_batches_is_limited():
     gate = threading.Barrier(IN_FLIGHT)
 
     def meet(handler, question):
         gate.wait(20)
 
     with serving(meet) as server:
-        assert not asked(server.url, *["x"] * (2 * IN_FLIGHT * BATCH)).missing
+        assert not reward_of(server.url, *["x"] * (2 * IN_FLIGHT * BATCH)).missing
     assert server.most == IN_FLIGHT
 
 
@@ -92,9 +91,9 @@ def test_so_many_batches_are_under_way_at_a_time_and_no_more():
         (b"", {"reply": 4}),
     ],
 )
-def test_an_answer_that_has_no_number_for_a_row_is_missing_by_its_cause(answer, cause):
+def test_an_answer_without_a_number_is_missing_with_its_cause(answer, cause):
     with serving(lambda handler, question: handler.say(answer)) as server:
-        scores = asked(server.url, "a", "b", "c", "d")
+        scores = reward_of(server.url, "a", "b", "c", "d")
     assert scores.missing == cause
     assert int(torch.isnan(scores.values).sum()) == sum(cause.values())
     assert scores.first.keys() == cause.keys()
@@ -102,31 +101,31 @@ def test_an_answer_that_has_no_number_for_a_row_is_missing_by_its_cause(answer, 
         message.startswith(f"{server.url}: ") and "function" not in message
         for message in scores.first.values()
     )
-    assert len(server.questions) == 1  # it was not asked again
+    assert len(server.questions) == 1  # the server got no second request
 
 
 @pytest.mark.parametrize(
     ("status", "often"), [(404, False), (302, False), (204, False), (500, True), (503, True), (429, True)]
 )
-def test_a_status_is_missing_and_is_asked_again_only_if_a_wait_may_mend_it(status, often):
+def test_only_a_temporary_status_is_retried(status, often):
     with serving(lambda handler, question: handler.say({"rewards": [0.0]}, status)) as server:
-        scores = asked(server.url, "a", timeout=0.3)
+        scores = reward_of(server.url, "a", timeout=0.3)
     assert scores.missing == {"status": 1}
     assert scores.first["status"].startswith(f"{server.url}: the server answered {status}")
     assert (len(server.questions) > 1) == often
 
 
-def test_a_busy_server_is_asked_until_it_answers():
+def test_a_busy_server_is_retried_until_it_answers():
     def busy_once(handler, question):
         return handler.say(b"overloaded", 503) if len(handler.server.questions) == 1 else None
 
     with serving(busy_once) as server:
-        scores = asked(server.url, "a", "abc")
+        scores = reward_of(server.url, "a", "abc")
     assert (scores.values.tolist(), scores.missing) == ([1, 3], {})
 
 
 @pytest.mark.parametrize("trickles", [False, True])
-def test_a_server_that_is_late_is_missing_at_the_deadline(trickles):
+def test_a_late_server_is_missing_at_the_deadline(trickles):
     def wait(handler, question):
         if trickles:
             handler.send_response(200)
@@ -137,31 +136,31 @@ def test_a_server_that_is_late_is_missing_at_the_deadline(trickles):
         return True
 
     with serving(wait) as server:
-        scores = asked(server.url, "a", "b", timeout=0.4)
+        scores = reward_of(server.url, "a", "b", timeout=0.4)
     assert scores.missing == {"timeout": 2}
-    assert len(server.questions) <= 1  # it is not asked again
+    assert len(server.questions) <= 1  # the server is not called again
 
 
-def test_connections_that_fail_are_tried_again():
+def test_failed_connections_are_retried():
     def reset_twice(handler, question):
         return handler.reset() if len(handler.server.questions) <= 2 else None
 
     with serving(reset_twice) as server:
-        assert asked(server.url, "ab").values.tolist() == [2]
+        assert reward_of(server.url, "ab").values.tolist() == [2]
     assert len(server.questions) == 3
 
 
-def test_a_server_that_is_not_there_is_missing_after_the_last_try():
+def test_an_absent_server_is_missing_after_the_last_try():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    scores = asked(f"http://127.0.0.1:{port}/get_reward", "a", "b", timeout=0.3)
+    scores = reward_of(f"http://127.0.0.1:{port}/get_reward", "a", "b", timeout=0.3)
     assert scores.missing == {"connection": 2}
     assert "no connection: ConnectionRefusedError" in scores.first["connection"]
     assert "tries in" in scores.first["connection"]
     assert ".py" not in scores.first["connection"]
 
 
-def test_closing_ends_what_is_asked():
+def test_closing_ends_running_requests():
     inside = threading.Event()
 
     def wait(handler, question):
@@ -186,7 +185,7 @@ def test_closing_ends_what_is_asked():
         assert failures == ["the remote reward is closed"]
 
 
-def test_a_server_is_one_of_several_rewards_and_gets_labels_as_they_stand(tmp_path):
+def test_a_server_among_several_rewards_gets_labels_unchanged(tmp_path):
     (tmp_path / "d.jsonl").write_text('{"input": "p", "label": {"right": [1]}}\n')
     with serving() as server, RewardPool() as pool:
         specs = [parse_reward(f"{server.url}:0.5"), parse_reward(server.url)]

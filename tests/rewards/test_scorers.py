@@ -1,4 +1,4 @@
-"""What is right, wrong and unreadable: exact match, math, the tasks' own scorers."""
+"""Right, wrong and unreadable answers: exact match, math, and the tasks' own scorers."""
 
 import math
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is s
         ("#### 18 #### 19", "... #### 18", 0),
     ],
 )
-def test_answers_are_compared_letter_by_letter_and_gsm8k_by_its_final_number(completion, answer, score):
+def test_answers_are_compared_by_letter_or_final_number(completion, answer, score):
     assert exact(completion=completion, answer=answer) == score
 
 
@@ -35,7 +35,7 @@ MATH = [
     (r"The answer is $\frac{2}{4}$", r"\frac{1}{2}", 1),
     ("so it is 42", "... so\n#### 42", 1),
     ("<answer>-42</answer>", "-42", 1),
-    ("It is $40/2 = $20 for each.\n#### 20", "... #### 20", 1),  # dollars that are money
+    ("It is $40/2 = $20 for each.\n#### 20", "... #### 20", 1),  # dollars as money
     ("#### 1,420.", "... #### 1420", 1),
     ("#### 42\n\nQuestion: 7 + 8", "... #### 42", 1),
     ("#### 2. Add them\nSo \\boxed{42}.", "... #### 42", 1),  # a heading
@@ -47,7 +47,7 @@ MATH = [
     ("", "42", 0),
     ("I do not know", "42", 0),
     (r"\boxed{" * 3000, "42", 0),
-    ("(" * 5000 + "42", "42", None),  # whatever it is read as, it is a number in range
+    ("(" * 5000 + "42", "42", None),  # in any reading, it is a number in range
     ("\x00\ud800" * 100, "42", 0),
     ("$" * 1001, "42", 0),
     (r"\frac{" * 1000 + "1", "42", 0),
@@ -55,7 +55,7 @@ MATH = [
 ]
 
 
-def test_math_tells_right_from_wrong_and_survives_garbage(pool):
+def test_math_separates_right_from_wrong_and_survives_garbage(pool):
     (reward,) = bind([parse_reward("math")], pool)
     scores = reward.score(Batch.of(completion=[case[0] for case in MATH], answer=[case[1] for case in MATH]))
     assert scores.missing == {}
@@ -63,14 +63,14 @@ def test_math_tells_right_from_wrong_and_survives_garbage(pool):
         assert score in ((0, 1) if expected is None else (expected,)), (completion[:40], answer)
 
 
-def test_a_right_answer_that_cannot_be_read_is_missing(pool):
+def test_an_unreadable_reference_answer_makes_the_score_missing(pool):
     (reward,) = bind([parse_reward("math")], pool)
     scores = reward.score(Batch.of(completion=["42", "42"], answer=["", "42"]))
     assert (math.isnan(scores.values[0]), scores.values[1], scores.missing) == (True, 1, {"none": 1})
 
 
 @pytest.mark.slow
-def test_arithmetic_that_never_ends_is_killed_or_runs_out_of_memory(pool):
+def test_endless_arithmetic_is_killed_or_runs_out_of_memory(pool):
     for completion, timeout, missing in (("9**9**9**9", 1.0, [True]), ("42", 60.0, [False])):
         (reward,) = bind([parse_reward("math")], pool, timeout=timeout)
         scores = reward.score(Batch.of(completion=[completion], answer=["42"]))
@@ -79,7 +79,7 @@ def test_arithmetic_that_never_ends_is_killed_or_runs_out_of_memory(pool):
 
 
 @pytest.mark.parametrize("task", ["chain_sum", "countdown", "power_function"])
-def test_a_tasks_own_scorer_judges_its_rows(pool, task):
+def test_the_scorer_of_a_task_scores_its_rows(pool, task):
     data = open_data(task, task={"size": 6}, seed=4)
     (reward,) = bind([parse_reward("task")], pool, data)
     batch = prompts_of(data).take(6)

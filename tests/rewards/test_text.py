@@ -1,4 +1,4 @@
-"""What is read of a reward's file without executing it."""
+"""The parts of a reward's file that are read without executing it."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from rlflow.rewards.text import functions
 @pytest.mark.parametrize(
     ("text", "line"), [("def f(:\n    pass\n", 1), ("x = 1\n\ndef f(:\n    pass\n", 3), ("x = 'a\0b'\n", 1)]
 )
-def test_a_file_that_is_no_python_is_named_with_the_line_or_its_first_one(tmp_path, text, line):
+def test_a_file_that_is_not_python_is_named_with_a_line(tmp_path, text, line):
     path = tmp_path / "judge.py"
     path.write_text(text)
     with pytest.raises(PlanError) as refused:
@@ -18,7 +18,7 @@ def test_a_file_that_is_no_python_is_named_with_the_line_or_its_first_one(tmp_pa
     assert (problem.code, str(problem.place)) == ("reward-syntax", f"{path}:{line}")
 
 
-def test_functions_are_those_that_the_module_binds(tmp_path):
+def test_functions_are_the_names_bound_by_the_module(tmp_path):
     path = tmp_path / "judge.py"
     path.write_text(
         "if True:\n    def a(): ...\nelse:\n    def b(): ...\ntry:\n    async def c(): ...\nexcept E:\n  "

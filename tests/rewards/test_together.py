@@ -1,4 +1,4 @@
-"""Rows of an async reward are awaited side by side; one that fails costs itself."""
+"""Rows of an async reward are awaited together; a failing row loses only its own score."""
 
 import math
 from pathlib import Path
@@ -37,7 +37,7 @@ def answers(pool, file, *texts, timeout=240.0):
 
 
 @pytest.mark.slow
-def test_rows_of_an_async_function_keep_their_order_and_fail_alone(pool, file):
+def test_rows_of_an_async_function_keep_order_and_fail_alone(pool, file):
     texts = [str(i) for i in range(40)]
     texts[3], texts[7], texts[11] = "ever", "raise", "leave"
     scores = answers(pool, file, *texts, timeout=5.0)
@@ -48,21 +48,19 @@ def test_rows_of_an_async_function_keep_their_order_and_fail_alone(pool, file):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("text", "cause"), [("block", "timeout"), ("exit", "died")])
-def test_a_row_that_holds_up_the_process_of_an_async_function_is_found_and_missing_alone(
-    patient, file, text, cause
-):
+def test_a_row_that_blocks_an_async_process_is_missing_alone(patient, file, text, cause):
     scores = answers(patient, file, "1", "2", text, "4", timeout=5.0)
     assert scores.missing == {cause: 1}
     assert scores.values[[0, 1, 3]].tolist() == [1, 2, 4]
 
 
-def test_rows_are_awaited_side_by_side_and_one_loop_serves_all_calls():
+def test_rows_are_awaited_together_in_one_loop():
     import asyncio
 
     loops, waiting = [], []
 
     async def meet(count):
-        """Ends when all rows of the call are in it."""
+        """Wait until all rows of the call are here."""
         loops.append(asyncio.get_running_loop())
         waiting.append(asyncio.Event())
         if len(waiting) == count:

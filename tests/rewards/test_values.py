@@ -1,4 +1,4 @@
-"""What a reward returns becomes a number, numbers beside it, or the cause for which there is none."""
+"""A reward's return value becomes a number with further numbers, or a missing score with its cause."""
 
 import math
 import re
@@ -24,7 +24,7 @@ ANYTHING = st.one_of(
 
 
 @given(st.dictionaries(st.text() | st.integers() | st.just("score"), ANYTHING))
-def test_of_a_dictionary_the_score_counts_and_other_finite_numbers_stand_beside_it(returned):
+def test_a_dictionary_gives_its_score_and_other_finite_numbers(returned):
     found = verdict(returned)
     assert reward_pool._verdict(found, built_in=False) == found
     if isinstance(found, list):
@@ -68,13 +68,13 @@ def test_a_dictionary_without_a_score_is_missing(returned, cause, says):
         {"score": 1.0, "others": {"a": 1.0}, "more": 1},
     ],
 )
-def test_what_no_worker_sends_is_no_verdict(reply):
+def test_an_unknown_reply_is_invalid(reply):
     with pytest.raises(reward_pool.Died):
         reward_pool._verdict(reply, built_in=False)
 
 
 class Array:
-    """As libraries of arrays have them."""
+    """An array like those of array libraries."""
 
     def __init__(self, shape, value=1.5):
         self.shape, self.value = shape, value
@@ -83,20 +83,20 @@ class Array:
         return self.value
 
 
-def test_an_array_of_no_dimension_is_its_number_and_any_other_is_none():
+def test_only_an_array_without_dimensions_is_a_number():
     assert number(Array(())) == 1.5
     assert number(Array((1,)))[0] == "type"
 
 
 @pytest.mark.parametrize("returned", [1e308, -3.5e38, 10**400, {"score": 1e39}])
-def test_a_number_that_float32_cannot_hold_is_missing_by_that_cause(returned):
+def test_a_number_beyond_float32_is_missing_with_that_cause(returned):
     cause, message = verdict(returned)
     assert cause == "overflow"
     assert "too large for float32" in message
     assert reward_pool._verdict([cause, message], built_in=False) == [cause, message]
 
 
-def test_the_largest_numbers_that_float32_holds_are_scores():
+def test_the_largest_float32_numbers_are_scores():
     assert (
         [number(sign * LARGEST) for sign in (1, -1)]
         == [LARGEST, -LARGEST]
@@ -104,7 +104,7 @@ def test_the_largest_numbers_that_float32_holds_are_scores():
     )
 
 
-def test_a_sum_that_float32_cannot_hold_is_missing():
+def test_a_sum_beyond_float32_is_missing():
     sums, lost = held(torch.tensor([6e38, 1.0, math.nan], dtype=torch.float64), torch.float32)
     assert (lost, sums.isnan().tolist(), float(sums[1])) == (1, [True, False, True], 1.0)
     assert held(torch.tensor([6e38], dtype=torch.float64), torch.float64)[1] == 0

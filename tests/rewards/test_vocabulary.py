@@ -1,4 +1,4 @@
-"""A reward model reads the tokens that the policy writes."""
+"""A reward model must read the tokens that the policy writes."""
 
 import json
 
@@ -10,8 +10,8 @@ from rlflow.rewards.vocabulary import check_same
 
 @pytest.fixture
 def folders(tmp_path):
-    """A function from the vocabularies of two folders, None for one without a tokenizer.json, to the
-    folders."""
+    """A function from the vocabularies of two folders to the folders; None stands for a folder without a
+    tokenizer.json."""
 
     def made(*vocabularies):
         for name, vocabulary in zip(("reward", "policy"), vocabularies, strict=True):
@@ -30,6 +30,6 @@ def test_equal_and_unknown_vocabularies_pass(folders, vocabularies):
     check_same(*folders(*vocabularies))
 
 
-def test_others_are_refused_with_their_sizes(folders):
+def test_other_vocabularies_are_refused_with_their_sizes(folders):
     with pytest.raises(PlanError, match="vocabularies of 1 and 2 entries that differ"):
         check_same(*folders({"a": 0}, {"a": 0, "b": 1}))

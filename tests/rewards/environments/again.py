@@ -1,4 +1,4 @@
-"""An environment that says no to a wrong answer, and lets the model try again."""
+"""An environment that rejects a wrong answer and lets the model try again."""
 
 from rlflow import Turn
 

@@ -1,4 +1,4 @@
-"""An environment of tools."""
+"""An environment with tools."""
 
 from rlflow import Turn
 
@@ -32,7 +32,7 @@ class Calculator:
 
 
 class Later:
-    """The same, waiting."""
+    """The same with async methods."""
 
     async def add(self, a: int) -> dict:
         """Add one."""

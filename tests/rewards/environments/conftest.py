@@ -11,7 +11,7 @@ from rlflow.rewards.environments.environment_pool import EnvironmentPool
 
 @pytest.fixture
 def pooled():
-    """A function from a class and its settings to a pool."""
+    """Return a function from a class and its settings to a pool."""
     with ExitStack() as pools:
         yield lambda name="Scripted", **settings: pools.enter_context(
             closing(EnvironmentPool(spec_of(name, **{"parallel": 1, "seconds": 5, **settings})))
@@ -20,8 +20,7 @@ def pooled():
 
 @pytest.fixture
 def patient():
-    """The same with one process, in which seconds pass for a call that has printed that it hangs, and for no
-    other."""
+    """The same with one process, where time passes only for a call that has printed that it hangs."""
     clock = HungClock()
     with ExitStack() as pools:
         yield lambda name="Scripted", **settings: pools.enter_context(

@@ -1,4 +1,4 @@
-"""An OpenEnv server with a game of guessing, on a free port that it prints: python openenv_server.py"""
+"""An OpenEnv server with a guessing game, on a free port that it prints: python openenv_server.py"""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""An agent as OpenRLHF's examples have it, which asks until a number is guessed."""
+"""An agent like OpenRLHF's examples: it prompts until the model guesses a number."""
 
 from typing import Any
 

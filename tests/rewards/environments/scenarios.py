@@ -1,4 +1,4 @@
-"""Scripted environments for tests, and episodes of theirs."""
+"""Scripted environments for tests, and their episodes."""
 
 import json
 from pathlib import Path
@@ -9,10 +9,10 @@ FILE = Path(__file__).with_name("scripted.py")
 
 
 def spec_of(name="Scripted", **settings):
-    """The spec of a class of scripted.py."""
+    """Return the spec of a class of scripted.py."""
     return parse_environment(f"{FILE}:{name}", settings)
 
 
 def script(*turns, **more):
-    """The prompt of an episode whose environment does this."""
+    """Return the prompt of an episode with these turns."""
     return json.dumps({"turns": list(turns), **more})

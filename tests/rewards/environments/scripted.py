@@ -1,5 +1,5 @@
-"""Environments of these tests. The prompt of an episode is its script, as JSON: {"reset": …, "turns":
-[{"says": …, "reward": …}, …]}."""
+"""Scripted environments. The prompt of an episode is its script, as JSON: {"reset": …, "turns": [{"says": …,
+"reward": …}, …]}."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ LEFT = {"died": "exit", "hung": "hang"}
 
 
 class Scripted:
-    """Does in each turn what the script says, and nothing more after its end."""
+    """Answers each turn as in the script, and with nothing after its end."""
 
     def __init__(self, *, factor: float = 1.0):
         self.factor, self.turn = factor, 0
@@ -47,7 +47,7 @@ class Judged(Scripted):
 
 
 class Later:
-    """The same with methods that wait."""
+    """The same with async methods."""
 
     def reset(self, prompt, *, seed):
         self.own = Scripted()
@@ -70,7 +70,7 @@ MET = []
 
 
 async def meets():
-    """Wait until three are here."""
+    """Wait until three calls are here."""
     MET.append(mine := asyncio.Event())
     if len(MET) == 3:
         for event in MET:
@@ -82,14 +82,14 @@ WAITS = {"no": no, "ever": ever, "meets": meets}
 
 
 class Drifting(Scripted):
-    """Answers otherwise when it is played again."""
+    """Answers differently when it is replayed."""
 
     def step(self, said):
         return Turn(says=f"{os.getpid()}") if not self.script.get("turns") else super().step(said)
 
 
 class Closing:
-    """Says how many of its kind were closed in this process."""
+    """Reports how many of its kind were closed in this process."""
 
     closed = 0
 
@@ -110,14 +110,14 @@ class ClosingLater(Closing):
 
 
 class Silent:
-    """Never says anything."""
+    """Never sends a message."""
 
     def step(self, said):
         return Turn()
 
 
 def acted(entry):
-    """The entry, or what it does to its process."""
+    """Return the entry, or carry out what it does to its process."""
     match entry:
         case {"exit": code}:
             os._exit(code)

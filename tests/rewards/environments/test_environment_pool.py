@@ -1,5 +1,5 @@
-"""Episodes in processes: what fails one fails it alone, and the others of its process go on as if nothing had
-been."""
+"""Episodes in processes: a failure affects one episode only, and the others of its process continue
+undisturbed."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ def test_an_episode_is_reset_stepped_and_ended(pooled):
     assert pool.end(episodes) == [{}]
 
 
-def test_a_class_may_score_its_episode_itself(pooled):
+def test_a_class_may_score_its_episode(pooled):
     pool = pooled("Judged")
     episodes, _ = opened(
         pool, script(score=0.25), script(score={"raise": "no"}), script(score={"give": "much"})
@@ -52,7 +52,7 @@ def test_a_class_may_score_its_episode_itself(pooled):
     ) == ["raised", "type"]
 
 
-def test_an_answer_that_no_tokenizer_takes_or_that_is_too_long_is_changed_and_counted(pooled):
+def test_an_unusable_message_is_changed_and_counted(pooled):
     pool = pooled()
     long, odd = "x" * (1 << 18), [{"role": "tool", "content": "a\0", "name": "\ud83c"}]
     episodes, first = opened(
@@ -76,7 +76,7 @@ def test_an_answer_that_no_tokenizer_takes_or_that_is_too_long_is_changed_and_co
     ]
 
 
-def test_calls_that_hang_end_side_by_side_and_the_others_of_their_process_go_on():
+def test_hanging_calls_end_together_and_others_continue():
     together, most = 0, 0
 
     def hear(data):
@@ -97,7 +97,7 @@ def test_calls_that_hang_end_side_by_side_and_the_others_of_their_process_go_on(
     assert most >= 2
 
 
-def test_messages_are_said_with_all_their_keys(pooled):
+def test_messages_keep_all_their_keys(pooled):
     pool = pooled()
     messages = [{"role": "tool", "content": "42", "tool_call_id": "a1"}]
     episodes, first = opened(pool, script({"says": messages}, reset=messages))
@@ -116,7 +116,7 @@ def test_messages_are_said_with_all_their_keys(pooled):
         ({"hang": 1}, "timeout", "no answer after 0.5 s"),
     ],
 )
-def test_what_fails_one_episode_fails_it_alone(patient, entry, cause, says):
+def test_a_failure_affects_one_episode_only(patient, entry, cause, says):
     pool = patient(seconds=0.5)
     episodes, _ = opened(pool, script(TALK, TALK), script(TALK, entry), script(TALK, TALK), seeds=[7, 8, 9])
     first = pool.step(episodes, ["a", "b", "c"])
@@ -130,13 +130,13 @@ def test_what_fails_one_episode_fails_it_alone(patient, entry, cause, says):
     assert [causes([answer]) for answer in pool.end([episodes[0], episodes[2]])] == [[""], [""]]
 
 
-def test_one_that_fails_as_it_begins_says_so(pooled):
+def test_an_episode_that_fails_at_its_start_is_reported(pooled):
     pool = pooled()
     _, first = opened(pool, script(reset={"raise": "empty"}), script(reset="hello"))
     assert causes(first) == ["raised", ""]
 
 
-def test_an_episode_that_is_played_again_and_answers_otherwise_fails(pooled):
+def test_an_episode_that_replays_differently_fails(pooled):
     pool = pooled("Drifting")
     episodes, _ = opened(pool, script(), script(TALK, {"exit": 1}))
     pool.step(episodes, ["a", "b"])
@@ -146,14 +146,14 @@ def test_an_episode_that_is_played_again_and_answers_otherwise_fails(pooled):
     assert "in a replay, answer 1 differed" in answer.message
 
 
-def test_an_episode_that_cannot_be_played_again_is_lost_with_its_process(pooled):
+def test_an_episode_without_replay_is_lost_with_its_process(pooled):
     pool = pooled("Once")
     episodes, _ = opened(pool, script(TALK), script({"exit": 1}))
     assert causes(pool.step(episodes[1:], ["b"])) == ["died"]
     assert causes(pool.step(episodes[:1], ["a"])) == ["lost"]
 
 
-def test_a_process_that_ends_between_two_calls_is_nobodys_fault(pooled):
+def test_a_process_that_ends_between_two_calls_fails_no_episode(pooled):
     pool = pooled()
     episodes, _ = opened(pool, script(TALK, TALK), script(TALK, TALK), seeds=[1, 2])
     before = pool.step(episodes, ["a", "b"])
@@ -164,14 +164,14 @@ def test_a_process_that_ends_between_two_calls_is_nobodys_fault(pooled):
     assert [answer["says"] for answer in before] == ["a|1", "b|2"]
 
 
-def test_episodes_are_shared_among_the_processes(pooled):
+def test_episodes_are_spread_over_the_processes(pooled):
     pool = pooled(parallel=3)
     opened(pool, *[script()] * 5)
     assert len(set(pool.pids())) == 3
 
 
 @pytest.mark.slow
-def test_async_methods_wait_side_by_side_and_a_late_one_fails_alone(pooled):
+def test_async_methods_run_together_and_a_late_one_fails_alone(pooled):
     pool = pooled("Later")
     episodes, _ = opened(
         pool,
@@ -192,7 +192,7 @@ def test_an_async_method_that_blocks_is_found(patient):
     assert answers[2]["says"] == "c|3"
 
 
-def test_a_file_that_cannot_be_loaded_is_told_with_its_line(tmp_path):
+def test_a_file_that_cannot_be_loaded_is_reported_with_its_line(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(
         "from rlflow import Turn\nraise RuntimeError('no corpus')\nclass Own:\n    def step(self, said): "
@@ -208,7 +208,7 @@ def test_a_file_that_cannot_be_loaded_is_told_with_its_line(tmp_path):
         pool.close()
 
 
-def test_a_process_that_never_starts_is_told(tmp_path):
+def test_a_process_that_never_starts_is_reported(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(
         "import os\nfrom rlflow import Turn\nos._exit(4)\nclass Own:\n    def step(self, said): return "
@@ -222,7 +222,7 @@ def test_a_process_that_never_starts_is_told(tmp_path):
         pool.close()
 
 
-def test_an_episode_without_reset_begins_with_its_first_turn_and_is_dropped_when_it_ends(pooled):
+def test_an_episode_without_reset_begins_with_its_first_turn(pooled):
     pool = pooled("Silent")
     episodes, first = opened(pool, "a", "b")
     assert first == [{"says": ""}] * 2
@@ -235,7 +235,7 @@ def test_an_episode_without_reset_begins_with_its_first_turn_and_is_dropped_when
     assert slot._over == []
 
 
-def test_a_closed_pool_says_so(pooled):
+def test_a_closed_pool_is_reported(pooled):
     pool = pooled()
     episodes, _ = opened(pool, script())
     processes = pool.pids()
@@ -246,7 +246,7 @@ def test_a_closed_pool_says_so(pooled):
         pool.step(episodes, ["a"])
 
 
-def test_a_call_that_is_under_way_when_the_pool_closes_says_so(pooled):
+def test_a_call_during_the_close_of_a_pool_is_reported(pooled):
     pool, hangs = pooled(seconds=600), threading.Event()
     pool.hear = lambda data: hangs.set() if b"hangs" in data else None
     episodes, _ = opened(pool, script({"hang": 1}), script(TALK))
@@ -260,7 +260,7 @@ def test_a_call_that_is_under_way_when_the_pool_closes_says_so(pooled):
 
 
 @pytest.mark.parametrize("name", ["Closing", "ClosingLater"])
-def test_an_episode_that_fails_is_closed_too(pooled, name):
+def test_a_failed_episode_is_closed_too(pooled, name):
     pool = pooled(name)
     episodes, _ = pool.open([{}] * 3, [0] * 3)
     failed = pool.step(episodes[:2], ["fail", "lie"])
@@ -270,7 +270,7 @@ def test_an_episode_that_fails_is_closed_too(pooled, name):
     assert pool.step(pool.open([{}], [0])[0], ["and now?"])[0]["says"] == "3 closed"
 
 
-def test_a_sum_of_rewards_that_float32_cannot_hold_is_no_score():
+def test_a_reward_sum_beyond_float32_is_no_score():
     assert Failure.of_sum(3e38) is None
     cause, message = Failure.of_sum(-6e38)
     assert cause == "overflow"
@@ -278,7 +278,7 @@ def test_a_sum_of_rewards_that_float32_cannot_hold_is_no_score():
 
 
 @pytest.mark.parametrize("reward", [1e308, -(10**400)])
-def test_a_reward_that_float32_cannot_hold_fails_its_episode_by_that_cause(reward):
+def test_a_reward_beyond_float32_fails_its_episode(reward):
     with pytest.raises(Refused, match="Turn.reward is .*too large for float32") as caught:
         checked(["step"], Turn(reward=reward))
     assert failed(caught.value)[0] == "overflow"

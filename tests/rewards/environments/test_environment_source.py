@@ -1,5 +1,5 @@
-"""An environment's class is read from its file's text: what it needs, what it may be, and what is wrong with
-it, at file and line."""
+"""An environment's class is read from the text of its file: its needs, its options and its errors, with file
+and line."""
 
 from typing import Any, Literal
 
@@ -48,7 +48,7 @@ def file(tmp_path):
     return str(path)
 
 
-def test_settings_columns_and_flags_are_those_of_the_class_and_its_bases(file):
+def test_settings_and_columns_come_from_the_class_and_its_bases(file):
     own = read_class(file, "Own")
     assert {name: (setting.type, setting.default) for name, setting in own.settings.items()} == {
         "topk": (int, 3),
@@ -67,13 +67,13 @@ def own_flags(file):
     return own.opens, own.ends
 
 
-def test_a_class_without_rewards_or_async_says_so(file):
+def test_a_class_without_rewards_or_async_is_reported(file):
     plain = read_class(file, "Plain")
     assert (plain.repeatable, plain.scores, plain.later, plain.settings) == (True, False, False, {})
     assert (plain.opens, plain.ends, own_flags(file)) == (False, False, (True, True))
     assert read_class(file, "Rest").rest
     assert [tool.name for tool in read_class(file, "Tools").tools] == ["search"]
-    assert read_class(file, "Far").tools == ()  # its base may have what it lacks
+    assert read_class(file, "Far").tools == ()  # its base may provide the missing method
     assert class_names(file) == ["Base", "Own", "Plain", "Rest", "Tools", "Far"]
 
 
@@ -97,14 +97,14 @@ def test_a_class_without_rewards_or_async_says_so(file):
         ("class Own(:", r"own.py:1: the environment's file is not valid Python"),
     ],
 )
-def test_what_is_no_environment_is_told_at_its_line(tmp_path, monkeypatch, text, says):
+def test_an_invalid_environment_is_reported_at_its_line(tmp_path, monkeypatch, text, says):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(text)
     with pytest.raises(PlanError, match=says):
         read_class("own.py", "Own")
 
 
-def test_a_file_that_is_not_there_is_told_with_its_neighbours(file):
+def test_a_missing_file_is_reported_with_its_neighbours(file):
     with pytest.raises(
         PlanError,
         match=r"no such environment file: .*owm.py(?s:.*)expected: file.py:Class(?s:.*)nearest:  own.py",
@@ -112,7 +112,7 @@ def test_a_file_that_is_not_there_is_told_with_its_neighbours(file):
         read_class(file.replace("own", "owm"), "Own")
 
 
-def test_flags_are_read_by_their_names_alone(tmp_path):
+def test_flags_are_read_by_name_only(tmp_path):
     (tmp_path / "marked.py").write_text(
         "class Marked:\n    other = 1\n    more: int = 1\n    repeatable = False\n    def step(self, said): "
         "...\n\nclass Typed:\n    other = 0\n    more: int = 0\n    def step(self, said): ...\n"

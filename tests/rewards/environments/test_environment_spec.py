@@ -1,4 +1,5 @@
-"""Naming an environment: its file and class, its settings in their types, and the bounds of its episodes."""
+"""The name of an environment: its file and class, its settings with their types, and the limits of its
+episodes."""
 
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def own(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_settings_and_bounds_are_told_apart_and_have_their_types(own):
+def test_settings_and_limits_are_separated_and_typed(own):
     spec = parse_environment(
         "own.py:Own", {"corpus": "docs.jsonl", "topk": "5", "turns": "4", "seconds": "2.5"}
     )
@@ -44,7 +45,7 @@ def test_settings_and_bounds_are_told_apart_and_have_their_types(own):
     assert spec.packed["settings"] == spec.settings
 
 
-def test_the_digest_changes_with_what_shapes_episodes_and_with_nothing_else(own):
+def test_the_digest_changes_only_with_the_inputs_of_episodes(own):
     digest = parse_environment("own.py:Own", {"corpus": "a"}).digest
     assert digest == parse_environment("own.py:Own", {"corpus": "a", "seconds": "3", "parallel": "2"}).digest
     others = [
@@ -94,12 +95,12 @@ def test_the_digest_changes_with_what_shapes_episodes_and_with_nothing_else(own)
         ),
     ],
 )
-def test_what_does_not_fit_is_told(own, written, given, says):
+def test_invalid_settings_are_reported(own, written, given, says):
     with pytest.raises(PlanError, match=says):
         parse_environment(written, given)
 
 
-def test_all_wrong_settings_are_told_at_once_under_their_own_flag(own):
+def test_all_wrong_settings_are_reported_at_once(own):
     with pytest.raises(PlanError) as error:
         parse_environment("own.py:Own", {"topk": "x", "no": "1"}, "actor.env")
     assert [problem.message.partition("'actor.env")[2] != "" for problem in error.value.problems] == [
@@ -110,7 +111,7 @@ def test_all_wrong_settings_are_told_at_once_under_their_own_flag(own):
     assert len(error.value.problems) == 3
 
 
-def test_a_users_home_is_known(monkeypatch):
+def test_a_users_home_is_expanded(monkeypatch):
     monkeypatch.setenv("HOME", str(FILE.parent))
     assert parse_environment("~/scripted.py:Silent", {}).path == str(FILE)
     assert spec_of("Silent").source.scores is False

@@ -1,4 +1,4 @@
-"""What a process of environments makes of answers that are none, and of a tool that raises."""
+"""How an environment process handles invalid answers and raising tools."""
 
 import urllib.request
 
@@ -36,27 +36,27 @@ def wrapped(hidden):
         (ValueError("no such place"), False),
     ],
 )
-def test_a_service_that_does_not_answer_is_known_through_the_errors_of_libraries(error, service):
+def test_a_silent_service_is_recognised_in_library_errors(error, service):
     assert is_service_error(error) == service
 
 
 @pytest.mark.parametrize(
     ("answer", "words"), [(None, "a method without a return"), (Turn(done="no"), "Turn.done: found 'no'")]
 )
-def test_a_step_that_answers_nothing_is_no_end_of_an_episode(answer, words):
+def test_a_step_without_an_answer_does_not_end_the_episode(answer, words):
     with pytest.raises(Refused, match=words) as error:
         checked(["step", 0, "said"], answer)
     assert error.value.cause == "type"
 
 
-def test_a_number_that_is_a_truth_ends_an_episode():
+def test_a_truthy_number_ends_an_episode():
     assert checked(["step", 0, "said"], Turn(done=1))["done"] is True
     assert checked(["open", 0, {}, 0], None) == {"says": ""}
 
 
 @pytest.mark.parametrize("shape", [str, lambda text: [{"role": "user", "content": text}]])
-def test_what_is_cut_off_is_not_read(shape):
-    """A text of many megabytes costs no more than what is kept of it."""
+def test_truncated_text_is_not_read(shape):
+    """A text of many megabytes costs only as much as its kept part."""
     answer = checked(("step", 0, ""), Turn(says=shape("a" * LONGEST + "\ud800" * 9)))
     kept = answer["says"] if isinstance(answer["says"], str) else answer["says"][0]["content"]
     assert set(kept) == {"a"}

@@ -1,4 +1,4 @@
-"""Tools become JSON schemas; what no schema can say is refused at its line."""
+"""Tools become JSON schemas; tools that no schema can describe are refused at their line."""
 
 import ast
 
@@ -54,6 +54,6 @@ def search(self, query: str, topk: int = 3, *, exact: bool, tags: list[str], kin
         ('def a(self, q: list[set]):\n    "Says."', r"found:    list\[set\]"),
     ],
 )
-def test_what_no_model_can_be_told_is_refused(text, says):
+def test_a_tool_without_a_schema_is_refused(text, says):
     with pytest.raises(PlanError, match=says):
         tool(text)

@@ -1,6 +1,6 @@
-"""A model acts in an environment of a real OpenEnv server, which runs in an interpreter that has it: openenv
-draws in more than these tests should. RLFLOW_OPENENV names that interpreter: `python -m venv E; E/bin/pip
-install openenv==0.10.0`, then RLFLOW_OPENENV=E/bin/python."""
+"""Episodes in an environment of a real OpenEnv server. The server runs in another interpreter, because
+openenv installs many packages. RLFLOW_OPENENV names that interpreter: `python -m venv E; E/bin/pip install
+openenv==0.10.0`, then RLFLOW_OPENENV=E/bin/python."""
 
 import http
 import json
@@ -47,7 +47,7 @@ def test_sessions_of_a_server_are_episodes(url):
 
 
 @pytest.mark.slow
-def test_without_a_network_the_episode_fails_and_says_what_would_help(url):
+def test_without_a_network_the_episode_fails_with_a_remedy(url):
     with closing(EnvironmentPool(parse_environment(f"openenv:{url}", {"parallel": "1"}))) as pool:
         _, (answer,) = pool.open([{"prompt": "?"}], [0])
     assert isinstance(answer, Failure)
@@ -63,8 +63,8 @@ def hinting(socket):
 
 @contextmanager
 def refusing(*refusals):
-    """A server in this process that refuses so many connections, each with a status and headers, before it
-    takes one."""
+    """A server in this process that refuses a number of connections, each with a status and headers, before
+    it takes one."""
     left = list(refusals)
 
     def refused(connection, request):
@@ -83,14 +83,14 @@ def refusing(*refusals):
         thread.join()
 
 
-def test_a_busy_server_is_asked_again_and_a_redirect_on_its_host_is_followed():
+def test_a_busy_server_is_retried_and_redirects_are_followed():
     with refusing((503, {}), (429, {"Retry-After": "0"}), (307, {"Location": "/other"})) as url:
         session = OpenEnvSession(id=url)
         assert session.reset("?", seed=0) == "Guess."
         session.close()
 
 
-def test_a_server_that_wants_a_token_is_not_asked_again():
+def test_a_server_that_needs_a_token_is_not_retried():
     with (
         refusing((401, {"WWW-Authenticate": "Bearer"})) as url,
         pytest.raises(ConnectionError, match="401 .*WWW-Authenticate: Bearer"),

@@ -1,4 +1,4 @@
-"""An agent file of OpenRLHF's form acts as it is."""
+"""An OpenRLHF agent file works unchanged."""
 
 import asyncio
 from contextlib import closing
@@ -13,7 +13,7 @@ from rlflow.rewards.environments.environment_spec import parse_environment
 FILE = Path(__file__).parents[1] / "openrlhf_agent.py"
 
 
-def test_its_feedback_is_said_and_its_rewards_are_those_of_the_turns():
+def test_the_feedback_and_rewards_of_an_agent_belong_to_turns():
     spec = parse_environment(f"openrlhf:{FILE}", {"parallel": "1"})
     assert (spec.source.required, spec.source.optional, spec.source.later) == (("prompt",), ("answer",), True)
     assert (spec.settings["id"], spec.paths) == (str(FILE), ("id",))

@@ -1,4 +1,4 @@
-"""A model acts in real environments of SkyRL-Gym."""
+"""Episodes in real environments of SkyRL-Gym."""
 
 from contextlib import closing
 
@@ -9,7 +9,7 @@ from rlflow.rewards.environments.environment_pool import EnvironmentPool
 from rlflow.rewards.environments.environment_spec import parse_environment
 
 
-def test_turns_have_the_rewards_of_the_environment_until_it_ends():
+def test_turns_get_the_rewards_of_the_environment():
     spec = parse_environment("skyrl_gym:gsm8k_multi_turn", {"parallel": "1", "max_turns": "3"})
     assert (spec.library, spec.source.required, spec.source.rest) == ("skyrl_gym", ("prompt",), True)
     with closing(EnvironmentPool(spec)) as pool:
@@ -23,7 +23,7 @@ def test_turns_have_the_rewards_of_the_environment_until_it_ends():
         assert pool.end(episodes) == [{}]
 
 
-def test_fields_of_the_data_are_the_extras_and_messages_can_go_through_the_template():
+def test_data_fields_become_extras():
     episode = Gym(id="gsm8k_multi_turn", chat=True)
     episode.reset("2 + 2 ?", seed=0, reward_spec={"ground_truth": "7"}, extra_info={"max_turns": 2})
     turn = episode.step("#### 4")

@@ -1,4 +1,4 @@
-"""A model plays a real game of TextArena."""
+"""Episodes of real TextArena games."""
 
 from contextlib import closing
 
@@ -35,7 +35,7 @@ def test_a_game_is_played_to_its_end_and_gives_its_own_reward():
     assert (turn.reward, turn.says, turn.log["invalid_move"]) == (1.0, "", 0.0)
 
 
-def test_games_of_one_process_do_not_draw_from_one_another():
+def test_games_of_one_process_have_separate_randomness():
     """Blackjack deals a card at each hit."""
     alone, beside, other = (Game(id="Blackjack-v0") for _ in range(3))
     assert beside.reset(seed=3) == alone.reset(seed=3) != other.reset(seed=4)
@@ -48,7 +48,7 @@ def test_games_of_one_process_do_not_draw_from_one_another():
     assert len(set(found)) > 2
 
 
-def test_it_plays_behind_the_walls_by_messages_too_and_an_unknown_game_says_so():
+def test_textarena_works_in_the_sandbox_and_by_messages():
     with pool(chat="true") as games:
         episodes, (opening,) = games.open([{}], [5])
         assert opening["says"][0]["role"] == "user"

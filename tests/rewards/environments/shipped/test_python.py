@@ -1,4 +1,4 @@
-"""Code that a model writes is run, and can do nothing but compute."""
+"""Code written by a model runs, and can only compute."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def output(code, **settings):
     return turn.says[len("\n```output\n") : -len("\n```\n")]
 
 
-def test_what_code_prints_is_said_and_a_turn_without_code_ends():
+def test_the_output_of_code_is_returned_and_a_turn_without_code_ends():
     episode = Python()
     assert (
         episode.step("```python\nprint(6 * 7)\n```\nor\n```python\nprint(1)\n```").says
@@ -46,13 +46,13 @@ def test_what_code_prints_is_said_and_a_turn_without_code_ends():
         ("print('x' * 5000)", "x" * 100),
     ],
 )
-def test_it_may_only_compute(code, says):
+def test_code_can_only_compute(code, says):
     said = output(code, timeout=1.0 if "while" in code else 60.0, prints=100)
     assert says in said if says else "Error" not in said or "Permission" in said
     assert len(said) <= 100 or "Error" in said
 
 
-def test_the_variables_of_the_run_are_not_its_own(monkeypatch):
+def test_code_does_not_see_the_variables_of_the_run(monkeypatch):
     monkeypatch.setenv("SECRET_OF_MINE", "1")
     pool = EnvironmentPool(parse_environment("python", {"parallel": "1"}))
     try:
@@ -65,11 +65,11 @@ def test_the_variables_of_the_run_are_not_its_own(monkeypatch):
         pool.close()
 
 
-def test_of_much_that_code_prints_only_the_beginning_is_kept():
+def test_only_the_beginning_of_long_output_is_kept():
     assert len(Python(timeout=60.0).run("print('x' * (3 << 20))")) == 1 << 20
 
 
-def test_where_code_cannot_be_isolated_none_is_run_unless_that_is_asked_for(monkeypatch):
+def test_code_runs_without_isolation_only_on_request(monkeypatch):
     monkeypatch.setattr(probe, "missing", lambda kind: ("reading",))
     with pytest.raises(ValueError, match="cannot restrict reading .* --env.unsafe true"):
         Python()

@@ -1,9 +1,9 @@
-"""A wrong answer may be given again."""
+"""The environment lets the model repeat a wrong answer."""
 
 from rlflow.rewards.environments.shipped.retry import Retry
 
 
-def test_a_right_answer_ends_and_a_wrong_one_is_told_of():
+def test_a_right_answer_ends_and_a_wrong_one_is_reported():
     episode = Retry()
     episode.reset(" 42 ", seed=0)
     assert episode.step("41").says == " no. "
@@ -12,7 +12,7 @@ def test_a_right_answer_ends_and_a_wrong_one_is_told_of():
     assert (last.reward, last.done, dict(last.log)) == (1.0, True, {"tries": 3})
 
 
-def test_which_way_a_number_is_wrong_can_be_told():
+def test_a_hint_can_tell_if_a_number_is_too_low_or_too_high():
     episode = Retry(less=" less. ", more=" more. ")
     episode.reset("42", seed=0)
     assert [episode.step(said).says for said in ("50", "7", "x")] == [" less. ", " more. ", " no. "]

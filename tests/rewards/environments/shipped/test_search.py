@@ -1,4 +1,4 @@
-"""A model searches a corpus between its thoughts."""
+"""A model searches a corpus while it thinks."""
 
 import json
 
@@ -21,7 +21,7 @@ def corpus(tmp_path):
     return tmp_path / "corpus.jsonl"
 
 
-def test_the_passages_that_fit_best_come_first(corpus):
+def test_the_best_passages_come_first(corpus):
     passages = Corpus(corpus)
     assert passages.best("where was Ada born", 1) == ["Ada: Ada was born in Lund."]
     assert passages.best("Lund Sweden", 3)[0] == "Lund lies in Sweden."
@@ -41,11 +41,11 @@ def test_a_search_is_answered_and_an_answer_ends(corpus):
     assert Search(corpus=corpus).step("I do not know.").done
 
 
-def test_it_is_named_without_a_file_and_its_corpus_is_a_path(corpus, monkeypatch):
+def test_the_environment_needs_no_file_and_its_corpus_is_a_path(corpus, monkeypatch):
     monkeypatch.chdir(corpus.parent)
     spec = parse_environment("search", {"corpus": "corpus.jsonl", "topk": "2", "parallel": "1"})
     assert (spec.name, spec.settings["corpus"]) == ("search", str(corpus))
-    assert not spec.source.scores  # the run's rewards judge the answer
+    assert not spec.source.scores  # the run's rewards score the answer
     pool = EnvironmentPool(spec)
     try:
         episodes, _ = pool.open([{}], [0])
@@ -55,7 +55,7 @@ def test_it_is_named_without_a_file_and_its_corpus_is_a_path(corpus, monkeypatch
         pool.close()
 
 
-def test_a_retriever_that_is_busy_is_asked_again():
+def test_a_busy_retriever_is_retried():
     found = {"result": [[{"document": {"text": "Rain falls in Bergen."}, "score": 1.0}]]}
 
     def busy_once(handler, question):
