@@ -130,12 +130,7 @@ def walls(place: Place) -> Iterator[Outcome]:
     found = code.attempted(place.folder)
     for name in sorted(set(found) - code.ALLOWED):
         yield Outcome(True, found[name], found[name], not found[name])
-    right = (
-        faults.in_child(
-            partial(code.test_code_that_would_outlive_its_killed_server_ends_with_it, place.folder)
-        )
-        == 0
-    )
+    right = faults.in_child(partial(code.test_code_ends_with_its_killed_server, place.folder)) == 0
     yield Outcome(True, right, right, not right)
 
 

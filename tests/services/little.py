@@ -1,7 +1,7 @@
-"""A small service for tests: a real HTTP server of its own process, which does as it is told.
+"""A small service for tests: a real HTTP server in a process of its own, controlled by its options.
 
-Run as ``python little.py [PORT] [--slow-start FILE] [--lies] [--prints=TEXT]``. GET /health says that it
-serves, and its process id; POST /get_reward gives 1 for each query.
+Run as ``python little.py [PORT] [--slow-start FILE] [--lies] [--prints=TEXT]``. GET /health answers with the
+process id; POST /get_reward gives 1 for each query.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main():
     print("the little service begins", flush=True)
     for word in filter(lambda word: word.startswith("--prints="), sys.argv):
         print(f"{word.partition('=')[2]}\n{os.environ.get('OF_MINE_TOKEN')}\r", flush=True)
-    if "--child" in sys.argv:  # which leaves its session
+    if "--child" in sys.argv:  # this process leaves its session
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
     if "--stubborn" in sys.argv:
         import signal

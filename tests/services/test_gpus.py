@@ -5,7 +5,7 @@ from rlflow.processes.declare import Service
 from rlflow.services.gpus import share, visible
 
 
-def test_services_take_from_the_end_and_the_run_has_the_rest():
+def test_services_take_the_last_gpus_and_the_run_the_rest():
     services = [
         Service(name="judge", run="serve", gpus=2),
         Service(name="search", run="serve"),
@@ -16,7 +16,7 @@ def test_services_take_from_the_end_and_the_run_has_the_rest():
     assert left == ("4",)
 
 
-def test_more_than_there_are_is_refused():
+def test_more_gpus_than_exist_are_refused():
     with pytest.raises(PlanError, match="(?s)needs 2 GPUs.*3 on this machine, and 1 is not used"):
         share([Service(name=name, run="serve", gpus=2) for name in ("judge", "search")], ["0", "1", "2"])
 

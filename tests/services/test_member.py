@@ -14,7 +14,7 @@ def watched(most=5.0):
     return clock, Silence(most, lambda: clock.used, lambda: clock.now)
 
 
-def test_who_neither_answers_nor_computes_lasts_too_long():
+def test_a_silent_idle_process_lasts_too_long():
     clock, silence = watched()
     lasted = []
     for _ in range(3):
@@ -23,7 +23,7 @@ def test_who_neither_answers_nor_computes_lasts_too_long():
     assert lasted == [False, False, True]
 
 
-def test_who_computes_or_answers_meanwhile_does_not():
+def test_a_computing_or_answering_process_does_not_last_too_long():
     for used, silent in ((1.0, True), (0.0, False)):
         clock, silence = watched()
         for number in range(10):
@@ -31,7 +31,7 @@ def test_who_computes_or_answers_meanwhile_does_not():
             assert not silence.lasts(silent or number % 2 == 0)
 
 
-def test_time_in_which_nobody_could_look_does_not_count():
+def test_time_without_observation_does_not_count():
     clock, silence = watched(10.0)
     clock.pass_(1000.0)
     assert not silence.lasts(True)

@@ -25,13 +25,13 @@ from rlflow.services.running import Services
 LITTLE = f"{sys.executable} {Path(__file__).parent / 'little.py'}"
 
 
-def asked(url, path="/health"):
+def fetch(url, path="/health"):
     with urllib.request.urlopen(url + path, timeout=240) as answer:
         return json.load(answer)
 
 
 class Notes(list):
-    """What is noted, and a way to wait for it."""
+    """The notes, and a way to wait for one."""
 
     def __init__(self):
         self.came = threading.Condition()
@@ -65,7 +65,7 @@ def running(tmp_path, **flags):
 
 
 def until(holds):
-    """Look again and again, for at most four minutes."""
+    """Check repeatedly, for at most four minutes."""
     limit, turn = time.monotonic() + 240, threading.Event()
     while not holds():
         assert time.monotonic() < limit
@@ -80,19 +80,19 @@ def test_a_service_finds_its_port_and_others_find_the_service(tmp_path):
     with running(
         tmp_path, judge=f"{LITTLE} {{port}} --asks {{search}}/retrieve", search=LITTLE, judge__cpus=2
     ) as (_, urls, _):
-        assert asked(urls["judge"], "/words")[1:] == [
+        assert fetch(urls["judge"], "/words")[1:] == [
             urls["judge"].rpartition(":")[2],
             "--asks",
             f"{urls['search']}/retrieve",
         ]
-        variables = asked(urls["judge"], "/variables")
+        variables = fetch(urls["judge"], "/variables")
         assert variables["RLFLOW_SERVICE_SEARCH"] == urls["search"] == os.environ["RLFLOW_SERVICE_SEARCH"]
         assert (variables["OMP_NUM_THREADS"], variables["CUDA_VISIBLE_DEVICES"]) == ("2", "")
         assert variables["PATH"].startswith(os.path.dirname(sys.executable))
     assert "RLFLOW_SERVICE_SEARCH" not in os.environ
 
 
-def test_a_service_that_ends_is_said_with_its_command_and_last_lines(tmp_path):
+def test_an_ended_service_is_reported_with_its_last_lines(tmp_path):
     with pytest.raises(PlanError) as error, running(tmp_path, search=f"{LITTLE} {{port}} --fails"):
         pass
     text = str(error.value)
@@ -101,9 +101,7 @@ def test_a_service_that_ends_is_said_with_its_command_and_last_lines(tmp_path):
     assert "    the little service begins\n    it has no corpus\n" in text
 
 
-def test_secrets_that_a_service_prints_do_not_come_into_its_file_nor_control_characters(
-    tmp_path, monkeypatch
-):
+def test_the_output_file_has_no_secrets_or_control_characters(tmp_path, monkeypatch):
     monkeypatch.setenv("OF_MINE_TOKEN", "SEKRET-by-its-variable")
     remember({"api_key": "SEKRET-by-its-flag"})
     with running(tmp_path, search=f"{LITTLE} {{port}} --prints=a:SEKRET-by-its-flag:\x1b[2J") as (
@@ -116,7 +114,7 @@ def test_secrets_that_a_service_prints_do_not_come_into_its_file_nor_control_cha
     assert text.splitlines()[1:] == ["the little service begins", "a:***:\\x1b[2J", "***"]
 
 
-def test_a_service_that_listens_elsewhere_is_not_waited_for_longer_than_said(tmp_path):
+def test_a_service_on_another_port_is_given_up_in_time(tmp_path):
     with (
         pytest.raises(PlanError, match="no answer: Connection refused, 0.3 s after its start"),
         running(tmp_path, search=f"{sys.executable} -c 'import time; time.sleep(1000)'", search__wait=0.3),
@@ -125,7 +123,7 @@ def test_a_service_that_listens_elsewhere_is_not_waited_for_longer_than_said(tmp
 
 
 @pytest.mark.slow
-def test_a_service_that_answers_otherwise_than_with_200_does_not_serve(tmp_path):
+def test_a_service_must_answer_with_200(tmp_path):
     with (
         pytest.raises(PlanError, match="status 404"),
         running(tmp_path, search=LITTLE, search__health="/ready", search__wait=5),
@@ -133,12 +131,12 @@ def test_a_service_that_answers_otherwise_than_with_200_does_not_serve(tmp_path)
         pass
 
 
-def test_a_service_without_a_health_path_serves_once_it_takes_connections(tmp_path):
+def test_a_service_without_a_health_path_must_accept_connections(tmp_path):
     with running(tmp_path, search=LITTLE, search__health="") as (_, urls, _):
-        assert asked(urls["search"]) > 0
+        assert fetch(urls["search"]) > 0
 
 
-def test_a_command_that_is_not_there_leaves_nothing(tmp_path):
+def test_a_missing_command_leaves_nothing(tmp_path):
     with (
         pytest.raises(PlanError, match="service 'judge' cannot be started: no-such-program"),
         running(tmp_path, search=LITTLE, judge="no-such-program --port {port}"),
@@ -146,7 +144,7 @@ def test_a_command_that_is_not_there_leaves_nothing(tmp_path):
         pass
 
 
-def test_a_service_of_others_is_waited_for_and_never_stopped(tmp_path):
+def test_an_external_service_is_awaited_and_never_stopped(tmp_path):
     with running(tmp_path, search=LITTLE) as (_, urls, _):
         with running(tmp_path / "other", far=urls["search"]) as (other, far, _):
             assert (far["far"], other.members) == (urls["search"], [])
@@ -154,7 +152,7 @@ def test_a_service_of_others_is_waited_for_and_never_stopped(tmp_path):
             (tmp_path / "other").mkdir()
             other.settle(tmp_path / "other")
         assert list(served.lines(tmp_path / "other")) == [f"far at {urls['search']}, not started by this run"]
-        assert asked(urls["search"]) > 0
+        assert fetch(urls["search"]) > 0
     with (
         pytest.raises(PlanError, match="service 'far', which this run does not start, does not serve"),
         running(tmp_path, far=urls["search"], far__wait=0.2),
@@ -162,7 +160,7 @@ def test_a_service_of_others_is_waited_for_and_never_stopped(tmp_path):
         pass
 
 
-def test_the_longest_time_in_which_services_may_be_away_is_known(tmp_path):
+def test_the_longest_allowed_outage_is_known(tmp_path):
     services, _ = split_services(
         {"service.search": LITTLE, "service.search.wait": 3, "service.far": "http://far"}
     )
@@ -171,19 +169,19 @@ def test_the_longest_time_in_which_services_may_be_away_is_known(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_death_is_followed_by_a_new_start_up_to_three_times(tmp_path):
+def test_a_dead_service_is_restarted_up_to_three_times(tmp_path):
     with running(tmp_path, search=LITTLE) as (run, urls, notes):
         run.settle(tmp_path)
         (member,) = run.members
         for number in (1, 2, 3):
             until(lambda: state(tmp_path, "search") == "serving")
-            os.kill(asked(urls["search"]), signal.SIGKILL)
+            os.kill(fetch(urls["search"]), signal.SIGKILL)
             notes.awaited(f"restarting it ({number} of 3)")
         # the third start comes after a pause of 5 s
         waited = post(f"{urls['search']}/get_reward", {"query": ["?"]}, seconds=5.0)
         assert waited == {"rewards": [1.0]}
         until(lambda: state(tmp_path, "search") == "serving")
-        os.kill(asked(urls["search"]), signal.SIGKILL)
+        os.kill(fetch(urls["search"]), signal.SIGKILL)
         notes.awaited("was killed by SIGKILL, and is not restarted any more")
         assert state(tmp_path, "search") == "dead"
     (shown,) = served.lines(tmp_path)
@@ -194,29 +192,29 @@ def test_a_death_is_followed_by_a_new_start_up_to_three_times(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_service_that_is_silent_and_idle_is_killed_and_started_anew(tmp_path):
+def test_a_silent_idle_service_is_restarted(tmp_path):
     with running(tmp_path, search=LITTLE, search__wait=5) as (_, urls, notes):
-        first = asked(urls["search"])
+        first = fetch(urls["search"])
         os.kill(first, signal.SIGSTOP)
         notes.awaited("was silent and idle for 5 s")
         until(lambda: _answers(urls["search"]))
-        assert asked(urls["search"]) != first
+        assert fetch(urls["search"]) != first
 
 
 def _answers(url):
     try:
-        return asked(url)
+        return fetch(url)
     except OSError:
         return False
 
 
-def test_what_a_service_has_started_ends_with_it(tmp_path):
+def test_processes_started_by_a_service_end_with_it(tmp_path):
     with running(tmp_path, search=f"{LITTLE} --child --stubborn") as (run, _, _):
         assert len(kin.marked(run.name)) == 2
-        run.members[0].process.child.signal_group()  # running() sees that nothing is left
+        run.members[0].process.child.signal_group()  # running() checks that nothing is left
 
 
-def test_a_service_goes_on_for_its_delay_after_a_run_that_ended_well(tmp_path):
+def test_a_service_stays_for_its_delay_after_a_good_end(tmp_path):
     with running(tmp_path, long=LITTLE, short=LITTLE, long__delay=0.8) as (run, urls, _):
         ended = threading.Thread(target=run.close, args=(True,))
         ended.start()
@@ -226,7 +224,7 @@ def test_a_service_goes_on_for_its_delay_after_a_run_that_ended_well(tmp_path):
         assert not _answers(urls["long"])
 
 
-def test_a_second_process_of_a_run_keeps_what_services_printed_before(tmp_path):
+def test_a_second_process_of_a_run_keeps_earlier_service_output(tmp_path):
     for _ in range(2):
         with running(tmp_path, search=LITTLE) as (run, _, _):
             run.settle(tmp_path)

@@ -1,4 +1,4 @@
-"""Applications of `rlflow serve` on a real server of this process."""
+"""Applications of `rlflow serve` on a real server in this process."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ class Client:
         return self._asked(urllib.request.Request(self.url + path, headers=headers))
 
     def post(self, path, body, **headers):
-        """(status, content) of an answer, decoded where it is JSON."""
+        """Return (status, content) of an answer, decoded if it is JSON."""
         headers = {"Content-Type": "application/json", **headers}
         return self._asked(urllib.request.Request(self.url + path, json.dumps(body).encode(), headers))
 

@@ -1,4 +1,4 @@
-"""Code runs in real processes behind real walls; the form is SandboxFusion's."""
+"""Code runs in real processes in a real sandbox; requests have SandboxFusion's form."""
 
 import base64
 import json
@@ -81,7 +81,7 @@ ALLOWED = {"private memory", "own folder", "own file", "input", "null", "module"
 
 
 def attempted(folder):
-    """Attempt of code to do more than compute → whether it was refused."""
+    """Return for each attempt of code to do more than compute if it was refused."""
     (folder / "data.jsonl").write_text('{"answer": "7"}')
     values = {
         "PARENT": str(os.getpid()),
@@ -102,7 +102,7 @@ def test_code_can_only_compute(tmp_path):
 
 
 @needs_walls
-def test_limits_that_a_request_names_are_capped():
+def test_limits_in_a_request_are_capped():
     asked = Code(code="print(len(bytearray(5 << 30)))", memory_limit_MB=10**30)
     assert run_request(asked)["run_result"]["stderr"].startswith("MemoryError")
 
@@ -115,7 +115,7 @@ run_request(Code(code="import ctypes, time\\nctypes.CDLL(None).prctl(1, 0)\\ntim
 
 
 @needs_walls
-def test_code_that_would_outlive_its_killed_server_ends_with_it(tmp_path):
+def test_code_ends_with_its_killed_server(tmp_path):
     environment = {**os.environ, "RLFLOW_RUN": f"test-{os.getpid()}"}
     server = subprocess.Popen([sys.executable, "-c", SERVING, str(tmp_path)], env=environment)
     try:
@@ -126,7 +126,7 @@ def test_code_that_would_outlive_its_killed_server_ends_with_it(tmp_path):
     until(lambda: not kin.marked(environment["RLFLOW_RUN"]))
 
 
-def test_a_server_removes_its_folder_and_those_of_killed_ones(tmp_path, monkeypatch):
+def test_a_server_removes_its_folder_and_those_of_killed_servers(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     living, left = Folder(), tmp_path / "rlflow-code-left"
     (left / "request-x").mkdir(parents=True)
@@ -137,7 +137,7 @@ def test_a_server_removes_its_folder_and_those_of_killed_ones(tmp_path, monkeypa
 
 
 @needs_walls
-def test_health_answers_at_once_whatever_is_queued():
+def test_health_answers_at_once_despite_queued_requests():
     with asking(runner(1)) as client, ThreadPoolExecutor(61) as clients:
         first = clients.submit(client.post, "/run_code", {"code": "import time; time.sleep(5)"})
         behind = [
@@ -150,7 +150,7 @@ def test_health_answers_at_once_whatever_is_queued():
 
 
 @needs_walls
-def test_bodies_are_bounded_whether_they_say_their_length_or_not():
+def test_bodies_are_limited_with_and_without_a_length_header():
     with asking(runner(1)) as client:
         assert status_of(client, b"Content-Length: 17000000", b"") == 413
         assert (
@@ -166,7 +166,7 @@ def test_bodies_are_bounded_whether_they_say_their_length_or_not():
 
 
 def status_of(client, header, body):
-    """The status of the answer to as much of a request."""
+    """Return the status of the answer to this part of a request."""
     host, _, port = client.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=240) as connection:
         connection.sendall(
@@ -177,19 +177,19 @@ def status_of(client, header, body):
 
 
 @needs_walls
-def test_a_deadline_of_0_is_the_usual_one():
+def test_a_deadline_of_0_means_the_default():
     assert run_request(Code(code="print(1)", run_timeout=0))["run_result"]["status"] == "Finished"
 
 
 @needs_walls
-def test_code_that_does_not_end_or_prints_without_end_is_ended():
+def test_endless_code_and_endless_output_are_ended():
     result = run_request(Code(code="while True: print('x' * 1000)", run_timeout=0.6))["run_result"]
     assert (result["status"], result["return_code"]) == ("TimeLimitExceeded", None)
     assert len(result["stdout"]) <= 1 << 20
 
 
 @needs_walls
-def test_of_much_that_code_prints_the_beginning_is_kept():
+def test_the_beginning_of_long_output_is_kept():
     result = run_request(Code(code="print('x' * (2 << 20))"))["run_result"]
     assert (result["status"], result["stdout"]) == ("Finished", "x" * (1 << 20))
 
@@ -205,7 +205,7 @@ def test_of_much_that_code_prints_the_beginning_is_kept():
         ({"files": {"x": "!"}}, "files: 'x' is not base64"),
     ],
 )
-def test_what_is_not_done_is_said(asked, said):
+def test_unsupported_requests_are_reported(asked, said):
     answer = run_request(Code(code="print(1)", **asked))
     assert (answer["status"], answer["run_result"]) == ("SandboxError", None)
     assert said in answer["message"]

@@ -1,4 +1,4 @@
-"""The forms are those of verl's retrieval server and of SkyRL-gym's search tool."""
+"""Requests have the forms of verl's retrieval server and of SkyRL-gym's search tool."""
 
 import json
 
@@ -23,7 +23,7 @@ def corpus(tmp_path):
     return tmp_path / "corpus.jsonl"
 
 
-def test_both_clients_are_answered_and_the_search_environment_is_one(corpus):
+def test_both_clients_and_the_search_environment_are_answered(corpus):
     with asking(retriever(corpus, None, 2)) as client:
         status, answer = client.post(
             "/retrieve", {"queries": ["rain", "Lund in Sweden"], "topk": 1, "return_scores": True}
@@ -56,12 +56,12 @@ def test_both_clients_are_answered_and_the_search_environment_is_one(corpus):
     ],
     ids=["topk", "query", "queries", "count"],
 )
-def test_a_request_that_would_keep_others_waiting_is_refused(corpus, asked):
+def test_a_request_that_would_delay_others_is_refused(corpus, asked):
     with asking(retriever(corpus, None, 2)) as client:
         assert client.post("/retrieve", asked)[0] == 422
 
 
-def test_search_wants_one_source_of_passages(corpus):
+def test_search_needs_one_source_of_passages(corpus):
     for settings in ({}, {"corpus": corpus, "retriever": "http://far/retrieve"}):
         with pytest.raises(ValueError, match="either --env.corpus FILE or --env.retriever URL"):
             Search(**settings)
@@ -92,12 +92,12 @@ def test_an_encoder_ranks_by_its_vectors(corpus):
     ],
     ids=lambda text: text[:40],
 )
-def test_a_file_that_is_no_corpus_is_said(tmp_path, text):
+def test_a_file_without_a_corpus_is_reported(tmp_path, text):
     (tmp_path / "corpus.jsonl").write_text(text)
     with pytest.raises(PlanError, match="corpus.jsonl' cannot be read"):
         Passages.of(tmp_path / "corpus.jsonl")
 
 
-def test_a_line_ends_where_json_lines_have_it(tmp_path):
+def test_only_json_line_ends_separate_lines(tmp_path):
     (tmp_path / "corpus.jsonl").write_text('{"text": "one\u2028line"}\n')
     assert Passages.of(tmp_path / "corpus.jsonl").texts == ["one\u2028line"]

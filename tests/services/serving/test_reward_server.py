@@ -1,5 +1,5 @@
-"""The forms are those of OpenRLHF's remote reward models, which `--reward URL` speaks too, and of the reward
-server of SkyPilot's job groups."""
+"""Requests have the forms of OpenRLHF's remote reward models, which `--reward URL` also uses, and of the
+reward server of SkyPilot's job groups."""
 
 from contextlib import closing
 
@@ -36,7 +36,7 @@ def served(tmp_path):
         )
 
 
-def test_rewards_are_summed_and_a_row_without_one_is_null(served):
+def test_rewards_are_summed_and_a_missing_one_is_null(served):
     with asking(reward_application(served("task", "mine.py:even:0.5"), ["task", "even"])) as client:
         assert client.post("/get_reward", QUESTION) == (
             200,
@@ -50,7 +50,7 @@ def test_rewards_are_summed_and_a_row_without_one_is_null(served):
     )
 
 
-def test_items_are_judged_as_clients_of_job_groups_send_them(served):
+def test_items_of_job_group_clients_are_scored(served):
     items = [{"prompt": "1+1=", "response": said, "ground_truth": "2"} for said in ("2", "11", "?")]
     with asking(reward_application(served("task", "mine.py:even:0.5"), ["task", "even"])) as client:
         status, answer = client.post("/batch_reward", {"items": items})
@@ -66,13 +66,13 @@ def test_items_are_judged_as_clients_of_job_groups_send_them(served):
     assert [each["correct"] for each in answer["rewards"]] == [True, False, False]
 
 
-def test_a_reward_that_reads_what_requests_have_not_is_refused(served):
+def test_a_reward_that_reads_missing_fields_is_refused(served):
     with pytest.raises(PlanError, match="reads 'entry', which requests do not contain"):
         served("mine.py:secret")
 
 
 @pytest.mark.slow
-def test_a_model_folder_scores_what_its_tokens_say_and_no_empty_row(served, tmp_path):
+def test_a_model_folder_scores_rows_with_tokens(served, tmp_path):
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     model = AutoModelForSequenceClassification.from_pretrained(MODEL, num_labels=1).eval()

@@ -5,7 +5,7 @@ from rlflow.errors import PlanError
 from rlflow.services.serving.server import application, check_host, chosen_port
 
 
-def test_health_says_what_the_server_says_and_metrics_count_requests():
+def test_health_and_metrics_describe_the_server():
     with asking(application("retrieve", lambda: {"passages": 3})) as client:
         assert client.get("/health") == (200, {"status": "ok", "server": "retrieve", "passages": 3})
         assert client.get("/no-such-path")[0] == 404
@@ -16,7 +16,7 @@ def test_health_says_what_the_server_says_and_metrics_count_requests():
     assert 'rlflow_request_seconds_count{path="/health"} 1.0' in text
 
 
-def test_with_a_token_only_health_is_open(monkeypatch):
+def test_with_a_token_only_health_is_public(monkeypatch):
     monkeypatch.setenv("RLFLOW_SERVE_TOKEN", "secret")
     with asking(application("code", dict)) as client:
         assert client.get("/health")[0] == 200
@@ -29,7 +29,7 @@ def test_with_a_token_only_health_is_open(monkeypatch):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::", "machine.example"])
-def test_who_lets_others_ask_needs_a_token(host, monkeypatch):
+def test_a_server_open_to_others_needs_a_token(host, monkeypatch):
     monkeypatch.delenv("RLFLOW_SERVE_TOKEN", raising=False)
     with pytest.raises(PlanError, match="set RLFLOW_SERVE_TOKEN"):
         check_host(host)
@@ -41,12 +41,12 @@ def test_who_lets_others_ask_needs_a_token(host, monkeypatch):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
-def test_loopback_needs_none(host, monkeypatch):
+def test_a_loopback_server_needs_no_token(host, monkeypatch):
     monkeypatch.delenv("RLFLOW_SERVE_TOKEN", raising=False)
     check_host(host)
 
 
-def test_the_port_is_the_one_that_is_named_else_that_of_the_run(monkeypatch):
+def test_the_port_is_the_given_one_or_that_of_the_run(monkeypatch):
     monkeypatch.delenv("PORT", raising=False)
     assert (chosen_port(None), chosen_port(81)) == (8000, 81)
     monkeypatch.setenv("PORT", "9000")
