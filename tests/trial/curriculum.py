@@ -1,5 +1,4 @@
-"""A curriculum: questions of one level of difficulty, which rises where most are answered and falls where few
-are."""
+"""A curriculum: questions of one difficulty level, which rises if most are answered and falls if few are."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -15,7 +14,7 @@ class Curriculum:
     samples: Annotated[int, Ge(2)] = 4  # responses per question
     max_tokens: Annotated[int, Ge(1)] = 8  # longest response
     questions: Annotated[int, Ge(1)] = 4  # of the level, for each iteration
-    tries: Annotated[int, Ge(1)] = 4  # how often records are drawn for them at most
+    tries: Annotated[int, Ge(1)] = 4  # how often records are drawn for an iteration at most
     low: float = 0.4  # mean score below which the level falls
     high: float = 0.6  # and above which it rises
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
@@ -24,7 +23,7 @@ class Curriculum:
 
 @stage(gives={"suits": row("bool")})
 def suiting(difficulty: row("float32"), level):
-    """Whether a question is no harder than the level, before anything is sampled for it."""
+    """Return True if a question is no harder than the level, before anything is sampled for it."""
     return difficulty <= level
 
 

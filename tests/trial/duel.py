@@ -1,4 +1,4 @@
-"""A duel: two policies answer the same questions, and each is paid for scoring more than the other."""
+"""A duel: two policies answer the same questions, and each is rewarded for scoring more than the other."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -23,7 +23,7 @@ def level(scores, group):
 
 @stage(gives="advantages")
 def ahead(scores, rival, mask):
-    """A response's lead over what the other policy scores on the question in the mean."""
+    """Return how much a response scores above the mean of the other policy on the question."""
     lead = scores - rival
     return torch.where(mask, lead[:, None], 0.0), {"won": (lead > 0).float()}
 
@@ -41,7 +41,7 @@ def duel(prompts, left, right, reward, hp=Duel()):
     sides = [side | reward(side) for side in sides]
     levels = [level(side, gives="rival") for side in sides]
     for player, side, rival in zip((left, right), sides, reversed(levels), strict=True):
-        side |= rival  # one value for each question, of the other policy's responses
+        side |= rival  # one value per question, from the other policy's responses
         side |= ahead(side)
         side |= player.logprobs(side)
         side |= truncated_weights(side, cap=2.0)

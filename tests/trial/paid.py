@@ -1,4 +1,4 @@
-"""Two rewards that any text has."""
+"""Two rewards that accept any text."""
 
 
 def variety(completion):

@@ -1,5 +1,6 @@
-"""Eight algorithms as researchers describe them, each a file: they check without a word, run, and can be
-sampled ahead of training, or are refused with the reason. On pools: tests/cluster/test_lineage.py."""
+"""Eight algorithms as researchers describe them, one file each. They pass check without a warning, run, and
+can be sampled ahead of training or are refused with the reason. tests/cluster/test_lineage.py runs them on
+pools."""
 
 import json
 from pathlib import Path
@@ -27,9 +28,9 @@ FILES = {
 TRAINED = {"duel": ("left", "right"), "vapo": ("actor", "critic")}
 REWARDS = {"gdpo": [f"{HERE}/paid.py:variety", f"{HERE}/paid.py:ended"]}
 FLAGS = {"vapo": {"hp.warmup": 0}, "cppo": {"hp.kept": 2}}
-# what samples follows state, which only training brings forth
+# the sampling settings depend on state that only training produces
 REFUSED = {"curriculum": "staleness-repeat", "ema": "staleness-chain"}
-# what runs: one level per iteration; a temperature by progress
+# runs: one level per iteration; a temperature by progress
 INSTEAD = {"curriculum": "", "ema": "--hp.controlled false --staleness 1"}
 
 
@@ -46,12 +47,12 @@ def questions(tmp_path):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_checks_without_a_word(name):
+def test_a_file_passes_check_without_warnings(name):
     assert not check(load_flow(str(FILES[name]))).problems
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_runs_and_every_model_that_it_trains_takes_steps(name, questions, tmp_path):
+def test_a_file_runs_and_every_trained_model_takes_steps(name, questions, tmp_path):
     settings = {
         "prompts": 6,
         "iterations": 2,
@@ -72,7 +73,7 @@ def test_a_file_runs_and_every_model_that_it_trains_takes_steps(name, questions,
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_is_sampled_ahead_of_training_or_the_contract_says_why_not(name, planned_as):  # noqa: F811
+def test_a_file_can_sample_ahead_or_gives_the_reason(name, planned_as):  # noqa: F811
     placed, ahead = f"{FILES[name]} --pools train=1,rollout=1", "--staleness 1"
     if name in REFUSED:
         with pytest.raises(PlanError) as refused:
@@ -82,8 +83,8 @@ def test_a_file_is_sampled_ahead_of_training_or_the_contract_says_why_not(name, 
     assert planned_as(f"{placed} {ahead}").placement.pools == {"train": 1, "rollout": 1}
 
 
-def test_a_curriculum_asks_nothing_harder_than_its_level(questions, tmp_path):
-    """A third of the records is of the lowest level, and after two rises none is too hard."""
+def test_a_curriculum_samples_no_question_above_its_level(questions, tmp_path):
+    """A third of the records has the lowest level, and after two rises none is too hard."""
     keywords = {
         "backend": "null",
         "data": questions,
@@ -100,6 +101,6 @@ def test_a_curriculum_asks_nothing_harder_than_its_level(questions, tmp_path):
     assert [line["moved/level"] for line in lines] == [1, 2, 3, 4]
     assert [line["repeat.of_level/kept"] for line in lines] == [4] * 4
     dropped = [line["choose/dropped"] for line in lines]
-    # of all tries, of which there were two
+    # of both tries
     assert dropped[0] == 2 * 6 - 4 - lines[0]["repeat.of_level/surplus"]
     assert dropped[0] > dropped[1] > dropped[2] == dropped[3] == 0
