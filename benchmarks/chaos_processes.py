@@ -19,7 +19,7 @@ import run_faults as faults
 from chaos_folders import Outcome, Place
 from process_faults import Launched, came_to, launch, resumed
 
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 
 POOLS = ("--pools", "all=1")
 STAGE = {  # fault of a stage → text that the run must print
@@ -123,7 +123,7 @@ def started_ones(place: Place) -> Iterator[Outcome]:
         elif end == "launcher killed":
             os.kill(run.pid, signal.SIGKILL)
         elif end == "watchdog killed":
-            for pid in named(run, "watchdog.dog"):
+            for pid in named(run, "watchdog.watchdog_process"):
                 os.kill(pid, signal.SIGKILL)
             os.kill(run.pid, signal.SIGINT)
         code = run.ended()
@@ -196,7 +196,7 @@ def driven_by(place: Place) -> Iterator[Outcome]:
     empty token file is rewritten.
     """
     wanted = straight(place, 20)
-    for name in place.of(("raylet", "gcs_server", "watchdog.dog"), 2):
+    for name in place.of(("raylet", "gcs_server", "watchdog.watchdog_process"), 2):
         # the run's own command line must not contain the name, or `named` would find it
         run = launch(place.folder, name.replace(".", "-"), *POOLS, *SLOW, iterations=20)
         run.reaches(4)
@@ -219,7 +219,7 @@ def driven_by(place: Place) -> Iterator[Outcome]:
 
 def commands(run: Launched, name: str) -> list[int]:
     """Return the processes of a run whose program is ``name``."""
-    return [pid for pid in faults.marked(run.mark) if os.path.basename(kin.command(pid)) == name]
+    return [pid for pid in faults.marked(run.mark) if os.path.basename(process_tag.command(pid)) == name]
 
 
 @contextmanager

@@ -123,7 +123,7 @@ def handed_over(kind: str, text: str, value: str, folder: Path) -> None:
     assert parse_flags(jobs.carried_out(kind, text, folder)[0][1:])["hp.v"] == value
 
 
-def walls(place: Place) -> Iterator[Outcome]:
+def sandboxes(place: Place) -> Iterator[Outcome]:
     """Run code that tries to leave its sandbox, and code that tries to outlive its server."""
     if probe.missing("code"):
         return  # this machine does not support the complete sandbox, as the service reports
@@ -158,7 +158,7 @@ CLASSES: dict[str, Callable[[Place], Iterator[Outcome]]] = {
     "damaged scripts and settings of verl and OpenRLHF": scripts,
     "configurations that check and run must refuse": configurations,
     "hostile values in job texts": job_texts,
-    "code that does more than compute": walls,
+    "code that does more than compute": sandboxes,
     "follow-up prompts, joined rows, nodes late or killed": joined,
     "weights made non-finite by a step or a stage": blown_up,
 }

@@ -35,16 +35,16 @@ def ratio(pairs: int, folder: str, **keywords: Any) -> tuple[float, float, float
     try:
         for run in (plain, silent):
             seconds(run)  # the first iteration starts processes
-        walls = []
+        sandboxes = []
         for number in range(pairs):
             both = [seconds(run) for run in ((plain, silent) if number % 2 else (silent, plain))]
-            walls.append(tuple(both) if number % 2 else tuple(reversed(both)))
+            sandboxes.append(tuple(both) if number % 2 else tuple(reversed(both)))
     finally:
         plain.close()
         silent.close()
     return (
-        *(statistics.median(column) for column in zip(*walls, strict=True)),
-        statistics.median(b / a for a, b in walls),
+        *(statistics.median(column) for column in zip(*sandboxes, strict=True)),
+        statistics.median(b / a for a, b in sandboxes),
     )
 
 

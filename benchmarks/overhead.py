@@ -73,14 +73,14 @@ def overlap(times: int) -> None:
             f"{folder}/beside.py", backend="null", reward=(f"{folder}/reward.py:slow",), prompts=1, threads=1
         )
         run.executor.run(run.plan, run.prompts.take(1))  # the first iteration starts the worker
-        walls = []
+        sandboxes = []
         for _ in range(times):
             start = time.perf_counter()
             run.executor.run(run.plan, run.prompts.take(1))
-            walls.append(time.perf_counter() - start)
+            sandboxes.append(time.perf_counter() - start)
         run.close()
     print(
-        f"reward of 0.5 s and forward of 0.5 s in parallel, {times} runs: {statistics.median(walls):.3f} s (median)"
+        f"reward of 0.5 s and forward of 0.5 s in parallel, {times} runs: {statistics.median(sandboxes):.3f} s (median)"
     )
 
 

@@ -39,10 +39,10 @@ from rlflow.runs.api import resolve_config
 from rlflow.runs.context import RunContext
 from rlflow.runs.prepare import prepare
 from rlflow.runs.proof.claims import Claim, summary
+from rlflow.runs.proof.directions import Direction, Row, keys
+from rlflow.runs.proof.dry_run import uneven
 from rlflow.runs.proof.flow_claims import FlowClaims
-from rlflow.runs.proof.pushes import Push, Row, keys
-from rlflow.runs.proof.rehearsal import uneven
-from rlflow.runs.proving import rehearsals
+from rlflow.runs.proving import dry_runs
 
 ALGORITHMS = Path(__file__).parents[1] / "algorithms"
 BACKENDS: dict[str, dict[str, Any]] = {  # settings of a run on a backend
@@ -66,21 +66,21 @@ def prepared(file: str, name: str, backend: str = "local") -> RunContext:
     return prepare(flow, hp, config, judge=None)
 
 
-def gradients(claims: FlowClaims) -> list[dict[str, Push]]:
+def gradients(claims: FlowClaims) -> list[dict[str, Direction]]:
     """Return the gradient directions of three dry runs, by node."""
-    return [claims.pushes(claims.stage.rehearse(uneven(seed))) for seed in range(3)]
+    return [claims.directions(claims.stage.dry_run_once(uneven(seed))) for seed in range(3)]
 
 
-def by_row(push: Push) -> dict[Row, torch.Tensor]:
+def by_row(direction: Direction) -> dict[Row, torch.Tensor]:
     """Return the gradient by row: float64 [tokens], or [1] for a row's score; equal rows are summed."""
     sums: dict[Row, torch.Tensor] = {}
-    for row, value in zip(keys(push.rows), push.main.double(), strict=True):
+    for row, value in zip(keys(direction.rows), direction.main.double(), strict=True):
         own = value[: len(row[1])] if value.dim() else value[None]
         sums[row] = sums[row] + own if row in sums else own
     return sums
 
 
-def cosine(one: Push, other: Push) -> float:
+def cosine(one: Direction, other: Direction) -> float:
     """Return the cosine of two gradients; a gradient is 0 on rows that it does not have."""
     left, right = by_row(one), by_row(other)
     dot = sum(float((value * right[row]).sum()) for row, value in left.items() if row in right)
@@ -88,7 +88,7 @@ def cosine(one: Push, other: Push) -> float:
     return dot / (sizes[0] * sizes[1]) if all(sizes) else 0.0
 
 
-def harmful(sound: list[dict[str, Push]], broken: list[dict[str, Push]]) -> bool:
+def harmful(sound: list[dict[str, Direction]], broken: list[dict[str, Direction]]) -> bool:
     """Return whether the gradient of an update vanishes or changes its direction, averaged over the dry runs."""
     for node in sound[0]:
         pairs = [
@@ -102,7 +102,7 @@ def harmful(sound: list[dict[str, Push]], broken: list[dict[str, Push]]) -> bool
     return False
 
 
-def tried(fault: Fault, name: str, sound: list[dict[str, Push]]) -> tuple[bool, list[Claim] | str]:
+def tried(fault: Fault, name: str, sound: list[dict[str, Direction]]) -> tuple[bool, list[Claim] | str]:
     """Test a fault; return whether it is harmful, and the findings.
 
     The findings are the falsified claims, or the code of the error that refuses the file.
@@ -115,7 +115,7 @@ def tried(fault: Fault, name: str, sound: list[dict[str, Push]]) -> tuple[bool, 
         except (FlowError, PlanError) as error:
             return True, error.problems[0].code
         try:
-            claims = FlowClaims(rehearsals(context, 8))
+            claims = FlowClaims(dry_runs(context, 8))
             return harmful(sound, gradients(claims)), [
                 claim for claim in claims.claims() if claim.verdict == "falsified"
             ]
@@ -158,11 +158,11 @@ def chosen_faults(names: list[str], count: int) -> list[tuple[str, Fault]]:
     return random.Random(0).sample(every, count) if 0 < count < len(every) else every
 
 
-def sound_gradients(name: str) -> list[dict[str, Push]]:
+def sound_gradients(name: str) -> list[dict[str, Direction]]:
     """Return the gradient directions of the shipped file."""
     context = prepared(str(ALGORITHMS / f"{name}.py"), name)
     try:
-        return gradients(FlowClaims(rehearsals(context, 8)))
+        return gradients(FlowClaims(dry_runs(context, 8)))
     finally:
         context.close()
 
@@ -203,7 +203,7 @@ def verdicts(chosen: list[tuple[str, Fault]], journal: Path | None, budget: floa
 
     After ``budget`` seconds no new fault is tested.
     """
-    end, sound = time.monotonic() + budget, dict[str, list[dict[str, Push]]]()
+    end, sound = time.monotonic() + budget, dict[str, list[dict[str, Direction]]]()
     known = {(verdict.algorithm, verdict.where, verdict.kind): verdict for verdict in kept(journal)}
     yield from (known[key] for name, fault in chosen if (key := (name, fault.where, fault.kind)) in known)
     for name, fault in chosen:

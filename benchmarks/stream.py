@@ -93,7 +93,7 @@ def left(spans: list) -> float:
 def virtual(plan, lengths: list[int]) -> float:
     """Return the seconds of the plan in virtual time, for rows of these lengths in ascending order."""
     from rlflow.compiler.graph.model import Op
-    from rlflow.compiler.passes.lanes import room_of
+    from rlflow.compiler.passes.queues import room_of
     from rlflow.compiler.simulate import simulate
 
     seconds = {

@@ -20,7 +20,7 @@ from rlflow.author.functional import gae, truncated_weights
 from rlflow.author.seeds import derived, row_seeds
 from rlflow.cluster import Job, gather
 from rlflow.compiler.trace.compile import TraceOptions, compile_flow
-from rlflow.config.roles.bound import Halves, bind_roles
+from rlflow.config.roles.bound import Sides, bind_roles
 from rlflow.config.roles.loaded_models import make_models
 from rlflow.runs.api import resolve_config
 from rlflow.runs.prepare import expected_steps, prepare
@@ -38,7 +38,7 @@ class ModelSide:
         graph, options = compile_flow(ppo.ppo, self.hp, TraceOptions()).graph, config.options
         bound = bind_roles(graph, config)[role]
         steps = {role: expected_steps(graph, bound.use, options.prompts, options.iterations)}
-        wanted = Halves(side == "trainer", side == "generator")
+        wanted = Sides(side == "trainer", side == "generator")
         self.model: Any = getattr(make_models([bound], options, "cpu", steps, lambda _: wanted)[role], side)
 
     def generate(self, prompts: Batch, seed: int) -> Batch:

@@ -8,12 +8,12 @@ SAYS = "hangs"  # what a process prints, by one write, before it hangs
 
 class HungClock:
     """Stands still, except from when the one process that it is of has printed that it hangs until that
-    process is gone. ``hear`` is told what it prints, and its end."""
+    process is gone. ``on_output`` is told what it prints, and its end."""
 
     def __init__(self):
         self.now, self.hung = 0.0, False
 
-    def hear(self, data):
+    def on_output(self, data):
         self.hung = bool(data) and (self.hung or SAYS.encode() in data)
 
     def __call__(self):

@@ -50,7 +50,7 @@ CHECKED = (
     "rlflow/config/meant.py",
 )  # what `check` can say
 EAGER = ("rlflow/author/batch.py", "rlflow/execution")  # what eager calls can say besides
-KEPT = "rlflow/execution/mover.py"  # of which only runs within a limit of memory hear
+KEPT = "rlflow/execution/offload_manager.py"  # of which only runs within a limit of memory hear
 LEVELS = ("error", "warning", "note")
 METHODS = ("generate", "logprobs", "values", "update")
 CAST = {"threads": 1, "backend": "null", "prompts": 4}

@@ -13,7 +13,7 @@ from sources import ROOT
 from test_docs_runs import normal, pattern, run_command
 
 from rlflow.author.columns import TABLE
-from rlflow.author.verbs import EPISODE_GIVES
+from rlflow.author.methods import EPISODE_GIVES
 from rlflow.rewards.environments.environment_pool import CAUSES, EnvironmentPool
 from rlflow.rewards.environments.environment_source import OWN, read_class
 from rlflow.rewards.environments.environment_spec import ADAPTERS, SHIPPED, Bounds, parse_environment

@@ -72,7 +72,7 @@ def iteration(ground: Ground, limit: int | None) -> tuple[dict[str, Any], int, d
             for _ in range(2):
                 flow(roles.take(), **{**roles, "reward": exact})
             engine = roles.prepared.engine
-            kept["moved"] = engine.keeper.moved()
+            kept["moved"] = engine.offloads.moved()
             trainer = engine.models["actor"].trainer
             trainer.wake()
             kept["state"] = {

@@ -58,9 +58,9 @@ def _row(name: str, seed: int, measured: Measured, goal: Goal) -> SeedRow:
     turns = [turn for turn in once(measured.turns) if turn.seed == seed]
     series = {metric: evaluated(turns, metric) for metric in shown_metrics(goal)}
     ends = {metric: (values[min(values)], values[max(values)]) for metric, values in series.items() if values}
-    walls = [row["wall"] for turn in turns for row in turn.iterations]
+    sandboxes = [row["wall"] for turn in turns for row in turn.iterations]
     whole = measured.starts.get(seed, 0.0) + sum(turn.seconds for turn in turns)
-    return SeedRow(name, seed, ends, len(walls), sum(walls), whole)
+    return SeedRow(name, seed, ends, len(sandboxes), sum(sandboxes), whole)
 
 
 def curve_rows(cells: Iterable[tuple[str, Measured]], goal: Goal) -> list[CurveRow]:

@@ -197,12 +197,12 @@ def files_of(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 def backends_of(values: Mapping[str, Any]) -> list[str]:
     """Return the backends that settings name by a dotted module name (not rlflow's own)."""
-    halves = ("backend", "trainer", "generator")
+    sides = ("backend", "trainer", "generator")
     return sorted(
         {
             str(value)
             for name, value in values.items()
-            if name.rpartition(".")[2] in halves and "." in str(value)
+            if name.rpartition(".")[2] in sides and "." in str(value)
         }
     )
 

@@ -46,10 +46,10 @@ def _module(name: str, path: str) -> Any:
 
 def answer(system: Any, request: dict[str, Any]) -> Any:
     """Call the system's method that a request names, and return its value."""
-    verb = request.pop("do")
-    if verb not in ("prepare", "iterate", "observe"):
-        raise ValueError(f"there is no request '{verb}'")
-    return getattr(system, verb)(**request)
+    method = request.pop("do")
+    if method not in ("prepare", "iterate", "observe"):
+        raise ValueError(f"there is no request '{method}'")
+    return getattr(system, method)(**request)
 
 
 def serve(path: str, requests: TextIO, answers: TextIO) -> None:
@@ -72,13 +72,13 @@ def serve(path: str, requests: TextIO, answers: TextIO) -> None:
             system.close()
 
 
-def end_with_parent(kin: str, parent: int) -> None:
+def end_with_parent(process_tag: str, parent: int) -> None:
     """Make the kernel kill this process when its parent ends, even during a turn (Linux).
 
-    ``kin``: the file of `rlflow.processes.watchdog.kin`. The process id ``parent`` shows if the parent had
+    ``process_tag``: the file of `rlflow.processes.watchdog.process_tag`. The process id ``parent`` shows if the parent had
     already ended.
     """
-    _module("rlflow_kin", kin).die_with(parent)
+    _module("rlflow_kin", process_tag).die_with(parent)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import psutil
 from rlflow.benchmarks import child
 from rlflow.checkpoints import durable
 from rlflow.monitoring.secrets import MaskedLines, masked
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 
 LAST_LINES = 15  # lines of the cell's log that are quoted in the cause of a failure
 CLOSE_SECONDS = 30.0
@@ -45,7 +45,7 @@ class CellProcess:
     def __init__(self, python: str, file: Path, log: Path, deadline: float) -> None:
         self.deadline, self.log = deadline, log
         with log.open("a") as opened:
-            command = [python, "-P", child.__file__, str(file), kin.__file__, str(os.getpid())]
+            command = [python, "-P", child.__file__, str(file), process_tag.__file__, str(os.getpid())]
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -55,7 +55,7 @@ class CellProcess:
                 start_new_session=True,
                 env=environment(python),
             )
-        self._below: list[kin.Known] = []
+        self._below: list[process_tag.Known] = []
         self._busy = False  # while it works on a request, it does not notice that its input was closed
 
     def ask(self, do: str, **values: Any) -> Any:
@@ -93,7 +93,7 @@ class CellProcess:
         several processes this is an upper bound, because their peaks may be at different times.
         """
         processor, memory = 0.0, 0
-        self._below = kin.descendants(self.process.pid)
+        self._below = process_tag.descendants(self.process.pid)
         for pid in [self.process.pid, *(pid for pid, _ in self._below)]:
             with contextlib.suppress(psutil.Error):
                 one = psutil.Process(pid)
@@ -104,7 +104,7 @@ class CellProcess:
 
     def close(self) -> None:
         """End the process and all processes that it started; at once if it is working on a request."""
-        self._below = kin.descendants(self.process.pid)
+        self._below = process_tag.descendants(self.process.pid)
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
@@ -115,9 +115,9 @@ class CellProcess:
         if self.process.stdout is not None:
             self.process.stdout.close()
         limit = time.monotonic() + CLOSE_SECONDS  # the run's watchdog ends its remaining processes
-        while kin.still(self._below) and time.monotonic() < limit:
+        while process_tag.still(self._below) and time.monotonic() < limit:
             time.sleep(0.05)
-        kin.end_all(lambda: kin.still(self._below))
+        process_tag.end_all(lambda: process_tag.still(self._below))
         with contextlib.suppress(OSError):  # the comparison's folder may have been deleted
             durable.replace(self.log, "".join(f"{line}\n" for line in self._lines()).encode(), flush=False)
 

@@ -132,7 +132,9 @@ def lines(rows: Sequence[Row], verdicts: Sequence[Verdict], notes: Iterable[str]
     for row in rows:
         yield from (f"{row.name}, seed {seed} failed: {cause}" for seed, cause in row.failed.items())
         if not row.closes:
-            yield (f"{row.name}: the sums of sampled rows and of their outcomes do not match:\n{row.fates}")
+            yield (
+                f"{row.name}: the sums of sampled rows and of their outcomes do not match:\n{row.outcomes}"
+            )
     yield from notes
     kind, known, count = machine(), versions(), threads()["torch"]
     yield (

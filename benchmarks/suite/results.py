@@ -29,7 +29,7 @@ class Row:
     memory: int | None  # peak bytes of all its processes together
     load: float | None  # load average of the machine at the start of its turns, median
     last: float | None  # last value of the goal's metric, mean over seeds
-    fates: str  # outcomes of all sampled rows, in words
+    outcomes: str  # outcomes of all sampled rows, in words
     closes: bool  # whether the sums of sampled rows and of their outcomes match
     failed: Mapping[int, str]  # seed → cause
 
@@ -124,7 +124,7 @@ def row(name: str, key: str, measured: Measured, goal: Goal) -> Row:
     wall, tokens = sum(one["wall"] for one in rows), sum(one["tokens"] for one in rows)
     moved = [one["bytes"] for one in rows if "bytes" in one]
     last = [points[-1].value for points in curves(measured, goal).values() if points]
-    fates = list(dict.fromkeys(values.get("fates", "") for values in measured.observed.values()))
+    outcomes = list(dict.fromkeys(values.get("fates", "") for values in measured.observed.values()))
     return Row(
         name,
         key,
@@ -138,7 +138,7 @@ def row(name: str, key: str, measured: Measured, goal: Goal) -> Row:
         max((turn.memory for turn in turns), default=None),
         statistics.median(turn.load for turn in turns) if turns else None,
         statistics.fmean(last) if last else None,
-        "\n".join(filter(None, fates)),
+        "\n".join(filter(None, outcomes)),
         all(values.get("closes", True) for values in measured.observed.values()),
         dict(measured.failed),
     )

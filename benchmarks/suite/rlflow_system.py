@@ -12,7 +12,7 @@ from typing import Any
 
 from rlflow.author.load import load_flow
 from rlflow.checkpoints.logs import Growing, objects
-from rlflow.execution.account import Account
+from rlflow.execution.account import RowAccount
 from rlflow.monitoring.metric_names import plainly
 from rlflow.monitoring.recorder import Recorder
 from rlflow.monitoring.reporter import Metrics, Quiet, Reporter, Rows, RunInfo, Several, State
@@ -160,7 +160,7 @@ class System:
     def observe(self) -> dict[str, Any]:
         """Return the outcomes of all sampled rows, and whether the sums match."""
         account = outcomes.run_account(self.folder)
-        return {"fates": outcomes.fates_text(account), "closes": account.closes}
+        return {"fates": outcomes.outcomes_text(account), "closes": account.closes}
 
     def close(self) -> None:
         """End the process if the run has not finished; its folder is then as after a kill."""
@@ -193,7 +193,7 @@ def sampled_tokens(folder: Path) -> dict[int, int]:
     tokens: dict[int, int] = {}
     for values in objects(Growing(folder / outcomes.FILE).lines()):
         tokens[values["iteration"]] = sum(
-            count.tokens for count in Account.from_json(values).sampled.values()
+            count.tokens for count in RowAccount.from_json(values).sampled.values()
         )
     return tokens
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 
-class AskedTokens(NamedTuple):
+class FollowUpTokens(NamedTuple):
     """The tokens that follow-up prompts of a batch start at (`ask` with ``tokens_until``).
 
     ``place``, int64 [follow-up prompts]: the token of the source row before which the continuation starts.
@@ -22,9 +22,9 @@ class AskedTokens(NamedTuple):
     place: Tensor
     lengths: Tensor
 
-    def take(self, index: Tensor) -> AskedTokens:
+    def take(self, index: Tensor) -> FollowUpTokens:
         """The tokens of the follow-up prompts at ``index``."""
-        return AskedTokens(self.place[index], self.lengths)
+        return FollowUpTokens(self.place[index], self.lengths)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Axis:
     grouped: bool = False  # True: rows whose keys differ only in the last number form a group
     # how the rows were made from the parent: unchanged, sampled, or as follow-up prompts
     step: Literal["taken", "sampled", "asked"] = "taken"
-    cut: AskedTokens | None = None  # set for follow-up prompts at single tokens: which tokens
+    cut: FollowUpTokens | None = None  # set for follow-up prompts at single tokens: which tokens
 
     def __len__(self) -> int:
         return self._count
@@ -90,7 +90,7 @@ class Axis:
         sample = torch.arange(times).repeat(len(self)) + self.keys[index, -1] * times
         return Axis(torch.cat([self.keys[index, :-1], sample[:, None]], 1), self, index, True, "sampled")
 
-    def ask(self, index: Tensor, cut: AskedTokens | None = None) -> Axis:
+    def ask(self, index: Tensor, cut: FollowUpTokens | None = None) -> Axis:
         """A follow-up prompt for each of the rows at ``index``, in that order, numbered along the new axis."""
         number = torch.arange(len(index))
         keys = torch.cat([self.keys[index], torch.stack([number, torch.zeros_like(number)], 1)], 1)

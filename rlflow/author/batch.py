@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rlflow.author.axis import Axis, stacked, starts
 from rlflow.author.columns import TABLE, Kind, Level, standard_kind
-from rlflow.author.copy_on_write import lent
+from rlflow.author.copy_on_write import writable_copy
 from rlflow.author.messages import unpacked
 from rlflow.author.scope import number, with_value
 from rlflow.author.source_lines import call_place
@@ -96,7 +96,7 @@ class Data:
                 return self.value[axis.slots]
             case Level.TEXT:
                 return [unpacked(text) for text in self.value]
-        return lent(self.value) if isinstance(self.value, Tensor) else self.value
+        return writable_copy(self.value) if isinstance(self.value, Tensor) else self.value
 
     def take(self, index: Tensor, axis: Axis) -> Data:
         """The rows at ``index`` of a column over ``axis``."""
@@ -142,7 +142,7 @@ def pad(flat: Tensor, lengths: Tensor) -> Tensor:
     """
     width, even = extent(lengths)
     if even:
-        return lent(flat).reshape(len(lengths), width)
+        return writable_copy(flat).reshape(len(lengths), width)
     fill = _fill.get() if flat.is_floating_point() else 0
     out = torch.full((len(lengths), width), fill, dtype=flat.dtype, device=flat.device)
     out[torch.arange(width) < lengths[:, None]] = flat
@@ -156,7 +156,7 @@ def flatten(padded: Tensor, lengths: Tensor) -> Tensor:
     """
     width, even = extent(lengths)
     if even and width == padded.shape[1]:
-        return lent(padded.contiguous()).flatten(0, 1)
+        return writable_copy(padded.contiguous()).flatten(0, 1)
     return padded[torch.arange(padded.shape[1]) < lengths[:, None]]
 
 

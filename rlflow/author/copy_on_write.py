@@ -23,7 +23,7 @@ _FILES: weakref.WeakValueDictionary[int, FileMemory] = weakref.WeakValueDictiona
 _LISTING = threading.Lock()
 
 
-def lent(tensor: Tensor) -> Tensor:
+def writable_copy(tensor: Tensor) -> Tensor:
     """Return a tensor with the same values that may be written into; its memory is copied at the first write.
 
     For torch's own memory, calls that return an address (``numpy()``, ``data_ptr()``, DLPack) count as a

@@ -21,8 +21,8 @@ class Of(StrEnum):
     SCORES = "scores"  # the scores of the iteration; with a part, the scores of one of several reward roles
     ROWS = "rows"  # the rows of the iteration
     SOURCE = "source"  # the scores of the rows of one data source
-    CANARY = "canary"  # weight check: fixed tokens that the trainer and the generator of a role score
-    FATE = "fate"  # outcomes of sampled rows
+    WEIGHT_CHECK = "canary"  # weight check: fixed tokens that the trainer and the generator of a role score
+    ROW_OUTCOME = "fate"  # outcomes of sampled rows
     LEFT_OUT = "left out"  # a cause for which records of the data are skipped
     STATE = "state"  # a scalar of the flow that keeps its value from one iteration to the next
     RUN = "run"  # the full iteration
@@ -52,9 +52,9 @@ class Figure(NamedTuple):
                 return f"{self.node}/missing_{Cause(self.name, self.part)}"
             case Of.REWARD | Of.LOGGED if self.node:
                 return f"{self.node}/{f'{self.part}_' * bool(self.part)}{self.name}"
-            case Of.FATE:
+            case Of.ROW_OUTCOME:
                 return f"fates/{self.name.replace(' ', '_')}"
-            case Of.CANARY:
+            case Of.WEIGHT_CHECK:
                 return f"canary/{self.role}_{self.name}"
             case Of.EVALUATION:
                 return "/".join(filter(None, ("evaluation", self.role, self.name, self.part)))

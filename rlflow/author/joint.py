@@ -10,8 +10,8 @@ from typing import Any
 
 from rlflow.author.columns import row
 from rlflow.author.loss import Loss, Quantity
+from rlflow.author.methods import JOINT, UPDATE, Setting
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
-from rlflow.author.verbs import JOINT, UPDATE, Setting
 from rlflow.errors import Place, Problem
 
 

@@ -85,7 +85,7 @@ def _beyond_json(key: Any, item: Any) -> str:
     return ""
 
 
-def mended(value: Any) -> tuple[Any, int]:
+def without_invalid_characters(value: Any) -> tuple[Any, int]:
     """Return a text or messages with U+FFFD for each lone surrogate and NUL, and the number of replacements.
 
     Replaces them in keys and nested values too. Tokenizers do not accept lone surrogates. Other values are
@@ -94,10 +94,12 @@ def mended(value: Any) -> tuple[Any, int]:
     if isinstance(value, str):
         return UNSOUND.subn("\ufffd", value)
     if isinstance(value, Mapping):
-        pairs = [(mended(key), mended(item)) for key, item in value.items()]
+        pairs = [
+            (without_invalid_characters(key), without_invalid_characters(item)) for key, item in value.items()
+        ]
         return {key: item for (key, _), (item, _) in pairs}, sum(key[1] + item[1] for key, item in pairs)
     if isinstance(value, list | tuple):
-        items = [mended(item) for item in value]
+        items = [without_invalid_characters(item) for item in value]
         return [item for item, _ in items], sum(count for _, count in items)
     return value, 0
 

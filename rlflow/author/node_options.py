@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlflow.author.verbs import OFF
+from rlflow.author.methods import OFF
 
 Value = bool | int | float | str | None | tuple[str, ...]
 Pairs = tuple[tuple[str, Value], ...]  # name → value as the flow gives it

@@ -12,8 +12,8 @@ from typing import Any
 
 from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
+from rlflow.author.methods import MODEL_READS
 from rlflow.author.settings import override_flow
-from rlflow.author.verbs import MODEL_READS
 from rlflow.compiler.check.checker import Report, check
 from rlflow.compiler.trace.arguments import role_names
 from rlflow.compiler.trace.compile import Program, TraceOptions, sampling_roles
@@ -34,7 +34,7 @@ from rlflow.rewards.forms import OPENRLHF
 from rlflow.rewards.reward_spec import RewardSpec, check_sources, parse_reward, readers
 from rlflow.rewards.text import reads
 from rlflow.runs.directory import check_place
-from rlflow.runs.packaged import environment_beneath, packaged, uses_packaged
+from rlflow.runs.packaged import packaged, packaged_environment, uses_packaged
 
 
 def check_file(file: str, arguments: Sequence[str]) -> int:
@@ -93,7 +93,7 @@ def roles_of(flow: Flow, rewards: Sequence[str]) -> list[str]:
 
 def read_config(flow: Flow, values: Mapping[str, Any]) -> RunConfig:
     """Sort the flags of a command. Raises PlanError."""
-    values = environment_beneath(flow.name, values) | dict(values)
+    values = packaged_environment(flow.name, values) | dict(values)
     remember(values)
     names = roles_of(flow, sort_rewards(values)[0])
     return sort_values(

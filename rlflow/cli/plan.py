@@ -16,7 +16,7 @@ from rlflow.cli.check import check_names, read_config, roles_of, settings, trace
 from rlflow.compiler.byte_sizes import MemoryItem
 from rlflow.compiler.graph.diff import diff, same_shape
 from rlflow.compiler.graph.draw import FORMATS
-from rlflow.compiler.graph.model import HALVES
+from rlflow.compiler.graph.model import SIDES
 from rlflow.compiler.preview.explanation import Explanation, devices
 from rlflow.compiler.preview.sizes import LETTERS
 from rlflow.compiler.trace.compile import TraceOptions, compile_flow, used_nodes
@@ -59,7 +59,7 @@ def options_of(config: RunConfig) -> TraceOptions:
     options = trace_options(config)
     return (
         replace(options, reward_reads=(), reward_places={}, fields=())
-        if config.judged_by_nothing
+        if config.has_synthetic_scores
         else options
     )
 
@@ -290,7 +290,7 @@ def memory(entries: Sequence[MemoryItem]) -> Table:
             parts = [item for item in own if (item.role, item.half) == (role, half)]
             what = ", ".join(f"{item.what} {amount(item.bytes)}" for item in parts)
             rows.add_row(
-                *map(plain, (f"  {pool}", f"{role}.{half}" if half in HALVES else role, what, total(parts)))
+                *map(plain, (f"  {pool}", f"{role}.{half}" if half in SIDES else role, what, total(parts)))
             )
         rows.add_row(*map(plain, (f"  {pool}", "all", "", total(own))))
     return rows

@@ -16,7 +16,7 @@ from rlflow.errors import PlanError, StageError
 if TYPE_CHECKING:
     from rlflow.runs.context import RunContext
     from rlflow.runs.proof.claims import Claim
-    from rlflow.runs.proof.rehearsal import Rehearsals
+    from rlflow.runs.proof.dry_run import DryRuns
 
 
 def prove_file(file: str, arguments: Sequence[str]) -> int:
@@ -85,9 +85,9 @@ def whole(context: RunContext) -> Iterator[Claim]:
     """All claims about a prepared run. Raises StageError if a stage fails on the run's own scores as well as
     on synthetic ones."""
     from rlflow.runs.proof.reward_claims import reward_claims
-    from rlflow.runs.proving import rehearsals, unfinished
+    from rlflow.runs.proving import dry_runs, unfinished
 
-    stage = rehearsals(context)
+    stage = dry_runs(context)
     try:
         yield from _with_synthetic_scores(context, stage)
     except StageError as error:
@@ -99,9 +99,9 @@ def whole(context: RunContext) -> Iterator[Claim]:
         )
 
 
-def _with_synthetic_scores(context: RunContext, stage: Rehearsals) -> Iterator[Claim]:
+def _with_synthetic_scores(context: RunContext, stage: DryRuns) -> Iterator[Claim]:
+    from rlflow.runs.proof.dry_run import uneven
     from rlflow.runs.proof.flow_claims import FlowClaims
-    from rlflow.runs.proof.rehearsal import uneven
     from rlflow.runs.proof.reward_claims import reward_claims
     from rlflow.runs.proof.weights_claims import WeightsClaims
 

@@ -82,10 +82,10 @@ def packaged_note(flow: str, used: Mapping[str, Any], values: Mapping[str, Any])
     from rlflow.monitoring.recorded import as_text
     from rlflow.runs.packaged import packaged
 
-    task, beneath = packaged(flow)
+    task, packaged_values = packaged(flow)
     flags = [
         f"--{name} {as_text(value)}".replace(" ", NO_BREAK)
-        for name, value in beneath.items()
+        for name, value in packaged_values.items()
         if name in used and name not in ("model", "data") and name not in values
     ]
     lines = [
@@ -114,7 +114,7 @@ def help_text(file: str, flow: Flow) -> str:
     from rlflow.runs.packaged import packaged
 
     about = flow.function.__doc__ or sys.modules[flow.function.__module__].__doc__ or ""
-    task, beneath = packaged(flow.name)
+    task, packaged_values = packaged(flow.name)
     lines = [
         f"rlflow run {file} [--NAME VALUE …]",
         "",
@@ -126,12 +126,12 @@ def help_text(file: str, flow: Flow) -> str:
     if flow.parameters.hp is not None:
         lines += [
             "The algorithm's settings",
-            *_described("hp.", type(flow.parameters.hp), flow.parameters.hp, beneath),
+            *_described("hp.", type(flow.parameters.hp), flow.parameters.hp, packaged_values),
             "",
         ]
     lines += [
         "The run",
-        *_described("", Options, beneath=beneath),
+        *_described("", Options, packaged_values=packaged_values),
         "  --config FILE.toml  the same settings from a file; flags override it",
         "  --json  print a last line of JSON",
         "  --quiet  print only errors",
@@ -166,17 +166,17 @@ def help_text(file: str, flow: Flow) -> str:
         "  --ROLE.model FOLDER  --ROLE.trainer BACKEND  --ROLE.generator BACKEND  --ROLE.reward REWARD",
         "  --ROLE.pool POOL  --ROLE.trainer.pool POOL  --ROLE.generator.pool POOL  with --pools: the pool "
         "of the role, or of its trainer or generator",
-        *_backends(beneath),
+        *_backends(packaged_values),
     ]
     return "\n".join(lines)
 
 
-def _backends(beneath: Mapping[str, Any]) -> list[str]:
+def _backends(packaged_values: Mapping[str, Any]) -> list[str]:
     from rlflow.config.roles.backends import backend
 
     local, vllm = backend("local"), backend("vllm")
     return [
-        *_described("ROLE.", local.Trainer.Settings, beneath=beneath),
+        *_described("ROLE.", local.Trainer.Settings, packaged_values=packaged_values),
         *_described("ROLE.", local.Generator.Settings),
         "With --ROLE.generator vllm, instead of batch_tokens",
         *_described("ROLE.", vllm.Generator.Settings),
@@ -184,16 +184,18 @@ def _backends(beneath: Mapping[str, Any]) -> list[str]:
 
 
 def _described(
-    prefix: str, settings: type, values: Any = None, beneath: Mapping[str, Any] | None = None
+    prefix: str, settings: type, values: Any = None, packaged_values: Mapping[str, Any] | None = None
 ) -> list[str]:
-    """A line for each flag. ``values``: the defaults, if they differ from the type's; ``beneath``: values of
+    """A line for each flag. ``values``: the defaults, if they differ from the type's; ``packaged_values``: values of
     the packaged task."""
     lines = []
     for entry in fields(settings).values():
         default = getattr(values, entry.name) if values is not None else entry.default
         shown = "" if default is None else f" = {default}"
         name = entry.name if prefix else entry.name.replace("_", "-")
-        own = (beneath or {}).get(entry.name if prefix == "ROLE." else f"{prefix}{entry.name}", default)
+        own = (packaged_values or {}).get(
+            entry.name if prefix == "ROLE." else f"{prefix}{entry.name}", default
+        )
         own = (
             ", ".join(map(str, own))
             if isinstance(own, list)

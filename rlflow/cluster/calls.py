@@ -77,7 +77,7 @@ class ShardLedger:
         self._ran: deque[RankSpan] = deque(maxlen=MAX_SPANS)
         self.traffic = Traffic()
         # receives lines that rewards of workers print
-        self.hear: Callable[[bytes], object] = lambda lines: None
+        self.on_output: Callable[[bytes], object] = lambda lines: None
 
     def key(self) -> int:
         """Return a key that no shard of the run has had yet."""
@@ -111,7 +111,7 @@ class ShardLedger:
 
 @dataclass(frozen=True)
 class Calls:
-    """The calls of one iteration. ``terms`` of a call gives its deadline and its node."""
+    """The calls of one iteration. ``call_options`` of a call gives its deadline and its node."""
 
     pools: Mapping[str, Pool[Worker]]
     ledger: ShardLedger
@@ -128,16 +128,16 @@ class Calls:
         batch: Batch,
         rows: Tensor,
         arguments: Mapping[str, Any],
-        terms: CallOptions,
+        call_options: CallOptions,
         group: str = "cpu",
     ) -> Answer:
         """Run an operation on one rank with these rows of a batch; return its answer.
 
         ``group``: the threads of the worker that run it.
         """
-        return self._on(pool, op, {rank: Routes(batch).to(rows, pool.at(rank))}, arguments, terms, group)[
-            rank
-        ]
+        return self._on(
+            pool, op, {rank: Routes(batch).to(rows, pool.at(rank))}, arguments, call_options, group
+        )[rank]
 
     def on_each(
         self,
@@ -145,7 +145,7 @@ class Calls:
         op: str,
         batches: Mapping[int, Batch],
         arguments: Mapping[str, Any],
-        terms: CallOptions,
+        call_options: CallOptions,
         group: str = "cpu",
     ) -> dict[int, Answer]:
         """Run an operation on several ranks in parallel, each with a batch of its own.
@@ -155,7 +155,7 @@ class Calls:
         requests = {
             rank: Routes(batch).to(torch.arange(len(batch)), pool.at(rank)) for rank, batch in batches.items()
         }
-        return self._on(pool, op, requests, arguments, terms, group)
+        return self._on(pool, op, requests, arguments, call_options, group)
 
     def run(
         self,
@@ -164,7 +164,7 @@ class Calls:
         batch: Batch,
         split: Sequence[Tensor],
         arguments: Mapping[str, Any],
-        terms: CallOptions,
+        call_options: CallOptions,
         group: str,
         parallel: Parallel = PLAIN,
     ) -> dict[int, Answer]:
@@ -179,7 +179,7 @@ class Calls:
             rank: routes.to(rows, pool.at(rank), self.iteration, key)
             for rank, rows in asked(split, parallel).items()
         }
-        return self.counted(pool, self._on(pool, op, requests, arguments, terms, group), split)
+        return self.counted(pool, self._on(pool, op, requests, arguments, call_options, group), split)
 
     def counted(
         self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor]
@@ -197,14 +197,14 @@ class Calls:
         op: str,
         requests: Mapping[int, RowRequest],
         arguments: Mapping[str, Any],
-        terms: CallOptions,
+        call_options: CallOptions,
         group: str,
     ) -> dict[int, Answer]:
         """Run an operation on some ranks.
 
         An operation without a model is sent as a short call, over a socket.
         """
-        raw_arguments, coming = pickled(arguments), self._coming(pool, requests, terms.seconds)
+        raw_arguments, coming = pickled(arguments), self._coming(pool, requests, call_options.seconds)
         frames = {
             rank: self._frame(pool.at(rank), op, request.inputs, raw_arguments, coming[rank])
             for rank, request in requests.items()
@@ -213,8 +213,8 @@ class Calls:
             pool,
             op,
             requests,
-            self._send_frames(pool, op, frames, coming, terms.seconds, group, group == "cpu"),
-            terms,
+            self._send_frames(pool, op, frames, coming, call_options.seconds, group, group == "cpu"),
+            call_options,
         )
         for rank, request in requests.items():
             request.note(pool.at(rank), self.iteration, self.ledger.mark_unused)
@@ -340,20 +340,27 @@ class Calls:
         )
 
     def answers(
-        self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: CallOptions
+        self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], call_options: CallOptions
     ) -> dict[int, Answer]:
         """Wait for the answers of ranks. ``refs``: references from ``ask``, by rank."""
-        return self._answers(pool, op, refs, pool.future(op, list(refs.items()), terms.seconds, list), terms)
+        return self._answers(
+            pool, op, refs, pool.future(op, list(refs.items()), call_options.seconds, list), call_options
+        )
 
     def _answers(
-        self, pool: Pool[Worker], op: str, ranks: Iterable[int], future: Future[list[Any]], terms: CallOptions
+        self,
+        pool: Pool[Worker],
+        op: str,
+        ranks: Iterable[int],
+        future: Future[list[Any]],
+        call_options: CallOptions,
     ) -> dict[int, Answer]:
         answers = dict(zip(ranks, map(Answer.unpacked, future.result()), strict=True))
-        self.remember(pool, op, answers, terms)
+        self.remember(pool, op, answers, call_options)
         return answers
 
     def remember(
-        self, pool: Pool[Worker], op: str, answers: Mapping[int, Answer], terms: CallOptions
+        self, pool: Pool[Worker], op: str, answers: Mapping[int, Answer], call_options: CallOptions
     ) -> None:
         """Record when each rank ran, in this process's clock, and the bytes it got.
 
@@ -364,7 +371,7 @@ class Calls:
         shift = time.monotonic() - time.time()
         self.ledger.remember(
             RankSpan(
-                terms.node or op,
+                call_options.node or op,
                 pool.name,
                 rank,
                 answer.ran[0] + shift,
@@ -379,7 +386,7 @@ class Calls:
         """Pass on the output of rewards. A worker sends it with its next answer."""
         for answer in answers:
             if answer.printed:
-                self.ledger.hear(answer.printed)
+                self.ledger.on_output(answer.printed)
 
     def _frame(
         self,

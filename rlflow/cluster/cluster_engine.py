@@ -39,7 +39,7 @@ from rlflow.errors import RemoteError
 from rlflow.execution.account import UpdateRows
 from rlflow.execution.engine import HERE, CallOptions, Chunks, Engine, whole
 from rlflow.execution.lineage import group_of_joined, per_row
-from rlflow.execution.row_figures import NO_REWARDS, JudgedRecords
+from rlflow.execution.row_figures import NO_REWARDS, ScoredRecords
 from rlflow.execution.summary import IterationSummary
 from rlflow.execution.tally import PartialMetrics, known, merged
 from rlflow.processes.deadline import Deadline
@@ -78,38 +78,40 @@ class ClusterEngine(Engine):
     # ---------------------------------------------------------------------------------------------------
 
     def sample(
-        self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: CallOptions = HERE
+        self, role: str, prompts: Batch, sampling: Sampling, seed: int, call_options: CallOptions = HERE
     ) -> Batch:
         """Sample rows on the pool of the role's generator.
 
         Calls run one at a time, because a generator has one set of weights.
         """
         with self._sampling:
-            return self._sample(role, prompts, sampling, seed, terms)
+            return self._sample(role, prompts, sampling, seed, call_options)
 
-    def _sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: CallOptions) -> Batch:
-        pool, prompts = self._ready(role, prompts, terms)
+    def _sample(
+        self, role: str, prompts: Batch, sampling: Sampling, seed: int, call_options: CallOptions
+    ) -> Batch:
+        pool, prompts = self._ready(role, prompts, call_options)
         axis = prompts.axis.repeat(sampling.samples)
         arguments = {"role": role, "sampling": sampling, "seed": seed}
         parallel = self.placement.parallelism(role, "generator")
         split = self._split(prompts, pool, parallel=parallel)
-        answers = self.calls.run(pool, "generate", prompts, split, arguments, terms, "model", parallel)
+        answers = self.calls.run(pool, "generate", prompts, split, arguments, call_options, "model", parallel)
         return whole(
             self.calls.kept(pool, answers, _repeated(split, sampling.samples), axis),
             len(axis),
             self.sampled_columns(role),
         )
 
-    def _ready(self, role: str, prompts: Batch, terms: CallOptions) -> tuple[Pool[Worker], Batch]:
+    def _ready(self, role: str, prompts: Batch, call_options: CallOptions) -> tuple[Pool[Worker], Batch]:
         """Give the generator its weights.
 
         Return its pool, and the prompt columns it reads, placed on that pool.
         """
         model, pool = self.models[role], self.pools[self.placement.generators[role]]
         if (frozen := self.weights.get(role)) is not None:
-            model.use(frozen, terms.seconds)
+            model.use(frozen, call_options.seconds)
         else:
-            model.synchronise(terms.seconds)
+            model.synchronise(call_options.seconds)
         return pool, self.spread(self.to_sample(role, prompts), pool.name)
 
     def sample_chunks(
@@ -119,14 +121,14 @@ class ClusterEngine(Engine):
         sampling: Sampling,
         seed: int,
         into: Chunks,
-        terms: CallOptions = HERE,
+        call_options: CallOptions = HERE,
     ) -> Iterator[Batch]:
         """Sample rows in chunks. A chunk is yielded when all ranks have finished their part of it.
 
         Last comes the full batch, stored on the ranks as ``sample`` stores it.
         """
         with self._sampling:
-            pool, prompts = self._ready(role, prompts, terms)
+            pool, prompts = self._ready(role, prompts, call_options)
             axis, parallel = (
                 prompts.axis.repeat(sampling.samples),
                 self.placement.parallelism(role, "generator"),
@@ -146,12 +148,14 @@ class ClusterEngine(Engine):
                 pool,
                 "generate",
                 streams,
-                terms.seconds,
-                lambda there: self.calls.remember(pool, "generate", there, terms),
+                call_options.seconds,
+                lambda there: self.calls.remember(pool, "generate", there, call_options),
             )
             yield from chunks_of(self.calls, answers, into, _repeated(split, sampling.samples), axis)
 
-    def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: CallOptions = HERE) -> Batch:
+    def forward(
+        self, role: str, want: tuple[str, ...], batch: Batch, call_options: CallOptions = HERE
+    ) -> Batch:
         """Run the role's trainer forward on the ranks of its pool."""
         pool, parallel = (
             self.pools[self.placement.trainers[role]],
@@ -159,55 +163,64 @@ class ClusterEngine(Engine):
         )
         split = self._split(batch, pool, parallel=parallel)
         # with several ranks, each rank updates on other rows than it scores here
-        ahead = terms.ahead and len(pool) == 1
+        ahead = call_options.ahead and len(pool) == 1
         answers = self.calls.run(
             pool,
             "forward",
             batch,
             split,
             {"role": role, "want": want, "ahead": ahead},
-            terms,
+            call_options,
             "model",
             parallel,
         )
         return whole(self.calls.kept(pool, answers, split, batch.axis), len(batch), want)
 
-    def score(self, role: str, batch: Batch, terms: CallOptions = HERE) -> Batch:
+    def score(self, role: str, batch: Batch, call_options: CallOptions = HERE) -> Batch:
         """Score rows with the role's generator on the ranks of its pool, for the weight check."""
-        self.models[role].synchronise(terms.seconds)
+        self.models[role].synchronise(call_options.seconds)
         pool, parallel = (
             self.pools[self.placement.generators[role]],
             self.placement.parallelism(role, "generator"),
         )
         split = self._split(batch, pool, parallel=parallel)
-        answers = self.calls.run(pool, "score", batch, split, {"role": role}, terms, "model", parallel)
+        answers = self.calls.run(pool, "score", batch, split, {"role": role}, call_options, "model", parallel)
         return whole(self.calls.kept(pool, answers, split, batch.axis), len(batch), ("logprobs",))
 
-    def reward(self, role: str, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
+    def reward(
+        self, role: str, batch: Batch, call_options: CallOptions = HERE
+    ) -> tuple[Batch, PartialMetrics]:
         """Score rows by a reward: a model runs on its pool, a function on the pool with most of the rows."""
         name = self.placement.trainers.get(role)
-        pool = self.pools[name] if name else self._nearest(batch, terms, self.judging.get(role))
+        pool = self.pools[name] if name else self._nearest(batch, call_options, self.judging.get(role))
         parallel = self.placement.parallelism(role, "trainer")
         split = self._split(batch, pool, parallel=parallel)
         answers = self.calls.run(
-            pool, "reward", batch, split, {"role": role}, terms, "model" if name else "io", parallel
+            pool, "reward", batch, split, {"role": role}, call_options, "model" if name else "io", parallel
         )
         tallies = merged([answer.tallies for answer in answers.values()])
         return self.calls.kept(pool, answers, split, batch.axis), tallies
 
     def stage(
-        self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
+        self,
+        stage: Stage,
+        batch: Batch,
+        settings: Mapping[str, Any],
+        call: int,
+        call_options: CallOptions = HERE,
     ) -> tuple[Batch, PartialMetrics]:
         """Run a stage on the ranks of a pool, with the rows that its dispatch mode gives to each rank."""
         self.may_change(stage)
-        pool = self.pools[self.placement.trainers[stage.on]] if stage.on else self._nearest(batch, terms)
+        pool = (
+            self.pools[self.placement.trainers[stage.on]] if stage.on else self._nearest(batch, call_options)
+        )
         arguments = {
             "function": self.names[id(stage)],
             "settings": dict(settings),
             "seed": self.seed_of(call),
         }
         if stage.dispatch.split is not None:
-            return by_own_mode(self.calls, pool, stage, batch, arguments, terms)
+            return by_own_mode(self.calls, pool, stage, batch, arguments, call_options)
         group = "model" if stage.on else "cpu"
         parallel = (
             self.placement.parallelism(stage.on, "trainer")
@@ -215,7 +228,7 @@ class ClusterEngine(Engine):
             else PLAIN
         )
         split = self._dispatched(stage, batch, pool, parallel)
-        answers = self.calls.run(pool, "stage", batch, split, arguments, terms, group, parallel)
+        answers = self.calls.run(pool, "stage", batch, split, arguments, call_options, group, parallel)
         result_split = split if stage.dispatch != ALL else split[:1]
         result = self.calls.kept(pool, answers, result_split, batch.axis)
         if stage.dispatch == ALL:
@@ -236,7 +249,7 @@ class ClusterEngine(Engine):
         options: UpdateOptions,
         settings: Mapping[str, Any],
         call: int,
-        terms: CallOptions = HERE,
+        call_options: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
         """Train the role on the ranks of its pool."""
         names = loss.signature.column_names
@@ -249,7 +262,7 @@ class ClusterEngine(Engine):
         facts = torch.zeros(
             len(batch), 4 + (len(loss.losses) if isinstance(loss, JointLoss) else 0), dtype=torch.int64
         )
-        answers = self.calls.run(pool, "facts", batch, home, function, terms, "cpu")
+        answers = self.calls.run(pool, "facts", batch, home, function, call_options, "cpu")
         for rank, answer in answers.items():
             facts[home[rank]] = torch.tensor(answer.value)
         # rows from another pool are transferred only once
@@ -273,7 +286,7 @@ class ClusterEngine(Engine):
             )
         learned = [
             answer.value
-            for rank, answer in self.calls.answers(pool, "update", refs, terms).items()
+            for rank, answer in self.calls.answers(pool, "update", refs, call_options).items()
             if rank % width == 0
         ]
         self.models[role].version += 1
@@ -285,18 +298,18 @@ class ClusterEngine(Engine):
         metrics = together(learned, plan.left_out)
         return known(metrics), UpdateRows(broken, names, stepped=metrics["steps"] > 0, tokens=facts[:, 1])
 
-    def encoded(self, batch: Batch, roles: tuple[str, ...], terms: CallOptions = HERE) -> Batch:
+    def encoded(self, batch: Batch, roles: tuple[str, ...], call_options: CallOptions = HERE) -> Batch:
         """Encode follow-up prompts on the pool that has most of their rows."""
-        pool = self._nearest(batch, terms)
+        pool = self._nearest(batch, call_options)
         split = self._split(batch, pool)
-        answers = self.calls.run(pool, "encode", batch, split, {"roles": roles}, terms, "cpu")
+        answers = self.calls.run(pool, "encode", batch, split, {"roles": roles}, call_options, "cpu")
         return self.calls.kept(pool, answers, split, batch.axis)
 
-    def cut(self, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, Tensor]:
+    def cut(self, batch: Batch, call_options: CallOptions = HERE) -> tuple[Batch, Tensor]:
         """Return the beginnings of rows to continue from, made by the ranks that have the rows."""
-        pool = self._nearest(batch, terms)
+        pool = self._nearest(batch, call_options)
         split = self._split(batch, pool)
-        answers = self.calls.run(pool, "cut", batch, split, {}, terms, "cpu")
+        answers = self.calls.run(pool, "cut", batch, split, {}, call_options, "cpu")
         counts = torch.zeros(len(batch), dtype=torch.int64)
         for rank, answer in answers.items():
             counts[split[rank]] = torch.tensor(answer.value[0])
@@ -307,13 +320,13 @@ class ClusterEngine(Engine):
         axis = batch.axis.take(torch.arange(len(batch)).repeat_interleave(counts))
         return self.calls.kept(pool, answers, begun, axis), place
 
-    def concat(self, parts: Sequence[Batch], terms: CallOptions = HERE) -> Batch:
+    def concat(self, parts: Sequence[Batch], call_options: CallOptions = HERE) -> Batch:
         """Join the rows of all parts.
 
         Columns with the same name on workers stay there; others are copied to one rank.
         """
         axis = Axis.join([part.axis for part in parts])
-        pool = self._nearest(parts[0], terms).name
+        pool = self._nearest(parts[0], call_options).name
         parts = [self.spread(self._per_row(part), pool) for part in parts]
         names = {
             name: {data.name for part in parts if isinstance(data := part.data[name], RemoteColumn)}
@@ -367,9 +380,9 @@ class ClusterEngine(Engine):
         """Place the driver's columns of a batch on a pool."""
         return self.calls.spread(batch, pool)
 
-    def near(self, batch: Batch, terms: CallOptions = HERE) -> str:
+    def near(self, batch: Batch, call_options: CallOptions = HERE) -> str:
         """Return the pool that has most of the rows."""
-        return self._nearest(batch, terms).name
+        return self._nearest(batch, call_options).name
 
     def joined(self, batches: list[Batch]) -> Batch:
         """Join rows of several batches. Rows on workers stay there."""
@@ -406,14 +419,14 @@ class ClusterEngine(Engine):
         self._ledger.traffic.add("columns", payload.nbytes)
         return payload
 
-    def heard_by(self, hear: Callable[[bytes], object]) -> None:
+    def on_output(self, on_output: Callable[[bytes], object]) -> None:
         """Set the receiver of output that rewards of workers print.
 
         It gets complete lines, from several threads.
         """
-        self._ledger.hear = hear
+        self._ledger.on_output = on_output
 
-    def summarise(self, records: Mapping[str, Batch], judged: JudgedRecords = NO_REWARDS) -> IterationSummary:
+    def summarise(self, records: Mapping[str, Batch], judged: ScoredRecords = NO_REWARDS) -> IterationSummary:
         """Summarise the recorded columns on one worker, so that the driver only gets the summary.
 
         Scalars, such as the flow's state, are not part of it.
@@ -496,14 +509,14 @@ class ClusterEngine(Engine):
     # --------------------------------------------------------------------------------------------------------
 
     def _nearest(
-        self, batch: Batch, terms: CallOptions, among: Collection[str] | None = None
+        self, batch: Batch, call_options: CallOptions, among: Collection[str] | None = None
     ) -> Pool[Worker]:
         """Return the pool planned for the call, else the pool that holds most bytes of the batch.
 
         ``among``: the pools to choose from.
         """
-        if terms.pool is not None:
-            return self.pools[terms.pool]
+        if call_options.pool is not None:
+            return self.pools[call_options.pool]
         nbytes = dict.fromkeys(self.pools, 0)
         for data in batch.data.values():
             for shard in data.layout.shards[:1] if isinstance(data, RemoteColumn) else ():

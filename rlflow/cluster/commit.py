@@ -70,7 +70,7 @@ class Commit:
         return all(copy.size.done() and copy.size.exception() is None for copy in self.states.values())
 
 
-class WorkerFleet(Protocol):
+class ProcessWorkers(Protocol):
     """All workers of a run, with what recovery needs of them."""
 
     def found(self, seconds: float) -> Death | None:
@@ -93,7 +93,7 @@ class Workers:
     Makes commits, finds dead workers, starts their pools again, and restores all pools to a commit.
     """
 
-    fleet: WorkerFleet
+    run_workers: ProcessWorkers
     engine: ClusterEngine
     roles: tuple[str, ...]  # roles that the run may change
     ahead: Ahead | None = None  # the queue of rows sampled ahead
@@ -122,18 +122,20 @@ class Workers:
         causes = list(chain(error))
         if not any(isinstance(cause, RemoteError) for cause in causes):
             return None
-        death = self.fleet.found(FOUND_SECONDS if any(isinstance(cause, Dead) for cause in causes) else 0.0)
+        death = self.run_workers.found(
+            FOUND_SECONDS if any(isinstance(cause, Dead) for cause in causes) else 0.0
+        )
         return death if death is not None and death.pool_ended else None
 
     def lost(self) -> str | None:
         """Describe the controlling process of Ray that has died; None if all are alive."""
-        return self.fleet.lost()
+        return self.run_workers.lost()
 
     def restart(self, death: Death) -> list[str]:
         """Start the pool of a dead worker again; return the names of the pools that were started."""
         if self.ahead is not None:
             self.ahead.drop()
-        return self.fleet.restart(death.pool)
+        return self.run_workers.restart(death.pool)
 
     def copied(self, commit: Commit) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """Yield (role, state of its trainer) of a complete commit, without using any worker.

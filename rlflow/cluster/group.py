@@ -49,9 +49,9 @@ def join(rendezvous: str, rank: int, ranks: int, device: str, interface: Interfa
     os.environ.setdefault("VLLM_HOST_IP", interface.address)
     if rendezvous.startswith("/"):
         folder = Path(rendezvous).parent
-        for dog in beside.watched:
+        for watchdog_process in beside.watched:
             # on a machine without the driver, no other process removes the folder
-            dog.remove_in_the_end(folder)
+            watchdog_process.remove_in_the_end(folder)
         with contextlib.suppress(FileExistsError):
             private.create(folder.parent)
         private.share(folder)

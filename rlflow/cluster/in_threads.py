@@ -29,7 +29,7 @@ ENDING_SECONDS = 0.5  # time limit for calls to end; a longer call may be waitin
 
 
 @dataclass
-class ThreadFleet:
+class ThreadWorkers:
     """All pools of a run, in threads of this process."""
 
     flow: Flow

@@ -98,7 +98,7 @@ class Setup:
     # the rendezvous file of the pool's ranks; only a name if they are on several machines
     rendezvous: str
     # offload plan of this rank; None if memory has no limit
-    course: MemorySchedule | None = None
+    offload_plan: MemorySchedule | None = None
 
     def program(self, flow: Flow | None = None) -> Program:
         """Trace the flow in this process.

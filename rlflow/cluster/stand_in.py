@@ -13,7 +13,7 @@ from pathlib import Path
 if __name__ == "__main__":  # the process is started without the packages of the environment
     sys.path.append(str(Path(__file__).parents[2]))
 
-    from rlflow.processes.watchdog import kin
+    from rlflow.processes.watchdog import process_tag
 
-    kin.die_with_raylet()
+    process_tag.die_with_raylet()
     signal.pause()

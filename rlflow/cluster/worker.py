@@ -36,13 +36,13 @@ from rlflow.compiler.trace.compile import used_nodes
 from rlflow.config.options import Options
 from rlflow.config.roles.asking import asking
 from rlflow.config.roles.backends import device_of
-from rlflow.config.roles.bound import BoundRole, Halves, bind_roles
+from rlflow.config.roles.bound import BoundRole, Sides, bind_roles
 from rlflow.config.roles.environments import Environments
 from rlflow.config.roles.loaded_models import make_models
 from rlflow.config.roles.rewards import ModelScore, RewardNames, Rewards
 from rlflow.execution.apply import apply_piece, apply_stage, merge_pieces
 from rlflow.execution.engine import CallOptions, LocalEngine
-from rlflow.execution.mover import MemoryMover
+from rlflow.execution.offload_manager import OffloadManager
 from rlflow.execution.summary import summarise
 from rlflow.execution.tally import PartialMetrics
 from rlflow.monitoring.lines import WaitingLines
@@ -71,7 +71,7 @@ class Worker:
         names = RewardNames.of(setup.config, self.program.flow)
         self.rewards = Rewards(names, setup.data, setup.config.options, setup.config.tokenizer_folder)
         self.printed = WaitingLines()
-        self.rewards.heard_by(self.printed.hear)
+        self.rewards.on_output(self.printed.on_output)
         self.engine = self._engine()
         others_alone()
 
@@ -81,28 +81,28 @@ class Worker:
         used = {node.role for node in used_nodes(graph)}
         roles = bind_roles(graph, setup.config)
         device = device_of(setup.config.options.device)
-        keeper = MemoryMover(setup.course)
+        offloads = OffloadManager(setup.offload_plan)
         models = make_models(
             roles.values(),
             setup.config.options,
             device,
             setup.updates,
             self._wanted,
-            keeper.loaded,
+            offloads.loaded,
             self.group,
         )
         judges = [use.name for use in graph.roles if use.name in used and use.name not in roles]
         scorers: dict[str, Any] = {name: self.rewards.scorer(name, self.program.weighed) for name in judges}
         options = setup.config.options
         self.environments = Environments(setup.options.environments, graph, options)
-        self.environments.heard_by(self.printed.hear)
+        self.environments.on_output(self.printed.on_output)
         engine = LocalEngine(
             models,
             scorers,
             options.seed,
             _no_data,
             reward_timeout=options.reward_timeout,
-            keeper=keeper,
+            offloads=offloads,
             asking=asking(graph, roles, setup.config, setup.options.environments),
             environments=self.environments.pools,
         )
@@ -115,10 +115,10 @@ class Worker:
         )
         return engine
 
-    def _wanted(self, role: BoundRole) -> Halves:
+    def _wanted(self, role: BoundRole) -> Sides:
         """Return which sides of a role are placed on this pool."""
         placement, pool = self.setup.placement, self.setup.pool
-        return Halves(placement.trainers.get(role.name) == pool, placement.generators.get(role.name) == pool)
+        return Sides(placement.trainers.get(role.name) == pool, placement.generators.get(role.name) == pool)
 
     # -- columns
     # --------------------------------------------------------------------------------------------------------
@@ -375,14 +375,14 @@ class Worker:
         """Return a role's trainer, with these parts in memory."""
         trainer = self.engine.models[role].trainer
         assert trainer is not None
-        self.engine.keeper.settle(needs)
+        self.engine.offloads.settle(needs)
         return trainer
 
     def receive(self, role: str, version: int, weights: Payload) -> int:
         """Load full tensors, the weights of this version, into the generator; return their bytes."""
         generator = self.engine.models[role].generator
         assert generator is not None
-        self.engine.keeper.settle(syncing(role))
+        self.engine.offloads.settle(syncing(role))
         generator.receive(iter(unpack_tensors(weights).items()), version)
         return weights.nbytes
 
@@ -412,7 +412,7 @@ class Worker:
         """
         model, options = self.engine.models[role], self.setup.config.options
         model.version, model.sampled_version = version, -1
-        self.engine.keeper.settle(syncing(role))
+        self.engine.offloads.settle(syncing(role))
         if role not in self.same_rank_transfers and movable(model, options.weights):
             run = f"{Path(self.setup.rendezvous).parent.name}-{role}"
             self.same_rank_transfers[role] = SameRankTransfer(
@@ -434,7 +434,7 @@ class Worker:
             if role in self.ends:
                 self.ends.pop(role).close()
             self.ends[role] = end_of(self.engine.models[role], device_of(self.setup.config.options.device))
-        self.engine.keeper.settle(syncing(role))
+        self.engine.offloads.settle(syncing(role))
         return getattr(self.ends[role], step)(*arguments)
 
     def save(self, role: str, folder: str) -> None:
@@ -443,7 +443,7 @@ class Worker:
 
     def moved(self) -> dict[str, float]:
         """Return metrics of the parts of models offloaded and loaded since the last call."""
-        return self.engine.keeper.moved()
+        return self.engine.offloads.moved()
 
     def reasons(self) -> dict[Cause, str]:
         """Return the first message for each cause of missing scores."""

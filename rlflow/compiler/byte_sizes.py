@@ -133,7 +133,7 @@ class ModelFootprint:
     copied: bool = False  # True: the optimizer has its own float32 copy of the trained weights
     flat: bool = False  # True: the trainer divides flattened tensors
     tensor: int = 1  # ranks that split the trainer's tensors for tensor parallelism, before they are divided
-    lent: bool = False  # True: the generator samples with the trainer's weights
+    writable_copy: bool = False  # True: the generator samples with the trainer's weights
 
     @property
     def weight_bytes(self) -> int | None:
@@ -227,7 +227,7 @@ class ModelFootprint:
         weights = (
             None if self._weights is None else -(-self._weights * FLOAT[self.dtype] // self.sampler_shares)
         )
-        sizes: dict[str, int | None] = {} if self.lent else {"weights": weights}
+        sizes: dict[str, int | None] = {} if self.writable_copy else {"weights": weights}
         if self.cache_bytes:
             return sizes | {"cache": self.cache_bytes}
         numbers = self.facts.cache_numbers

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from rlflow.author.columns import Kind, Level
-from rlflow.compiler.graph.model import HALVES, Graph, Node, Op
+from rlflow.compiler.graph.model import SIDES, Graph, Node, Op
 from rlflow.errors import PlanError, Problem, listed, nearest
 
 GENERATORS, REST = "rollout", "train"  # two pools with these names need no flags
@@ -170,10 +170,10 @@ def place(
     would decide the placement.
     """
     problems = list(_unknown(pools, settings))
-    chosen: dict[str, dict[str, str]] = {half: {} for half in HALVES}
+    chosen: dict[str, dict[str, str]] = {half: {} for half in SIDES}
     undecided: list[str] = []
-    for role, halves in needs.items():
-        for half, needed in zip(HALVES, halves, strict=True):
+    for role, sides in needs.items():
+        for half, needed in zip(SIDES, sides, strict=True):
             pool = _chosen(half, pools, settings.get(role, {}))
             if needed and pool is None:
                 undecided.append(f"--{role}.{half}.pool")
@@ -197,7 +197,7 @@ def _chosen(half: str, pools: Mapping[str, int], settings: Mapping[str, object])
 
 def _unknown(pools: Mapping[str, int], settings: Mapping[str, Mapping[str, object]]) -> Iterable[Problem]:
     for role, flags in settings.items():
-        for name in ("pool", *(f"{half}.pool" for half in HALVES)):
+        for name in ("pool", *(f"{half}.pool" for half in SIDES)):
             if name in flags and str(flags[name]) not in pools:
                 yield Problem(
                     "no-pool",

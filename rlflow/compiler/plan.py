@@ -30,7 +30,7 @@ class PassNote:
 
 
 @dataclass(frozen=True)
-class JudgedColumns:
+class ScoredColumns:
     """The scores of the rows that an update learns from, and the columns derived from them that it reads."""
 
     # reward role → its scores, if several roles score these rows
@@ -72,7 +72,7 @@ class Plan:
     graph: Graph
     live: tuple[int, ...]  # ids of the nodes that run
     columns: frozenset[Column] = frozenset()  # columns that are stored
-    held_to_end: frozenset[Column] = frozenset()  # columns that the run's records read
+    keep_until_end: frozenset[Column] = frozenset()  # columns that the run's records read
     # unit → priority; of the units that may start, the highest starts first
     priority: Mapping[int, float] = field(default_factory=dict)
     lane: Mapping[int, str] = field(default_factory=dict)  # unit → its executor queue
@@ -97,7 +97,7 @@ class Plan:
     # role → the same columns of its rows, if several trained roles sample
     policies: Mapping[str, Mapping[str, Column]] = field(default_factory=dict)
     # role of ``policies``, or an empty name for all → scores that its first update learns from
-    judged: Mapping[str, JudgedColumns] = field(default_factory=dict)
+    judged: Mapping[str, ScoredColumns] = field(default_factory=dict)
 
     def _repr_html_(self) -> str:
         """Return a picture for notebooks, with each node's pool or queue and the notes of the passes."""
@@ -119,7 +119,7 @@ class Plan:
             live=live,
             pieces=pieces,
             columns=frozenset(column for column in self.columns if column.node < end),
-            held_to_end=frozenset(column for column in self.held_to_end if column.node < end),
+            keep_until_end=frozenset(column for column in self.keep_until_end if column.node < end),
             chunks={i: chunks for i, chunks in self.chunks.items() if i < end},
             turns=_turns_of(self.turns, {*live, *pieces}),
         )

@@ -47,7 +47,7 @@ Instruction = StartNode | Free | Finish
 
 
 @dataclass(slots=True)
-class _Lane:
+class _Queue:
     """A queue: its limit, the places in use, and a heap of ready nodes with the next one on top.
 
     ``number`` counts the queues by their first ready node.
@@ -69,7 +69,7 @@ class Scheduler:
         self._plan = plan
         self._room = dict(room)
         self._waiting = {node: len(before) for node, before in plan.waits_for.items()}
-        self._lanes: dict[str, _Lane] = {}
+        self._queues: dict[str, _Queue] = {}
         self._running: set[int] = set()
         self._done: set[int] = set()
         self._chunks: set[int] = set()
@@ -108,7 +108,7 @@ class Scheduler:
     def halt(self) -> list[Instruction]:
         """Start no more nodes; running nodes may end."""
         self._failed = True
-        for lane in self._lanes.values():
+        for lane in self._queues.values():
             lane.ready.clear()
         return self._finish()
 
@@ -119,11 +119,11 @@ class Scheduler:
 
     def validate(self) -> None:
         """Assert the invariants that hold between events."""
-        ready = {node for lane in self._lanes.values() for _, node in lane.ready}
+        ready = {node for lane in self._queues.values() for _, node in lane.ready}
         states = [set(self._waiting), ready, self._running, self._done]
         assert sum(map(len, states)) == len(set().union(*states)), "a node is in one state"
         assert self._failed or set().union(*states) == set(self._plan.units), "no node is lost"
-        for name, lane in self._lanes.items():
+        for name, lane in self._queues.items():
             assert sum(self._plan.lane[node] == name for node in self._running) == lane.used <= lane.limit, (
                 f"queue {name} keeps its limit"
             )
@@ -140,21 +140,21 @@ class Scheduler:
         self._waiting[node] -= 1
         return not self._waiting[node]
 
-    def _make_ready(self, node: int) -> _Lane:
+    def _make_ready(self, node: int) -> _Queue:
         del self._waiting[node]
         name = self._plan.lane[node]
-        if name not in self._lanes:
-            self._lanes[name] = _Lane(len(self._lanes), self._room.get(name, math.inf))
-        heapq.heappush(self._lanes[name].ready, (-self._plan.priority[node], node))
-        return self._lanes[name]
+        if name not in self._queues:
+            self._queues[name] = _Queue(len(self._queues), self._room.get(name, math.inf))
+        heapq.heappush(self._queues[name].ready, (-self._plan.priority[node], node))
+        return self._queues[name]
 
-    def _leave(self, node: int) -> _Lane:
+    def _leave(self, node: int) -> _Queue:
         self._running.remove(node)
-        lane = self._lanes[self._plan.lane[node]]
+        lane = self._queues[self._plan.lane[node]]
         lane.used -= 1
         return lane
 
-    def _start(self, touched: Iterable[_Lane]) -> list[Instruction]:
+    def _start(self, touched: Iterable[_Queue]) -> list[Instruction]:
         """Fill the queues that an event touched; other queues cannot have changed."""
         started: list[Instruction] = []
         for lane in sorted(touched, key=lambda lane: lane.number) if not self._failed else ():
@@ -177,7 +177,9 @@ class Scheduler:
 
     def _over(self, column: Column) -> bool:
         return (
-            not self._unread.get(column) and column in self._stored and column not in self._plan.held_to_end
+            not self._unread.get(column)
+            and column in self._stored
+            and column not in self._plan.keep_until_end
         )
 
     def _finish(self) -> list[Instruction]:

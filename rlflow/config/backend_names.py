@@ -11,7 +11,7 @@ from typing import Any
 
 from rlflow.author.annotations import annotated
 from rlflow.author.settings import parse
-from rlflow.compiler.graph.model import HALVES
+from rlflow.compiler.graph.model import SIDES
 from rlflow.config.flags import NULL, ROLE_KEYWORDS, RoleConfig
 from rlflow.config.meant import Known, unknown_flag, unknown_setting
 from rlflow.errors import PlanError, Problem, listed, nearest
@@ -134,7 +134,7 @@ def untouched(backends: Mapping[str, str]) -> dict[str, Any]:
         if name not in setting_types(NULL)
     }
     return types | {
-        f"{half}.{name}": type_ for half in HALVES if backends[half] == NULL for name, type_ in types.items()
+        f"{half}.{name}": type_ for half in SIDES if backends[half] == NULL for name, type_ in types.items()
     }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlflow.author.settings import override
-from rlflow.compiler.graph.model import HALVES
+from rlflow.compiler.graph.model import SIDES
 from rlflow.config.meant import SWITCHES, Known, belongs_nowhere, no_sampling, unknown_own
 from rlflow.config.options import Options
 from rlflow.config.sampling import addresses_call, repeatable, sampling_of
@@ -188,7 +188,7 @@ class RunConfig:
         """Return the settings of one role; role-specific settings override shared ones."""
         own = self.roles.get(name, {})
         values = {**self.every_role, **own}
-        trainer, generator = (str(values.get(half) or self.options.backend) for half in HALVES)
+        trainer, generator = (str(values.get(half) or self.options.backend) for half in SIDES)
         return RoleConfig(name, values, frozenset(self.every_role.keys()), trainer, generator)
 
     def with_option(self, name: str, value: Any) -> RunConfig:
@@ -216,7 +216,7 @@ class RunConfig:
         return {name: place.url for name, place in self.places.items()}
 
     @property
-    def judged_by_nothing(self) -> bool:
+    def has_synthetic_scores(self) -> bool:
         """True if the null backend makes up the scores, because no reward is named."""
         return self.options.backend == NULL and not self.options.reward
 

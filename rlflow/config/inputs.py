@@ -11,7 +11,7 @@ from rlflow.compiler.plan import Plan
 from rlflow.compiler.residency_schedule import ModelPart
 from rlflow.config.footprint import footprint, reward_models
 from rlflow.config.options import Options
-from rlflow.config.roles.bound import BoundHalf, Roles, has_weight_check
+from rlflow.config.roles.bound import BoundSide, Roles, has_weight_check
 from rlflow.config.roles.rewards import RewardNames
 from rlflow.training.protocols import Capabilities
 
@@ -35,13 +35,15 @@ def within_memory(
     if options.memory is None:
         return plan
     committed = plan.graph.changed_roles if options.copies_every == 1 else ()
-    canaries = (
+    weight_checks = (
         tuple(name for name, role in roles.items() if has_weight_check(role, options))
-        if options.canary == 1
+        if options.weight_check == 1
         else ()
     )
     holdings = tuple(_holdings(plan, roles, rewards, placement, options.dtype))
-    return residency(plan, placement, MemoryLimit(options.memory, holdings, committed, canaries, evaluated))
+    return residency(
+        plan, placement, MemoryLimit(options.memory, holdings, committed, weight_checks, evaluated)
+    )
 
 
 def _holdings(
@@ -49,9 +51,9 @@ def _holdings(
 ) -> Iterator[Holding]:
     for name, role in roles.items():
         size = footprint(role, dtype, placement)
-        pools_of_half = (placement.trainers, placement.generators)
+        pools_of_side = (placement.trainers, placement.generators)
         for half, pools, parts in zip(
-            role.halves, pools_of_half, (size.trainer(), size.generator()), strict=True
+            role.sides, pools_of_side, (size.trainer(), size.generator()), strict=True
         ):
             if name in pools:
                 yield from _half(name, half, pools[name], parts)
@@ -59,7 +61,7 @@ def _holdings(
         yield Holding(pool, ModelPart(name, "reward", "weights"), size.weight_bytes, "stays")
 
 
-def _half(role: str, half: BoundHalf, pool: str, parts: Mapping[str, int | None]) -> Iterator[Holding]:
+def _half(role: str, half: BoundSide, pool: str, parts: Mapping[str, int | None]) -> Iterator[Holding]:
     sizes: dict[str, int | None] = {}
     for name, size in parts.items():
         part = PARTS.get(name, name)

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlflow.author.methods import GENERATE
 from rlflow.author.settings import parse
-from rlflow.author.verbs import GENERATE
 from rlflow.errors import Problem, listed, nearest
 
 TYPES: dict[str, Any] = {

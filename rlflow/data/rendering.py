@@ -25,7 +25,7 @@ from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from rlflow.processes.sandbox import limits, walls
+from rlflow.processes.sandbox import limits, sandboxes
 
 MEMORY = 1 << 30  # most bytes of this process
 LIMITS = {
@@ -113,7 +113,7 @@ def rendered(request: Mapping[str, Any], messages: Any, longest: int) -> dict[st
 def limit() -> None:
     """Limit this process to the resources that templates need, as far as the kernel supports it."""
     limits.take(LIMITS)
-    walls.around_templates()
+    sandboxes.around_templates()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the parent may ignore or block it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
 

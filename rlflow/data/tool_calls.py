@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rlflow.author.messages import ToolCall, mended
+from rlflow.author.messages import ToolCall, without_invalid_characters
 from rlflow.errors import PlanError
 from rlflow.training.pretrained import PARSERS
 
@@ -77,7 +77,7 @@ def parsed(text: str) -> Iterator[ToolCall]:
         yield ToolCall("", {}, f"the call is not valid JSON: {error}")
         return
     for each in value if isinstance(value, list) else [value]:
-        yield _call(mended(each)[0])
+        yield _call(without_invalid_characters(each)[0])
 
 
 def _call(value: Any) -> ToolCall:
@@ -86,7 +86,7 @@ def _call(value: Any) -> ToolCall:
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         try:
-            arguments, _ = mended(json.loads(arguments))
+            arguments, _ = without_invalid_characters(json.loads(arguments))
         except (ValueError, RecursionError):
             arguments = None
     if not isinstance(arguments, Mapping):
@@ -101,4 +101,6 @@ def _by_tokenizer(tokenizer: Any, ids: Sequence[int], more: Mapping[str, Any]) -
         yield ToolCall("", {}, f"{type(error).__name__}: {error}")
         return
     for each in (message.get("tool_calls") or ()) if isinstance(message, Mapping) else ():
-        yield _call(mended(each.get("function", each) if isinstance(each, Mapping) else each)[0])
+        yield _call(
+            without_invalid_characters(each.get("function", each) if isinstance(each, Mapping) else each)[0]
+        )

@@ -31,7 +31,7 @@ from rlflow.training.loss_rows import NO_LOSS, WITH_GROUP
 REPLACED = "replaced by a stage"
 
 
-class Fate(StrEnum):
+class RowOutcome(StrEnum):
     """Outcome of a sampled row."""
 
     # trained on by the named update; if there are several, by the first update of the role that sampled the
@@ -50,7 +50,7 @@ class End(NamedTuple):
     For a dropped row also the cause, and the setting that decided it.
     """
 
-    fate: Fate
+    fate: RowOutcome
     node: str = ""
     cause: str = ""
     setting: str = ""
@@ -85,7 +85,7 @@ class Count(NamedTuple):
 
 
 @dataclass
-class Account:
+class RowAccount:
     """Row counts of an iteration by the node that sampled the rows."""
 
     sampled: dict[str, Count] = field(default_factory=dict)  # all rows that the node sampled
@@ -112,7 +112,7 @@ class Account:
         if count.rows or count.tokens:
             self.ends[source, end] = self.ends.get((source, end), Count()).plus(count)
 
-    def add(self, other: Account) -> None:
+    def add(self, other: RowAccount) -> None:
         """Add the counts of another account."""
         for source, count in other.sampled.items():
             self.sample(source, count)
@@ -131,7 +131,7 @@ class Account:
             total = total.plus(counts.get(source, Count()))
         return Count(*(whole - sum(count[i] for count in known) for i, whole in enumerate(total)))
 
-    def of(self, fate: Fate, node: str = "") -> Count:
+    def of(self, fate: RowOutcome, node: str = "") -> Count:
         """Return the count of rows with an outcome, at one node or, if ``node`` is empty, at all nodes."""
         total = Count()
         for (_, end), count in self.ends.items():
@@ -163,17 +163,17 @@ class Account:
         return {"sampled": _plain(self.sampled), "opened": _plain(self.opened), **placed, "fates": ends}
 
     @staticmethod
-    def from_json(values: Mapping[str, Any]) -> Account:
+    def from_json(values: Mapping[str, Any]) -> RowAccount:
         """Read an account from ``as_json`` values. Raises ValueError if the values are not an account."""
         try:
-            account = Account(
+            account = RowAccount(
                 *(
                     {name: _count(count) for name, count in values.get(which, {}).items()}
                     for which in ("sampled", "opened", "placed")
                 )
             )
             for entry in values["fates"]:
-                end = End(Fate(entry["fate"]), *(str(entry.get(name, "")) for name in End._fields[1:]))
+                end = End(RowOutcome(entry["fate"]), *(str(entry.get(name, "")) for name in End._fields[1:]))
                 account.end(str(entry["source"]), end, _count(entry))
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"not a row account: {error}") from error
@@ -225,7 +225,7 @@ class RowOrigins(NamedTuple):
         return RowOrigins(self.node[index], self.row[index])
 
 
-RANKS = {Fate.READ: 0, Fate.LEFT_OUT: 2, Fate.TRAINED: 3}
+RANKS = {RowOutcome.READ: 0, RowOutcome.LEFT_OUT: 2, RowOutcome.TRAINED: 3}
 # a later decision has a higher rank; an update of the role that sampled the row has the highest
 CHOSEN_AWAY, OWN = 1, 4
 
@@ -256,15 +256,17 @@ class Ledger:
         elif node.op is Op.REPEAT:
             self._lengths[node.id] = torch.zeros(len(rows), dtype=torch.int64)
 
-    def account(self) -> Account:
+    def account(self) -> RowAccount:
         """Return the account of all rows.
 
         Rows that a `repeat` body returns are missing: the `repeat` itself accounts for them.
         """
-        total = Account()
+        total = RowAccount()
         every = {**{i: rows.lengths for i, rows in self.placed.items()}, **self._lengths}
-        fates = {i: _RowOutcomes(lengths, self._reader(self.graph.nodes[i])) for i, lengths in every.items()}
-        returned = self._returned(fates)
+        outcomes = {
+            i: _RowOutcomes(lengths, self._reader(self.graph.nodes[i])) for i, lengths in every.items()
+        }
+        returned = self._returned(outcomes)
         for node in self.graph.nodes:
             if (
                 node.op is Op.CHOOSE
@@ -272,11 +274,11 @@ class Ledger:
                 and node.makes in self.axes
                 and self._trains(node.makes)
             ):
-                self._chosen(node, fates)
+                self._chosen(node, outcomes)
             elif node.op is Op.ASK and node.makes in self.axes:
-                self._count_too_long(node, fates)
+                self._count_too_long(node, outcomes)
             elif node.id in self.updates:
-                self._updated(node, self.updates[node.id], fates)
+                self._updated(node, self.updates[node.id], outcomes)
         for i, lengths in self._lengths.items():
             node = self.graph.nodes[i]
             axis, gone = self.axes[node.rows_axis], returned[i]
@@ -286,12 +288,12 @@ class Ledger:
             if node.op is not Op.REPEAT:
                 total.sample(node.name, Count.of(axis, lengths, here, elsewhere))
             for name, own, others in self._sources(node, here, elsewhere):
-                fates[i].count(total, name, axis, own, others)
+                outcomes[i].count(total, name, axis, own, others)
         for i, rows in self.placed.items():
             if self._learns_from(i) and bool(rows.where.any()):
                 node = self.graph.nodes[i]
                 total.place(node.name, Count.of(self.axes[node.rows_axis], rows.lengths, rows.where))
-                fates[i].count(total, node.name, self.axes[node.rows_axis], rows.where)
+                outcomes[i].count(total, node.name, self.axes[node.rows_axis], rows.where)
         return total
 
     def _learns_from(self, stage: int) -> bool:
@@ -322,11 +324,11 @@ class Ledger:
         yield source_of(node), there & ~marked, elsewhere
         yield placer_of(node), there & marked, others | (there & ~marked)
 
-    def _returned(self, fates: Mapping[int, _RowOutcomes]) -> dict[int, Tensor]:
+    def _returned(self, outcomes: Mapping[int, _RowOutcomes]) -> dict[int, Tensor]:
         """Return each source's rows that a `repeat` body returns with sampled tokens, bool [rows]."""
         where = {i: torch.zeros(len(lengths), dtype=torch.bool) for i, lengths in self._lengths.items()}
         if self._in_body and self.graph.rows in self.axes:
-            origins = self._with_placed(self.graph.rows, result_maker(self.graph), fates)
+            origins = self._with_placed(self.graph.rows, result_maker(self.graph), outcomes)
             for source, rows in where.items():
                 rows[origins.row[origins.node == source]] = True
         return where
@@ -365,15 +367,15 @@ class Ledger:
             source.name,
         )
 
-    def _count_too_long(self, node: Node, fates: Mapping[int, _RowOutcomes]) -> None:
+    def _count_too_long(self, node: Node, outcomes: Mapping[int, _RowOutcomes]) -> None:
         """Count rows whose follow-up prompt was too long.
 
         Follow-up prompts for single tokens are not counted, because a row may have none of them.
         """
         assert node.makes is not None
         if self.axes[node.makes].cut is None:
-            end = End(Fate.LEFT_OUT, node.name, "asked too long", f"data.max_prompt={self.longest:g}")
-            self._end(self.origins(node.axis), self._not_in(node), fates, end, lambda source: CHOSEN_AWAY)
+            end = End(RowOutcome.LEFT_OUT, node.name, "asked too long", f"data.max_prompt={self.longest:g}")
+            self._end(self.origins(node.axis), self._not_in(node), outcomes, end, lambda source: CHOSEN_AWAY)
 
     def _not_in(self, node: Node) -> Tensor:
         """Return the rows of a node's inputs that are missing in its outputs, bool [rows]."""
@@ -383,36 +385,36 @@ class Ledger:
             lacking[index] = False
         return lacking
 
-    def _chosen(self, node: Node, fates: Mapping[int, _RowOutcomes]) -> None:
+    def _chosen(self, node: Node, outcomes: Mapping[int, _RowOutcomes]) -> None:
         count = node.options(ChooseOptions).count
-        end = End(Fate.LEFT_OUT, node.name, "not chosen", f"count={count}" if count else "")
-        self._end(self.origins(node.axis), self._not_in(node), fates, end, lambda source: CHOSEN_AWAY)
+        end = End(RowOutcome.LEFT_OUT, node.name, "not chosen", f"count={count}" if count else "")
+        self._end(self.origins(node.axis), self._not_in(node), outcomes, end, lambda source: CHOSEN_AWAY)
 
-    def _updated(self, node: Node, rows: UpdateRows, fates: Mapping[int, _RowOutcomes]) -> None:
-        origins = self._with_placed(node.axis, self._maker(node, "tokens"), fates)
+    def _updated(self, node: Node, rows: UpdateRows, outcomes: Mapping[int, _RowOutcomes]) -> None:
+        origins = self._with_placed(node.axis, self._maker(node, "tokens"), outcomes)
         whole = torch.ones(len(origins.row), dtype=torch.bool)
 
         def waiting(source: int) -> int:
-            return RANKS[Fate.LEFT_OUT]
+            return RANKS[RowOutcome.LEFT_OUT]
 
         if rows.waits:
             after = node.options(UpdateOptions).after
             return self._end(
                 origins,
                 whole,
-                fates,
-                End(Fate.LEFT_OUT, node.name, "the update is not due yet", f"after={after}"),
+                outcomes,
+                End(RowOutcome.LEFT_OUT, node.name, "the update is not due yet", f"after={after}"),
                 waiting,
             )
         learned = rows.broken == 0
         trained = (
-            End(Fate.TRAINED, node.name)
+            End(RowOutcome.TRAINED, node.name)
             if rows.stepped
-            else End(Fate.LEFT_OUT, node.name, "no step was taken")
+            else End(RowOutcome.LEFT_OUT, node.name, "no step was taken")
         )
         masker = self._maker(node, "mask")
         masked = rows.tokens if masker is not None and self.graph.nodes[masker].op is Op.STAGE else None
-        for source, fate in fates.items():
+        for source, fate in outcomes.items():
             where = learned & (origins.node == source)
             fate.set(origins.row[where], trained, self._rank(source, node, trained))
             if masked is not None and masker is not None:
@@ -421,15 +423,17 @@ class Ledger:
             self._end(
                 origins,
                 failed & ~learned,
-                fates,
-                End(Fate.LEFT_OUT, node.name, f"episode failed: {cause}"),
+                outcomes,
+                End(RowOutcome.LEFT_OUT, node.name, f"episode failed: {cause}"),
                 waiting,
             )
         for number in torch.unique(rows.broken[~learned]).tolist():
             cause = CAUSES.get(number) or f"{rows.columns[number - 1]} is not finite"
-            self._end(origins, rows.broken == number, fates, End(Fate.LEFT_OUT, node.name, cause), waiting)
+            self._end(
+                origins, rows.broken == number, outcomes, End(RowOutcome.LEFT_OUT, node.name, cause), waiting
+            )
 
-    def _with_placed(self, axis: int, maker: int | None, fates: Mapping[int, _RowOutcomes]) -> RowOrigins:
+    def _with_placed(self, axis: int, maker: int | None, outcomes: Mapping[int, _RowOutcomes]) -> RowOrigins:
         """Return the origins of rows whose tokens ``maker`` returned.
 
         If a stage replaced the tokens of a row, this stage is the origin.
@@ -445,7 +449,11 @@ class Ledger:
         gone = self.placed[maker].where[index]
         stage = self.graph.nodes[maker].name
         self._end(
-            origins, gone, fates, End(Fate.LEFT_OUT, stage, "replaced"), lambda source: RANKS[Fate.LEFT_OUT]
+            origins,
+            gone,
+            outcomes,
+            End(RowOutcome.LEFT_OUT, stage, "replaced"),
+            lambda source: RANKS[RowOutcome.LEFT_OUT],
         )
         return RowOrigins(torch.where(gone, maker, origins.node), torch.where(gone, index, origins.row))
 
@@ -474,13 +482,13 @@ class Ledger:
                 yield cause, where
 
     def _rank(self, source: int, node: Node, end: End) -> int:
-        own = end.fate is Fate.TRAINED and node.role in sampler_of(self.graph.nodes[source])
+        own = end.fate is RowOutcome.TRAINED and node.role in sampler_of(self.graph.nodes[source])
         return OWN if own else RANKS[end.fate]
 
     def _end(
-        self, origins: RowOrigins, where: Tensor, fates: Mapping[int, _RowOutcomes], end: End, rank: Any
+        self, origins: RowOrigins, where: Tensor, outcomes: Mapping[int, _RowOutcomes], end: End, rank: Any
     ) -> None:
-        for source, fate in fates.items():
+        for source, fate in outcomes.items():
             fate.set(origins.row[where & (origins.node == source)], end, rank(source))
 
     def origins(self, axis: int) -> RowOrigins:
@@ -516,7 +524,7 @@ class _RowOutcomes:
 
     def __init__(self, lengths: Tensor, reader: str) -> None:
         """lengths: int64 [rows], tokens of each row."""
-        self.ends, self.lengths, self.tokens = [End(Fate.READ, reader)], lengths, lengths.clone()
+        self.ends, self.lengths, self.tokens = [End(RowOutcome.READ, reader)], lengths, lengths.clone()
         self.end = torch.zeros(len(lengths), dtype=torch.int64)
         self.rank = torch.zeros(len(lengths), dtype=torch.int64)
         # outcome of an update that trained → the stage that returned its mask
@@ -532,7 +540,7 @@ class _RowOutcomes:
         self.maskers[end] = stage
 
     def count(
-        self, total: Account, name: str, axis: Axis, here: Tensor | None, elsewhere: Tensor | None = None
+        self, total: RowAccount, name: str, axis: Axis, here: Tensor | None, elsewhere: Tensor | None = None
     ) -> None:
         """Add the rows of the source to an account.
 
@@ -542,7 +550,7 @@ class _RowOutcomes:
             ended = self.end == number if here is None else here & (self.end == number)
             total.end(name, end, Count.of(axis, self.tokens, ended, elsewhere))
             if masked := int((self.lengths - self.tokens)[ended].sum()):
-                total.end(name, End(Fate.LEFT_OUT, self.maskers[end], "masked"), Count(0, 0, masked))
+                total.end(name, End(RowOutcome.LEFT_OUT, self.maskers[end], "masked"), Count(0, 0, masked))
 
     def set(self, rows: Tensor, end: End, rank: int) -> None:
         """Set the outcome of rows that do not have an outcome of this rank or a higher one yet."""

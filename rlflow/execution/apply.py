@@ -17,7 +17,7 @@ from rlflow.author.axis import Axis
 from rlflow.author.batch import DTYPES, Batch, Data
 from rlflow.author.columns import Kind, Level
 from rlflow.author.dispatch import ALL, DP_COMPUTE
-from rlflow.author.messages import fault, is_messages, mended, packed
+from rlflow.author.messages import fault, is_messages, packed, without_invalid_characters
 from rlflow.author.seeds import derived, generator, row_seeds
 from rlflow.author.stage import Stage
 from rlflow.errors import FlowError, Place, PlanError, RemoteError, SkipIteration, StageError, Stopped, listed
@@ -78,7 +78,7 @@ def apply_piece(
     if len(values) != len(stage.gives):
         raise ValueError(f"found {len(values)} results, expected {len(stage.gives)}: {listed(stage.gives)}")
     texts = [
-        mended(value) if kind is None or kind.level is Level.TEXT else (value, 0)
+        without_invalid_characters(value) if kind is None or kind.level is Level.TEXT else (value, 0)
         for kind, value in zip(stage.gives.values(), values, strict=True)
     ]
     named = zip(stage.gives.items(), texts, strict=True)

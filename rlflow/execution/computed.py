@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rlflow.author import verbs
+from rlflow.author import methods
 from rlflow.author.batch import Batch
 from rlflow.author.node_options import GenerateOptions
 from rlflow.author.settings import parse
@@ -48,7 +48,7 @@ def check_range(name: str, number: float, signature: Signature | None) -> None:
     the number must be finite.
     """
     if signature is None:
-        expected = "" if verbs.GENERATE[name].test(number) else verbs.GENERATE[name].expected
+        expected = "" if methods.GENERATE[name].test(number) else methods.GENERATE[name].expected
     else:
         expected = _unfit(signature.types.get(name, float), number)
     if expected:

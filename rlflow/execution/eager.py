@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rlflow.author import scope, verbs
+from rlflow.author import methods, scope
 from rlflow.author.batch import Batch
 from rlflow.author.columns import CLOCK, MODEL_PROMPT, Kind, fits, row, text
 from rlflow.author.figures import Figure, Of
@@ -24,7 +24,7 @@ from rlflow.author.stage import Stage
 from rlflow.compiler.trace import rules
 from rlflow.compiler.trace.tracer import LEFT_BEHIND
 from rlflow.errors import FlowError, Place, Problem, SkipIteration
-from rlflow.execution.account import Account
+from rlflow.execution.account import RowAccount
 from rlflow.execution.apply import apply_stage, failing
 from rlflow.execution.computed import as_numbers
 from rlflow.execution.engine import CallOptions, Engine, Metrics, RepeatNames, model_reads, reads
@@ -153,12 +153,12 @@ def checked(
     known = {name: default for name, default in signature.settings.items() if name not in skip}
     place = call_place()
     problems = [
-        verbs.unknown_setting(what, name, known, place)
+        methods.unknown_setting(what, name, known, place)
         for name in settings
         if name not in known and not signature.open_settings
     ]
     problems += [
-        verbs.missing_setting(what, n, "a value", place)
+        methods.missing_setting(what, n, "a value", place)
         for n, d in known.items()
         if d is REQUIRED and n not in settings
     ]
@@ -270,7 +270,7 @@ class Session:
         inputs = {"until" if way == "until" else "text": batch.data[column]}
         inputs |= {
             name: batch.data[name]
-            for name in (*verbs.MODEL_READS, "prefix_length")
+            for name in (*methods.MODEL_READS, "prefix_length")
             if way != "text" and name in batch
         }
         with failing(node, self.engine.iteration, batch, place):
@@ -310,7 +310,7 @@ class Session:
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Batch:
         """Call ``body`` on fresh prompts until it has kept enough groups."""
         place, name = call_place(), getattr(body, "__name__", "body")
-        bound = verbs.bind("repeat", verbs.REPEAT, {"groups": groups, "tries": tries}, place)
+        bound = methods.bind("repeat", methods.REPEAT, {"groups": groups, "tries": tries}, place)
         prompts = real("repeat", prompts)
         start, names = self.calls, dict(self._names)
 
@@ -328,7 +328,7 @@ class Session:
             return result
 
         counted = RepeatNames(f"repeat.{name}", name)
-        rows, metrics = self.engine.repeat(run_body, prompts, **bound, account=Account(), names=counted)
+        rows, metrics = self.engine.repeat(run_body, prompts, **bound, account=RowAccount(), names=counted)
         _, node = self.next_call(f"repeat.{name}")
         self.log(node, metrics)
         return rows
@@ -346,20 +346,20 @@ class Role:
     def __repr__(self) -> str:
         return f"<role {self._name}>"
 
-    def _call(self, verb: str) -> tuple[Session, int, str]:
+    def _call(self, method: str) -> tuple[Session, int, str]:
         session = scope.current()
         if not isinstance(session, Session):
             session = Session(self._engine)
-        return (session, *session.next_call(f"{self._name}.{verb}" if verb else self._name))
+        return (session, *session.next_call(f"{self._name}.{method}" if method else self._name))
 
     def generate(self, prompts: Batch, **settings: Any) -> Batch:
         """Sample rows from prompts."""
         _, call, node = self._call("generate")
-        settings = computed_settings(node, settings, verbs.COMPUTED.__contains__, None)
-        bound = verbs.bind(node, verbs.GENERATE, settings, call_place())
-        sampling, verb = self._engine.sampling, f"{self._name}.generate"
-        bound = verbs.resampled(bound, verbs.sampling_of(sampling, verb, node))
-        FlowError.refuse(verbs.too_short(bound, sampling, verb, node, call_place()))
+        settings = computed_settings(node, settings, methods.COMPUTED.__contains__, None)
+        bound = methods.bind(node, methods.GENERATE, settings, call_place())
+        sampling, method = self._engine.sampling, f"{self._name}.generate"
+        bound = methods.resampled(bound, methods.sampling_of(sampling, method, node))
+        FlowError.refuse(methods.too_short(bound, sampling, method, node, call_place()))
         if real(node, prompts).axis.grouped:
             raise FlowError(rules.not_prompts(node, call_place()))
         with failing(node, self._engine.iteration, prompts, call_place()):
@@ -383,9 +383,9 @@ class Role:
         )
 
     def _forward(
-        self, verb: str, want: tuple[str, ...], gives: tuple[str, ...], batch: Batch, *optional: str
+        self, method: str, want: tuple[str, ...], gives: tuple[str, ...], batch: Batch, *optional: str
     ) -> Batch:
-        _, _, node = self._call(verb)
+        _, _, node = self._call(method)
         inputs = model_reads(real(node, batch), *optional)
         with failing(node, self._engine.iteration, inputs, call_place()):
             return renamed(node, self._engine.forward(self._name, want, inputs), gives)
@@ -407,7 +407,9 @@ class Role:
             loss, problems = joined(node, loss, settings, call_place())
             FlowError.refuse(problems)
         batch, specified = real(node, batch), specification(loss)
-        own = verbs.bind(node, specified, {k: v for k, v in settings.items() if k in specified}, call_place())
+        own = methods.bind(
+            node, specified, {k: v for k, v in settings.items() if k in specified}, call_place()
+        )
         rest = checked(
             f"loss '{loss.name}'", loss.signature, {k: v for k, v in settings.items() if k not in specified}
         )
@@ -417,7 +419,7 @@ class Role:
         check_columns(f"loss '{loss.name}'", loss.signature, batch, call_place(), loss.place)
         levels = {name: data.kind.level for name, data in batch.data.items()}
         FlowError.refuse(rules.torn_groups(loss, levels, node, call_place()))
-        inputs = batch.select(*verbs.MODEL_READS, "mask") | reads(update_reads(loss), batch)
+        inputs = batch.select(*methods.MODEL_READS, "mask") | reads(update_reads(loss), batch)
         with failing(node, self._engine.iteration, inputs, call_place()):
             metrics, rows = self._engine.update(self._name, inputs, loss, UpdateOptions(**own), rest, call)
         session.log(node, {**metrics, **rows.metrics}, Of.UPDATE, self._name)
@@ -426,7 +428,7 @@ class Role:
 def update_reads(loss: Loss) -> tuple[str, ...]:
     """Return the columns that an update reads: the model's and the loss's."""
     return tuple(
-        dict.fromkeys((*verbs.MODEL_READS, "mask", "temperature", "group", *loss.signature.column_names))
+        dict.fromkeys((*methods.MODEL_READS, "mask", "temperature", "group", *loss.signature.column_names))
     )
 
 

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
-from rlflow.author import verbs
-from rlflow.author.axis import AskedTokens, Axis
+from rlflow.author import methods
+from rlflow.author.axis import Axis, FollowUpTokens
 from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import CLOCK, Kind, Level
 from rlflow.author.figures import Figure, Of
@@ -32,11 +32,11 @@ from rlflow.compiler.residency_schedule import computing, learning, sampling, sy
 from rlflow.compiler.spans import RankSpan
 from rlflow.errors import SkipIteration, listed
 from rlflow.execution import episodes
-from rlflow.execution.account import REPLACED, Account, Count, End, Fate, UpdateRows
+from rlflow.execution.account import REPLACED, Count, End, RowAccount, RowOutcome, UpdateRows
 from rlflow.execution.apply import apply_stage
 from rlflow.execution.lineage import chosen_rows, cut_rows, joined_rows, whole_completions
-from rlflow.execution.mover import MemoryMover
-from rlflow.execution.row_figures import NO_REWARDS, JudgedRecords
+from rlflow.execution.offload_manager import OffloadManager
+from rlflow.execution.row_figures import NO_REWARDS, ScoredRecords
 from rlflow.execution.summary import IterationSummary, summarise
 from rlflow.execution.tally import Label, PartialMetric, PartialMetrics, known
 from rlflow.rewards.environments.environment_pool import EnvironmentPool
@@ -198,7 +198,7 @@ class Engine:
     # role → weights from ``frozen`` to sample with instead of the newest
     weights: Mapping[str, Any] = field(default_factory=dict)
     # loads offloaded parts of models before a call that needs them
-    keeper: MemoryMover = field(default_factory=MemoryMover)
+    offloads: OffloadManager = field(default_factory=OffloadManager)
     # dtype of numbers that the engine itself makes, such as the flow's state
     dtype: torch.dtype = torch.float32
     asking: Asking = field(default_factory=Asking)
@@ -231,20 +231,24 @@ class Engine:
         return derived(self.seed, self.iteration if self.drawn is None else self.drawn, call)
 
     def generate(
-        self, role: str, prompts: Batch, sampling: Sampling, call: int, terms: CallOptions = HERE
+        self, role: str, prompts: Batch, sampling: Sampling, call: int, call_options: CallOptions = HERE
     ) -> Batch:
         """Return sampled rows with the columns of `generate`, ``samples`` adjacent rows per prompt."""
-        return self.sample(role, prompts, sampling, self.seed_of(call), terms)
+        return self.sample(role, prompts, sampling, self.seed_of(call), call_options)
 
     def sample(
-        self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: CallOptions = HERE
+        self, role: str, prompts: Batch, sampling: Sampling, seed: int, call_options: CallOptions = HERE
     ) -> Batch:
         """Sample rows from prompts with the newest weights. Equal seeds give equal rows."""
         raise NotImplementedError
 
     def sampled_columns(self, role: str) -> tuple[str, ...]:
         """Return the names of the columns that sampling from a role returns."""
-        return (*verbs.GENERATE_GIVES, "group", *(verbs.EPISODE_GIVES if role in self.environments else ()))
+        return (
+            *methods.GENERATE_GIVES,
+            "group",
+            *(methods.EPISODE_GIVES if role in self.environments else ()),
+        )
 
     def to_sample(self, role: str, prompts: Batch) -> Batch:
         """Return the columns of prompts that sampling from a role reads."""
@@ -260,10 +264,10 @@ class Engine:
         sampling: Sampling,
         call: int,
         into: Chunks,
-        terms: CallOptions = HERE,
+        call_options: CallOptions = HERE,
     ) -> Iterator[Batch]:
         """Sample like ``generate``, but yield chunks of rows as they end, and all rows last."""
-        yield from self.sample_chunks(role, prompts, sampling, self.seed_of(call), into, terms)
+        yield from self.sample_chunks(role, prompts, sampling, self.seed_of(call), into, call_options)
 
     def sample_chunks(
         self,
@@ -272,7 +276,7 @@ class Engine:
         sampling: Sampling,
         seed: int,
         into: Chunks,
-        terms: CallOptions = HERE,
+        call_options: CallOptions = HERE,
     ) -> Iterator[Batch]:
         """Sample rows in chunks. Equal seeds give equal rows.
 
@@ -294,15 +298,19 @@ class Engine:
         joined = self.joined([piece for piece in pieces if len(piece)] or [pieces[0]])
         return Batch(axis, joined.rows(index.argsort()).data)
 
-    def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: CallOptions = HERE) -> Batch:
+    def forward(
+        self, role: str, want: tuple[str, ...], batch: Batch, call_options: CallOptions = HERE
+    ) -> Batch:
         """Run a role's trainer forward over rows. ``want``: quantities to return, such as logprobs."""
         raise NotImplementedError
 
-    def score(self, role: str, batch: Batch, terms: CallOptions = HERE) -> Batch:
+    def score(self, role: str, batch: Batch, call_options: CallOptions = HERE) -> Batch:
         """Return `logprobs` of given tokens from the role's generator, with the trainer's newest weights."""
         raise NotImplementedError
 
-    def reward(self, role: str, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
+    def reward(
+        self, role: str, batch: Batch, call_options: CallOptions = HERE
+    ) -> tuple[Batch, PartialMetrics]:
         """Score rows: return ``scores``, and metrics with the number of missing scores.
 
         A row whose episode failed is not passed to the reward and has a missing score.
@@ -317,7 +325,7 @@ class Engine:
         options: UpdateOptions,
         settings: Mapping[str, Any],
         call: int,
-        terms: CallOptions = HERE,
+        call_options: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
         """Train a role on rows, or wait if the update is not due yet. ``settings``: of the loss.
 
@@ -326,7 +334,7 @@ class Engine:
         if self.iteration < options.after:
             rows = torch.zeros(len(batch), dtype=torch.int64)
             return {}, UpdateRows(rows, loss.signature.column_names, waits=True)
-        return self.learn(role, batch, loss, options, settings, call, terms)
+        return self.learn(role, batch, loss, options, settings, call, call_options)
 
     def learn(
         self,
@@ -336,13 +344,18 @@ class Engine:
         options: UpdateOptions,
         settings: Mapping[str, Any],
         call: int,
-        terms: CallOptions = HERE,
+        call_options: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
         """Run an update that is due."""
         raise NotImplementedError
 
     def stage(
-        self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
+        self,
+        stage: Stage,
+        batch: Batch,
+        settings: Mapping[str, Any],
+        call: int,
+        call_options: CallOptions = HERE,
     ) -> tuple[Batch, PartialMetrics]:
         """Run a stage on rows. Returns its columns and its partial metrics."""
         raise NotImplementedError
@@ -359,7 +372,7 @@ class Engine:
         """Place columns of the data on the pool that reads them first."""
         return batch
 
-    def near(self, batch: Batch, terms: CallOptions = HERE) -> str | None:
+    def near(self, batch: Batch, call_options: CallOptions = HERE) -> str | None:
         """Return the pool that has most of the rows; None in one process."""
         return None
 
@@ -383,10 +396,10 @@ class Engine:
         """Join the rows of all batches, one batch after another."""
         return Batch.concat(batches)
 
-    def heard_by(self, hear: Callable[[bytes], object]) -> None:
+    def on_output(self, on_output: Callable[[bytes], object]) -> None:
         """Register a receiver of output that rewards print in other processes. Here there are none."""
 
-    def summarise(self, records: Mapping[str, Batch], judged: JudgedRecords = NO_REWARDS) -> IterationSummary:
+    def summarise(self, records: Mapping[str, Batch], judged: ScoredRecords = NO_REWARDS) -> IterationSummary:
         """Summarise the recorded columns of an iteration."""
         return summarise(records, judged)
 
@@ -403,7 +416,7 @@ class Engine:
 
     def moved(self) -> dict[str, Any]:
         """Return metrics since the last call: weight transfers, and parts of models offloaded and loaded."""
-        return self.keeper.moved()
+        return self.offloads.moved()
 
     def traffic(self) -> dict[str, int]:
         """Return the bytes sent between processes since the last call, by kind; empty in one process."""
@@ -436,13 +449,15 @@ class Engine:
             Kind(Level.SCALAR, str(self.dtype).removeprefix("torch.")), torch.tensor(value, dtype=self.dtype)
         )
 
-    def ask(self, batch: Batch, roles: Roles, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
+    def ask(
+        self, batch: Batch, roles: Roles, call_options: CallOptions = HERE
+    ) -> tuple[Batch, PartialMetrics]:
         """Make a follow-up prompt for each row's ``text``, or for each position that ``until`` gives.
 
         Returns the prompts over an axis of their own, without prompts that are too long, and how many were
         too long. ``roles``: roles whose models read the prompts.
         """
-        rows, cut = self._prompts(batch, roles, terms)
+        rows, cut = self._prompts(batch, roles, call_options)
         lengths = rows.data["prompt_tokens"].row_lengths
         short = (lengths <= self.asking.longest).nonzero()[:, 0]
         axis = batch.axis.ask(
@@ -451,15 +466,17 @@ class Engine:
         asked = Batch(axis, {name: data.take(short, rows.axis) for name, data in rows.data.items()})
         return asked, {"too_long": PartialMetric.sum(float(len(rows) - len(short)))}
 
-    def _prompts(self, batch: Batch, roles: Roles, terms: CallOptions) -> tuple[Batch, AskedTokens | None]:
+    def _prompts(
+        self, batch: Batch, roles: Roles, call_options: CallOptions
+    ) -> tuple[Batch, FollowUpTokens | None]:
         if "until" not in batch:
-            return self.encoded(batch, roles, terms), None
-        rows, place = self.cut(batch, terms)
-        return rows, AskedTokens(place, batch.data["tokens"].row_lengths) if batch.data[
+            return self.encoded(batch, roles, call_options), None
+        rows, place = self.cut(batch, call_options)
+        return rows, FollowUpTokens(place, batch.data["tokens"].row_lengths) if batch.data[
             "until"
         ].kind.level is Level.TOKEN else None
 
-    def encoded(self, batch: Batch, roles: Roles, terms: CallOptions = HERE) -> Batch:
+    def encoded(self, batch: Batch, roles: Roles, call_options: CallOptions = HERE) -> Batch:
         """Return ``prompt`` and ``prompt_tokens`` of each row's ``text``.
 
         If the rows have responses, the text follows the row's prompt and response.
@@ -478,7 +495,7 @@ class Engine:
         prompt = replace(batch.data["text"], value=tuple(map(as_text, texts)))
         return Batch(batch.axis, {"prompt": prompt, "prompt_tokens": tokens})
 
-    def cut(self, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, Tensor]:
+    def cut(self, batch: Batch, call_options: CallOptions = HERE) -> tuple[Batch, Tensor]:
         """Return the beginnings of rows to continue from, as ``cut_rows`` does."""
         return cut_rows(batch)
 
@@ -490,7 +507,7 @@ class Engine:
             "dropped": PartialMetric.sum(float(len(batch) - len(index)))
         }
 
-    def concat(self, parts: Sequence[Batch], terms: CallOptions = HERE) -> Batch:
+    def concat(self, parts: Sequence[Batch], call_options: CallOptions = HERE) -> Batch:
         """Join the rows of all parts, which have the same columns."""
         return joined_rows(parts)
 
@@ -500,7 +517,7 @@ class Engine:
         prompts: Batch,
         groups: int,
         tries: int,
-        account: Account,
+        account: RowAccount,
         names: RepeatNames,
     ) -> tuple[Batch, PartialMetrics]:
         """Return at most ``groups`` groups that ``body`` keeps, in prompt order, with metrics.
@@ -512,7 +529,7 @@ class Engine:
         joined = self.joined(batches)
         wanted = joined.axis.slots < groups
         for source, count in self.counts(joined, names, ~wanted):
-            account.end(source, End(Fate.SURPLUS, names.node, setting=f"groups={groups}"), count)
+            account.end(source, End(RowOutcome.SURPLUS, names.node, setting=f"groups={groups}"), count)
         return joined.rows(wanted), repeat_metrics(account, names, tried, groups)
 
     def kept_groups(
@@ -520,7 +537,7 @@ class Engine:
         body: Callable[[Batch], Batch],
         draws: Iterator[Batch],
         groups: int,
-        account: Account,
+        account: RowAccount,
         names: RepeatNames,
         opening: Sequence[Batch] = (),
     ) -> tuple[list[Batch], int]:
@@ -541,7 +558,7 @@ class Engine:
             for source, number in self.counts(rows, names):
                 (account.sample if source == names.source else account.place)(source, number)
             for source, number in self.counts(rows, names, ~keep):
-                account.end(source, End(Fate.LEFT_OUT, names.node, "not kept"), number)
+                account.end(source, End(RowOutcome.LEFT_OUT, names.node, "not kept"), number)
             batches.append(rows.rows(keep))
             count += batches[-1].axis.groups
         if count == 0:
@@ -574,7 +591,7 @@ class LocalEngine(Engine):
     models: Mapping[str, Model]  # by role
 
     def sample(
-        self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: CallOptions = HERE
+        self, role: str, prompts: Batch, sampling: Sampling, seed: int, call_options: CallOptions = HERE
     ) -> Batch:
         """Sample rows from prompts with the newest weights. Equal seeds give equal rows."""
         model = self._synchronised(role)
@@ -608,7 +625,7 @@ class LocalEngine(Engine):
         sampling: Sampling,
         seed: int,
         into: Chunks,
-        terms: CallOptions = HERE,
+        call_options: CallOptions = HERE,
     ) -> Iterator[Batch]:
         """Sample rows in chunks. Equal seeds give equal rows.
 
@@ -616,7 +633,7 @@ class LocalEngine(Engine):
         """
         # rows take their turns together, so the last rows end together with the first
         if role in self.environments:
-            rows = self.sample(role, prompts, sampling, seed, terms)
+            rows = self.sample(role, prompts, sampling, seed, call_options)
             lengths = rows.data["tokens"].row_lengths
             for index in chunked([lengths.argsort(stable=True)], len(rows), into.count):
                 yield rows.rows(index).select(*into.names)
@@ -634,7 +651,7 @@ class LocalEngine(Engine):
         if len(pieces) != into.count:
             raise ValueError(f"found {len(pieces)} chunks of sampled rows, expected {into.count}")
         rows = self.in_order(pieces)
-        yield whole(rows, len(prompts) * sampling.samples, (*verbs.GENERATE_GIVES, "group"))
+        yield whole(rows, len(prompts) * sampling.samples, (*methods.GENERATE_GIVES, "group"))
 
     def _with_beginnings(self, role: str, prompts: Batch, rows: Batch, bare: bool) -> Batch:
         """Add to completions the beginnings that their prompts continued from."""
@@ -642,24 +659,30 @@ class LocalEngine(Engine):
             return rows
         return whole_completions(partial(self.asking.decode, (role,), bare=bare), prompts, rows)
 
-    def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: CallOptions = HERE) -> Batch:
+    def forward(
+        self, role: str, want: tuple[str, ...], batch: Batch, call_options: CallOptions = HERE
+    ) -> Batch:
         """Run a role's trainer forward over rows. ``want``: quantities to return, such as logprobs."""
         trainer = self.models[role].trainer
         assert trainer is not None
-        self.keeper.settle(computing(role))
+        self.offloads.settle(computing(role))
         forward = (
-            trainer.forward_ahead if terms.ahead and isinstance(trainer, ForwardsAhead) else trainer.forward
+            trainer.forward_ahead
+            if call_options.ahead and isinstance(trainer, ForwardsAhead)
+            else trainer.forward
         )
         return Batch(batch.axis, whole(forward(batch, want), len(batch), want).data)
 
-    def score(self, role: str, batch: Batch, terms: CallOptions = HERE) -> Batch:
+    def score(self, role: str, batch: Batch, call_options: CallOptions = HERE) -> Batch:
         """Return `logprobs` of given tokens from the role's generator, with the trainer's newest weights."""
         generator = self._synchronised(role).generator
         assert isinstance(generator, ScoresTokens)
         rows = generator.logprobs(batch)
         return Batch(batch.axis, whole(rows, len(batch), ("logprobs",)).data)
 
-    def reward(self, role: str, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
+    def reward(
+        self, role: str, batch: Batch, call_options: CallOptions = HERE
+    ) -> tuple[Batch, PartialMetrics]:
         """Score rows: return ``scores``, and metrics with the number of missing scores.
 
         A row whose episode failed is not passed to the reward and has a missing score.
@@ -698,12 +721,12 @@ class LocalEngine(Engine):
         options: UpdateOptions,
         settings: Mapping[str, Any],
         call: int,
-        terms: CallOptions = HERE,
+        call_options: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
         """Train the role in this process."""
         model = self.models[role]
         assert model.trainer is not None
-        self.keeper.settle(learning(role))
+        self.offloads.settle(learning(role))
         broken = broken_columns(batch, loss)
         broken = with_groups(broken, group_of(batch), WITH_GROUP) if loss.rows == "group" else broken
         metrics = model.trainer.update(
@@ -720,22 +743,27 @@ class LocalEngine(Engine):
         return known(metrics), UpdateRows(broken, names, stepped=stepped, tokens=mask_counts(batch))
 
     def stage(
-        self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
+        self,
+        stage: Stage,
+        batch: Batch,
+        settings: Mapping[str, Any],
+        call: int,
+        call_options: CallOptions = HERE,
     ) -> tuple[Batch, PartialMetrics]:
         """Run a stage on rows. Returns its columns and its partial metrics."""
         self.may_change(stage)
         trainer = self.models[stage.on].trainer if stage.on else None
         if stage.on:
-            self.keeper.settle(learning(stage.on))
+            self.offloads.settle(learning(stage.on))
         return apply_stage(stage, batch, settings, self.seed_of(call), trainer)
 
     def _synchronised(self, role: str) -> Model:
         """Return the role's model, ready to sample with the newest weights."""
         model = self.models[role]
         if model.stale:
-            self.keeper.settle(syncing(role))
+            self.offloads.settle(syncing(role))
             model.synchronise()
-        self.keeper.settle(sampling(role))
+        self.offloads.settle(sampling(role))
         return model
 
 
@@ -747,7 +775,7 @@ class RepeatNames(NamedTuple):
     placer: str = ""  # the stage in its body that returns the body's tokens
 
 
-def seen(account: Account, names: RepeatNames) -> int:
+def seen(account: RowAccount, names: RepeatNames) -> int:
     """Return the number of groups that a `repeat` body returned, kept or not.
 
     A group counts as sampled even if a stage replaced all its rows.
@@ -756,7 +784,7 @@ def seen(account: Account, names: RepeatNames) -> int:
 
 
 def repeat_metrics(
-    account: Account, names: RepeatNames, tried: int, groups: int
+    account: RowAccount, names: RepeatNames, tried: int, groups: int
 ) -> dict[Label, PartialMetric]:
     """Compute the metrics of a `repeat` from the account.
 
@@ -768,11 +796,12 @@ def repeat_metrics(
     dropped = sum(
         count.groups
         for (name, end), count in account.ends.items()
-        if name in own and end.fate in (Fate.LEFT_OUT, Fate.READ) and end.node != names.placer
+        if name in own and end.fate in (RowOutcome.LEFT_OUT, RowOutcome.READ) and end.node != names.placer
     )
-    beyond = account.of(Fate.SURPLUS, node).groups + account.of(Fate.CARRIED, node).groups
+    beyond = account.of(RowOutcome.SURPLUS, node).groups + account.of(RowOutcome.CARRIED, node).groups
     opened = (
-        sum(account.opened.get(name, Count()).groups for name in own) - account.of(Fate.STALE, node).groups
+        sum(account.opened.get(name, Count()).groups for name in own)
+        - account.of(RowOutcome.STALE, node).groups
     )
     groups_kept = sampled + opened - dropped - beyond
     return known(
@@ -796,4 +825,4 @@ def reads(names: tuple[str, ...], batch: Batch) -> Batch:
 
 def model_reads(batch: Batch, *optional: str) -> Batch:
     """Return the columns that a model reads: prompt_tokens, tokens, and the optional columns if present."""
-    return batch.select(*verbs.MODEL_READS, *(name for name in optional if name in batch))
+    return batch.select(*methods.MODEL_READS, *(name for name in optional if name in batch))

@@ -29,19 +29,27 @@ from rlflow.compiler.plan import Plan
 from rlflow.compiler.scheduler import Finish, Free, Instruction, Scheduler, StartNode
 from rlflow.compiler.spans import RankSpan, Span
 from rlflow.errors import SkipIteration, StageError, Stopped
-from rlflow.execution.account import REPLACED, Account, Ledger, PlacedRows, placer_of, sampler_of, source_of
+from rlflow.execution.account import (
+    REPLACED,
+    Ledger,
+    PlacedRows,
+    RowAccount,
+    placer_of,
+    sampler_of,
+    source_of,
+)
 from rlflow.execution.apply import failing, shapes
 from rlflow.execution.computed import sampling_of, with_numbers
 from rlflow.execution.engine import CallOptions, Engine, Metrics, RepeatNames
-from rlflow.execution.lanes import Lanes
 from rlflow.execution.pieces import Pieces
-from rlflow.execution.row_figures import JudgedRecords
+from rlflow.execution.queues import Queues
+from rlflow.execution.row_figures import ScoredRecords
 from rlflow.execution.store import Store, after_one_step
 from rlflow.execution.summary import IterationSummary
 from rlflow.execution.tally import PartialMetric, PartialMetrics, accumulated, figures
 from rlflow.processes.deadline import LOOK, Deadline
-from rlflow.processes.watchdog.board import Board
-from rlflow.processes.watchdog.kin import here_alone
+from rlflow.processes.watchdog.heartbeat_page import HeartbeatPage
+from rlflow.processes.watchdog.process_tag import here_alone
 from rlflow.training.protocols import Sampling
 
 # scope of a node's metrics
@@ -62,10 +70,10 @@ class Outcome:
     records: dict[str, Any] = field(default_factory=dict)
     policies: dict[str, dict[str, Any]] = field(default_factory=dict)
     # role in ``policies``, or an empty name → columns of its scores among the records
-    judged: dict[str, JudgedRecords] = field(default_factory=dict)
+    judged: dict[str, ScoredRecords] = field(default_factory=dict)
     state: dict[str, float] = field(default_factory=dict)
     summary: IterationSummary = field(default_factory=IterationSummary)
-    account: Account = field(default_factory=Account)
+    account: RowAccount = field(default_factory=RowAccount)
     sampler: str = ""  # role that sampled the recorded completions, if several roles sample
     tallies: dict[Figure, PartialMetric] = field(default_factory=dict)  # sums of the metrics logged so far
 
@@ -85,26 +93,26 @@ class Sampled:
     metrics: Metrics = field(default_factory=dict)  # metrics of these nodes
     spans: tuple[Span, ...] = ()
     skipped: str = ""  # why the iteration has nothing to train on; empty if it has rows
-    account: Account = field(default_factory=Account)
+    account: RowAccount = field(default_factory=RowAccount)
 
 
 class Executor:
     """Runs plans, one iteration at a time. After each run, even a failed one, the store is empty.
 
-    ``board``: heartbeat page where running nodes are listed for the watchdog. ``clock``: clock of node
+    ``heartbeat_page``: heartbeat page where running nodes are listed for the watchdog. ``clock``: clock of node
     deadlines, in seconds. ``away``: longest pause of the clock in seconds; the watchdog does not know of such
     pauses.
     """
 
     def __init__(
-        self, engine: Engine, lanes: Lanes, clock: Callable[[], float] = time.monotonic, away: float = 0.0
+        self, engine: Engine, queues: Queues, clock: Callable[[], float] = time.monotonic, away: float = 0.0
     ) -> None:
         self.engine, self.clock, self.away = engine, clock, away
-        self.lanes = lanes
+        self.queues = queues
         self.store = Store()
         self.stopping = False
         self.wrote = False  # the last iteration changed weights, or started to
-        self.board = Board()
+        self.heartbeat_page = HeartbeatPage()
 
     def run(self, plan: Plan, prompts: Batch, sampled: Sampled | None = None) -> Outcome:
         """Run one iteration. ``sampled``: rows of it that were sampled ahead of training.
@@ -129,7 +137,7 @@ class Executor:
         self.store, self.wrote = run.store, False
         try:
             self._finished(run, outcome)
-            outcome.summary = self.lanes.do("model", partial(self._summary, outcome))
+            outcome.summary = self.queues.do("model", partial(self._summary, outcome))
             outcome.ranks = self.engine.ran()
         finally:
             self.wrote = run.writing
@@ -143,9 +151,9 @@ class Executor:
 
         If several trained roles sample, compute health metrics for each role.
         """
-        whole = self.engine.summarise(outcome.records, outcome.judged.get("", JudgedRecords()))
+        whole = self.engine.summarise(outcome.records, outcome.judged.get("", ScoredRecords()))
         own = {
-            role: self.engine.summarise(records, outcome.judged.get(role, JudgedRecords())).health
+            role: self.engine.summarise(records, outcome.judged.get(role, ScoredRecords())).health
             for role, records in outcome.policies.items()
         }
         named = {
@@ -190,8 +198,8 @@ class Executor:
 
         A stop request does not interrupt the evaluation; the run saves the trained state after it.
         """
-        other = Executor(self.engine.evaluating(), self.lanes, self.clock, self.away)
-        other.board = self.board
+        other = Executor(self.engine.evaluating(), self.queues, self.clock, self.away)
+        other.heartbeat_page = self.heartbeat_page
         return other
 
     def run_body(self, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data]) -> Batch:
@@ -244,7 +252,7 @@ class _Run:
         self.store = Store()
         self.ledger = Ledger(plan.graph, self.store.axes, executor.engine.asking.longest)
         self.results: Batch | None = None
-        self._scheduler = Scheduler(plan, executor.lanes.room)
+        self._scheduler = Scheduler(plan, executor.queues.room)
         self._ended: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
         self._deadlines: dict[int, Deadline] = {}
         self._since: dict[int, float] = {}
@@ -292,7 +300,7 @@ class _Run:
         if self._instant(unit):
             self._job(unit)()
         else:
-            self.executor.lanes.submit(self.plan.lane[unit], self._job(unit))
+            self.executor.queues.submit(self.plan.lane[unit], self._job(unit))
 
     def _instant(self, unit: int) -> bool:
         """Whether a unit needs no computation: its columns exist already, or it joins pieces."""
@@ -310,7 +318,7 @@ class _Run:
             self._deadlines[unit] = Deadline(seconds + self.engine.grace, self.executor.clock)
             try:
                 with (
-                    self.executor.board.during(
+                    self.executor.heartbeat_page.during(
                         node.name, self.engine.iteration, seconds + self.executor.away
                     ),
                     here_alone(),
@@ -344,7 +352,7 @@ class _Run:
                 return self._ended.get(timeout=min((self._deadlines[i].wait() for i in begun), default=LOOK))
             except queue.Empty:
                 if late := [i for i in begun if self._deadlines[i].left() <= 0]:
-                    self.executor.lanes.lost(self.plan.lane[late[0]])
+                    self.executor.queues.lost(self.plan.lane[late[0]])
                     raise self._late(late[0]) from None
 
     def _rows(self, unit: int) -> int:
@@ -434,7 +442,7 @@ class _Run:
         self.outcome.records |= self._recorded(self.plan.records)
         self.outcome.policies = {role: self._recorded(own) for role, own in self.plan.policies.items()}
         self._record_judged()
-        self.outcome.sampler = sampler_of_records(graph, self.plan.held_to_end)
+        self.outcome.sampler = sampler_of_records(graph, self.plan.keep_until_end)
         self.outcome.state = {slot.name: float(columns[slot.final].value) for slot in graph.state}
         self.outcome.account.add(self.ledger.account())
         if graph.results:
@@ -449,7 +457,7 @@ class _Run:
             records |= self._recorded(
                 {names[reward]: column for reward, column in judged.rewards.items()} | learned
             )
-            self.outcome.judged[role] = JudgedRecords(names, tuple(learned))
+            self.outcome.judged[role] = ScoredRecords(names, tuple(learned))
 
     def _recorded(self, names: Mapping[str, Column]) -> dict[str, Batch]:
         """Return each of these columns that is kept to the end, each in a batch of its own."""
@@ -457,7 +465,7 @@ class _Run:
         there = {
             name: column
             for name, column in names.items()
-            if column in self.plan.held_to_end and column in store.columns
+            if column in self.plan.keep_until_end and column in store.columns
         }
         return {
             name: Batch(store.axes[nodes[column.node].rows_axis], {name: store.columns[column]})
@@ -489,7 +497,7 @@ class _Run:
     # -- node kinds
     # --------------------------------------------------------------------------------------------------------
 
-    def _terms(self, node: Node, batch: Batch | None = None) -> CallOptions:
+    def _call_options(self, node: Node, batch: Batch | None = None) -> CallOptions:
         ahead = batch is not None and len(batch) <= self.plan.ahead.get(node.id, -1)
         return CallOptions(
             self.plan.home.get(node.id), self._seconds(node, len(batch or ())), ahead, node=node.name
@@ -503,12 +511,12 @@ class _Run:
         sampling = sampling_of(node.options(GenerateOptions), numbers)
         if node.id in self.plan.chunks:
             return self._streamed(node, batch, sampling), {}
-        return self.engine.generate(node.role or "", batch, sampling, node.call, self._terms(node)), {}
+        return self.engine.generate(node.role or "", batch, sampling, node.call, self._call_options(node)), {}
 
     def _streamed(self, node: Node, batch: Batch, sampling: Sampling) -> Batch:
         """Return all rows. Releases each chunk to its readers as soon as it is sampled."""
         into = self._pieces.into(node)
-        rows = self.engine.chunks(node.role or "", batch, sampling, node.call, into, self._terms(node))
+        rows = self.engine.chunks(node.role or "", batch, sampling, node.call, into, self._call_options(node))
         for number, released in enumerate(self.plan.chunks[node.id]):
             self._pieces.add(node, number, next(rows))
             self._span(node.id)
@@ -518,25 +526,30 @@ class _Run:
 
     def forward(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
         return self.engine.forward(
-            node.role or "", tuple(output.source for output in node.outputs), batch, self._terms(node, batch)
+            node.role or "",
+            tuple(output.source for output in node.outputs),
+            batch,
+            self._call_options(node, batch),
         ), {}
 
     def reward(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
-        return self.engine.reward(node.role or "", batch, self._terms(node, batch))
+        return self.engine.reward(node.role or "", batch, self._call_options(node, batch))
 
     def update(self, node: Node, batch: Batch) -> tuple[None, PartialMetrics]:
         loss = self.plan.program.loss(node.name)
         settings, batch = with_numbers(self._settings(node), batch, loss.signature)
-        options, terms = node.options(UpdateOptions), self._terms(node)
-        metrics, rows = self.engine.update(node.role or "", batch, loss, options, settings, node.call, terms)
+        options, call_options = node.options(UpdateOptions), self._call_options(node)
+        metrics, rows = self.engine.update(
+            node.role or "", batch, loss, options, settings, node.call, call_options
+        )
         self.ledger.updates[node.id] = rows
-        metrics = after_one_step(self.engine, node.role or "", batch, metrics, terms)
+        metrics = after_one_step(self.engine, node.role or "", batch, metrics, call_options)
         return None, {**metrics, **rows.metrics}
 
     def stage(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
         stage = self.plan.program.stage(node.name)
         settings, batch = with_numbers(self._settings(node), batch, stage.signature)
-        result, metrics = self.engine.stage(stage, batch, settings, node.call, self._terms(node))
+        result, metrics = self.engine.stage(stage, batch, settings, node.call, self._call_options(node))
         self._keep_state(node, result)
         self._placed(node, batch, result)
         return result, metrics
@@ -565,7 +578,7 @@ class _Run:
                 result.data[output.source] = self.engine.state_data(float(result.data[output.source].value))
 
     def ask(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
-        return self.engine.ask(batch, node.options(AskOptions).roles, self._terms(node, batch))
+        return self.engine.ask(batch, node.options(AskOptions).roles, self._call_options(node, batch))
 
     def choose(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
         """Keep the rows that a column chooses. Raises SkipIteration if no row is left.
@@ -579,7 +592,9 @@ class _Run:
         return rows, metrics
 
     def concat(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
-        return self.engine.concat(self.store.parts(self.plan, node, self._fetch), self._terms(node)), {}
+        return self.engine.concat(
+            self.store.parts(self.plan, node, self._fetch), self._call_options(node)
+        ), {}
 
     def repeat(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
         body = self.plan.bodies[node.id]

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rlflow.author.axis import AskedTokens, Axis
+from rlflow.author.axis import Axis, FollowUpTokens
 from rlflow.author.batch import Batch
 from rlflow.author.figures import Figure, Of
 from rlflow.author.node_options import GenerateOptions, RepeatOptions
@@ -28,11 +28,11 @@ from rlflow.compiler.graph.model import Node, Op
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.spans import Span
 from rlflow.errors import SkipIteration
-from rlflow.execution.account import Account, Count, End, Fate, placer_of, source_of
+from rlflow.execution.account import Count, End, RowAccount, RowOutcome, placer_of, source_of
 from rlflow.execution.computed import sampling_of
 from rlflow.execution.engine import CallOptions, Engine, RepeatNames, repeat_metrics
 from rlflow.execution.executor import Executor, Outcome, Sampled
-from rlflow.execution.lanes import Lanes
+from rlflow.execution.queues import Queues
 from rlflow.execution.tally import known
 
 Versions = Mapping[str, int]  # role → number of updates in its weights
@@ -124,7 +124,7 @@ class Ahead:
 
     plan: Plan
     engine: Engine
-    lanes: Lanes
+    queues: Queues
     stream: Stream
     staleness: int
     iterations: int  # iterations of the run; nothing is sampled after the last
@@ -144,7 +144,7 @@ class Ahead:
         self.home = self.plan.home.get(self.nodes[0].id) if self.nodes else None
         read = {item.column.node for node in live if node.op is not Op.REPEAT for item in node.inputs}
         self.always_reads = any(node.id in read for node in live if node.op is Op.DATA)
-        self._bodies = Executor(self.engine, self.lanes)
+        self._bodies = Executor(self.engine, self.queues)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
 
     def _from_rows(self, node: Node) -> bool:
@@ -214,12 +214,12 @@ class Ahead:
                 if node.op is Op.REPEAT:
                     rows[node.id] = self._repeat(engine, node, prompts, (versions, oldest), outcome)
                 elif self.chain is None:
-                    sampling, terms = (
+                    sampling, call_options = (
                         sampling_of(node.options(GenerateOptions)),
                         CallOptions(None, node.timeout, node=node.name),
                     )
                     rows[node.id] = engine.generate(
-                        str(node.role), prompts.given(), sampling, node.call, terms
+                        str(node.role), prompts.given(), sampling, node.call, call_options
                     )
                 else:
                     continue
@@ -266,7 +266,9 @@ class Ahead:
             account.open(source, count)
         opening, stale = carry_over.opening(oldest)
         for source, count in counted(engine, stale, names):
-            account.end(source, End(Fate.STALE, node.name, setting=f"staleness={self.staleness}"), count)
+            account.end(
+                source, End(RowOutcome.STALE, node.name, setting=f"staleness={self.staleness}"), count
+            )
 
         def body(drawn: Batch) -> Batch:
             return self._bodies.run_body(
@@ -282,10 +284,10 @@ class Ahead:
         later = self.engine.at(engine.iteration + 1)
         carry_over.pieces = [CarriedGroups(later.held(piece.rows, home), piece.versions) for piece in rest]
         for source, count in counted(engine, rest, names):
-            account.end(source, End(Fate.CARRIED, node.name, setting=f"groups={groups}"), count)
+            account.end(source, End(RowOutcome.CARRIED, node.name, setting=f"groups={groups}"), count)
         own = {
             "carried": float(groups_of(opening)),
-            "dropped": float(account.of(Fate.STALE, node.name).groups),
+            "dropped": float(account.of(RowOutcome.STALE, node.name).groups),
         }
         metrics = {**repeat_metrics(account, names, tried, groups), **known(own)}
         outcome.log(node, metrics)
@@ -379,7 +381,11 @@ class Ahead:
         return SampledIteration(
             entry["cursor"],
             Sampled(
-                prompts, rows, metrics, skipped=entry["skipped"], account=Account.from_json(entry["account"])
+                prompts,
+                rows,
+                metrics,
+                skipped=entry["skipped"],
+                account=RowAccount.from_json(entry["account"]),
             ),
         )
 
@@ -399,7 +405,7 @@ class Ahead:
             case Op.CHOOSE:
                 return axes[node.axis].take(parts[0])
             case Op.ASK:
-                return axes[node.axis].ask(parts[0], AskedTokens(*parts[1:]) if parts[1:] else None)
+                return axes[node.axis].ask(parts[0], FollowUpTokens(*parts[1:]) if parts[1:] else None)
             case Op.CONCAT:
                 return Axis.join([axes[part] for part in self.plan.graph.axes[node.rows_axis].parts])
         return axes[node.axis]
@@ -413,7 +419,7 @@ def part_of(plan: Plan, nodes: Collection[int]) -> Plan:
     live = tuple(i for i in plan.live if i in nodes or plan.graph.nodes[i].op in (Op.DATA, Op.STATE))
     columns = frozenset(column for column in plan.columns if column.node in live)
     return replace(
-        plan, live=live, columns=columns, held_to_end=columns, chunks={}, pieces={}, turns={}, ahead={}
+        plan, live=live, columns=columns, keep_until_end=columns, chunks={}, pieces={}, turns={}, ahead={}
     )
 
 

@@ -45,7 +45,7 @@ SAME = 1e-6  # of the largest value of a column: smaller differences count as ro
 
 
 @dataclass(frozen=True)
-class JudgedRecords:
+class ScoredRecords:
     """Recorded columns with scores of rewards, and columns computed from scores that an update reads."""
 
     # reward role → column of its scores, if several roles score the rows
@@ -53,10 +53,10 @@ class JudgedRecords:
     learned: tuple[str, ...] = ()  # columns that depend on scores and that the update reads
 
 
-NO_REWARDS = JudgedRecords()
+NO_REWARDS = ScoredRecords()
 
 
-def health(records: Mapping[str, Batch], judged: JudgedRecords = NO_REWARDS) -> dict[Figure, float]:
+def health(records: Mapping[str, Batch], judged: ScoredRecords = NO_REWARDS) -> dict[Figure, float]:
     """Return the health metrics of recorded columns. A metric is absent if its columns are."""
     flat, scores = _under_mask(records), Scored.of(records, judged)
     rows = {
@@ -120,7 +120,7 @@ class Scored:
     learned: tuple[Tensor, ...]
 
     @staticmethod
-    def of(records: Mapping[str, Batch], judged: JudgedRecords) -> Scored | None:
+    def of(records: Mapping[str, Batch], judged: ScoredRecords) -> Scored | None:
         """Collect the scores from recorded columns; None without scored rows.
 
         Rewards that score other rows than the last reward are skipped.

@@ -102,7 +102,7 @@ MOVED = "funnel/moved"  # metric of an update; an update of several steps measur
 
 
 def after_one_step(
-    engine: Engine, role: str, batch: Batch, metrics: PartialMetrics, terms: CallOptions
+    engine: Engine, role: str, batch: Batch, metrics: PartialMetrics, call_options: CallOptions
 ) -> PartialMetrics:
     """Return the metrics of an update, with MOVED measured now if the update had a single step.
 
@@ -118,6 +118,8 @@ def after_one_step(
         return metrics
     rows = engine.gather(batch.rows(torch.arange(0, len(batch), -(-len(batch) // ROWS))))
     now = engine.gather(
-        engine.forward(role, ("logprobs",), model_reads(rows, "temperature"), replace(terms, ahead=False))
+        engine.forward(
+            role, ("logprobs",), model_reads(rows, "temperature"), replace(call_options, ahead=False)
+        )
     )["logprobs"]
     return {**metrics, MOVED: PartialMetric.of((now - rows["logprobs"]).abs()[rows["mask"].bool()])}

@@ -13,7 +13,7 @@ import torch
 from rlflow.author.batch import Batch
 from rlflow.author.columns import Level
 from rlflow.author.figures import Figure
-from rlflow.execution.row_figures import NO_REWARDS, JudgedRecords, health
+from rlflow.execution.row_figures import NO_REWARDS, ScoredRecords, health
 
 SAMPLES = 4  # rows of each iteration written to samples.jsonl
 WATCHED = ("scores", "logprobs", "ref_logprobs", "sampled_logprobs", "values", "returns")
@@ -32,7 +32,7 @@ class IterationSummary:
     scored: int = 0  # scored rows, including rows with a missing score
 
 
-def summarise(records: Mapping[str, Batch], judged: JudgedRecords = NO_REWARDS) -> IterationSummary:
+def summarise(records: Mapping[str, Batch], judged: ScoredRecords = NO_REWARDS) -> IterationSummary:
     """Summarise the columns that an iteration recorded: health of the policy, scores and responses."""
     scored = len(records["scores"]) if "scores" in records else 0
     return IterationSummary(

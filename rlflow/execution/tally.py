@@ -76,8 +76,8 @@ def exact_sum(values: Tensor) -> Fraction | float:
     lowest = int(exponents.min(initial=0))
     places = exponents - lowest
     high, low = (np.bincount(places, weights=half) for half in (digits >> LOW, digits & (1 << LOW) - 1))
-    halves = enumerate(zip(high.tolist(), low.tolist(), strict=True))
-    total = sum(((int(more) << LOW) + int(less)) << place for place, (more, less) in halves)
+    sides = enumerate(zip(high.tolist(), low.tolist(), strict=True))
+    total = sum(((int(more) << LOW) + int(less)) << place for place, (more, less) in sides)
     return Fraction(total, 1 << DIGITS - lowest) if lowest <= DIGITS else Fraction(total << lowest - DIGITS)
 
 

@@ -131,10 +131,12 @@ def _guess(key: str, parts: tuple[str, ...], sets: set[str], rewards: set[str]) 
     if head == "scores":
         return Figure(Of.SOURCE, rest)
     if head == "canary":
-        return Figure(Of.CANARY, rest.rpartition("_")[2], role=rest.rpartition("_")[0])
+        return Figure(Of.WEIGHT_CHECK, rest.rpartition("_")[2], role=rest.rpartition("_")[0])
     if head in ("fates", "data"):
         return (
-            Figure(Of.FATE, rest) if head == "fates" else Figure(Of.LEFT_OUT, rest.removeprefix("left_out_"))
+            Figure(Of.ROW_OUTCOME, rest)
+            if head == "fates"
+            else Figure(Of.LEFT_OUT, rest.removeprefix("left_out_"))
         )
     if rest and key != SPEED.key:
         return Figure(Of.NODE if "." in head else Of.STAGE, rest, head)

@@ -20,7 +20,7 @@ class Lines:
         self._begun: dict[int, bytes] = {}  # thread → the unfinished line of its process
         self._turn = threading.Lock()
 
-    def hear(self, data: bytes) -> None:
+    def on_output(self, data: bytes) -> None:
         """Take a piece of output of the calling thread's process. An empty piece means that the process has
         closed its output."""
         with self._turn:
@@ -44,7 +44,7 @@ class WaitingLines:
 
     def __init__(self) -> None:
         self._lines: deque[bytes] = deque(maxlen=WAITING)
-        self.hear = Lines(self._lines.append).hear
+        self.on_output = Lines(self._lines.append).on_output
 
     def take(self) -> bytes:
         """All lines that were finished since the last call, each with its end."""

@@ -22,7 +22,7 @@ from rlflow.monitoring.reporter import Metrics, Rows, RunInfo, State
 from rlflow.monitoring.secrets import masked
 
 EVERY_SECONDS = 0.25
-TRAINED = Figure(Of.FATE, "trained")  # rows that an update used
+TRAINED = Figure(Of.ROW_OUTCOME, "trained")  # rows that an update used
 
 
 def lively(stream: TextIO) -> bool:

@@ -134,12 +134,12 @@ def costs(folder: Path, seconds: float | None) -> Costs:
     if not by_iteration:
         return Costs(seconds)
     sampled = [count for line in by_iteration.values() for count in _object(line.get("sampled")).values()]
-    fates = [
+    outcomes = [
         part
         for line in by_iteration.values()
         for part in (line["fates"] if isinstance(line.get("fates"), list) else ())
     ]
-    trained = [part for part in fates if isinstance(part, dict) and part.get("fate") == "trained"]
+    trained = [part for part in outcomes if isinstance(part, dict) and part.get("fate") == "trained"]
     with_tokens = [count for count in sampled if isinstance(count, dict) and count.get("tokens")]
     return Costs(seconds, _total(with_tokens, "rows"), _total(with_tokens, "tokens"), _total(trained, "rows"))
 

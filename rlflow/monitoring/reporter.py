@@ -120,23 +120,23 @@ class Several:
         """Pass the end to each reporter."""
         self._each("close", state, error)
 
-    def _each(self, verb: str, *values: Any) -> None:
-        self._waiting.append((verb, values))
+    def _each(self, method: str, *values: Any) -> None:
+        self._waiting.append((method, values))
         if self._passing_thread == threading.get_ident():
             return
         with self._turn:
             self._passing_thread = threading.get_ident()
             try:
                 while self._waiting:
-                    verb, values = self._waiting.popleft()
-                    self._call_parts(verb, values)
+                    method, values = self._waiting.popleft()
+                    self._call_parts(method, values)
             finally:
                 self._passing_thread = None
 
-    def _call_parts(self, verb: str, values: tuple[Any, ...]) -> None:
+    def _call_parts(self, method: str, values: tuple[Any, ...]) -> None:
         for part in list(self._parts):
             try:
-                getattr(part, verb)(*values)
+                getattr(part, method)(*values)
             except Exception as error:  # no reporter may end a run
                 self._drop(part, error)
 

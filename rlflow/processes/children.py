@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 
 
 class Child(subprocess.Popen[bytes]):
@@ -17,11 +17,11 @@ class Child(subprocess.Popen[bytes]):
 
     ``mark``: a name in the run's process tag, by which its descendants are found; empty for a program without
     descendants. ``options``: options of ``subprocess.Popen``. A program that must not outlive this process
-    calls `kin.die_with`, or ends when its standard input does.
+    calls `process_tag.die_with`, or ends when its standard input does.
     """
 
     def __init__(self, command: Sequence[str], mark: str = "", **options: Any) -> None:
-        self._mark, self._below = mark, list[kin.Known]()
+        self._mark, self._below = mark, list[process_tag.Known]()
         super().__init__(command, start_new_session=True, **options)
 
     def note_descendants(self) -> None:
@@ -30,7 +30,7 @@ class Child(subprocess.Popen[bytes]):
         Does nothing once the process has ended.
         """
         if self.returncode is None:
-            self._below += kin.descendants(self.pid)
+            self._below += process_tag.descendants(self.pid)
 
     def signal_group(self, number: int = signal.SIGKILL) -> None:
         """Send a signal to the process and its group. Callable from any thread."""
@@ -41,7 +41,9 @@ class Child(subprocess.Popen[bytes]):
         """Kill the process and all its descendants, also in other sessions, and wait for their end."""
         self._signal(signal.SIGKILL)  # the group exists as long as it has members, even without its leader
         self.wait()
-        kin.end_all(lambda: [*(kin.marked(self._mark) if self._mark else ()), *kin.still(self._below)])
+        process_tag.end_all(
+            lambda: [*(process_tag.marked(self._mark) if self._mark else ()), *process_tag.still(self._below)]
+        )
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -2,7 +2,7 @@
 
 A pid alone is not enough, since the system reuses it. `Process.alive` is the one check whether a process
 still runs; locks, status files, leftovers and shared memory use it. It calls
-`rlflow.processes.watchdog.kin.lives`, which the watchdog and rewards use directly for processes of their own
+`rlflow.processes.watchdog.process_tag.lives`, which the watchdog and rewards use directly for processes of their own
 machine.
 """
 
@@ -14,7 +14,7 @@ import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Process:
     @classmethod
     def this(cls) -> Process:
         """Return the calling process."""
-        return cls(os.getpid(), kin.started(os.getpid()), boot(), _space(), socket.gethostname())
+        return cls(os.getpid(), process_tag.started(os.getpid()), boot(), _space(), socket.gethostname())
 
     @classmethod
     def of_tag(cls, tag: str) -> Process | None:
@@ -52,7 +52,7 @@ class Process:
         if self.space != _space():
             return None
         if self.started:
-            return kin.lives(self.pid, self.started)
+            return process_tag.lives(self.pid, self.started)
         # Slower than the other checks; needed if the system does not report start times.
         import psutil
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from rlflow.processes.sandbox import walls
+from rlflow.processes.sandbox import sandboxes
 from rlflow.rewards import frames
 
 FAILED = 1
@@ -75,7 +75,7 @@ def _work(judges: Sequence[Judge], far: int, closed: Sequence[int]) -> None:
     try:
         for descriptor in closed:
             os.close(descriptor)
-        walls.around_answers()
+        sandboxes.around_answers()
         for judge in judges:
             unsent = memoryview(frames.packed(judge()))
             while unsent:

@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 
 from rlflow.processes.sandbox import limits
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 
 MARK = "RLFLOW_REWARD_WORKER"  # set in the environment of workers
 FIXED = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}  # defaults that make rewards repeatable
@@ -49,12 +49,12 @@ class Confinement:
         ``folder``: its private folder. ``name``: added to the run's process tag; by the tag rlflow finds the
         worker and its descendants.
         """
-        mark = kin.marks(name, os.environ.get(kin.MARK, ""))
+        mark = process_tag.marks(name, os.environ.get(process_tag.MARK, ""))
         return {
             **FIXED,
             **limits.environment(folder, () if built_in else self.variables),
             **OWN,
-            kin.MARK: mark,
+            process_tag.MARK: mark,
         }
 
 

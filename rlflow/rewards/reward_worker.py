@@ -1,6 +1,6 @@
 """Reward worker: a process that loads scorers, scores rows, and ends with its parent.
 
-It runs as ``python -m rlflow.rewards.reward_worker PARENT REPLIES WALLS``: the parent's process id, the
+It runs as ``python -m rlflow.rewards.reward_worker PARENT REPLIES SANDBOX``: the parent's process id, the
 descriptor for replies, and the process's rights as JSON (``Confinement.words``). Requests arrive on standard
 input; each row gets one reply with the row's place. Requests and replies use other descriptors than standard
 input and output, so that user code that reads or prints cannot disturb them.
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlflow.data.json_fields import given_back
 from rlflow.processes.clients.patience import within
-from rlflow.processes.sandbox import walls
-from rlflow.processes.watchdog import kin
+from rlflow.processes.sandbox import sandboxes
+from rlflow.processes.watchdog import process_tag
 from rlflow.rewards import alone, frames, scorers, values
 from rlflow.rewards.forms import OPENRLHF, by_batch
 
@@ -43,7 +43,7 @@ def begun() -> tuple[int, int]:
     sandbox.
     """
     parent, replies = int(sys.argv[1]), int(sys.argv[2])
-    kin.die_with(parent)
+    process_tag.die_with(parent)
     requests = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -58,9 +58,9 @@ def confine(words: dict[str, Any]) -> None:
     ``words``: the process's rights (``Confinement.words``).
     """
     if words["built_in"]:
-        walls.around_scorers(words["folder"])
+        sandboxes.around_scorers(words["folder"])
     else:
-        walls.around_rewards([words["folder"], *words["folders"]], words["network"], words["memory"])
+        sandboxes.around_rewards([words["folder"], *words["folders"]], words["network"], words["memory"])
 
 
 class RequestWorker:
@@ -96,7 +96,7 @@ class RequestWorker:
         """
         number = request["number"]
         if "load" in request:
-            with kin.here_alone():
+            with process_tag.here_alone():
                 reply = self._loaded(request)
             self._reply(frames.reply(number, frames.WHOLE, reply))
             return
@@ -144,11 +144,11 @@ class RewardWorker(RequestWorker):
             from rlflow.rewards.together import SideBySide  # imports asyncio, which other rewards do not need
 
             self._async = self._async or SideBySide()
-            with kin.here_alone():
+            with process_tag.here_alone():
                 yield from self._async.scores(scorer, rows, timeout)
             return
         if described["settings"].get("form") == OPENRLHF.project:
-            with kin.here_alone(), within(timeout):
+            with process_tag.here_alone(), within(timeout):
                 yield from by_batch(scorer, rows)
             return
         for portion, apart in scorers.portions(described["kind"], described["settings"], rows):
@@ -158,7 +158,7 @@ class RewardWorker(RequestWorker):
                 )
                 continue
             for row in portion:
-                with kin.here_alone(), within(timeout):
+                with process_tag.here_alone(), within(timeout):
                     score = _score(scorer, row)
                 yield score
 

@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 from rlflow.errors import Place, PlanError, printable
 from rlflow.processes.children import Child
 from rlflow.processes.deadline import LOOK, Deadline
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 from rlflow.rewards import frames
 from rlflow.rewards.confinement import MARK, STRICT, Confinement
 
@@ -34,7 +34,7 @@ START = 120.0  # seconds for a worker to start, load its object and take a reque
 GRACE = 1.0  # seconds after a deadline until a process with concurrent requests is killed
 TRIES = 3  # workers in a row that may end while they load, or before they take a request
 
-Hear = Callable[[bytes], object]
+OnOutput = Callable[[bytes], object]
 Job = TypeVar("Job")
 
 
@@ -62,14 +62,14 @@ class WorkerProcess:
     """A running worker in a private folder, for built-in scorers or for users' rewards.
 
     The thread that creates it must live as long as the worker: on Linux the kernel kills the worker when that
-    thread ends. ``hear``: called with the worker's output.
+    thread ends. ``on_output``: called with the worker's output.
     """
 
     def __init__(
         self,
         built_in: bool = False,
         confinement: Confinement = STRICT,
-        hear: Hear = lambda data: None,
+        on_output: OnOutput = lambda data: None,
         program: str = "rlflow.rewards.reward_worker",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -77,7 +77,7 @@ class WorkerProcess:
 
         ``clock``: returns the seconds used for deadlines.
         """
-        self.built_in, self._hear, self._clock = built_in, hear, clock
+        self.built_in, self._hear, self._clock = built_in, on_output, clock
         self._folder, name = _own_folder(), secrets.token_hex(8)
         replies, far_end = os.pipe()
         command = [
@@ -268,11 +268,11 @@ class WorkerPool(Generic[Job]):
         closed: str,
         program: str,
         confinement: Confinement = STRICT,
-        hear: Hear = lambda data: None,
+        on_output: OnOutput = lambda data: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        # ``hear`` is called with the processes' output, from several threads.
-        self.name, self.hear = name, hear
+        # ``on_output`` is called with the processes' output, from several threads.
+        self.name, self.on_output = name, on_output
         self.program, self.confinement, self.clock = program, confinement, clock
         self.slots: list[Slot[Job]] = []
         self.closed = threading.Event()
@@ -389,7 +389,11 @@ class Slot(threading.Thread, Generic[Job]):
             pool.check_open()
             if (process := self.processes.get(load.built_in)) is None:
                 process = WorkerProcess(
-                    load.built_in, pool.confinement, lambda data: pool.hear(data), pool.program, pool.clock
+                    load.built_in,
+                    pool.confinement,
+                    lambda data: pool.on_output(data),
+                    pool.program,
+                    pool.clock,
                 )
                 self.processes[load.built_in] = process
         if load.key not in process.loaded:
@@ -410,7 +414,7 @@ def _own_folder() -> str:
 
     If this process is killed, the run's watchdog removes the folder, which it recognises by its name.
     """
-    run = os.environ.get(kin.MARK, "").rpartition("/")[2]
+    run = os.environ.get(process_tag.MARK, "").rpartition("/")[2]
     return tempfile.mkdtemp(prefix=f"rlflow-{run}-" if run else "rlflow-", suffix=".reward")
 
 

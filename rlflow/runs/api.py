@@ -22,7 +22,7 @@ from rlflow.processes.addresses import Address, addresses
 from rlflow.processes.declare import Service
 from rlflow.rewards.reward_spec import from_function
 from rlflow.runs.context import RunContext
-from rlflow.runs.packaged import beneath
+from rlflow.runs.packaged import packaged_values
 from rlflow.runs.prepare import prepare
 from rlflow.runs.run_services import settings_with_urls
 
@@ -41,7 +41,7 @@ def resolve_config(
     rewards = max(len(sort_rewards(values)[0]), 1)
     names = [name for names in role_names(flow, rewards).values() for name in names]
     if use_packaged_task:
-        task = beneath(flow.name, values)
+        task = packaged_values(flow.name, values)
         if hp is not None:  # a settings object is complete: the packaged task does not change it
             task = {name: value for name, value in task.items() if not name.startswith("hp.")}
         values = {**suitable_values(flow, names, task), **values}

@@ -14,8 +14,8 @@ from rlflow.config.options import Options
 from rlflow.data.prompts import Prompts
 from rlflow.execution.engine import Asking, Engine
 from rlflow.execution.executor import Executor
-from rlflow.execution.lanes import Lanes, all_for
 from rlflow.execution.lookahead import Ahead
+from rlflow.execution.queues import Queues, all_for
 from rlflow.processes.watchdog.beside import Watchdog
 from rlflow.rewards.environments.environment_pool import EnvironmentPool
 from rlflow.runs.bounds import RunTotals
@@ -43,7 +43,7 @@ class Runtime:
 
     plan: Plan
     engine: Engine
-    lanes: Lanes
+    queues: Queues
     # returns the first message of each cause of missing scores
     reasons: Callable[[], Mapping[Cause, str]]
     close: Callable[[], object]  # stops everything that was started for it
@@ -72,7 +72,9 @@ class RunContext:
     ahead: Ahead | None = None  # samples later iterations, with --staleness above 0
     workers: Workers | None = None  # of pools, as recovery uses them
     weight_check: WeightCheck | None = None  # compares trainer and generator on fixed tokens
-    heard_by: Callable[[Callable[[bytes], object]], object] = lambda hear: None  # forwards what rewards print
+    on_output: Callable[[Callable[[bytes], object]], object] = lambda on_output: (
+        None
+    )  # forwards what rewards print
     # processes next to the run
     services: Services = field(default_factory=lambda: Services((), {}, {}, Path(), ""))
     # role that several ranks train → makes its trainer in this process
@@ -82,7 +84,7 @@ class RunContext:
 
     def computing(self) -> AbstractContextManager[None]:
         """A context that gives models all threads, and everything else one thread."""
-        return all_for(self.executor.lanes, "model")
+        return all_for(self.executor.queues, "model")
 
     def close(self) -> None:
         """Stop everything that was started."""

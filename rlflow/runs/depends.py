@@ -192,7 +192,7 @@ def _code(sources: Sources, modules: Imports) -> Iterator[tuple[str, str]]:
         elif environment.library:
             modules.outside.add(environment.library)
     for backend in sorted(
-        {half.backend for role in sources.roles.values() for half in role.halves} - set(SHIPPED)
+        {half.backend for role in sources.roles.values() for half in role.sides} - set(SHIPPED)
     ):
         yield from (
             (f"backend {backend}: {path.name}", f"sha256 {meaning(path)}") for path in _files_of(backend)
@@ -237,7 +237,7 @@ def versions(sources: Sources, options: Options, modules: Imports) -> dict[str, 
     packages += ["ray"] if options.pools and not options.pools.threads else []
     packages += ["peft"] if any(role.config.values.get("lora") for role in sources.roles.values()) else []
     packages += sorted(
-        {half.backend for role in sources.roles.values() for half in role.halves} & {"vllm", "deepspeed"}
+        {half.backend for role in sources.roles.values() for half in role.sides} & {"vllm", "deepspeed"}
     )
     known = {name: version for name in dict.fromkeys(packages) if (version := _version(name))}
     known |= {

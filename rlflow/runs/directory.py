@@ -248,7 +248,7 @@ class Printed:
         self._room = LIMIT
         self._masked = MaskedLines()
         self._lines = Lines(self._add)
-        self.hear = self._lines.hear
+        self.on_output = self._lines.on_output
 
     def close(self) -> None:
         """Write unfinished lines, and close the file."""

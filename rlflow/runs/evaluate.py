@@ -12,13 +12,13 @@ from typing import Any
 from rlflow.author.batch import Batch
 from rlflow.author.columns import SOURCE
 from rlflow.author.figures import Figure, Of
+from rlflow.author.methods import OF_EPISODES
 from rlflow.author.seeds import derived
-from rlflow.author.verbs import OF_EPISODES
 from rlflow.compiler.plan import Plan
 from rlflow.config.roles.judging import SAMPLED, HeldOutJudge
 from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor, Outcome
-from rlflow.execution.lanes import Lanes
+from rlflow.execution.queues import Queues
 from rlflow.rewards.values import ANSWER as PRED
 from rlflow.runs.outcomes import Answers, repeated_figures
 from rlflow.training.protocols import Sampling
@@ -70,7 +70,7 @@ def forget(answers: Mapping[str, Any]) -> None:
 class Evaluation:
     """Measures the accuracy of a role on held-out prompts."""
 
-    lanes: Lanes
+    queues: Queues
     engine: Engine
     role: str
     sets: tuple[HeldOutSet, ...]
@@ -91,7 +91,7 @@ class Evaluation:
     def __call__(self, keep: KeepAnswers = forget) -> Accuracy:
         """Measure the accuracy of the role, and of each further role by name. ``keep`` is called with the
         answers to each prompt."""
-        return self.lanes.do("model", partial(self._accuracy, keep))
+        return self.queues.do("model", partial(self._accuracy, keep))
 
     def _accuracy(self, keep: KeepAnswers) -> Accuracy:
         measured = {
@@ -119,7 +119,7 @@ class Evaluation:
     def answers(self, count: int) -> list[dict[str, str]]:
         """Return the first ``count`` prompts with the model's sampled answers, and with the right answers if
         the data have them."""
-        return self.lanes.do("model", partial(self._answers, count))
+        return self.queues.do("model", partial(self._answers, count))
 
     def _answers(self, count: int) -> list[dict[str, str]]:
         prompts = self.sets[0].prompts

@@ -127,7 +127,7 @@ def evaluate_run(
     check_trusted(folder, saved, unchanged_settings(saved, changes), trust, reporter)
     context = prepare_again(saved, changes, reporter, partial(other_inputs, folder, reporter))
     try:
-        context.executor.lanes.do("control", partial(state.restore_models, context, loaded.snapshot))
+        context.executor.queues.do("control", partial(state.restore_models, context, loaded.snapshot))
         if values.get("eval") and isinstance(context.evaluation, Evaluation):
             context.evaluation = context.evaluation.only(sets)
     except BaseException:

@@ -66,7 +66,7 @@ def _write(context: RunContext, role: str, model: RoleModel, folder: Path) -> No
     """Write one model: the files of its trainer, and the tokenizer from the start of the run. Raises
     OSError."""
     assert model.trainer is not None
-    context.engine.keeper.settle(computing(role))
+    context.engine.offloads.settle(computing(role))
     model.trainer.save(folder)
     if not folder.is_dir():
         raise OSError(

@@ -220,7 +220,9 @@ class WeightCheck:
             )
             apart = (one - other).abs()
             measured = {"max": apart.max(), "mean": apart.mean(), "factor": apart.exp().mean()}
-            metrics |= {Figure(Of.CANARY, name, role=role): float(value) for name, value in measured.items()}
+            metrics |= {
+                Figure(Of.WEIGHT_CHECK, name, role=role): float(value) for name, value in measured.items()
+            }
         self.engine.finished()
         return metrics
 
@@ -232,7 +234,7 @@ def make_weight_check(roles: Roles, engine: Engine, data: Dataset, options: Opti
     if not names:
         return None
     rows = weight_check_rows(data.batch(list(itertools.islice(data.usable(), ROWS))))
-    return WeightCheck(engine, names, rows, options.canary) if len(rows) else None
+    return WeightCheck(engine, names, rows, options.weight_check) if len(rows) else None
 
 
 def weight_check_rows(prompts: Batch) -> Batch:

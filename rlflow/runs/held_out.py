@@ -15,7 +15,7 @@ from rlflow.compiler.trace.evaluation import RESPONSES
 from rlflow.config.flags import NULL
 from rlflow.config.options import Options
 from rlflow.config.roles.backends import device_of
-from rlflow.config.roles.bound import BoundRole, Halves, Roles
+from rlflow.config.roles.bound import BoundRole, Roles, Sides
 from rlflow.config.roles.loaded_models import LoadedModels, make_models
 from rlflow.config.roles.prompt_room import room
 from rlflow.config.roles.rewards import Rewards
@@ -24,7 +24,7 @@ from rlflow.data.faults import refused, spoken
 from rlflow.errors import PlanError
 from rlflow.execution.engine import Engine, Model
 from rlflow.execution.executor import Executor
-from rlflow.execution.lanes import Lanes
+from rlflow.execution.queues import Queues
 from rlflow.runs.evaluate import Evaluation, FlowEvaluation, HeldOutSet
 from rlflow.runs.guards import in_order
 from rlflow.runs.planning import evaluation_role, evaluation_roles, policies
@@ -131,7 +131,7 @@ def evaluations(
     roles: Roles,
     first: str,
     engine: Engine,
-    lanes: Lanes,
+    queues: Queues,
     held_out: HeldOut,
     sets: tuple[HeldOutSet, ...],
     options: Options,
@@ -139,7 +139,7 @@ def evaluations(
     """Return the evaluation of the role ``first`` and of each other role that samples from the prompts of the
     data. Figures name the role if the flow trains several."""
     names = [first, *(name for name in evaluation_roles(plan.graph, roles, options) if name != first)]
-    own, *others = (evaluation(plan, roles[name], engine, lanes, held_out, sets, options) for name in names)
+    own, *others = (evaluation(plan, roles[name], engine, queues, held_out, sets, options) for name in names)
     return replace(own, others=tuple(others), named=len(policies(roles)) > 1)
 
 
@@ -154,7 +154,7 @@ def evaluation(
     plan: Plan,
     role: BoundRole,
     engine: Engine,
-    lanes: Lanes,
+    queues: Queues,
     held_out: HeldOut,
     sets: tuple[HeldOutSet, ...],
     options: Options,
@@ -162,16 +162,16 @@ def evaluation(
     """Return the evaluation of one role's answers to held-out prompts."""
     model = engine.models[role.name]
     if isinstance(model, Model) and model.generator is None:
-        model.generator = _generator_for_evaluation(role, options, engine.keeper.loaded)
+        model.generator = _generator_for_evaluation(role, options, engine.offloads.loaded)
     node = next((n for n in all_nodes(plan.graph.nodes) if n.op is Op.GENERATE and n.role == role.name), None)
     own = node.options(GenerateOptions) if node else GenerateOptions(1, held_out.longest + 1)
     passed: dict[str, Any] = {name: value for name in PASSED if (value := getattr(own, name)) is not None}
     sampling = Sampling(options.eval_samples, own.max_tokens, **passed)
-    return Evaluation(lanes, engine, role.name, sets, sampling)
+    return Evaluation(queues, engine, role.name, sets, sampling)
 
 
 def _generator_for_evaluation(role: BoundRole, options: Options, loaded: LoadedModels) -> Any:
     """A generator for a flow that never samples."""
     return make_models(
-        [role], options, device_of(options.device), {}, lambda role: Halves(False, True), loaded
+        [role], options, device_of(options.device), {}, lambda role: Sides(False, True), loaded
     )[role.name].generator

@@ -20,7 +20,7 @@ from rlflow.compiler.plan import Plan
 from rlflow.compiler.spans import flat
 from rlflow.compiler.trace.compile import all_nodes
 from rlflow.errors import PlanError, RemoteError, SkipIteration, Stopped
-from rlflow.execution.account import Account
+from rlflow.execution.account import RowAccount
 from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Outcome
 from rlflow.monitoring.reporter import Reporter
@@ -113,7 +113,7 @@ class Loop:
         self.look = look
         self.options = context.options
         self.guard = Guard(context.options, context.reasons)
-        self.totals = RunTotals(context.executor.lanes.room, context.options.staleness, context.plan.within)
+        self.totals = RunTotals(context.executor.queues.room, context.options.staleness, context.plan.within)
         self.start = RunStart()
         self.last: dict[str, float] = {}
         self.skipped = self.reported = 0
@@ -285,7 +285,7 @@ class Loop:
             outcome = self.outcome(iteration)
         except SkipIteration as skip:
             self.skipped += 1
-            self.records.account(iteration, skip.account if isinstance(skip.account, Account) else None)
+            self.records.account(iteration, skip.account if isinstance(skip.account, RowAccount) else None)
             self.reporter.note(f"skipped iteration {iteration}: {skip}")
             return
         except BaseException:
@@ -391,7 +391,7 @@ class Loop:
 
     def compute(self, call: Callable[[], T]) -> T:
         """Make a call in the thread that works with models, and return its result."""
-        return self.context.executor.lanes.do("model", call)
+        return self.context.executor.queues.do("model", call)
 
     def evaluate(self, iteration: int) -> Accuracy | None:
         """Return the accuracy after ``iteration`` iterations. It is measured once for each number."""

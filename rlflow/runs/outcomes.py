@@ -28,7 +28,7 @@ from rlflow.author.figures import Figure, Of
 from rlflow.checkpoints.logs import Growing, objects
 from rlflow.compiler.graph.model import Graph, Node, Op
 from rlflow.compiler.trace.compile import all_nodes
-from rlflow.execution.account import Account, Count, End, Fate, sampler_of
+from rlflow.execution.account import Count, End, RowAccount, RowOutcome, sampler_of
 
 # steps of the funnel that are measured with the health of the iteration
 MEASURED = ("scored", "mixed", "untruncated")
@@ -42,7 +42,7 @@ def step(name: str, role: str = "") -> Figure:
 
 
 def funnel_metrics(
-    account: Account, graph: Graph, health: Mapping[Figure, float], roles: Collection[str] = ()
+    account: RowAccount, graph: Graph, health: Mapping[Figure, float], roles: Collection[str] = ()
 ) -> dict[Figure, float]:
     """Return the funnel of an iteration from its row accounting and its health metrics. ``roles``: the roles
     with their own funnel, if several trained roles sample."""
@@ -70,7 +70,7 @@ def without_funnel(health: Mapping[Figure, float]) -> dict[Figure, float]:
     }
 
 
-def _of_account(account: Account, nodes: Mapping[str, Node], role: str) -> dict[str, float]:
+def _of_account(account: RowAccount, nodes: Mapping[str, Node], role: str) -> dict[str, float]:
     """The steps that the row accounting knows: how many rows a role, or any role, sampled for training, kept
     and used."""
     sources = [
@@ -81,7 +81,7 @@ def _of_account(account: Account, nodes: Mapping[str, Node], role: str) -> dict[
     used = sum(
         count.rows
         for (_, end), count in account.ends.items()
-        if end.fate is Fate.TRAINED and role in ("", nodes[end.node].role)
+        if end.fate is RowOutcome.TRAINED and role in ("", nodes[end.node].role)
     )
     if not sources:
         return {"used": float(used)} if used else {}
@@ -106,36 +106,41 @@ def _samples(node: Node, role: str) -> bool:
     return node.op in (Op.GENERATE, Op.REPEAT) and (role in samplers if role else bool(samplers))
 
 
-def _learned(account: Account, source: str) -> bool:
+def _learned(account: RowAccount, source: str) -> bool:
     """True if rows of a node are used for more than reading; the rows of a baseline, for example, are only
     read."""
-    return any(end.fate is not Fate.READ for (name, end), _ in account.ends.items() if name == source)
+    return any(end.fate is not RowOutcome.READ for (name, end), _ in account.ends.items() if name == source)
 
 
-def _before_scores(fate: Fate, cause: str) -> bool:
-    return fate in (Fate.SURPLUS, Fate.STALE, Fate.CARRIED) or (fate is Fate.LEFT_OUT and cause in BEFORE)
+def _before_scores(fate: RowOutcome, cause: str) -> bool:
+    return fate in (RowOutcome.SURPLUS, RowOutcome.STALE, RowOutcome.CARRIED) or (
+        fate is RowOutcome.LEFT_OUT and cause in BEFORE
+    )
 
 
 FILE = "fates.jsonl"
 
 
-def run_account(folder: Path) -> Account:
+def run_account(folder: Path) -> RowAccount:
     """Return the row accounting of all iterations of a run, from its folder; empty without a file."""
-    total = Account()
+    total = RowAccount()
     for values in objects(Growing(folder / FILE).lines()):
         with contextlib.suppress(ValueError):  # skip an object that is not a row accounting
-            total.add(Account.from_json(values))
+            total.add(RowAccount.from_json(values))
     return total
 
 
-def outcome_metrics(account: Account) -> dict[Figure, float]:
+def outcome_metrics(account: RowAccount) -> dict[Figure, float]:
     """Return the number of rows of an iteration for each outcome that occurs. Prompts without tokens are not
     counted."""
-    rows = {fate: sum(count.rows for _, end, count in _sampled(account) if end.fate is fate) for fate in Fate}
-    return {Figure(Of.FATE, fate): float(count) for fate, count in rows.items() if count}
+    rows = {
+        fate: sum(count.rows for _, end, count in _sampled(account) if end.fate is fate)
+        for fate in RowOutcome
+    }
+    return {Figure(Of.ROW_OUTCOME, fate): float(count) for fate, count in rows.items() if count}
 
 
-def fates_text(account: Account) -> str:
+def outcomes_text(account: RowAccount) -> str:
     """Return lines with the rows and tokens of each sampling node, and their outcomes."""
     ends = _sampled(account)
     lines = []
@@ -153,12 +158,12 @@ def _amount(count: Count) -> str:
 
 def end_text(end: End) -> str:
     """Return an outcome as text, with its node, its cause and the setting that decided it."""
-    where = f" {'by' if end.fate is Fate.TRAINED else 'at'} {end.node}" if end.node else ""
+    where = f" {'by' if end.fate is RowOutcome.TRAINED else 'at'} {end.node}" if end.node else ""
     setting = f" ({end.setting})" if end.setting else ""
     return f"{end.fate}{where}{setting}{f': {end.cause}' if end.cause else ''}"
 
 
-def _sampled(account: Account) -> list[tuple[str, End, Count]]:
+def _sampled(account: RowAccount) -> list[tuple[str, End, Count]]:
     """The outcomes of rows that have tokens, by node."""
     return [
         (source, end, count)

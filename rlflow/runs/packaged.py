@@ -16,7 +16,7 @@ def uses_packaged(values: Mapping[str, Any]) -> bool:
     return values.get("model") is None and not values.get("data") and values.get("backend") != "null"
 
 
-def beneath(flow: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def packaged_values(flow: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the packaged task of a flow, or nothing if the run does not use it. If an
     environment is given, the task's rewards and environment settings are dropped."""
     if not uses_packaged(values):
@@ -29,10 +29,14 @@ def beneath(flow: str, values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def environment_beneath(flow: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def packaged_environment(flow: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the environment and its settings from the packaged task, if the run uses it. They shape the
     flow's graph."""
-    return {name: value for name, value in beneath(flow, values).items() if name.partition(".")[0] == "env"}
+    return {
+        name: value
+        for name, value in packaged_values(flow, values).items()
+        if name.partition(".")[0] == "env"
+    }
 
 
 def packaged(flow: str) -> tuple[str, dict[str, Any]]:

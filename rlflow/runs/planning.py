@@ -18,7 +18,7 @@ from typing import Any
 
 from rlflow.compiler.check.staleness import stale_problems
 from rlflow.compiler.graph.ancestry import chosen_from
-from rlflow.compiler.graph.model import HALVES, Graph, Op
+from rlflow.compiler.graph.model import SIDES, Graph, Op
 from rlflow.compiler.passes import plan
 from rlflow.compiler.passes.share import share
 from rlflow.compiler.placement import THREADS, Parallel, Placement, Pools, place
@@ -39,7 +39,7 @@ from rlflow.config.flags import NULL, RunConfig, pool_flag_problems
 from rlflow.config.inputs import within_memory
 from rlflow.config.options import Options
 from rlflow.config.roles.backends import device_in
-from rlflow.config.roles.bound import Halves, Roles, model_uses, needed_halves, usual
+from rlflow.config.roles.bound import Roles, Sides, model_uses, needed_sides, usual
 from rlflow.config.roles.rewards import RewardNames
 from rlflow.errors import PlanError, Problem, listed
 from rlflow.training.protocols import GivesChunks
@@ -49,10 +49,10 @@ def with_parallelism(placement: Placement | None, graph: Graph, roles: Roles) ->
     """Add to a placement how each trainer and generator is distributed over its pool. Returns None for one
     process. Raises PlanError if it does not fit."""
     pools = placement.pools if placement is not None else {}
-    halves: dict[tuple[str, str], Parallel] = {}
+    sides: dict[tuple[str, str], Parallel] = {}
     problems: list[Problem] = []
     for name, role in roles.items():
-        for half in HALVES:
+        for half in SIDES:
             pool = (
                 (placement.trainers if half == "trainer" else placement.generators).get(name)
                 if placement is not None
@@ -60,11 +60,11 @@ def with_parallelism(placement: Placement | None, graph: Graph, roles: Roles) ->
             )
             if placement is None or pool is not None:
                 can = role.half(half).can
-                how = halves[name, half] = Parallel(can.tensor, can.collective)
+                how = sides[name, half] = Parallel(can.tensor, can.collective)
                 problems += _unfit(name, half, how, pool, pools)
-    PlanError.refuse([*problems, *_lone_stages(graph, halves), *_lone_changes(graph, placement)])
+    PlanError.refuse([*problems, *_lone_stages(graph, sides), *_lone_changes(graph, placement)])
     return (
-        replace(placement, parallel={key: how for key, how in halves.items() if how != Parallel()})
+        replace(placement, parallel={key: how for key, how in sides.items() if how != Parallel()})
         if placement is not None
         else None
     )
@@ -90,14 +90,14 @@ def _unfit(
         )
 
 
-def _lone_stages(graph: Graph, halves: Mapping[tuple[str, str], Parallel]) -> Iterator[Problem]:
+def _lone_stages(graph: Graph, sides: Mapping[tuple[str, str], Parallel]) -> Iterator[Problem]:
     """Stages that compute with a model on rank 0 alone, although rank 0 has only a part of its weights."""
     for node in used_nodes(graph):
         if (
             node.op is Op.STAGE
             and node.role
             and node.dispatch == "RANK0"
-            and halves.get((node.role, "trainer"), Parallel()).collective
+            and sides.get((node.role, "trainer"), Parallel()).collective
         ):
             yield Problem(
                 "lone-stage",
@@ -167,7 +167,7 @@ class PlacedRoles:
     undecided: PlanError | None = None
 
     @cached_property
-    def needs(self) -> dict[str, Halves]:
+    def needs(self) -> dict[str, Sides]:
         """Role → the sides that it needs. The evaluated role needs a generator, even if the flow never
         samples."""
         return needed(self.roles, self.evaluated)
@@ -178,10 +178,10 @@ class PlacedRoles:
         return self.placement or here(self.needs)
 
 
-def needed(roles: Roles, evaluated: str | None) -> dict[str, Halves]:
+def needed(roles: Roles, evaluated: str | None) -> dict[str, Sides]:
     """Role → the sides that it needs. ``evaluated``: the role that samples held-out prompts."""
     return {
-        name: Halves(role.needs.trainer, role.needs.generator or name == evaluated)
+        name: Sides(role.needs.trainer, role.needs.generator or name == evaluated)
         for name, role in roles.items()
     }
 
@@ -296,7 +296,7 @@ def problems_before_backends(
         try:
             placement = place(
                 graph,
-                {use.name: needed_halves(graph, use) for use in uses},
+                {use.name: needed_sides(graph, use) for use in uses},
                 options.pools.ranks,
                 {use.name: values(use.name) for use in uses},
             )
@@ -328,7 +328,7 @@ def _placed(program: Program, roles: Roles, rewards: RewardNames, options: Optio
 
 
 def _placement(
-    program: Program, roles: Roles, options: Options, needs: Mapping[str, Halves]
+    program: Program, roles: Roles, options: Options, needs: Mapping[str, Sides]
 ) -> Placement | None:
     flags: dict[str, Mapping[str, Any]] = {name: role.config.values for name, role in roles.items()}
     placement = None

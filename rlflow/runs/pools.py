@@ -13,15 +13,15 @@ from typing import Any
 from rlflow.author.figures import Cause
 from rlflow.author.loss import Loss
 from rlflow.cluster.cluster_engine import ClusterEngine
-from rlflow.cluster.commit import WorkerFleet, Workers
-from rlflow.cluster.in_threads import ThreadFleet
+from rlflow.cluster.commit import ProcessWorkers, Workers
+from rlflow.cluster.in_threads import ThreadWorkers
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.setup import FlowSource, Setup
 from rlflow.cluster.weights.sharded_models import RemoteModel, RemoteTrainer
 from rlflow.cluster.weights.transfer import WeightTransfer
 from rlflow.cluster.worker import Worker
 from rlflow.compiler.graph.wire import identity
-from rlflow.compiler.passes.lanes import room_of
+from rlflow.compiler.passes.queues import room_of
 from rlflow.compiler.placement import Placement, reward_pools
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.residency_schedule import MemorySchedule
@@ -31,8 +31,8 @@ from rlflow.config.options import Options
 from rlflow.config.roles.backends import device_in, numbers
 from rlflow.config.roles.bound import model_uses
 from rlflow.data.scorer import DataShape, Judged
-from rlflow.execution.lanes import Lanes
 from rlflow.execution.lookahead import Ahead
+from rlflow.execution.queues import Queues
 from rlflow.extras import VERSION
 from rlflow.runs.context import EngineInputs, Runtime
 
@@ -85,7 +85,7 @@ class WorkerSetups:
                     updates=self.updates,
                     threads=threads,
                     rendezvous=rendezvous_points[pool],
-                    course=schedules.get(pool),
+                    offload_plan=schedules.get(pool),
                 )
                 for rank in range(ranks)
             ]
@@ -117,34 +117,34 @@ def in_threads(plan: Plan, options: Options, setups: WorkerSetups, inputs: Engin
     with ExitStack() as started:
         threads = threads_of_rank(options, placement)
         there = setups.of_pools(placement, threads, dict.fromkeys(placement.pools, ""), plan.residency)
-        fleet = ThreadFleet(plan.program.flow, there, options.load_timeout)
-        started.callback(fleet.stop)
-        fleet.start()
-        return runtime(plan, options, inputs, fleet, fleet.pools, started)
+        run_workers = ThreadWorkers(plan.program.flow, there, options.load_timeout)
+        started.callback(run_workers.stop)
+        run_workers.start()
+        return runtime(plan, options, inputs, run_workers, run_workers.pools, started)
 
 
 def runtime(
     plan: Plan,
     options: Options,
     inputs: EngineInputs,
-    fleet: WorkerFleet,
+    run_workers: ProcessWorkers,
     pools: Mapping[str, Pool[Worker]],
     started: ExitStack,
 ) -> Runtime:
     """Make the runtime of a run from pools that are up. ``started``: stops everything that was started; the
     runtime takes it over."""
     engine = engine_of(plan, options, inputs, pools)
-    lanes = Lanes(room_of(plan.placement))
-    started.callback(lanes.close)
+    queues = Queues(room_of(plan.placement))
+    started.callback(queues.close)
     ahead = None
     if options.staleness:
         ahead = Ahead(
-            plan, engine, lanes, inputs.prompts, options.staleness, options.iterations, options.prompts
+            plan, engine, queues, inputs.prompts, options.staleness, options.iterations, options.prompts
         )
         started.callback(ahead.close)
-    started.callback(fleet.unwatch)  # runs first at the end: queues may be waiting for workers
-    workers = Workers(fleet, engine, plan.graph.changed_roles, ahead)
-    return Runtime(plan, engine, lanes, lambda: reasons(pools), started.pop_all().close, ahead, workers)
+    started.callback(run_workers.unwatch)  # runs first at the end: queues may be waiting for workers
+    workers = Workers(run_workers, engine, plan.graph.changed_roles, ahead)
+    return Runtime(plan, engine, queues, lambda: reasons(pools), started.pop_all().close, ahead, workers)
 
 
 def roles_of(placement: Placement) -> dict[str, str]:

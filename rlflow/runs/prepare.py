@@ -54,8 +54,8 @@ from rlflow.data.prompts import Prompts
 from rlflow.errors import FlowError, PlanError, Problem, listed
 from rlflow.execution.engine import LocalEngine, Scorer
 from rlflow.execution.executor import Executor
-from rlflow.execution.lanes import Lanes
-from rlflow.execution.mover import MemoryMover
+from rlflow.execution.offload_manager import OffloadManager
+from rlflow.execution.queues import Queues
 from rlflow.extras import VERSION, ask
 from rlflow.monitoring.reporter import Quiet
 from rlflow.monitoring.secrets import redacted, telling
@@ -406,10 +406,10 @@ def _assemble(
     else:
         runtime = _in_process(plan, placed, inputs, updates, rewards)
 
-    def heard_by(hear: Callable[[bytes], object]) -> None:
-        rewards.heard_by(hear)
-        environments.heard_by(hear)
-        runtime.engine.heard_by(hear)
+    def on_output(on_output: Callable[[bytes], object]) -> None:
+        rewards.on_output(on_output)
+        environments.on_output(on_output)
+        runtime.engine.on_output(on_output)
 
     def stop() -> None:
         rewards.close()  # first: a queue may be waiting for a score
@@ -419,7 +419,7 @@ def _assemble(
     def reasons() -> dict[Cause, str]:
         return {**runtime.reasons(), **environments.reasons()}
 
-    executor = Executor(runtime.engine, runtime.lanes, outages.clock, services.away)
+    executor = Executor(runtime.engine, runtime.queues, outages.clock, services.away)
     try:
         services.ready()
     except BaseException:
@@ -441,7 +441,7 @@ def _assemble(
         ahead=runtime.ahead,
         workers=runtime.workers,
         weight_check=make_weight_check(roles, runtime.engine, training, options),
-        heard_by=heard_by,
+        on_output=on_output,
         services=services,
         alone=_alone(plan, roles, options, updates),
         unmeasured=nobody,
@@ -469,7 +469,7 @@ def _evaluation(
     if placed.evaluated is None or not sets:
         return None
     return evaluations(
-        plan, placed.roles, placed.evaluated, executor.engine, executor.lanes, held_out, sets, placed.options
+        plan, placed.roles, placed.evaluated, executor.engine, executor.queues, held_out, sets, placed.options
     )
 
 
@@ -534,10 +534,11 @@ def _in_process(
     judges = [use.name for use in graph.roles if use.name not in roles and use.name in used]
     scorers: dict[str, Scorer] = {name: rewards.scorer(name, plan.program.weighed) for name in judges}
     device = device_of(options.device)
-    mover = MemoryMover.of(plan.residency)
-    lanes = Lanes()  # models are made in a thread that ends afterwards, together with its OpenMP threads
-    models = lanes.do(
-        "control", partial(make_models, roles.values(), options, device, updates, loaded=mover.loaded)
+    offload_manager = OffloadManager.of(plan.residency)
+    queues = Queues()  # models are made in a thread that ends afterwards, together with its OpenMP threads
+    models = queues.do(
+        "control",
+        partial(make_models, roles.values(), options, device, updates, loaded=offload_manager.loaded),
     )
     engine = LocalEngine(
         models,
@@ -547,15 +548,15 @@ def _in_process(
         {slot.name: slot.initial for slot in graph.state},
         iterations=options.iterations,
         reward_timeout=options.reward_timeout,
-        keeper=mover,
+        offloads=offload_manager,
         dtype=numbers(options.dtype),
         asking=inputs.asking,
         sampling=inputs.sampling,
         environments=inputs.environments,
     )
     scorers |= {name: bound.ModelScore(engine, name) for name, role in roles.items() if role.use.rewards}
-    lanes.do("control", partial(rewards.load_models, device, options))
-    return Runtime(plan, engine, lanes, rewards.reasons, lanes.close)
+    queues.do("control", partial(rewards.load_models, device, options))
+    return Runtime(plan, engine, queues, rewards.reasons, queues.close)
 
 
 def expected_steps(graph: Graph, use: RoleUse, prompts: int, iterations: int) -> int:

@@ -18,9 +18,9 @@ from rlflow.author.flow import Flow
 from rlflow.author.settings import fields
 from rlflow.checkpoints.logs import Growing, objects
 from rlflow.compiler.check.checker import check
-from rlflow.compiler.graph.model import HALVES, Graph
+from rlflow.compiler.graph.model import SIDES, Graph
 from rlflow.compiler.preview.explanation import Explanation, explain
-from rlflow.compiler.preview.fits import half_problems, short_repeats
+from rlflow.compiler.preview.fits import short_repeats, side_problems
 from rlflow.compiler.preview.sizes import Assumed, Sizes
 from rlflow.compiler.trace.compile import TraceOptions
 from rlflow.config.flags import RunConfig
@@ -52,7 +52,7 @@ def preview(flow: Flow, hp: Any, config: RunConfig, options: TraceOptions) -> Ex
         program,
         roles,
         config,
-        half_problems(graph, needs, config.roles, {name: _owned(roles[name]) for name in roles}),
+        side_problems(graph, needs, config.roles, {name: _owned(roles[name]) for name in roles}),
     )
     plan = make_plan(program, placed)
     assumed = Assumed(config.options.prompts, **_prompt_tokens(config.data))
@@ -65,7 +65,9 @@ def preview(flow: Flow, hp: Any, config: RunConfig, options: TraceOptions) -> Ex
     ]
     dtype, where = config.options.dtype, placed.where
     models = {
-        name: replace(footprint(role, dtype, placed.placement), lent=shares_weights(role, config.options))
+        name: replace(
+            footprint(role, dtype, placed.placement), writable_copy=shares_weights(role, config.options)
+        )
         for name, role in roles.items()
     }
     frozen = list(reward_models(graph, roles, where, placed.rewards, dtype))
@@ -129,8 +131,8 @@ def transports(options: Options) -> tuple[str, str]:
 
 def _owned(role: BoundRole) -> dict[str, set[str]]:
     """For each side, the settings that only its backend has."""
-    names = [set(fields(half.kind.Settings)) if half.kind is not None else set[str]() for half in role.halves]
-    return {half: own - other for half, own, other in zip(HALVES, names, reversed(names), strict=True)}
+    names = [set(fields(half.kind.Settings)) if half.kind is not None else set[str]() for half in role.sides]
+    return {half: own - other for half, own, other in zip(SIDES, names, reversed(names), strict=True)}
 
 
 def _prompt_tokens(data: Mapping[str, Any]) -> dict[str, int]:
@@ -139,7 +141,7 @@ def _prompt_tokens(data: Mapping[str, Any]) -> dict[str, int]:
 
 # relative difference of weights: transformers normalises and rotates in float32 in a float64 model too
 ROUNDING = 1e-7
-TIMES = (Of.RUN, Of.CANARY)  # metrics of time and transport, which may differ
+TIMES = (Of.RUN, Of.WEIGHT_CHECK)  # metrics of time and transport, which may differ
 
 
 def compared(flow: Flow, one: Mapping[str, Any], other: Mapping[str, Any], folder: Path) -> Claim:

@@ -10,15 +10,15 @@ from rlflow.data.prompts import Prompts
 from rlflow.errors import PlanError, Problem, StageError, Stopped
 from rlflow.runs.context import RunContext
 from rlflow.runs.proof.claims import Claim
+from rlflow.runs.proof.dry_run import DryRuns, zero_or_one
 from rlflow.runs.proof.flow_claims import FlowClaims
-from rlflow.runs.proof.rehearsal import Rehearsals, zero_or_one
 
 ROWS = 16  # at least, of a dry run
 LONGEST = 16  # tokens of a row
 QUICK_SETS, QUICK_LONGEST = 3, 8
 # time limit, 2 % of a packaged run. The first group of claims, which may end a run, is always checked
 QUICK_SECONDS = 0.8
-IN_REHEARSAL = (
+IN_DRY_RUN = (
     "this happened in the dry run before iteration 1, with a few short rows and synthetic scores; if the "
     "rows of the run itself are different, turn the dry run off: --prove off"
 )
@@ -29,20 +29,20 @@ REMEDY = (
 SHORT = 10  # iterations; in a shorter run a proof is not worth its time
 
 
-def rehearsals(context: RunContext, longest: int = LONGEST) -> Rehearsals:
+def dry_runs(context: RunContext, longest: int = LONGEST) -> DryRuns:
     """Return the dry runs of a run: with its own engine and plan, and prompts from the beginning of its data.
     The run's own position in the data does not change."""
     prompts = Prompts(context.prompts.data, context.options.seed)
     rows = max(expected_rows(context.plan.graph, 1, "prompts").values())
     count = min(max(-(-ROWS // rows), 4), context.options.prompts, len(context.prompts.data))
-    return Rehearsals(
+    return DryRuns(
         context.engine,
-        context.executor.lanes,
+        context.executor.queues,
         context.plan,
         prompts.take(count),
         prompts.take,
         longest,
-        context.executor.board,
+        context.executor.heartbeat_page,
     )
 
 
@@ -62,11 +62,11 @@ def quick(context: RunContext) -> list[Claim]:
 
     Raises the errors of a dry run, except if a stage rejects only the synthetic scores.
     """
-    began, stage = time.monotonic(), rehearsals(context, QUICK_LONGEST)
+    began, stage = time.monotonic(), dry_runs(context, QUICK_LONGEST)
     try:
         return _claims(context, stage, began)
     except StageError as error:
-        error.message += f"\n  {IN_REHEARSAL}"
+        error.message += f"\n  {IN_DRY_RUN}"
         raise
     finally:
         context.engine.moved()  # reset counters, so that the run's records exclude the dry run
@@ -74,14 +74,14 @@ def quick(context: RunContext) -> list[Claim]:
         context.engine.traffic()
 
 
-def _claims(context: RunContext, stage: Rehearsals, began: float) -> list[Claim]:
+def _claims(context: RunContext, stage: DryRuns, began: float) -> list[Claim]:
     claims, hurried = list[Claim](), context.options.prove != "strict"
     try:
         flow = FlowClaims(stage, QUICK_SETS)
     except StageError as error:
         if not hurried:
             raise
-        stage.rehearse(zero_or_one)  # raises again, unless the stage only rejects scores between 0 and 1
+        stage.dry_run_once(zero_or_one)  # raises again, unless the stage only rejects scores between 0 and 1
         return [unfinished(context, f"a stage rejects scores between 0 and 1: {_first_line(error)}")]
     try:
         for group in flow.groups():

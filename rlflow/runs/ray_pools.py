@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rlflow.cluster import launch
-from rlflow.cluster.fleet import Fleet
 from rlflow.cluster.forking import servers
 from rlflow.cluster.health.controllers import Controllers
 from rlflow.cluster.lean import WorkerStart
+from rlflow.cluster.run_workers import RunWorkers
 from rlflow.compiler.placement import Placement
 from rlflow.compiler.plan import Plan
 from rlflow.config.footprint import footprint
@@ -47,7 +47,7 @@ def on_ray(
         placement = _on(placed)
         rendezvous_points = launch.rendezvous_points(groups, folder)
         ranks = setups.of_pools(placement, threads, rendezvous_points, plan.residency)
-        fleet = Fleet(
+        run_workers = RunWorkers(
             folder,
             ranks,
             groups,
@@ -59,13 +59,14 @@ def on_ray(
             controllers,
             options.wait_for_nodes,
         )
-        started.callback(fleet.stop)
+        started.callback(run_workers.stop)
         who = ", ".join(
-            f"{len(ranks[pool])} on '{pool}' ({names or 'no model'})" for pool, names in fleet.roles.items()
+            f"{len(ranks[pool])} on '{pool}' ({names or 'no model'})"
+            for pool, names in run_workers.roles.items()
         )
         note(f"pools: Ray is ready after {time.monotonic() - began:.1f} s; workers start and load: {who}")
-        fleet.start()
-        return runtime(plan, options, inputs, fleet, fleet.pools, started)
+        run_workers.start()
+        return runtime(plan, options, inputs, run_workers, run_workers.pools, started)
 
 
 def _on(placed: PlacedRoles) -> Placement:
@@ -80,14 +81,11 @@ def _forking(placed: PlacedRoles, folder: Path, threads: int) -> str | None:
     if device_in(placed.options.device) != "cpu":
         return None
     private.share(folder)
-    halves = {
-        half.kind.__module__
-        for role in placed.roles.values()
-        for half in role.halves
-        if half.kind is not None
+    sides = {
+        half.kind.__module__ for role in placed.roles.values() for half in role.sides if half.kind is not None
     }
     return servers.executable(
-        folder, {"rlflow.execution.engine", *(name for name in halves if name.startswith("rlflow."))}, threads
+        folder, {"rlflow.execution.engine", *(name for name in sides if name.startswith("rlflow."))}, threads
     )
 
 

@@ -15,7 +15,7 @@ from rlflow.author.figures import Figure
 from rlflow.checkpoints import durable
 from rlflow.checkpoints.logs import Keep, Log, as_object
 from rlflow.compiler.spans import TICK, RankSpan, Span
-from rlflow.execution.account import Account
+from rlflow.execution.account import RowAccount
 from rlflow.execution.executor import Outcome
 from rlflow.monitoring import keys
 from rlflow.monitoring.keys import Figures
@@ -24,7 +24,7 @@ from rlflow.runs.evaluate import KeepAnswers
 from rlflow.runs.final import answer_file, name_of
 
 Event = dict[str, Any]
-LANES = {"": "models", "cpu": "stages", "io": "rewards"}  # queues of a pool, in the order of display
+QUEUES = {"": "models", "cpu": "stages", "io": "rewards"}  # queues of a pool, in the order of display
 RANKS = 16  # ranks of a pool that are shown
 ROWS = 100  # row numbers of a queue or rank: it has several rows if its nodes run at the same time
 
@@ -34,7 +34,7 @@ class Timeline:
 
     def __init__(self, pools: Iterable[str] = ()) -> None:
         self._processes = {name: number for number, name in enumerate(("", *pools), 1)}
-        self._lanes: dict[str, int] = {}
+        self._queues: dict[str, int] = {}
         self._ends: dict[int, list[float]] = {}
         self._named: set[str | int] = set()  # pools and rows
         self._origin: float | None = None
@@ -49,7 +49,7 @@ class Timeline:
                 (*(span.start for span in spans), *(part.start for part in ranks)), default=0.0
             )
         for span in sorted(spans, key=lambda span: span.start):
-            pool, number, name = self._of_lane(span.lane)
+            pool, number, name = self._of_queue(span.lane)
             yield from self._shown(
                 span,
                 pool,
@@ -59,7 +59,7 @@ class Timeline:
                 {"iteration": iteration, "waits for": list(span.waits_for)},
             )
         for part in sorted((part for part in ranks if part.rank < RANKS), key=lambda part: part.start):
-            number = len(LANES) + part.rank
+            number = len(QUEUES) + part.rank
             yield from self._shown(
                 part,
                 part.pool,
@@ -69,18 +69,18 @@ class Timeline:
                 {"iteration": part.iteration, "op": part.op},
             )
 
-    def _of_lane(self, lane: str) -> tuple[str, int, str]:
+    def _of_queue(self, lane: str) -> tuple[str, int, str]:
         """Pool, number and name of a queue."""
         pool, _, kind = lane.partition(".")
-        if pool in self._processes and kind in LANES:
-            return pool, [*LANES].index(kind), LANES[kind]
-        return "", self._lanes.setdefault(lane, len(self._lanes)), lane
+        if pool in self._processes and kind in QUEUES:
+            return pool, [*QUEUES].index(kind), QUEUES[kind]
+        return "", self._queues.setdefault(lane, len(self._queues)), lane
 
     def _shown(
         self, span: Span | RankSpan, pool: str, number: int, name: str, category: str, args: Event
     ) -> Iterator[Event]:
         process = self._processes[pool]
-        first = (process * (len(LANES) + RANKS) + number) * ROWS
+        first = (process * (len(QUEUES) + RANKS) + number) * ROWS
         row = self._row(first, span)
         if row not in self._named:
             yield from self._names(
@@ -153,7 +153,7 @@ class Records:
         self.named = keys.FigureNames(keys.read(folder))
         self._metrics = self._log("metrics.jsonl", start, evaluated)
         self._samples = self._log("samples.jsonl", start, evaluated)
-        self._fates = self._log("fates.jsonl", start, evaluated)
+        self._outcomes = self._log("fates.jsonl", start, evaluated)
         self._traffic = self._log(TRAFFIC, start, evaluated)
         name = f"timeline-{start}.json" if start else "timeline.json"
         self._timeline = Log(folder / name, self._failing(name), nothing)
@@ -168,7 +168,7 @@ class Records:
 
     def back_to(self, iteration: int) -> None:
         """Drop the lines of an iteration and of later ones, because these iterations are repeated."""
-        for log in (self._metrics, self._samples, self._fates, self._traffic):
+        for log in (self._metrics, self._samples, self._outcomes, self._traffic):
             log.keep_only(before(iteration, table=self.named.table))
         self._timeline.keep_only(lambda line: of_event(line) < iteration)
 
@@ -189,10 +189,10 @@ class Records:
             "".join(json.dumps({"iteration": iteration, **dict(sorted(row.items()))}) + "\n" for row in rows)
         )
 
-    def account(self, iteration: int, account: Account | None) -> None:
+    def account(self, iteration: int, account: RowAccount | None) -> None:
         """Write the row accounting of an iteration to fates.jsonl."""
         if account is not None:
-            self._fates.add(json.dumps({"iteration": iteration, **account.as_json()}) + "\n")
+            self._outcomes.add(json.dumps({"iteration": iteration, **account.as_json()}) + "\n")
 
     def traffic(self, iteration: int, sizes: Mapping[str, int]) -> None:
         """Write the bytes that moved between processes in an iteration or an evaluation to traffic.jsonl, if
@@ -249,14 +249,14 @@ class Records:
         """Flush all lines to disk before a checkpoint refers to them. Can be called from any thread."""
         for name, data in list(self._unwritten.items()):
             self.whole(name, data)
-        for log in (self._metrics, self._samples, self._fates, self._traffic, self._timeline):
+        for log in (self._metrics, self._samples, self._outcomes, self._traffic, self._timeline):
             log.flush()
 
     def close(self) -> None:
         """Write the remaining lines and close all files."""
         if self._events:
             self._timeline.add("]\n")
-        for log in (self._metrics, self._samples, self._fates, self._traffic, self._timeline):
+        for log in (self._metrics, self._samples, self._outcomes, self._traffic, self._timeline):
             log.close()
 
     def _failing(self, name: str) -> Callable[[OSError], None]:

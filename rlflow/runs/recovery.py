@@ -101,13 +101,13 @@ class Recovery(Generic[S]):
         self.current = 0  # the iteration in progress
         self.deaths = 0  # since the furthest iteration began
 
-    def run(self, course: Callable[[int], R], first: int) -> R:
-        """Call ``course`` with the first iteration, and restart it from a commit after each worker death.
+    def run(self, offload_plan: Callable[[int], R], first: int) -> R:
+        """Call ``offload_plan`` with the first iteration, and restart it from a commit after each worker death.
         Returns its result. Raises its errors if they are not a death, or if recovery is impossible."""
         self.commit(first)
         while True:
             try:
-                return course(first)
+                return offload_plan(first)
             except (StageError, RemoteError) as error:
                 first = self._go_back(error)
 

@@ -17,7 +17,7 @@ from rlflow.monitoring.tables import curves
 from rlflow.runs.bounds import PATH, RunTotals, TimeBounds
 from rlflow.runs.context import RunResult
 from rlflow.runs.evaluate import shown
-from rlflow.runs.outcomes import fates_text, run_account
+from rlflow.runs.outcomes import outcomes_text, run_account
 
 SHOWN = 0.01  # share of an iteration; smaller parts are not mentioned
 WIDTHS = {"prompt": 40, "answer": 14, "before": 14, "after": 14}
@@ -33,7 +33,7 @@ def summary(result: RunResult) -> str:
         parts.append(result.unmeasured)
     parts += [_rendered(part) for part in curves(recorded(result.folder))]
     parts.append(bounds_text(result.totals))
-    if fates := fates_text(run_account(result.folder)):
+    if fates := outcomes_text(run_account(result.folder)):
         parts.append(fates)
     if result.skipped:
         parts.append(

@@ -17,7 +17,7 @@ from rlflow.checkpoints.lock import Lock
 from rlflow.checkpoints.reading import Loaded, load_latest
 from rlflow.compiler.graph import wire
 from rlflow.compiler.graph.diff import diff
-from rlflow.compiler.graph.model import HALVES, Graph, Node
+from rlflow.compiler.graph.model import SIDES, Graph, Node
 from rlflow.config.backend_names import role_types
 from rlflow.config.flags import ROLE_KEYWORDS, RoleConfig
 from rlflow.config.options import Options
@@ -251,7 +251,7 @@ def _of_former_backends(
     ``shared``: names of settings for all roles. The last of ``roles`` represents all roles without settings
     of their own, on their default backends.
     """
-    if not any(flag.rpartition(".")[2] in ("backend", *HALVES) for flag in changes):
+    if not any(flag.rpartition(".")[2] in ("backend", *SIDES) for flag in changes):
         return []
     unknown = [
         {name for name in role.values if name not in {*role_types(role.backends), *ROLE_KEYWORDS}}
@@ -390,7 +390,7 @@ def newest(folder: Path, reporter: Reporter) -> Loaded:
 
 def restore_checkpoint(loaded: Loaded, context: RunContext, reporter: Reporter) -> RunStart:
     """Put a prepared run into the state of a checkpoint."""
-    start = context.executor.lanes.do("control", partial(state.restore, context, loaded.snapshot))
+    start = context.executor.queues.do("control", partial(state.restore, context, loaded.snapshot))
     reporter.note(f"resuming from {loaded.path.name}")
     return start
 

@@ -121,13 +121,13 @@ def _continue(
         )
     )
     context.watchdog.watch(folder)
-    context.executor.board = context.watchdog.board
+    context.executor.heartbeat_page = context.watchdog.heartbeat_page
     ended, error = "failed", ""
     try:
         with context.watchdog.marking():
             describe(context, records)
             reader.start()
-            context.heard_by(records.rewards.hear)
+            context.on_output(records.rewards.on_output)
             if start is BEGUN and proving.wanted(context):
                 prove(context, records, reporter)
             # entered again: a proof that took too long leaves a different thread in the model queue

@@ -130,7 +130,7 @@ def _trainer_states(context: RunContext) -> Iterator[tuple[str, Mapping[str, Any
     """(role, state of its trainer), one at a time because a state is as large as the model."""
     for role, model in changed(context).items():
         assert model.trainer is not None
-        context.engine.keeper.settle(copying(role))
+        context.engine.offloads.settle(copying(role))
         yield role, model.trainer.state()
 
 
@@ -145,7 +145,7 @@ def restore_models(context: RunContext, saved: Snapshot) -> None:
         if not same_flow and role not in trained(context) and role not in roles_of(saved.tensors):
             continue
         assert model.trainer is not None
-        context.engine.keeper.settle(copying(role))
+        context.engine.offloads.settle(copying(role))
         weights = trainer_state(saved.tensors, role)
         try:
             model.trainer.restore(weights)

@@ -21,7 +21,7 @@ from rlflow.errors import printable
 from rlflow.monitoring.lines import Lines
 from rlflow.monitoring.secrets import MaskedLines
 from rlflow.processes.children import Child
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 
 GRACE = 5.0  # seconds between the request to end and the kill
 LINES = 12  # last lines of a service's output in a message
@@ -108,19 +108,25 @@ def _keep(output: IO[bytes], file: IO[bytes]) -> None:
     lines = Lines(add, LONGEST)
     with output, file:
         while piece := os.read(output.fileno(), LONGEST):
-            lines.hear(piece)
+            lines.on_output(piece)
         lines.close()
 
 
 def environment(variables: Mapping[str, str], run: str, mark: str) -> dict[str, str]:
     """The environment of a service: this process's environment, with the `python` and `rlflow` of this
     process first in PATH."""
-    names = os.environ.get(kin.MARK, "").split("/")
+    names = os.environ.get(process_tag.MARK, "").split("/")
     marks = [name for name in (*names, *(() if run in names else (run,)), mark) if name]
     path = os.pathsep.join(
         filter(None, (os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
     )
-    return {"PYTHONUNBUFFERED": "1", **os.environ, "PATH": path, **variables, kin.MARK: "/".join(marks)}
+    return {
+        "PYTHONUNBUFFERED": "1",
+        **os.environ,
+        "PATH": path,
+        **variables,
+        process_tag.MARK: "/".join(marks),
+    }
 
 
 def ending(code: int) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from rlflow import Batch
 from rlflow.author.batch import flatten, pad
-from rlflow.author.copy_on_write import FileMemory, address, file_memory, lent
+from rlflow.author.copy_on_write import FileMemory, address, file_memory, writable_copy
 from rlflow.cluster.rpc.column_wire import pack, unpack
 
 EVEN = torch.full((8,), 64)
@@ -84,7 +84,7 @@ def test_a_lent_file_is_mapped_until_written_and_keeps_its_owner_alive(file):
     keeper = Keeper()
     alive = weakref.ref(keeper)
     stored = FileMemory(descriptor, 4 * mmap.PAGESIZE, keeper).tensor().view(torch.float32)
-    seen, given = lent(stored[2048:]), flatten(lent(stored[100:612]).reshape(8, 64), EVEN)
+    seen, given = writable_copy(stored[2048:]), flatten(writable_copy(stored[100:612]).reshape(8, 64), EVEN)
     whole[3000] = 7.0  # only a test does this: it shows that the memory was not copied
     assert seen[3000 - 2048] == 7.0
     assert file_memory(seen) is None  # it is writable, so it is copied when it is lent again
@@ -100,8 +100,8 @@ def test_a_column_that_cannot_be_mapped_is_copied(file):
     stored = FileMemory(descriptor, 4 * mmap.PAGESIZE, None).tensor().view(torch.float32)[100:612]
     # the kernel refuses to map it, as in a process with too many mappings
     os.close(descriptor)
-    lent(stored).zero_()
-    assert torch.equal(lent(stored), numbers())
+    writable_copy(stored).zero_()
+    assert torch.equal(writable_copy(stored), numbers())
 
 
 def test_reading_copies_nothing():
@@ -126,7 +126,7 @@ def test_packing_copies_a_lent_column_once():
     ids=["not torch's own", "a part"],
 )
 def test_other_memory_is_copied_at_once(stored):
-    seen = lent(stored)
+    seen = writable_copy(stored)
     assert address(seen) != address(stored)
     seen.zero_()
     assert torch.equal(stored, torch.arange(512.0, dtype=stored.dtype))

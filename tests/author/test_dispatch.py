@@ -7,7 +7,7 @@ from rlflow import ALL, DP_COMPUTE, RANK0, Batch, FlowError, StageError, registe
 from rlflow.author.dispatch import MODES
 
 
-def halves(batch, ranks):
+def sides(batch, ranks):
     return batch.chunk(2 * ranks)
 
 
@@ -17,7 +17,7 @@ def joined(outputs, batch):
 
 @pytest.fixture
 def mode():
-    yield register_dispatch("HALVES", halves, joined)
+    yield register_dispatch("HALVES", sides, joined)
     del MODES["HALVES"]
 
 
@@ -38,7 +38,7 @@ def test_a_registered_mode_splits_and_merges(mode):
 
 
 def test_a_mode_that_loses_rows_is_an_error_with_the_counts():
-    lossy = register_dispatch("LOSSY", halves, lambda outputs, batch: outputs[0])
+    lossy = register_dispatch("LOSSY", sides, lambda outputs, batch: outputs[0])
     try:
         same = stage(gives={"same": row("float32")}, dispatch=lossy)(lambda scores: scores)
         with pytest.raises(StageError, match="dispatch LOSSY: found 2 rows of same, expected 3 of same"):
@@ -48,11 +48,11 @@ def test_a_mode_that_loses_rows_is_an_error_with_the_counts():
 
 
 def test_a_name_is_registered_once(mode):
-    assert register_dispatch("HALVES", halves, joined) is mode
+    assert register_dispatch("HALVES", sides, joined) is mode
     with pytest.raises(ValueError, match="the mode 'HALVES' exists"):
-        register_dispatch("HALVES", halves, lambda outputs, batch: outputs[0])
+        register_dispatch("HALVES", sides, lambda outputs, batch: outputs[0])
     with pytest.raises(ValueError, match="the mode 'RANK0' exists"):
-        register_dispatch("RANK0", halves, joined)
+        register_dispatch("RANK0", sides, joined)
 
 
 def test_all_gives_one_value_per_rank_and_rank0_one_value():

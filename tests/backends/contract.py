@@ -166,10 +166,10 @@ def claims(name: str, half: str, case: str, ranks: int) -> dict[str, Any]:
 
 def named(name: str, ranks: int) -> list[str]:
     """Every claim of a backend: half, case and claim."""
-    halves = [half for half in ("Trainer", "Generator") if hasattr(backend(name), half)]
+    sides = [half for half in ("Trainer", "Generator") if hasattr(backend(name), half)]
     return [
         f"{half}: {case}: {claim}"
-        for half in halves
+        for half in sides
         for case in cases(name, half, ranks)
         for claim in claims(name, half, case, ranks)
     ]

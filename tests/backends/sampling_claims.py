@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlflow.author.batch import Batch
 from rlflow.author.columns import standard_kind
-from rlflow.author.verbs import GENERATE_GIVES
+from rlflow.author.methods import GENERATE_GIVES
 from rlflow.backends.local import Trainer
 from rlflow.backends.local.sampling import truncated
 from rlflow.backends.local.tokenizer import load_tokenizer

@@ -13,7 +13,7 @@ from rlflow.author.settings import fields
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.config.backend_names import setting_types
 from rlflow.config.flags import sort_values
-from rlflow.config.roles.bound import bind_roles, half_class
+from rlflow.config.roles.bound import bind_roles, side_class
 from rlflow.training import protocols
 
 NAME = "example.rowwise"
@@ -78,6 +78,6 @@ def test_check_reads_its_settings_from_the_source():
     types = {
         field.name: field.type
         for half in ("trainer", "generator")
-        for field in fields(half_class(NAME, half).Settings).values()
+        for field in fields(side_class(NAME, half).Settings).values()
     }
     assert setting_types(NAME)["prefill"] == types["prefill"]

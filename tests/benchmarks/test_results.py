@@ -10,9 +10,9 @@ from rlflow.benchmarks.results import block_seconds, block_tokens, curves, once
 from rlflow.benchmarks.suite import Goal
 
 
-def turn(number, iterations, timed=None, seed=0, walls=1.0, evaluations=()):
+def turn(number, iterations, timed=None, seed=0, sandboxes=1.0, evaluations=()):
     rows = [
-        {"iteration": i, "wall": walls, "tokens": 10 * (i + 1), "metrics": {"reward/mean": i / 10}}
+        {"iteration": i, "wall": sandboxes, "tokens": 10 * (i + 1), "metrics": {"reward/mean": i / 10}}
         for i in iterations
     ]
     return Turn(
@@ -28,7 +28,7 @@ def turn(number, iterations, timed=None, seed=0, walls=1.0, evaluations=()):
 
 
 def test_block_seconds_are_of_timed_iterations():
-    measured = Measured([turn(0, range(3), timed=[]), turn(1, range(3, 6), timed=[4, 5], walls=2.0)])
+    measured = Measured([turn(0, range(3), timed=[]), turn(1, range(3, 6), timed=[4, 5], sandboxes=2.0)])
     assert block_seconds(measured) == {(0, 1): 2.0}
     assert block_tokens(measured) == {(0, 1): 50 + 60}
 
@@ -37,7 +37,7 @@ def test_a_curve_has_seconds_and_tokens_spent_before_each_value():
     measured = Measured(
         [
             turn(0, range(2), evaluations=[(0, 0.1)]),
-            turn(1, range(2, 4), walls=3.0, evaluations=[(2, 0.4), (4, 0.6)]),
+            turn(1, range(2, 4), sandboxes=3.0, evaluations=[(2, 0.4), (4, 0.6)]),
         ]
     )
     assert curves(measured, Goal()) == {

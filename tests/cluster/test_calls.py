@@ -48,7 +48,7 @@ class Printing(Near):
 def test_reward_output_arrives_with_rows_for_another_worker():
     pool = Printing()
     ledger, heard = ShardLedger([pool]), []
-    ledger.hear = heard.append
+    ledger.on_output = heard.append
     rows = [Transfer(pool.at(0), 1, ("x",), None)]
     assert list(Calls({"all": pool}, ledger, 0)._sliced("all", {pool.at(0): rows}, 1.0)) == [
         (pool.at(0), ("parcel",))

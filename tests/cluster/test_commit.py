@@ -11,7 +11,6 @@ import pytest
 import rlflow
 from rlflow import ALL, flow, loss, stage
 from rlflow.cluster.commit import Commit, Copy, Workers, chain
-from rlflow.cluster.fleet import Fleet
 from rlflow.cluster.health import monitor
 from rlflow.cluster.health.controllers import GCS, Controllers
 from rlflow.cluster.health.heartbeat import ProcessInfo
@@ -19,6 +18,7 @@ from rlflow.cluster.health.monitor import Death, WatchedWorker
 from rlflow.cluster.lean import WorkerStart
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.rpc.thread_pool import ThreadTransport
+from rlflow.cluster.run_workers import RunWorkers
 from rlflow.cluster.sharding.shard_map import WorkerId
 from rlflow.cluster.weights.sharded_models import RemoteModel, RemoteTrainer
 from rlflow.errors import Dead, RemoteError, StageError
@@ -63,19 +63,19 @@ def test_an_error_is_traced_to_its_cause():
 @pytest.fixture
 def workers():
     """The workers of a run without pools."""
-    fleet = Fleet(Path("/nowhere"), {}, {}, {}, WorkerStart(1), 0.0, 1.0, {})
+    run_workers = RunWorkers(Path("/nowhere"), {}, {}, {}, WorkerStart(1), 0.0, 1.0, {})
     engine = SimpleNamespace(models={}, ran=lambda: [], traffic=lambda: {})
-    return Workers(fleet, engine, ())
+    return Workers(run_workers, engine, ())
 
 
 def died(workers, gone=True):
     """Report a death as the watch does."""
     worker = WatchedWorker(WorkerId("all", 0), None, ProcessInfo(Process.this(), "node"))
-    workers.fleet.watch.death, workers.fleet.watch.verdict = (
+    workers.run_workers.watch.death, workers.run_workers.watch.verdict = (
         Death(worker, "has died", gone),
         "rank 0 of pool 'all' has died",
     )
-    return workers.fleet.watch.death
+    return workers.run_workers.watch.death
 
 
 def test_only_errors_from_workers_are_traced_to_a_death(workers):
@@ -97,7 +97,7 @@ def test_without_a_death_there_is_no_recovery(workers, monkeypatch):
 
 def test_a_ray_without_a_controller_is_reported(workers):
     assert workers.lost() is None
-    workers.fleet.controllers = Controllers({GCS: (2**22 + 1, "0")})
+    workers.run_workers.controllers = Controllers({GCS: (2**22 + 1, "0")})
     assert "gcs_server" in workers.lost()
 
 
@@ -167,7 +167,7 @@ def test_a_restarted_pool_keeps_look_ahead_rows(workers, monkeypatch):
         order.append(pool)
         return [pool]
 
-    monkeypatch.setattr(workers.fleet, "restart", restart)
+    monkeypatch.setattr(workers.run_workers, "restart", restart)
     workers.ahead = SimpleNamespace(drop=lambda: order.append("drop"))
     assert workers.restart(death) == ["all"]
     assert order == ["drop", "all"]

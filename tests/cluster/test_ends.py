@@ -16,7 +16,7 @@ import pytest
 from started import marked, until
 
 from rlflow.monitoring.doctor import addresses
-from rlflow.processes.watchdog import kin, private
+from rlflow.processes.watchdog import private, process_tag
 
 MARK = "RLFLOW_TEST_MARK"  # an environment variable that all started processes inherit
 STARTED_SECONDS, LEFT_SECONDS = 120.0, 100.0
@@ -34,8 +34,10 @@ def folder_of(mark):
             found = dict(
                 item.partition(b"=")[::2] for item in Path("/proc", pid, "environ").read_bytes().split(b"\0")
             )
-            if kin.MARK.encode() in found:
-                return Path(private.place(), f"rlflow-{found[kin.MARK.encode()].decode().partition('/')[0]}")
+            if process_tag.MARK.encode() in found:
+                return Path(
+                    private.place(), f"rlflow-{found[process_tag.MARK.encode()].decode().partition('/')[0]}"
+                )
     return None
 
 

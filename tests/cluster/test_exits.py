@@ -15,7 +15,7 @@ from started import marked, until
 
 import rlflow
 from rlflow.checkpoints.reading import load_latest
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 
 pytestmark = pytest.mark.slow
 
@@ -114,7 +114,7 @@ def test_a_run_whose_ray_loses_a_process_ends_with_a_message(tmp_path, name):
         (pid,) = [
             int(text.split()[0])
             for text in marked(mark.encode())
-            if os.path.basename(kin.command(int(text.split()[0]))) == name
+            if os.path.basename(process_tag.command(int(text.split()[0]))) == name
         ]
         os.kill(pid, signal.SIGKILL)
         assert process.wait(60) == 1

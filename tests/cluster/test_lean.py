@@ -13,7 +13,7 @@ from processes import until
 
 from rlflow.cluster import lean
 from rlflow.cluster.lean import STAND_IN, WorkerStart
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 
 NODE, SERVICES = sys.modules["ray._private.node"].Node, sys.modules["ray._private.services"]
 STAND_IN_COMMAND = f"{sys.executable} -I -S {STAND_IN}"
@@ -101,11 +101,14 @@ def test_a_ray_without_an_expected_method_is_started_as_usual(monkeypatch):
 def test_a_stand_in_waits_until_its_raylet_ends():
     code = f"import subprocess; subprocess.Popen({shlex.split(STAND_IN_COMMAND)}).wait()"
     with subprocess.Popen([sys.executable, "-c", code]) as parent:
-        [(pid, start)] = until(lambda: kin.descendants(parent.pid))
+        [(pid, start)] = until(lambda: process_tag.descendants(parent.pid))
         # it waits
         until(
-            lambda: b"stand_in.py" in Path(f"/proc/{pid}/cmdline").read_bytes() and kin.stat(pid).state == "S"
+            lambda: (
+                b"stand_in.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+                and process_tag.stat(pid).state == "S"
+            )
         )
         assert parent.poll() is None
         parent.send_signal(signal.SIGKILL)
-        until(lambda: not kin.lives(pid, start))
+        until(lambda: not process_tag.lives(pid, start))

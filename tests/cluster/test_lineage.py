@@ -24,8 +24,8 @@ TIMES = ("seconds", "response/tokens_per_second")
 def reported(folder):
     """Return the metrics without times, and the row accounting of each iteration."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    fates = [json.loads(line) for line in (folder / "fates.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines], fates
+    outcomes = [json.loads(line) for line in (folder / "fates.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines], outcomes
 
 
 def run(name, folder, **keywords):
@@ -69,8 +69,8 @@ AHEAD = {"pools": APART, "staleness": 1, "iterations": 4, "save_every": 2}
 def test_a_run_ahead_of_training_resumes_after_a_kill(tmp_path, name, settings):
     run(name, tmp_path / "runs", **AHEAD, **settings)
     (folder,) = (tmp_path / "runs").iterdir()
-    lines, fates = reported(folder)
-    assert len(fates) == 4
+    lines, outcomes = reported(folder)
+    assert len(outcomes) == 4
     # as if it had been killed after the checkpoint of iteration 2
     for newer in (folder / "checkpoints").glob("step-*4"):
         newer.rename(tmp_path / "gone")
@@ -78,7 +78,7 @@ def test_a_run_ahead_of_training_resumes_after_a_kill(tmp_path, name, settings):
     (folder / "final").rename(tmp_path / "final")
     assert any(file.startswith("queue/") for file in load_latest(folder).snapshot.files)
     resume.resume(folder, {}, Quiet())
-    assert reported(folder) == (lines, fates)
+    assert reported(folder) == (lines, outcomes)
 
 
 FAULTS = {"critique": {"generate of verifier, 1": [1]}, "vine": {"cut, 1": [1]}}

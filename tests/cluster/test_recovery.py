@@ -74,10 +74,10 @@ class Ended:
         except StageError as error:
             self.failure = str(error)
         (folder / "said.json").write_text(json.dumps([self.notes, self.failure]))
-        fleet = prepared.workers.fleet if prepared.workers else None
-        self.processes = [worker.presence.process for worker in fleet.watched] if fleet else []
+        run_workers = prepared.workers.run_workers if prepared.workers else None
+        self.processes = [worker.presence.process for worker in run_workers.watched] if run_workers else []
         self.rendezvous_points = (
-            [Path(rendezvous) for rendezvous in fleet.rendezvous_points.values()] if fleet else []
+            [Path(rendezvous) for rendezvous in run_workers.rendezvous_points.values()] if run_workers else []
         )
 
     def lines(self, name):

@@ -108,7 +108,7 @@ def test_lines_printed_by_rewards_arrive_with_the_next_answer():
     assert Answer.unpacked(answer.packed()).printed == b"judging 7\n"
     heard = []
     ledger = ShardLedger(())
-    ledger.hear = heard.append
+    ledger.on_output = heard.append
     pool = SimpleNamespace(name="all")
     Calls({}, ledger, 0).remember(pool, "reward", {0: answer, 1: Answer(4)}, HERE)
     assert heard == [b"judging 7\n"]

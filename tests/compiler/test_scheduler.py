@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from rlflow.author.node_options import NodeOptions, UpdateOptions
 from rlflow.compiler.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis
-from rlflow.compiler.passes.lanes import lanes
 from rlflow.compiler.passes.prune import prune, reuse
+from rlflow.compiler.passes.queues import queues
 from rlflow.compiler.passes.rank import rank
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.scheduler import Finish, Free, Scheduler, StartNode
@@ -48,7 +48,7 @@ def plan_of(text: str) -> Plan:
 
 def passed(nodes) -> Plan:
     made = Plan(None, Graph("drawn", tuple(nodes), (RowAxis(),)), tuple(node.id for node in nodes))
-    for step in (prune, lanes, rank, reuse):
+    for step in (prune, queues, rank, reuse):
         made = step(made)
     return made
 
@@ -354,7 +354,7 @@ ROOMS = st.fixed_dictionaries({"model": st.integers(1, 2), "cpu": st.integers(1,
 def test_every_node_runs_once_and_everything_is_freed(plan, room, durations):
     for started, ended, stored, over in simulated(plan, room, durations):
         assert len(started) == len(set(started))
-        readers_left = {c for c, readers in plan.readers.items() if readers - ended} | plan.held_to_end
+        readers_left = {c for c, readers in plan.readers.items() if readers - ended} | plan.keep_until_end
         assert over or stored <= readers_left, "a column is freed at its last reader"
     assert over == Finish(False)
     assert set(started) == ended == set(plan.live)

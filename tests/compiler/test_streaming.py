@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rlflow.author.load import load_flow
 from rlflow.compiler.graph.model import Column, Op
 from rlflow.compiler.passes import plan
-from rlflow.compiler.passes.lanes import room_of
+from rlflow.compiler.passes.queues import room_of
 from rlflow.compiler.placement import Placement
 from rlflow.compiler.plan import Streaming
 from rlflow.compiler.scheduler import Finish, Free, Scheduler, StartNode

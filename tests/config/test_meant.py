@@ -6,7 +6,7 @@ import pytest
 
 from rlflow import FlowError
 from rlflow.author.load import load_flow
-from rlflow.author.verbs import GENERATE, UPDATE, unknown_setting
+from rlflow.author.methods import GENERATE, UPDATE, unknown_setting
 from rlflow.cli.check import check_flow, roles_of
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.config.flags import sort_values

@@ -7,7 +7,7 @@ import pytest
 
 import rlflow
 from rlflow import FlowError, PlanError, flow, loss, stage
-from rlflow.author.verbs import GENERATE, OFF, resampled, sampling_of
+from rlflow.author.methods import GENERATE, OFF, resampled, sampling_of
 from rlflow.compiler.graph.model import Op
 from rlflow.compiler.trace.compile import TraceOptions, compile_flow
 from rlflow.config.flags import parse_flags, sort_values

@@ -7,7 +7,7 @@ from rlflow.cli.check import check_flow, check_names
 from rlflow.compiler.graph.model import RoleUse
 from rlflow.config.backend_names import SHIPPED, role_types, setting_types, untouched
 from rlflow.config.flags import sort_values
-from rlflow.config.roles.bound import Halves, bind
+from rlflow.config.roles.bound import Sides, bind
 from rlflow.errors import PlanError
 
 ACTOR = RoleUse("actor", trained=True, generates=True)
@@ -43,10 +43,10 @@ def test_the_null_backend_takes_the_settings_of_all_shipped_backends():
 def test_a_real_command_is_bound_to_the_null_backend_with_checked_values(values, fits):
     given = sort_values({"backend": "null"} | values, ["actor"])
     if fits:
-        assert bind({ACTOR: Halves(True, True)}, given)["actor"].trainer.backend == "null"
+        assert bind({ACTOR: Sides(True, True)}, given)["actor"].trainer.backend == "null"
         return check_names(given, load_flow("grpo"), ["actor"])
     for judge in (
-        lambda: bind({ACTOR: Halves(True, True)}, given),
+        lambda: bind({ACTOR: Sides(True, True)}, given),
         lambda: check_names(given, load_flow("grpo"), ["actor"]),
     ):
         with pytest.raises(PlanError):

@@ -15,7 +15,7 @@ from rlflow.compiler.trace.compile import compile_flow
 from rlflow.execution.eager import Role, Session
 from rlflow.execution.engine import LocalEngine, Model
 from rlflow.execution.executor import Executor
-from rlflow.execution.lanes import Lanes
+from rlflow.execution.queues import Queues
 from rlflow.training.protocols import ModelSpec
 
 
@@ -72,7 +72,7 @@ def digest(batch):
 class World:
     """A flow with null models, run eagerly or compiled, iteration after iteration."""
 
-    def __init__(self, flow, lanes, hp=None, seed=0, trainer=Learner, generator=Generator):
+    def __init__(self, flow, queues, hp=None, seed=0, trainer=Learner, generator=Generator):
         self.flow, self.hp = flow, hp
         self.stream = Stream()
         names = flow.parameters.roles
@@ -80,8 +80,8 @@ class World:
         self.engine = LocalEngine(
             models, {"reward": Score()}, seed, self.stream.take, dict(flow.state(hp)) if flow.state else {}
         )
-        self.executor = Executor(self.engine, lanes)
-        self.lanes = lanes
+        self.executor = Executor(self.engine, queues)
+        self.queues = queues
 
     @property
     def program(self):
@@ -114,15 +114,15 @@ def flows():
 
 
 @pytest.fixture
-def lanes():
-    made = Lanes()
+def queues():
+    made = Queues()
     yield made
     made.close(seconds=1)
 
 
 @pytest.fixture
-def world(lanes):
-    return lambda flow, **options: World(flow, lanes, **options)
+def world(queues):
+    return lambda flow, **options: World(flow, queues, **options)
 
 
 @pytest.fixture

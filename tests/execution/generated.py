@@ -179,14 +179,14 @@ def drawn(source, samples, steps, modulus, of_groups, twice, minibatch):
     return generated
 
 
-VERBS = ("stage", "reward", "forward", "ask", "choose", "concat")
+METHODS = ("stage", "reward", "forward", "ask", "choose", "concat")
 
 
 def slowed(engine, seed):
     """Each call of these verbs of the engine begins a little later, by as much as the seed says."""
     drawn = random.Random(seed)
-    for verb in VERBS:
-        setattr(engine, verb, _late(getattr(engine, verb), drawn))
+    for method in METHODS:
+        setattr(engine, method, _late(getattr(engine, method), drawn))
 
 
 def _late(call, drawn):

@@ -13,7 +13,7 @@ from rlflow.author.load import load
 from rlflow.compiler.passes import plan
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.errors import SkipIteration
-from rlflow.execution.account import Account, Count, End, Fate
+from rlflow.execution.account import Count, End, RowAccount, RowOutcome
 from rlflow.execution.engine import Asking
 from rlflow.execution.executor import Executor
 
@@ -116,18 +116,20 @@ def test_sums_close_whatever_the_flow(world, shape, prompts):
     outcome, account = iteration(run, prompts)
     assert account.closes
     if outcome is None:
-        assert account.of(Fate.TRAINED).rows == 0
+        assert account.of(RowOutcome.TRAINED).rows == 0
         return
-    assert account.of(Fate.TRAINED, "actor.update").rows == keyed(outcome.metrics).get("actor.update/rows", 0)
+    assert account.of(RowOutcome.TRAINED, "actor.update").rows == keyed(outcome.metrics).get(
+        "actor.update/rows", 0
+    )
     cause = [
         count.rows
         for (_, end), count in account.ends.items()
-        if end.node == "actor.update" and end.fate is Fate.LEFT_OUT
+        if end.node == "actor.update" and end.fate is RowOutcome.LEFT_OUT
     ]
     if not shape["after"]:
         assert sum(cause) == keyed(outcome.metrics)["actor.update/left_out"]
     if shape["baseline"]:
-        assert account.of(Fate.READ).rows == prompts
+        assert account.of(RowOutcome.READ).rows == prompts
     if shape["groups"]:
         sampled = account.sampled["actor.generate"]
         assert sampled.rows == shape["samples"] * sampled.groups
@@ -138,13 +140,13 @@ def test_each_cause_is_named_with_its_node_and_its_setting(world):
     run = world(drawn(2, 1, False, 0, True, 0.0, 0, 1))
     account = run.compiled(3).account
     ends = {source: [end for (name, end) in account.ends if name == source] for source in account.sampled}
-    assert ends["actor.generate"] == [End(Fate.LEFT_OUT, "actor.update", "worth is not finite")]
-    assert ends["actor.generate#2"] == [End(Fate.READ, "reward#2")]
+    assert ends["actor.generate"] == [End(RowOutcome.LEFT_OUT, "actor.update", "worth is not finite")]
+    assert ends["actor.generate#2"] == [End(RowOutcome.READ, "reward#2")]
     run = world(drawn(2, 10**9, False, 1, False, 0.0, 0, 1))
     (end,) = (end for _, end in run.compiled(3).account.ends)
-    assert end == End(Fate.LEFT_OUT, "actor.update", "the update is not due yet", "after=1")
+    assert end == End(RowOutcome.LEFT_OUT, "actor.update", "the update is not due yet", "after=1")
     run = world(drawn(2, 10**9, False, 0, False, 0.0, 2, 3))
-    assert run.compiled(5).account.of(Fate.SURPLUS, "repeat.body").rows == 6
+    assert run.compiled(5).account.of(RowOutcome.SURPLUS, "repeat.body").rows == 6
 
 
 @flow
@@ -161,7 +163,10 @@ def test_a_row_that_only_asked_is_read_and_one_whose_question_was_too_long_is_le
     account = run.compiled(12).account  # two of these have a longer number
     assert {
         end: count.rows for (source, end), count in account.ends.items() if source == "actor.generate"
-    } == {End(Fate.READ, "again"): 20, End(Fate.LEFT_OUT, "ask", "asked too long", "data.max_prompt=9"): 4}
+    } == {
+        End(RowOutcome.READ, "again"): 20,
+        End(RowOutcome.LEFT_OUT, "ask", "asked too long", "data.max_prompt=9"): 4,
+    }
     assert account.closes
 
 
@@ -184,7 +189,7 @@ def test_rows_that_a_repeat_body_leaves_behind_are_counted_with_their_groups_onc
     assert (sampled.rows, sampled.groups) == (2 * run.stream.position, run.stream.position)
     assert metrics["repeat.body/seen"] == run.stream.position
     assert metrics["repeat.body/kept"] == 2
-    assert account.of(Fate.LEFT_OUT, "choose").rows > 0
+    assert account.of(RowOutcome.LEFT_OUT, "choose").rows > 0
     assert account.closes
 
 
@@ -198,23 +203,23 @@ def test_rows_are_trained_by_the_update_of_the_role_that_sampled_them(world, flo
 
 def test_an_account_is_the_same_after_a_way_through_plain_values(world, flows):
     account = world(flows.adaptive).compiled(5).account
-    assert Account.from_json(account.as_json()) == account
-    assert account.as_json() == Account.from_json(account.as_json()).as_json()
+    assert RowAccount.from_json(account.as_json()) == account
+    assert account.as_json() == RowAccount.from_json(account.as_json()).as_json()
 
 
 def test_an_account_with_a_row_too_many_does_not_close():
-    account = Account()
+    account = RowAccount()
     account.sample("actor.generate", Count(1, 2, 9))
-    account.end("actor.generate", End(Fate.READ), Count(1, 2, 8))
+    account.end("actor.generate", End(RowOutcome.READ), Count(1, 2, 8))
     assert not account.closes
-    account.end("actor.generate", End(Fate.READ), Count(0, 1, 1))
+    account.end("actor.generate", End(RowOutcome.READ), Count(0, 1, 1))
     assert not account.closes
 
 
-def test_a_second_run_of_the_same_plan_counts_anew(world, flows, lanes):
+def test_a_second_run_of_the_same_plan_counts_anew(world, flows, queues):
     run = world(flows.remax)
     made = plan(compile_flow(flows.remax))
-    executor = Executor(run.engine, lanes)
+    executor = Executor(run.engine, queues)
     one, other = (executor.run(made, run.stream.take(3)).account for _ in range(2))
     assert one.sampled["actor.generate"].rows == other.sampled["actor.generate"].rows == 9
     with pytest.raises(KeyError):
@@ -237,7 +242,7 @@ def test_sums_close_along_any_history_whichever_nodes_are_late(world, shape, pro
         generated.assert_numbered(batch)
     assert compiled.learned == eager.learned
     if not {"join", "joined"} & set(shape["steps"]):  # a joined row is sampled at another path
-        assert generated.total(account.of(Fate.TRAINED) for account in accounts) == (
+        assert generated.total(account.of(RowOutcome.TRAINED) for account in accounts) == (
             len(seen.learned),
             sum(seen.learned.values()),
         )

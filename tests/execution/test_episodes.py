@@ -12,8 +12,8 @@ from scenarios import script, spec_of
 
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch
+from rlflow.author.methods import EPISODE_GIVES
 from rlflow.author.seeds import row_seeds
-from rlflow.author.verbs import EPISODE_GIVES
 from rlflow.backends.null import Generator
 from rlflow.execution.engine import Asking
 from rlflow.execution.episodes import Episodes, Speech

@@ -438,7 +438,7 @@ def test_what_a_late_stage_still_brings_is_not_kept(world):
     with pytest.raises(StageError):
         run.compiled(3)
     release.set()
-    assert run.lanes.close(seconds=20)
+    assert run.queues.close(seconds=20)
     assert not run.executor.store.columns
 
 
@@ -486,7 +486,7 @@ def test_waiting_for_a_lane_is_not_running(world):
 
     run = world(both)
     run.executor.clock = lambda: ended[0] if ended else time.monotonic()
-    run.lanes.room["model"] = 2
+    run.queues.room["model"] = 2
     spans = {span.node: span for span in run.compiled(2).spans}
     assert spans["waits"].start >= spans["holds"].end
 
@@ -555,14 +555,14 @@ def test_os_exit_of_a_stage_is_its_error_where_a_run_is_watched(world):
     def ends(scores):
         os._exit(0)
 
-    dog = Watchdog.start()
+    watchdog_process = Watchdog.start()
     try:
         run = world(with_stage(ends))
-        run.executor.board = dog.board
+        run.executor.heartbeat_page = watchdog_process.heartbeat_page
         with pytest.raises(StageError, match=r"ProcessExit: os\._exit\(0\) \(raised by .*test_executor.py"):
             run.compiled(3)
     finally:
-        dog.close()
+        watchdog_process.close()
 
 
 def test_of_an_eager_stage_a_ctrl_c_is_the_users_and_an_exit_is_not(world):
@@ -678,7 +678,7 @@ def test_a_column_lies_in_the_store_until_its_last_reader_is_done_and_no_longer(
         live = {
             column: size
             for column, size in live.items()
-            if column in made.held_to_end or not made.readers[column] <= done
+            if column in made.keep_until_end or not made.readers[column] <= done
         }
     assert run.executor.store.peak_bytes == peak
     assert peak < sum(size for _, columns in puts for size in columns.values())
@@ -702,7 +702,7 @@ def test_when_the_last_node_runs_nothing_is_left_but_what_it_reads_and_what_is_r
         run.executor.run(made, run.stream.take(3))
         run.engine.iteration += 1
     last = max(i for i in made.live if made.graph.nodes[i].op is Op.UPDATE)
-    assert seen[-1] <= made.reads[last] | made.held_to_end
+    assert seen[-1] <= made.reads[last] | made.keep_until_end
     assert seen[-1] >= made.reads[last]
 
 

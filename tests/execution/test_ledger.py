@@ -7,7 +7,7 @@ from rlflow import flow, loss
 from rlflow.author.batch import Batch
 from rlflow.compiler.graph.model import Op
 from rlflow.compiler.trace.compile import compile_flow
-from rlflow.execution.account import Fate, Ledger, UpdateRows
+from rlflow.execution.account import Ledger, RowOutcome, UpdateRows
 
 
 @loss
@@ -36,8 +36,8 @@ def test_a_row_that_its_failed_episode_left_without_a_score_is_told_by_that_caus
     assert account.closes
     ends = {(end.fate, end.cause): (count.rows, count.tokens) for (_, end), count in account.ends.items()}
     assert ends == {
-        (Fate.TRAINED, ""): (1, 1),
-        (Fate.LEFT_OUT, "episode failed: timeout"): (2, 3),
-        (Fate.LEFT_OUT, "episode failed: raised"): (1, 3),
-        (Fate.LEFT_OUT, "scores is not finite"): (1, 2),
+        (RowOutcome.TRAINED, ""): (1, 1),
+        (RowOutcome.LEFT_OUT, "episode failed: timeout"): (2, 3),
+        (RowOutcome.LEFT_OUT, "episode failed: raised"): (1, 3),
+        (RowOutcome.LEFT_OUT, "scores is not finite"): (1, 2),
     }

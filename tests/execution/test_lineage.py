@@ -16,7 +16,7 @@ from rlflow.author.load import load
 from rlflow.compiler.passes import plan
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.errors import StageError
-from rlflow.execution.account import Fate
+from rlflow.execution.account import RowOutcome
 from rlflow.execution.engine import Asking
 from rlflow.execution.lineage import cut_rows, whole_completions
 
@@ -83,17 +83,17 @@ def test_every_sampled_row_has_one_fate_along_its_history(world):
     account = run.compiled(6).account
     assert account.sampled["solver.generate"].rows == 16
     assert account.sampled["verifier.generate"].rows == 32
-    assert account.of(Fate.TRAINED, "solver.update").rows == 16
-    assert account.of(Fate.TRAINED, "verifier.update").rows == 32
+    assert account.of(RowOutcome.TRAINED, "solver.update").rows == 16
+    assert account.of(RowOutcome.TRAINED, "verifier.update").rows == 32
     account = world(LINEAGE.raft).compiled(3).account
-    assert account.of(Fate.TRAINED).rows == 3
+    assert account.of(RowOutcome.TRAINED).rows == 3
     assert {
         (end.node, end.cause, end.setting): count.rows
         for (_, end), count in account.ends.items()
-        if end.fate is Fate.LEFT_OUT
+        if end.fate is RowOutcome.LEFT_OUT
     } == {("choose", "not chosen", "count=1"): 9}
     account = world(LINEAGE.correction).compiled(3).account
-    assert account.of(Fate.TRAINED, "actor.update").rows == 12
+    assert account.of(RowOutcome.TRAINED, "actor.update").rows == 12
 
 
 def test_what_is_not_read_of_joined_rows_is_not_computed():

@@ -137,7 +137,7 @@ class Run:
         self.engine.__class__ = Versions
         self.plan = plan(self.world.program)
         self.ahead = Ahead(
-            self.plan, self.engine, self.world.lanes, self.world.stream, staleness, iterations, PROMPTS
+            self.plan, self.engine, self.world.queues, self.world.stream, staleness, iterations, PROMPTS
         )
         self.told, self.accounts = {}, {}
 

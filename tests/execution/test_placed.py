@@ -10,10 +10,10 @@ import rlflow
 from rlflow import choose, flow, loss, repeat, row, stage, token
 from rlflow.compiler.passes import plan
 from rlflow.compiler.plan import Streaming
-from rlflow.execution.account import Account, Count, End, Fate
-from rlflow.runs.outcomes import fates_text
+from rlflow.execution.account import Count, End, RowAccount, RowOutcome
+from rlflow.runs.outcomes import outcomes_text
 
-TRAINED = End(Fate.TRAINED, "actor.update")
+TRAINED = End(RowOutcome.TRAINED, "actor.update")
 
 
 @loss
@@ -110,7 +110,7 @@ def wholly(prompts, actor, reward):
 def account(world, made):
     found = world(made).compiled(3).account
     assert found.closes
-    assert Account.from_json(found.as_json()) == found
+    assert RowAccount.from_json(found.as_json()) == found
     return found
 
 
@@ -118,10 +118,10 @@ def test_masked_tokens_are_left_out_by_the_stage_and_their_rows_trained_on(world
     found = account(world, masked)
     sampled = found.sampled["actor.generate"]
     assert found.ends["actor.generate", TRAINED] == Count(3, 6, 6)
-    assert found.ends["actor.generate", End(Fate.LEFT_OUT, "first_token", "masked")] == Count(
+    assert found.ends["actor.generate", End(RowOutcome.LEFT_OUT, "first_token", "masked")] == Count(
         0, 0, sampled.tokens - 6
     )
-    assert f"left out at first_token: masked: {sampled.tokens - 6} tokens" in fates_text(found)
+    assert f"left out at first_token: masked: {sampled.tokens - 6} tokens" in outcomes_text(found)
 
 
 def test_rows_that_a_stage_put_in_the_place_of_others_are_its_own(world):
@@ -129,8 +129,8 @@ def test_rows_that_a_stage_put_in_the_place_of_others_are_its_own(world):
     assert found.placed["swap"].rows == 3
     assert found.ends["swap", TRAINED].rows == 3
     assert found.ends["actor.generate", TRAINED].rows == 3
-    assert found.ends["actor.generate", End(Fate.LEFT_OUT, "swap", "replaced")].rows == 3
-    assert f"swap: 3 rows of {found.placed['swap'].tokens} tokens that replace sampled rows" in fates_text(
+    assert found.ends["actor.generate", End(RowOutcome.LEFT_OUT, "swap", "replaced")].rows == 3
+    assert f"swap: 3 rows of {found.placed['swap'].tokens} tokens that replace sampled rows" in outcomes_text(
         found
     )
 
@@ -145,9 +145,9 @@ def test_they_are_so_where_rows_are_scored_chunk_by_chunk(world):
 def test_they_are_so_where_some_are_chosen_of_them(world):
     found = account(world, chosen)
     assert {(source, end.fate, end.cause): count.rows for (source, end), count in found.ends.items()} == {
-        ("swap", Fate.TRAINED, ""): 3,
-        ("actor.generate", Fate.LEFT_OUT, "replaced"): 3,
-        ("actor.generate", Fate.LEFT_OUT, "not chosen"): 3,
+        ("swap", RowOutcome.TRAINED, ""): 3,
+        ("actor.generate", RowOutcome.LEFT_OUT, "replaced"): 3,
+        ("actor.generate", RowOutcome.LEFT_OUT, "not chosen"): 3,
     }
 
 
@@ -165,13 +165,13 @@ def test_rows_that_a_stage_in_a_repeat_put_in_the_place_of_others_are_its_own(wo
     assert {
         (source, end.fate, end.node, end.cause): count[:2] for (source, end), count in found.ends.items()
     } == {
-        ("actor.generate", Fate.LEFT_OUT, "swap", "replaced"): (0, 3),
-        ("actor.generate", Fate.LEFT_OUT, "repeat.body", "not kept"): (1, 1),
-        ("swap", Fate.LEFT_OUT, "repeat.body", "not kept"): (0, 1),
-        ("actor.generate", Fate.SURPLUS, "repeat.body", ""): (1, 1),
-        ("swap", Fate.SURPLUS, "repeat.body", ""): (0, 1),
-        ("actor.generate", Fate.TRAINED, "actor.update", ""): (1, 1),
-        ("swap", Fate.TRAINED, "actor.update", ""): (0, 1),
+        ("actor.generate", RowOutcome.LEFT_OUT, "swap", "replaced"): (0, 3),
+        ("actor.generate", RowOutcome.LEFT_OUT, "repeat.body", "not kept"): (1, 1),
+        ("swap", RowOutcome.LEFT_OUT, "repeat.body", "not kept"): (0, 1),
+        ("actor.generate", RowOutcome.SURPLUS, "repeat.body", ""): (1, 1),
+        ("swap", RowOutcome.SURPLUS, "repeat.body", ""): (0, 1),
+        ("actor.generate", RowOutcome.TRAINED, "actor.update", ""): (1, 1),
+        ("swap", RowOutcome.TRAINED, "actor.update", ""): (0, 1),
     }
     assert {
         figure.name: value for figure, value in outcome.metrics.items() if figure.node == "repeat.body"
@@ -184,10 +184,10 @@ def test_a_repeat_in_which_every_row_is_replaced_and_rows_are_chosen_keeps_its_f
     assert found.closes
     assert (found.sampled["actor.generate"][:2], found.placed["shift"][:2]) == ((3, 6), (2, 4))
     assert {(source, end.fate, end.cause): count[:2] for (source, end), count in found.ends.items()} == {
-        ("actor.generate", Fate.LEFT_OUT, "replaced"): (2, 4),
-        ("actor.generate", Fate.LEFT_OUT, "not chosen"): (1, 2),
-        ("shift", Fate.SURPLUS, ""): (1, 2),
-        ("shift", Fate.TRAINED, ""): (1, 2),
+        ("actor.generate", RowOutcome.LEFT_OUT, "replaced"): (2, 4),
+        ("actor.generate", RowOutcome.LEFT_OUT, "not chosen"): (1, 2),
+        ("shift", RowOutcome.SURPLUS, ""): (1, 2),
+        ("shift", RowOutcome.TRAINED, ""): (1, 2),
     }
 
 
@@ -236,12 +236,12 @@ def test_ranks_count_them_alike_and_what_is_carried_on_keeps_its_source(tmp_path
     )
     assert alone == ranks
     assert all(
-        Account.from_json(line).closes and Account.from_json(line).placed["swap"].rows
+        RowAccount.from_json(line).closes and RowAccount.from_json(line).placed["swap"].rows
         for line in (*alone, ahead[0])
     )
     assert {(end["source"], end["fate"]) for line in ahead for end in line["fates"]} >= {
         ("swap", "carried on"),
         ("swap", "trained"),
     }
-    assert all(Account.from_json(line).closes for line in ahead)
+    assert all(RowAccount.from_json(line).closes for line in ahead)
     assert [list(line["opened"]) for line in ahead] == [[], ["actor.generate", "swap"], []]

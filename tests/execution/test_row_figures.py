@@ -10,7 +10,7 @@ from rlflow.author.batch import Batch
 from rlflow.author.figures import Figure, Of
 from rlflow.author.load import load
 from rlflow.execution import row_figures as measured
-from rlflow.execution.row_figures import NO_REWARDS, JudgedRecords
+from rlflow.execution.row_figures import NO_REWARDS, ScoredRecords
 
 
 def health(found, judged=NO_REWARDS):
@@ -98,7 +98,7 @@ def test_the_funnel_of_rows_goes_from_scores_to_groups_that_differ_to_rows_that_
     assert [found[f"funnel/rows_{name}"] for name in ("scored", "mixed", "untruncated")] == [7, 4, 3]
 
 
-TWO = JudgedRecords({"task": "scores of task", "style": "scores of style"})
+TWO = ScoredRecords({"task": "scores of task", "style": "scores of style"})
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_of_several_rewards_each_has_its_figures_and_a_group_is_flat_in_all(name
     ],
 )
 def test_a_group_is_flat_where_nothing_differs_that_the_update_reads(advantages, flat):
-    read = JudgedRecords(learned=("learned 0",))
+    read = ScoredRecords(learned=("learned 0",))
     found = health(records(scores=[0.0, 1.0, 0.0, 0.0], mask=MASK, **{"learned 0": advantages}), read)
     assert found["reward/flat_groups"] == flat  # whatever the scores are
     assert found["funnel/rows_mixed"] == 4 * (1 - flat)

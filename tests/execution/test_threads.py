@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from rlflow.execution.lanes import Lanes, all_for
+from rlflow.execution.queues import Queues, all_for
 from rlflow.training import threads
 
 
@@ -27,24 +27,24 @@ def in_a_new_thread():
 
 
 def test_a_lane_keeps_its_threads_while_all_else_computes_alone(two_threads):
-    lanes = Lanes({"model": 1, "cpu": 1})
-    with all_for(lanes, "model"):
-        assert lanes.do("model", torch.get_num_threads) == 2
-        assert lanes.do("cpu", torch.get_num_threads) == 1
+    queues = Queues({"model": 1, "cpu": 1})
+    with all_for(queues, "model"):
+        assert queues.do("model", torch.get_num_threads) == 2
+        assert queues.do("cpu", torch.get_num_threads) == 1
         assert torch.get_num_threads() == in_a_new_thread() == 1
     assert torch.get_num_threads() == in_a_new_thread() == 2
-    assert lanes.close()
+    assert queues.close()
 
 
 def test_a_stage_leaves_no_threads_behind(two_threads):
     """Neither by what torch divides among threads nor by what MKL does."""
-    lanes, numbers = Lanes({"model": 1, "cpu": 1}), torch.rand(768)
-    with all_for(lanes, "model"):
-        lanes.do("cpu", lambda: None)
+    queues, numbers = Queues({"model": 1, "cpu": 1}), torch.rand(768)
+    with all_for(queues, "model"):
+        queues.do("cpu", lambda: None)
         before = threading.active_count(), len(os.listdir("/proc/self/task"))
-        lanes.do("cpu", lambda: numbers.exp().outer(numbers).mm(numbers[:, None]))
+        queues.do("cpu", lambda: numbers.exp().outer(numbers).mm(numbers[:, None]))
         assert (threading.active_count(), len(os.listdir("/proc/self/task"))) == before
-    assert lanes.close()
+    assert queues.close()
 
 
 def test_a_worker_computes_with_all_in_the_thread_that_made_it(two_threads):
@@ -54,9 +54,9 @@ def test_a_worker_computes_with_all_in_the_thread_that_made_it(two_threads):
 
 
 def test_a_lane_hands_over_what_a_call_gives_and_raises():
-    lanes = Lanes({"model": 1})
-    assert lanes.do("model", lambda: threading.current_thread().name) == "model"
-    assert lanes.do("elsewhere", lambda: 3) == 3
+    queues = Queues({"model": 1})
+    assert queues.do("model", lambda: threading.current_thread().name) == "model"
+    assert queues.do("elsewhere", lambda: 3) == 3
     with pytest.raises(KeyError, match="gone"):
-        lanes.do("model", lambda: {}["gone"])
-    assert lanes.close()
+        queues.do("model", lambda: {}["gone"])
+    assert queues.close()

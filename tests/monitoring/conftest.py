@@ -195,11 +195,11 @@ def written(tmp_path):
             "rows": 8,
             "tokens": 25,
         }
-        fates = [
+        outcomes = [
             {"iteration": i, "sampled": {"actor.generate": count}, "opened": {}, "fates": [end, left]}
             for i in range(len(rewards))
         ]
-        (folder / "fates.jsonl").write_text("".join(json.dumps(line) + "\n" for line in fates))
+        (folder / "fates.jsonl").write_text("".join(json.dumps(line) + "\n" for line in outcomes))
         begun = status.begun("grpo", options["iterations"])
         status.write(folder, dataclasses.replace(begun, state=state, iteration=len(rewards)))
         return folder

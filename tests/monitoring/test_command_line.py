@@ -8,14 +8,14 @@ import pytest
 
 from rlflow.monitoring.command_line import flags, masked_word
 
-CANARY = "canary-77c1"
+SECRET = "canary-77c1"
 
 
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
-        (["run", "ppo", "--hp.api_key", CANARY], ["run", "ppo", "--hp.api_key", "***"]),
-        (["run", f"--hp.db_pass={CANARY}", "--lr", "1e-6"], ["run", "--hp.db_pass=***", "--lr", "1e-6"]),
+        (["run", "ppo", "--hp.api_key", SECRET], ["run", "ppo", "--hp.api_key", "***"]),
+        (["run", f"--hp.db_pass={SECRET}", "--lr", "1e-6"], ["run", "--hp.db_pass=***", "--lr", "1e-6"]),
         (["--hp.token=", "--actor.auth", "--lr", "3"], ["--hp.token=", "--actor.auth", "--lr", "3"]),
         (["--ray-address", "redis://:pw-of-ray@host:1"], ["--ray-address", "redis://:***@host:1"]),
         (["--data", "hf_" + "aB3" * 11], ["--data", "***"]),
@@ -43,14 +43,14 @@ sys.stdin.read()
 
 
 def test_only_the_process_table_masks_secrets(tmp_path):
-    words = ["run", "--hp.api_key", CANARY, "--name", "ünder", "", f"--pass={CANARY}ä", "--lr", "1"]
+    words = ["run", "--hp.api_key", SECRET, "--name", "ünder", "", f"--pass={SECRET}ä", "--lr", "1"]
     (tmp_path / "shows.py").write_text(SHOWS.replace("{words!r}", repr(words)))
     command = [sys.executable, tmp_path / "shows.py", *words]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         there, known = (process.stdout.readline() for _ in range(2))
         outside = Path(f"/proc/{process.pid}/cmdline").read_bytes().decode()
         process.stdin.close()
-    stars = "*" * len(CANARY)
+    stars = "*" * len(SECRET)
     shown = [
         str(tmp_path / "shows.py"),
         "run",
@@ -68,14 +68,14 @@ def test_only_the_process_table_masks_secrets(tmp_path):
         known
         == f"True {['run', '--hp.api_key', '***', '--name', 'ünder', '', '--pass=***', '--lr', '1']} True\n"
     )
-    assert CANARY not in outside
+    assert SECRET not in outside
 
 
 def test_foreign_words_do_not_change_the_command_line(monkeypatch):
     from rlflow.monitoring.command_line import take_arguments
 
     before = Path("/proc/self/cmdline").read_bytes()
-    monkeypatch.setattr(sys, "argv", ["rlflow", "run", f"--token={CANARY}"])
-    assert take_arguments() == ["run", f"--token={CANARY}"]
+    monkeypatch.setattr(sys, "argv", ["rlflow", "run", f"--token={SECRET}"])
+    assert take_arguments() == ["run", f"--token={SECRET}"]
     assert sys.argv == ["rlflow", "run", "--token=***"]
     assert Path("/proc/self/cmdline").read_bytes() == before

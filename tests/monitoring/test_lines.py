@@ -15,7 +15,7 @@ def test_lines_do_not_depend_on_how_output_is_split(text, places):
     one = Lines(heard.append)
     for start, end in zip(cuts, cuts[1:], strict=False):
         if start < end:
-            one.hear(text[start:end])
+            one.on_output(text[start:end])
     one.close()
     assert heard == (text[:-1] if text.endswith(b"\n") else text).split(b"\n") if text else heard == []
 
@@ -23,29 +23,29 @@ def test_lines_do_not_depend_on_how_output_is_split(text, places):
 def test_an_empty_piece_ends_a_line_and_long_lines_are_cut():
     heard = []
     one = Lines(heard.append)
-    one.hear(b"begun")
+    one.on_output(b"begun")
     assert heard == []
-    one.hear(b"")
-    one.hear(b"x" * (LINE + 1))
+    one.on_output(b"")
+    one.on_output(b"x" * (LINE + 1))
     assert heard == [b"begun", b"x" * (LINE + 1)]
 
 
 def test_lines_of_threads_do_not_mix():
     heard = []
     one = Lines(heard.append)
-    one.hear(b"first ")
-    other = threading.Thread(target=one.hear, args=(b"second\n",))
+    one.on_output(b"first ")
+    other = threading.Thread(target=one.on_output, args=(b"second\n",))
     other.start()
     other.join()
-    one.hear(b"ends\n")
+    one.on_output(b"ends\n")
     assert heard == [b"second", b"first ends"]
 
 
 def test_waiting_lines_are_taken_once_and_the_oldest_are_dropped():
     waiting = WaitingLines()
-    waiting.hear(b"one\ntwo\nthr")
+    waiting.on_output(b"one\ntwo\nthr")
     assert waiting.take() == b"one\ntwo\n"
-    waiting.hear(b"ee\n")
+    waiting.on_output(b"ee\n")
     assert (waiting.take(), waiting.take()) == (b"three\n", b"")
-    waiting.hear(b"".join(b"%d\n" % number for number in range(WAITING + 2)))
+    waiting.on_output(b"".join(b"%d\n" % number for number in range(WAITING + 2)))
     assert waiting.take() == b"".join(b"%d\n" % number for number in range(2, WAITING + 2))

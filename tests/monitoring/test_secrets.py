@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rlflow.monitoring import secrets
 from rlflow.monitoring.secrets import MASK, MaskedLines, guard, masked, redacted, remember, telling
 
-CANARY = "canary-5f3a"
+SECRET = "canary-5f3a"
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ CANARY = "canary-5f3a"
     ],
 )
 def test_a_secret_name_hides_its_value(name):
-    assert redacted({name: CANARY}) == {name: "***"}
-    assert redacted({"roles": {"actor": [{name: CANARY}]}}) == {"roles": {"actor": [{name: "***"}]}}
-    assert redacted({name: {"inner": CANARY}}) == {name: "***"}
+    assert redacted({name: SECRET}) == {name: "***"}
+    assert redacted({"roles": {"actor": [{name: SECRET}]}}) == {"roles": {"actor": [{name: "***"}]}}
+    assert redacted({name: {"inner": SECRET}}) == {name: "***"}
     assert redacted({name: 12345678}) == {name: "***"}
 
 
@@ -112,25 +112,25 @@ def test_settings_with_similar_names_stay():
 
 
 def test_values_of_the_environment_are_masked_everywhere(monkeypatch):
-    monkeypatch.setenv("MY_API_KEY", CANARY)
-    monkeypatch.setenv("LONGER_TOKEN", f"{CANARY}-and-more")
+    monkeypatch.setenv("MY_API_KEY", SECRET)
+    monkeypatch.setenv("LONGER_TOKEN", f"{SECRET}-and-more")
     monkeypatch.setenv("SHORT_TOKEN", "abc")
     monkeypatch.setenv("SOME_PATH", "/usr/share")
     monkeypatch.setenv("PIN_PASSWORD", "87654321")
     settings = {
-        "model": f"https://x/{CANARY}?a",
-        "list": [f"--k={CANARY}-and-more", ("t", CANARY)],
-        CANARY: 1,
+        "model": f"https://x/{SECRET}?a",
+        "list": [f"--k={SECRET}-and-more", ("t", SECRET)],
+        SECRET: 1,
         "n": 87654321,
         "abc": "/usr/share/abc",
-        "set": {CANARY},
+        "set": {SECRET},
     }
     text = json.dumps(redacted(settings))
-    assert CANARY not in text
+    assert SECRET not in text
     assert "87654321" not in text
     assert "and-more" not in text
     assert "/usr/share/abc" in text
-    assert masked(f"error: {CANARY}-and-more is wrong") == "error: *** is wrong"
+    assert masked(f"error: {SECRET}-and-more is wrong") == "error: *** is wrong"
 
 
 def test_passwords_in_addresses_are_masked():
@@ -141,9 +141,9 @@ def test_passwords_in_addresses_are_masked():
 
 
 def test_the_input_mapping_does_not_change():
-    given = {"a": {"token": CANARY}}
+    given = {"a": {"token": SECRET}}
     redacted(given)
-    assert given == {"a": {"token": CANARY}}
+    assert given == {"a": {"token": SECRET}}
 
 
 KEY = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7VJTUt9Us8cKj\n" * 3
@@ -244,8 +244,8 @@ def test_harmless_text_stays(text):
 
 def test_shell_folders_are_no_secrets(monkeypatch):
     monkeypatch.setenv("PWD", "/work/somewhere")
-    monkeypatch.setenv("DB_PWD", CANARY)
-    assert masked(f"/work/somewhere/{CANARY}") == "/work/somewhere/***"
+    monkeypatch.setenv("DB_PWD", SECRET)
+    assert masked(f"/work/somewhere/{SECRET}") == "/work/somewhere/***"
 
 
 @pytest.mark.parametrize(
@@ -304,18 +304,18 @@ def test_the_value_of_a_flag_is_masked_in_errors():
 
 
 def test_a_guarded_stream_masks_its_output(monkeypatch):
-    monkeypatch.setenv("SOME_TOKEN", CANARY)
+    monkeypatch.setenv("SOME_TOKEN", SECRET)
     stream = io.StringIO()
     guard(stream, None)
     guard(stream)
-    print("the token", CANARY, file=stream)
-    stream.writelines([f"{CANARY}\n"])
+    print("the token", SECRET, file=stream)
+    stream.writelines([f"{SECRET}\n"])
     try:
-        raise ValueError(CANARY)
+        raise ValueError(SECRET)
     except ValueError:
         traceback.print_exc(file=stream)
     assert stream.write("abc") == 3
-    assert CANARY not in stream.getvalue()
+    assert SECRET not in stream.getvalue()
     assert stream.getvalue().startswith("the token ***\n***\nTraceback")
     assert stream.getvalue().endswith("ValueError: ***\nabc")
 

@@ -8,7 +8,7 @@ import sys
 from processes import gone
 
 from rlflow.processes.children import Child
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 
 # prints the pid of a process in a session of its own, whose parent has ended, then its own way of waiting
 STARTING = (
@@ -23,7 +23,7 @@ def started(name, *words):
         [sys.executable, "-S", "-c", STARTING, *words],
         name,
         stdout=subprocess.PIPE,
-        env={**os.environ, kin.MARK: name},
+        env={**os.environ, process_tag.MARK: name},
     )
     return child, int(child.stdout.readline())
 

@@ -11,14 +11,14 @@ from dataclasses import replace
 import pytest
 
 from rlflow.processes.process import Process, parsed
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 
 
 @pytest.fixture
 def child():
     """A child that waits, and its identity."""
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as process:
-        yield process, replace(Process.this(), pid=process.pid, started=kin.started(process.pid))
+        yield process, replace(Process.this(), pid=process.pid, started=process_tag.started(process.pid))
         process.communicate(b"\n")
 
 
@@ -32,12 +32,12 @@ def test_a_process_that_runs_or_is_stopped_is_alive(child):
 
 def test_a_process_that_waits_only_to_be_collected_is_dead():
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as process:
-        identity = replace(Process.this(), pid=process.pid, started=kin.started(process.pid))
+        identity = replace(Process.this(), pid=process.pid, started=process_tag.started(process.pid))
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert identity.alive() is False
-        assert kin.started(process.pid) == ""
-        assert not kin.lives(process.pid, "")
+        assert process_tag.started(process.pid) == ""
+        assert not process_tag.lives(process.pid, "")
 
 
 @pytest.mark.parametrize(

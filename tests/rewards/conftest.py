@@ -85,5 +85,5 @@ def patient() -> Iterator[RewardPool]:
     """A pool with one process, where time passes only for a row that has printed that it hangs."""
     clock = HungClock()
     with RewardPool(1, clock=clock) as pool:
-        pool.hear = clock.hear
+        pool.on_output = clock.on_output
         yield pool

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlflow import Batch
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 from rlflow.rewards import RewardPool, bind, frames, parse_reward
 from rlflow.rewards.worker_pool import Died, WorkerProcess
 
@@ -86,7 +86,7 @@ def gone(pid):
 
 def started_by(pool):
     (worker,) = pool.pids()
-    return [pid for pid, _ in kin.descendants(worker)]
+    return [pid for pid, _ in process_tag.descendants(worker)]
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def test_a_reply_without_its_row_is_ignored(reply):
 def test_output_before_a_reply_arrives_with_it():
     """Output that comes between the last read and the reply arrives too; there may be no later read."""
     heard = []
-    process = WorkerProcess(hear=heard.append)
+    process = WorkerProcess(on_output=heard.append)
     try:
         os.kill(process.child.pid, signal.SIGSTOP)
         process.send({"key": "", "names": (), "rows": [[]]}, 5.0)

@@ -12,7 +12,7 @@ import pytest
 from run_faults import BAD, MARK, command, content, left_over, marked, small, unequal
 
 import rlflow
-from rlflow.author import verbs
+from rlflow.author import methods
 from rlflow.checkpoints.reading import load_latest
 from rlflow.errors import StageError
 from rlflow.execution import summary
@@ -194,7 +194,7 @@ def test_a_stopped_run_exits_with_1_and_names_the_cause(tmp_path, mark):
 
 def test_a_reward_may_use_its_deadline_for_every_row(tmp_path, monkeypatch):
     """All rows together may take longer than a node's own deadline."""
-    monkeypatch.setitem(verbs.DEADLINES, "reward", 0.2)
+    monkeypatch.setitem(methods.DEADLINES, "reward", 0.2)
     folder = null_run(
         tmp_path, "threading.Event().wait(0.15); return 1.0", iterations=1, reward_timeout=5
     ).folder

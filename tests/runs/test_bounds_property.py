@@ -22,10 +22,10 @@ ROOM = {"a": 1, "b": 2, "c": 3}
 
 
 @st.composite
-def plans(draw, name, lanes="abc"):
+def plans(draw, name, queues="abc"):
     """Draw up to 6 nodes, each waiting for some earlier ones; nodes of queue a run one at a time."""
     count = draw(st.integers(2, 6))
-    lane = {number: draw(st.sampled_from(lanes)) for number in range(1, count + 1)}
+    lane = {number: draw(st.sampled_from(queues)) for number in range(1, count + 1)}
     nodes = [Node(0, Op.DATA, "prompts", 0, outputs=(Output("x", None, "x"),))]
     for number in lane:
         before = draw(st.sets(st.integers(0, number - 1), max_size=2)) or {0}
@@ -58,7 +58,7 @@ class Case:
     within: dict[str, str]
 
 
-def edges(plan, lanes):
+def edges(plan, queues):
     """Return what a node can have waited for: earlier nodes of the plan, and other nodes of a limited
     queue."""
     names = {unit: plan.node(unit).name for unit in plan.units}
@@ -67,7 +67,7 @@ def edges(plan, lanes):
         (names[i], names[j])
         for i in plan.units
         for j in plan.units
-        if i != j and plan.lane[i] == plan.lane[j] in lanes
+        if i != j and plan.lane[i] == plan.lane[j] in queues
     }
 
 

@@ -96,12 +96,12 @@ def test_a_failed_episode_is_counted_by_its_cause(again):
         line["reward/missing_env_raised"] for line in iterations if "reward/missing_env_raised" in line
     )
     assert missing > 0
-    fates = [
+    outcomes = [
         end
         for line in (result.folder / "fates.jsonl").read_text().splitlines()
         for end in json.loads(line)["fates"]
     ]
-    assert sum(end["rows"] for end in fates if end.get("cause") == "episode failed: raised") == missing
+    assert sum(end["rows"] for end in outcomes if end.get("cause") == "episode failed: raised") == missing
     assert any(row["finish"] == "failed" and row["scores"] is None for row in samples(result)) or missing < 48
     with pytest.raises(
         StageError, match=r"rewards are missing.*env_raised: .*ConnectionError: the service is away"

@@ -5,17 +5,17 @@ import json
 import pytest
 from keyed import keyed
 
-from rlflow.execution.account import Account, Count, End, Fate
-from rlflow.runs.outcomes import fates_text, outcome_metrics, run_account
+from rlflow.execution.account import Count, End, RowAccount, RowOutcome
+from rlflow.runs.outcomes import outcome_metrics, outcomes_text, run_account
 
 
 def account():
-    made = Account()
+    made = RowAccount()
     made.sample("actor.generate", Count(2, 8, 80))
     made.sample("repeat.chosen", Count(4, 4, 0))
-    made.end("actor.generate", End(Fate.TRAINED, "actor.update"), Count(2, 5, 50))
-    made.end("actor.generate", End(Fate.LEFT_OUT, "choose", "not chosen", "count=1"), Count(2, 3, 30))
-    made.end("repeat.chosen", End(Fate.SURPLUS, "repeat.chosen", setting="groups=2"), Count(4, 4, 0))
+    made.end("actor.generate", End(RowOutcome.TRAINED, "actor.update"), Count(2, 5, 50))
+    made.end("actor.generate", End(RowOutcome.LEFT_OUT, "choose", "not chosen", "count=1"), Count(2, 3, 30))
+    made.end("repeat.chosen", End(RowOutcome.SURPLUS, "repeat.chosen", setting="groups=2"), Count(4, 4, 0))
     return made
 
 
@@ -24,7 +24,7 @@ def test_metrics_count_sampled_rows_by_outcome():
 
 
 def test_the_text_names_sampler_place_and_cause_of_lost_rows():
-    assert fates_text(account()).splitlines() == [
+    assert outcomes_text(account()).splitlines() == [
         "actor.generate: 8 rows of 80 tokens",
         "  left out at choose (count=1): not chosen: 3 rows of 30 tokens",
         "  trained by actor.update: 5 rows of 50 tokens",
@@ -37,7 +37,7 @@ def test_the_accounting_of_a_run_skips_a_torn_line(tmp_path):
     total = run_account(tmp_path)
     assert total.sampled["actor.generate"] == Count(4, 16, 160)
     assert total.closes is account().closes
-    assert run_account(tmp_path / "none") == Account()
+    assert run_account(tmp_path / "none") == RowAccount()
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def late(seed, dies_at=None):
     at_each(begins)
 
 
-def fates(folder):
+def outcomes(folder):
     return (folder / "fates.jsonl").read_text()
 
 
@@ -66,7 +66,7 @@ def checked(out, shape, seed):
     assert in_child(partial(again, "ranks", pools="all=2@threads")) == 0
     # two ranks add up a loss in another order
     assert metrics(out / "ranks") == [pytest.approx(line, rel=1e-12) for line in wanted.metrics]
-    assert fates(out / "ranks") == fates(out / "straight")
+    assert outcomes(out / "ranks") == outcomes(out / "straight")
     # nodes run concurrently, so it can die later or not at all
     ended = in_child(partial(again, "killed", dies_at=1 + seed % 40))
     assert ended in (0, -signal.SIGKILL)
@@ -75,7 +75,7 @@ def checked(out, shape, seed):
     if ended:
         assert resumed(out / "killed") == 0
     assert list(differences(content(out / "killed"), wanted)) == []
-    assert fates(out / "killed") == fates(out / "straight")
+    assert outcomes(out / "killed") == outcomes(out / "straight")
 
 
 def drawn_runs(examples):

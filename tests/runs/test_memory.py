@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 import rlflow
-from rlflow.execution.mover import MemoryMover
+from rlflow.execution.offload_manager import OffloadManager
 from rlflow.monitoring.reporter import Quiet
 from rlflow.runs.resume import resume
 
@@ -46,20 +46,20 @@ def in_memory(half):
 @pytest.fixture
 def measured(monkeypatch):
     """The bytes in memory and the planned bytes after each step of the offload manager."""
-    seen, settle = [], MemoryMover.settle
+    seen, settle = [], OffloadManager.settle
 
     def settled(self, needs):
         settle(self, needs)
-        if self.course is not None:
+        if self.offload_plan is not None:
             seen.append(
                 (
                     sum(map(in_memory, self._sides.values())),
-                    sum(self.course.sizes[part] for part in self.in_memory),
-                    self.course,
+                    sum(self.offload_plan.sizes[part] for part in self.in_memory),
+                    self.offload_plan,
                 )
             )
 
-    monkeypatch.setattr(MemoryMover, "settle", settled)
+    monkeypatch.setattr(OffloadManager, "settle", settled)
     return seen
 
 
@@ -73,13 +73,13 @@ def test_a_memory_limit_does_not_change_a_run(task, measured):
     assert one.keys() == other.keys()
     assert {role for role, _ in one} == {"actor", "critic"}
     assert all(torch.equal(tensor, other[key]) for key, tensor in one.items())
-    courses = {course.limit: course for _, _, course in measured}
-    assert list(courses) == [16_000_000, 20_000_000]
-    moves = courses[20_000_000].moves
+    offload_plans = {offload_plan.limit: offload_plan for _, _, offload_plan in measured}
+    assert list(offload_plans) == [16_000_000, 20_000_000]
+    moves = offload_plans[20_000_000].moves
     told = {"residency/moves": len(moves), "residency/bytes": sum(move.bytes for move in moves)}
     assert json.loads((begun.folder / "weights.json").read_text()) == told
-    for found, planned, course in measured:
-        assert found <= planned + BUFFERS <= course.limit
+    for found, planned, offload_plan in measured:
+        assert found <= planned + BUFFERS <= offload_plan.limit
     # before the first step there are no moments
     assert sum(found >= planned for found, planned, _ in measured) > len(measured) / 2
-    assert min(found for found, _, _ in measured) < 0.5 * courses[16_000_000].peak_without
+    assert min(found for found, _, _ in measured) < 0.5 * offload_plans[16_000_000].peak_without

@@ -155,8 +155,8 @@ def ran(folder, names):
 
 
 def _plain(figure, names, back):
-    caller, verb = re.fullmatch(r"([^.#]*)(.*)", figure.node).groups()
-    parts = {"node": back.get(caller, caller) + verb, "role": back.get(figure.role, figure.role)}
+    caller, method = re.fullmatch(r"([^.#]*)(.*)", figure.node).groups()
+    parts = {"node": back.get(caller, caller) + method, "role": back.get(figure.role, figure.role)}
     if figure.of is Of.STAGE:
         parts["name"] = next(part for part in METRICS if names[part] == figure.name)
     elif figure.of is Of.STATE or figure.name == f"{names['one']}_loss":

@@ -9,7 +9,7 @@ import rlflow
 from rlflow import flow, loss
 from rlflow.compiler.spans import Span
 from rlflow.compiler.trace.compile import compile_flow
-from rlflow.execution.account import Account, Count, End, Fate
+from rlflow.execution.account import Count, End, RowAccount, RowOutcome
 from rlflow.execution.executor import Outcome
 from rlflow.runs.loop import speed
 from rlflow.runs.outcomes import funnel_metrics, without_funnel
@@ -45,7 +45,7 @@ def funnel(whole, health=None, roles=()):
 
 def account(*ends, opened=0):
     """Outcomes: (source, outcome, node, cause, rows)."""
-    whole = Account()
+    whole = RowAccount()
     for source, fate, node, cause, rows in ends:
         whole.sample(source, Count(0, rows, rows))
         whole.end(source, End(fate, node, cause), Count(0, rows, rows))
@@ -57,8 +57,8 @@ def account(*ends, opened=0):
 def test_sampled_and_used_rows_come_from_the_accounting():
     found = funnel(
         account(
-            ("actor.generate", Fate.TRAINED, "actor.update", "", 28),
-            ("actor.generate", Fate.LEFT_OUT, "actor.update", "scores is not finite", 4),
+            ("actor.generate", RowOutcome.TRAINED, "actor.update", "", 28),
+            ("actor.generate", RowOutcome.LEFT_OUT, "actor.update", "scores is not finite", 4),
         ),
         HEALTH,
     )
@@ -78,17 +78,17 @@ def test_sampled_and_used_rows_come_from_the_accounting():
 @pytest.mark.parametrize(
     ("fate", "cause"),
     [
-        (Fate.LEFT_OUT, "not kept"),
-        (Fate.LEFT_OUT, "not chosen"),
-        (Fate.SURPLUS, ""),
-        (Fate.STALE, ""),
-        (Fate.CARRIED, ""),
+        (RowOutcome.LEFT_OUT, "not kept"),
+        (RowOutcome.LEFT_OUT, "not chosen"),
+        (RowOutcome.SURPLUS, ""),
+        (RowOutcome.STALE, ""),
+        (RowOutcome.CARRIED, ""),
     ],
 )
 def test_rows_dropped_by_a_repeat_or_choice_are_a_separate_step(fate, cause):
     found = funnel(
         account(
-            ("actor.generate", Fate.TRAINED, "actor.update", "", 24),
+            ("actor.generate", RowOutcome.TRAINED, "actor.update", "", 24),
             ("actor.generate", fate, "repeat", cause, 40),
             opened=8,
         ),
@@ -104,24 +104,24 @@ def test_rows_dropped_by_a_repeat_or_choice_are_a_separate_step(fate, cause):
 def test_a_read_only_baseline_is_not_sampled_for_training():
     found = funnel(
         account(
-            ("actor.generate", Fate.TRAINED, "actor.update", "", 8),
-            ("actor.generate#2", Fate.READ, "actor.update", "", 4),
+            ("actor.generate", RowOutcome.TRAINED, "actor.update", "", 8),
+            ("actor.generate#2", RowOutcome.READ, "actor.update", "", 4),
         )
     )
     assert found == {"funnel/rows_sampled": 8, "funnel/rows_used": 8}
 
 
 def test_training_on_data_has_only_used_rows():
-    assert funnel(account(("prompts", Fate.TRAINED, "actor.update", "", 64)), HEALTH) == {
+    assert funnel(account(("prompts", RowOutcome.TRAINED, "actor.update", "", 64)), HEALTH) == {
         "funnel/rows_used": 64
     }
-    assert funnel(Account()) == {}
+    assert funnel(RowAccount()) == {}
 
 
 def test_each_trained_role_has_its_own_funnel():
     whole = account(
-        ("actor.generate", Fate.TRAINED, "actor.update", "", 8),
-        ("actor_b.generate", Fate.TRAINED, "actor_b.update", "", 6),
+        ("actor.generate", RowOutcome.TRAINED, "actor.update", "", 8),
+        ("actor_b.generate", RowOutcome.TRAINED, "actor_b.update", "", 6),
     )
     found = funnel(
         whole, {"actor/funnel/rows_scored": 8.0, "actor_b/funnel/rows_scored": 5.0}, ("actor", "actor_b")
@@ -138,9 +138,9 @@ def test_each_trained_role_has_its_own_funnel():
 
 def test_sampling_speed_is_total_tokens_over_total_time():
     whole = account(
-        ("actor.generate", Fate.TRAINED, "actor.update", "", 31),
-        ("actor.generate#2", Fate.READ, "actor.update", "", 4),
-        ("actor_b.generate", Fate.TRAINED, "actor_b.update", "", 83),
+        ("actor.generate", RowOutcome.TRAINED, "actor.update", "", 31),
+        ("actor.generate#2", RowOutcome.READ, "actor.update", "", 4),
+        ("actor_b.generate", RowOutcome.TRAINED, "actor_b.update", "", 83),
     )
     nodes = ("actor.generate", "actor.generate#2", "actor_b.generate", "actor.update")
     spans = [Span(node, "model", place, place + 0.5) for place, node in enumerate(nodes)]

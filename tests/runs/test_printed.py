@@ -23,31 +23,31 @@ def lines(folder):
 def test_partial_output_becomes_lines(tmp_path):
     heard = Printed(tmp_path, failed)
     for piece in (b"one\ntw", b"o", b"\n\x1b[2Jthree", b""):
-        heard.hear(piece)
-    heard.hear(b"four")
+        heard.on_output(piece)
+    heard.on_output(b"four")
     heard.close()
     assert lines(tmp_path) == ["one", "two", "\\x1b[2Jthree", "four"]
 
 
 def test_lines_of_two_processes_do_not_mix(tmp_path):
     heard = Printed(tmp_path, failed)
-    heard.hear(b"mine ")
-    other = threading.Thread(target=heard.hear, args=(b"another's\n",))
+    heard.on_output(b"mine ")
+    other = threading.Thread(target=heard.on_output, args=(b"another's\n",))
     other.start()
     other.join()
-    heard.hear(b"and mine\n")
+    heard.on_output(b"and mine\n")
     heard.close()
     assert lines(tmp_path) == ["another's", "mine and mine"]
 
 
 def test_silent_rewards_leave_no_file_and_secrets_are_masked(tmp_path):
     silent = Printed(tmp_path, failed)
-    silent.hear(b"")
+    silent.on_output(b"")
     silent.close()
     assert not (tmp_path / FILE).exists()
     remember({"api_key": "hunter2-hunter2"})
     heard = Printed(tmp_path, failed)
-    heard.hear(b"the key is hunter2-hunter2\n")
+    heard.on_output(b"the key is hunter2-hunter2\n")
     heard.close()
     assert "hunter2" not in (tmp_path / FILE).read_text()
 
@@ -57,8 +57,8 @@ def test_the_output_file_keeps_its_limit_after_a_resume(tmp_path, monkeypatch):
     for _ in range(2):
         heard = Printed(tmp_path, failed)
         for _ in range(50):
-            heard.hear(b"0123456789\n")
-        heard.hear(b"x" * 10_000)  # a line without an end
+            heard.on_output(b"0123456789\n")
+        heard.on_output(b"x" * 10_000)  # a line without an end
         heard.close()
     assert (tmp_path / FILE).stat().st_size < 300
     assert lines(tmp_path)[9].startswith("the file is limited to")

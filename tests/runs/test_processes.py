@@ -163,4 +163,8 @@ def test_processes_of_stages_and_rewards_end_with_the_run(tmp_path, end):
 
 
 def watchdogs(run):
-    return [pid for pid in marked(run.mark) if b"watchdog.dog" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [
+        pid
+        for pid in marked(run.mark)
+        if b"watchdog.watchdog_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]

@@ -55,7 +55,7 @@ def recovered(every=1):
     return Recovery(Pools(), every, driver, lambda text: None), backs
 
 
-def course(recovery, deaths, end=6, message="dead"):
+def offload_plan(recovery, deaths, end=6, message="dead"):
     """Run iterations with as many worker deaths as ``deaths`` gives for each, and note each start."""
     left, began = dict(deaths), []
 
@@ -73,20 +73,20 @@ def course(recovery, deaths, end=6, message="dead"):
 
 def test_an_iteration_in_which_a_worker_died_is_repeated():
     recovery, backs = recovered()
-    assert recovery.run(course(recovery, {2: 1}), 0) == [0, 1, 2, 2, 3, 4, 5]
+    assert recovery.run(offload_plan(recovery, {2: 1}), 0) == [0, 1, 2, 2, 3, 4, 5]
     assert backs == [2]
     assert len(recovery.workers.restarted) == len(recovery.workers.restored) == 1
 
 
 def test_all_iterations_since_the_last_commit_are_repeated():
     recovery, backs = recovered(every=3)
-    assert recovery.run(course(recovery, {5: 1}), 0) == [0, 1, 2, 3, 4, 5, 3, 4, 5]
+    assert recovery.run(offload_plan(recovery, {5: 1}), 0) == [0, 1, 2, 3, 4, 5, 3, 4, 5]
     assert backs == [3]
 
 
 def test_a_finished_iteration_resets_the_count_of_deaths():
     recovery, backs = recovered()
-    recovery.run(course(recovery, dict.fromkeys(range(5), DEATHS - 1)), 0)
+    recovery.run(offload_plan(recovery, dict.fromkeys(range(5), DEATHS - 1)), 0)
     assert len(backs) == 5 * (DEATHS - 1)
 
 
@@ -96,19 +96,19 @@ def test_too_many_deaths_in_one_iteration_end_the_run():
         RemoteError,
         match=re.escape(f"dead\n  the run gives up: {DEATHS} deaths without a finished iteration in between"),
     ):
-        recovery.run(course(recovery, {2: DEATHS}), 0)
+        recovery.run(offload_plan(recovery, {2: DEATHS}), 0)
     assert backs == [2] * (DEATHS - 1)
 
 
 def test_other_errors_are_raised_unchanged():
     recovery, backs = recovered()
     with pytest.raises(RemoteError) as caught:
-        recovery.run(course(recovery, {2: 1}, message="a bug"), 0)
+        recovery.run(offload_plan(recovery, {2: 1}, message="a bug"), 0)
     assert (str(caught.value), backs) == ("a bug", [])
 
 
 def test_without_commits_nothing_is_recovered():
     recovery, backs = recovered(every=0)
     with pytest.raises(RemoteError, match="^dead$"):
-        recovery.run(course(recovery, {0: 1}), 0)
+        recovery.run(offload_plan(recovery, {0: 1}), 0)
     assert backs == []

@@ -16,7 +16,7 @@ from rlflow.runs.resume import resume
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
-CANARY = "kanarie-7d1f3b9a{}"
+WEIGHT_CHECK = "kanarie-7d1f3b9a{}"
 BY_NAME = (
     "WANDB_API_KEY",
     "HF_TOKEN",
@@ -41,7 +41,7 @@ LINES = (
     "KEY-----"
 )
 PLANTED = (
-    {name: CANARY.format(f"{number:02}") for number, name in enumerate(BY_NAME)}
+    {name: WEIGHT_CHECK.format(f"{number:02}") for number, name in enumerate(BY_NAME)}
     | BY_SHAPE
     | {"SSH_PRIVATE_KEY": LINES}
 )
@@ -105,14 +105,14 @@ def told(completion):
     print(os.environ.get("MY_SECRET"), os.environ.get("SOME_NOTE"))
     raise ValueError(" ".join(os.environ.get(name, "gone") for name in {names}))
 """
-CONFIG = f"[hp]\ndb_pass = '{CANARY.format('toml')}'\n"
+CONFIG = f"[hp]\ndb_pass = '{WEIGHT_CHECK.format('toml')}'\n"
 NOTE = (
-    f"see {CANARY.format('00')}, "
-    f"https://me:{CANARY.format('url')}@host/x?access_token={CANARY.format('query')} and {BY_SHAPE['OTHER']}"
+    f"see {WEIGHT_CHECK.format('00')}, "
+    f"https://me:{WEIGHT_CHECK.format('url')}@host/x?access_token={WEIGHT_CHECK.format('query')} and {BY_SHAPE['OTHER']}"
 )
 FLAGS = [
     "--hp.api_key",
-    CANARY.format("flag"),
+    WEIGHT_CHECK.format("flag"),
     "--hp.note",
     NOTE,
     "--config",
@@ -169,7 +169,7 @@ def test_secrets_reach_no_file_and_no_message(planted, tmp_path):
         ["run", "tells.py", *FLAGS, *out, "--max-missing", 1, "--hp.fails", "true"], tmp_path / "fails"
     )
     refused = command(
-        ["run", "tells.py", *FLAGS, *out, "--hp.api_key", CANARY.format("twice")], tmp_path / "refused"
+        ["run", "tells.py", *FLAGS, *out, "--hp.api_key", WEIGHT_CHECK.format("twice")], tmp_path / "refused"
     )
     assert [well.code, fails.code, refused.code] == [0, 1, 2]
     assert "a stage prints *** *** see ***, https://me:***@host/x?access_token=*** and ***" in well.out
@@ -208,12 +208,12 @@ def test_a_resumed_run_gets_its_secrets_again(tmp_path):
         "iterations": 1,
         "out": str(tmp_path),
         "name": "told",
-        "hp.api_key": CANARY,
+        "hp.api_key": WEIGHT_CHECK,
     }
     rlflow.run(f"{tmp_path}/tells.py", **keywords)
     with pytest.raises(PlanError, match="did not record --hp.api_key, because it is a secret"):
         resume(tmp_path / "told", {"iterations": 2}, Quiet())
-    assert resume(tmp_path / "told", {"iterations": 2, "hp.api_key": CANARY}, Quiet()).iterations == 2
+    assert resume(tmp_path / "told", {"iterations": 2, "hp.api_key": WEIGHT_CHECK}, Quiet()).iterations == 2
 
 
 @pytest.mark.parametrize(

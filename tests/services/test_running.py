@@ -19,7 +19,7 @@ from rlflow.monitoring.secrets import remember
 from rlflow.processes.addresses import addresses
 from rlflow.processes.clients.http import post
 from rlflow.processes.declare import split_services
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 from rlflow.services.running import Services
 
 LITTLE = f"{sys.executable} {Path(__file__).parent / 'little.py'}"
@@ -60,7 +60,7 @@ def running(tmp_path, **flags):
         yield run, {name: place.url for name, place in places.items()}, notes
     finally:
         run.close()
-        assert kin.marked(name) == []
+        assert process_tag.marked(name) == []
         assert not (tmp_path / "aside").exists()
 
 
@@ -210,7 +210,7 @@ def _answers(url):
 
 def test_processes_started_by_a_service_end_with_it(tmp_path):
     with running(tmp_path, search=f"{LITTLE} --child --stubborn") as (run, _, _):
-        assert len(kin.marked(run.name)) == 2
+        assert len(process_tag.marked(run.name)) == 2
         run.members[0].process.child.signal_group()  # running() checks that nothing is left
 
 

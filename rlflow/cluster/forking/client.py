@@ -21,7 +21,7 @@ if __name__ == "__main__":
     sys.path.append(str(Path(__file__).parents[3]))
 
 from rlflow.cluster.forking import request as requests
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 
 
 def main(introduction: str, command: list[str]) -> None:
@@ -39,7 +39,7 @@ def asked(introduction: str, command: list[str]) -> socket.socket:
 
     Raises OSError, ValueError, LookupError, TypeError or EOFError if that fails.
     """
-    kin.die_with_raylet()  # if this process dies, the server ends the worker
+    process_tag.die_with_raylet()  # if this process dies, the server ends the worker
     known = json.loads(Path(introduction).read_text())
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(known["address"])

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 from rlflow.cluster.forking import request as requests
 from rlflow.cluster.forking.request import Request
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 
 # a variable in the server's first environment; a fork writes its process tag over it
 ROOM, SLOT = "RLFLOW_FORKS", "/" * 512
@@ -110,7 +110,7 @@ class ForkServer:
 
         Raises ValueError if it cannot be a fork, and OSError.
         """
-        mark = request.environment.get(kin.MARK, "").encode()
+        mark = request.environment.get(process_tag.MARK, "").encode()
         if len(mark) > len(SLOT) or len(files) != requests.FILES or not os.path.isfile(request.command[0]):
             raise ValueError("not a process that this server can start")
         if other := [
@@ -137,7 +137,7 @@ class ForkServer:
 
         It leads a process group, because Ray ends the group of a dead worker.
         """
-        kin.die_with(server)
+        process_tag.die_with(server)
         os.setpgid(0, 0)
         for number, file in enumerate(files):
             os.dup2(file, number)
@@ -180,7 +180,7 @@ def become(request: Request) -> None:
     os.chdir(request.folder)
     os.environ.clear()
     os.environ.update(request.environment)
-    mark(request.environment.get(kin.MARK, ""))
+    mark(request.environment.get(process_tag.MARK, ""))
     fresh_numbers()
     sys.argv = request.command
     runpy.run_path(request.command[0], run_name="__main__")
@@ -197,7 +197,9 @@ def mark(value: str) -> None:
     room = f"{ROOM}={SLOT}".encode()
     place = ctypes.string_at(first, end - first).find(room)
     if place >= 0:
-        ctypes.memmove(first + place, f"{kin.MARK}={value}".encode().ljust(len(room), b"\0"), len(room))
+        ctypes.memmove(
+            first + place, f"{process_tag.MARK}={value}".encode().ljust(len(room), b"\0"), len(room)
+        )
 
 
 def fresh_numbers() -> None:

@@ -23,12 +23,12 @@ from rlflow.cluster.forking import client
 from rlflow.cluster.forking.fork_server import ROOM, SLOT
 from rlflow.cluster.forking.request import Request, send
 from rlflow.processes.children import Child
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 
 SERVER = "rlflow.cluster.forking.fork_server"
 BACKLOG = 256  # clients that may wait while the server imports
 # variables that no import reads
-APART = {kin.MARK, "PYTHONBREAKPOINT", "PWD", "OLDPWD", "SHLVL", "_", "PYTEST_CURRENT_TEST"}
+APART = {process_tag.MARK, "PYTHONBREAKPOINT", "PWD", "OLDPWD", "SHLVL", "_", "PYTEST_CURRENT_TEST"}
 KEPT = 2  # most servers at a time: alternating runs with different numbers of threads need one each
 
 

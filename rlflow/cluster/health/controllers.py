@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlflow.cluster.reach import Listening
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 
 RAYLET = "raylet"  # starts workers and stores objects; when it ends, they end too
 GCS = "gcs_server"  # knows where each worker is
@@ -22,14 +22,15 @@ class Controllers:
     """The controlling processes of a Ray: the processes of a local Ray, or the GCS of a joined Ray."""
 
     # name → (pid, start); empty for a joined Ray
-    processes: Mapping[str, kin.Known] = field(default_factory=dict)
+    processes: Mapping[str, process_tag.Known] = field(default_factory=dict)
     gcs: Listening | None = None  # check of a Ray that was joined at an address
 
     @classmethod
     def of_this_process(cls) -> Controllers:
         """Return the controllers of the Ray that this process has just started."""
         names = {
-            process: os.path.basename(kin.command(process[0])) for process in kin.descendants(os.getpid())
+            process: os.path.basename(process_tag.command(process[0]))
+            for process in process_tag.descendants(os.getpid())
         }
         return cls({name: process for process, name in names.items() if name in (RAYLET, GCS)})
 
@@ -39,7 +40,7 @@ class Controllers:
         ``names``: controllers to check; without names all, including the GCS of a joined Ray.
         """
         for name, (pid, start) in self.processes.items():
-            if name in (names or self.processes) and not kin.lives(pid, start):
+            if name in (names or self.processes) and not process_tag.lives(pid, start):
                 return (
                     f"Ray's {name} (pid {pid}) has died; without it no worker can be started and no run on pools "
                     "can continue"

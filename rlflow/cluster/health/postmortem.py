@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rlflow.cluster.health.heartbeat import ProcessInfo
 from rlflow.cluster.rpc import host
-from rlflow.processes.watchdog import kin, stacks
+from rlflow.processes.watchdog import process_tag, stacks
 
 LEAVING_SECONDS = 2.0  # time for a process to end by itself, before it is killed
 GONE_SECONDS = 5.0  # time for a killed process to end
@@ -64,7 +64,7 @@ def wait_or_kill(presence: ProcessInfo) -> bool:
 
 
 def _state(presence: ProcessInfo) -> str:
-    status = kin.stat(presence.process.pid) if presence.process.alive() else None
+    status = process_tag.stat(presence.process.pid) if presence.process.alive() else None
     return status.state if status is not None else ""
 
 

@@ -21,7 +21,7 @@ from rlflow.cluster.rpc.rank_transport import GROUPS, Answers, CallFailed, Gone
 from rlflow.cluster.rpc.sockets import listen
 from rlflow.processes import interfaces
 from rlflow.processes.process import Process
-from rlflow.processes.watchdog import beside, kin
+from rlflow.processes.watchdog import beside, process_tag
 from rlflow.processes.watchdog.stacks import show_stacks
 
 W = TypeVar("W")
@@ -43,7 +43,7 @@ class RayHost(host.Host):
 
         The constructor does not do this, because Ray does not report an error of a constructor unchanged.
         """
-        kin.die_with_raylet()
+        process_tag.die_with_raylet()
         self.watchdog = beside.for_worker()
         super().make(kind, *args)
 
@@ -69,7 +69,7 @@ class RayHost(host.Host):
     @contextlib.contextmanager
     def _contained(self) -> Iterator[None]:
         """Contain exceptions of the call, and report to this process's watchdog that a call is running."""
-        with self.watchdog.board.during("", 0, math.inf), super()._contained():
+        with self.watchdog.heartbeat_page.during("", 0, math.inf), super()._contained():
             yield
 
 

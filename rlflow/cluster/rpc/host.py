@@ -16,7 +16,7 @@ from rlflow.cluster.sharding.gather import owned
 from rlflow.errors import RemoteError
 from rlflow.execution.apply import ending
 from rlflow.processes.user_frames import AS_THEY_ARE, in_worker, portable
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 
 GENERATION_BYTES = 8  # bytes of the pool's generation number before each frame
 # methods of Host that run the object's own code
@@ -85,7 +85,7 @@ class Host:
 
         A child process that the call forks exits instead of continuing.
         """
-        with kin.here_alone():
+        with process_tag.here_alone():
             try:
                 yield
             except AS_THEY_ARE as error:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlflow.author import verbs
+from rlflow.author import methods
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch
 from rlflow.cluster.calls import Calls
@@ -69,7 +69,9 @@ def chunks_of(
     for _ in range(into.count):
         yield _chunk(calls, answers, rows, axis)
     everything = calls.counted(answers.pool, answers.next(), rows)
-    yield whole(calls.kept(answers.pool, everything, rows, axis), len(axis), (*verbs.GENERATE_GIVES, "group"))
+    yield whole(
+        calls.kept(answers.pool, everything, rows, axis), len(axis), (*methods.GENERATE_GIVES, "group")
+    )
 
 
 def _chunk(calls: Calls, answers: Streams, rows: Sequence[Tensor], axis: Axis) -> Batch:

@@ -24,7 +24,7 @@ from rlflow.cluster.rpc import replies
 from rlflow.cluster.rpc.host import Host
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.rpc.rank_transport import GROUPS, Answers, CallFailed
-from rlflow.execution.lanes import Lanes
+from rlflow.execution.queues import Queues
 from rlflow.processes.watchdog import beside
 
 # a reply, which each reader decodes for itself; it is never cancelled and never has an exception
@@ -38,8 +38,8 @@ class ThreadHost(Host):
     @contextlib.contextmanager
     def _contained(self) -> Iterator[None]:
         with contextlib.ExitStack() as within:
-            for dog in tuple(beside.watched):
-                within.enter_context(dog.board.within())
+            for watchdog_process in tuple(beside.watched):
+                within.enter_context(watchdog_process.heartbeat_page.within())
             within.enter_context(super()._contained())
             yield
 
@@ -49,11 +49,11 @@ class ThreadRank:
     """A rank: its host, and the threads that run its calls."""
 
     host: Host = field(default_factory=ThreadHost)
-    lanes: Lanes = field(default_factory=lambda: Lanes(GROUPS))
+    queues: Queues = field(default_factory=lambda: Queues(GROUPS))
 
     def submit(self, group: str, job: Callable[[], None]) -> None:
         """Run a job in the threads of a group, without the context variables of the calling thread."""
-        contextvars.Context().run(self.lanes.submit, group, job)
+        contextvars.Context().run(self.queues.submit, group, job)
 
 
 class AnswerStream(Iterator[Reference]):
@@ -209,10 +209,10 @@ def close(*pools: Pool[Any], seconds: float = CLOSED_SECONDS) -> bool:
 
     A call that never returns keeps its thread, which ends with the process.
     """
-    lanes, limit = [member.lanes for pool in pools for member in pool.actors], time.monotonic() + seconds
-    for each in lanes:
+    queues, limit = [member.queues for pool in pools for member in pool.actors], time.monotonic() + seconds
+    for each in queues:
         each.close(0.0)  # signal all threads before waiting for any
-    ended = [each.close(max(limit - time.monotonic(), 0.0)) for each in lanes]
+    ended = [each.close(max(limit - time.monotonic(), 0.0)) for each in queues]
     return all(ended)
 
 

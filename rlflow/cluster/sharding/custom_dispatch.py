@@ -27,16 +27,16 @@ def by_own_mode(
     stage: Stage,
     batch: Batch,
     arguments: Mapping[str, Any],
-    terms: CallOptions,
+    call_options: CallOptions,
 ) -> tuple[Batch, PartialMetrics]:
     """Run ``split(batch, ranks)`` on rank 0, each piece on its rank, ``merge(outputs, batch)`` on rank 0."""
     batch = calls.spread(batch, pool.name)
     everything = torch.arange(len(batch))
     keys = [calls.ledger.key() for _ in range(len(pool))]
-    cut = calls.on_one(pool, 0, "split", batch, everything, {**arguments, "keys": keys}, terms)
+    cut = calls.on_one(pool, 0, "split", batch, everything, {**arguments, "keys": keys}, call_options)
     pieces = [_piece(calls, pool, answer, axis) for answer, axis in cut.value]
     answers = calls.on_each(
-        pool, "piece", dict(enumerate(pieces)), arguments, terms, "model" if stage.on else "cpu"
+        pool, "piece", dict(enumerate(pieces)), arguments, call_options, "model" if stage.on else "cpu"
     )
     stored = [
         calls.on_one(
@@ -46,11 +46,11 @@ def by_own_mode(
             _output(calls, pool, rank, answers[rank], pieces[rank].axis),
             torch.arange(answers[rank].rows),
             {},
-            terms,
+            call_options,
         ).key
         for rank in sorted(answers)
     ]
-    whole = calls.on_one(pool, 0, "merge", batch, everything, {**arguments, "outputs": stored}, terms)
+    whole = calls.on_one(pool, 0, "merge", batch, everything, {**arguments, "outputs": stored}, call_options)
     return calls.kept(pool, {0: whole}, [everything], batch.axis), merged(
         [answers[rank].tallies for rank in sorted(answers)]
     )

@@ -10,7 +10,7 @@ import torch
 
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data
-from rlflow.author.copy_on_write import file_memory, lent
+from rlflow.author.copy_on_write import file_memory, writable_copy
 from rlflow.cluster.rpc.message import Index, Inputs, Source
 from rlflow.cluster.rpc.row_messages import RowMailbox, RowMessage
 from rlflow.cluster.sharding.gather import gathered, owned
@@ -121,4 +121,4 @@ def _borrowed(data: Data) -> Data:
     A backend that asks a tensor for its address can move the tensor's memory.
     """
     own = isinstance(data.value, torch.Tensor) and file_memory(data.value) is None
-    return replace(data, value=lent(data.value)) if own else data
+    return replace(data, value=writable_copy(data.value)) if own else data

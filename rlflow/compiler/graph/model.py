@@ -156,7 +156,7 @@ class Node:
 
 
 # sides of a role: the trainer learns and computes, the generator samples
-HALVES = ("trainer", "generator")
+SIDES = ("trainer", "generator")
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rlflow.compiler.graph.model import Graph
-from rlflow.compiler.passes.lanes import lanes
 from rlflow.compiler.passes.prune import prune, reuse
+from rlflow.compiler.passes.queues import queues
 from rlflow.compiler.passes.rank import rank
 from rlflow.compiler.passes.stream import stream
 from rlflow.compiler.placement import Placement
@@ -20,7 +20,7 @@ from rlflow.compiler.plan import Plan, Streaming
 from rlflow.compiler.trace.compile import Program
 
 NOT_STREAMED = Streaming()
-PASSES: tuple[Callable[[Plan], Plan], ...] = (prune, lanes, stream, rank, reuse)
+PASSES: tuple[Callable[[Plan], Plan], ...] = (prune, queues, stream, rank, reuse)
 
 
 def plan(program: Program, placement: Placement | None = None, streaming: Streaming = NOT_STREAMED) -> Plan:
@@ -45,7 +45,7 @@ def _planned(
         program,
         graph,
         tuple(node.id for node in graph.nodes),
-        held_to_end=recorded,
+        keep_until_end=recorded,
         placement=placement,
         streaming=streaming,
     )

@@ -21,7 +21,7 @@ def prune(plan: Plan) -> Plan:
     which only running it shows.
     """
     graph = plan.graph
-    results = {item.column for item in graph.results} if plan.held_to_end else set()
+    results = {item.column for item in graph.results} if plan.keep_until_end else set()
     records, policies = last(graph), of_policies(graph)
     scores = scored_columns(graph, policies)
     watched = {column for columns in (records, *policies.values()) for column in columns.values()}
@@ -50,7 +50,7 @@ def prune(plan: Plan) -> Plan:
         plan,
         live=order,
         columns=columns,
-        held_to_end=recorded | (watched & columns),
+        keep_until_end=recorded | (watched & columns),
         records=records,
         policies=policies,
         judged=scores,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rlflow.compiler.graph.model import Op
-from rlflow.compiler.passes.lanes import room_of
+from rlflow.compiler.passes.queues import room_of
 from rlflow.compiler.plan import PassNote, Plan
 
 COST = {

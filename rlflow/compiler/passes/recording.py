@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from rlflow.author.columns import SOURCE
 from rlflow.compiler.graph.ancestry import chosen_from
 from rlflow.compiler.graph.model import Column, Graph, Node, Op
-from rlflow.compiler.plan import JudgedColumns
+from rlflow.compiler.plan import ScoredColumns
 
 RECORDED = (
     SOURCE,
@@ -29,7 +29,7 @@ OF_A_POLICY = (SOURCE, "finish", "scores", "tokens", "mask", *WATCHED)
 OWN = ("logprobs", "entropy")  # only the role's own: another role's values for the same rows do not count
 
 
-def scored_columns(graph: Graph, policies: Iterable[str]) -> dict[str, JudgedColumns]:
+def scored_columns(graph: Graph, policies: Iterable[str]) -> dict[str, ScoredColumns]:
     """Return role → the scores of the rows that its first update learns from.
 
     ``policies``: the roles that are measured separately. Without any, the first update of a role that samples
@@ -44,7 +44,7 @@ def scored_columns(graph: Graph, policies: Iterable[str]) -> dict[str, JudgedCol
     return {role: columns for role, columns in every.items() if tuple(columns)}
 
 
-def _scored_columns(graph: Graph, update: Node) -> JudgedColumns:
+def _scored_columns(graph: Graph, update: Node) -> ScoredColumns:
     axes, before = set(chosen_from(graph.axes, update.axis)), graph.nodes[: update.id]
     rewards = dict(given for node in before if node.rows_axis in axes for given in _scores(node))
     scores = [
@@ -56,7 +56,7 @@ def _scored_columns(graph: Graph, update: Node) -> JudgedColumns:
         rewards = {}
     reached = _reached(before)
     read = (item.column for item in update.inputs if graph.nodes[item.column.node].rows_axis in axes)
-    return JudgedColumns(rewards, tuple(dict.fromkeys(column for column in read if column in reached)))
+    return ScoredColumns(rewards, tuple(dict.fromkeys(column for column in read if column in reached)))
 
 
 def _scores(node: Node) -> Iterator[tuple[str, Column]]:

@@ -14,7 +14,7 @@ from typing import Literal
 from rich.filesize import decimal
 
 from rlflow.compiler.graph.model import Node, Op
-from rlflow.compiler.passes.lanes import room_of
+from rlflow.compiler.passes.queues import room_of
 from rlflow.compiler.passes.rank import COST
 from rlflow.compiler.placement import Placement
 from rlflow.compiler.plan import PassNote, Plan
@@ -34,7 +34,7 @@ from rlflow.compiler.residency_schedule import (
 from rlflow.compiler.simulate import INSTANT, simulate
 from rlflow.errors import PlanError, Problem
 
-MODEL_LANE = "model"  # queue of models in one process; on pools it has the pool's name
+MODEL_QUEUE = "model"  # queue of models in one process; on pools it has the pool's name
 Step = tuple[str, Iterable[ModelPart]]  # name of the step, and the parts that it needs
 
 
@@ -58,7 +58,7 @@ class MemoryLimit:
     limit: int  # bytes that a rank may hold
     holdings: tuple[Holding, ...]
     committed: tuple[str, ...] = ()  # roles whose state is copied before each iteration
-    canaries: tuple[str, ...] = ()  # roles whose weight check then runs
+    weight_checks: tuple[str, ...] = ()  # roles whose weight check then runs
     evaluated: str | None = None  # the role that samples in evaluations
 
 
@@ -81,8 +81,8 @@ def residency(plan: Plan, where: Placement, memory: MemoryLimit) -> Plan:
         PassNote("residency", "; ".join(map(_summary, schedules))),
         PassNote("verify", "peaks recounted: " + ", ".join(peaks)),
     )
-    lanes = {schedule.pool if plan.placement else MODEL_LANE for schedule in schedules if schedule.moving}
-    return replace(_with_fixed_order(plan, lanes), residency=tuple(schedules), notes=(*plan.notes, *notes))
+    queues = {schedule.pool if plan.placement else MODEL_QUEUE for schedule in schedules if schedule.moving}
+    return replace(_with_fixed_order(plan, queues), residency=tuple(schedules), notes=(*plan.notes, *notes))
 
 
 def _summary(schedule: MemorySchedule) -> str:
@@ -156,7 +156,7 @@ def _steps(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
     """
     stale = set(plan.graph.changed_roles)
     yield from ((f"the in-memory checkpoint of {role}", copying(role)) for role in memory.committed)
-    for role in memory.canaries:
+    for role in memory.weight_checks:
         stale.discard(role)
         yield f"weights of {role}", syncing(role)
         yield f"the weight check of {role}", sampling(role)
@@ -217,13 +217,13 @@ def _started(plan: Plan) -> tuple[int, ...]:
 # -- the fixed order -----------------------------------------------------------------------------------
 
 
-def _with_fixed_order(plan: Plan, lanes: set[str]) -> Plan:
+def _with_fixed_order(plan: Plan, queues: set[str]) -> Plan:
     """Fix the planned order of all units with a model in these queues, including rewards that are trained."""
-    if not lanes:
+    if not queues:
         return plan
     trained = {use.name for use in plan.graph.roles if use.trained}
     rewards = {
-        i: plan.home.get(i, MODEL_LANE)
+        i: plan.home.get(i, MODEL_QUEUE)
         for i in plan.units
         if plan.node(i).op is Op.REWARD and plan.node(i).role in trained
     }
@@ -233,8 +233,8 @@ def _with_fixed_order(plan: Plan, lanes: set[str]) -> Plan:
     turns: dict[int, int] = {}
     for unit in _started(plan):
         name = plan.lane[unit]
-        if name in lanes and name in last:
+        if name in queues and name in last:
             turns[unit] = last[name]
         last[name] = unit
-    bodies = {i: _with_fixed_order(body, lanes) for i, body in plan.bodies.items()}
+    bodies = {i: _with_fixed_order(body, queues) for i, body in plan.bodies.items()}
     return replace(plan, turns=turns, bodies=bodies)

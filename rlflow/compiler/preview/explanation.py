@@ -8,7 +8,7 @@ from typing import Any
 
 from rlflow.compiler.byte_sizes import MemoryItem, ModelFootprint
 from rlflow.compiler.graph.model import Graph
-from rlflow.compiler.passes.lanes import room_of
+from rlflow.compiler.passes.queues import room_of
 from rlflow.compiler.passes.rank import COST
 from rlflow.compiler.placement import Placement
 from rlflow.compiler.plan import PassNote, Plan
@@ -68,9 +68,9 @@ class Explanation:
     def as_json(self) -> dict[str, Any]:
         """Return plain values under stable keys; docs/runs.md explains the keys."""
         placed = self.placement or Placement({})
-        halves = {"trainer": placed.trainers, "generator": placed.generators}
+        sides = {"trainer": placed.trainers, "generator": placed.generators}
         roles = {
-            role: {half: where.get(role) for half, where in halves.items()}
+            role: {half: where.get(role) for half, where in sides.items()}
             for role in {**placed.trainers, **placed.generators}
         }
         return {
@@ -121,13 +121,13 @@ def devices(placement: Placement) -> list[dict[str, Any]]:
     ]
 
 
-def here(halves: Mapping[str, tuple[bool, bool]]) -> Placement:
+def here(sides: Mapping[str, tuple[bool, bool]]) -> Placement:
     """Return the placement of everything in one process.
 
-    ``halves``: role → whether it has a trainer, and whether it has a generator.
+    ``sides``: role → whether it has a trainer, and whether it has a generator.
     """
     trainers, generators = (
-        {role: PROCESS for role, has in halves.items() if has[number]} for number in (0, 1)
+        {role: PROCESS for role, has in sides.items() if has[number]} for number in (0, 1)
     )
     return Placement({PROCESS: 1}, trainers, generators)
 
@@ -163,7 +163,7 @@ def explain(
         edges=tuple(edges(plan, sizes, layouts)),
         weights=tuple(weights(plan.graph, plan.placement, models, ways)) if plan.placement else (),
         pairs=tuple(pairs(plan, room)),
-        recorded=sum(sizes.given(column) for column in plan.held_to_end),
+        recorded=sum(sizes.given(column) for column in plan.keep_until_end),
         memory=tuple(memory(where, models, frozen)),
         notes=tuple(passes(plan)),
         time=simulate(plan, lambda node: COST.get(node.op, 0.0), room),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from rlflow.author.node_options import GenerateOptions, RepeatOptions, UpdateOptions
-from rlflow.compiler.graph.model import HALVES, Graph, Node
+from rlflow.compiler.graph.model import SIDES, Graph, Node
 from rlflow.compiler.placement import GENERATORS, REST, Placement
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.preview.sizes import Sizes
@@ -13,9 +13,9 @@ from rlflow.compiler.trace.compile import used_nodes
 from rlflow.errors import Problem, listed
 
 
-def half_problems(
+def side_problems(
     graph: Graph,
-    halves: Mapping[str, tuple[bool, bool]],
+    sides: Mapping[str, tuple[bool, bool]],
     settings: Mapping[str, Iterable[str]],
     owned: Mapping[str, Mapping[str, set[str]]],
 ) -> Iterator[Problem]:
@@ -32,15 +32,15 @@ def half_problems(
     """
     used = {node.role for node in used_nodes(graph) if node.role}
     for role in sorted(used.intersection(settings)):
-        has = dict(zip(HALVES, halves.get(role, (False, False)), strict=True))
+        has = dict(zip(SIDES, sides.get(role, (False, False)), strict=True))
         for flag in settings[role]:
-            own = {half: {half, *owned.get(role, {}).get(half, ())} for half in HALVES}
-            half = next((half for half in HALVES if flag in own[half] or flag.startswith(f"{half}.")), None)
+            own = {half: {half, *owned.get(role, {}).get(half, ())} for half in SIDES}
+            half = next((half for half in SIDES if flag in own[half] or flag.startswith(f"{half}.")), None)
             if (half is not None and not has[half]) or (flag == "pool" and not any(has.values())):
-                yield _no_half(graph, role, flag, has)
+                yield _no_side(graph, role, flag, has)
 
 
-def _no_half(graph: Graph, role: str, flag: str, has: Mapping[str, bool]) -> Problem:
+def _no_side(graph: Graph, role: str, flag: str, has: Mapping[str, bool]) -> Problem:
     present = [half for half, there in has.items() if there]
     what = (
         f"only a {' and a '.join(present)}"

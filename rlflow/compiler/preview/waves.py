@@ -87,9 +87,9 @@ def pairs(plan: Plan, room: Mapping[str, int]) -> Iterator[Pair]:
         for other in running[place + 1 :]:
             if one not in before[other] and other not in before[one]:
                 lane = plan.works_in(one)
-                lane_is_full = lane == plan.works_in(other) and room.get(lane) == 1
+                queue_is_full = lane == plan.works_in(other) and room.get(lane) == 1
                 yield Pair(
-                    plan.graph.nodes[one].name, plan.graph.nodes[other].name, lane if lane_is_full else None
+                    plan.graph.nodes[one].name, plan.graph.nodes[other].name, lane if queue_is_full else None
                 )
             elif any(plan.pieces[i].source == one for i in plan.in_pieces.get(other, ())):
                 yield Pair(plan.graph.nodes[one].name, plan.graph.nodes[other].name)

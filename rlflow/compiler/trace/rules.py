@@ -10,9 +10,9 @@ from rlflow.author.columns import CLOCK, PROMPT_ID, TABLE, Kind, Level
 from rlflow.author.dispatch import ALL, RANK0
 from rlflow.author.joint import JointLoss
 from rlflow.author.loss import Loss
+from rlflow.author.methods import EPISODE_GIVES
 from rlflow.author.signature import ColumnParameter
 from rlflow.author.stage import Stage
-from rlflow.author.verbs import EPISODE_GIVES
 from rlflow.author.words import COLUMNS, column_meant
 from rlflow.compiler.graph.ancestry import line
 from rlflow.compiler.graph.model import Column, Graph, Node, Op, Output, RowAxis

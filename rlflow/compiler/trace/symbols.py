@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlflow.author.columns import PROMPT_ID, Kind, Level
+from rlflow.author.methods import METHODS
 from rlflow.author.signature import REQUIRED
 from rlflow.author.source_lines import call_place
-from rlflow.author.verbs import VERBS
 from rlflow.compiler.graph.model import SETTING, Column, Input, Node, RowAxis
 from rlflow.compiler.trace import rules
 from rlflow.errors import FlowError, Place, Problem, nearest
@@ -286,8 +286,8 @@ class SymbolicRole:
                 f"role '{self._name}' has no method '{name}'",
                 call_place(),
                 found=name,
-                expected=", ".join((*VERBS, f"{self._name}(batch)")),
-                nearest=nearest(name, VERBS),
+                expected=", ".join((*METHODS, f"{self._name}(batch)")),
+                nearest=nearest(name, METHODS),
                 remedy='use one of these methods, or a @stage(on="…") of your own',
             )
         )

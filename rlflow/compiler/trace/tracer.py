@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from rlflow.author import verbs
+from rlflow.author import methods
 from rlflow.author.columns import (
     CLOCK,
     MODEL_PROMPT,
@@ -28,6 +28,7 @@ from rlflow.author.columns import (
 )
 from rlflow.author.joint import JointLoss, joined, specification
 from rlflow.author.loss import Loss
+from rlflow.author.methods import Setting, missing_setting, unknown_setting
 from rlflow.author.node_options import (
     AskOptions,
     ChooseOptions,
@@ -43,7 +44,6 @@ from rlflow.author.scope import AskWay, current
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source_lines import call_place, definition_place, digest
 from rlflow.author.stage import Stage
-from rlflow.author.verbs import Setting, missing_setting, unknown_setting
 from rlflow.compiler.graph.ancestry import Merge, line, merge
 from rlflow.compiler.graph.model import SETTING, Column, Graph, Input, Node, Op, Output, RowAxis
 from rlflow.compiler.trace import rules
@@ -347,7 +347,7 @@ class Tracer:
         place: Place | None,
     ) -> dict[str, Any]:
         """Return the settings of a method; report problems and continue the trace."""
-        bound, problems = verbs.checked(what, specification, settings, place)
+        bound, problems = methods.checked(what, specification, settings, place)
         self.report(*problems)
         return bound
 
@@ -370,14 +370,14 @@ class Tracer:
         """Record a `generate`."""
         what, place = f"{role}.generate", call_place()
         prompts = self.mine(prompts, what)
-        own = verbs.sampling_of(self.context.sampling, what, self._unique(what))
+        own = methods.sampling_of(self.context.sampling, what, self._unique(what))
         own = {name: value for name, value in own.items() if name != "temperature" or self.temperatures}
-        call = self._call_settings(what, settings, _defaults(verbs.GENERATE), verbs.COMPUTED.__contains__)
+        call = self._call_settings(what, settings, _defaults(methods.GENERATE), methods.COMPUTED.__contains__)
         call = replace(
             call, edges=tuple(item for item in call.edges if item.parameter.removeprefix(SETTING) not in own)
         )
-        bound = verbs.resampled(self._bound(what, verbs.GENERATE, call.values, place), own)
-        self.report(*verbs.too_short(bound, self.context.sampling, what, self._unique(what), place))
+        bound = methods.resampled(self._bound(what, methods.GENERATE, call.values, place), own)
+        self.report(*methods.too_short(bound, self.context.sampling, what, self._unique(what), place))
         if self.recorded.axes[prompts.axis].grouped:
             self.report(rules.not_prompts(what, place))
         reads = ("prompt_tokens", *(name for name in ("prefix_length",) if name in prompts.sources))
@@ -390,12 +390,14 @@ class Tracer:
             self.report(*rules.environment_settings(environment, bound["lengths"], what, place))
         self._asked_by(role, prompts.axis)
         makes = self.axis(RowAxis(prompts.axis, bound["samples"], True))
-        outputs = tuple(Output(name, verbs.KINDS[name], name) for name in (*verbs.GENERATE_GIVES, "group"))
+        outputs = tuple(
+            Output(name, methods.KINDS[name], name) for name in (*methods.GENERATE_GIVES, "group")
+        )
         more: dict[str, Any] = {}
         sampling = call.without_edges(bound)
-        seconds = verbs.DEADLINES["generate"]
+        seconds = methods.DEADLINES["generate"]
         if environment is not None:
-            outputs += tuple(Output(name, standard_kind(name), name) for name in verbs.EPISODE_GIVES)
+            outputs += tuple(Output(name, standard_kind(name), name) for name in methods.EPISODE_GIVES)
             seconds += environment.bounds.turns * environment.bounds.seconds
             more = {"digest": environment.digest, "definition": environment.place}
             sampling["environment"] = str(environment)
@@ -450,15 +452,17 @@ class Tracer:
         )
         return tuple(Input(name, prompts.sources[name].column) for name in columns)
 
-    def forward(self, role: str, verb: str, batch: Any, gives: str | tuple[str, ...]) -> SymbolicBatch:
+    def forward(self, role: str, method: str, batch: Any, gives: str | tuple[str, ...]) -> SymbolicBatch:
         """Record a `logprobs` (a second name asks for the entropy) or `values`."""
-        what, place = f"{role}.{verb}", call_place()
+        what, place = f"{role}.{method}", call_place()
         batch = self.mine(batch, what)
         names = (gives,) if isinstance(gives, str) else tuple(gives)
-        sources = {"logprobs": ("logprobs", "entropy"), "values": ("values",)}[verb][: max(len(names), 1)]
-        outputs = self._outputs(what, {source: verbs.KINDS[source] for source in sources}, names, place, None)
-        inputs = self._model_inputs(batch, what, ("temperature",) if verb == "logprobs" else ())
-        op = Op.LOGPROBS if verb == "logprobs" else Op.VALUES
+        sources = {"logprobs": ("logprobs", "entropy"), "values": ("values",)}[method][: max(len(names), 1)]
+        outputs = self._outputs(
+            what, {source: methods.KINDS[source] for source in sources}, names, place, None
+        )
+        inputs = self._model_inputs(batch, what, ("temperature",) if method == "logprobs" else ())
+        op = Op.LOGPROBS if method == "logprobs" else Op.VALUES
         node = self.add(
             op,
             what,
@@ -466,7 +470,7 @@ class Tracer:
             inputs=inputs,
             outputs=outputs,
             role=role,
-            timeout=verbs.DEADLINES[verb],
+            timeout=methods.DEADLINES[method],
             place=place,
         )
         return self.symbols(node)
@@ -475,7 +479,7 @@ class Tracer:
         self, batch: SymbolicBatch, what: str, optional: tuple[str, ...], more: tuple[str, ...] = ()
     ) -> tuple[Input, ...]:
         """Return the columns that a model reads, without a note about optional columns that are absent."""
-        needs = [ColumnParameter(name, standard_kind(name), False) for name in (*verbs.MODEL_READS, *more)]
+        needs = [ColumnParameter(name, standard_kind(name), False) for name in (*methods.MODEL_READS, *more)]
         needs += [
             ColumnParameter(name, standard_kind(name), False) for name in optional if name in batch.sources
         ]
@@ -487,13 +491,13 @@ class Tracer:
         batch = self.mine(batch, what)
         outputs = self._outputs(
             what,
-            {"scores": verbs.KINDS["scores"]},
+            {"scores": methods.KINDS["scores"]},
             (gives,) if isinstance(gives, str) else tuple(gives),
             place,
             None,
         )
         model = "completion" not in batch.sources and "tokens" in batch.sources
-        reads = verbs.MODEL_READS if model else self.context.reward_reads
+        reads = methods.MODEL_READS if model else self.context.reward_reads
         # a parameter without a column reads a field of the data, if there is one
         reads = tuple(
             field_column(name) if name not in batch.sources and field_column(name) in batch.sources else name
@@ -511,13 +515,13 @@ class Tracer:
         needs = [ColumnParameter(name, standard_kind(name), False) for name in reads]
         more = [
             n
-            for n in (*verbs.MODEL_READS, "prompt", "entry", *verbs.OF_EPISODES)
+            for n in (*methods.MODEL_READS, "prompt", "entry", *methods.OF_EPISODES)
             if n in batch.sources and n not in reads
         ]
         inputs = self.inputs(
             batch, [*needs, *(ColumnParameter(name, None, True) for name in more)], what, None
         )
-        timeout = verbs.DEADLINES["reward"]
+        timeout = methods.DEADLINES["reward"]
         node = self.add(
             Op.REWARD,
             role,
@@ -584,7 +588,7 @@ class Tracer:
             role=role,
             rows=loss.rows,
             digest=loss.digest,
-            timeout=verbs.DEADLINES["update"],
+            timeout=methods.DEADLINES["update"],
             pure=False,
             place=place,
             definition=loss.place,
@@ -707,7 +711,7 @@ class Tracer:
             for name, source in batch.sources.items()
             if way == "until" and name in ("prompt", MODEL_PROMPT)
         }
-        return self.batch(makes, asked_columns(batch.sources) | along | self.symbols(node).sources)
+        return self.batch(makes, follow_up_columns(batch.sources) | along | self.symbols(node).sources)
 
     def _sampler(self, batch: SymbolicBatch) -> tuple[str, ...]:
         """Return the role that sampled the tokens of the rows, if one role sampled them all."""
@@ -786,7 +790,7 @@ class Tracer:
         """Record a `repeat` with the graph of its body."""
         place = call_place()
         prompts = self.mine(prompts, "repeat")
-        bound = self._bound("repeat", verbs.REPEAT, {"groups": groups, "tries": tries}, place)
+        bound = self._bound("repeat", methods.REPEAT, {"groups": groups, "tries": tries}, place)
         columns = [
             n
             for n, source in prompts.sources.items()
@@ -883,7 +887,7 @@ ASK_GIVES: dict[AskWay, tuple[str, ...]] = {
 }
 
 
-def asked_columns(sources: Mapping[str, ColumnSource]) -> dict[str, ColumnSource]:
+def follow_up_columns(sources: Mapping[str, ColumnSource]) -> dict[str, ColumnSource]:
     """Return the columns that follow-up prompts keep: columns with one value per row."""
     along = {name: source for name, source in sources.items() if name not in LEFT_BEHIND}
     return {

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rlflow.author.node_options import GenerateOptions
 from rlflow.author.settings import fields, override
-from rlflow.compiler.graph.model import HALVES, Graph, Op, RoleUse
+from rlflow.compiler.graph.model import SIDES, Graph, Op, RoleUse
 from rlflow.compiler.trace.compile import used_nodes
 from rlflow.config.backend_names import setting_problems, untouched
 from rlflow.config.flags import RoleConfig, RunConfig
@@ -25,7 +25,7 @@ from rlflow.training import pretrained
 from rlflow.training.protocols import Capabilities, Declares, ScoresTokens
 
 
-class Halves(NamedTuple):
+class Sides(NamedTuple):
     """Whether a role needs a trainer, and whether it needs a generator."""
 
     trainer: bool
@@ -33,7 +33,7 @@ class Halves(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BoundHalf:
+class BoundSide:
     """A role's trainer or generator."""
 
     half: str  # trainer or generator
@@ -54,10 +54,10 @@ class BoundRole:
     use: RoleUse  # how the flow uses it
     config: RoleConfig  # its settings, unparsed
     folder: Path | None  # of the model; None if its backends do not need one
-    needs: Halves
+    needs: Sides
     variables: Mapping[str, Any]  # of the model's chat template, in addition to messages
-    trainer: BoundHalf
-    generator: BoundHalf
+    trainer: BoundSide
+    generator: BoundSide
 
     @property
     def name(self) -> str:
@@ -65,11 +65,11 @@ class BoundRole:
         return self.use.name
 
     @property
-    def halves(self) -> tuple[BoundHalf, BoundHalf]:
+    def sides(self) -> tuple[BoundSide, BoundSide]:
         """The trainer, then the generator."""
         return self.trainer, self.generator
 
-    def half(self, name: str) -> BoundHalf:
+    def half(self, name: str) -> BoundSide:
         """Return the side with this name, trainer or generator."""
         return self.trainer if name == "trainer" else self.generator
 
@@ -83,17 +83,17 @@ def model_uses(graph: Graph) -> list[RoleUse]:
     return [use for use in graph.roles if use.name in used and (use.trained or not use.rewards)]
 
 
-def needed_halves(graph: Graph, use: RoleUse) -> Halves:
+def needed_sides(graph: Graph, use: RoleUse) -> Sides:
     """Return the sides of a role that a flow uses: a trainer for forward passes and updates, a generator for
     sampling."""
     ops = {node.op for node in used_nodes(graph) if node.role == use.name}
-    return Halves(bool(ops - {Op.GENERATE}), Op.GENERATE in ops)
+    return Sides(bool(ops - {Op.GENERATE}), Op.GENERATE in ops)
 
 
 def bind_roles(graph: Graph, config: RunConfig) -> dict[str, BoundRole]:
     """Bind the model roles of a graph. Raises PlanError with every invalid name, value, folder and package,
     before any data or model is loaded."""
-    roles = bind({use: needed_halves(graph, use) for use in model_uses(graph)}, config)
+    roles = bind({use: needed_sides(graph, use) for use in model_uses(graph)}, config)
     PlanError.refuse(temperature_problems(graph, roles))
     return roles
 
@@ -119,7 +119,7 @@ def temperature_problems(graph: Graph, roles: Roles) -> Iterator[Problem]:
             )
 
 
-def bind(uses: Mapping[RoleUse, Halves], config: RunConfig) -> dict[str, BoundRole]:
+def bind(uses: Mapping[RoleUse, Sides], config: RunConfig) -> dict[str, BoundRole]:
     """Bind roles whose sides are already known. Raises PlanError, as ``bind_roles`` does."""
     roles: dict[str, BoundRole] = {}
     problems: list[Problem] = []
@@ -139,43 +139,43 @@ def bind(uses: Mapping[RoleUse, Halves], config: RunConfig) -> dict[str, BoundRo
 
 def _bind(
     use: RoleUse,
-    needs: Halves,
+    needs: Sides,
     config: RoleConfig,
     options: Options,
     known: Known,
     variables: Mapping[str, Any],
 ) -> tuple[BoundRole | None, list[Problem]]:
-    kinds = {half: half_class(name, half) for half, name in config.backends.items()}
+    kinds = {half: side_class(name, half) for half, name in config.backends.items()}
     folder = model_of(config, options.model)
     if folder is not None and set(config.backends.values()) != {"null"}:
         pretrained.check(folder)
     absent = [
-        no_half(config.backends[half], half, use.name)
-        for half, need in zip(HALVES, needs, strict=True)
+        no_side(config.backends[half], half, use.name)
+        for half, need in zip(SIDES, needs, strict=True)
         if need and not kinds[half]
     ]
     # if a side is missing, its settings are unknown too; reporting them would add nothing
     problems = absent or setting_problems(config, untouched(config.backends) | class_types(kinds), known)
     problems += [
         problem
-        for half, need in zip(HALVES, needs, strict=True)
+        for half, need in zip(SIDES, needs, strict=True)
         if need and kinds[half] is not None and (problem := missing(config.backends[half], options.device))
     ]
     if problems:
         return None, problems
     device = device_in(options.device)
-    halves = (_bind_half(half, kinds[half], config, device) for half in HALVES)
-    return BoundRole(use, config, folder, needs, variables, *halves), []
+    sides = (_bind_side(half, kinds[half], config, device) for half in SIDES)
+    return BoundRole(use, config, folder, needs, variables, *sides), []
 
 
-def _bind_half(half: str, kind: Any, config: RoleConfig, device: str) -> BoundHalf:
+def _bind_side(half: str, kind: Any, config: RoleConfig, device: str) -> BoundSide:
     if kind is None:
-        return BoundHalf(half, config.backends[half], None, None, Capabilities())
+        return BoundSide(half, config.backends[half], None, None, Capabilities())
     chosen = settings(kind, half, config)
-    return BoundHalf(half, config.backends[half], kind, chosen, capabilities(kind, chosen, device))
+    return BoundSide(half, config.backends[half], kind, chosen, capabilities(kind, chosen, device))
 
 
-def half_class(name: str, half: str) -> Any:
+def side_class(name: str, half: str) -> Any:
     """Return the Trainer or Generator of a backend, by the name of the side; None if it does not have one.
     Raises PlanError."""
     return getattr(backend(name), half.capitalize(), None)
@@ -185,13 +185,13 @@ def settings(kind: Any, half: str, config: RoleConfig) -> Any:
     """Return the settings of one side. ``trainer.NAME`` and ``generator.NAME`` override ``NAME``; settings of
     the other side are skipped. Raises PlanError for invalid values."""
     prefix = f"{half}."
-    of_half = {
+    of_side = {
         name.removeprefix(prefix): value for name, value in config.values.items() if name.startswith(prefix)
     }
     known = fields(kind.Settings)
     return override(
         kind.Settings(),
-        {name: value for name, value in {**config.values, **of_half}.items() if name in known},
+        {name: value for name, value in {**config.values, **of_side}.items() if name in known},
         f"{config.name}.",
     )
 
@@ -227,11 +227,11 @@ def capabilities(kind: Any, chosen: Any, device: str) -> Capabilities:
 
 def usual(name: str, half: str) -> Capabilities:
     """Return the capabilities of one side of a backend on a CPU with its default settings."""
-    kind = half_class(name, half)
+    kind = side_class(name, half)
     return Capabilities() if kind is None else capabilities(kind, kind.Settings(), "cpu")
 
 
-def no_half(name: str, half: str, role: str) -> Problem:
+def no_side(name: str, half: str, role: str) -> Problem:
     """Return the problem that a backend does not have a side that a role needs."""
     return Problem(
         "backend-half",
@@ -267,7 +267,7 @@ def model_of(config: RoleConfig, model: str | None) -> Path | None:
 def has_weight_check(role: BoundRole, options: Options) -> bool:
     """True if the weight check compares the role's trainer and generator: they have different backends, and
     should have the same weights."""
-    wanted = role.use.trained and role.use.generates and bool(options.canary) and not options.staleness
+    wanted = role.use.trained and role.use.generates and bool(options.weight_check) and not options.staleness
     return wanted and role.trainer.backend != role.generator.backend and role.generator.offers(ScoresTokens)
 
 

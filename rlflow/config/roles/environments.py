@@ -15,7 +15,7 @@ from rlflow.processes.clients import outages
 from rlflow.rewards.confinement import Confinement
 from rlflow.rewards.environments.environment_pool import EnvironmentPool
 from rlflow.rewards.environments.environment_spec import EnvironmentSpec, parse_environment
-from rlflow.rewards.worker_pool import Hear
+from rlflow.rewards.worker_pool import OnOutput
 
 Specs = Mapping[str, EnvironmentSpec]  # by role; under an empty name, for any role that samples
 
@@ -86,10 +86,10 @@ class Environments:
             Cause(cause): message for pool in self.pools.values() for cause, message in pool.failures.items()
         }
 
-    def heard_by(self, hear: Hear) -> None:
-        """Forward what environments print from now on to ``hear``, from several threads."""
+    def on_output(self, on_output: OnOutput) -> None:
+        """Forward what environments print from now on to ``on_output``, from several threads."""
         for pool in self.pools.values():
-            pool.hear = hear
+            pool.on_output = on_output
 
     def pids(self) -> list[int]:
         """Return the process ids of all running processes."""

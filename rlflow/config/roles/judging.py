@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlflow.author.batch import Batch
 from rlflow.author.columns import SOURCE, field_column
-from rlflow.author.verbs import OF_EPISODES
+from rlflow.author.methods import OF_EPISODES
 from rlflow.data.scorer import Judged
 from rlflow.errors import PlanError, listed, nearest
 from rlflow.rewards.reward import Reward, submit_all

@@ -8,17 +8,17 @@ from typing import Any, cast
 from rlflow.author.settings import fields
 from rlflow.config.options import Options
 from rlflow.config.roles.backends import backend, disable_tf32
-from rlflow.config.roles.bound import BoundRole, Halves, shares_weights
+from rlflow.config.roles.bound import BoundRole, Sides, shares_weights
 from rlflow.data.ends import ends_of
 from rlflow.execution.engine import Model
 from rlflow.training.protocols import Head, ModelSpec, SharesWeights, Trainer
 
-Placed = Callable[[BoundRole], Halves]
+Placed = Callable[[BoundRole], Sides]
 # called with role, side and model as soon as a trainer or generator is loaded
 LoadedModels = Callable[[str, str, Any], None]
 
 
-def needed(role: BoundRole) -> Halves:
+def needed(role: BoundRole) -> Sides:
     """Return the sides of a role that a run in one process makes: all that it needs."""
     return role.needs
 
@@ -55,7 +55,7 @@ def make_models(
             ends(role),
         )
         model = models[use.name] = Model()
-        for half, wanted in zip(role.halves, placed(role), strict=True):
+        for half, wanted in zip(role.sides, placed(role), strict=True):
             if wanted:
                 setattr(model, half.half, half.kind(spec, half.settings))
                 loaded(use.name, half.half, getattr(model, half.half))

@@ -69,7 +69,7 @@ def _limits(roles: Roles, rewards: Iterable[str]) -> Iterator[tuple[int, str]]:
     """The longest row of each model that limits it, with the model's name: models of roles, their engines,
     and reward models with their own folder."""
     for name, role in roles.items():
-        if role.folder is not None and {half.backend for half in role.halves} != {"null"}:
+        if role.folder is not None and {half.backend for half in role.sides} != {"null"}:
             limits = {
                 positions_of(role.folder): f"role '{name}'",
                 role.generator.can.longest: f"role '{name}' (max_model_len)",

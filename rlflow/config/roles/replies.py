@@ -135,11 +135,11 @@ def _turn_problems(
     except PlanError as error:
         if spec is not None and spec.tools:
             return  # the check of tools reports it
-        mended = (
+        without_invalid_characters = (
             "let the environment write plain text, which is appended unchanged, or use a model whose "
             "template keeps earlier turns unchanged"
         )
-        text = {} if ask is not None else {"severity": "warning", "remedy": mended}
+        text = {} if ask is not None else {"severity": "warning", "remedy": without_invalid_characters}
         yield from (replace(problem, place=place, **text) for problem in error.problems)  # type: ignore[arg-type]
         return
     if dropped := template.dropped():

@@ -15,12 +15,12 @@ from rlflow.author.batch import Batch
 from rlflow.author.columns import SOURCE, field_column
 from rlflow.author.figures import Cause, Figure, Of
 from rlflow.author.flow import Flow
-from rlflow.author.verbs import MODEL_READS
+from rlflow.author.methods import MODEL_READS
 from rlflow.compiler.trace.arguments import role_names
 from rlflow.config.flags import RunConfig
 from rlflow.config.options import Options
 from rlflow.config.roles.backends import backend, numbers
-from rlflow.config.roles.bound import half_class
+from rlflow.config.roles.bound import side_class
 from rlflow.config.roles.environments import default_rewards, environments_of
 from rlflow.config.roles.judging import HeldOutJudge, check_judge, no_judge
 from rlflow.data.data_spec import parse_sources
@@ -36,7 +36,7 @@ from rlflow.rewards.reward_pool import RewardPool
 from rlflow.rewards.reward_spec import RewardSpec, check_sources, parse_reward, wanted
 from rlflow.rewards.text import reads
 from rlflow.rewards.vocabulary import check_same
-from rlflow.rewards.worker_pool import Hear
+from rlflow.rewards.worker_pool import OnOutput
 from rlflow.training.protocols import ModelSpec, Trainer
 
 
@@ -49,7 +49,7 @@ class ModelReward:
 
     def load(self, device: str, options: Options) -> None:
         """Load the model with a trainer of the run's backend."""
-        kind = half_class(options.backend, "trainer")
+        kind = side_class(options.backend, "trainer")
         self.trainer = kind(
             ModelSpec(
                 Path(self.spec.path),
@@ -210,7 +210,7 @@ class RewardNames:
         and for a source without a reward."""
         sources = tuple(source.name for source in parse_sources(config.options.data))
         judges = _judges(config.judges)
-        if config.judged_by_nothing:
+        if config.has_synthetic_scores:
             return RewardNames(made_up=True)
         own = {
             role: parse_reward(str(values["reward"]))
@@ -436,9 +436,9 @@ class Rewards:
             for model in models if roles is None or role in roles else ():
                 model.load(device, options)
 
-    def heard_by(self, hear: Hear) -> None:
-        """Forward what rewards print from now on to ``hear``, from several threads."""
-        self._pool.hear = hear
+    def on_output(self, on_output: OnOutput) -> None:
+        """Forward what rewards print from now on to ``on_output``, from several threads."""
+        self._pool.on_output = on_output
 
     def close(self) -> None:
         """Stop the processes of reward functions."""

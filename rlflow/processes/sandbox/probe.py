@@ -18,10 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from rlflow.processes.sandbox import kernel, limits, walls
+from rlflow.processes.sandbox import kernel, limits, sandboxes
 
 SECONDS, MEGABYTES = 60.0, 512
-WALLS = {  # restriction → the kernel feature that it needs
+SANDBOX = {  # restriction → the kernel feature that it needs
     "network": "seccomp",
     "programs": "seccomp",
     "signals": "seccomp",
@@ -41,7 +41,7 @@ Kind = Literal["scorers", "code"]
 
 def around(kind: Kind) -> dict[str, str]:
     """Return the restrictions of processes of a kind, each with the kernel feature that it needs."""
-    return WALLS | OF_CODE if kind == "code" else WALLS
+    return SANDBOX | OF_CODE if kind == "code" else SANDBOX
 
 
 @functools.cache
@@ -92,9 +92,9 @@ def main() -> None:
     os.mkdir(writable)
     Path(folder, "secret").touch()
     if kind == "code":
-        walls.around_code(writable, MEGABYTES, SECONDS)
+        sandboxes.around_code(writable, MEGABYTES, SECONDS)
     else:
-        walls.around_scorers(writable)
+        sandboxes.around_scorers(writable)
     attempts: dict[str, Callable[[], object]] = {
         "network": lambda: socket.socket().close(),
         "programs": lambda: os.posix_spawn("/bin/true", ["true"], {}),
@@ -104,7 +104,7 @@ def main() -> None:
         "reading": Path(folder, "secret").read_bytes,
         "outliving the server": kernel.outlive,
         "shared memory": lambda: mmap.mmap(-1, mmap.PAGESIZE).close(),
-        "limits": lambda: [os.dup(1) for _ in range(walls.OPEN)],
+        "limits": lambda: [os.dup(1) for _ in range(sandboxes.OPEN)],
     }
     print(
         json.dumps(

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from rlflow.processes.watchdog import kin, launcher, private
-from rlflow.processes.watchdog.board import Board
+from rlflow.processes.watchdog import launcher, private, process_tag
+from rlflow.processes.watchdog.heartbeat_page import HeartbeatPage
 from rlflow.processes.watchdog.signals import signals_to
 from rlflow.processes.watchdog.stacks import show_stacks
 
@@ -24,7 +24,7 @@ BEAT_SECONDS = 0.25  # between two heartbeats, which show that the interpreter's
 CLOSE_SECONDS = 10.0  # time for the watchdog to end the processes of a run
 STARTS = 3  # most starts of the watchdog, which may be killed itself
 # The watchdog imports this package, but no other package of rlflow.
-CODE = "import sys; sys.path.append(sys.argv[1]); from watchdog.dog import main; main()"
+CODE = "import sys; sys.path.append(sys.argv[1]); from watchdog.watchdog_process import main; main()"
 
 
 class ProcessExit(BaseException):
@@ -38,7 +38,7 @@ class Watchdog:
         # Part of the process tag of started processes, and of the names of private folders.
         self.name = secrets.token_hex(8)
         self.pid = os.getpid()
-        self.board = Board()  # the heartbeat page, with the running nodes
+        self.heartbeat_page = HeartbeatPage()  # the heartbeat page, with the running nodes
         self.signals = -1  # descriptor that receives the number of each signal; -1 without a watchdog
         self.process: int | None = None  # pid of the watchdog, once it has reported it
         self._over, self._run_message, self._call_message = threading.Event(), b"", b""
@@ -53,16 +53,16 @@ class Watchdog:
 
         If the system cannot provide a process, thread or memory for it, the run continues without a watchdog.
         """
-        dog = cls()
+        watchdog_process = cls()
         if sys.platform == "linux":
             try:
-                dog._open()
+                watchdog_process._open()
             except (OSError, RuntimeError):  # RuntimeError: the thread cannot be started
-                dog._shut()
-        return dog
+                watchdog_process._shut()
+        return watchdog_process
 
     def _open(self) -> None:
-        self.board = Board.new()
+        self.heartbeat_page = HeartbeatPage.new()
         (self._command_end, self._commands), (self._signal_end, self.signals) = os.pipe(), os.pipe()
         self._files = [self._command_end, self._commands, self._signal_end, self.signals]
         for file in (self._commands, self.signals):
@@ -82,12 +82,12 @@ class Watchdog:
         os._exit = _leave
 
     def _spawned(self) -> subprocess.Popen[bytes]:
-        assert self.board.file is not None
-        files = [self.board.file, self._command_end, self._signal_end, launcher.pipe()]
+        assert self.heartbeat_page.file is not None
+        files = [self.heartbeat_page.file, self._command_end, self._signal_end, launcher.pipe()]
         arguments = [
             str(Path(__file__).parents[1]),
             str(self.pid),
-            kin.started(self.pid),
+            process_tag.started(self.pid),
             self.name,
             *map(str, files),
         ]
@@ -111,7 +111,7 @@ class Watchdog:
                 child.wait()  # the watchdog forks itself off and continues in the background
                 self.process = int(child.stdout.readline() or 0)
                 while not select.select([child.stdout], [], [], BEAT_SECONDS)[0]:
-                    self.board.beat()
+                    self.heartbeat_page.beat()
             if self._over.is_set():
                 return
 
@@ -154,7 +154,9 @@ class Watchdog:
             self._send(_line({"end": True}))
             self._thread.join(CLOSE_SECONDS)
             # Needed if the watchdog was killed too often, or has not ended in time.
-            kin.end_all(lambda: kin.marked(self.name) + kin.of_ray(map(str, self._folders)))
+            process_tag.end_all(
+                lambda: process_tag.marked(self.name) + process_tag.of_ray(map(str, self._folders))
+            )
             self._shut()
         while self._folders:
             private.remove(self._folders.pop())
@@ -164,13 +166,19 @@ class Watchdog:
             watched.remove(self)
         if not watched:
             os._exit = _exit
-        for file in (*self._files, *([] if self.board.file is None else [self.board.file])):
+        for file in (*self._files, *([] if self.heartbeat_page.file is None else [self.heartbeat_page.file])):
             os.close(file)
-        self._files, self._thread, self.signals, self._commands, self.board = [], None, -1, -1, Board()
+        self._files, self._thread, self.signals, self._commands, self.heartbeat_page = (
+            [],
+            None,
+            -1,
+            -1,
+            HeartbeatPage(),
+        )
 
     def mark(self) -> None:
         """Set the run's process tag for all processes that are started from now on."""
-        os.environ[kin.MARK] = kin.marks(self.name, os.environ.get(kin.MARK, ""))
+        os.environ[process_tag.MARK] = process_tag.marks(self.name, os.environ.get(process_tag.MARK, ""))
 
     @contextlib.contextmanager
     def marking(self) -> Iterator[None]:
@@ -179,11 +187,11 @@ class Watchdog:
         try:
             yield
         finally:
-            outer_marks = kin.without(self.name, os.environ.get(kin.MARK, ""))
+            outer_marks = process_tag.without(self.name, os.environ.get(process_tag.MARK, ""))
             if outer_marks:
-                os.environ[kin.MARK] = outer_marks
+                os.environ[process_tag.MARK] = outer_marks
             else:
-                os.environ.pop(kin.MARK, None)
+                os.environ.pop(process_tag.MARK, None)
 
     def forked(self) -> None:
         """Prepare a child that a stage has forked; called in the child.
@@ -207,13 +215,13 @@ def for_worker() -> Watchdog:
 
     A worker with a run's process tag is ended by that run's watchdog, and does not need its own.
     """
-    if kin.MARK not in os.environ:
-        dog = Watchdog.start()
-        dog.mark()
-        return dog
-    dog = Watchdog()
-    dog.refuse_exits()
-    return dog
+    if process_tag.MARK not in os.environ:
+        watchdog_process = Watchdog.start()
+        watchdog_process.mark()
+        return watchdog_process
+    watchdog_process = Watchdog()
+    watchdog_process.refuse_exits()
+    return watchdog_process
 
 
 def _folder(path: Path) -> bytes:
@@ -235,15 +243,18 @@ _exit = os._exit  # the function before a watchdog replaced it
 
 def _leave(status: int) -> NoReturn:
     """Replacement of ``os._exit``: raises within a node of this process. A forked child may exit."""
-    if any(dog.pid == os.getpid() and dog.board.inside for dog in watched):
+    if any(
+        watchdog_process.pid == os.getpid() and watchdog_process.heartbeat_page.inside
+        for watchdog_process in watched
+    ):
         raise ProcessExit(f"os._exit({status})")
     _exit(status)
 
 
 def _forked() -> None:
-    for dog in watched:
-        if dog.board.inside:
-            dog.forked()
+    for watchdog_process in watched:
+        if watchdog_process.heartbeat_page.inside:
+            watchdog_process.forked()
 
 
 if hasattr(os, "register_at_fork"):

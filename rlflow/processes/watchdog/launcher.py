@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HEAVY = "torch"  # once it is loaded, the process has threads, which a forked child would lose
@@ -87,7 +87,7 @@ def apart() -> int | None:
     os.close(reading)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if child == 0:
-        kin.die_with(parent)
+        process_tag.die_with(parent)
         _pipe = writing
     return None
 
@@ -104,7 +104,7 @@ class Launcher:
             for number in PASSED_ON
             if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN
         ]
-        kin.adopt()
+        process_tag.adopt()
 
     def wait(self) -> int:
         """Wait for the child, and return its exit code.
@@ -117,8 +117,12 @@ class Launcher:
                 os.kill(self.child, info.si_signo)
         self._read_to_the_end()
         status = os.waitpid(self.child, 0)[1]
-        kin.end_all(
-            lambda: [pid for pid in kin.still(kin.descendants(os.getpid())) if not kin.left_alone(pid)]
+        process_tag.end_all(
+            lambda: [
+                pid
+                for pid in process_tag.still(process_tag.descendants(os.getpid()))
+                if not process_tag.left_alone(pid)
+            ]
         )
         return self._code(status)
 

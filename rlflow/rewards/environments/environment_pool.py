@@ -28,9 +28,9 @@ from rlflow.rewards.worker_pool import (
     START,
     TRIES,
     Died,
-    Hear,
     Idle,
     Load,
+    OnOutput,
     RewardLate,
     Slot,
     WorkerPool,
@@ -85,7 +85,7 @@ class EnvironmentPool(WorkerPool["_Calls"]):
         self,
         spec: EnvironmentSpec,
         confinement: Confinement = STRICT,
-        hear: Hear = lambda data: None,
+        on_output: OnOutput = lambda data: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(
@@ -93,7 +93,7 @@ class EnvironmentPool(WorkerPool["_Calls"]):
             "the processes of the environment are closed",
             "rlflow.rewards.environments.environment_worker",
             confinement,
-            hear,
+            on_output,
             clock,
         )
         self.spec = spec

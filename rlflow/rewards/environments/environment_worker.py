@@ -16,13 +16,13 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlflow.author.messages import CHANGES, fault, is_messages, mended, packed
+from rlflow.author.messages import CHANGES, fault, is_messages, packed, without_invalid_characters
 from rlflow.author.turn import Turn
 from rlflow.data.json_fields import given_back
 from rlflow.processes.clients.later import TimeLimit
 from rlflow.processes.clients.patience import within
 from rlflow.processes.declare import from_environment
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 from rlflow.rewards import hints, values
 from rlflow.rewards.reward_worker import RequestWorker, begun
 from rlflow.rewards.scorers import user_module
@@ -80,7 +80,7 @@ class EnvironmentWorker(RequestWorker):
 
     def _in_turn(self, calls: Sequence[Call], seconds: float) -> Iterator[Any]:
         for call in calls:
-            with kin.here_alone(), within(seconds):
+            with process_tag.here_alone(), within(seconds):
                 answer = self._attempted(call)
             yield answer
 
@@ -281,7 +281,7 @@ def _said(value: Any, what: str) -> tuple[Any, dict[str, float]]:
     Raises Refused for other values.
     """
     value, cut = _shortened(value)
-    value, replaced = mended(value)
+    value, replaced = without_invalid_characters(value)
     changes = {"replaced": float(replaced)} if replaced else {}
     changes |= {"cut": 1.0} if cut else {}
     if is_messages(value):

@@ -17,11 +17,11 @@ from rlflow.compiler.check.influence import moved
 from rlflow.compiler.graph.model import Graph, Op
 from rlflow.errors import Place, listed
 from rlflow.runs.proof.claims import Claim, judged
-from rlflow.runs.proof.pushes import Push, Row, keys, learned_rows, objective, pushed
-from rlflow.runs.proof.rehearsal import (
+from rlflow.runs.proof.directions import Direction, Row, keys, learned_rows, objective, pushed
+from rlflow.runs.proof.dry_run import (
+    DryRunRecord,
+    DryRuns,
     RecordedUpdate,
-    RehearsalRecord,
-    Rehearsals,
     ScoredRows,
     Scoring,
     stretched,
@@ -45,7 +45,7 @@ LARGE_STEP = 1.0  # nats; log-probs are moved by it, to try a loss away from the
 class FlowClaims:
     """Checks the claims about a flow in dry runs."""
 
-    stage: Rehearsals
+    stage: DryRuns
     sets: int = SETS  # sets of scores to try
 
     @property
@@ -55,12 +55,12 @@ class FlowClaims:
 
     def __post_init__(self) -> None:
         self._news: dict[tuple[str, tuple[Row, ...]], New] = {}
-        self._base = self.stage.rehearse(uneven(0))
+        self._base = self.stage.dry_run_once(uneven(0))
         # dry runs with different scores that give a different gradient
-        self.rescored: list[tuple[RehearsalRecord, dict[str, Push]]] = []
+        self.rescored: list[tuple[DryRunRecord, dict[str, Direction]]] = []
 
     @property
-    def base(self) -> RehearsalRecord:
+    def base(self) -> DryRunRecord:
         """The first dry run."""
         return self._base
 
@@ -83,13 +83,13 @@ class FlowClaims:
             reads = update.batch.select(
                 *(n for n in ("prompt_tokens", "tokens", "temperature") if n in update.batch)
             )
-            rows = self.stage.lanes.do(
+            rows = self.stage.queues.do(
                 "model", lambda: self.stage.engine.gather(self.stage.engine.forward(update.role, want, reads))
             )
             self._news[key] = New(**{name: rows[name] for name in want})
         return self._news[key]
 
-    def pushes(self, record: RehearsalRecord) -> dict[str, Push]:
+    def directions(self, record: DryRunRecord) -> dict[str, Direction]:
         """Return the gradient direction of each update of a dry run, by node. Updates without rows are
         omitted."""
         updates = (learned_rows(update) for update in record.updates)
@@ -104,7 +104,7 @@ class FlowClaims:
         """Yield the claims in groups. The first group decides whether a run may begin: rows follow all
         rewards. Each later group needs more dry runs."""
         begins = list(self.unrehearsed())
-        own = self.pushes(self.base)
+        own = self.directions(self.base)
         rewarded = (
             [self.rewarded(node, own) for node in dict.fromkeys(scored.node for scored in self.base.scored)]
             if own
@@ -138,7 +138,7 @@ class FlowClaims:
     # -- rewards
     # --------------------------------------------------------------------------------------------------------
 
-    def rewarded(self, node: str, own: dict[str, Push]) -> tuple[list[Claim], list[Iterator[Claim]]]:
+    def rewarded(self, node: str, own: dict[str, Direction]) -> tuple[list[Claim], list[Iterator[Claim]]]:
         """Check one call of a reward: different scores give a different gradient, towards higher scores.
 
         Returns these claims, and iterators over further claims that need more dry runs: new scores of some
@@ -159,7 +159,7 @@ class FlowClaims:
                 (self.base, own) if factor == 1 else self.pushed_by(uneven(0), factor),
                 *(self.pushed_by(uneven(seed, only=node), factor) for seed in range(1, self.sets)),
             ]
-            apart = self.apart([pushes for _, pushes in runs])
+            apart = self.apart([directions for _, directions in runs])
             if (most := max(apart.values(), default=0.0)) > ROUNDING:
                 self.rescored += runs
                 break
@@ -193,7 +193,7 @@ class FlowClaims:
             [],
         )
         for name in sorted(name for name, value in apart.items() if value > ROUNDING):
-            own_runs = [(record, pushes[name]) for record, pushes in runs if name in pushes]
+            own_runs = [(record, directions[name]) for record, directions in runs if name in directions]
             if (claim := self.direction(node, name, own_runs)) is not None:
                 claims.append(claim)
                 further += (
@@ -201,12 +201,12 @@ class FlowClaims:
                 )
         return claims, further
 
-    def pushed_by(self, scoring: Scoring, factor: float) -> tuple[RehearsalRecord, dict[str, Push]]:
+    def pushed_by(self, scoring: Scoring, factor: float) -> tuple[DryRunRecord, dict[str, Direction]]:
         """Run a dry run with scores times a factor. Returns its record and its gradient directions."""
-        record = self.stage.rehearse(stretched(scoring, factor))
-        return record, self.pushes(record)
+        record = self.stage.dry_run_once(stretched(scoring, factor))
+        return record, self.directions(record)
 
-    def apart(self, runs: list[dict[str, Push]]) -> dict[str, float]:
+    def apart(self, runs: list[dict[str, Direction]]) -> dict[str, float]:
         """Return, for each update of a role that samples, the largest difference of gradient directions
         between the first dry run and the others."""
         own, others = runs[0], runs[1:]
@@ -222,7 +222,7 @@ class FlowClaims:
         losses = (term.loss for one in self.base.updates for term in one.terms)
         return next((loss.unrewarded for loss in losses if loss.unrewarded), "")
 
-    def direction(self, node: str, name: str, runs: list[tuple[RehearsalRecord, Push]]) -> Claim | None:
+    def direction(self, node: str, name: str, runs: list[tuple[DryRunRecord, Direction]]) -> Claim | None:
         """Check that higher scores make rows more likely. None if the update learns from other rows than the
         scored ones."""
         update = next(update for update in self.base.updates if update.node == name)
@@ -265,7 +265,7 @@ class FlowClaims:
         return replace(claim, ends_run=turned)
 
     def locality(
-        self, node: str, name: str, base: tuple[RehearsalRecord, Push], factor: float
+        self, node: str, name: str, base: tuple[DryRunRecord, Direction], factor: float
     ) -> Iterator[Claim]:
         """Change the scores of one group, or of two rows without groups: the gradient must change most
         there."""
@@ -273,10 +273,10 @@ class FlowClaims:
         own = {place for axis in axes for place in axis.keys[_first(axis), 0].tolist()}
         if own == {place for axis in axes for place in axis.keys[:, 0].tolist()}:
             return
-        if name not in (pushes := self.pushed_by(_first_reversed(node), factor)[1]):
+        if name not in (directions := self.pushed_by(_first_reversed(node), factor)[1]):
             return
         change: dict[int, float] = {}
-        before, after = (_push_by_place(push) for push in (base[1], pushes[name]))
+        before, after = (_direction_by_place(push) for push in (base[1], directions[name]))
         for row in before.keys() | after.keys():
             change[row[0]] = max(change.get(row[0], 0.0), abs(after.get(row, 0.0) - before.get(row, 0.0)))
         inside, outside = (
@@ -305,32 +305,34 @@ class FlowClaims:
     # -- losses
     # --------------------------------------------------------------------------------------------------------
 
-    def telling(self, update: RecordedUpdate, own: dict[str, Push]) -> tuple[RecordedUpdate, Push | None]:
+    def telling(
+        self, update: RecordedUpdate, own: dict[str, Direction]
+    ) -> tuple[RecordedUpdate, Direction | None]:
         """Return the update and its gradient direction from the first dry run whose synthetic scores give a
         gradient; if none does, from the first dry run."""
         push = own.get(update.node)
         if push is None or bool(push.main.any()) or not self.base.scored:
             return update, push
         for factor in FACTORS[1:]:
-            record, pushes = self.pushed_by(uneven(0), factor)
-            if (other := pushes.get(update.node)) is not None and bool(other.main.any()):
+            record, directions = self.pushed_by(uneven(0), factor)
+            if (other := directions.get(update.node)) is not None and bool(other.main.any()):
                 return next(learned_rows(one) for one in record.updates if one.node == update.node), other
         return update, push
 
-    def furthest(self, node: str, push: Push | None) -> RecordedUpdate | None:
+    def furthest(self, node: str, push: Direction | None) -> RecordedUpdate | None:
         """Return the update with different scores whose gradient differs most from ``push``. None if none
         differs much; the claim `reward-reaches` covers this case."""
         apart = [
-            (push.apart(pushes[node]), record)
-            for record, pushes in self.rescored
-            if push is not None and node in pushes
+            (push.apart(directions[node]), record)
+            for record, directions in self.rescored
+            if push is not None and node in directions
         ]
         most, record = max(apart, key=lambda one: one[0], default=(0.0, None))
         if record is None or most <= FAR:
             return None
         return next(learned_rows(one) for one in record.updates if one.node == node)
 
-    def of_update(self, update: RecordedUpdate, push: Push | None) -> Iterator[Claim]:
+    def of_update(self, update: RecordedUpdate, push: Direction | None) -> Iterator[Claim]:
         """Check one update. These claims do not depend on the scores of its rows."""
         if push is None:
             yield Claim("rehearsed", update.node, "unproved", "the dry run produced no trainable rows")
@@ -390,7 +392,7 @@ class FlowClaims:
             update.loss.place,
         )
 
-    def signs(self, update: RecordedUpdate, push: Push) -> Iterator[Claim]:
+    def signs(self, update: RecordedUpdate, push: Direction) -> Iterator[Claim]:
         """Check directions that need no reward: values move towards returns, chosen responses rise over
         rejected ones, given responses become more likely."""
         batch, mask = update.batch, update.batch["mask"]
@@ -447,7 +449,7 @@ class FlowClaims:
             for item in node.inputs
         )
 
-    def beyond(self, update: RecordedUpdate, push: Push) -> Iterator[Claim]:
+    def beyond(self, update: RecordedUpdate, push: Direction) -> Iterator[Claim]:
         """Check that padding, and values at masked-out tokens, do not change the gradient."""
         with padding(float("nan")):
             filled = pushed(update, self.new(update))
@@ -514,7 +516,7 @@ def _by_row(scored: list[ScoredRows]) -> dict[Row, float]:
     return sums
 
 
-def _push_by_row(push: Push) -> dict[Row, float]:
+def _direction_by_row(push: Direction) -> dict[Row, float]:
     sums: dict[Row, float] = {}
     for row, value in zip(keys(push.rows), push.of_rows.tolist(), strict=True):
         sums[row] = sums.get(row, 0.0) + value
@@ -525,20 +527,20 @@ Change = tuple[dict[Row, float], dict[Row, float]]
 
 
 def _change(
-    node: str, one: tuple[RehearsalRecord, Push], other: tuple[RehearsalRecord, Push]
+    node: str, one: tuple[DryRunRecord, Direction], other: tuple[DryRunRecord, Direction]
 ) -> Change | None:
     """By how much scores and gradient directions differ between two dry runs, by row. None if no trained row
     was scored in both."""
     before, after = (
         _by_row([row for row in record.scored if row.node == node]) for record, _ in (one, other)
     )
-    pushes = [_push_by_row(push) for _, push in (one, other)]
+    directions = [_direction_by_row(push) for _, push in (one, other)]
     rows = before.keys() & after.keys()
-    if not rows & (pushes[0].keys() | pushes[1].keys()):
+    if not rows & (directions[0].keys() | directions[1].keys()):
         return None
     return (
         {row: after[row] - before[row] for row in rows},
-        {row: pushes[1].get(row, 0.0) - pushes[0].get(row, 0.0) for row in rows},
+        {row: directions[1].get(row, 0.0) - directions[0].get(row, 0.0) for row in rows},
     )
 
 
@@ -546,11 +548,11 @@ def _correlation(changes: list[Change]) -> float:
     """The correlation between changes of scores and changes of gradient directions, over all rows and
     sets."""
     scores = torch.tensor([value for score, _ in changes for value in score.values()], dtype=torch.float64)
-    pushes = torch.tensor([push[row] for score, push in changes for row in score], dtype=torch.float64)
-    return float(torch.nn.functional.cosine_similarity(scores, pushes, 0))
+    directions = torch.tensor([push[row] for score, push in changes for row in score], dtype=torch.float64)
+    return float(torch.nn.functional.cosine_similarity(scores, directions, 0))
 
 
-def _push_by_place(push: Push) -> dict[tuple[int, ...], float]:
+def _direction_by_place(push: Direction) -> dict[tuple[int, ...], float]:
     """The gradient direction of each row, by its path, which begins with its position in the data."""
     return dict(zip(map(tuple, push.rows.axis.keys.tolist()), push.of_rows.tolist(), strict=True))
 

@@ -10,17 +10,17 @@ from torch import Tensor
 from rlflow.author.figures import Cause
 from rlflow.errors import Place
 from rlflow.runs.proof.claims import Claim, judged
-from rlflow.runs.proof.rehearsal import Rehearsals, RepeatedScores, Scoring
+from rlflow.runs.proof.dry_run import DryRuns, RepeatedScores, Scoring
 
 CLOSE = 1e-3  # tolerance of a score, relative to the spread of all scores: reward models round padded rows
 
 
 def reward_claims(
-    stage: Rehearsals, reasons: Callable[[], Mapping[Cause, str]], scoring: Scoring | None
+    stage: DryRuns, reasons: Callable[[], Mapping[Cause, str]], scoring: Scoring | None
 ) -> Iterator[Claim]:
     """Yield a claim for each call of a reward in a dry run with these scores. Each reward is called three
     times. ``reasons``: returns the first message of each cause of missing scores."""
-    for rows in stage.rehearse(scoring, asks=True).judged:
+    for rows in stage.dry_run_once(scoring, asks=True).judged:
         call = stage.plan.graph.by_name.get(rows.node)
         yield of_rows(rows, call.place if call else None, reasons())
 

@@ -17,9 +17,9 @@ from rlflow.compiler.graph.model import Op
 from rlflow.errors import listed
 from rlflow.execution.engine import Engine
 from rlflow.runs.proof.claims import Claim, judged
+from rlflow.runs.proof.directions import Direction, learned_rows, pushed
+from rlflow.runs.proof.dry_run import RecordedUpdate
 from rlflow.runs.proof.flow_claims import FlowClaims
-from rlflow.runs.proof.pushes import Push, learned_rows, pushed
-from rlflow.runs.proof.rehearsal import RecordedUpdate
 from rlflow.training.objective import New
 from rlflow.training.protocols import Sampling, Trainer
 
@@ -62,12 +62,12 @@ class WeightsClaims:
 
     def do(self, call: Any) -> Any:
         """Make a call in the thread that works with models."""
-        return self.flow.stage.lanes.do("model", call)
+        return self.flow.stage.queues.do("model", call)
 
     def claims(self) -> Iterator[Claim]:
         """Yield all claims. The models are restored after each update or role."""
-        own = self.flow.pushes(self.flow.base)
-        for update, rehearsed_push in [
+        own = self.flow.directions(self.flow.base)
+        for update, dry_run_direction in [
             self.flow.telling(learned_rows(update), own) for update in self.flow.base.updates
         ]:
             if not len(update.batch) or not self.has_weights(update.role):
@@ -79,7 +79,7 @@ class WeightsClaims:
                 )
                 continue
             with self.put_back():
-                yield from self.of_update(update, self.flow.furthest(update.node, rehearsed_push))
+                yield from self.of_update(update, self.flow.furthest(update.node, dry_run_direction))
         for use in self.flow.graph.roles:
             if use.trained and use.generates and self.has_weights(use.name):
                 with self.put_back():
@@ -124,13 +124,13 @@ class WeightsClaims:
         splitting rows into passes has no effect. ``other``: the update with different scores."""
         start = self.perturbed(update.role)
         here = self.now(update)
-        push = pushed(update, here)
-        if (rounding := only_rounding(update.node, push, here)) is not None:
+        direction = pushed(update, here)
+        if (rounding := only_rounding(update.node, direction, here)) is not None:
             yield rounding
             return
         frozen = self.frozen_logprobs(update)
         after = self.updated(update, start)
-        yield from self.moves(update, push, here, distance(start, after))
+        yield from self.moves(update, direction, here, distance(start, after))
         yield from self.parameters(update, start, after)
         yield from self.others(update, frozen)
         yield from self.cuts(update, start, after)
@@ -172,7 +172,7 @@ class WeightsClaims:
         )
         return self.do(lambda: copied(self.trainer(update.role).state()))  # type: ignore[no-any-return]
 
-    def moves(self, update: RecordedUpdate, push: Push, here: New, moved: float) -> Iterator[Claim]:
+    def moves(self, update: RecordedUpdate, direction: Direction, here: New, moved: float) -> Iterator[Claim]:
         """Check that weights move, and that the model's outputs then move along the gradient."""
         place = self.flow.place(update.node)
         yield judged(
@@ -184,7 +184,7 @@ class WeightsClaims:
             place,
         )
         name = update.loss.new[0]
-        before, wanted = getattr(here, name), push.by[name].double().flatten()
+        before, wanted = getattr(here, name), direction.by[name].double().flatten()
         change = (getattr(self.now(update), name) - before).double()
         change = torch.where(update.batch["mask"], change, 0.0) if change.dim() == 2 else change
         if not bool(wanted.any()) or moved == 0:
@@ -429,10 +429,10 @@ class WeightsClaims:
         return self.do(lambda: self.engine.gather(self.engine.forward(role, ("logprobs",), own)))["logprobs"]  # type: ignore[no-any-return]
 
 
-def only_rounding(node: str, push: Push, new: New) -> Claim | None:
+def only_rounding(node: str, direction: Direction, new: New) -> Claim | None:
     """Return the claim that replaces those about the weights if their gradient is only rounding; None
     otherwise."""
-    left, followed = push.felt(new)
+    left, followed = direction.felt(new)
     if followed > FELT:
         return None
     why = (

@@ -20,7 +20,7 @@ import torch
 from pydantic import BaseModel
 
 from rlflow.author.batch import Batch
-from rlflow.config.roles.bound import half_class
+from rlflow.config.roles.bound import side_class
 from rlflow.data.encode import TokenizerEncoder
 from rlflow.data.scorer import MATCH, DataShape
 from rlflow.errors import PlanError, listed
@@ -131,7 +131,7 @@ class _Model:
     both."""
 
     def __init__(self, spec: RewardSpec, device: str) -> None:
-        kind = half_class("local", "trainer")
+        kind = side_class("local", "trainer")
         self.weight, self._encoder = spec.weight, TokenizerEncoder(spec.path)
         self._trainer = kind(ModelSpec(Path(spec.path), "scores", device=device), kind.Settings())
 

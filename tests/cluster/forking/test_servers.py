@@ -12,7 +12,7 @@ from processes import until
 
 from rlflow.cluster.forking import servers
 from rlflow.cluster.forking.request import Request, send
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
@@ -97,7 +97,7 @@ def test_a_fork_and_its_children_carry_only_the_mark_of_the_run(start_client, ma
     was = facts(process := start_client("wait", RLFLOW_RUN=mark))
     assert was["mark"] == mark
     for name in filter(None, mark.split("/")):
-        assert kin.marked(name) == [process.pid, was["pid"]]
+        assert process_tag.marked(name) == [process.pid, was["pid"]]
 
 
 def test_a_client_with_a_too_long_mark_runs_without_a_fork(start_client):
@@ -113,7 +113,7 @@ def test_a_fork_is_killed_with_its_client(start_client):
     process = start_client("wait")
     pid = facts(process)["pid"]
     process.kill()
-    until(lambda: not kin.started(pid))
+    until(lambda: not process_tag.started(pid))
 
 
 def test_a_client_that_leaves_early_does_not_end_the_server(start_client):
@@ -124,7 +124,7 @@ def test_a_client_that_leaves_early_does_not_end_the_server(start_client):
             connection.connect(known["address"])
             send(connection, Request(known["key"], [], [start_client.script, "wait"], {}, "/"), [0, 1, 2])
     assert facts(start_client())["parent"] == first
-    until(lambda: not [pid for pid, _ in kin.descendants(first) if kin.started(pid)])
+    until(lambda: not [pid for pid, _ in process_tag.descendants(first) if process_tag.started(pid)])
 
 
 def test_forks_die_with_their_server_and_the_next_run_starts_one(start_client, tmp_path):
@@ -133,7 +133,7 @@ def test_forks_die_with_their_server_and_the_next_run_starts_one(start_client, t
     assert was["parent"] == first
     os.kill(first, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    until(lambda: not kin.started(pid))
+    until(lambda: not process_tag.started(pid))
     assert facts(alone := start_client())["pid"] == alone.pid, "without a server it is a process as any other"
     servers.executable(tmp_path, ["wave"], 1)
     assert server() != first
@@ -150,9 +150,9 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path):
         [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         pid = int(process.stdout.readline())
-        assert kin.started(pid)
+        assert process_tag.started(pid)
         process.kill()
-        until(lambda: not kin.started(pid))
+        until(lambda: not process_tag.started(pid))
 
 
 def test_a_server_serves_one_environment_and_few_servers_stay(tmp_path, monkeypatch):
@@ -166,7 +166,7 @@ def test_a_server_serves_one_environment_and_few_servers_stay(tmp_path, monkeypa
     servers.executable(tmp_path, [], 1)
     assert len(servers._servers) == servers.KEPT
     assert server() != first
-    assert kin.started(first)
+    assert process_tag.started(first)
 
 
 def test_a_client_with_another_environment_gets_no_fork(start_client, monkeypatch):

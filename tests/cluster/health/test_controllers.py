@@ -7,15 +7,15 @@ import subprocess
 import pytest
 
 from rlflow.cluster.health.controllers import GCS, RAYLET, Controllers
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 
 
 @pytest.fixture
 def processes(tmp_path, monkeypatch):
     """Programs of these names as children of this process. Other tests may also run a Ray in it."""
-    others, descendants = set(kin.descendants(os.getpid())), kin.descendants
+    others, descendants = set(process_tag.descendants(os.getpid())), process_tag.descendants
     monkeypatch.setattr(
-        kin, "descendants", lambda pid: [known for known in descendants(pid) if known not in others]
+        process_tag, "descendants", lambda pid: [known for known in descendants(pid) if known not in others]
     )
     started = {}
     for name in (RAYLET, GCS, "dashboard"):

@@ -17,7 +17,7 @@ from rlflow.cluster.sharding.shard_map import WorkerId
 from rlflow.errors import StageError
 from rlflow.monitoring.reporter import Quiet
 from rlflow.processes.process import Process
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 from rlflow.runs import resume
 
 HANGING = str(Path(__file__).parents[1] / "hanging.py")
@@ -58,7 +58,7 @@ def failing(tmp_path, ray_address, **keywords):
 
 def gone(text):
     """Return True if no process that the text names runs; its parent may not have reaped it yet."""
-    states = [kin.stat(int(pid)) for pid in re.findall(r"pid (\d+)", text)]
+    states = [process_tag.stat(int(pid)) for pid in re.findall(r"pid (\d+)", text)]
     return all(state is None or state.state in "ZX" for state in states)
 
 

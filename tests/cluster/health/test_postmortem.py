@@ -13,15 +13,17 @@ from rlflow.cluster.health import postmortem
 from rlflow.cluster.health.heartbeat import ProcessInfo
 from rlflow.cluster.health.postmortem import ProcessState, kill, look, wait_or_kill
 from rlflow.processes.process import Process
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 
 
 def present(child):
-    return ProcessInfo(replace(Process.this(), pid=child.pid, started=kin.stat(child.pid).started), "node")
+    return ProcessInfo(
+        replace(Process.this(), pid=child.pid, started=process_tag.stat(child.pid).started), "node"
+    )
 
 
 def reached(child, state):
-    while kin.stat(child.pid).state != state:
+    while process_tag.stat(child.pid).state != state:
         time.sleep(0.001)
 
 

@@ -13,7 +13,7 @@ from started import marked, until
 from rlflow import Batch, FlowError, PlanError
 from rlflow.cluster import Job, gather, here, wait
 from rlflow.errors import Dead, Late, RemoteError
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 
 
 class Policy:
@@ -278,11 +278,11 @@ def test_a_failing_constructor_is_named_and_a_killed_driver_leaves_nothing(tmp_p
     )
     try:
         assert process.stdout.readline() == "['policy', 'policy']\n"
-        processes = kin.descendants(process.pid)
+        processes = process_tag.descendants(process.pid)
         assert len(processes) > 3  # processes of Ray and of the ranks
     finally:
         process.kill()
         process.communicate()
-    assert until(lambda: not kin.still(processes) and not marked(str(tmp_path).encode()), 240.0), marked(
-        str(tmp_path).encode()
+    assert until(lambda: not process_tag.still(processes) and not marked(str(tmp_path).encode()), 240.0), (
+        marked(str(tmp_path).encode())
     )

@@ -15,7 +15,7 @@ import torch
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import Kind, Level
-from rlflow.author.copy_on_write import file_memory, lent
+from rlflow.author.copy_on_write import file_memory, writable_copy
 from rlflow.cluster.rpc.column_wire import BatchFrame, pack, unpack
 from rlflow.cluster.rpc.row_messages import RowMailbox
 from rlflow.cluster.rpc.shared_memory import (
@@ -72,7 +72,7 @@ def test_writes_of_the_receiver_stay_local():
     at = outbox.write(BatchFrame(numbers(5000)))
     before = outbox._segments[0].memory.clone()
     column = read(inbox, at).data["x"].value
-    seen = lent(column)
+    seen = writable_copy(column)
     seen.zero_()
     assert torch.equal(column, numbers(5000).data["x"].value)
     del column
@@ -326,7 +326,7 @@ def test_a_killed_sender_leaves_no_shared_memory():
         os.kill(sender.pid, signal.SIGKILL)
         sender.wait()
         # a process that has it open keeps it
-        assert column.tolist() == lent(column).tolist() == [1.0, 2.0, 3.0]
+        assert column.tolist() == writable_copy(column).tolist() == [1.0, 2.0, 3.0]
         assert read(inbox, at).data["x"].value.tolist() == [1.0, 2.0, 3.0]  # and opens no other in its place
         with pytest.raises(OSError, match="No such file"):
             SharedInbox().read(at)

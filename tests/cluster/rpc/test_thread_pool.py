@@ -279,13 +279,13 @@ def test_the_first_of_several_answers_is_enough_on_request(pool):
 
 
 def test_an_exit_of_a_rank_is_an_error(pool):
-    dog = Watchdog.start()
+    watchdog_process = Watchdog.start()
     try:
         with pytest.raises(RemoteError, match=r"ProcessExit: os\._exit\(3\)"):
             pool.call("leave", 3).result()
         assert pool.call("fork").result() == [0, 0]
     finally:
-        dog.close()
+        watchdog_process.close()
 
 
 def test_threads_end_with_their_pool():
@@ -303,7 +303,7 @@ def test_a_hanging_rank_does_not_block_other_ranks():
         ours, hanging = set(threading.enumerate()) - before, pool.send(0, "wait", group="model")
         assert pool.call("numbered", 1).result() == [1, 1, 1]
         assert not thread_pool.close(pool, seconds=0.0)
-        for thread in ours - {pool.actors[0].lanes._threads[0]}:
+        for thread in ours - {pool.actors[0].queues._threads[0]}:
             thread.join(60)
         assert [thread.name for thread in ours if thread.is_alive()] == ["model"]
         stuck.go.set()

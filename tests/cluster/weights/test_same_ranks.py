@@ -111,7 +111,7 @@ def values(version):
     return {name: torch.full(shape, float(version)) for name, shape in SHAPES.items()}
 
 
-class Half(Shown):
+class Side(Shown):
     """A trainer that has the first or the second half of each tensor, or a generator that has all of it."""
 
     def __init__(self, layout, rank):
@@ -152,8 +152,8 @@ def moved(rank):
     """Check after each transfer that the sampler's weights are the trained ones; return the reports of the
     transfers."""
     trainer, generator = (
-        Half(sharded(SHAPES, "float32", [Cut(range(2), 2)]), rank),
-        Half(replicated(SHAPES, "float32", 2), rank),
+        Side(sharded(SHAPES, "float32", [Cut(range(2), 2)]), rank),
+        Side(replicated(SHAPES, "float32", 2), rank),
     )
     moving, told, right = SameRankTransfer(Model(trainer, generator), "alltoall", "run", "cpu", 1), [], []
     for version in (1, 2, 3):

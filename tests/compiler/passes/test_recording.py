@@ -60,7 +60,7 @@ def test_columns_measured_by_role_are_kept_to_the_end():
     (solver,) = (node.id for node in program.graph.nodes if node.name == "solver.generate")
     assert {
         Column(solver, name) for name in ("tokens", "mask", "finish", "sampled_logprobs")
-    } <= made.held_to_end
+    } <= made.keep_until_end
     assert made.policies == of_policies(program.graph)
     assert made.records == last(program.graph)
 

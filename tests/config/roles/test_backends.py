@@ -11,7 +11,7 @@ from rlflow.cli.check import check_flow as judged_file
 from rlflow.compiler.graph.model import RoleUse
 from rlflow.config.flags import sort_values
 from rlflow.config.roles.backends import backend, disable_tf32
-from rlflow.config.roles.bound import Halves, bind
+from rlflow.config.roles.bound import Sides, bind
 from rlflow.errors import PlanError
 
 FROZEN, TRAINED = RoleUse("reference"), RoleUse("actor", trained=True, generates=True)
@@ -22,7 +22,7 @@ def checked(tmp_path):
     (tmp_path / "config.json").write_text("{}")
 
     def call(use, **values):
-        needs = Halves(use.trained or not use.generates, use.generates)
+        needs = Sides(use.trained or not use.generates, use.generates)
         return bind({use: needs}, sort_values({"model": str(tmp_path)} | values, [use.name]))[use.name]
 
     return call

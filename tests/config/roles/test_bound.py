@@ -12,7 +12,7 @@ from rlflow.compiler.graph.model import RoleUse
 from rlflow.compiler.trace.compile import TraceOptions, compile_flow
 from rlflow.config.flags import sort_values
 from rlflow.config.footprint import facts
-from rlflow.config.roles.bound import BoundHalf, Halves, bind_roles, capabilities, folders, model_uses, usual
+from rlflow.config.roles.bound import BoundSide, Sides, bind_roles, capabilities, folders, model_uses, usual
 from rlflow.config.roles.loaded_models import ends
 from rlflow.errors import PlanError
 from rlflow.training.protocols import Capabilities, GivesChunks, ScoresTokens
@@ -28,13 +28,13 @@ def of(flow, **values):
 def test_each_model_role_is_bound_with_its_requirements():
     found = of("ppo")
     assert {name: role.needs for name, role in found.items()} == {
-        "actor": Halves(True, True),
-        "critic": Halves(True, False),
-        "reference": Halves(True, False),
+        "actor": Sides(True, True),
+        "critic": Sides(True, False),
+        "reference": Sides(True, False),
     }
     assert {role.folder for role in found.values()} == {MODEL}
     assert list(folders(found.values())) == [MODEL]
-    assert [half.backend for half in found["actor"].halves] == ["local", "local"]
+    assert [half.backend for half in found["actor"].sides] == ["local", "local"]
 
 
 def test_a_role_has_the_template_variables_that_end_its_rows(tmp_path):
@@ -144,7 +144,7 @@ def test_a_subclass_must_declare_thread_ranks_and_shared_weights(kind):
 def test_none_opts_out_of_an_inherited_capability():
     whole = type("Whole", (null.Generator,), {"generate_chunks": None})
     assert [
-        BoundHalf("generator", "null", kind, None, Capabilities()).offers(GivesChunks)
+        BoundSide("generator", "null", kind, None, Capabilities()).offers(GivesChunks)
         for kind in (null.Generator, whole, None)
     ] == [True, False, False]
 

@@ -199,7 +199,7 @@ def test_processes_end_with_the_run_and_failures_name_their_cause():
     graph = compile_flow(load_flow(GRPO), None, TraceOptions(environments={"": spec_of()})).graph
     environments = Environments({"": spec_of(parallel=1)}, graph, Options())
     heard = []
-    environments.heard_by(heard.append)
+    environments.on_output(heard.append)
     episodes, _ = environments.pools["actor"].open([{"prompt": '{"turns": [{"raise": "no"}]}'}], [1])
     environments.pools["actor"].step(episodes, ["x"])
     assert list(map(str, environments.reasons())) == ["env_raised"]

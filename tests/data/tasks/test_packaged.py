@@ -8,7 +8,7 @@ import pytest
 import rlflow.data.tasks
 from rlflow.benchmarks import arithmetic
 from rlflow.data.source import open_data
-from rlflow.runs.packaged import environment_beneath, packaged
+from rlflow.runs.packaged import packaged, packaged_environment
 
 pytestmark = pytest.mark.slow  # uses real processes, disks or libraries: seconds each
 
@@ -89,4 +89,4 @@ def test_a_flow_without_a_task_gets_the_default():
     ],
 )
 def test_a_given_environment_replaces_the_environment_of_a_task(values, there):
-    assert environment_beneath("ppo_turns", values) == there
+    assert packaged_environment("ppo_turns", values) == there

@@ -10,26 +10,26 @@ import threading
 import pytest
 from processes import gone, until
 
-from rlflow.processes.watchdog import beside, kin, private
+from rlflow.processes.watchdog import beside, private, process_tag
 from rlflow.processes.watchdog.beside import ProcessExit, Watchdog
 
 
 @pytest.fixture
-def dog():
-    dog = Watchdog.start()
-    yield dog
-    dog.close()
+def watchdog_process():
+    watchdog_process = Watchdog.start()
+    yield watchdog_process
+    watchdog_process.close()
 
 
-def test_what_was_started_meanwhile_ends_with_it_and_nothing_else(dog):
+def test_what_was_started_meanwhile_ends_with_it_and_nothing_else(watchdog_process):
     outside = subprocess.Popen(["sleep", "600"])
     try:
-        with dog.marking():
+        with watchdog_process.marking():
             inside = subprocess.Popen(["sh", "-c", "setsid sleep 600 & wait"], start_new_session=True)
-            until(lambda: len(kin.marked(dog.name)) == 2)
-        assert kin.MARK not in os.environ
-        dog.close()
-        assert kin.marked(dog.name) == []
+            until(lambda: len(process_tag.marked(watchdog_process.name)) == 2)
+        assert process_tag.MARK not in os.environ
+        watchdog_process.close()
+        assert process_tag.marked(watchdog_process.name) == []
         assert inside.wait() == -signal.SIGKILL
         assert outside.poll() is None
     finally:
@@ -37,63 +37,63 @@ def test_what_was_started_meanwhile_ends_with_it_and_nothing_else(dog):
         outside.wait()
 
 
-def test_it_goes_when_it_is_closed_and_may_be_closed_twice(dog):
-    pid = until(lambda: dog.process)
-    assert kin.stat(pid).parent != os.getpid()  # who ends all of his children does not end it
+def test_it_goes_when_it_is_closed_and_may_be_closed_twice(watchdog_process):
+    pid = until(lambda: watchdog_process.process)
+    assert process_tag.stat(pid).parent != os.getpid()  # who ends all of his children does not end it
     # nor waits for its thread
     assert [thread.daemon for thread in threading.enumerate() if thread.name == "watchdog"] == [True]
-    dog.close()
+    watchdog_process.close()
     assert gone(pid)
-    dog.close()
+    watchdog_process.close()
     assert os._exit is beside._exit
 
 
-def test_names_of_runs_within_runs_stand_beside_each_other(dog, monkeypatch):
-    monkeypatch.setenv(kin.MARK, "outer")
-    with dog.marking():
-        assert os.environ[kin.MARK] == f"outer/{dog.name}"
-    assert os.environ[kin.MARK] == "outer"
+def test_names_of_runs_within_runs_stand_beside_each_other(watchdog_process, monkeypatch):
+    monkeypatch.setenv(process_tag.MARK, "outer")
+    with watchdog_process.marking():
+        assert os.environ[process_tag.MARK] == f"outer/{watchdog_process.name}"
+    assert os.environ[process_tag.MARK] == "outer"
 
 
-def test_a_killed_watchdog_is_replaced_by_one_that_knows_the_run(dog, tmp_path):
+def test_a_killed_watchdog_is_replaced_by_one_that_knows_the_run(watchdog_process, tmp_path):
     (tmp_path / "status.json").write_text("{}")
-    dog.watch(tmp_path)
-    first = until(lambda: dog.process)
+    watchdog_process.watch(tmp_path)
+    first = until(lambda: watchdog_process.process)
     os.kill(first, signal.SIGKILL)
-    second = until(lambda: dog.process != first and dog.process)
-    assert kin.stat(second) is not None
-    with dog.marking():
+    second = until(lambda: watchdog_process.process != first and watchdog_process.process)
+    assert process_tag.stat(second) is not None
+    with watchdog_process.marking():
         child = subprocess.Popen(["sleep", "600"])
-    dog.close()
+    watchdog_process.close()
     assert gone(second)
     assert child.wait() == -signal.SIGKILL
 
 
-def test_one_that_is_killed_again_and_again_leaves_the_end_to_its_process(dog):
+def test_one_that_is_killed_again_and_again_leaves_the_end_to_its_process(watchdog_process):
     killed = {None}
     for _ in range(beside.STARTS):
-        pid = until(lambda: dog.process not in killed and dog.process)
+        pid = until(lambda: watchdog_process.process not in killed and watchdog_process.process)
         os.kill(pid, signal.SIGKILL)
         killed.add(pid)
     until(lambda: "watchdog" not in [thread.name for thread in threading.enumerate()])
-    with dog.marking():
+    with watchdog_process.marking():
         child = subprocess.Popen(["sleep", "600"])
-    dog.close()
+    watchdog_process.close()
     assert child.wait() == -signal.SIGKILL
 
 
 def test_a_private_folder_goes_at_the_end_also_by_a_watchdog_that_came_later_and_a_link_in_its_place_stays(
-    dog, tmp_path
+    watchdog_process, tmp_path
 ):
     for name in ("own", "planted"):
-        dog.remove_in_the_end(tmp_path / name)
+        watchdog_process.remove_in_the_end(tmp_path / name)
     private.create(tmp_path / "own")
     (tmp_path / "victim").mkdir()
     (tmp_path / "planted").symlink_to(tmp_path / "victim")
-    first = until(lambda: dog.process)
+    first = until(lambda: watchdog_process.process)
     os.kill(first, signal.SIGKILL)
-    until(lambda: dog.process != first)
-    dog.close()
+    until(lambda: watchdog_process.process != first)
+    watchdog_process.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["planted", "victim"]
 
 
@@ -102,20 +102,23 @@ def test_where_there_is_no_room_for_it_a_run_goes_on_without(monkeypatch, tmp_pa
         raise OSError
 
     monkeypatch.setattr(subprocess, "Popen", refused)
-    dog = Watchdog.start()
-    with dog.board.during("judge", 0, 1.0), dog.marking():
+    watchdog_process = Watchdog.start()
+    with watchdog_process.heartbeat_page.during("judge", 0, 1.0), watchdog_process.marking():
         pass
-    dog.watch(tmp_path)
-    dog.close()
-    assert dog.signals == -1
+    watchdog_process.watch(tmp_path)
+    watchdog_process.close()
+    assert watchdog_process.signals == -1
 
 
-def test_within_a_node_no_python_code_ends_the_process(dog):
-    with dog.board.during("judge", 0, 1.0), pytest.raises(ProcessExit, match=r"os\._exit\(0\)"):
+def test_within_a_node_no_python_code_ends_the_process(watchdog_process):
+    with (
+        watchdog_process.heartbeat_page.during("judge", 0, 1.0),
+        pytest.raises(ProcessExit, match=r"os\._exit\(0\)"),
+    ):
         os._exit(0)
     pid = os.fork()
     if pid == 0:  # a child may end as it likes
-        with dog.board.during("judge", 0, 1.0):
+        with watchdog_process.heartbeat_page.during("judge", 0, 1.0):
             os._exit(5)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
 
@@ -134,11 +137,14 @@ dog.remove_in_the_end(folder / "own")
 private.create(folder / "own")
 (folder / "own" / "socket").touch()
 status.write(folder, status.begun("mine", 9))
-with dog.marking(), dog.board.during("judge", 4, 60.0):
+with dog.marking(), dog.heartbeat_page.during("judge", 4, 60.0):
     child = subprocess.Popen(["sh", "-c", "setsid sleep 600 & wait"])
+    printed, written = os.pipe()
     if os.fork() == 0:
         print(os.getpid(), flush=True)
+        os.write(written, b".")
         time.sleep(600)
+    os.read(printed, 1)
     {ending}
 """
 
@@ -183,7 +189,7 @@ folder = Path(sys.argv[1])
 dog = Watchdog.start()
 dog.watch(folder)
 status.write(folder, status.begun("mine", 9))
-with dog.board.during("judge", 4, 0.1):
+with dog.heartbeat_page.during("judge", 4, 0.1):
     ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
 """
 
@@ -217,11 +223,11 @@ def test_a_native_call_that_keeps_the_lock_past_its_deadline_ends_with_a_message
     assert (done.returncode, done.stderr) == (2, "no Ray answers\n")
 
 
-def test_signals_reach_the_watchdog_during_a_call_and_go_where_they_went_before_after_it(dog):
+def test_signals_reach_the_watchdog_during_a_call_and_go_where_they_went_before_after_it(watchdog_process):
     before = signal.set_wakeup_fd(-1)
     try:
         with beside.during_call("Ray", 60.0, "late"):
-            assert signal.set_wakeup_fd(dog.signals) == dog.signals
+            assert signal.set_wakeup_fd(watchdog_process.signals) == watchdog_process.signals
         assert signal.set_wakeup_fd(-1) == -1
     finally:
         signal.set_wakeup_fd(before)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from processes import gone, until
 
-from rlflow.processes.watchdog import kin, launcher
+from rlflow.processes.watchdog import launcher, process_tag
 
 APART = """
 import os, signal, sys, time
@@ -52,7 +52,7 @@ def ended(run, **options):
 def test_a_report_of_the_run_stands_for_one_ctrl_c_and_the_next_is_passed_on(monkeypatch):
     """What the kernel sends goes to both processes; of what another process sends, the run says whether it
     came there too."""
-    monkeypatch.setattr(kin, "adopt", lambda: None)  # orphans of tests are left to who has them
+    monkeypatch.setattr(process_tag, "adopt", lambda: None)  # orphans of tests are left to who has them
     monkeypatch.setattr(launcher, "SEEN_SECONDS", 0.01)
     reading, writing = os.pipe()
     above = launcher.Launcher(os.getpid(), reading)
@@ -173,9 +173,9 @@ def test_the_run_is_told_nothing_by_a_launcher_that_stops():
     ) as process:
         run = int(process.stdout.readline())
         os.killpg(process.pid, signal.SIGSTOP)
-        until(lambda: kin.stat(run).state == kin.stat(process.pid).state == "T")
+        until(lambda: process_tag.stat(run).state == process_tag.stat(process.pid).state == "T")
         os.killpg(process.pid, signal.SIGCONT)
-        until(lambda: kin.stat(run).state == "S")
+        until(lambda: process_tag.stat(run).state == "S")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 130
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rlflow.execution import apply, executor
-from rlflow.processes.watchdog import dog, stacks
+from rlflow.processes.watchdog import stacks, watchdog_process
 
 DUMP = """Stack (most recent call first):
   File "/home/me/flow.py", line 7 in judge
@@ -20,11 +20,14 @@ Stack (most recent call first):
 
 @pytest.mark.parametrize("module", [apply, executor])
 def test_the_watchdog_knows_the_files_that_call_nodes(module):
-    assert dog.RUNNER in module.__file__
+    assert watchdog_process.RUNNER in module.__file__
 
 
 def test_of_each_thread_that_runs_a_node_the_frames_of_the_node_are_shown():
-    assert stacks.shown(DUMP, lambda path, name: dog.RUNNER in path) == "    home/me/flow.py:7 in judge"
+    assert (
+        stacks.shown(DUMP, lambda path, name: watchdog_process.RUNNER in path)
+        == "    home/me/flow.py:7 in judge"
+    )
 
 
 def test_the_methods_within_which_a_workers_own_code_runs_are_methods_of_its_host():

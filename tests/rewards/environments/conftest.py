@@ -24,5 +24,7 @@ def patient():
     clock = HungClock()
     with ExitStack() as pools:
         yield lambda name="Scripted", **settings: pools.enter_context(
-            closing(EnvironmentPool(spec_of(name, parallel=1, **settings), hear=clock.hear, clock=clock))
+            closing(
+                EnvironmentPool(spec_of(name, parallel=1, **settings), on_output=clock.on_output, clock=clock)
+            )
         )

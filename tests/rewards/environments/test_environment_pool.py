@@ -79,12 +79,12 @@ def test_an_unusable_message_is_changed_and_counted(pooled):
 def test_hanging_calls_end_together_and_others_continue():
     together, most = 0, 0
 
-    def hear(data):
+    def on_output(data):
         nonlocal together, most
         together = together + data.count(b"hangs") if data else together - 1
         most = max(most, together)
 
-    with closing(EnvironmentPool(spec_of("Scripted", parallel=1, seconds=5), hear=hear)) as pool:
+    with closing(EnvironmentPool(spec_of("Scripted", parallel=1, seconds=5), on_output=on_output)) as pool:
         episodes, _ = opened(
             pool, *[script(TALK, {"hang": 1}, TALK)] * 4, *[script(TALK, TALK, TALK)] * 6, seeds=range(10)
         )
@@ -248,7 +248,7 @@ def test_a_closed_pool_is_reported(pooled):
 
 def test_a_call_during_the_close_of_a_pool_is_reported(pooled):
     pool, hangs = pooled(seconds=600), threading.Event()
-    pool.hear = lambda data: hangs.set() if b"hangs" in data else None
+    pool.on_output = lambda data: hangs.set() if b"hangs" in data else None
     episodes, _ = opened(pool, script({"hang": 1}), script(TALK))
     with ThreadPoolExecutor(1) as caller:
         answers = caller.submit(pool.step, episodes, ["a", "b"])

@@ -86,11 +86,11 @@ def half(mask):
     return torch.full((len(mask),), 0.5)
 
 
-def by_half(prompts, actor):
+def by_side(prompts, actor):
     batch = actor.generate(prompts, max_tokens=6)
     return batch | half(batch)
 
 
-@flow(evaluate=by_half)
-def halves(prompts, actor, reward):
+@flow(evaluate=by_side)
+def sides(prompts, actor, reward):
     trained(prompts, actor, reward)

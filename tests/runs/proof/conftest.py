@@ -10,7 +10,7 @@ from small_runs import prepared
 from rlflow.backends import local
 from rlflow.cli.prove import whole
 from rlflow.runs.proof.flow_claims import FlowClaims
-from rlflow.runs.proving import rehearsals
+from rlflow.runs.proving import dry_runs
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def proven(tmp_path, monkeypatch):
             monkeypatch.setitem(sys.modules, module.__name__, module)
             settings |= {"trainer" if half == "every_trainer" else f"actor.{half}": module.__name__}
         with contextlib.closing(prepared(tmp_path, file, **settings)) as context:
-            return list(FlowClaims(rehearsals(context)).claims() if flow_only else whole(context))
+            return list(FlowClaims(dry_runs(context)).claims() if flow_only else whole(context))
 
     return proven
 
@@ -44,4 +44,4 @@ def prepared_grpo(tmp_path_factory):
 @pytest.fixture
 def grpo(prepared_grpo):
     """The claims about its flow, none checked yet."""
-    return FlowClaims(rehearsals(prepared_grpo, 4), 2)
+    return FlowClaims(dry_runs(prepared_grpo, 4), 2)

@@ -11,10 +11,10 @@ from rlflow import loss
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch
 from rlflow.runs.proof import flow_claims
+from rlflow.runs.proof.directions import Direction, learned_rows, pushed
+from rlflow.runs.proof.dry_run import DryRunRecord, RecordedUpdate, ScoredRows, uneven
 from rlflow.runs.proof.flow_claims import FlowClaims
-from rlflow.runs.proof.pushes import Push, learned_rows, pushed
-from rlflow.runs.proof.rehearsal import RecordedUpdate, RehearsalRecord, ScoredRows, uneven
-from rlflow.runs.proving import rehearsals
+from rlflow.runs.proving import dry_runs
 from rlflow.training.objective import New
 
 OF_EVERY_UPDATE = ("padding", "holes")
@@ -80,11 +80,11 @@ def _update(batch, one=gain):
 
 
 def record(scores, batch, node="reward"):
-    return RehearsalRecord(scored=[ScoredRows(node, batch, torch.tensor(scores))])
+    return DryRunRecord(scored=[ScoredRows(node, batch, torch.tensor(scores))])
 
 
 def push(batch, of_rows):
-    return Push(batch, {"scores": torch.tensor(of_rows)})
+    return Direction(batch, {"scores": torch.tensor(of_rows)})
 
 
 TWO_PARTS = """
@@ -118,7 +118,7 @@ def test_a_dry_run_ends_before_a_stage_with_side_effects(tmp_path):
     with contextlib.closing(
         prepared(tmp_path, str(tmp_path / "parts.py"), backend="null", prompts=4, reward=("task", "task"))
     ) as context:
-        claims = list(FlowClaims(rehearsals(context)).claims())
+        claims = list(FlowClaims(dry_runs(context)).claims())
     assert (
         str(claims[0])
         == f"unproved   parts: stage 'noted' has side effects ({tmp_path / 'parts.py'}:20; the dry run "
@@ -163,7 +163,7 @@ def test_differences_cover_only_rows_scored_in_both_dry_runs():
 def test_equal_rows_add_up_their_scores_and_gradient_directions():
     twice = Batch.of(prompt_tokens=[[1], [1]], tokens=[[5], [5]], mask=[[True], [True]])
     assert flow_claims._by_row([ScoredRows("reward", twice, torch.tensor([1.0, 2.0]))]) == {((1,), (5,)): 3.0}
-    assert flow_claims._push_by_row(push(twice, [0.5, 0.25])) == {((1,), (5,)): 0.75}
+    assert flow_claims._direction_by_row(push(twice, [0.5, 0.25])) == {((1,), (5,)): 0.75}
 
 
 def test_gradient_directions_correlate_with_scores_over_all_sets():
@@ -186,7 +186,7 @@ def test_scores_are_reversed_in_the_first_group_or_two_rows():
 
 def test_a_gradient_direction_is_located_by_the_path_of_its_rows():
     batch = rows([[5], [6]], Axis.fresh(1, start=7).repeat(2))
-    assert flow_claims._push_by_place(push(batch, [1.0, 2.0])) == {(7, 0): 1.0, (7, 1): 2.0}
+    assert flow_claims._direction_by_place(push(batch, [1.0, 2.0])) == {(7, 0): 1.0, (7, 1): 2.0}
 
 
 def test_an_update_is_matched_with_the_scored_rows_it_uses():
@@ -246,12 +246,12 @@ def test_columns_differ_by_gradient_or_by_value_alone():
 def test_the_most_changed_update_must_differ_far_enough(grpo):
     batch = rows([[5], [6]], advantages=[[1.0], [2.0]])
     one, near, far = (push(batch, values) for values in ([1.0, 1.0], [1.0, 1.001], [-1.0, 1.0]))
-    grpo.rescored = [(RehearsalRecord([_update(batch)]), {"actor.update": near})]
+    grpo.rescored = [(DryRunRecord([_update(batch)]), {"actor.update": near})]
     assert grpo.furthest("actor.update", one) is None
     assert grpo.furthest("actor.update", None) is None
     grpo.rescored += [
-        (RehearsalRecord([replace(_update(batch), call=7)]), {"actor.update": far}),
-        (RehearsalRecord(), {}),
+        (DryRunRecord([replace(_update(batch), call=7)]), {"actor.update": far}),
+        (DryRunRecord(), {}),
     ]
     assert grpo.furthest("actor.update", one).call == 7
     assert grpo.furthest("critic.update", one) is None
@@ -260,26 +260,29 @@ def test_the_most_changed_update_must_differ_far_enough(grpo):
 def test_equal_rows_that_cancel_out_give_no_direction(grpo):
     """A model can give all samples of a prompt the same tokens; their advantages then add up to 0."""
     rows = Batch.of(prompt_tokens=[[i // 2] for i in range(8)], tokens=[[5]] * 8, mask=[[True]] * 8)
-    record = RehearsalRecord(
+    record = DryRunRecord(
         [RecordedUpdate("actor.update", "actor", rows, None, {}, 0)],
         [ScoredRows("reward", rows, torch.arange(8.0))],
     )
-    other = RehearsalRecord(record.updates, [ScoredRows("reward", rows, -torch.arange(8.0))])
+    other = DryRunRecord(record.updates, [ScoredRows("reward", rows, -torch.arange(8.0))])
     turns = torch.tensor([1.0, -1.0] * 4)[:, None]
     grpo._base = record
-    runs = [(record, Push(rows, {"logprobs": turns})), (other, Push(rows, {"logprobs": turns * (-1 + 1e-7)}))]
+    runs = [
+        (record, Direction(rows, {"logprobs": turns})),
+        (other, Direction(rows, {"logprobs": turns * (-1 + 1e-7)})),
+    ]
     claim = grpo.direction("reward", "actor.update", runs)
     assert (claim.verdict, claim.ends_run) == ("unproved", False)
-    runs[1] = (other, Push(rows, {"logprobs": torch.arange(8.0)[:, None]}))
+    runs[1] = (other, Direction(rows, {"logprobs": torch.arange(8.0)[:, None]}))
     claim = grpo.direction("reward", "actor.update", runs)
     assert (claim.verdict, claim.ends_run) == ("falsified", True)
 
 
 def test_a_dry_run_without_rows_is_unproved_with_its_reason(grpo):
     batch = rows([[5], [6]], advantages=[[1.0], [2.0]])
-    empty = RehearsalRecord([_update(batch.rows(torch.zeros(0, dtype=torch.int64)))])
-    assert grpo.pushes(empty) == {}
-    assert grpo.pushes(RehearsalRecord([_update(batch)])).keys() == {"actor.update"}
-    grpo._base = RehearsalRecord(skipped="no group was kept")
+    empty = DryRunRecord([_update(batch.rows(torch.zeros(0, dtype=torch.int64)))])
+    assert grpo.directions(empty) == {}
+    assert grpo.directions(DryRunRecord([_update(batch)])).keys() == {"actor.update"}
+    grpo._base = DryRunRecord(skipped="no group was kept")
     (claim,) = grpo.claims()
     assert (claim.name, claim.verdict, claim.number) == ("rehearsed", "unproved", "no group was kept")

@@ -4,7 +4,7 @@ no claim."""
 import pytest
 import torch
 
-from rlflow.runs.proof.rehearsal import RepeatedScores, uneven
+from rlflow.runs.proof.dry_run import RepeatedScores, uneven
 from rlflow.runs.proof.reward_claims import differing, of_rows, reward_claims
 
 SCORES = torch.tensor([0.0, 1.0, 0.5, float("nan")])

@@ -8,8 +8,8 @@ import torch
 
 from rlflow.author.batch import Batch
 from rlflow.runs.proof import weights_claims
-from rlflow.runs.proof.pushes import Push, learned_rows
-from rlflow.runs.proof.rehearsal import uneven
+from rlflow.runs.proof.directions import Direction, learned_rows
+from rlflow.runs.proof.dry_run import uneven
 from rlflow.runs.proof.weights_claims import (
     WeightsClaims,
     copied,
@@ -65,18 +65,18 @@ def test_a_copy_shares_no_memory():
 
 
 @pytest.mark.parametrize(
-    ("pushes", "logprob", "reason"),
+    ("directions", "logprob", "reason"),
     [
         ([1.0, 1.0], -1.0, None),
         ([1.0, -1.0], -1.0, "rows with equal tokens are pushed up and down equally"),
         ([1.0, 1.0], -1e-6, "the model is certain of every token"),
     ],
 )
-def test_a_gradient_of_rounding_errors_is_unproved_with_the_reason(pushes, logprob, reason):
+def test_a_gradient_of_rounding_errors_is_unproved_with_the_reason(directions, logprob, reason):
     rows = Batch.of(prompt_tokens=[[1], [1]], tokens=[[5], [5]])
     claim = weights_claims.only_rounding(
         "actor.update",
-        Push(rows, {"logprobs": torch.tensor(pushes)[:, None]}),
+        Direction(rows, {"logprobs": torch.tensor(directions)[:, None]}),
         New(logprobs=torch.full((2, 1), logprob)),
     )
     assert (claim and claim.verdict, claim and claim.sentence) == (
@@ -175,7 +175,7 @@ def test_zero_weights_become_small_and_others_stay(claims):
 
 
 def test_unmoved_weights_are_named_and_have_no_direction(claims, update):
-    push, here = claims.flow.pushes(claims.flow.base)["actor.update"], claims.now(update)
+    push, here = claims.flow.directions(claims.flow.base)["actor.update"], claims.now(update)
     still, direction = claims.moves(update, push, here, 0.0)
     assert (still.verdict, still.sentence) == ("falsified", "the update changes no weight")
     assert (direction.name, direction.verdict) == ("weights-direction", "unproved")

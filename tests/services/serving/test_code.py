@@ -16,13 +16,13 @@ from served import asking
 
 import rlflow
 from rlflow.processes.sandbox import probe
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 from rlflow.services.serving.code import Code, Folder, run_request, runner
 
-needs_walls = pytest.mark.skipif(bool(probe.missing("code")), reason="this machine has not all walls")
+needs_sandbox = pytest.mark.skipif(bool(probe.missing("code")), reason="this machine has not all walls")
 
 
-@needs_walls
+@needs_sandbox
 def test_code_reads_its_input_and_files_and_its_streams_come_back():
     files = {"data/numbers.txt": base64.b64encode(b"1 2").decode()}
     with asking(runner(2)) as client:
@@ -96,12 +96,12 @@ def attempted(folder):
     return json.loads(result["stdout"])
 
 
-@needs_walls
+@needs_sandbox
 def test_code_can_only_compute(tmp_path):
     assert {name for name, refused in attempted(tmp_path).items() if not refused} == ALLOWED
 
 
-@needs_walls
+@needs_sandbox
 def test_limits_in_a_request_are_capped():
     asked = Code(code="print(len(bytearray(5 << 30)))", memory_limit_MB=10**30)
     assert run_request(asked)["run_result"]["stderr"].startswith("MemoryError")
@@ -114,16 +114,18 @@ run_request(Code(code="import ctypes, time\\nctypes.CDLL(None).prctl(1, 0)\\ntim
 """
 
 
-@needs_walls
+@needs_sandbox
 def test_code_ends_with_its_killed_server(tmp_path):
     environment = {**os.environ, "RLFLOW_RUN": f"test-{os.getpid()}"}
     server = subprocess.Popen([sys.executable, "-c", SERVING, str(tmp_path)], env=environment)
     try:
-        until(lambda: len(kin.marked(environment["RLFLOW_RUN"])) == 2)  # the code has the mark of its run
+        until(
+            lambda: len(process_tag.marked(environment["RLFLOW_RUN"])) == 2
+        )  # the code has the mark of its run
     finally:
         server.kill()
         server.wait()
-    until(lambda: not kin.marked(environment["RLFLOW_RUN"]))
+    until(lambda: not process_tag.marked(environment["RLFLOW_RUN"]))
 
 
 def test_a_server_removes_its_folder_and_those_of_killed_servers(tmp_path, monkeypatch):
@@ -136,7 +138,7 @@ def test_a_server_removes_its_folder_and_those_of_killed_servers(tmp_path, monke
     assert not list(tmp_path.iterdir())
 
 
-@needs_walls
+@needs_sandbox
 def test_health_answers_at_once_despite_queued_requests():
     with asking(runner(1)) as client, ThreadPoolExecutor(61) as clients:
         first = clients.submit(client.post, "/run_code", {"code": "import time; time.sleep(5)"})
@@ -149,7 +151,7 @@ def test_health_answers_at_once_despite_queued_requests():
     assert {request.result()[0] for request in behind} == {200}
 
 
-@needs_walls
+@needs_sandbox
 def test_bodies_are_limited_with_and_without_a_length_header():
     with asking(runner(1)) as client:
         assert status_of(client, b"Content-Length: 17000000", b"") == 413
@@ -176,19 +178,19 @@ def status_of(client, header, body):
         return int(connection.recv(12).split()[1])
 
 
-@needs_walls
+@needs_sandbox
 def test_a_deadline_of_0_means_the_default():
     assert run_request(Code(code="print(1)", run_timeout=0))["run_result"]["status"] == "Finished"
 
 
-@needs_walls
+@needs_sandbox
 def test_endless_code_and_endless_output_are_ended():
     result = run_request(Code(code="while True: print('x' * 1000)", run_timeout=0.6))["run_result"]
     assert (result["status"], result["return_code"]) == ("TimeLimitExceeded", None)
     assert len(result["stdout"]) <= 1 << 20
 
 
-@needs_walls
+@needs_sandbox
 def test_the_beginning_of_long_output_is_kept():
     result = run_request(Code(code="print('x' * (2 << 20))"))["run_result"]
     assert (result["status"], result["stdout"]) == ("Finished", "x" * (1 << 20))

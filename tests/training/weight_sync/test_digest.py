@@ -25,8 +25,8 @@ def test_terms_of_any_layout_add_up_to_the_digest(data, shape, ranks, dtype):
 
 def test_rows_in_several_passes_have_the_digest_of_one_pass():
     values = bits_of((3000, 300), "bfloat16", 1)
-    halves = [digest(values[:1234], ((0, 1234), (0, 300))), digest(values[1234:], ((1234, 3000), (0, 300)))]
-    assert wrapped(sum(halves)) == digest(values, whole(values.shape))
+    sides = [digest(values[:1234], ((0, 1234), (0, 300))), digest(values[1234:], ((1234, 3000), (0, 300)))]
+    assert wrapped(sum(sides)) == digest(values, whole(values.shape))
     exact = sum(
         int(v) * int(a) * int(b)
         for row, a in zip(values[:5, :7].view(torch.int16).tolist(), coefficients(0, 8), strict=False)

@@ -107,11 +107,11 @@ def test_every_transfer_moves_exact_bits_in_buckets_of_any_size(on_ranks):
     )
     assert many[1] > one[1] == 1
     # three times the other rank's bytes, in float32
-    assert many[2] == one[2] == 3 * 4 * sum(map(half_of, SHAPES.values()))
+    assert many[2] == one[2] == 3 * 4 * sum(map(side_of, SHAPES.values()))
     assert none[1:] == [0, 0]  # everything is local
 
 
-def half_of(shape):
+def side_of(shape):
     """Return the elements of the second of two shares of rows."""
     rows, rest = shape[0], shape[1] if len(shape) > 1 else 1
     return (rows - -(-rows // 2)) * rest

@@ -10,16 +10,16 @@ import sys
 import traceback
 from pathlib import Path
 
-from rlflow.processes.sandbox import walls
-from rlflow.processes.watchdog import kin
+from rlflow.processes.sandbox import sandboxes
+from rlflow.processes.watchdog import process_tag
 
 
 def main() -> None:
     """Enter the sandbox, read the code, and run it."""
-    kin.die_with(int(sys.argv[1]))
+    process_tag.die_with(int(sys.argv[1]))
     folder, megabytes, seconds = sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
     code = Path(sys.argv[5]).read_text("utf-8")
-    walls.around_code(folder, megabytes, seconds)
+    sandboxes.around_code(folder, megabytes, seconds)
     try:
         exec(compile(code, "code", "exec"), {"__name__": "__main__"})
     except SystemExit:

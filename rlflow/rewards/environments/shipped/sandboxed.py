@@ -14,7 +14,7 @@ from typing import IO, NamedTuple
 
 from rlflow.processes.children import Child
 from rlflow.processes.sandbox import limits
-from rlflow.processes.watchdog.kin import MARK
+from rlflow.processes.watchdog.process_tag import MARK
 
 PROGRAM = "rlflow.rewards.environments.shipped.sandbox"
 OUTPUT = 1 << 20  # most bytes of each stream that are kept; the rest is read and discarded

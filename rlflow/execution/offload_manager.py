@@ -19,7 +19,7 @@ class ModelSide(Protocol):
         """Load these parts again."""
 
 
-class MemoryMover:
+class OffloadManager:
     """Offloads parts of models from one process and loads them again, as a schedule plans.
 
     If there is no schedule, or everything fits, nothing moves. Calls follow the schedule of an iteration. A
@@ -28,17 +28,17 @@ class MemoryMover:
     planned moves, and memory never exceeds the limit.
     """
 
-    def __init__(self, course: MemorySchedule | None = None) -> None:
-        self.course = course if course is not None and course.moving else None
+    def __init__(self, offload_plan: MemorySchedule | None = None) -> None:
+        self.offload_plan = offload_plan if offload_plan is not None and offload_plan.moving else None
         self.in_memory: set[ModelPart] = set()
         self._sides: dict[tuple[str, str], ModelSide] = {}
         self._at = 0
         self._moves = self._bytes = 0
 
     @staticmethod
-    def of(courses: Iterable[MemorySchedule]) -> MemoryMover:
+    def of(offload_plans: Iterable[MemorySchedule]) -> OffloadManager:
         """Return the offload manager of a run in one process, which has at most one schedule."""
-        return MemoryMover(next(iter(courses), None))
+        return OffloadManager(next(iter(offload_plans), None))
 
     def loaded(self, role: str, half: str, model: ModelSide) -> None:
         """Register a loaded trainer or generator and offload its movable parts.
@@ -47,7 +47,7 @@ class MemoryMover:
         """
         own = [
             part
-            for part in (self.course.sizes if self.course else ())
+            for part in (self.offload_plan.sizes if self.offload_plan else ())
             if (part.role, part.half) == (role, half)
         ]
         if own:
@@ -68,65 +68,68 @@ class MemoryMover:
 
         Calls that use models must come one at a time.
         """
-        course = self.course
-        if course is None or not needs & {*course.sizes, *self._passing(course)}:
+        offload_plan = self.offload_plan
+        if offload_plan is None or not needs & {*offload_plan.sizes, *self._passing(offload_plan)}:
             return
-        target = self._target(course, needs)
-        self._move(course, self.in_memory - target, away=True)
-        self._move(course, target - self.in_memory, away=False)
+        target = self._target(offload_plan, needs)
+        self._move(offload_plan, self.in_memory - target, away=True)
+        self._move(offload_plan, target - self.in_memory, away=False)
 
     def moved(self) -> dict[str, float]:
         """Return the number of moves and their bytes since the last call, as metrics.
 
         Empty without a schedule.
         """
-        if self.course is None:
+        if self.offload_plan is None:
             return {}
         metrics = {"residency/moves": float(self._moves), "residency/bytes": float(self._bytes)}
         self._moves = self._bytes = 0
         return metrics
 
-    def _passing(self, course: MemorySchedule) -> set[ModelPart]:
-        return {part for moment in (*course.moments, *course.beside) for part in moment.passing}
+    def _passing(self, offload_plan: MemorySchedule) -> set[ModelPart]:
+        return {part for moment in (*offload_plan.moments, *offload_plan.beside) for part in moment.passing}
 
-    def _target(self, course: MemorySchedule, needs: Parts) -> set[ModelPart]:
-        movable, passing = needs & course.sizes.keys(), needs & self._passing(course)
-        count = len(course.moments)
+    def _target(self, offload_plan: MemorySchedule, needs: Parts) -> set[ModelPart]:
+        movable, passing = needs & offload_plan.sizes.keys(), needs & self._passing(offload_plan)
+        count = len(offload_plan.moments)
         for step in range(count):
             at = (self._at + step) % count
-            moment = course.moments[at]
+            moment = offload_plan.moments[at]
             if moment.needs == movable and set(moment.passing) == passing:
                 self._at = at
-                return set(course.awake[at])
+                return set(offload_plan.awake[at])
         return self._beside(
-            course,
-            next((moment for moment in course.beside if moment.needs == movable), MemoryStep("", movable)),
+            offload_plan,
+            next(
+                (moment for moment in offload_plan.beside if moment.needs == movable), MemoryStep("", movable)
+            ),
         )
 
-    def _beside(self, course: MemorySchedule, moment: MemoryStep) -> set[ModelPart]:
+    def _beside(self, offload_plan: MemorySchedule, moment: MemoryStep) -> set[ModelPart]:
         """Return the parts to keep for work outside an iteration.
 
         These are the parts that it needs, and loaded parts that also fit; the parts needed soonest come
         first.
         """
         target = set(moment.needs)
-        for part in sorted(self.in_memory - target, key=lambda part: (self._next(course, part), part)):
-            if course.held(moment, {*target, part}) <= course.limit:
+        for part in sorted(self.in_memory - target, key=lambda part: (self._next(offload_plan, part), part)):
+            if offload_plan.held(moment, {*target, part}) <= offload_plan.limit:
                 target.add(part)
         return target
 
-    def _next(self, course: MemorySchedule, part: ModelPart) -> int:
+    def _next(self, offload_plan: MemorySchedule, part: ModelPart) -> int:
         """Return how many steps later a part is needed."""
-        count = len(course.moments)
+        count = len(offload_plan.moments)
         return next(
-            (step for step in range(count) if part in course.moments[(self._at + step) % count].needs), count
+            (step for step in range(count) if part in offload_plan.moments[(self._at + step) % count].needs),
+            count,
         )
 
-    def _move(self, course: MemorySchedule, parts: set[ModelPart], away: bool) -> None:
+    def _move(self, offload_plan: MemorySchedule, parts: set[ModelPart], away: bool) -> None:
         for role, half in sorted({(part.role, part.half) for part in parts}):
             own = sorted(part for part in parts if (part.role, part.half) == (role, half))
             one = self._sides[role, half]
             (one.sleep if away else one.wake)(*(part.what for part in own))
             self.in_memory = self.in_memory.difference(own) if away else self.in_memory.union(own)
             self._moves += len(own)
-            self._bytes += sum(course.sizes[part] for part in own)
+            self._bytes += sum(offload_plan.sizes[part] for part in own)

@@ -5,7 +5,7 @@ import torch
 
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch
-from rlflow.runs.proof.rehearsal import raised, stretched, uneven
+from rlflow.runs.proof.dry_run import raised, stretched, uneven
 
 
 def test_synthetic_scores_differ_within_groups_and_follow_the_seed():
@@ -45,7 +45,7 @@ def test_dry_runs_share_short_rows_and_record_the_update(
 ):
     stage = grpo.stage
     before = {name: tensor.clone() for name, tensor in stage.engine.models["actor"].trainer.state().items()}
-    one, other = stage.rehearse(uneven(1)), stage.rehearse(uneven(2))
+    one, other = stage.dry_run_once(uneven(1)), stage.dry_run_once(uneven(2))
     assert torch.equal(one.scored[0].scores, uneven(1)("reward", one.scored[0].batch.axis))
     assert [update.node for update in one.updates] == ["actor.update"]
     assert one.updates[0].role == "actor"
@@ -60,7 +60,7 @@ def test_dry_runs_share_short_rows_and_record_the_update(
 def test_the_dry_run_calls_the_reward_three_times(
     grpo,
 ):
-    asked = grpo.stage.rehearse(None, asks=True)
+    asked = grpo.stage.dry_run_once(None, asks=True)
     [judged] = asked.judged
     assert asked.scored == []
     assert judged.node == "reward"
@@ -71,14 +71,14 @@ def test_the_dry_run_calls_the_reward_three_times(
 
 def test_a_raised_forward_leaves_the_weights_unchanged(grpo):
     plain, higher = (
-        grpo.stage.rehearse(uneven(1)),
-        grpo.stage.rehearse(uneven(1), shift={"actor.logprobs": 0.5}),
+        grpo.stage.dry_run_once(uneven(1)),
+        grpo.stage.dry_run_once(uneven(1), shift={"actor.logprobs": 0.5}),
     )
     mask = plain.updates[0].batch["mask"]
     step = (higher.updates[0].batch["logprobs"] - plain.updates[0].batch["logprobs"])[mask]
     even = (torch.arange(len(mask)) % 2 == 0)[:, None].expand_as(mask)[mask]
     assert torch.allclose(step, 0.5 * even)
-    filled = grpo.stage.rehearse(uneven(1), fill=float("nan"))
+    filled = grpo.stage.dry_run_once(uneven(1), fill=float("nan"))
     assert torch.equal(filled.updates[0].batch["advantages"], plain.updates[0].batch["advantages"])
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from rlflow.author.batch import Batch
 from rlflow.author.joint import JointLoss
 from rlflow.execution.computed import with_numbers
-from rlflow.runs.proof.rehearsal import RecordedUpdate
+from rlflow.runs.proof.dry_run import RecordedUpdate
 from rlflow.training.learning import loss_columns, only_masked
 from rlflow.training.loss_rows import learnable, mask_counts, own_rows
 from rlflow.training.objective import MinibatchTotals, New, row_weights, weighted_sum
@@ -21,7 +21,7 @@ Row = tuple[tuple[int, ...], tuple[int, ...]]  # token ids of the prompt and of 
 
 
 @dataclass(frozen=True)
-class Push:
+class Direction:
     """The gradient direction of one update: minus the gradient of its objective by each output of the model,
     over the rows that it learns from."""
 
@@ -37,8 +37,8 @@ class Push:
     def of_rows(self) -> Tensor:
         """float64 [rows]: the mean gradient direction per token of a row."""
         counts = mask_counts(self.rows).clamp(min=1)
-        push = self.main.double()
-        return push.sum(1) / counts if push.dim() == 2 else push
+        direction = self.main.double()
+        return direction.sum(1) / counts if direction.dim() == 2 else direction
 
     def felt(self, new: New) -> tuple[float, float]:
         """Return two shares of the gradient, from 0 to 1, that remain after cancellation.
@@ -50,21 +50,25 @@ class Push:
         rows, numbers = keys(self.rows), dict[Row, int]()
         index = torch.tensor([numbers.setdefault(row, len(numbers)) for row in rows], dtype=torch.int64)
         total, left, followed = 0.0, 0.0, 0.0
-        for push in map(Tensor.double, self.by.values()):
+        for direction in map(Tensor.double, self.by.values()):
             # 1 - p
             doubt = (
-                -torch.expm1(new.logprobs.double()) if new.logprobs is not None and push.dim() == 2 else 1.0
+                -torch.expm1(new.logprobs.double())
+                if new.logprobs is not None and direction.dim() == 2
+                else 1.0
             )
-            sums = torch.zeros(len(numbers), *push.shape[1:], dtype=torch.float64).index_add(0, index, push)
-            certain = torch.zeros_like(sums).index_add(0, index, push * doubt)
+            sums = torch.zeros(len(numbers), *direction.shape[1:], dtype=torch.float64).index_add(
+                0, index, direction
+            )
+            certain = torch.zeros_like(sums).index_add(0, index, direction * doubt)
             total, left, followed = (
-                total + float(push.abs().sum()),
+                total + float(direction.abs().sum()),
                 left + float(sums.abs().sum()),
                 followed + float(certain.abs().sum()),
             )
         return (left / total, followed / total) if total else (1.0, 1.0)
 
-    def apart(self, other: Push) -> float:
+    def apart(self, other: Direction) -> float:
         """Return the distance to another gradient direction, relative to the size of this one; infinite if
         the rows differ."""
         if (
@@ -129,7 +133,7 @@ def _columns(batch: Batch, loss: object, index: Tensor, also: Mapping[str, Tenso
     ]
 
 
-def pushed(update: RecordedUpdate, new: New, also: Mapping[str, Tensor] | None = None) -> Push:
+def pushed(update: RecordedUpdate, new: New, also: Mapping[str, Tensor] | None = None) -> Direction:
     """Return the gradient direction of an update for the model's outputs ``new``."""
     leaves = New(
         **{name: x if x is None else x.detach().clone().requires_grad_() for name, x in vars(new).items()}
@@ -142,7 +146,7 @@ def pushed(update: RecordedUpdate, new: New, also: Mapping[str, Tensor] | None =
             if value.requires_grad
             else [None] * len(wanted)
         )
-    return Push(
+    return Direction(
         update.batch,
         {
             name: torch.zeros_like(x) if g is None else -g

@@ -28,8 +28,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import kin, private, stacks
-from .board import Board, NodeUnderWay
+from . import private, process_tag, stacks
+from .heartbeat_page import HeartbeatPage, NodeUnderWay
 
 TICK = 0.25  # seconds between two checks
 SILENT_SECONDS = 1.5  # without a heartbeat for this long, C code is assumed to hold the interpreter's lock
@@ -66,19 +66,19 @@ class NativeCall:
 
 
 @dataclass
-class Dog:
+class WatchdogProcess:
     """Watches one process: reads its messages and signals, decides when to end it, ends it and cleans up."""
 
     pid: int  # the watched process
-    started: str  # its start, as returned by `kin.started`
+    started: str  # its start, as returned by `process_tag.started`
     name: str  # its name in the tag of the processes that it starts
-    board: Board
+    heartbeat_page: HeartbeatPage
     run: WatchedRun | None = None  # once a run has begun
     call: NativeCall | None = None  # while the process makes one
     call_ran: float = 0.0  # seconds of the call in which the process could run
     ended: bool = False  # whether the process has reported its end
     folders: list[str] = field(default_factory=list)  # private folders, removed at the end
-    forks: list[kin.Known] = field(default_factory=list)  # children that stages have forked
+    forks: list[process_tag.Known] = field(default_factory=list)  # children that stages have forked
     # Reads the waiting messages; returns whether any process is left that may send more.
     listen: Callable[[], bool] = lambda: False
     silent: float = 0.0  # seconds without a heartbeat
@@ -106,7 +106,7 @@ class Dog:
         elif "folder" in message:
             self.folders.append(message["folder"])
         elif "fork" in message:
-            start = kin.started(message["fork"])
+            start = process_tag.started(message["fork"])
             self.forks += [(message["fork"], start)] if start else []
         self.ended |= "end" in message
 
@@ -130,9 +130,9 @@ class Dog:
         ``state``: the process's state as reported by the kernel. ``elapsed``: seconds since the last check.
         """
         elapsed = 0.0 if state in "Tt" else min(elapsed, 2 * TICK)
-        beats = self.board.beats
+        beats = self.heartbeat_page.beats
         self.silent = 0.0 if beats != self.beats else self.silent + elapsed
-        self.beats, self.entries = beats, self.board.entries()
+        self.beats, self.entries = beats, self.heartbeat_page.entries()
         self.ran = {entry.number: self.ran.get(entry.number, 0.0) + elapsed for entry in self.entries}
         self.call_ran += elapsed
         self.stop_requests = [seconds + elapsed for seconds in self.stop_requests]
@@ -181,15 +181,15 @@ class Dog:
         self._signal(signal.SIGCONT)
         self._signal(signal.SIGKILL)
         limit = time.monotonic() + GONE_SECONDS
-        while kin.lives(self.pid, self.started) and time.monotonic() < limit:
+        while process_tag.lives(self.pid, self.started) and time.monotonic() < limit:
             time.sleep(0.02)
         self.clear()
         self._report("failed" if code == FAILED else "interrupted", "\n".join(filter(None, [why, frames])))
 
-    def vanished(self, status: kin.Stat | None) -> None:
+    def vanished(self, status: process_tag.Stat | None) -> None:
         """Clean up and report after a process that was killed or has called ``os._exit``."""
         self.clear()
-        self.entries = self.board.entries()
+        self.entries = self.heartbeat_page.entries()
         if self.run is None or not self._status():
             return
         code = os.waitstatus_to_exitcode(status.status) if status is not None else None
@@ -210,9 +210,9 @@ class Dog:
         left = self._end_all()
         # A child that was forked while its parent vanished may still have to send its message.
         limit = time.monotonic() + GONE_SECONDS
-        while not kin.lives(self.pid, self.started) and self.listen() and time.monotonic() < limit:
+        while not process_tag.lives(self.pid, self.started) and self.listen() and time.monotonic() < limit:
             left = self._end_all()
-            time.sleep(kin.PAUSE)
+            time.sleep(process_tag.PAUSE)
         for folder in self.folders:
             private.remove(folder)
         # Folders of rewards.
@@ -221,15 +221,21 @@ class Dog:
         return left
 
     def _end_all(self) -> list[int]:
-        return kin.end_all(lambda: kin.marked(self.name) + kin.of_ray(self.folders) + kin.still(self.forks))
+        return process_tag.end_all(
+            lambda: (
+                process_tag.marked(self.name)
+                + process_tag.of_ray(self.folders)
+                + process_tag.still(self.forks)
+            )
+        )
 
     def _signal(self, number: int) -> None:
-        if kin.lives(self.pid, self.started):
+        if process_tag.lives(self.pid, self.started):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, number)
 
     def _stacks(self) -> str:
-        if self.run is None or self.run.stacks < 0 or not kin.lives(self.pid, self.started):
+        if self.run is None or self.run.stacks < 0 or not process_tag.lives(self.pid, self.started):
             return ""
         dump = stacks.written(self.pid, self.run.stacks)
         return stacks.shown(dump, lambda path, name: RUNNER in path)
@@ -327,7 +333,7 @@ def say(text: str) -> None:
 # ------------------------------------------------------------------------------------------------------------
 
 
-def watch(dog: Dog, commands: int, signals: int) -> int | None:
+def watch(watchdog_process: WatchdogProcess, commands: int, signals: int) -> int | None:
     """Watch until the run is over or its process has ended.
 
     Returns the exit code of a run that the watchdog has ended, else None. ``commands``, ``signals``:
@@ -337,25 +343,27 @@ def watch(dog: Dog, commands: int, signals: int) -> int | None:
     for file in (commands, signals):
         os.set_blocking(file, False)
         poll.register(file, select.POLLIN)
-    dog.listen = Messages(dog, commands, poll).listen
+    watchdog_process.listen = Messages(watchdog_process, commands, poll).listen
     while True:
         poll.poll(TICK * 1000)
-        dog.listen()
-        dog.receive_signals(_read(signals, poll) or b"")
-        if dog.ended:
-            dog.clear()
+        watchdog_process.listen()
+        watchdog_process.receive_signals(_read(signals, poll) or b"")
+        if watchdog_process.ended:
+            watchdog_process.clear()
             return None
-        status, now = kin.stat(dog.pid), time.monotonic()
-        if status is None or status.state in "ZX" or status.started != dog.started:
-            dog.vanished(status if status is not None and status.started == dog.started else None)
-            dog.receive_signals(_read(signals, poll) or b"")
-            if dog.call is None or not dog.stop_requests:
+        status, now = process_tag.stat(watchdog_process.pid), time.monotonic()
+        if status is None or status.state in "ZX" or status.started != watchdog_process.started:
+            watchdog_process.vanished(
+                status if status is not None and status.started == watchdog_process.started else None
+            )
+            watchdog_process.receive_signals(_read(signals, poll) or b"")
+            if watchdog_process.call is None or not watchdog_process.stop_requests:
                 return None
             # A signal handler of the library ended the process.
             say("stopped before the run began")
             return INTERRUPTED
-        if (verdict := dog.check(status.state, now - last)) is not None:
-            dog.stop(*verdict)
+        if (verdict := watchdog_process.check(status.state, now - last)) is not None:
+            watchdog_process.stop(*verdict)
             return verdict[0]
         last = now
 
@@ -363,8 +371,8 @@ def watch(dog: Dog, commands: int, signals: int) -> int | None:
 class Messages:
     """Messages to a watchdog: lines of JSON from a pipe."""
 
-    def __init__(self, dog: Dog, file: int, poll: select.poll) -> None:
-        self.dog, self.file, self.poll, self.torn = dog, file, poll, b""
+    def __init__(self, watchdog_process: WatchdogProcess, file: int, poll: select.poll) -> None:
+        self.watchdog_process, self.file, self.poll, self.torn = watchdog_process, file, poll, b""
 
     def listen(self) -> bool:
         """Process the waiting messages.
@@ -375,7 +383,7 @@ class Messages:
             *lines, self.torn = (self.torn + data).split(b"\n")
             for line in lines:
                 with contextlib.suppress(ValueError):
-                    self.dog.receive(json.loads(line))
+                    self.watchdog_process.receive(json.loads(line))
         return data is None
 
 
@@ -408,8 +416,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     os.write(1, f"{os.getpid()}\n".encode())
     pid, start, name, *files = sys.argv[-7:]
-    board, commands, signals, launcher = map(int, files)
-    code = watch(Dog(int(pid), start, name, Board(board)), commands, signals)
+    heartbeat_page, commands, signals, launcher = map(int, files)
+    code = watch(WatchdogProcess(int(pid), start, name, HeartbeatPage(heartbeat_page)), commands, signals)
     if code is not None and launcher >= 0:
         with contextlib.suppress(OSError):
             os.write(launcher, b"v" + bytes([code]))

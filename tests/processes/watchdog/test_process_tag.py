@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import gone, until
 
-from rlflow.processes.watchdog import kin
+from rlflow.processes.watchdog import process_tag
 
 NAMES = st.text("0123456789abcdef", min_size=1, max_size=8)
 DAEMON = (
@@ -25,15 +25,17 @@ DAEMON = (
 def test_a_name_comes_to_the_mark_and_goes_and_others_stay(others, name):
     value = ""
     for each in others:
-        value = kin.marks(each, value)
+        value = process_tag.marks(each, value)
     assert value == "/".join(others)
     rest = [each for each in others if each != name]
-    assert kin.without(name, kin.marks(name, value)) == "/".join(rest)
+    assert process_tag.without(name, process_tag.marks(name, value)) == "/".join(rest)
 
 
 def started(name, *words):
     """A process with this mark."""
-    return subprocess.Popen(words, env={**os.environ, kin.MARK: name}, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        words, env={**os.environ, process_tag.MARK: name}, stdout=subprocess.PIPE, text=True
+    )
 
 
 def test_processes_with_a_name_in_their_mark_are_found_sessions_and_forks_included():
@@ -45,12 +47,12 @@ def test_processes_with_a_name_in_their_mark_are_found_sessions_and_forks_includ
     try:
         pid = int(daemon.stdout.readline())
         # the one that forked it may not be gone yet
-        until(lambda: sorted(kin.marked(name)) == sorted([plain.pid, within.pid, pid]))
-        assert kin.end_all(lambda: kin.marked(name)) == []
+        until(lambda: sorted(process_tag.marked(name)) == sorted([plain.pid, within.pid, pid]))
+        assert process_tag.end_all(lambda: process_tag.marked(name)) == []
         assert all(map(gone, (plain.pid, within.pid, pid)))
         assert foreign.poll() is None
     finally:
-        kin.end_all(lambda: kin.marked(name))
+        process_tag.end_all(lambda: process_tag.marked(name))
         for process in (plain, within, foreign, daemon):
             process.kill()
             process.communicate()
@@ -77,8 +79,8 @@ def test_processes_of_ray_are_found_by_the_files_that_they_have_open(tmp_path):
     ]
     try:
         assert [process.stdout.readline() for process in processes] == ["there\n"] * 3
-        assert kin.of_ray([str(folder)]) == [processes[0].pid]
-        assert kin.of_ray([]) == []
+        assert process_tag.of_ray([str(folder)]) == [processes[0].pid]
+        assert process_tag.of_ray([]) == []
     finally:
         for process in processes:
             process.kill()
@@ -92,9 +94,9 @@ def test_who_starts_others_while_they_are_killed_is_ended_with_them():
         "time.sleep(0.01)\ntime.sleep(600)"
     )
     process = started(name, sys.executable, "-S", "-c", breeding)
-    until(lambda: len(kin.marked(name)) > 3)
-    assert kin.end_all(lambda: kin.marked(name)) == []
-    assert kin.marked(name) == []
+    until(lambda: len(process_tag.marked(name)) > 3)
+    assert process_tag.end_all(lambda: process_tag.marked(name)) == []
+    assert process_tag.marked(name) == []
     process.communicate()
 
 
@@ -103,8 +105,8 @@ def test_what_ends_by_itself_and_has_work_to_do_is_left_alone(tmp_path):
     path.symlink_to("/bin/sleep")
     process = started(name, path, "600")
     try:
-        assert kin.marked(name) == []
-        assert kin.left_alone(process.pid)
+        assert process_tag.marked(name) == []
+        assert process_tag.left_alone(process.pid)
     finally:
         process.kill()
         process.communicate()
@@ -114,15 +116,15 @@ def test_descendants_are_children_and_theirs_and_a_number_alone_is_nobody():
     shell = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
     try:
         child = int(shell.stdout.readline())
-        found = kin.descendants(os.getpid())
+        found = process_tag.descendants(os.getpid())
         assert {shell.pid, child} <= {pid for pid, _ in found}
-        assert [pid for pid, _ in kin.descendants(shell.pid)] == [child]
-        assert kin.still([(child, kin.stat(child).started), (shell.pid, "1")]) == [child]
+        assert [pid for pid, _ in process_tag.descendants(shell.pid)] == [child]
+        assert process_tag.still([(child, process_tag.stat(child).started), (shell.pid, "1")]) == [child]
     finally:
         os.kill(child, signal.SIGKILL)
         shell.communicate()
-    assert not {shell.pid, child} & set(kin.still(found))
-    assert kin.stat(shell.pid) is None
+    assert not {shell.pid, child} & set(process_tag.still(found))
+    assert process_tag.stat(shell.pid) is None
 
 
 @pytest.mark.parametrize(
@@ -131,21 +133,21 @@ def test_descendants_are_children_and_theirs_and_a_number_alone_is_nobody():
 def test_how_a_process_ended_is_known_until_it_is_collected(code, status):
     process = subprocess.Popen([sys.executable, "-S", "-c", code])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    found = kin.stat(process.pid)
+    found = process_tag.stat(process.pid)
     assert (found.state, os.waitstatus_to_exitcode(found.status)) == ("Z", status)
-    assert not kin.lives(process.pid, found.started)
+    assert not process_tag.lives(process.pid, found.started)
     assert process.wait() == status
 
 
 def test_a_process_dies_with_its_parent_even_while_it_is_stopped(python):
     code = (
-        "import os, signal, sys, time\nfrom rlflow.processes.watchdog import kin\nparent = os.getpid()\npid "
-        "= os.fork()\nif pid == 0:\n    kin.die_with(parent)\n    print(os.getpid(), flush=True)\n    "
+        "import os, signal, sys, time\nfrom rlflow.processes.watchdog import process_tag\nparent = os.getpid()\npid "
+        "= os.fork()\nif pid == 0:\n    process_tag.die_with(parent)\n    print(os.getpid(), flush=True)\n    "
         "os.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(600)"
     )
     process = python(code)
     child = int(process.stdout.readline())
-    until(lambda: kin.stat(child).state == "T")
+    until(lambda: process_tag.stat(child).state == "T")
     process.kill()
     assert gone(child)
 
@@ -154,8 +156,8 @@ def test_what_ray_starts_dies_with_its_parent_and_at_once_after_a_raylet_that_ha
     ended = subprocess.Popen(["true"])
     ended.wait()
     code = (
-        "import os, time\nfrom rlflow.processes.watchdog import kin\npid = os.fork()\nif pid == 0:\n    "
-        "os.environ[kin.RAYLET] = str(os.getppid())\n    kin.die_with_raylet()\n    print(os.getpid(), "
+        "import os, time\nfrom rlflow.processes.watchdog import process_tag\npid = os.fork()\nif pid == 0:\n    "
+        "os.environ[process_tag.RAYLET] = str(os.getppid())\n    process_tag.die_with_raylet()\n    print(os.getpid(), "
         "flush=True)\n    time.sleep(600)\nos.waitid(os.P_PID, pid, os.WEXITED)\ntime.sleep(600)"
     )
     process = python(code)
@@ -166,9 +168,9 @@ def test_what_ray_starts_dies_with_its_parent_and_at_once_after_a_raylet_that_ha
         [
             sys.executable,
             "-c",
-            code.partition("pid = os.fork()")[0] + "kin.die_with_raylet()\nprint('lives')",
+            code.partition("pid = os.fork()")[0] + "process_tag.die_with_raylet()\nprint('lives')",
         ],
-        env={**os.environ, kin.RAYLET: str(ended.pid)},
+        env={**os.environ, process_tag.RAYLET: str(ended.pid)},
         stdout=subprocess.PIPE,
     )
     assert (orphan.returncode, orphan.stdout) == (1, b"")
@@ -176,11 +178,11 @@ def test_what_ray_starts_dies_with_its_parent_and_at_once_after_a_raylet_that_ha
 
 def test_orphans_are_adopted(python):
     code = (
-        "import os, subprocess, sys, time\nfrom rlflow.processes.watchdog import kin\nkin.adopt()\n"
+        "import os, subprocess, sys, time\nfrom rlflow.processes.watchdog import process_tag\nprocess_tag.adopt()\n"
         "pid = int(subprocess.run(['sh', '-c', 'setsid sleep 600 >&- & echo $!'], env={}, "
         "stdout=subprocess.PIPE).stdout)\n"
-        "print(pid, os.getpid(), [pid for pid, _ in kin.descendants(os.getpid())], flush=True)\n"
-        "print(kin.end_all(lambda: kin.still(kin.descendants(os.getpid()))))"
+        "print(pid, os.getpid(), [pid for pid, _ in process_tag.descendants(os.getpid())], flush=True)\n"
+        "print(process_tag.end_all(lambda: process_tag.still(process_tag.descendants(os.getpid()))))"
     )
     out, _ = python(code).communicate()
     pid = int(out.split()[0])
@@ -202,34 +204,36 @@ def test_orphans_are_adopted(python):
 )
 def test_a_forked_child_that_comes_out_ends_there(python, leaving, code):
     text = (
-        "import os, sys\nfrom rlflow.processes.watchdog import kin\n"
-        f"with kin.here_alone():\n    pid = os.fork()\n    if pid == 0:\n        {leaving}\n"
+        "import os, sys\nfrom rlflow.processes.watchdog import process_tag\n"
+        f"with process_tag.here_alone():\n    pid = os.fork()\n    if pid == 0:\n        {leaving}\n"
         "print('out', os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)"
     )
     assert python(text).communicate() == (f"out {code}\n", "")
 
 
 def test_what_happens_in_the_process_itself_goes_its_way():
-    with pytest.raises(SystemExit), kin.here_alone():
+    with pytest.raises(SystemExit), process_tag.here_alone():
         sys.exit(3)
-    with kin.here_alone():
+    with process_tag.here_alone():
         pass
 
 
 def test_a_child_within_its_exec_is_waited_for(monkeypatch):
     """The kernel shows no environment until the new one is laid out, which may be after pipes of the parent
     are closed."""
-    child = subprocess.Popen(["sleep", "600"], env={**os.environ, kin.MARK: kin.marks("within-exec")})
+    child = subprocess.Popen(
+        ["sleep", "600"], env={**os.environ, process_tag.MARK: process_tag.marks("within-exec")}
+    )
     reads = []
 
     def first_empty(path, mode):
         reads.append(path)
         return io.BytesIO(b"") if len(reads) == 1 else open(path, mode)
 
-    monkeypatch.setattr(kin, "open", first_empty, raising=False)
-    monkeypatch.setattr(kin.os, "listdir", lambda folder: [str(child.pid)])
+    monkeypatch.setattr(process_tag, "open", first_empty, raising=False)
+    monkeypatch.setattr(process_tag.os, "listdir", lambda folder: [str(child.pid)])
     try:
-        assert kin.marked("within-exec") == [child.pid]
+        assert process_tag.marked("within-exec") == [child.pid]
     finally:
         child.kill()
         child.wait()
@@ -239,6 +243,6 @@ def test_the_command_of_a_process_is_its_first_word_and_of_nobody_empty():
     words = [sys.executable, "-c", "print(flush=True); input()"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         process.stdout.readline()  # it runs, so that the kernel shows its words
-        assert kin.command(process.pid) == sys.executable
+        assert process_tag.command(process.pid) == sys.executable
         process.communicate("\n")
-    assert kin.command(process.pid) == ""
+    assert process_tag.command(process.pid) == ""

@@ -28,9 +28,9 @@ from rlflow.errors import SkipIteration
 from rlflow.execution.account import UpdateRows
 from rlflow.execution.engine import HERE, CallOptions, Engine, LocalEngine
 from rlflow.execution.executor import Executor
-from rlflow.execution.lanes import Lanes
+from rlflow.execution.queues import Queues
 from rlflow.execution.tally import PartialMetrics
-from rlflow.processes.watchdog.board import Board
+from rlflow.processes.watchdog.heartbeat_page import HeartbeatPage
 from rlflow.training.protocols import Sampling
 
 # shapes of the synthetic scores. Groups get different means; in half of the sets each group reaches 1
@@ -78,7 +78,7 @@ class RepeatedScores:
 
 
 @dataclass
-class RehearsalRecord:
+class DryRunRecord:
     """The record of a dry run."""
 
     updates: list[RecordedUpdate] = field(default_factory=list)
@@ -87,11 +87,11 @@ class RehearsalRecord:
     skipped: str = ""  # why the iteration was skipped; empty if it had rows to train on
 
 
-class Rehearsing(Engine):
+class DryRunEngine(Engine):
     """Overrides of an engine for a dry run. Mixed into the class of the run's own engine."""
 
     scoring: Scoring | None  # None: the run's own rewards give the scores
-    record: RehearsalRecord
+    record: DryRunRecord
     longest: int
     fill: float
     # node of a role that is not trained → amount that is added to every other row
@@ -141,7 +141,7 @@ class Rehearsing(Engine):
             len(batch), generator=torch.Generator().manual_seed(derived(0, "proof", terms.node))
         )
         asked = [
-            self.gather(super(Rehearsing, self).reward(role, rows, terms)[0])["scores"]
+            self.gather(super(DryRunEngine, self).reward(role, rows, terms)[0])["scores"]
             for rows in (batch, batch, batch.rows(order))
         ]
         return RepeatedScores(terms.node, asked[0], asked[1], asked[2][order.argsort()])
@@ -181,18 +181,18 @@ def raised(data: Data, by: float) -> Data:
 
 
 @dataclass
-class Rehearsals:
+class DryRuns:
     """Runs dry runs, with the run's engine, queues and plan and a few of its prompts. ``impure``: the stage
     with side effects that stops them; ``plan`` then ends before it."""
 
     engine: Engine
-    lanes: Lanes
+    queues: Queues
     plan: Plan
     prompts: Batch
     fresh: Callable[[int], Batch]  # returns further prompts
     longest: int = 16
     # heartbeat page that lists the running nodes; it lets processes that a stage starts end with the run
-    board: Board = field(default_factory=Board)
+    heartbeat_page: HeartbeatPage = field(default_factory=HeartbeatPage)
 
     def __post_init__(self) -> None:
         self._sampled: dict[tuple[int, int], tuple[Batch, Batch]] = {}
@@ -203,19 +203,19 @@ class Rehearsals:
             self.plan = self.plan.before(first.id)
         self._sound = type(self.engine) is LocalEngine  # workers free their rows after each iteration
 
-    def rehearse(
+    def dry_run_once(
         self,
         scoring: Scoring | None,
         fill: float = 0.0,
         shift: Mapping[str, float] | None = None,
         asks: bool = False,
-    ) -> RehearsalRecord:
+    ) -> DryRunRecord:
         """Run one iteration with these scores; with None, the run's own rewards give them. ``asks``: also
         call the run's own rewards on its rows."""
         engine: Any = copy.copy(self.engine)
-        engine.__class__ = type("Rehearsing" + type(engine).__name__, (Rehearsing, type(engine)), {})
+        engine.__class__ = type("Rehearsing" + type(engine).__name__, (DryRunEngine, type(engine)), {})
         engine.record, engine.scoring, engine.longest, engine.fill = (
-            RehearsalRecord(),
+            DryRunRecord(),
             scoring,
             self.longest,
             fill,
@@ -226,8 +226,8 @@ class Rehearsals:
             self._prompts(),
         )
         engine.asks = asks
-        executor = Executor(engine, self.lanes)
-        executor.board = self.board
+        executor = Executor(engine, self.queues)
+        executor.heartbeat_page = self.heartbeat_page
         try:
             executor.run(self.plan, self.prompts)
         except SkipIteration as skip:

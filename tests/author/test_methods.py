@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from rlflow.author import rows, verbs
+from rlflow.author import methods, rows
 from rlflow.errors import FlowError
 
 
 def test_missing_settings_get_defaults_and_lists_become_tuples():
-    bound = verbs.bind("actor.generate", verbs.GENERATE, {"max_tokens": 8, "stop": ["###"]})
+    bound = methods.bind("actor.generate", methods.GENERATE, {"max_tokens": 8, "stop": ["###"]})
     assert bound == {
         "samples": 1,
         "max_tokens": 8,
@@ -25,50 +25,50 @@ def test_missing_settings_get_defaults_and_lists_become_tuples():
 
 
 def test_a_whole_number_becomes_a_float_where_the_setting_is_one():
-    bound = verbs.bind("actor.generate", verbs.GENERATE, {"max_tokens": 8, "temperature": 1, "top_k": 3})
+    bound = methods.bind("actor.generate", methods.GENERATE, {"max_tokens": 8, "temperature": 1, "top_k": 3})
     assert [type(bound[name]) for name in ("temperature", "top_k", "max_tokens")] == [float, int, int]
 
 
 @pytest.mark.parametrize(
     ("specification", "name", "value"),
     [
-        (verbs.GENERATE, "samples", 0),
-        (verbs.GENERATE, "samples", True),
-        (verbs.GENERATE, "samples", 2.0),
-        (verbs.GENERATE, "temperature", -0.1),
-        (verbs.GENERATE, "temperature", math.nan),
-        (verbs.GENERATE, "temperature", math.inf),
-        (verbs.GENERATE, "top_p", 0),
-        (verbs.GENERATE, "top_p", 1.1),
-        (verbs.GENERATE, "top_k", -1),
-        (verbs.GENERATE, "stop", "###"),
-        (verbs.GENERATE, "stop", ("",)),
-        (verbs.UPDATE, "epochs", 0),
-        (verbs.UPDATE, "minibatch", 0),
-        (verbs.UPDATE, "mean", "token"),
-        (verbs.UPDATE, "mean", 0),
-        (verbs.UPDATE, "after", -1),
-        (verbs.REPEAT, "groups", 0),
-        (verbs.REPEAT, "tries", -1),
+        (methods.GENERATE, "samples", 0),
+        (methods.GENERATE, "samples", True),
+        (methods.GENERATE, "samples", 2.0),
+        (methods.GENERATE, "temperature", -0.1),
+        (methods.GENERATE, "temperature", math.nan),
+        (methods.GENERATE, "temperature", math.inf),
+        (methods.GENERATE, "top_p", 0),
+        (methods.GENERATE, "top_p", 1.1),
+        (methods.GENERATE, "top_k", -1),
+        (methods.GENERATE, "stop", "###"),
+        (methods.GENERATE, "stop", ("",)),
+        (methods.UPDATE, "epochs", 0),
+        (methods.UPDATE, "minibatch", 0),
+        (methods.UPDATE, "mean", "token"),
+        (methods.UPDATE, "mean", 0),
+        (methods.UPDATE, "after", -1),
+        (methods.REPEAT, "groups", 0),
+        (methods.REPEAT, "tries", -1),
     ],
 )
 def test_a_value_out_of_range_is_refused(specification, name, value):
-    given = {n: 1 for n, setting in specification.items() if setting.default is verbs.REQUIRED} | {
+    given = {n: 1 for n, setting in specification.items() if setting.default is methods.REQUIRED} | {
         name: value
     }
     with pytest.raises(FlowError) as caught:
-        verbs.bind("verb", specification, given)
+        methods.bind("verb", specification, given)
     assert [(p.code, p.found) for p in caught.value.problems] == [("setting-range", f"{name}={value!r}")]
 
 
 @pytest.mark.parametrize("mean", ["tokens", "rows", "row-tokens", 1, 0.5])
 def test_every_way_to_average_is_accepted(mean):
-    assert verbs.bind("update", verbs.UPDATE, {"mean": mean})["mean"] == mean
+    assert methods.bind("update", methods.UPDATE, {"mean": mean})["mean"] == mean
 
 
 def test_all_problems_of_a_call_are_reported_at_once():
     with pytest.raises(FlowError) as caught:
-        verbs.bind("actor.generate", verbs.GENERATE, {"tokens": 8, "temprature": -1, "samples": 0})
+        methods.bind("actor.generate", methods.GENERATE, {"tokens": 8, "temprature": -1, "samples": 0})
     assert [(p.code, p.found, p.nearest) for p in caught.value.problems] == [
         ("unknown-setting", "tokens", None),
         ("unknown-setting", "temprature", "temperature"),
@@ -79,7 +79,7 @@ def test_all_problems_of_a_call_are_reported_at_once():
 
 
 def test_a_trace_continues_with_valid_settings():
-    bound, problems = verbs.checked("generate", verbs.GENERATE, {"samples": 0}, None)
+    bound, problems = methods.checked("generate", methods.GENERATE, {"samples": 0}, None)
     assert (bound["samples"], bound["max_tokens"], len(problems)) == (1, 1, 2)
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rlflow.processes.sandbox import kernel, limits, probe, walls
+from rlflow.processes.sandbox import kernel, limits, probe, sandboxes
 
 walled = pytest.mark.skipif(probe.missing() != (), reason="this kernel lacks a wall")
 
@@ -21,12 +21,12 @@ def within(code, *words):
 
 TRYING = """
 import ctypes, json, os, resource, socket, sys, threading
-from rlflow.processes.sandbox import walls
+from rlflow.processes.sandbox import sandboxes
 folder = sys.argv[1]
 def clone():
     ctypes.set_errno(0)
     return ctypes.CDLL(None, use_errno=True).fork()
-walls.around_scorers(folder)
+sandboxes.around_scorers(folder)
 {more}
 def refused(action):
     try:
@@ -59,7 +59,7 @@ def test_a_scorer_computes_reads_and_forks_and_nothing_else(tmp_path):
 
 @walled
 def test_a_child_that_judges_answers_does_not_even_fork_or_write(tmp_path):
-    found = within(TRYING.replace("{more}", "walls.around_answers()"), str(tmp_path))
+    found = within(TRYING.replace("{more}", "sandboxes.around_answers()"), str(tmp_path))
     assert set(found) >= {"socket", "exec", "chmod", "elsewhere", "fork", "limit"}
     assert not {"thread", "read", "null", "pair"} & set(found)
 
@@ -100,7 +100,7 @@ def test_a_wall_that_the_kernel_puts_up_is_not_found_missing():
 def test_a_machine_that_cannot_be_asked_has_no_wall(monkeypatch):
     probe.missing.cache_clear()
     monkeypatch.setattr("sys.executable", "/nothing")
-    assert probe.missing() == tuple(probe.WALLS)
+    assert probe.missing() == tuple(probe.SANDBOX)
     assert probe.lines()[-2].endswith("need --unsafe-scorers")
     assert probe.lines()[-1].endswith("need --unsafe")
     probe.missing.cache_clear()
@@ -126,4 +126,4 @@ def test_each_architecture_that_is_known_refuses_what_leads_out():
         ), machine
         assert machine in kernel.ARCHITECTURES
         assert len(set(numbers.values())) == len(numbers)
-    assert walls.SHARE < 1
+    assert sandboxes.SHARE < 1

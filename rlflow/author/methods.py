@@ -106,7 +106,7 @@ GENERATE_GIVES = (
 EPISODE_GIVES = ("turn", "turn_rewards", "turns", "said", "failed", "episode", "episode_score")
 OF_EPISODES = ("said", "failed", "episode_score")  # the columns of EPISODE_GIVES that rewards read
 MODEL_READS = ("prompt_tokens", "tokens")
-VERBS = ("generate", "logprobs", "values", "update")
+METHODS = ("generate", "logprobs", "values", "update")
 DEADLINES = {"generate": 1800.0, "update": 1800.0, "logprobs": 600.0, "values": 600.0, "reward": 600.0}
 KINDS = {
     name: standard_kind(name)
@@ -197,13 +197,13 @@ def missing_setting(
     )
 
 
-def sampling_of(sampling: Mapping[str, Mapping[str, Any]], verb: str, call: str) -> dict[str, Any]:
+def sampling_of(sampling: Mapping[str, Mapping[str, Any]], method: str, call: str) -> dict[str, Any]:
     """Return the run's settings for a `generate` call, which replace the flow's settings.
 
-    Settings of all calls of the role (``verb``, such as actor.generate) come first; settings of this call
+    Settings of all calls of the role (``method``, such as actor.generate) come first; settings of this call
     (``call``, such as actor.generate#2) override them.
     """
-    return {**sampling.get(verb, {}), **sampling.get(call, {})}
+    return {**sampling.get(method, {}), **sampling.get(call, {})}
 
 
 def resampled(bound: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,13 +218,13 @@ def resampled(bound: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any
 def too_short(
     settings: Mapping[str, Any],
     sampling: Mapping[str, Mapping[str, Any]],
-    verb: str,
+    method: str,
     call: str,
     place: Place | None,
 ) -> list[Problem]:
     """Return the problems of a `generate` whose minimum number of tokens exceeds its maximum.
 
-    ``sampling``, ``verb`` and ``call`` as in ``sampling_of``.
+    ``sampling``, ``method`` and ``call`` as in ``sampling_of``.
     """
     most, problems = settings["max_tokens"], []
     for setting, least in (
@@ -233,7 +233,8 @@ def too_short(
     ):
         if least > most:
             name = next(
-                (f"--{each}.{setting}" for each in (call, verb) if setting in sampling.get(each, {})), setting
+                (f"--{each}.{setting}" for each in (call, method) if setting in sampling.get(each, {})),
+                setting,
             )
             problems.append(
                 Problem(

@@ -30,7 +30,7 @@ LATEST = 1 << 62  # larger than any iteration
 
 
 @dataclass
-class Fleet:
+class RunWorkers:
     """The workers of a run. A Pool stays the same object when its workers are replaced."""
 
     folder: Path  # the run's private folder

@@ -32,7 +32,7 @@ class NodeUnderWay(NamedTuple):
     name: str
 
 
-class Board:
+class HeartbeatPage:
     """The heartbeat page in the memory of the descriptor ``file``.
 
     Without a descriptor, nothing is recorded.
@@ -46,7 +46,7 @@ class Board:
         self._inside = threading.local()
 
     @classmethod
-    def new(cls) -> Board:
+    def new(cls) -> HeartbeatPage:
         """Create a page in new memory, which is freed with the last process that has it open (Linux).
 
         Raises OSError.

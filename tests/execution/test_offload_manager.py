@@ -19,7 +19,7 @@ from rlflow.compiler.residency_schedule import (
     syncing,
 )
 from rlflow.errors import PlanError
-from rlflow.execution.mover import MemoryMover
+from rlflow.execution.offload_manager import OffloadManager
 
 CACHE, GRADIENT = ModelPart("actor", "generator", "cache"), ModelPart("actor", "trainer", "gradient")
 SIZES = {
@@ -45,7 +45,7 @@ CALLS = [
 BESIDE = [("saved", copying("actor")), ("saved too", copying("critic"))]
 
 
-def course(limit):
+def offload_plan(limit):
     def moments(calls):
         passing = {CACHE: 5, GRADIENT: 4}
         return tuple(
@@ -63,23 +63,23 @@ class Rank:
     """What lies in a memory whose limit is never to be passed."""
 
     def __init__(self, limit):
-        self.course, self.there, self.moved = course(limit), set(), []
-        self.keeper = MemoryMover(self.course)
+        self.offload_plan, self.there, self.moved = offload_plan(limit), set(), []
+        self.offloads = OffloadManager(self.offload_plan)
         for role, half in dict.fromkeys((part.role, part.half) for part in SIZES):
             self.there |= parts(
                 role, half, *(part.what for part in SIZES if (part.role, part.half) == (role, half))
             )
-            self.keeper.loaded(role, half, Half(self, role, half))
+            self.offloads.loaded(role, half, Side(self, role, half))
         assert not self.there
 
     def call(self, needs):
-        self.keeper.settle(needs)
+        self.offloads.settle(needs)
         passing = 5 * (CACHE in needs) + 4 * (GRADIENT in needs)
         assert needs.intersection(SIZES) <= self.there
-        assert sum(SIZES[part] for part in self.there) + passing <= self.course.limit
+        assert sum(SIZES[part] for part in self.there) + passing <= self.offload_plan.limit
 
 
-class Half:
+class Side:
     def __init__(self, rank, role, half):
         self.rank, self.role, self.half = rank, role, half
 
@@ -94,7 +94,7 @@ class Half:
         assert not back & self.rank.there
         self.rank.there |= back
         self.rank.moved += [(part, False) for part in sorted(back)]
-        assert sum(SIZES[part] for part in self.rank.there) <= self.rank.course.limit
+        assert sum(SIZES[part] for part in self.rank.there) <= self.rank.offload_plan.limit
 
 
 @pytest.mark.parametrize("limit", [16, 18, 20, 24, 28])
@@ -103,12 +103,12 @@ def test_an_iteration_takes_the_moves_that_were_planned(limit):
     for _ in range(2):
         for _, needs in CALLS:
             rank.call(needs)
-    rank.keeper.moved()
+    rank.offloads.moved()
     rank.moved.clear()
     for _, needs in CALLS:
         rank.call(needs)
-    assert sorted(rank.moved) == sorted((move.part, move.away) for move in rank.course.moves)
-    assert rank.keeper.moved() == {
+    assert sorted(rank.moved) == sorted((move.part, move.away) for move in rank.offload_plan.moves)
+    assert rank.offloads.moved() == {
         "residency/moves": len(rank.moved),
         "residency/bytes": sum(SIZES[part] for part, _ in rank.moved),
     }
@@ -125,11 +125,11 @@ def test_calls_out_of_turn_never_pass_the_limit(limit, calls):
 
 
 def test_where_everything_fits_nothing_is_touched():
-    keeper = MemoryMover(course(100))
-    keeper.loaded("actor", "trainer", None)
-    keeper.settle(learning("actor"))
-    assert (keeper.moved(), keeper.in_memory) == ({}, set())
-    MemoryMover().settle(learning("actor"))
+    offloads = OffloadManager(offload_plan(100))
+    offloads.loaded("actor", "trainer", None)
+    offloads.settle(learning("actor"))
+    assert (offloads.moved(), offloads.in_memory) == ({}, set())
+    OffloadManager().settle(learning("actor"))
 
 
 def test_no_room_for_what_is_put_away_is_a_problem_of_the_settings():
@@ -138,4 +138,4 @@ def test_no_room_for_what_is_put_away_is_a_problem_of_the_settings():
             raise OSError(28, "No space left on device")
 
     with pytest.raises(PlanError, match="the trainer of role 'actor' cannot be offloaded"):
-        MemoryMover(course(16)).loaded("actor", "trainer", Full())
+        OffloadManager(offload_plan(16)).loaded("actor", "trainer", Full())

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlflow.checkpoints import file_names
-from rlflow.processes.watchdog import kin
-from rlflow.processes.watchdog.board import Board
-from rlflow.processes.watchdog.dog import (
+from rlflow.processes.watchdog import process_tag
+from rlflow.processes.watchdog.heartbeat_page import HeartbeatPage
+from rlflow.processes.watchdog.watchdog_process import (
     ASKED_SECONDS,
     FAILED,
     GRACE_SECONDS,
@@ -23,67 +23,67 @@ from rlflow.processes.watchdog.dog import (
     REFUSED,
     SILENT_SECONDS,
     TICK,
-    Dog,
     Messages,
+    WatchdogProcess,
     WatchedRun,
 )
 
 
 @pytest.fixture
-def dog():
-    return Dog(os.getpid(), "", "name", Board.new())
+def watchdog_process():
+    return WatchdogProcess(os.getpid(), "", "name", HeartbeatPage.new())
 
 
-def until(dog, seconds, state="S", beats=False):
+def until(watchdog_process, seconds, state="S", beats=False):
     """The verdict after so many seconds of looking, and when it came."""
     for tick in range(round(seconds / TICK)):
         if beats:
-            dog.board.beat()
-        if (verdict := dog.check(state, TICK)) is not None:
+            watchdog_process.heartbeat_page.beat()
+        if (verdict := watchdog_process.check(state, TICK)) is not None:
             return verdict, (tick + 1) * TICK
     return None, seconds
 
 
-def test_a_held_interpreter_ends_the_run_after_the_deadline_of_its_node(dog):
-    with dog.board.during("judge", 3, 2.0):
-        (code, why), when = until(dog, 60)
+def test_a_held_interpreter_ends_the_run_after_the_deadline_of_its_node(watchdog_process):
+    with watchdog_process.heartbeat_page.during("judge", 3, 2.0):
+        (code, why), when = until(watchdog_process, 60)
     assert code == FAILED
     assert why.startswith("stage 'judge' failed in iteration 3: no result after its deadline of 2 s")
     assert 2.0 + GRACE_SECONDS < when <= 2.0 + GRACE_SECONDS + 2 * TICK
 
 
-def test_one_that_lets_threads_run_ends_by_itself(dog):
-    with dog.board.during("judge", 3, 2.0):
-        assert until(dog, 60, beats=True) == (None, 60)
+def test_one_that_lets_threads_run_ends_by_itself(watchdog_process):
+    with watchdog_process.heartbeat_page.during("judge", 3, 2.0):
+        assert until(watchdog_process, 60, beats=True) == (None, 60)
 
 
 @pytest.mark.parametrize("state", ["T", "t"])
-def test_a_stopped_process_passes_no_deadline(dog, state):
-    dog.receive_signals(bytes([signal.SIGINT]))
-    with dog.board.during("judge", 3, 2.0):
-        assert until(dog, 600, state) == (None, 600)
-        assert until(dog, 2.0 + GRACE_SECONDS - TICK)[0] is None
-        assert until(dog, 3 * TICK)[0] is not None
+def test_a_stopped_process_passes_no_deadline(watchdog_process, state):
+    watchdog_process.receive_signals(bytes([signal.SIGINT]))
+    with watchdog_process.heartbeat_page.during("judge", 3, 2.0):
+        assert until(watchdog_process, 600, state) == (None, 600)
+        assert until(watchdog_process, 2.0 + GRACE_SECONDS - TICK)[0] is None
+        assert until(watchdog_process, 3 * TICK)[0] is not None
 
 
-def test_a_time_in_which_the_watchdog_could_not_look_counts_as_two_looks(dog):
-    with dog.board.during("judge", 3, 10.0):
-        assert dog.check("S", 1000.0) is None
-        assert max(dog.ran.values()) == 2 * TICK
+def test_a_time_in_which_the_watchdog_could_not_look_counts_as_two_looks(watchdog_process):
+    with watchdog_process.heartbeat_page.during("judge", 3, 10.0):
+        assert watchdog_process.check("S", 1000.0) is None
+        assert max(watchdog_process.ran.values()) == 2 * TICK
 
 
-def test_without_a_node_under_way_nothing_is_late_or_deaf(dog):
-    dog.receive_signals(bytes([signal.SIGINT, signal.SIGTERM]))
-    assert until(dog, 60) == (None, 60)
+def test_without_a_node_under_way_nothing_is_late_or_deaf(watchdog_process):
+    watchdog_process.receive_signals(bytes([signal.SIGINT, signal.SIGTERM]))
+    assert until(watchdog_process, 60) == (None, 60)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_run_that_does_not_hear_is_ended_soon_after_it_was_asked(dog, capfd, number):
-    with dog.board.during("judge", 0, 1800.0):
-        until(dog, 30)
-        dog.receive_signals(bytes([number]))
-        (code, why), when = until(dog, 60)
-    assert (code, dog.warned) == (INTERRUPTED, True)
+def test_a_run_that_does_not_hear_is_ended_soon_after_it_was_asked(watchdog_process, capfd, number):
+    with watchdog_process.heartbeat_page.during("judge", 0, 1800.0):
+        until(watchdog_process, 30)
+        watchdog_process.receive_signals(bytes([number]))
+        (code, why), when = until(watchdog_process, 60)
+    assert (code, watchdog_process.warned) == (INTERRUPTED, True)
     assert ASKED_SECONDS < when <= ASKED_SECONDS + 2 * TICK
     assert why.startswith("stopped: stage 'judge' of iteration 0 held the interpreter's lock")
     assert capfd.readouterr().err == (
@@ -92,24 +92,24 @@ def test_a_run_that_does_not_hear_is_ended_soon_after_it_was_asked(dog, capfd, n
     )
 
 
-def test_asked_twice_it_is_ended_at_once_and_what_comes_twice_at_once_is_once(dog):
-    with dog.board.during("judge", 0, 1800.0):
-        until(dog, 10)
-        dog.receive_signals(bytes([signal.SIGINT]))
-        dog.receive_signals(bytes([signal.SIGINT]))
-        assert until(dog, 2.0)[0] is None
-        dog.receive_signals(bytes([signal.SIGTERM]))
-        assert until(dog, 2.0)[0] is None
-        dog.receive_signals(bytes([signal.SIGINT]))
-        assert until(dog, 2.0)[0] is not None
+def test_asked_twice_it_is_ended_at_once_and_what_comes_twice_at_once_is_once(watchdog_process):
+    with watchdog_process.heartbeat_page.during("judge", 0, 1800.0):
+        until(watchdog_process, 10)
+        watchdog_process.receive_signals(bytes([signal.SIGINT]))
+        watchdog_process.receive_signals(bytes([signal.SIGINT]))
+        assert until(watchdog_process, 2.0)[0] is None
+        watchdog_process.receive_signals(bytes([signal.SIGTERM]))
+        assert until(watchdog_process, 2.0)[0] is None
+        watchdog_process.receive_signals(bytes([signal.SIGINT]))
+        assert until(watchdog_process, 2.0)[0] is not None
 
 
-def test_one_that_hears_in_between_has_its_time_again(dog):
-    with dog.board.during("judge", 0, 1800.0):
-        dog.receive_signals(bytes([signal.SIGINT]))
+def test_one_that_hears_in_between_has_its_time_again(watchdog_process):
+    with watchdog_process.heartbeat_page.during("judge", 0, 1800.0):
+        watchdog_process.receive_signals(bytes([signal.SIGINT]))
         for _ in range(5):
-            assert until(dog, ASKED_SECONDS - 2 * TICK)[0] is None
-            dog.board.beat()
+            assert until(watchdog_process, ASKED_SECONDS - 2 * TICK)[0] is None
+            watchdog_process.heartbeat_page.beat()
 
 
 @given(
@@ -119,18 +119,20 @@ def test_one_that_hears_in_between_has_its_time_again(dog):
 def test_no_run_is_failed_before_its_node_has_run_for_its_deadline(looks, seconds):
     """``looks``: the process's state, seconds since the last look, and whether the interpreter had let a
     thread run."""
-    dog, ran, silent = Dog(os.getpid(), "", "name", Board.new()), 0.0, 0.0
-    with dog.board.during("judge", 0, seconds):
+    watchdog_process, ran, silent = WatchdogProcess(os.getpid(), "", "name", HeartbeatPage.new()), 0.0, 0.0
+    with watchdog_process.heartbeat_page.during("judge", 0, seconds):
         for state, passed, beat in looks:
             if beat:
-                dog.board.beat()
+                watchdog_process.heartbeat_page.beat()
             ran += 0.0 if state in "Tt" else min(passed, 2 * TICK)
             silent = (
-                0.0 if beat or dog.beats == -1 else silent + (0.0 if state in "Tt" else min(passed, 2 * TICK))
+                0.0
+                if beat or watchdog_process.beats == -1
+                else silent + (0.0 if state in "Tt" else min(passed, 2 * TICK))
             )
-            verdict = dog.check(state, passed)
+            verdict = watchdog_process.check(state, passed)
             assert (verdict is not None) == (ran > seconds + GRACE_SECONDS and silent >= SILENT_SECONDS)
-    os.close(dog.board.file)
+    os.close(watchdog_process.heartbeat_page.file)
 
 
 # -- calls of native libraries
@@ -140,28 +142,28 @@ def test_no_run_is_failed_before_its_node_has_run_for_its_deadline(looks, second
 CALL = {"call": {"name": "Ray", "seconds": 2.0, "late": "there is no Ray to join"}}
 
 
-def test_a_call_that_keeps_the_interpreters_lock_past_its_deadline_refuses_the_run(dog, capfd):
-    dog.receive(CALL)
-    verdict, when = until(dog, 60)
+def test_a_call_that_keeps_the_interpreters_lock_past_its_deadline_refuses_the_run(watchdog_process, capfd):
+    watchdog_process.receive(CALL)
+    verdict, when = until(watchdog_process, 60)
     assert verdict == (REFUSED, "there is no Ray to join")
     assert 2.0 + GRACE_SECONDS < when <= 2.0 + GRACE_SECONDS + 2 * TICK
-    dog.stop(*verdict)
+    watchdog_process.stop(*verdict)
     assert capfd.readouterr().err == "there is no Ray to join\n"  # no run has begun that could be resumed
 
 
-def test_a_call_ends_itself_where_threads_run_and_no_call_is_late_once_it_is_over(dog):
-    dog.receive(CALL)
-    assert until(dog, 60, beats=True) == (None, 60)
-    dog.receive({"call": None})
-    dog.receive_signals(bytes([signal.SIGINT]))
-    assert until(dog, 60) == (None, 60)
+def test_a_call_ends_itself_where_threads_run_and_no_call_is_late_once_it_is_over(watchdog_process):
+    watchdog_process.receive(CALL)
+    assert until(watchdog_process, 60, beats=True) == (None, 60)
+    watchdog_process.receive({"call": None})
+    watchdog_process.receive_signals(bytes([signal.SIGINT]))
+    assert until(watchdog_process, 60) == (None, 60)
 
 
-def test_a_signal_ends_a_run_whose_call_keeps_the_interpreters_lock(dog, capfd):
-    dog.receive({"call": {**CALL["call"], "seconds": 120.0}})
-    until(dog, 10)
-    dog.receive_signals(bytes([signal.SIGINT]))
-    (code, why), when = until(dog, 60)
+def test_a_signal_ends_a_run_whose_call_keeps_the_interpreters_lock(watchdog_process, capfd):
+    watchdog_process.receive({"call": {**CALL["call"], "seconds": 120.0}})
+    until(watchdog_process, 10)
+    watchdog_process.receive_signals(bytes([signal.SIGINT]))
+    (code, why), when = until(watchdog_process, 60)
     assert (code, why) == (INTERRUPTED, f"stopped: Ray held the interpreter's lock for {10 + when:.0f} s")
     assert ASKED_SECONDS < when <= ASKED_SECONDS + 2 * TICK
     assert capfd.readouterr().err == (
@@ -174,21 +176,21 @@ def test_a_signal_ends_a_run_whose_call_keeps_the_interpreters_lock(dog, capfd):
 # ------------------------------------------------------------------------------------------------------------
 
 
-def told(dog, folder, **status):
-    dog.run = WatchedRun("runs/mine", str(folder), -1)
-    running = {"state": "running", "iteration": 1, "process": {"pid": dog.pid}, "flow": "ppo"}
+def told(watchdog_process, folder, **status):
+    watchdog_process.run = WatchedRun("runs/mine", str(folder), -1)
+    running = {"state": "running", "iteration": 1, "process": {"pid": watchdog_process.pid}, "flow": "ppo"}
     (folder / "status.json").write_text(json.dumps({**running, **status}))
 
 
-def test_a_run_that_is_ended_says_so_in_its_status_and_how_to_go_on(dog, tmp_path, capfd):
-    told(dog, tmp_path)
+def test_a_run_that_is_ended_says_so_in_its_status_and_how_to_go_on(watchdog_process, tmp_path, capfd):
+    told(watchdog_process, tmp_path)
     for iteration, revision in ((2, 1), (10, 1), (10, 2), (11, 1)):
         (tmp_path / "checkpoints" / file_names.step(iteration, revision)).mkdir(parents=True)
         if iteration < 11:  # the last one is not whole
             (tmp_path / "checkpoints" / file_names.step(iteration, revision) / file_names.MANIFEST).touch()
-    with dog.board.during("judge", 12, 1.0):
-        dog.check("S", TICK)
-        dog.stop(FAILED, "because")
+    with watchdog_process.heartbeat_page.during("judge", 12, 1.0):
+        watchdog_process.check("S", TICK)
+        watchdog_process.stop(FAILED, "because")
     found = json.loads((tmp_path / "status.json").read_text())
     assert (found["state"], found["iteration"], found["flow"]) == ("failed", 12, "ppo")
     assert (
@@ -200,11 +202,11 @@ def test_a_run_that_is_ended_says_so_in_its_status_and_how_to_go_on(dog, tmp_pat
 
 
 @pytest.mark.parametrize("status", [{"state": "done"}, {"process": {"pid": 1}}, {"process": None}])
-def test_what_another_wrote_or_what_has_ended_is_left_as_it_is(dog, tmp_path, capfd, status):
-    told(dog, tmp_path, **status)
+def test_what_another_wrote_or_what_has_ended_is_left_as_it_is(watchdog_process, tmp_path, capfd, status):
+    told(watchdog_process, tmp_path, **status)
     before = (tmp_path / "status.json").read_text()
-    dog.stop(FAILED, "because")
-    dog.vanished(None)
+    watchdog_process.stop(FAILED, "because")
+    watchdog_process.vanished(None)
     assert (tmp_path / "status.json").read_text() == before
     assert capfd.readouterr().err == "because\nno checkpoint was saved: start the run again\n"
 
@@ -219,20 +221,22 @@ def test_what_another_wrote_or_what_has_ended_is_left_as_it_is(dog, tmp_path, ca
     ],
     ids=["0", "7", "SEGV", "KILL"],
 )
-def test_of_a_process_that_vanishes_is_said_how_and_what_it_did(dog, tmp_path, capfd, ending, state, says):
+def test_of_a_process_that_vanishes_is_said_how_and_what_it_did(
+    watchdog_process, tmp_path, capfd, ending, state, says
+):
     """One that was killed from outside counts as died by being gone."""
-    dog.pid = os.fork()
-    if dog.pid == 0:
+    watchdog_process.pid = os.fork()
+    if watchdog_process.pid == 0:
         faulthandler.disable()
         try:
             ending()
         finally:
             os._exit(99)
-    os.waitid(os.P_PID, dog.pid, os.WEXITED | os.WNOWAIT)
-    told(dog, tmp_path)
-    with dog.board.during("judge", 2, 1.0):
-        dog.vanished(kin.stat(dog.pid))
-    os.waitpid(dog.pid, 0)
+    os.waitid(os.P_PID, watchdog_process.pid, os.WEXITED | os.WNOWAIT)
+    told(watchdog_process, tmp_path)
+    with watchdog_process.heartbeat_page.during("judge", 2, 1.0):
+        watchdog_process.vanished(process_tag.stat(watchdog_process.pid))
+    os.waitpid(watchdog_process.pid, 0)
     assert json.loads((tmp_path / "status.json").read_text())["state"] == state
     said = capfd.readouterr().err
     assert says in said
@@ -244,21 +248,21 @@ def test_a_forked_child_that_tells_of_itself_after_its_parent_vanished_is_ended_
     receiving, sending = os.pipe()
     os.set_blocking(receiving, False)
     with subprocess.Popen(["sleep", "600"], pass_fds=[sending]) as fork, subprocess.Popen(["true"]) as parent:
-        gone = parent.pid, kin.started(parent.pid)
+        gone = parent.pid, process_tag.started(parent.pid)
         parent.wait()
-        dog = Dog(*gone, "name", Board.new())
-        messages, listened = Messages(dog, receiving, select.poll()), []
+        watchdog_process = WatchdogProcess(*gone, "name", HeartbeatPage.new())
+        messages, listened = Messages(watchdog_process, receiving, select.poll()), []
 
         def listen():
             if listened:  # at the first look nothing has come yet
                 os.write(sending, json.dumps({"fork": fork.pid}).encode() + b"\n")
                 os.close(sending)
-                dog.listen = messages.listen
+                watchdog_process.listen = messages.listen
             listened.append(messages.listen())
             return listened[-1]
 
-        dog.listen = listen
-        assert dog.clear() == []
+        watchdog_process.listen = listen
+        assert watchdog_process.clear() == []
         assert listened == [True, True]
         assert fork.wait(20) == -signal.SIGKILL
     os.close(receiving)
@@ -269,9 +273,9 @@ def test_nobody_waits_for_messages_where_no_child_is_left():
     os.set_blocking(receiving, False)
     os.write(sending, b'{"folder": "/nowhere"}\n{"torn"')
     os.close(sending)
-    dog = Dog(os.getpid(), "", "name", Board.new())
-    assert Messages(dog, receiving, select.poll()).listen() is False
-    assert dog.folders == ["/nowhere"]
+    watchdog_process = WatchdogProcess(os.getpid(), "", "name", HeartbeatPage.new())
+    assert Messages(watchdog_process, receiving, select.poll()).listen() is False
+    assert watchdog_process.folders == ["/nowhere"]
     os.close(receiving)
 
 
@@ -281,12 +285,12 @@ def test_a_pipe_that_nobody_writes_to_any_more_wakes_the_watchdog_once():
     os.set_blocking(reading, False)
     poll = select.poll()
     poll.register(reading, select.POLLIN)
-    dog = Dog(os.getpid(), "", "name", Board.new())
-    messages = Messages(dog, reading, poll)
+    watchdog_process = WatchdogProcess(os.getpid(), "", "name", HeartbeatPage.new())
+    messages = Messages(watchdog_process, reading, poll)
     assert messages.listen() is True
     os.write(writing, b'{"folder": "/nowhere"}\n')
     assert messages.listen() is True
-    assert dog.folders == ["/nowhere"]
+    assert watchdog_process.folders == ["/nowhere"]
     os.close(writing)
     assert poll.poll(0) != []
     assert (messages.listen(), messages.listen()) == (False, False)

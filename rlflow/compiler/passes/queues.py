@@ -8,7 +8,7 @@ from rlflow.compiler.graph.model import Node, Op
 from rlflow.compiler.placement import Placement, homes
 from rlflow.compiler.plan import PassNote, Plan
 
-LANES = {
+QUEUES = {
     Op.GENERATE: "model",
     Op.LOGPROBS: "model",
     Op.VALUES: "model",
@@ -21,21 +21,21 @@ ROOM = {"model": 1, "cpu": 2, "io": 8}
 POOL_ROOM = {"": 1, ".cpu": 2, ".io": 4}  # the same for a pool: nodes of its models, stages, rewards
 
 
-def lanes(plan: Plan) -> Plan:
+def queues(plan: Plan) -> Plan:
     """Assign each node to a queue.
 
     Model nodes run one at a time on a pool. Stages, rewards and transfers run at the same time as model
     nodes.
     """
     home = homes(plan.graph, plan.placement) if plan.placement else {}
-    lane = {i: _lane(plan.graph.nodes[i], home.get(i)) for i in plan.live}
+    lane = {i: _queue(plan.graph.nodes[i], home.get(i)) for i in plan.live}
     counts = {name: sum(1 for used in lane.values() if used == name) for name in sorted(set(lane.values()))}
     what = ", ".join(f"{name} {count}" for name, count in counts.items())
     return replace(plan, lane=lane, home=home, notes=(*plan.notes, PassNote("lanes", what)))
 
 
-def _lane(node: Node, pool: str | None) -> str:
-    kind = LANES.get(node.op, "control")
+def _queue(node: Node, pool: str | None) -> str:
+    kind = QUEUES.get(node.op, "control")
     if node.op is Op.ASK:
         kind = "cpu"
     if node.op is Op.STAGE:

@@ -16,14 +16,14 @@ from typing import TypeVar
 
 import torch
 
-from rlflow.compiler.passes.lanes import ROOM
+from rlflow.compiler.passes.queues import ROOM
 from rlflow.training import threads
 
 Job = Callable[[], None]
 T = TypeVar("T")
 
 
-class Lanes:
+class Queues:
     """Executor queues with a few threads each.
 
     The queue ``control`` starts a thread per job, because its jobs wait for other jobs.
@@ -103,11 +103,11 @@ def _begin(job: Job) -> None:
 
 
 @contextlib.contextmanager
-def all_for(lanes: Lanes, lane: str) -> Iterator[None]:
+def all_for(queues: Queues, lane: str) -> Iterator[None]:
     """Give all compute threads of this thread to the thread of a queue, while the context is open.
 
     Torch then computes in that thread with as many threads as this one had, and everywhere else with one.
     """
-    lanes.do(lane, threads.keep)
+    queues.do(lane, threads.keep)
     with threads.alone():
         yield
