@@ -153,7 +153,7 @@ def outcomes_text(account: RowAccount) -> str:
 
 def _amount(count: Count) -> str:
     """Rows with their tokens; only tokens if the rows are counted elsewhere."""
-    return f"{count.rows} rows of {count.tokens} tokens" if count.rows else f"{count.tokens} tokens"
+    return f"{count.rows} rows, {count.tokens} tokens" if count.rows else f"{count.tokens} tokens"
 
 
 def end_text(end: End) -> str:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -38,35 +38,50 @@ def refusals(flow: Flow, program: Program, values: Mapping[str, Any]) -> list[Pr
     configuration.
     """
     config, _ = resolve_config(flow, None, values)
-    problems = [problem for decide in _decisions(flow, program, config) for problem in _raised(decide)]
+    asked = _Decisions(flow, program, config)
+    problems = [problem for decide in asked.before_backends() for problem in _raised(decide)]
     problems += problems_before_backends(program.graph, config.options, lambda role: config.role(role).values)
-    named = {name for use in model_uses(program.graph) for name in config.role(use.name).backends.values()}
+    named = {name for role in asked.names for name in config.role(role).backends.values()}
     if not problems and (config.options.memory is not None or named - LIGHT):
-        problems += _raised(partial(_plan, program, config))
+        problems += _raised(asked.plan)
     known = (problem for problem in dict.fromkeys(problems) if problem.code != UNNAMED)
     return [replace(each, severity="warning") if each.code in OF_THE_MACHINE else each for each in known]
 
 
-def _decisions(flow: Flow, program: Program, config: RunConfig) -> Iterator[Callable[[], object]]:
-    options, names = config.options, [use.name for use in model_uses(program.graph)]
-    if options.ray_address is None:
-        yield partial(device_of, options.device)
-    yield partial(gpu_shares, config.services, options)
-    yield from (partial(check_tracker, name) for name in options.track)
-    yield from (partial(model_of, config.role(name), options.model) for name in names)
-    yield partial(set_paths, options, names)
-    yield partial(_data_settings, flow, config)
+@dataclass(frozen=True)
+class _Decisions:
+    """The decisions of a run that need no data and no models; each raises PlanError if it refuses the run."""
 
+    flow: Flow
+    program: Program
+    config: RunConfig
 
-def _data_settings(flow: Flow, config: RunConfig) -> None:
-    sources = [source.name for source in parse_sources(config.options.data)]
-    sets = [written.partition("=")[0] for written in config.options.eval]
-    for source in sources:
-        data_settings(own_settings(config.data, source, [*sources, *sets]), flow.data)
+    @property
+    def names(self) -> list[str]:
+        """The roles with a model."""
+        return [use.name for use in model_uses(self.program.graph)]
 
+    def before_backends(self) -> Iterator[Callable[[], object]]:
+        """Yield the decisions that load no backend."""
+        options = self.config.options
+        if options.ray_address is None:
+            yield partial(device_of, options.device)
+        yield partial(gpu_shares, self.config.services, options)
+        yield from (partial(check_tracker, name) for name in options.track)
+        yield from (partial(model_of, self.config.role(name), options.model) for name in self.names)
+        yield partial(set_paths, options, self.names)
+        yield self._data_settings
 
-def _plan(program: Program, config: RunConfig) -> None:
-    make_plan(program, place_roles(program, bind_roles(program.graph, config), config))
+    def plan(self) -> None:
+        """Plan the run; this loads the backends."""
+        placed = place_roles(self.program, bind_roles(self.program.graph, self.config), self.config)
+        make_plan(self.program, placed)
+
+    def _data_settings(self) -> None:
+        sources = [source.name for source in parse_sources(self.config.options.data)]
+        sets = [written.partition("=")[0] for written in self.config.options.eval]
+        for source in sources:
+            data_settings(own_settings(self.config.data, source, [*sources, *sets]), self.flow.data)
 
 
 def _raised(decide: Callable[[], object]) -> tuple[Problem, ...]:

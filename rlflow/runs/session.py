@@ -209,8 +209,8 @@ def prove(context: RunContext, records: Records, reporter: Reporter) -> None:
         if claim.verdict == "falsified" and refused is None:
             alarm(reporter, f"warning: {claim}")
     reporter.note(
-        f"proof before iteration 1: {summary(claims)}, in {seconds:.2f} s (see {PROOF}; `rlflow prove` "
-        "checks more)"
+        f"proof before iteration 1: {summary(claims)}, in {seconds:.2f} s (see {PROOF} in the run's folder; "
+        "`rlflow prove` takes more time and checks more)"
     )
     if refused is not None:
         raise refused

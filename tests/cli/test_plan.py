@@ -99,8 +99,7 @@ def test_settings_of_a_file_are_used(called, tmp_path):
 
 def test_a_model_that_a_run_would_refuse_is_refused(called):
     assert (
-        "'nowhere' is not a Hugging Face model folder"
-        in called("ppo", "--model", "nowhere", "--data", "chain_sum")[2]
+        "there is no model folder 'nowhere'" in called("ppo", "--model", "nowhere", "--data", "chain_sum")[2]
     )
     assert "role 'actor' has no model" in called("ppo", "--data", "chain_sum")[2]
 

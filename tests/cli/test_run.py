@@ -106,7 +106,7 @@ def test_an_impossible_run_is_reported_briefly_and_exits_with_2(tmp_path, called
 def test_a_missing_model_is_reported(called):
     code, _, err = called("run", "ppo", "--model", "OWNER/NAME", "--data", "chain_sum")
     assert code == 2
-    assert "'OWNER/NAME' is not a Hugging Face model folder" in err
+    assert "there is no model folder 'OWNER/NAME'" in err
     assert "hf download OWNER/NAME" in err
 
 

@@ -33,7 +33,7 @@ def test_a_hub_name_is_refused_with_its_download_command():
     ],
 )
 def test_flags_of_model_folders_are_checked_by_name(values, flag):
-    with pytest.raises(PlanError, match=f"with {flag};"):
+    with pytest.raises(PlanError, match=f"the path of {flag},"):
         check_model_folders(values)
 
 

@@ -130,7 +130,7 @@ def test_rows_that_a_stage_put_in_the_place_of_others_are_its_own(world):
     assert found.ends["swap", TRAINED].rows == 3
     assert found.ends["actor.generate", TRAINED].rows == 3
     assert found.ends["actor.generate", End(RowOutcome.LEFT_OUT, "swap", "replaced")].rows == 3
-    assert f"swap: 3 rows of {found.placed['swap'].tokens} tokens that replace sampled rows" in outcomes_text(
+    assert f"swap: 3 rows, {found.placed['swap'].tokens} tokens that replace sampled rows" in outcomes_text(
         found
     )
 

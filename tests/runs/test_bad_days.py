@@ -380,7 +380,7 @@ def spoils(prompts, actor, reference, reward):
 def test_weights_broken_by_a_stage_are_not_saved(task, tmp_path):
     (tmp_path / "spoils.py").write_text(SPOILS)
     message = (
-        r"spoils.py:20: .*in iteration 1: 24 of 24 weights of 'reference' have NaN .*'spoil' may change them"
+        r"spoils.py:20: .*in iteration 1: 24 of 24 weights of 'reference' have NaN .*may change them: 'spoil'"
     )
     with pytest.raises(StageError, match=message) as caught:
         rlflow.run(

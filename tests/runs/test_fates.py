@@ -25,9 +25,9 @@ def test_metrics_count_sampled_rows_by_outcome():
 
 def test_the_text_names_sampler_place_and_cause_of_lost_rows():
     assert outcomes_text(account()).splitlines() == [
-        "actor.generate: 8 rows of 80 tokens",
-        "  left out at choose (count=1): not chosen: 3 rows of 30 tokens",
-        "  trained by actor.update: 5 rows of 50 tokens",
+        "actor.generate: 8 rows, 80 tokens",
+        "  left out at choose (count=1): not chosen: 3 rows, 30 tokens",
+        "  trained by actor.update: 5 rows, 50 tokens",
     ]
 
 

@@ -127,7 +127,7 @@ def test_files_deleted_during_a_run_are_written_again(tmp_path, wanted):
 
     assert in_child(deleting) == 0
     assert list(differences(content_without(folder, 1), content_without(folder, 1, wanted))) == []
-    assert "settings.json is gone" in (folder / "notes.txt").read_text()
+    assert "settings.json was deleted from" in (folder / "notes.txt").read_text()
     assert json.loads((folder / "settings.json").read_text())["options"]["iterations"] == ITERATIONS
     resume.resume(folder, {"iterations": ITERATIONS + 1}, make_reporter(quiet=True))
 

@@ -76,7 +76,6 @@ def test_check_refuses_like_a_run_with_the_same_message(tmp_path, monkeypatch, f
         "--actor.trainer deepspeed --pools all=2@threads",
         "--actor.generator fsdp",
         "--memory 10MB",
-        "--data nowhere.jsonl",
         "--eval nowhere",
         "--pools a=1@cpu0.7,b=1@cpu0.7 --actor.trainer.pool a --actor.generator.pool b --reference.pool a",
     ],
