@@ -40,9 +40,9 @@ def sampled(generator: Generator, shape: tuple[int, int, int, int], shared: bool
     ``shape``: prompts, tokens of a prompt, samples of a prompt, maximum tokens of a response.
     """
     prompts, width, samples, longest = shape
-    chance, rows = torch.Generator().manual_seed(0), prompts * samples
-    ids = [torch.randint(3, 300, (width - number % 5,), generator=chance) for number in range(prompts)]
-    lengths = torch.randint(longest // 2, longest + 1, (rows,), generator=chance)
+    rng, rows = torch.Generator().manual_seed(0), prompts * samples
+    ids = [torch.randint(3, 300, (width - number % 5,), generator=rng) for number in range(prompts)]
+    lengths = torch.randint(longest // 2, longest + 1, (rows,), generator=rng)
     ends = Endings(torch.tensor(generator.eos), (), generator.tokenizer, 0, lengths)
     of, chances = torch.arange(prompts).repeat_interleave(samples), uniforms(list(range(rows)), longest)
     begin = time.process_time()
@@ -75,14 +75,11 @@ def main() -> None:
             turns = [
                 [sampled(generator, shape, shared) for shared in (False, True)] for _ in range(given.rounds)
             ]
-            apart, shared = (min(times) for times in zip(*turns, strict=True))
+            copied, shared = (min(times) for times in zip(*turns, strict=True))
             prompts, width, samples, longest = shape
             print(
-                f"| {prompts} × {width}, {samples} × {longest} | {apart:.3f} | {shared:.3f} | {shared / apart:.2f} "
-                ""
-                ""
-                ""
-                "|",
+                f"| {prompts} × {width}, {samples} × {longest} | {copied:.3f} | {shared:.3f} | "
+                f"{shared / copied:.2f} |",
                 flush=True,
             )
 

@@ -75,6 +75,8 @@ HEADS = ("class", "injected", "detected", "survived", "wrong results", "orphans"
 
 @dataclass
 class Counts:
+    """Counts of the outcomes of one class of faults."""
+
     injected: int = 0
     detected: int = 0
     survived: int = 0
@@ -157,6 +159,7 @@ def killed(name: str) -> Callable[[Place], Counts]:
 
 
 def differs(folder: Path, wanted: faults.Content) -> bool:
+    """Return whether the results of a run differ from the wanted ones."""
     return any(faults.differences(faults.content(folder), wanted))
 
 
@@ -171,8 +174,8 @@ def workers(pools: dict[str, Any]) -> Callable[[Place], Counts]:
 
     def measured(place: Place) -> Counts:
         counts, draw, kinds = Counts(), random.Random(0), place.of(KINDS, 2)
-        told = {**pools, "iterations": len(kinds)}
-        run_in_child(place.folder / "straight", {}, told)
+        settings = {**pools, "iterations": len(kinds)}
+        run_in_child(place.folder / "straight", {}, settings)
         wanted = recoveries.Ended.read(place.folder / "straight")
         for number in (signal.SIGKILL, signal.SIGSTOP):
             folder, at = place.folder / str(int(number)), [f"{kind}, {i}" for i, kind in enumerate(kinds)]
@@ -180,7 +183,7 @@ def workers(pools: dict[str, Any]) -> Callable[[Place], Counts]:
                 folder,
                 {each: [1 + draw.randrange(calls(place.folder / "straight", each))] for each in at}
                 | {"signal": number},
-                told,
+                settings,
             )
             found = recoveries.Ended.read(folder)
             named = [note for note in found.notes if "has died" in note or "is stopped" in note]
@@ -194,10 +197,12 @@ def workers(pools: dict[str, Any]) -> Callable[[Place], Counts]:
 
 
 def calls(folder: Path, place: str) -> int:
+    """Return how often a run reached a place."""
     return (folder / f"{place}.calls").stat().st_size
 
 
 def run_in_child(folder: Path, fault: dict[str, Any], pools: dict[str, Any]) -> None:
+    """Run on pools in a child process with a fault; the child must succeed."""
     faults.must(faults.in_child(lambda: recoveries.Ended(folder, fault, pools)), 0)
 
 
@@ -220,6 +225,7 @@ EVALUATED = {"held_out": 4, "eval_every": 2, "prompts": 4, "iterations": 3}
 
 
 def stopped(place: Place, phase: str, number: int) -> None:
+    """Run ppo and send a signal in a phase of the run."""
     for one in ("first update", "last update") if phase == "twice" else (phase,):
         PHASES[one](number)
     faults.run("ppo", place.task, f"{phase}-{number}".replace(" ", "-"), **EVALUATED)
@@ -238,13 +244,13 @@ def signals(place: Place) -> Counts:
     )
     codes = all_of(partial(stopped, place, phase, number) for phase, number in kinds)
     folders = {kind: place.folder / "runs" / f"{kind[0]}-{kind[1]}".replace(" ", "-") for kind in kinds}
-    begun = {kind: status.read(folder) for kind, folder in folders.items() if folder.exists()}
-    ended = dict(zip(begun, resumed(folders[kind] for kind in begun), strict=True))
+    started = {kind: status.read(folder) for kind, folder in folders.items() if folder.exists()}
+    ended = dict(zip(started, resumed(folders[kind] for kind in started), strict=True))
     for kind, code in zip(kinds, codes, strict=True):
-        if kind not in begun:  # it was still loading models, so Python ends the process itself
+        if kind not in started:  # it was still loading models, so Python ends the process itself
             counts.add(True, code in (1, -signal.SIGTERM), kind[0] == "start")
             continue
-        state = begun[kind]
+        state = started[kind]
         seen = code == 130 and state is not None and state.state == "interrupted"
         counts.add(True, seen, ended[kind], ended[kind] and differs(folders[kind], wanted))
     return counts
@@ -308,9 +314,11 @@ def disk_full(place: Place) -> Counts:
             faults.at("actor.update", iteration + 2, disk.empty)
             faults.run("grpo", place.task, "full", iterations=6, out=str(disk.path), quiet=False)
 
-        said = faults.quietly(filled, place.folder / "said")
+        output = faults.quietly(filled, place.folder / "said")
         folder = disk.path / "full"
-        counts.add(True, "not saved: " in said.out, said.code == 0, said.code == 0 and unlike(folder, wanted))
+        counts.add(
+            True, "not saved: " in output.out, output.code == 0, output.code == 0 and unlike(folder, wanted)
+        )
         disk.unmount()
     return counts
 
@@ -328,8 +336,10 @@ def read_only(place: Place) -> Counts:
             faults.at("actor.update", iteration + 2, lambda: Disk(folder / "checkpoints", "1m").unmount())
             faults.run("grpo", place.task, folder.name, iterations=6, quiet=False)
 
-        said = faults.quietly(fixed, place.folder / "said")
-        counts.add(True, "not saved: " in said.out, said.code == 0, said.code == 0 and unlike(folder, wanted))
+        output = faults.quietly(fixed, place.folder / "said")
+        counts.add(
+            True, "not saved: " in output.out, output.code == 0, output.code == 0 and unlike(folder, wanted)
+        )
     return counts
 
 
@@ -366,11 +376,11 @@ def hung_stages(place: Place) -> Counts:
         folder = place.folder / str(number)
         folder.mkdir()
         (folder / "stuck.py").write_text(bad_days.NEVER.replace("{action}", "pass"))
-        said = faults.command(
+        output = faults.command(
             ["run", folder / "stuck.py", "--backend", "null", "--prompts", 4, "--out", folder],
             folder / "said",
         )
-        counts.add(True, "stage 'never'" in said.err and "deadline" in said.err, said.code == 1)
+        counts.add(True, "stage 'never'" in output.err and "deadline" in output.err, output.code == 1)
     return counts
 
 
@@ -485,7 +495,7 @@ CLASSES: dict[str, Callable[[Place], Counts]] = {
     "run name outside the folder": paths,
     **{
         name: counted(outcomes)
-        for beside in (
+        for module in (
             chaos_folders,
             chaos_processes,
             chaos_answers,
@@ -494,7 +504,7 @@ CLASSES: dict[str, Callable[[Place], Counts]] = {
             chaos_environments,
             chaos_texts,
         )
-        for name, outcomes in beside.CLASSES.items()
+        for name, outcomes in module.CLASSES.items()
     },
 }
 NEED_MOUNT = (disk_full, read_only)
@@ -528,6 +538,7 @@ def rows(quick: bool, chosen: str) -> Iterator[tuple[str, ...]]:
 
 
 def can_mount() -> bool:
+    """Return whether this process may mount a disk."""
     with tempfile.TemporaryDirectory() as folder:
         disk = Disk(Path(folder), "1m")
         mounted = disk.mount("size=1m")

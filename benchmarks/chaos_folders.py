@@ -48,6 +48,8 @@ REFUSED = 2  # exit status of a child in which resume was refused with a PlanErr
 
 
 class Outcome(NamedTuple):
+    """The outcome of one fault."""
+
     injected: bool = True
     detected: bool = False
     survived: bool = False
@@ -75,7 +77,7 @@ def all_of(actions: Iterable[Callable[[], object]]) -> list[int]:
     return codes
 
 
-def go_on(folder: Path, **changes: Any) -> None:
+def resume_run(folder: Path, **changes: Any) -> None:
     """Resume a run in this child process; exit with REFUSED if resume is refused."""
     try:
         resume.resume(folder, changes, make_reporter(quiet=True))
@@ -90,6 +92,7 @@ def small(place: Place, out: Path, **changes: Any) -> Any:
 
 
 def null(place: Place, out: Path) -> Any:
+    """Run on the null backend."""
     return kills.null_run(out)
 
 
@@ -117,7 +120,7 @@ def killed_writing(begin: Callable[[Place, Path], Any], every: int) -> Callable[
         codes = all_of(
             partial(dying, begin, place, out, point) for out, point in zip(outs, points, strict=True)
         )
-        ended = all_of(partial(go_on, out / "cut") for out in outs)
+        ended = all_of(partial(resume_run, out / "cut") for out in outs)
         for out, code, end in zip(outs, codes, ended, strict=True):
             yield killed(out / "cut", code, end, wanted)
             shutil.rmtree(out)
@@ -126,6 +129,7 @@ def killed_writing(begin: Callable[[Place, Path], Any], every: int) -> Callable[
 
 
 def dying(begin: Callable[[Place, Path], Any], place: Place, out: Path, point: int) -> None:
+    """Run, and kill the process at a change of the folder below ``out``."""
     with calls.watching(*calls.below(out, calls.dying_at(point))):
         begin(place, out)
 
@@ -175,12 +179,12 @@ def lost(place: Place) -> Iterator[Outcome]:
             "run",
             "--quiet",
         ]
-        said = faults.command(words, out / "said", partial(faults.at, node, 2, act))
+        output = faults.command(words, out / "said", partial(faults.at, node, 2, act))
         where = there if kind == "moved" else folder
-        ended = faults.in_child(partial(go_on, where)) == 0
+        ended = faults.in_child(partial(resume_run, where)) == 0
         same = ended and homes.content_without_metrics(where) == homes.content_without_metrics(wanted)
         yield Outcome(
-            True, said.code == 2 and f"rlflow resume {where}" in said.err, ended, ended and not same
+            True, output.code == 2 and f"rlflow resume {where}" in output.err, ended, ended and not same
         )
 
 
@@ -208,6 +212,7 @@ def model_lost(place: Place) -> Iterator[Outcome]:
 
 
 def same_files(one: Path, other: Path) -> bool:
+    """Return whether two folders have the same files with the same bytes."""
     files = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in (one, other)]
     return files[0] == files[1]
 
@@ -219,25 +224,25 @@ def full_at(place: Place) -> Iterator[Outcome]:
     """
     wanted = homes.null_run(place.folder / "wanted").folder
     for name in place.of(TEXTS, 4):
-        for begun in (False, True):
-            out = place.folder / f"{name}-{begun}"
-            if begun:
+        for started in (False, True):
+            out = place.folder / f"{name}-{started}"
+            if started:
                 faults.must(faults.in_child(lambda out=out: homes.null_run(out, iterations=2)), 0)
             act = (
-                partial(go_on, out / "run", iterations=homes.ITERATIONS)
-                if begun
+                partial(resume_run, out / "run", iterations=homes.ITERATIONS)
+                if started
                 else partial(homes.null_run, out)
             )
-            said = faults.quietly(partial(without_room, out, name, act), place.folder / "said")
+            output = faults.quietly(partial(without_room, out, name, act), place.folder / "said")
             if (out / "refused").exists():  # an unchanged file is not written again
-                yield judged(out / "run", said, wanted)
+                yield outcome_without_room(out / "run", output, wanted)
 
 
-def judged(folder: Path, said: faults.Said, wanted: Path) -> Outcome:
+def outcome_without_room(folder: Path, output: faults.Said, wanted: Path) -> Outcome:
     """Return the outcome of a run that had no disk space for a file."""
     if not folder.exists():
-        return Outcome(True, "No space left" in said.err, said.code == 1 and "PlanError" in said.err)
-    ended = said.code == 0
+        return Outcome(True, "No space left" in output.err, output.code == 1 and "PlanError" in output.err)
+    ended = output.code == 0
     lines = homes.numbers(folder)
     right = (
         ended
@@ -247,7 +252,7 @@ def judged(folder: Path, said: faults.Said, wanted: Path) -> Outcome:
     notes = (folder / "notes.txt").read_text() if (folder / "notes.txt").exists() else ""
     return Outcome(
         True,
-        "No space left" in said.err + notes,
+        "No space left" in output.err + notes,
         ended and (folder / "final/actor").is_dir(),
         ended and not right,
     )
@@ -273,7 +278,7 @@ def without_room(out: Path, name: str, action: Callable[[], object]) -> None:
 
 def damaged(place: Place) -> Iterator[Outcome]:
     """Damage logs, graph files or settings before a run is resumed; with incomplete settings it must refuse."""
-    half = homes.null_run(place.folder / "half", iterations=2).folder
+    shorter = homes.null_run(place.folder / "half", iterations=2).folder
     wanted = homes.null_run(place.folder / "wanted").folder
     names = (
         "metrics.jsonl",
@@ -287,9 +292,9 @@ def damaged(place: Place) -> Iterator[Outcome]:
     kinds = [(name, kind) for name in names for kind in homes.DAMAGE]
     for number, (name, kind) in enumerate(place.of(kinds, 9)):
         folder = place.folder / str(number) / "run"
-        shutil.copytree(half, folder)
+        shutil.copytree(shorter, folder)
         homes.DAMAGE[kind][0](folder / name) if (folder / name).exists() else None
-        code = faults.in_child(partial(go_on, folder, iterations=homes.ITERATIONS))
+        code = faults.in_child(partial(resume_run, folder, iterations=homes.ITERATIONS))
         ended = code == 0
         lines = homes.numbers(folder) if ended else []
         right = (
@@ -317,7 +322,7 @@ def changed(place: Place) -> Iterator[Outcome]:
         file, change, line = inputs.CHANGES[kind]
         change(where / file)
         folder = where / "runs/grpo-1"
-        said = faults.command(
+        output = faults.command(
             ["resume", folder, "--iterations", 2, "--trust", "--quiet"], place.folder / "said"
         )
         forked = faults.command(
@@ -325,7 +330,7 @@ def changed(place: Place) -> Iterator[Outcome]:
         )
         # a fork continues with the data of the checkpoint, so changed held-out data is refused
         taken = forked.code == (2 if kind == "held-out data" else 0)
-        yield Outcome(True, said.code == 2 and line in said.err, taken, said.code == 0)
+        yield Outcome(True, output.code == 2 and line in output.err, taken, output.code == 0)
 
 
 def code_of_models(place: Place) -> Iterator[Outcome]:

@@ -57,10 +57,11 @@ def straight(place: Place, iterations: int = 6) -> faults.Content:
 
 
 def unlike(run: Launched, wanted: faults.Content) -> bool:
+    """Return whether the results of a run differ from the wanted ones."""
     return any(faults.differences(came_to(run.run), wanted))
 
 
-def gone_on(run: Launched, wanted: faults.Content, detected: bool) -> Outcome:
+def resumed_outcome(run: Launched, wanted: faults.Content, detected: bool) -> Outcome:
     """Resume a run to its end and return the outcome."""
     ended = resumed(run).ended(240) == 0
     return Outcome(True, detected, ended, ended and unlike(run, wanted))
@@ -76,7 +77,7 @@ def stages(place: Place) -> Iterator[Outcome]:
         run = launch(place.folder, fault.replace(" ", "-"), fault=fault)
         code = run.ended()
         named = STAGE[fault] in run.output() and "'judge'" in run.output() and run.status["state"] == "failed"
-        yield gone_on(run, wanted, named and code in (1, -signal.SIGSEGV))
+        yield resumed_outcome(run, wanted, named and code in (1, -signal.SIGSEGV))
 
 
 def stages_on_pools(place: Place) -> Iterator[Outcome]:
@@ -89,7 +90,7 @@ def stages_on_pools(place: Place) -> Iterator[Outcome]:
         yield (
             Outcome(True, named, True, unlike(run, wanted))
             if code == 0
-            else gone_on(run, wanted, named and code == 1)
+            else resumed_outcome(run, wanted, named and code == 1)
         )
 
 
@@ -139,10 +140,12 @@ def named(run: Launched, word: str) -> list[int]:
 
 
 def sent(number: int, run: Launched) -> None:
+    """Send a signal to the run's driver."""
     os.kill(run.driver, number)
 
 
 def hung_up(run: Launched) -> None:
+    """Hang up the run's terminal."""
     run.hang_up()
 
 
@@ -178,10 +181,11 @@ def signals(place: Place) -> Iterator[Outcome]:
         if expected == 0:
             yield Outcome(True, True, code == 0, code == 0 and unlike(run, wanted))
         else:
-            yield gone_on(run, wanted, code == expected and run.status["state"] == "interrupted")
+            yield resumed_outcome(run, wanted, code == expected and run.status["state"] == "interrupted")
 
 
 def until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
+    """Wait until a condition is true. Raises TimeoutError after ``seconds``."""
     limit = time.monotonic() + seconds
     while not holds():
         time.sleep(0.02)
@@ -206,7 +210,7 @@ def driven_by(place: Place) -> Iterator[Outcome]:
         if "." in name:
             yield Outcome(True, True, code == 0, code == 0 and unlike(run, wanted))
         else:
-            yield gone_on(
+            yield resumed_outcome(
                 run, wanted, code == 1 and f"Ray's {name}" in run.output() and run.status["state"] == "failed"
             )
     with token(place.folder / "token"):

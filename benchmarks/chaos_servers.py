@@ -52,10 +52,10 @@ def failing(place: Place) -> Iterator[Outcome]:
         failed: set[str] = set()
 
         def behave(handler: Any, question: Any, fail: Any = fail, failed: set[str] = failed) -> bool:
-            asked = json.dumps(question)
+            request = json.dumps(question)
             if len(failed) == 0 and len(handler.server.questions) == 2:
-                failed.add(asked)
-            return asked in failed and bool(fail(handler, question))
+                failed.add(request)
+            return request in failed and bool(fail(handler, question))
 
         with serving(behave) as server:
             code = faults.in_child(partial(_run, server.url, folder))

@@ -108,13 +108,13 @@ def telling(place: Place) -> Iterator[Outcome]:
     folder, secret = _folder(place, "tells"), "SEKRET-of-a-service"
     os.environ["OF_MINE_TOKEN"] = secret
     code = faults.in_child(partial(_run, "tells", folder))
-    told = [
+    leaks = [
         path
         for path in (folder / "grpo-1").rglob("*")
         if path.is_file() and secret.encode() in path.read_bytes()
     ]
-    heard = "***" in (folder / "grpo-1" / "services" / "judge.log").read_text()
-    yield Outcome(True, heard, code == 0, bool(told))
+    masked = "***" in (folder / "grpo-1" / "services" / "judge.log").read_text()
+    yield Outcome(True, masked, code == 0, bool(leaks))
 
 
 def _folder(place: Place, mode: str) -> Path:

@@ -46,8 +46,8 @@ def scripts(place: Place) -> Iterator[Outcome]:
             "-o",
             folder / "run.toml",
         ]
-        said = faults.command(words, folder / "said")
-        yield Outcome(True, says in said.err, said.code == 2, (folder / "run.toml").exists())
+        output = faults.command(words, folder / "said")
+        yield Outcome(True, says in output.err, output.code == 2, (folder / "run.toml").exists())
 
 
 def configurations(place: Place) -> Iterator[Outcome]:
@@ -69,10 +69,10 @@ def joined(place: Place) -> Iterator[Outcome]:
 
     They run on two ranks; nodes start late, and the run is killed at a node.
     """
-    for number, (shape, chance) in enumerate(place.of(shapes(HISTORIES), 2)):
+    for number, (shape, timing) in enumerate(place.of(shapes(HISTORIES), 2)):
         folder = place.folder / str(number)
         folder.mkdir()
-        right = faults.in_child(partial(histories.checked, folder, shape, chance)) == 0
+        right = faults.in_child(partial(histories.checked, folder, shape, timing)) == 0
         yield Outcome(True, right, right, not right)
 
 
@@ -90,9 +90,9 @@ def shapes(count: int) -> list[tuple[dict[str, Any], int]]:
         phases=[Phase.generate],
         suppress_health_check=[HealthCheck.too_slow],
     )
-    @given(shape=st.fixed_dictionaries(load(histories.DRAWN).SHAPES), chance=st.integers(0, 10_000))
-    def collect(shape: dict[str, Any], chance: int) -> None:
-        found.append((shape, chance))
+    @given(shape=st.fixed_dictionaries(load(histories.DRAWN).SHAPES), timing=st.integers(0, 10_000))
+    def collect(shape: dict[str, Any], timing: int) -> None:
+        found.append((shape, timing))
 
     collect()
     return found
@@ -108,12 +108,13 @@ def job_texts(place: Place) -> Iterator[Outcome]:
             folder = place.folder / f"{kind}-{number}"
             folder.mkdir()
             (folder / "run.toml").write_text(f'"hp.v" = {json.dumps(value)}\n')
-            said = faults.command(
+            output = faults.command(
                 ["job", "grpo", "--config", folder / "run.toml", "--for", kind, "--job.image", "i"],
                 folder / "said",
             )
             right = (
-                said.code == 0 and faults.in_child(partial(handed_over, kind, said.out, value, folder)) == 0
+                output.code == 0
+                and faults.in_child(partial(handed_over, kind, output.out, value, folder)) == 0
             )
             yield Outcome(True, right, right, (folder / "work" / "made").exists())
 
@@ -123,7 +124,7 @@ def handed_over(kind: str, text: str, value: str, folder: Path) -> None:
     assert parse_flags(jobs.carried_out(kind, text, folder)[0][1:])["hp.v"] == value
 
 
-def sandboxes(place: Place) -> Iterator[Outcome]:
+def escaping_code(place: Place) -> Iterator[Outcome]:
     """Run code that tries to leave its sandbox, and code that tries to outlive its server."""
     if probe.missing("code"):
         return  # this machine does not support the complete sandbox, as the service reports
@@ -158,7 +159,7 @@ CLASSES: dict[str, Callable[[Place], Iterator[Outcome]]] = {
     "damaged scripts and settings of verl and OpenRLHF": scripts,
     "configurations that check and run must refuse": configurations,
     "hostile values in job texts": job_texts,
-    "code that does more than compute": sandboxes,
+    "code that does more than compute": escaping_code,
     "follow-up prompts, joined rows, nodes late or killed": joined,
     "weights made non-finite by a step or a stage": blown_up,
 }

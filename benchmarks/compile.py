@@ -26,7 +26,9 @@ def milliseconds(repeats: int, call) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("algorithm", nargs="?", default="ppo")
     parser.add_argument("--repeats", type=int, default=50)
     arguments = parser.parse_args()

@@ -29,6 +29,7 @@ COLUMNS = ("tokens", "mask", "sampled_logprobs", "logprobs", "values", "advantag
 
 
 def batch_of(rows: int, longest: int) -> Batch:
+    """Return a batch of ``rows`` rows of 0 to ``longest`` tokens."""
     lengths = torch.randint(0, longest + 1, (rows,), generator=torch.Generator().manual_seed(0))
     data = {}
     for name in COLUMNS:
@@ -51,6 +52,7 @@ def seconds(call: Callable[[], object], times: int = 7) -> float:
 
 
 def wire(rows: int, longest: int) -> None:
+    """Print the times of packing and unpacking a batch."""
     batch = batch_of(rows, longest)
     frame = pack(batch)
     calls = {
@@ -74,6 +76,7 @@ def held(split: list[torch.Tensor], rows: int) -> Batch:
 
 
 def split(rows: int, longest: int) -> None:
+    """Print the times of distributing rows over ranks."""
     tokens = torch.randint(0, longest + 1, (rows,), generator=torch.Generator().manual_seed(0))
     units, even = units_of_rows(None, rows), list(torch.arange(rows).tensor_split(RANKS))
     found = balanced(units, tokens, RANKS)

@@ -23,6 +23,7 @@ SILENT = "from rlflow import Turn\n\nclass Silent:\n    def step(self, said):\n 
 
 
 def seconds(run: Any) -> float:
+    """Run one iteration; return its wall seconds."""
     start = time.perf_counter()
     run.executor.run(run.plan, run.prompts.take(64))
     return time.perf_counter() - start

@@ -90,12 +90,12 @@ def main() -> None:
 
 def questions(cache: Path, prompts: str) -> Path:
     """Write the hundred sums of two digits, shuffled, to a file; return the file."""
-    chance, file = random.Random(0), cache / f"{prompts}.jsonl"
+    rng, file = random.Random(0), cache / f"{prompts}.jsonl"
     sums = list(itertools.product(range(10), repeat=2))
-    chance.shuffle(sums)
+    rng.shuffle(sums)
     records = []
     for (a, b), count in zip(sums, itertools.cycle(EXAMPLES[prompts])):
-        worked = ((c, d, c + d) for c, d in chance.choices(sums, k=count))
+        worked = ((c, d, c + d) for c, d in rng.choices(sums, k=count))
         before = "".join(f"Question: What is {c} + {d}?\nAnswer: {e}\n" for c, d, e in worked)
         records.append({"prompt": f"{before}Question: What is {a} + {b}?\nAnswer:", "answer": str(a + b)})
     file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
@@ -122,11 +122,11 @@ def learned(
     words += ["--held-out", "16", "--save-every", "0", "--out", str(out), "--json", "--quiet", *flags]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    said = process.stdout.read()
+    printed = process.stdout.read()
     _, status, used = os.wait4(process.pid, 0)
     if code := os.waitstatus_to_exitcode(status):
         sys.exit(f"{' '.join(words)}: exit {code}")
-    run = json.loads(said.splitlines()[-1])
+    run = json.loads(printed.splitlines()[-1])
     lines = [json.loads(line) for line in (Path(run["run"]) / "metrics.jsonl").read_text().splitlines()]
     return run, [line for line in lines if "response/length" in line], used.ru_maxrss / 2**20
 
@@ -142,10 +142,10 @@ def cells(run: dict[str, Any], lines: list[dict[str, Any]], peak: float) -> list
     accuracy = [
         f"{run[f'{kind}_before']:.1%} → {run[f'{kind}_after']:.1%}" for kind in ("accuracy", "greedy")
     ]
-    apart = [
+    differences = [
         max((f"{line[name]:.1e}" for line in lines if name in line), key=float, default="") for name in APART
     ]
-    return [*(f"{each:.1f}" for each in seconds), f"{tokens:.0f}", *accuracy, *apart, f"{peak:.1f}"]
+    return [*(f"{each:.1f}" for each in seconds), f"{tokens:.0f}", *accuracy, *differences, f"{peak:.1f}"]
 
 
 if __name__ == "__main__":

@@ -161,10 +161,10 @@ def about(device: str, folder: Path) -> tuple[dict[str, Any], str]:
         return {"error": f"there is no NVIDIA driver: {error}"}, "spawn"
     found: dict[str, Any] = {}
     for start in ("forkserver", "spawn"):
-        [told, *_] = results(machine, (device,), start, FACTS, folder / "machine.log")
-        if not isinstance(told, Check):
-            return told, start
-        found = {"error": told.why}
+        [answer, *_] = results(machine, (device,), start, FACTS, folder / "machine.log")
+        if not isinstance(answer, Check):
+            return answer, start
+        found = {"error": answer.why}
     return found, start
 
 

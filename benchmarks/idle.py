@@ -31,12 +31,12 @@ def used(pid: int) -> float:
 
 def pids(engine: Any) -> dict[str, int]:
     """Return the process ids of all ranks of all pools, and of this process (the driver)."""
-    asked = {
+    requested = {
         str(pool.at(rank)): actor.present.options(concurrency_group="control").remote()
         for pool in engine.pools.values()
         for rank, actor in enumerate(pool.actors)
     }
-    return {at: ray.get(ref).process.pid for at, ref in asked.items()} | {"driver": os.getpid()}
+    return {at: ray.get(ref).process.pid for at, ref in requested.items()} | {"driver": os.getpid()}
 
 
 def measured(found: dict[str, int], seconds: float) -> dict[str, float]:

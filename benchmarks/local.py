@@ -81,10 +81,12 @@ class Parts:
     def update(self) -> None:
         self.trainer.update(self.scored, surrogate)
 
-    def apart(self) -> None:
+    def separate(self) -> None:
+        """Compute log-probs, then update with a new forward pass."""
         self.trainer.update(self.rows | self.trainer.forward(self.rows), surrogate)
 
-    def going_on(self) -> None:
+    def reusing(self) -> None:
+        """Compute log-probs, then update with the same forward pass."""
         self.trainer.update(self.rows | self.trainer.forward_ahead(self.rows), surrogate)
 
     def products(self, tokens: int, times: int) -> Call:
@@ -114,8 +116,8 @@ def main() -> None:
             "log-probs": lambda: parts.trainer.forward(parts.rows),
             "update": parts.update,
             "its matrix products, forward and backward": parts.products(tokens, 3),
-            "log-probs, then the update": parts.apart,
-            "log-probs, and an update that reuses their forward pass": parts.going_on,
+            "log-probs, then the update": parts.separate,
+            "log-probs, and an update that reuses their forward pass": parts.reusing,
         }
         for name, took in zip(named, times(given.pairs, *named.values()), strict=True):
             print(f"{name}: {took}", flush=True)

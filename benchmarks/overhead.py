@@ -54,7 +54,7 @@ def policy_loss(new, advantages):
     return -new.logprobs * advantages, {}
 
 @flow
-def beside(prompts, actor, critic, reward):
+def parallel(prompts, actor, critic, reward):
     batch = actor.generate(prompts, samples=1, max_tokens=1)
     batch |= reward(batch)
     batch |= busy(batch, seconds=0.5)
@@ -68,9 +68,13 @@ def overlap(times: int) -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "reward.py").write_text(REWARD)
-        Path(folder, "beside.py").write_text(FLOW)
+        Path(folder, "parallel.py").write_text(FLOW)
         run = prepared(
-            f"{folder}/beside.py", backend="null", reward=(f"{folder}/reward.py:slow",), prompts=1, threads=1
+            f"{folder}/parallel.py",
+            backend="null",
+            reward=(f"{folder}/reward.py:slow",),
+            prompts=1,
+            threads=1,
         )
         run.executor.run(run.plan, run.prompts.take(1))  # the first iteration starts the worker
         sandboxes = []

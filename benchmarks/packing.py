@@ -40,8 +40,8 @@ WAYS = {
 
 def rows_of(given: argparse.Namespace, vocabulary: int) -> Batch:
     """Return rows of random tokens, grouped by prompt."""
-    chance = torch.Generator().manual_seed(0)
-    draw = lambda count: torch.randint(3, vocabulary, (count,), generator=chance).tolist()  # noqa: E731
+    rng = torch.Generator().manual_seed(0)
+    draw = lambda count: torch.randint(3, vocabulary, (count,), generator=rng).tolist()  # noqa: E731
     count = given.prompts * given.samples
     lengths = [given.tokens] * count if given.tokens else json.loads(LENGTHS.read_text())["lengths"][:count]
     prompts = [draw(given.prompt) for _ in range(given.prompts)]
@@ -69,7 +69,7 @@ def learn(trainer: Trainer, rows: Batch) -> None:
         parameter.grad = None
 
 
-def of_all() -> float:
+def processor_seconds() -> float:
     """Return the processor seconds of this process and of its ended child processes."""
     return sum(
         usage.ru_utime + usage.ru_stime
@@ -83,9 +83,9 @@ def way(given: argparse.Namespace, settings: dict[str, bool], line: Connection) 
     At the end send the peak memory in MiB and the seconds of loading.
     """
     torch.set_num_threads(1)
-    begin = of_all()
+    begin = processor_seconds()
     trainer = Trainer(ModelSpec(given.model, trained=True, dtype=given.dtype), Trainer.Settings(**settings))
-    loading = of_all() - begin
+    loading = processor_seconds() - begin
     rows = rows_of(given, trainer.network.vocabulary)
     while line.recv():
         line.send((seconds(lambda: trainer.forward(rows)), seconds(lambda: learn(trainer, rows))))

@@ -65,7 +65,7 @@ class Side:
             for name, mine in parts.items()
         }
 
-    def passing(self, role: str, step: str, *told: Any) -> Any:
+    def passing(self, role: str, step: str, *arguments: Any) -> Any:
         """Run a step of a weight transfer; the interface is the one of a run's worker."""
         if step == "begin":
             trainer = SimpleNamespace(pieces=lambda: self.pieces)
@@ -76,7 +76,7 @@ class Side:
             )
             model: Any = SimpleNamespace(trainer=trainer if self.sends else None, generator=generator)
             self.end = Sender(model, "cpu") if self.sends else Receiver(model, "cpu")
-        return getattr(self.end, step)(*told)
+        return getattr(self.end, step)(*arguments)
 
     @contextlib.contextmanager
     def _writing(self, version: int) -> Iterator[None]:
@@ -87,6 +87,7 @@ class Side:
         return pack_tensors({name: weight(name, shape) for name, shape in self.shapes.items()})
 
     def receive(self, payload: Any) -> None:
+        """Copy this rank's shards from a packed model."""
         for name, tensor in unpack_tensors(payload).items():
             for piece in self.pieces[name].pieces:
                 piece.view.copy_(_part(tensor, piece.box))
@@ -99,6 +100,7 @@ class Side:
         return 1000 * (time.perf_counter() - start)
 
     def exact(self) -> bool:
+        """Return whether the shards have the right values."""
         return exact(self.pieces)
 
 
@@ -107,6 +109,7 @@ def _part(tensor: Tensor, box: tuple[tuple[int, int], ...]) -> Tensor:
 
 
 def pools(megabytes: float) -> tuple[Pool[Any], Pool[Any]]:
+    """Start the pools of trainer and generator."""
     environment = {"env_vars": {"OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(sys.path)}}
     made: list[Pool[Any]] = [
         make_pool(
@@ -125,6 +128,7 @@ def pools(megabytes: float) -> tuple[Pool[Any], Pool[Any]]:
 
 
 def measured(megabytes: float, repeats: int) -> dict[str, Any]:
+    """Measure all transports; return the row of the table."""
     train, rollout = pools(megabytes)
     transfers = {
         name: WeightTransfer("actor", train, rollout, how)
@@ -182,12 +186,8 @@ def main() -> None:
             f", {readable(int(row[f'{name} extra']))} more than the model" if f"{name} extra" in row else ""
         )
         print(
-            f"  {name:8} {row[name]:8.1f} ms (fastest {row[f'{name} fastest']:.1f}), {row[name] / row['memcpy']:.2f} "
-            ""
-            ""
-            ""
-            "x memcpy"
-            f"{extra}, exact: {row.get(f'{name} exact', '-')}"
+            f"  {name:8} {row[name]:8.1f} ms (fastest {row[f'{name} fastest']:.1f}), "
+            f"{row[name] / row['memcpy']:.2f} x memcpy{extra}, exact: {row.get(f'{name} exact', '-')}"
         )
 
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from proof_cost import told
+from proof_cost import cost_text
 from proof_faults import Fault, faults
 
 from rlflow.author.load import load_flow
@@ -183,10 +183,8 @@ class Verdict:
     seconds: float
 
     def __str__(self) -> str:
-        said = ", ".join(self.found) or "nothing found"
-        return (
-            f"{self.algorithm} {self.where} {self.kind}: {'harmful' if self.should else 'harmless'}; {said}"
-        )
+        findings = ", ".join(self.found) or "nothing found"
+        return f"{self.algorithm} {self.where} {self.kind}: {'harmful' if self.should else 'harmless'}; {findings}"
 
 
 def kept(journal: Path | None) -> list[Verdict]:
@@ -227,12 +225,12 @@ def judge(chosen: list[tuple[str, Fault]], journal: Path | None, budget: float) 
     for verdict in verdicts(chosen, journal, budget):
         every.append(verdict)
         print(verdict, flush=True)
-    turned = [verdict for verdict in every if verdict.should]
-    missed = [verdict for verdict in turned if not verdict.found]
-    share = 1 - len(missed) / max(len(turned), 1)
+    should_be_found = [verdict for verdict in every if verdict.should]
+    missed = [verdict for verdict in should_be_found if not verdict.found]
+    share = 1 - len(missed) / max(len(should_be_found), 1)
     print(
-        f"{len(every)} of {len(chosen)} faults tested, {len(turned)} harmful: "
-        f"{len(turned) - len(missed)} found "
+        f"{len(every)} of {len(chosen)} faults tested, {len(should_be_found)} harmful: "
+        f"{len(should_be_found) - len(missed)} found "
         f"({share:.1%}); {sum(bool(verdict.found) for verdict in every if not verdict.should)} harmless "
         "ones also found; "
         f"{sum(verdict.seconds for verdict in every):.0f} s"
@@ -242,7 +240,9 @@ def judge(chosen: list[tuple[str, Fault]], journal: Path | None, budget: float) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--count", type=int, default=0, help="test a random sample of this size; 0: all faults"
     )
@@ -275,7 +275,7 @@ def main() -> None:
         )
     if options.cost:
         for name in options.algorithm or ["ppo", "grpo"]:
-            print(told(name, options.rounds), flush=True)
+            print(cost_text(name, options.rounds), flush=True)
         return
     names = options.algorithm or every
     judge(chosen_faults(names, options.count), options.journal, options.budget)

@@ -12,7 +12,7 @@ import time
 from typing import NamedTuple
 
 SHORT = ("--iterations", "2", "--held_out", "0", "--save_every", "0")
-SAID = re.compile(r"^proof before iteration 1: .* in ([\d.]+) s", re.M)
+QUICK_SECONDS = re.compile(r"^proof before iteration 1: .* in ([\d.]+) s", re.M)
 
 
 class Use(NamedTuple):
@@ -44,12 +44,12 @@ def in_turns(name: str, rounds: int, folder: str) -> dict[str, list[Use]]:
     return uses
 
 
-def told(name: str, rounds: int) -> str:
+def cost_text(name: str, rounds: int) -> str:
     """Measure the cost of proofs for one algorithm; return lines of text."""
     with tempfile.TemporaryDirectory() as folder:
         whole = command("run", name, "--out", folder)  # also warms the file cache for the short runs
         uses = in_turns(name, rounds, folder)
-    said = float(SAID.findall(whole.printed)[0])
+    quick_seconds = float(QUICK_SECONDS.findall(whole.printed)[0])
     more = [
         sorted(quick[at] - off[at] for quick, off in zip(uses["quick"], uses["off"], strict=True))
         for at in (0, 1)
@@ -59,11 +59,8 @@ def told(name: str, rounds: int) -> str:
         for each, what in zip(more, ("wall", "processor"), strict=True)
     )
     return (
-        f"{name}: the packaged run takes {whole.wall:.1f} s, and its quick proof {said:.2f} s: {100 * said / whole.wall:.2f} "
-        ""
-        ""
-        ""
-        "%\n"
+        f"{name}: the packaged run takes {whole.wall:.1f} s, and its quick proof {quick_seconds:.2f} s: "
+        f"{100 * quick_seconds / whole.wall:.2f} %\n"
         f"    short runs with it minus those without it, median and range of {rounds} rounds: {turns}\n"
         f"    rlflow prove {name} takes {command('prove', name).wall:.1f} s"
     )

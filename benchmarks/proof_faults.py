@@ -42,19 +42,19 @@ def _of_loss(source: str, function: ast.FunctionDef) -> Iterator[Fault]:
     names = [one.arg for one in function.args.args[1:]]
     for name in names:
         if name in ("advantages", "scores", "returns"):
-            yield _begun(source, function, "rolled", f"{name} = {name}.roll(1, 0)", name)
-            yield _begun(source, function, "negated-column", f"{name} = -{name}", name)
-            yield _begun(source, function, "times-0-column", f"{name} = {name} * 0", name)
+            yield _inserted(source, function, "rolled", f"{name} = {name}.roll(1, 0)", name)
+            yield _inserted(source, function, "negated-column", f"{name} = -{name}", name)
+            yield _inserted(source, function, "times-0-column", f"{name} = {name} * 0", name)
     if "advantages" in names and "weights" in names:
-        yield _begun(
+        yield _inserted(
             source, function, "swapped", "advantages, weights = weights, advantages", "advantages, weights"
         )
     if "advantages" in names and "logprobs" in names:
-        yield _begun(
+        yield _inserted(
             source, function, "swapped", "advantages, logprobs = logprobs, advantages", "advantages, logprobs"
         )
     if "returns" in names and "values" in names:
-        yield _begun(source, function, "swapped", "returns, values = values, returns", "returns, values")
+        yield _inserted(source, function, "swapped", "returns, values = values, returns", "returns, values")
 
 
 def _of_flow(source: str, function: ast.FunctionDef) -> Iterator[Fault]:
@@ -80,7 +80,7 @@ def _returns(source: str, function: ast.FunctionDef, forms: dict[str, str]) -> I
                 )
 
 
-def _begun(source: str, function: ast.FunctionDef, kind: str, line: str, what: str) -> Fault:
+def _inserted(source: str, function: ast.FunctionDef, kind: str, line: str, what: str) -> Fault:
     """Return the fault that inserts a line before the function's first statement after its docstring."""
     body = [
         node

@@ -99,9 +99,10 @@ def numel(shape: tuple[int, ...]) -> int:
 
 @cache
 def weight(name: str, shape: tuple[int, ...]) -> Tensor:
-    chance = torch.Generator().manual_seed(sum(map(ord, name)))
+    """Return the fixed random weight of a name."""
+    rng = torch.Generator().manual_seed(sum(map(ord, name)))
     return (
-        torch.randint(-(1 << 15), 1 << 15, shape, generator=chance, dtype=torch.int16)
+        torch.randint(-(1 << 15), 1 << 15, shape, generator=rng, dtype=torch.int16)
         .view(torch.bfloat16)
         .nan_to_num(0.0)
     )
@@ -110,6 +111,7 @@ def weight(name: str, shape: tuple[int, ...]) -> Tensor:
 def trainer(
     cell: str, shapes: dict[str, tuple[int, ...]], rank: int, ranks: int
 ) -> tuple[dict[str, Tensor], dict[str, TensorViews]]:
+    """Create a rank's trainer weights; return the live tensors and their views."""
     wholes = {name: weight(name, shape) for name, shape in shapes.items()}
     mesh = init_device_mesh("cpu", (ranks,))
     if cell.startswith("FSDP2"):
@@ -135,6 +137,7 @@ def trainer(
 
 
 def rollout(cell: str, shapes: dict[str, tuple[int, ...]], ranks: int) -> WeightLayout:
+    """Return the generator's layout."""
     return (
         tensor_parallel(shapes, "bfloat16", ranks, ranks)
         if cell.endswith("TP")
@@ -143,6 +146,8 @@ def rollout(cell: str, shapes: dict[str, tuple[int, ...]], ranks: int) -> Weight
 
 
 def empty(layout: WeightLayout, rank: int) -> dict[str, TensorViews]:
+    """Allocate a rank's tensors of a layout."""
+
     def view(box: Sequence[tuple[int, int]]) -> ShardView:
         return ShardView(box, torch.empty(lengths(box), dtype=torch.bfloat16))
 
@@ -204,12 +209,14 @@ def timed(act: Callable[[], Any]) -> float:
 
 
 def copier(views: dict[str, TensorViews]) -> Callable[[], None]:
+    """Return a function that copies as many bytes as the views have."""
     into = [piece.view for mine in views.values() for piece in mine.pieces]
     out_of = [torch.ones_like(view) for view in into]
     return lambda: torch._foreach_copy_(into, out_of)
 
 
 def exact(views: dict[str, TensorViews]) -> bool:
+    """Check that the views have the right values, and clear them."""
     for name, mine in views.items():
         whole = weight(name, mine.shape)
         for piece in mine.pieces:
@@ -223,6 +230,7 @@ def exact(views: dict[str, TensorViews]) -> bool:
 
 
 def measure(cell: str, megabytes: float, rank: int, ranks: int, repeats: int) -> dict[str, Any]:
+    """Measure one cell on one rank."""
     shapes = small(megabytes)
     live, mine = trainer(cell, shapes, rank, ranks)
     source, target = join(exchange(held(mine), HELD)), rollout(cell, shapes, ranks)
@@ -267,6 +275,7 @@ def measure(cell: str, megabytes: float, rank: int, ranks: int, repeats: int) ->
 
 
 def work(meeting: str, rank: int, ranks: int, cells: list[str], megabytes: float, repeats: int) -> None:
+    """Run one rank: measure all cells and print the results as JSON."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -312,6 +321,7 @@ def slowest(found: list[dict[str, Any]], cell: str, name: str) -> list[float]:
 
 
 def rows(ranks: int, megabytes: float, repeats: int) -> list[dict[str, Any]]:
+    """Measure all cells; return the rows of the table."""
     found, made = launched(ranks, list(CELLS), megabytes, repeats), []
     for cell in CELLS:
         row: dict[str, Any] = {

@@ -36,6 +36,7 @@ def measured(scorer: ScorerSpec, names: list[str], row: list[str], rows: int) ->
 
 
 def one_side(rows: int) -> None:
+    """Print the milliseconds per row of both tasks, for this checkout."""
     entry = '{"answer": "3 + 4", "metadata": {"source_dataset": "countdown", "numbers": [3, 4], "target": 7}}'
     packaged = measured(MATCH, ["completion", "answer"], ["42", "42"], rows)
     evaluated = measured(gym.scorer("countdown", {}), ["completion", "entry"], ["3 + 4", entry], rows)
@@ -43,6 +44,7 @@ def one_side(rows: int) -> None:
 
 
 def other_process(folder: str, rows: int) -> list[float]:
+    """Measure a checkout in its own process; return its milliseconds per row."""
     environment = {**os.environ, "PYTHONPATH": folder}
     command = [sys.executable, __file__, "--rows", str(rows), "--turns", "0"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

@@ -36,6 +36,8 @@ LAYERS = 5
 
 @dataclass
 class Row:
+    """A row of the table: one size of plan."""
+
     nodes: int
     pools: int
     ranks: int
@@ -47,11 +49,11 @@ class Row:
 
 def layered(nodes: int, seed: int) -> Plan:
     """Return a plan of nodes 1 to ``nodes`` in layers; node 0 is the data."""
-    chance, width = random.Random(seed), -(-nodes // LAYERS)
+    rng, width = random.Random(seed), -(-nodes // LAYERS)
     made = [Node(0, Op.DATA, "data", 0, outputs=(Output("x", None, "x"),))]
     for i in range(1, nodes + 1):
         first = 1 + ((i - 1) // width - 1) * width  # first node of the previous layer
-        before = {chance.randrange(first, first + width) for _ in range(READS)} if first > 0 else {0}
+        before = {rng.randrange(first, first + width) for _ in range(READS)} if first > 0 else {0}
         inputs = tuple(Input(f"x{b}", Column(b, "x")) for b in sorted(before))
         made.append(Node(i, Op.STAGE, f"n{i}", 0, inputs, (Output("x", None, "x"), Output("y", None, "y"))))
     return Plan(None, Graph("layered", tuple(made), (RowAxis(),)), tuple(range(nodes + 1)))  # type: ignore[arg-type]
@@ -72,7 +74,7 @@ def planned(plan: Plan, room: dict[str, int]) -> tuple[Plan, float]:
 
 def drive(plan: Plan, room: dict[str, int], taken: list[float]) -> tuple[int, float]:
     """Run one iteration in virtual time; return its events, and CPU seconds including the scheduler's creation."""
-    begun, events, now, over = time.process_time(), 0, 0.0, False
+    began, events, now, over = time.process_time(), 0, 0.0, False
     ends: list[tuple[float, int]] = []
     scheduler = Scheduler(plan, room)
     instructions = scheduler.begin()
@@ -83,17 +85,18 @@ def drive(plan: Plan, room: dict[str, int], taken: list[float]) -> tuple[int, fl
                 events += 1
             over |= isinstance(instruction, Finish)
         if over:
-            return events, time.process_time() - begun
+            return events, time.process_time() - began
         now, node = heapq.heappop(ends)
         events += 1
         instructions = scheduler.done(node)
 
 
 def measure(nodes: int, pools: int, ranks: int, repeats: int) -> Row:
+    """Measure one size of plan."""
     room = {f"pool{i}": 1 for i in range(pools)}
     plan, seconds = planned(layered(nodes, seed=0), room)
-    chance = random.Random(1)
-    taken = [chance.uniform(1, 10) for _ in plan.graph.nodes]
+    rng = random.Random(1)
+    taken = [rng.uniform(1, 10) for _ in plan.graph.nodes]
     gc.collect()
     found = [drive(plan, room, taken) for _ in range(repeats)]
     events = found[0][0]
@@ -104,6 +107,7 @@ def measure(nodes: int, pools: int, ranks: int, repeats: int) -> Row:
 
 
 def rows(given: argparse.Namespace) -> list[Row]:
+    """Measure all sizes; return the rows of the table."""
     found = []
     for pools in given.pools:
         same = [measure(nodes, pools, given.workers // pools, given.repeats) for nodes in given.nodes]

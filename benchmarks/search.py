@@ -76,32 +76,32 @@ class Chain:
 # ------------------------------------------------------------------------------------------------------------
 
 
-def names(chance: random.Random) -> list[str]:
+def names(rng: random.Random) -> list[str]:
     """Return all names of two words, shuffled. A word is always first or always second, in 160 names."""
-    words = chance.sample(
+    words = rng.sample(
         [first + second for first in SYLLABLES for second in SYLLABLES if first != second], 320
     )
     pairs = [f"{first} {second}" for first in words[:160] for second in words[160:]]
-    chance.shuffle(pairs)
+    rng.shuffle(pairs)
     return pairs
 
 
-def chains(chance: random.Random) -> tuple[list[Chain], list[Chain]]:
+def chains(rng: random.Random) -> tuple[list[Chain], list[Chain]]:
     """Return the questions and the pupil's questions. Every name occurs in only one question."""
-    pool = iter(names(chance))
-    every = [Chain(next(pool), next(pool), chance.choice(NUMBERS)) for _ in range(QUESTIONS + LESSONS)]
+    pool = iter(names(rng))
+    every = [Chain(next(pool), next(pool), rng.choice(NUMBERS)) for _ in range(QUESTIONS + LESSONS)]
     return every[:QUESTIONS], every[QUESTIONS:]
 
 
-def shown(chain: Chain, chance: random.Random) -> str:
+def shown(chain: Chain, rng: random.Random) -> str:
     """Return the question with the two right passages in random order."""
-    return f"{chain.question} <information> {' '.join(chance.sample(chain.passages, 2))} </information>"
+    return f"{chain.question} <information> {' '.join(rng.sample(chain.passages, 2))} </information>"
 
 
-def write_corpus(path: Path, of: Iterable[Chain], chance: random.Random) -> Path:
+def write_corpus(path: Path, of: Iterable[Chain], rng: random.Random) -> Path:
     """Write the passages, shuffled, to a file for `--env search`."""
     passages = [{"text": passage} for chain in of for passage in chain.passages]
-    chance.shuffle(passages)
+    rng.shuffle(passages)
     return write(path, passages)
 
 
@@ -114,53 +114,55 @@ def write(path: Path, records: Iterable[dict[str, str]]) -> Path:
 # ------------------------------------------------------------------------------------------------------------
 
 
-def lesson(chain: Chain, corpus: Path, others: list[Chain], chance: random.Random) -> dict[str, str]:
+def lesson(chain: Chain, corpus: Path, others: list[Chain], rng: random.Random) -> dict[str, str]:
     """Return a question with the pupil's answer.
 
     Questions of one step are answered correctly, and most questions of two steps are not.
     """
-    kind = chance.random()
+    kind = rng.random()
     if kind < 0.25:
         return one_step(f"room of {chain.friend} ?", chain.friend, chain.room, corpus)
     if kind < 0.5:
         return one_step(f"friend of {chain.name} ?", chain.name, chain.friend, corpus)
     if kind < 0.6:
         return {
-            "prompt": shown(chain, chance),
-            "completion": answered(chain.room if chance.random() < 0.5 else chance.choice(NUMBERS)),
+            "prompt": shown(chain, rng),
+            "completion": answered(chain.room if rng.random() < 0.5 else rng.choice(NUMBERS)),
         }
-    return two_steps(chain, corpus, others, chance)
+    return two_steps(chain, corpus, others, rng)
 
 
 def one_step(question: str, name: str, answer: str, corpus: Path) -> dict[str, str]:
-    said = f"<search> {name} </search>"
+    """Return a question of one step with a correct search and answer."""
+    action = f"<search> {name} </search>"
     return {
         "prompt": question,
-        "completion": f"{said}{Search(corpus=corpus, topk=TOPK).step(said).says}{answered(answer)}",
+        "completion": f"{action}{Search(corpus=corpus, topk=TOPK).step(action).says}{answered(answer)}",
     }
 
 
-def two_steps(chain: Chain, corpus: Path, others: list[Chain], chance: random.Random) -> dict[str, str]:
+def two_steps(chain: Chain, corpus: Path, others: list[Chain], rng: random.Random) -> dict[str, str]:
     """Return a question of two steps with the pupil's answer.
 
     The pupil may guess at once, search for a wrong name, guess after one search, repeat a search, or ignore the
     passage.
     """
     episode, text, information = Search(corpus=corpus, topk=TOPK), "", ""
-    while episode.searches < 2 and chance.random() < (0.4 if text else 0.9):
-        follows = chain.friend if text and chance.random() < 0.6 else chain.name
-        query = follows if chance.random() < 0.8 else chance.choice(others).name
-        said = f"<search> {query} </search>"
-        information = episode.step(said).says
-        text += f"{said}{information}"
-    right = chain.passages[1] in information and chance.random() < 0.7
+    while episode.searches < 2 and rng.random() < (0.4 if text else 0.9):
+        follows = chain.friend if text and rng.random() < 0.6 else chain.name
+        query = follows if rng.random() < 0.8 else rng.choice(others).name
+        action = f"<search> {query} </search>"
+        information = episode.step(action).says
+        text += f"{action}{information}"
+    right = chain.passages[1] in information and rng.random() < 0.7
     return {
         "prompt": chain.question,
-        "completion": text + answered(chain.room if right else chance.choice(NUMBERS)),
+        "completion": text + answered(chain.room if right else rng.choice(NUMBERS)),
     }
 
 
 def answered(number: str) -> str:
+    """Return the text of an answer."""
     return f"<answer> {number} </answer>"
 
 
@@ -179,8 +181,8 @@ def blank(folder: Path, words: Iterable[str], seed: int) -> Path:
         for number, word in enumerate(["<pad>", "<eos>", "<unk>", *MARKS, *WORDS, *NUMBERS, *words])
     }
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    apart = pre_tokenizers.Split(Regex("</?[a-z]+>"), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([apart, pre_tokenizers.WhitespaceSplit()])
+    tags = pre_tokenizers.Split(Regex("</?[a-z]+>"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([tags, pre_tokenizers.WhitespaceSplit()])
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
@@ -251,19 +253,21 @@ def run(algorithm: str, model: Path, data: Path, seed: int, out: Path, *flags: s
 
 def compared(seed: int, folder: Path, lessons: int, iterations: int) -> list[str]:
     """Run all trainings of a seed; return the line of the table."""
-    start, chance = time.monotonic(), random.Random(seed)
-    asked, taught = chains(chance)
-    corpus = write_corpus(folder / "corpus.jsonl", asked, chance)
-    pupils = write_corpus(folder / "pupil.jsonl", taught, chance)
-    taught_rows = [lesson(chain, pupils, taught, chance) for chain in taught * 3]
-    data = write(folder / "lessons.jsonl", taught_rows)
+    start, rng = time.monotonic(), random.Random(seed)
+    corpus_chains, pupil_chains = chains(rng)
+    corpus = write_corpus(folder / "corpus.jsonl", corpus_chains, rng)
+    pupils = write_corpus(folder / "pupil.jsonl", pupil_chains, rng)
+    lesson_rows = [lesson(chain, pupils, pupil_chains, rng) for chain in pupil_chains * 3]
+    data = write(folder / "lessons.jsonl", lesson_rows)
     plain = write(
-        folder / "questions.jsonl", ({"prompt": chain.question, "answer": chain.room} for chain in asked)
+        folder / "questions.jsonl",
+        ({"prompt": chain.question, "answer": chain.room} for chain in corpus_chains),
     )
     given = write(
-        folder / "given.jsonl", ({"prompt": shown(chain, chance), "answer": chain.room} for chain in asked)
+        folder / "given.jsonl",
+        ({"prompt": shown(chain, rng), "answer": chain.room} for chain in corpus_chains),
     )
-    model = blank(folder / "blank", words_of([*asked, *taught]), seed)
+    model = blank(folder / "blank", words_of([*corpus_chains, *pupil_chains]), seed)
     sft = run(
         "sft",
         model,

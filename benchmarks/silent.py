@@ -75,7 +75,7 @@ def trained(python: str, folder: Path, values: dict[str, Any]) -> list[dict[str,
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{") and '"' in line[:2]]
 
 
-def beside(iterations: int) -> None:
+def compare_trl(iterations: int) -> None:
     """Train with TRL without and with the fault, and print both logs of each iteration side by side."""
     python = interpreter(PEERS / "trl.py", print)
     with tempfile.TemporaryDirectory() as name:
@@ -109,12 +109,14 @@ def proved(function: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--iterations", type=int, default=20, help="iterations of each TRL training")
     parser.add_argument("--only", choices=("trl", "rlflow"))
     options = parser.parse_args()
     if options.only != "rlflow":
-        beside(options.iterations)
+        compare_trl(options.iterations)
     if options.only != "trl":
         codes = [proved(function) for function in ("reward_misplaced", "reward_in_order")]
         print(f"\nexit codes: {codes[0]} with the fault, {codes[1]} without it")

@@ -51,6 +51,7 @@ def main(settings: dict[str, Any]) -> None:
         trainer = GRPOTrainer(settings["model"], functions[settings["function"]], config, data)
 
         def right() -> float:
+            """Return the held-out accuracy."""
             return accuracy(
                 trainer.model,
                 trainer.processing_class,

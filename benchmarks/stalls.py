@@ -54,6 +54,7 @@ class Stall:
 
 
 def reward(function: str) -> str:
+    """Return the flag that sets a reward of `stalls_rewards.py`."""
     return f"--reward {HERE / 'stalls_rewards.py'}:{function}"
 
 
@@ -103,6 +104,7 @@ class Cell:
 
     @property
     def twin(self) -> Cell:
+        """The healthy run of the same algorithm and seed."""
         return Cell("healthy", self.algorithm, 0, self.seed)
 
 
@@ -162,6 +164,7 @@ def run(planted: Iterator[Cell], out: Path, budget: float) -> None:
 
 
 def lines(folder: Path) -> list[dict[str, float]]:
+    """Return the metrics of a run, one dict for each iteration."""
     path = folder / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 

@@ -27,6 +27,7 @@ ROWS = PROMPTS * SAMPLES
 
 
 def judge(completion: str) -> float:
+    """The reward: sleeps for each row."""
     time.sleep(JUDGED)
     return len(completion) % 2
 
@@ -86,6 +87,7 @@ def measured(chunks: int, iterations: int) -> tuple[list[float], list[float], fl
 
 
 def left(spans: list) -> float:
+    """Return the seconds from the last sampled row to the first update."""
     sampled = max(span.end for span in spans if span.node == "actor.generate")
     return min(span.start for span in spans if span.node.endswith(".update")) - sampled
 

@@ -33,9 +33,11 @@ class Section:
     given: Mapping[str, Any] = field(default_factory=dict)
 
     def missing(self) -> list[str]:
+        """Return the needed packages that are not installed."""
         return [package for package in self.needs if importlib.util.find_spec(package) is None]
 
     def checks(self, ground: Ground) -> Iterator[Check]:
+        """Yield the section's checks."""
         found: Iterator[Check] = importlib.import_module(f"gpu.{self.module}").checks(ground, **self.given)
         return found
 

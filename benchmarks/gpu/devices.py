@@ -47,9 +47,9 @@ def forks(ground: Ground, ways: list[tuple[str, str]]) -> Iterator[Check]:
     """Fork a run that was saved on one device and continue it on the other."""
     few = {"prompts": ground.rows(2, 16), "hp.samples": 2, "iterations": 1, "save_every": 1}
     for source, target in ways:
-        begun = run(ground, "grpo", source, "float32", **few, name=f"begun-{source}-{target}")
+        started = run(ground, "grpo", source, "float32", **few, name=f"begun-{source}-{target}")
         ended = fork(
-            begun.folder, {"device": target, "iterations": 2, "name": f"ended-{source}-{target}"}, Quiet()
+            started.folder, {"device": target, "iterations": 2, "name": f"ended-{source}-{target}"}, Quiet()
         )
         yield holds(
             f"a run from {source} continues on {target}",

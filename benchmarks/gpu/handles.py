@@ -94,6 +94,7 @@ def move(
 
 
 def transfers(rank: int, ranks: int, ground: Ground, way: str) -> tuple[bool, float, float, int]:
+    """Transfer several versions of the weights on one rank, and check them."""
     mine = {name: part(tensor, rank).clone() for name, tensor in tensors(ground, 0).items()}
     target = {
         name: torch.zeros(shape, dtype=torch.bfloat16, device=ground.device)
@@ -126,6 +127,7 @@ def transfers(rank: int, ranks: int, ground: Ground, way: str) -> tuple[bool, fl
 
 
 def whole(tensor: torch.Tensor) -> TensorViews:
+    """Return the views of a complete tensor."""
     box = tuple((0, size) for size in tensor.shape)
     return TensorViews(tuple(tensor.shape), "bfloat16", (ShardView(box, tensor),))
 
@@ -144,6 +146,7 @@ def timed(ground: Ground, call: Any) -> float:
 
 
 def begin(rank: int, meeting: str, ground: Ground) -> None:
+    """Join the group of ranks."""
     torch.set_num_threads(1)
     if not ground.gpu:
         torch.multiprocessing.set_sharing_strategy("file_system")  # replaces CUDA's handles on a CPU
@@ -169,13 +172,14 @@ def talk(ground: Ground) -> Iterator[Check]:
 
 
 def add(rank: int, ranks: int, meeting: str, ground: Ground, expected: str) -> tuple[str, bool]:
+    """Add gradients and exchange device names on one rank."""
     begin(rank, meeting, ground)
     weight = torch.zeros(100, device=ground.device)
     weight.grad = torch.full((100,), rank + 1.0, device=ground.device)
     Peers().add_gradients([weight])
-    told = exchange(gpu() if ground.gpu else "a CPU", TEXT)
+    devices = exchange(gpu() if ground.gpu else "a CPU", TEXT)
     dist.barrier()
-    return str(dist.get_backend()), bool((weight.grad == 3.0).all()) and len(set(told)) == 1
+    return str(dist.get_backend()), bool((weight.grad == 3.0).all()) and len(set(devices)) == 1
 
 
 def nccl(ground: Ground) -> Iterator[Check]:
@@ -191,6 +195,7 @@ def nccl(ground: Ground) -> Iterator[Check]:
 
 
 def sum_by_nccl(rank: int, ranks: int, meeting: str, ground: Ground) -> float:
+    """Sum numbers over the ranks with NCCL."""
     dist.init_process_group("nccl", store=dist.FileStore(meeting, ranks), rank=rank, world_size=ranks)
     tensor = torch.full((1,), rank + 1.0, device="cuda")
     dist.all_reduce(tensor)
@@ -214,6 +219,7 @@ def death(ground: Ground) -> Iterator[Check]:
 
 
 def die(rank: int, ranks: int, meeting: str, ground: Ground) -> bool:
+    """Open shared memory on each rank, and kill rank 1."""
     begin(rank, meeting, ground)
     transport = Handles(ground.device)
     transport.open(256 * MIB, 0, 2)

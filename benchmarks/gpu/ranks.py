@@ -47,7 +47,7 @@ def together(
             pipes.append(reader)
             processes.append(process)
         try:
-            return [_heard(rank, reader, seconds) for rank, reader in enumerate(pipes) if rank not in dead]
+            return [_answer(rank, reader, seconds) for rank, reader in enumerate(pipes) if rank not in dead]
         finally:
             for process in processes:
                 process.kill()
@@ -55,9 +55,9 @@ def together(
 
 
 def _rank(writer: Connection, target: Callable[..., Any], rank: int, *arguments: Any) -> None:
-    *told, others = arguments
+    *positional, others = arguments
     try:
-        writer.send((True, target(rank, *told, *others)))
+        writer.send((True, target(rank, *positional, *others)))
     except BaseException as error:
         traceback.print_exc()
         writer.send(
@@ -69,7 +69,7 @@ def _rank(writer: Connection, target: Callable[..., Any], rank: int, *arguments:
     os._exit(0)
 
 
-def _heard(rank: int, reader: Connection, seconds: float) -> Any:
+def _answer(rank: int, reader: Connection, seconds: float) -> Any:
     if not reader.poll(seconds):
         raise RankError(f"rank {rank} did not answer within {seconds:g} s")
     try:

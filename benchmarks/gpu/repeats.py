@@ -31,7 +31,7 @@ def checks(ground: Ground) -> Iterator[Check]:
         yield holds(
             f"and end with the same weights, {dtype}",
             not (names := differing(one.parameters, other.parameters)),
-            told(names),
+            difference_text(names),
         )
     yield from passes(ground)
 
@@ -59,13 +59,14 @@ def passes(ground: Ground) -> Iterator[Check]:
         yield holds(
             f"gradients of the wide model are equal, {dtype}",
             not (names := differing(mine, theirs)),
-            f"{told(names)}{unsure(trainer, rows)}",
+            f"{difference_text(names)}{unsure(trainer, rows)}",
         )
         del trainer, mine, theirs
         ground.free()
 
 
 def learned(trainer: Recorder, rows: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return log-probs and gradients of an update."""
     logprobs = trainer.forward(rows).data["logprobs"].value
     trainer.update(rows, surrogate)
     return logprobs, trainer.gradients
@@ -75,19 +76,20 @@ def unsure(trainer: Recorder, rows: Any) -> str:
     """Return which operations PyTorch itself reports as non-deterministic."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             learned(trainer, rows)
     finally:
         torch.use_deterministic_algorithms(False)
-    said = {
+    messages = {
         str(warning.message).partition(", but you set")[0].partition(". ")[0]
-        for warning in told
+        for warning in caught
         if "determin" in str(warning.message)
     }
     # cuBLAS is deterministic on one stream
-    return "".join(f"; {line}" for line in sorted(said) if "CuBLAS" not in line)
+    return "".join(f"; {line}" for line in sorted(messages) if "CuBLAS" not in line)
 
 
-def told(names: list[str]) -> str:
+def difference_text(names: list[str]) -> str:
+    """Return in words how many tensors differ."""
     return f"{len(names)} tensors differ, first {names[0].removeprefix('parameters/')}" if names else ""

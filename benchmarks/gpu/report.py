@@ -107,5 +107,6 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def write(path: Path, facts: dict[str, Any], command: Sequence[str], rows: Sequence[Row]) -> None:
-    told = {"command": list(command), "machine": facts, "sections": [row.as_json() for row in rows]}
-    path.write_text(json.dumps(told, indent=1) + "\n")
+    """Write the results to a JSON file."""
+    result = {"command": list(command), "machine": facts, "sections": [row.as_json() for row in rows]}
+    path.write_text(json.dumps(result, indent=1) + "\n")

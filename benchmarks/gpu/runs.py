@@ -31,7 +31,7 @@ SETTINGS = {
 def exact(completion: list[str], answer: list[str]) -> Tensor:
     """The reward of eager iterations; it runs in the same process."""
     return torch.tensor(
-        [float(said.strip() == right) for said, right in zip(completion, answer, strict=True)]
+        [float(text.strip() == right) for text, right in zip(completion, answer, strict=True)]
     )
 
 

@@ -23,17 +23,17 @@ LOW = 0.05  # for bfloat16 against float32: bfloat16 has eight bits
 
 
 def checks(ground: Ground) -> Iterator[Check]:
-    yield from chance(ground)
+    yield from random_numbers(ground)
     rows = sampled(Generator(ModelSpec(PACKAGED)), prompts(ground.rows(8, 64)), 2, 8)
     with rounded_products(False):
         policy = computed("cpu", "logprobs", rows)
-        yield from beside(ground, "logprobs", rows, policy)
-        yield from beside(ground, "values", rows, computed("cpu", "values", rows))
+        yield from compared(ground, "logprobs", rows, policy)
+        yield from compared(ground, "values", rows, computed("cpu", "values", rows))
     yield from lower(ground, rows, policy)
     yield from iterations(ground)
 
 
-def chance(ground: Ground) -> Iterator[Check]:
+def random_numbers(ground: Ground) -> Iterator[Check]:
     """Check the random numbers of rows, and the tokens drawn with them."""
     counters = torch.arange(-(2**16), 2**16) * 0x9E3779B97F4A7C15 % 2**63
     yield holds(
@@ -61,7 +61,8 @@ WANT: dict[str, tuple[tuple[str, ...], Any]] = {
 Computed = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]  # columns and gradients, by name
 
 
-def beside(ground: Ground, head: str, rows: Any, expected: Computed) -> Iterator[Check]:
+def compared(ground: Ground, head: str, rows: Any, expected: Computed) -> Iterator[Check]:
+    """Compare log-probs or values, and gradients, of both devices."""
     (here, mine), (there, theirs) = expected, computed(ground.device, head, rows)
     for name in here:
         yield at_most(f"{name}, float32", furthest(there[name], here[name]), LIMIT)
@@ -69,6 +70,7 @@ def beside(ground: Ground, head: str, rows: Any, expected: Computed) -> Iterator
 
 
 def computed(device: str, head: Any, rows: Any, dtype: str = "float32") -> Computed:
+    """Compute columns and gradients on a device."""
     want, objective = WANT[head]
     trainer = Recorder(ModelSpec(PACKAGED, head, True, device, dtype))
     if head == "values":  # a new head has zero weights

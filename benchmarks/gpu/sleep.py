@@ -46,17 +46,18 @@ def checks(ground: Ground) -> Iterator[Check]:
         yield untested("freed memory", "memory is measured only on a GPU")
 
 
-def weights(half: Any) -> int:
-    return sum(tensor.nbytes for _, tensor in half.network.tensors())
+def weights(side: Any) -> int:
+    """Return the bytes of the weights."""
+    return sum(tensor.nbytes for _, tensor in side.network.tensors())
 
 
-def freed(ground: Ground, name: str, half: Any, parts: dict[str, int]) -> Iterator[Check]:
+def freed(ground: Ground, name: str, side: Any, parts: dict[str, int]) -> Iterator[Check]:
     """Let each part sleep, then wake all; check the memory that each step frees or takes."""
     ground.free()
     whole = ground.allocated()
     for part, size in parts.items():
         before = ground.allocated()
-        half.sleep(part)
+        side.sleep(part)
         if ground.gpu:
             yield at_least(
                 f"{name}: sleep frees its {part}",
@@ -64,7 +65,7 @@ def freed(ground: Ground, name: str, half: Any, parts: dict[str, int]) -> Iterat
                 0.99 * size / MIB,
                 "MiB",
             )
-    half.wake(*parts)
+    side.wake(*parts)
     if ground.gpu:
         yield at_most(
             f"{name}: memory after wake minus memory before sleep",

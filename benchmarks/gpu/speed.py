@@ -65,6 +65,7 @@ Found = tuple[float, int]  # seconds, and peak bytes
 def rates(
     name: str, ours: Found, theirs: Found | None, tokens: int, size: int, top: float
 ) -> Iterator[Check]:
+    """Yield the checks of one part: tokens per second, and speed relative to hand-written code."""
     seconds, memory = ours
     share = PASSES[name] * size * tokens / seconds / top
     yield measured(
@@ -92,11 +93,13 @@ def peak(ground: Ground) -> float:
 
 
 def timed(ground: Ground, call: Callable[[], object]) -> Found:
+    """Measure seconds and peak bytes of a call."""
     seconds = ground.seconds(call, ground.rows(1, 2))
     return seconds, ground.peak(call) if ground.gpu else 0
 
 
 def tokens_of(rows: Any) -> int:
+    """Return the tokens of rows, with their prompts."""
     return int(rows.data["tokens"].lengths.sum() + rows.data["prompt_tokens"].lengths.sum())
 
 
@@ -116,6 +119,7 @@ def sampling(ground: Ground, folder: Path, work: Work) -> tuple[Found, Any, int]
 
 
 def training(ground: Ground, folder: Path, rows: Any) -> dict[str, Found]:
+    """Measure rlflow's log-probs and update."""
     ground.free()
     trainer = Trainer(
         ModelSpec(folder, trained=True, device=ground.device, dtype="bfloat16"),
@@ -132,11 +136,13 @@ def training(ground: Ground, folder: Path, rows: Any) -> dict[str, Found]:
 
 
 def model_of(ground: Ground, folder: Path, dtype: torch.dtype) -> Any:
+    """Load a model with Hugging Face."""
     ground.free()
     return pretrained.read_model(AutoModelForCausalLM, folder, dtype=dtype).to(ground.device).eval()
 
 
 def by_hand_sampling(ground: Ground, folder: Path, work: Work) -> Found:
+    """Measure sampling with Hugging Face."""
     model = model_of(ground, folder, torch.bfloat16)
     prompts = work.batch.data["prompt_tokens"]
     pieces = [piece for piece in prompts.value.split(prompts.lengths.tolist()) for _ in range(SAMPLES)]

@@ -33,6 +33,7 @@ def checks(ground: Ground) -> Iterator[Check]:
 
 
 def rlflow_seconds(ground: Ground, folder: Path, prompts: int, tokens: int) -> list[float]:
+    """Return the seconds of rlflow's iterations."""
     import json
 
     ended = run(

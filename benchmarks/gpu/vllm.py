@@ -52,6 +52,7 @@ def checks(ground: Ground) -> Iterator[Check]:
 
 
 def made(ground: Ground, folder: Any, dtype: str, **settings: Any) -> Generator:
+    """Create vLLM's generator."""
     return Generator(
         ModelSpec(folder, device=ground.device, dtype=dtype),
         Generator.Settings(
@@ -61,6 +62,7 @@ def made(ground: Ground, folder: Any, dtype: str, **settings: Any) -> Generator:
 
 
 def mismatch(name: str, trainer: Trainer, rows: Any, dtype: str) -> Iterator[Check]:
+    """Check the log-probs of sampled tokens against the trainer's."""
     found = trainer.forward(rows).data["logprobs"].value - rows.data["sampled_logprobs"].value
     yield at_most(f"{name}: largest difference of a log-prob", float(found.abs().max()), FAR[dtype])
 
@@ -102,4 +104,5 @@ def slept(ground: Ground, trainer: Trainer, generator: Generator, batch: Any, dt
 
 
 def free_bytes(ground: Ground) -> int:
+    """Return the free bytes on the device; 0 on a CPU."""
     return torch.cuda.mem_get_info()[0] if ground.gpu else 0

@@ -69,6 +69,7 @@ def checks(ground: Ground) -> Iterator[Check]:
 
 
 def sampled(one: Generator, batch: Any, tokens: int, block: int) -> torch.Tensor:
+    """Sample tokens with a block size of the decode loop."""
     before = generator.block_of
     generator.block_of = lambda device: block
     try:
@@ -83,13 +84,13 @@ def waits(call: Callable[[], object]) -> Counter[str]:
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("warn")
     try:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             call()
     finally:
         torch.cuda.set_sync_debug_mode("default")
     return Counter(
         f"{Path(warning.filename).name}:{warning.lineno}"
-        for warning in told
+        for warning in caught
         if "synchroniz" in str(warning.message)
     )

@@ -97,7 +97,7 @@ def main() -> None:
         rows, mutated = again(root, listed(chosen.again))
     with tempfile.TemporaryDirectory(prefix="rlflow-m-") as folder:
         covered = coverage(chosen, root, Path(folder), mutated)
-        for row in judged(chosen, root, Path(folder), mutated, covered):
+        for row in tested(chosen, root, Path(folder), mutated, covered):
             rows.append(row)
             print(f"{row['verdict']:10} {row['seconds']:6.1f} s  {place(row)}", flush=True)
             if chosen.json:
@@ -121,7 +121,7 @@ def coverage(
     return covered
 
 
-def judged(
+def tested(
     chosen: argparse.Namespace,
     root: Path,
     folder: Path,
@@ -172,6 +172,7 @@ def judged(
 
 
 def listed(path: Path) -> list[dict[str, Any]]:
+    """Read the rows of an earlier run."""
     rows: list[dict[str, Any]] = json.loads(path.read_text())["mutants"]
     return rows
 
@@ -204,6 +205,7 @@ def found(root: Path, rows: list[dict[str, Any]]) -> list[tuple[Path, Mutant]]:
 
 
 def place(row: dict[str, Any]) -> str:
+    """Return a mutant in words."""
     return f"{row['file']}:{row['line']} {row['kind']}: {row['before'][:60]} → {row['after'][:60]}"
 
 

@@ -13,13 +13,13 @@ import pytest
 
 
 class Choice:
-    """``wanted``: tests or test files to run; ``said``: log file with a line for each start, failure and end."""
+    """``wanted``: tests or test files to run; ``log``: log file with a line for each start, failure and end."""
 
-    def __init__(self, wanted: list[str], said: Path) -> None:
-        self.wanted, self.said = set(wanted), said
+    def __init__(self, wanted: list[str], log: Path) -> None:
+        self.wanted, self.log = set(wanted), log
 
-    def _say(self, what: str, test: str) -> None:
-        with self.said.open("a") as file:
+    def _log(self, what: str, test: str) -> None:
+        with self.log.open("a") as file:
             file.write(json.dumps([what, test]) + "\n")
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -31,21 +31,21 @@ class Choice:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self._say("failed", report.nodeid)
+            self._log("failed", report.nodeid)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._say("began", nodeid)
+        self._log("began", nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            self._say("failed", report.nodeid)
+            self._log("failed", report.nodeid)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        self._say("ended", nodeid)
+        self._log("ended", nodeid)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     folder = Path(os.environ["RLFLOW_MUTATION_CHOICE"])
     config.pluginmanager.register(
-        Choice(json.loads((folder / "tests.json").read_text()), folder / "said.jsonl")
+        Choice(json.loads((folder / "tests.json").read_text()), folder / "log.jsonl")
     )

@@ -24,6 +24,7 @@ def install(path: str, probes: int) -> None:
 
 
 def mapped(path: str) -> mmap.mmap:
+    """Map a file into memory."""
     opened = os.open(path, os.O_RDWR)
     try:
         return mmap.mmap(opened, 0)

@@ -22,10 +22,10 @@ def stages(
     ``covering``: tests that reach the mutant; ``seconds``: of each test.
     """
     first = sorted(dict.fromkeys(covering), key=seconds.__getitem__)
-    beside = sorted(set(of_folder(path, seconds)) - set(first), key=seconds.__getitem__)
+    others = sorted(set(of_folder(path, seconds)) - set(first), key=seconds.__getitem__)
     found: list[list[str]] = []
     spent = 0.0
-    for tests in (first, beside):
+    for tests in (first, others):
         part: list[str] = []
         for test in tests:
             if spent + seconds[test] > budget:

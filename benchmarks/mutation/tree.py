@@ -19,7 +19,7 @@ from typing import Any
 SERVER = Path(__file__).with_name("server.py")
 SLOWER = 5  # a test may take this many times its normal time, plus `spare` seconds
 # pytest warns because the server has already imported the plugins
-UNTOLD = "ignore::pytest.PytestAssertRewriteWarning"
+IGNORED_WARNING = "ignore::pytest.PytestAssertRewriteWarning"
 
 
 @dataclass
@@ -135,7 +135,7 @@ class Tree:
         choice = self.folder / "choice"
         choice.mkdir(exist_ok=True)
         (choice / "tests.json").write_text(json.dumps(tests))
-        (choice / "said.jsonl").write_text("")
+        (choice / "log.jsonl").write_text("")
         files = list(dict.fromkeys(test.split("::")[0] for test in tests))
         longest = self.spare + SLOWER * max(seconds.get(test, 0.0) for test in tests)
         arguments = [
@@ -147,7 +147,7 @@ class Tree:
             "no:cacheprovider",
             "--no-header",
             "-W",
-            UNTOLD,
+            IGNORED_WARNING,
             f"--timeout={longest:.0f}",
             f"--basetemp={self.folder.parent / 'p'}",
             *self.options,
@@ -156,12 +156,12 @@ class Tree:
         arguments += [] if "::" in tests[0] else ["--collect-only"]
         limit = self.spare + longest + SLOWER * sum(seconds.get(test, 0.0) for test in tests)
         code = self._answer({"arguments": arguments, "seconds": limit, "output": str(choice / "printed.txt")})
-        said = [json.loads(line) for line in (choice / "said.jsonl").read_text().splitlines()]
-        ended = {test for what, test in said if what == "ended"}
+        events = [json.loads(line) for line in (choice / "log.jsonl").read_text().splitlines()]
+        ended = {test for what, test in events if what == "ended"}
         if code in (0, 5):  # 5: no tests were collected
             return None, ended
-        named = [test for what, test in said if what == "failed"] or [
-            test for what, test in said if what == "began" and test not in ended
+        named = [test for what, test in events if what == "failed"] or [
+            test for what, test in events if what == "began" and test not in ended
         ]
         return (named or files)[0], ended
 

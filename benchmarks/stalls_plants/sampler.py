@@ -45,7 +45,7 @@ class Generator(LocalGenerator):
             self.network = right
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
-        chance = torch.Generator().manual_seed(0)
+        rng = torch.Generator().manual_seed(0)
         for name, tensor in self.network.tensors():
-            off = torch.randn(tensor.shape, generator=chance, dtype=torch.float32).to(tensor.dtype)
+            off = torch.randn(tensor.shape, generator=rng, dtype=torch.float32).to(tensor.dtype)
             yield name, tensor * (1 + self.settings.noise * off)

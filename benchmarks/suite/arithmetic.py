@@ -95,13 +95,13 @@ def lessons(data: Dataset, copies: int, forgets: float, slips: float) -> Iterato
 
     ``forgets``: probability of forgetting a carry or sign; ``slips``: probability of a wrong digit.
     """
-    chance = random.Random(SEED)
+    rng = random.Random(SEED)
     for _ in range(copies):
         for record in data.records:
             terms = str(record.question).rpartition(":")[2].removesuffix("=").split()
             yield {
                 "prompt": str(record.prompt),
-                "completion": pupil(terms, chance, forgets, slips),
+                "completion": pupil(terms, rng, forgets, slips),
                 "answer": record.answer or "",
             }
 
@@ -118,7 +118,7 @@ def pairs(data: Dataset) -> Iterator[dict[str, str]]:
             }
 
 
-def pupil(terms: list[str], chance: random.Random, forgets: float, slips: float) -> str:
+def pupil(terms: list[str], rng: random.Random, forgets: float, slips: float) -> str:
     """Return the pupil's answer to ``a + b`` or ``a - b``.
 
     ``terms``: the three words of the expression; ``forgets`` and ``slips``: as for `lessons`.
@@ -128,14 +128,14 @@ def pupil(terms: list[str], chance: random.Random, forgets: float, slips: float)
     carries = first % 10 + second % 10 >= 10 if sign == "+" else high % 10 < low % 10
     size = first + second if sign == "+" else high - low
     negative = sign == "-" and first < second
-    if carries and chance.random() < forgets:
+    if carries and rng.random() < forgets:
         size += -10 if sign == "+" else 10
-    if negative and chance.random() < forgets:
+    if negative and rng.random() < forgets:
         negative = False
     digits = list(str(size))
-    if chance.random() < slips:
-        place = chance.randrange(len(digits))
-        digits[place] = chance.choice([digit for digit in "0123456789" if digit != digits[place]])
+    if rng.random() < slips:
+        place = rng.randrange(len(digits))
+        digits[place] = rng.choice([digit for digit in "0123456789" if digit != digits[place]])
     return "-" * negative + "".join(digits)
 
 

@@ -7,7 +7,8 @@ So cells of any system, in any virtual environment, can take turns. FILE.py defi
 
 - ``prepare(cell: dict, folder: str, seed: int) -> dict``: build everything, run nothing; return facts such as
   versions.
-- ``iterate(count: int) -> dict``: run the next iterations; return their seconds, tokens and metrics.
+- ``iterate(count: int) -> dict``: run the next iterations; return ``iterations`` (number, wall seconds, tokens and
+  metrics of each), ``evaluations``, and ``ended`` (True after the last iteration).
 - ``observe() -> dict``: return the state at the end of a turn, such as an evaluation.
 - ``close() -> None``: end everything that was started.
 

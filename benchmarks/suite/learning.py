@@ -240,8 +240,8 @@ def ranked(
     p = equivalence(ours, reference, margin, paired=paired) if margin > 0 else math.nan
     outcome = "equivalent within the margin" if p < alpha else _direction(gain, higher)
     more = _more(ours, reference, margin, alpha, paired) if outcome == "undecided" else None
-    chance = probability_of_improvement(*((ours, reference) if higher else (reference, ours)))
-    return Ranking(cell.name, base.name, outcome, seeds, gain, chance, p, margin, paired, more)
+    probability = probability_of_improvement(*((ours, reference) if higher else (reference, ours)))
+    return Ranking(cell.name, base.name, outcome, seeds, gain, probability, p, margin, paired, more)
 
 
 def _direction(gain: Estimate, higher: bool) -> Outcome:

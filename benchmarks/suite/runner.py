@@ -69,8 +69,8 @@ class Runner:
         if self.budget is not None:
             self.limit = time.monotonic() + self.budget
         try:
-            whole = [self._seed(seed) for seed in self.suite.seeds]
-            return all(whole)
+            complete = [self._seed(seed) for seed in self.suite.seeds]
+            return all(complete)
         finally:
             self.journal.close()
 

@@ -140,7 +140,7 @@ class Speed:
         return f"{self.cell} vs {self.base}: {outcome}; {estimate}, margin {100 * self.margin:.4g} %{drifts}"
 
 
-def judged(
+def compare_speeds(
     cells: Mapping[str, Sequence[Block]],
     base: str,
     *,

@@ -10,7 +10,7 @@ from rlflow.benchmarks.journal import Measured
 from rlflow.benchmarks.learning import profile_text, ranked_all
 from rlflow.benchmarks.results import block_seconds, block_tokens, curves
 from rlflow.benchmarks.sooner import compared
-from rlflow.benchmarks.speed import Block, Looks, Speed, finished, judged
+from rlflow.benchmarks.speed import Block, Looks, Speed, compare_speeds, finished
 from rlflow.benchmarks.suite import Suite
 
 # name and measurements of each cell, the base first
@@ -46,7 +46,7 @@ def blocks(measured: Measured) -> list[Block]:
 
 def speeds(suite: Suite, cells: Cells) -> tuple[Speed, ...]:
     """Compare the speed of each cell with the base, without checking that they did the same work."""
-    return judged(
+    return compare_speeds(
         {name: blocks(measured) for name, measured in cells},
         cells[0][0],
         margin=suite.goal.margin,

@@ -54,9 +54,9 @@ def main(folder: Path) -> None:
         (leaves, (), 30),
         (hangs, (str(folder / "child"),), 3),
     ):
-        told = list(results(section, arguments, "spawn", seconds, folder / f"{section.__name__}.log"))
-        assert all(isinstance(check, Check) for check in told)
-        found[section.__name__] = [(check.name, check.verdict, check.why) for check in told]
+        checks = list(results(section, arguments, "spawn", seconds, folder / f"{section.__name__}.log"))
+        assert all(isinstance(check, Check) for check in checks)
+        found[section.__name__] = [(check.name, check.verdict, check.why) for check in checks]
     print(json.dumps(found))
 
 

@@ -32,9 +32,9 @@ def bench(tmp_path):
 
     def run(suite, folder="out", decided=lambda measured: False, budget=None):
         (tmp_path / folder).mkdir(exist_ok=True)
-        said = []
+        lines = []
         cells = compile_cells(suite, lambda config: TraceOptions())
-        whole = Runner(suite, cells, tmp_path / folder, said.append, decided, budget).run()
-        return whole, said, {cell.cell.name: cell.key for cell in cells}
+        complete = Runner(suite, cells, tmp_path / folder, lines.append, decided, budget).run()
+        return complete, lines, {cell.cell.name: cell.key for cell in cells}
 
     return run

@@ -28,9 +28,9 @@ def test_more_noise_or_a_smaller_effect_needs_more(count, error, effect, factor)
 def test_the_forecast_finds_a_known_difference_in_80_percent():
     """Simulated with normal noise of 1, an effect of 0.3, and the normal quantile (many degrees of freedom)."""
     count, effect = 40, 0.3
-    whole = count + observations_left(count, 1 / math.sqrt(count), effect, 0.95, 1e9)
-    means = np.random.default_rng(0).normal(effect, 1 / math.sqrt(whole), 20_000)
-    assert np.mean(means > 1.96 / math.sqrt(whole)) == pytest.approx(0.8, abs=0.015)
+    total = count + observations_left(count, 1 / math.sqrt(count), effect, 0.95, 1e9)
+    means = np.random.default_rng(0).normal(effect, 1 / math.sqrt(total), 20_000)
+    assert np.mean(means > 1.96 / math.sqrt(total)) == pytest.approx(0.8, abs=0.015)
 
 
 @pytest.mark.parametrize(

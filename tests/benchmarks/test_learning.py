@@ -64,8 +64,10 @@ def test_pairs_use_students_interval_and_others_welchs():
     """
     paired = difference([0.0, 2, 4, 6, 8], [1.0, 2, 3, 4, 5], paired=True).interval
     assert (paired.low, paired.high) == pytest.approx((1 - 2.776 * 0.7071, 1 + 2.776 * 0.7071), abs=1e-3)
-    apart = difference([1.0, 2, 3, 4, 5], [2.0, 2.4, 2.8, 3.2, 3.6]).interval
-    assert (apart.low, apart.high) == pytest.approx((0.2 - 2.535 * 0.7616, 0.2 + 2.535 * 0.7616), abs=2e-3)
+    unpaired = difference([1.0, 2, 3, 4, 5], [2.0, 2.4, 2.8, 3.2, 3.6]).interval
+    assert (unpaired.low, unpaired.high) == pytest.approx(
+        (0.2 - 2.535 * 0.7616, 0.2 + 2.535 * 0.7616), abs=2e-3
+    )
     assert difference([1.0, 1, 1], [0.0, 0, 0], paired=True).text == "1, 1 … 1 (95 %, no spread)"
 
 
@@ -166,10 +168,15 @@ def test_equal_seeds_are_compared_in_pairs():
     """Each seed is 1 better than in the base, which is little compared with the differences between seeds."""
     base = np.array([0.0, 10, 20, 30, 40, 50])
     ours = base + 1 + 0.01 * np.sin(base)
-    found, apart = rank(ours, base, paired=True), rank(ours, base)
-    assert (found.outcome, found.paired, apart.outcome, apart.paired) == ("better", True, "undecided", False)
+    found, unpaired = rank(ours, base, paired=True), rank(ours, base)
+    assert (found.outcome, found.paired, unpaired.outcome, unpaired.paired) == (
+        "better",
+        True,
+        "undecided",
+        False,
+    )
     assert "; 6 pairs of seeds, " in found.text
-    assert "; 6 and 6 seeds, " in apart.text
+    assert "; 6 and 6 seeds, " in unpaired.text
     assert rank(ours, base, paired=True, margin=2.0).outcome == "equivalent within the margin"
     assert rank(ours, base, margin=2.0).outcome == "undecided"
 

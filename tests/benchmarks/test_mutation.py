@@ -112,16 +112,16 @@ def test_probes_keep_results_and_record_hits_in_forks(tmp_path):
 
 def test_tests_that_reach_the_mutant_run_first_fastest_first():
     seconds = {
-        "tests/a/test_one.py::dear": 40.0,
-        "tests/a/test_one.py::cheap": 1.0,
+        "tests/a/test_one.py::slow": 40.0,
+        "tests/a/test_one.py::fast": 1.0,
         "tests/b/test_two.py::far": 0.5,
-        "tests/a/b/test_three.py::beside": 3.0,
+        "tests/a/b/test_three.py::other": 3.0,
         "tests/b/test_two.py::reaches": 0.1,
     }
-    covering = ["tests/a/test_one.py::dear", "tests/b/test_two.py::reaches", "tests/a/test_one.py::cheap"]
-    dear, cheap, far, beside, reaches = seconds
-    assert stages(Path("rlflow/a/one.py"), covering, seconds) == [[reaches, cheap], [dear], [beside]]
-    assert stages(Path("rlflow/a/one.py"), covering, seconds, 4.5) == [[reaches, cheap], [beside]]
+    covering = ["tests/a/test_one.py::slow", "tests/b/test_two.py::reaches", "tests/a/test_one.py::fast"]
+    slow, fast, far, other, reaches = seconds
+    assert stages(Path("rlflow/a/one.py"), covering, seconds) == [[reaches, fast], [slow], [other]]
+    assert stages(Path("rlflow/a/one.py"), covering, seconds, 4.5) == [[reaches, fast], [other]]
     assert stages(Path("rlflow/c/one.py"), [], seconds) == []
     assert far not in sum(stages(Path("rlflow/a/one.py"), covering, seconds), [])
 
@@ -208,8 +208,8 @@ def small(tmp_path):
 def test_a_suite_kills_mutants_reached_in_any_process(small, tmp_path):
     verdicts = tmp_path / "verdicts.json"
     command = [sys.executable, "benchmarks/mutation", "--tree", str(small), "--json", str(verdicts)]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert said.returncode == 0, said.stdout + said.stderr
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
     found = {
         (row["before"], row["after"]): (row["verdict"], row["by"], row["covering"])
         for row in json.loads(verdicts.read_text())["mutants"]

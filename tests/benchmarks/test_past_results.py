@@ -17,11 +17,11 @@ SUITE = Suite(
 )
 
 
-def finished(folder, seconds, number, whole=True):
+def finished(folder, seconds, number, complete=True):
     place = folder / f"run-{number}"
     place.mkdir()
     values = {"one: seconds": seconds, "two: seconds": 2.0, "one: reward/mean": 0.5}
-    write_result(SUITE, place, values, whole)
+    write_result(SUITE, place, values, complete)
     return place, values
 
 
@@ -75,15 +75,15 @@ def test_earlier_results_of_a_folder_count_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("values", "whole", "found"),
+    ("values", "complete", "found"),
     [
         ({"one: seconds": 1.0}, False, "an unfinished comparison"),
         ({"one: seconds": None}, True, "no number for one: seconds"),
         ({}, True, "no gates"),
     ],
 )
-def test_only_a_complete_comparison_is_trusted(tmp_path, values, whole, found):
-    write_result(SUITE, tmp_path, values, whole)
+def test_only_a_complete_comparison_is_trusted(tmp_path, values, complete, found):
+    write_result(SUITE, tmp_path, values, complete)
     with pytest.raises(PlanError, match="cannot be trusted") as refused:
         trust(tmp_path)
     assert found in refused.value.problems[0].found

@@ -49,15 +49,15 @@ def test_a_row_is_a_line_of_numbers():
 
 def test_sentences_name_failures_wrong_sums_and_the_machine():
     verdict = Verdict("b", "a", "speed", "faster", "faster by half")
-    said = list(
+    sentences = list(
         lines([ROW, Row("c", "l", (), 0, *[None] * 8, "1 row lost", False, {})], [verdict], ["a note"])
     )
-    assert said[0] == "b vs a, speed: faster by half"
-    assert said[1] == "a|b, seed 2 failed: no room"
-    assert said[2] == "c: the sums of sampled rows and of their outcomes do not match:\n1 row lost"
-    assert said[3] == "a note"
-    assert "cores" in said[4]
-    assert "torch" in said[4]
+    assert sentences[0] == "b vs a, speed: faster by half"
+    assert sentences[1] == "a|b, seed 2 failed: no room"
+    assert sentences[2] == "c: the sums of sampled rows and of their outcomes do not match:\n1 row lost"
+    assert sentences[3] == "a note"
+    assert "cores" in sentences[4]
+    assert "torch" in sentences[4]
 
 
 def test_cells_cannot_break_the_markdown_table():

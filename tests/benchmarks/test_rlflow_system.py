@@ -74,7 +74,7 @@ def test_an_error_of_the_run_is_raised_by_the_turn(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_cell_resumes_to_the_same_result(tmp_path):
-    whole = recorded(rlflow.run("grpo", out=str(tmp_path), name="alone", seed=0, **NULL).folder)
+    expected = recorded(rlflow.run("grpo", out=str(tmp_path), name="alone", seed=0, **NULL).folder)
     with closing(CellProcess(sys.executable, Path(rlflow_system.__file__), tmp_path / "log", 120)) as cell:
         cell.ask("prepare", cell=CELL, folder=str(tmp_path), seed=0)
         cell.ask("iterate", count=3)
@@ -88,7 +88,7 @@ def test_a_killed_cell_resumes_to_the_same_result(tmp_path):
         assert turn["ended"]
         assert turn["iterations"][0]["iteration"] == 2
         assert cell.use().memory > 0
-    assert recorded(tmp_path / "run") == whole
+    assert recorded(tmp_path / "run") == expected
 
 
 def written(path):

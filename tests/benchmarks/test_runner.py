@@ -39,13 +39,13 @@ def turns(measured, key):
 
 
 def test_cells_take_turns_in_a_rotating_order(suite, bench, tmp_path):
-    whole, said, keys = bench(suite(TWO))
-    assert whole
+    complete, progress, keys = bench(suite(TWO))
+    assert complete
     measured = read(tmp_path / "out")
     for name in ("one", "two"):
         assert turns(measured, keys[name]) == [(0, 0, [0, 1, 2]), (0, 1, [3, 4, 5]), (0, 2, [6, 7, 8])]
         assert measured[keys[name]].done == {0}
-    assert [line.split(",")[1] for line in said] == [" one", " two", " two", " one", " one", " two"]
+    assert [line.split(",")[1] for line in progress] == [" one", " two", " two", " one", " one", " two"]
     assert list((tmp_path / "out").glob("cells/*/seed-0/closed")), "a system is closed"
 
 
@@ -59,8 +59,8 @@ def test_complete_run_turns_load_one_cell_at_a_time(suite, bench, tmp_path):
     text = TWO.replace("block = 3", "block = 9\nseeds = 2").replace(
         "seconds = 0.5", "seconds = 0.5\nalone = true"
     )
-    _, said, keys = bench(suite(text))
-    assert [line.split(",")[1] for line in said] == [" one", " two", " two", " one"]
+    _, progress, keys = bench(suite(text))
+    assert [line.split(",")[1] for line in progress] == [" one", " two", " two", " one"]
     measured = read(tmp_path / "out")
     assert {seed for key in keys.values() for seed in measured[key].done} == {0, 1}
     assert all(0 < seconds < 20 for key in keys.values() for seconds in measured[key].starts.values())
@@ -76,8 +76,8 @@ def test_rounds_end_once_the_verdicts_are_decided(suite, bench, tmp_path):
     def decided(measured):
         return sum(len(cell.turns) for cell in measured.values()) >= 4
 
-    whole, _, keys = bench(suite(TWO.replace("block = 3", "block = 3\nrounds = 9")), decided=decided)
-    assert whole
+    complete, _, keys = bench(suite(TWO.replace("block = 3", "block = 3\nrounds = 9")), decided=decided)
+    assert complete
     assert [len(read(tmp_path / "out")[keys[name]].turns) for name in ("one", "two")] == [2, 2]
 
 
@@ -92,23 +92,23 @@ def test_rounds_end_once_the_verdicts_are_decided(suite, bench, tmp_path):
 )
 def test_a_failed_cell_is_recorded_and_others_continue(suite, bench, tmp_path, flags, cause):
     text = TWO.replace("tokens = 11", flags)
-    _, said, keys = bench(
+    _, progress, keys = bench(
         suite(text.replace("deadline = 60", "deadline = 0.7") if "hangs" in flags else text)
     )
     measured = read(tmp_path / "out")
     assert cause in measured[keys["two"]].failed[0]
     assert measured[keys["two"]].done == set()
     assert measured[keys["one"]].done == {0}
-    assert any(line.startswith("two, seed 0 failed") for line in said)
+    assert any(line.startswith("two, seed 0 failed") for line in progress)
 
 
 def test_finished_work_is_kept_and_a_failed_cell_is_retried(suite, bench, tmp_path):
     bench(suite(TWO.replace("tokens = 11", "fails = 4")))
     before = read(tmp_path / "out")
-    _, said, keys = bench(suite(TWO.replace("tokens = 11", "fails = 4")))
+    _, progress, keys = bench(suite(TWO.replace("tokens = 11", "fails = 4")))
     assert len(read(tmp_path / "out")[keys["one"]].turns) == len(before[keys["one"]].turns)
-    assert not any(" one," in line for line in said)
-    assert any("two" in line for line in said)
+    assert not any(" one," in line for line in progress)
+    assert any("two" in line for line in progress)
 
 
 SPEED = TWO.replace("block = 3", "block = 3\nrounds = 4") + '[goal]\n    metric = "none of these"\n'
@@ -156,8 +156,8 @@ def test_a_failed_speed_cell_is_retried_with_the_base(suite, bench, tmp_path):
     text = SPEED.replace("tokens = 11", 'fails_without = "mended"')
     bench(suite(text))
     (tmp_path / "out" / "mended").touch()
-    _, said, keys = bench(suite(text), decided=lambda measured: True)
-    assert sorted(line.split(",")[1] for line in said) == [" one", " two"]
+    _, progress, keys = bench(suite(text), decided=lambda measured: True)
+    assert sorted(line.split(",")[1] for line in progress) == [" one", " two"]
     measured = read(tmp_path / "out")
     assert not measured[keys["two"]].failed
     assert turns(measured, keys["two"])[-1][1] == turns(measured, keys["one"])[-1][1]

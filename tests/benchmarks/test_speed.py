@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 from suites import NOISE, cells, suite
 
 from rlflow.benchmarks.forecast import FARTHEST
-from rlflow.benchmarks.speed import Block, Looks, alike, finished, judged
+from rlflow.benchmarks.speed import Block, Looks, alike, compare_speeds, finished
 
 pytestmark = pytest.mark.slow  # complete runs, models or processes: together these tests take long
 
@@ -19,7 +19,7 @@ LONG = Looks(maximum=768, growth=2)  # the machine was busy while recording
 
 
 def of(seconds, **keywords):
-    [speed] = judged(cells(seconds), "base", resamples=200, **keywords)
+    [speed] = compare_speeds(cells(seconds), "base", resamples=200, **keywords)
     return speed
 
 
@@ -130,16 +130,19 @@ def test_blocks_without_seconds_are_not_compared(bad):
 
 
 def test_cells_without_a_common_round_are_not_compared():
-    [speed] = judged({"base": [Block(0, 1.0)], "cell": [Block(1, 1.0)]}, "base")
+    [speed] = compare_speeds({"base": [Block(0, 1.0)], "cell": [Block(1, 1.0)]}, "base")
     assert speed.reason == "they have no round in common"
-    assert judged({"base": [Block(0, 1.0)], "cell": []}, "base")[0].reason == "no turn of cell is timed yet"
+    assert (
+        compare_speeds({"base": [Block(0, 1.0)], "cell": []}, "base")[0].reason
+        == "no turn of cell is timed yet"
+    )
 
 
 def test_a_round_counts_if_each_cell_has_one_block():
     both = cells(steady(0.8, rounds=8))
     uneven = {"cell": both["cell"][::-1], "base": [*both["base"][:7], Block(0, 9.0)]}
-    [speed] = judged(uneven, "base")
-    [without] = judged({name: blocks[1:7] for name, blocks in both.items()}, "base")
+    [speed] = compare_speeds(uneven, "base")
+    [without] = compare_speeds({name: blocks[1:7] for name, blocks in both.items()}, "base")
     assert (speed.ratio, speed.interval, speed.rounds) == (without.ratio, without.interval, 6)
 
 
@@ -169,15 +172,15 @@ def drifting(rng, correlation, rounds=24):
 
 def test_a_drifting_ratio_is_reported_and_independent_rounds_are_not():
     rng = np.random.default_rng(13)
-    told = {
+    reported = {
         c: sum(
             alike(np.log(pair[:, 0] / pair[:, 1])) is not None
             for pair in (drifting(rng, c) for _ in range(300))
         )
         for c in (0, 0.8)
     }
-    assert told[0] <= 6  # more has a probability of 0.1 % if 0.5 % are reported
-    assert told[0.8] >= 200
+    assert reported[0] <= 6  # more has a probability of 0.1 % if 0.5 % are reported
+    assert reported[0.8] >= 200
     assert alike(np.arange(9.0)) is None
     speed = of(
         np.exp(np.stack([np.linspace(0, 0.6, 24), np.zeros(24)], 1)), looks=Looks(minimum=24, maximum=24)
@@ -242,10 +245,10 @@ def simulated(series, suites, factor, looks):
     rng, results = np.random.default_rng(7), []
     for _ in range(suites):
         blocks = suite(np.array(NOISE["seconds"][series]), looks.maximum, factor, rng)
-        [first] = judged(
+        [first] = compare_speeds(
             {name: side[: looks.minimum] for name, side in blocks.items()}, "base", looks=looks, resamples=200
         )
-        [last] = judged(blocks, "base", looks=looks, resamples=200)
+        [last] = compare_speeds(blocks, "base", looks=looks, resamples=200)
         results.append(
             (last.outcome, last.outcome == "slower" and last.rounds <= looks.minimum + 2 * (first.more or 0))
         )
@@ -269,8 +272,8 @@ def test_a_decided_pair_passes_its_error_part_on():
     rng = np.random.default_rng(3)
     base, near, far = np.exp(rng.normal(0, 0.1, (3, 6)))
     alone = of(np.stack([near, base], 1))
-    both = judged(many(near, far, base), "base", resamples=200)
-    after = judged(many(near, far * 5, base), "base", resamples=200)
+    both = compare_speeds(many(near, far, base), "base", resamples=200)
+    after = compare_speeds(many(near, far * 5, base), "base", resamples=200)
     assert [speed.outcome for speed in (alone, *both, *after)] == ["undecided"] * 4 + ["slower"]
     error = 1 - alone.at_look.level
     assert [1 - speed.at_look.level for speed in both] == pytest.approx([error / 2] * 2)
@@ -282,13 +285,15 @@ def test_a_decided_pair_passes_its_error_part_on():
     st.integers(6, 13),
 )
 def test_more_rounds_change_no_verdict(seconds, before):
-    early, late = (judged(many(*rounds.T), "base", resamples=50) for rounds in (seconds[:before], seconds))
+    early, late = (
+        compare_speeds(many(*rounds.T), "base", resamples=50) for rounds in (seconds[:before], seconds)
+    )
     assert all(one == other for one, other in zip(early, late, strict=True) if one.decided)
 
 
 def test_a_cell_without_blocks_keeps_its_error_part():
     cell, base = steady(1.0, noise=0.3).T
-    some = judged(
+    some = compare_speeds(
         {"cell": many(cell, base)["0"], "late": [], "base": many(cell, base)["base"]}, "base", resamples=200
     )
     assert some[1].outcome == "not comparable"

@@ -25,10 +25,10 @@ def accuracy(
     scores: list[float] = []
     for start in range(0, len(records), TOGETHER):
         part = records[start : start + TOGETHER]
-        asked = tokenizer([record["prompt"] for record in part], return_tensors="pt", padding=True)
+        inputs = tokenizer([record["prompt"] for record in part], return_tensors="pt", padding=True)
         with torch.no_grad(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            rows = model.generate(**asked, max_new_tokens=tokens, do_sample=False)
-        answers = tokenizer.batch_decode(rows[:, asked.input_ids.shape[1] :], skip_special_tokens=True)
+            rows = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)
+        answers = tokenizer.batch_decode(rows[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
         scores += [right(answer, record["answer"]) for answer, record in zip(answers, part, strict=True)]
     tokenizer.padding_side = side
     model.train(trains)

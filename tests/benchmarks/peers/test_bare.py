@@ -38,10 +38,10 @@ def test_bare_calls_sample_recorded_lengths_and_train(tmp_path):
     assert [row["tokens"] for row in (*first["iterations"], *last["iterations"])] == [17, 13, 18]
     assert (first["ended"], last["ended"]) == (False, True)
     assert any((one != other).any() for one, other in zip(before, system.model.parameters(), strict=True))
-    apart = prepared(tmp_path, rows=1)
-    apart.iterate(3)
-    for whole, part in zip(system.model.parameters(), apart.model.parameters(), strict=True):
-        torch.testing.assert_close(whole, part, rtol=1e-4, atol=1e-5)
+    split = prepared(tmp_path, rows=1)
+    split.iterate(3)
+    for complete, part in zip(system.model.parameters(), split.model.parameters(), strict=True):
+        torch.testing.assert_close(complete, part, rtol=1e-4, atol=1e-5)
     low = prepared(tmp_path, dtype="bfloat16")
     assert low.iterate(1)["iterations"][0]["tokens"] == 17
     assert {parameter.dtype for parameter in low.model.parameters()} == {torch.bfloat16}
