@@ -725,8 +725,10 @@ WORDS = {"right": "RIGHT", "wrong": "WRONG", "correct": 0.5}
 def test_a_verifier_ascends_its_agreement_with_the_score(policy, score):
     """The gradient is GRPO's, with its known weight by the mix of the verdicts."""
     of, group, chance = groups(policy, 2)
-    said = ["WRONG, no: RIGHT" if right else "WRONG" for right in BINARY[of].tolist()]
-    agrees, believes, _ = critique.judge(said, torch.full((len(of),), score, dtype=torch.float64), **WORDS)
+    readings = ["WRONG, no: RIGHT" if right else "WRONG" for right in BINARY[of].tolist()]
+    agrees, believes, _ = critique.judge(
+        readings, torch.full((len(of),), score, dtype=torch.float64), **WORDS
+    )
     assert torch.equal(believes, BINARY[of])
     got = expected(
         policy, compare(agrees, group, torch.ones(len(of), 2, dtype=torch.bool)), of, chance, "critique"

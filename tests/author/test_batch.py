@@ -108,7 +108,7 @@ def test_writing_into_a_read_column_leaves_the_batch_unchanged(name):
 # ------------------------------------------------------------------------------------------------------------
 
 
-def test_standard_columns_have_the_table_kind_and_others_an_inferred_one():
+def test_standard_columns_have_the_table_kind_and_others_are_inferred():
     batch = Batch.of(
         tokens=[[1, 2], [3]],
         mask=[[1, 0], [1]],

@@ -99,7 +99,7 @@ def test_a_repeated_prompt_gets_a_new_sample():
     assert not set(row_seeds(7, first.keys)) & set(row_seeds(7, again.keys))
 
 
-def test_each_turn_has_its_own_seed_and_the_first_that_of_the_row():
+def test_the_first_turn_has_the_seed_of_its_row_and_later_turns_others():
     seeds = [3, 4, 2**62]
     assert turn_seeds(seeds, 0) == seeds
     later = [turn_seeds(seeds, turn) for turn in (1, 2)]

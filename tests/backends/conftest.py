@@ -1,5 +1,8 @@
 """Small random models of real architectures, saved as Hugging Face folders with a tokenizer of single
-characters; and ranks that judge backends by ``contract.py``, started once for all tests."""
+characters.
+
+The fixture `checked` runs the ranks that check backends with ``contract.py``; all tests share one start.
+"""
 
 import contextlib
 import importlib
@@ -79,7 +82,7 @@ def tokenizer():
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory):
-    """Shape → model folder. ``reward`` is a Llama with a score head."""
+    """Return shape → model folder. ``reward`` is a Llama with a score head."""
     root = tmp_path_factory.mktemp("models")
     for seed, (name, config) in enumerate(CONFIGS.items()):
         torch.manual_seed(seed)
@@ -93,8 +96,8 @@ def folders(tmp_path_factory):
     return {path.name: path for path in root.iterdir()}
 
 
-# What every engine has kernels for: heads of 32. Positions for real lengths, but for GPT-2, whose every
-# position has weights.
+# Heads of 32, because every engine has kernels for them. Enough positions for real lengths, except for GPT-2,
+# which has weights for each position.
 WIDE = SMALL | {"num_attention_heads": 2, "head_dim": 32, "max_position_embeddings": 4096}
 SHAPES = {
     "qwen3": Qwen3Config(**WIDE, tie_word_embeddings=True),
@@ -116,17 +119,18 @@ SHAPES = {
         **WIDE | {"num_attention_heads": 4, "num_key_value_heads": 1}, tie_word_embeddings=False
     ),
 }
-SECONDS = 800  # for all that ranks do; machines that test are busy
-# backends of which one rank needs no process of its own, and two can share theirs
+SECONDS = 800  # for everything that ranks do; test machines are busy
+# backends whose single rank needs no process of its own, and whose two ranks can share processes
 IN_PROCESS = ("null", "local", "fsdp")
-EXAMPLE = "example.rowwise"  # of docs/backends.md, of which one rank is judged here
+EXAMPLE = "example.rowwise"  # from docs/backends.md; its single rank is checked here
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
 def shapes(tmp_path_factory):
-    """A folder of models by shape, of which several tokens end a response. ``reward`` is a Llama with a score
-    head."""
+    """Return a folder of models by shape. Several tokens end a response. ``reward`` is a Llama with a score
+    head.
+    """
     root = tmp_path_factory.mktemp("shapes")
     for name, config in SHAPES.items():
         torch.manual_seed(0)
@@ -142,24 +146,24 @@ def shapes(tmp_path_factory):
     return root
 
 
-class Judged:
-    """What ranks of a backend have to say against what is claimed of it. They are started when they are first
-    asked about."""
+class CheckedClaims:
+    """Results of a backend's claims, from ranks that start at the first request."""
 
     def __init__(self, models, folder, lacking):
         self.models, self.folder, self.lacking, self.kept = models, folder, lacking, {}
 
-    def hold(self, subtests, name, ranks, claims):
-        """Each of these claims on each rank, as a subtest of its own. Where a package is missing, the test
-        itself says so."""
+    def check(self, subtests, name, ranks, claims):
+        """Assert each claim on each rank, as a subtest of its own. If a package is missing, the test reports
+        it.
+        """
         assert claims
-        self.said(name, ranks, claims[0])
+        self.failures(name, ranks, claims[0])
         for claim in claims:
             with subtests.test(claim):
-                assert self.said(name, ranks, claim) == [""] * ranks
+                assert self.failures(name, ranks, claim) == [""] * ranks
 
-    def said(self, name, ranks, claim):
-        """One text per rank, empty where the claim holds."""
+    def failures(self, name, ranks, claim):
+        """Return one text per rank, empty if the claim holds."""
         if ranks == 1 and name in (*IN_PROCESS, EXAMPLE):
             return [self._here(name, *claim.split(": ")[:2]).get(claim, "not asked: an earlier claim failed")]
         asked = "contract,own" if name not in IN_PROCESS else "contract" if ": " in claim else "own"
@@ -175,11 +179,13 @@ class Judged:
         if (name, half, case) not in self.kept:
             contract = importlib.import_module("contract")
             ground = contract.Ground(name, 0, 1, self.models, self.folder)
-            self.kept[name, half, case] = contract.judged(ground, half, case)
+            self.kept[name, half, case] = contract.checked(ground, half, case)
         return self.kept[name, half, case]
 
     def _there(self, names, ranks, asked):
-        """By rank, backend and claim. Nothing can be compiled there; what was printed is a claim too."""
+        """Run the claims in new processes; return the failures by rank, backend and claim. These processes
+        cannot compile, and their output is also a claim.
+        """
         folder = self.folder / f"{names}-{ranks}-{asked}"
         folder.mkdir()
         outs = [folder / f"{rank}.json" for rank in range(ranks)]
@@ -193,38 +199,38 @@ class Judged:
             "CXX": "/nonexistent",
             "TORCH_EXTENSIONS_DIR": str(folder / "compiled"),
         }
-        begun = []
+        started = []
         for rank, out in enumerate(outs):
             command = [
                 sys.executable,
                 *map(str, (HERE / "contract.py", names, rank, ranks, folder / "meeting", self.models, out)),
             ]
-            begun.append(
+            started.append(
                 subprocess.Popen(
                     command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
                 )
             )
         try:
-            printed = [process.communicate(timeout=SECONDS)[0] for process in begun]
+            printed = [process.communicate(timeout=SECONDS)[0] for process in started]
         finally:
-            for process in begun:
+            for process in started:
                 process.kill()
                 process.communicate()
-        assert [process.returncode for process in begun] == [0] * ranks, "\n".join(
+        assert [process.returncode for process in started] == [0] * ranks, "\n".join(
             text[-3000:] for text in printed
         )
-        said = [json.loads(out.read_text()) for out in outs]
+        failures = [json.loads(out.read_text()) for out in outs]
         also = [
             {"printed": text, "compiled": str(folder) if (folder / "compiled").exists() else ""}
             for text in printed
         ]
         return [
             {name: claims | more for name, claims in each.items()}
-            for each, more in zip(said, also, strict=True)
+            for each, more in zip(failures, also, strict=True)
         ]
 
     def _forks(self, names, folder, outs, asked):
-        """The same of ranks that are forks of this process, which has imported what they need."""
+        """Run the claims in forks of this process, which has already imported everything."""
         contract, ranks = importlib.import_module("contract"), len(outs)
         children = [
             forked(
@@ -235,7 +241,7 @@ class Judged:
         ]
         try:
             codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        except BaseException:  # the test's time is over
+        except BaseException:  # the time limit of the test
             for child in children:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, signal.SIGKILL)
@@ -245,13 +251,13 @@ class Judged:
 
 
 def forked(action, raised):
-    """The process id of a child that does this; what it raises goes to a file."""
+    """Fork a child that runs the function; return its process id. An exception goes to a file."""
     child = os.fork()
     if child:
         return child
     code = 1
     try:
-        warnings.simplefilter("ignore")  # which are errors where tests run
+        warnings.simplefilter("ignore")  # warnings are errors in tests
         action()
         code = 0
     except BaseException:
@@ -261,5 +267,5 @@ def forked(action, raised):
 
 
 @pytest.fixture(scope="session")
-def judged(shapes, tmp_path_factory, lacking):
-    return Judged(shapes, tmp_path_factory.mktemp("judged"), lacking)
+def checked(shapes, tmp_path_factory, lacking):
+    return CheckedClaims(shapes, tmp_path_factory.mktemp("checked"), lacking)

@@ -1,11 +1,10 @@
-"""What ``rlflow/training/protocols.py`` promises of every backend, as claims, and the rank of a pool that
-makes them.
+"""The promises of ``rlflow/training/protocols.py`` as claims about every backend, and the rank of a pool that
+checks them.
 
-    contract.py BACKENDS RANK RANKS MEETING MODELS OUT
+contract.py BACKENDS RANK RANKS MEETING MODELS OUT
 
-makes every claim on this rank, of one backend or of several (A,B), and writes to OUT by backend and claim
-what there is to say against it, "" where there is nothing. ``own_BACKEND.py``, where it is there, has CHECKS
-of the backend's own by number of ranks.
+checks every claim on this rank, for one backend or several (A,B). It writes to OUT, by backend and claim, the
+failure or "". A file ``own_BACKEND.py`` may add CHECKS of one backend, by number of ranks.
 """
 
 import gc
@@ -31,17 +30,16 @@ from rlflow.training.protocols import ModelSpec
 HERE = Path(__file__).parent
 MODULES = {"Trainer": "training_claims", "Generator": "sampling_claims"}
 SHAPES = ("qwen3", "llama", "gpt2", "gemma3")
-# Of an engine that ranks share. How weights of every shape lie on its ranks is compared bit for bit:
-# tests/training/weight_sync/test_engines.py.
+# For an engine shared by ranks. tests/training/weight_sync/test_engines.py compares the weights of every
+# shape on its ranks bit for bit.
 SHARED_SHAPES = ("gpt2", "gemma3")
 HEADS = {"llama values": {"head": "values"}, "reward scores": {"head": "scores"}}
 ADAPTERS = {"gpt2 lora=4": {"lora": 4, "lr": 1e-2}}
-# Rows of real lengths, many of them longer than a micro-batch may be; those of other cases have a few tokens.
+# Rows of real lengths, many of them longer than a micro-batch. Rows of other cases have a few tokens.
 BUDGETS = {"micro_tokens": 700, "logit_tokens": 100}
 LONG = {"gemma3 long": BUDGETS | {"gradient_checkpointing": True}, "llama long": BUDGETS}
 
-# Settings under which ranks lie in other ways than by default, by the shapes for which the claims are made
-# again.
+# Settings with another layout of ranks than the default. The claims run again for these shapes.
 LAYOUTS = {
     "fsdp": {"shard=none": ("llama",), "tensor_parallel=2": ("llama", "qwen3", "gemma3")},
     "deepspeed": {"zero=1": ("llama",), "zero=2": ("llama",)},
@@ -52,7 +50,7 @@ SAMPLES_WITH = {
     "vllm": {"kv_cache_memory_bytes": 16 << 20, "max_num_seqs": 32},
 }
 
-# What some backend cannot do. Everything else is claimed of all.
+# Claims that some backends cannot meet. Every other claim holds for all.
 NO_MODEL = {"null": "columns are functions of the row key, and nothing is learned"}
 NO_PLAN = {
     "gpt2": "transformers has no tensor-parallel plan for GPT-2, so that the fsdp backend refuses it: "
@@ -66,15 +64,16 @@ class Unusable(Exception):
 
 @dataclass(frozen=True)
 class Ground:
-    """Where claims are made: the backend, this rank, and where models lie and files may be written, the same
-    on all ranks."""
+    """The setting of the claims: the backend, this rank, and folders for models and files. All ranks have the
+    same folders.
+    """
 
     name: str
     rank: int
     ranks: int
     models: Path
     folder: Path
-    alone: Any = None  # torch's group of this rank alone
+    alone: Any = None  # torch's group of only this rank
 
     @property
     def backend(self) -> Any:
@@ -85,8 +84,9 @@ class Ground:
         return self.name in NO_MODEL
 
     def made(self, half: str, spec: ModelSpec, **given: Any) -> Any:
-        """A Trainer or Generator with those of the settings that it has. Raises Unusable where its package is
-        missing."""
+        """Make a Trainer or Generator with those of the given settings that it has. Raise Unusable if its
+        package is missing.
+        """
         kind = getattr(self.backend, half)
         known = {field.name for field in fields(kind.Settings)}
         try:
@@ -99,18 +99,18 @@ class Ground:
             raise
 
     def peers(self) -> Peers:
-        """Of a trainer that takes this rank for the only one."""
+        """Return the peers of a trainer that treats this rank as the only one."""
         return Peers(self.alone)
 
     def together(self, own: Any) -> list[Any]:
-        """What each rank has."""
+        """Return the value of each rank."""
         found = [own] * self.ranks
         if self.ranks > 1:
             dist.all_gather_object(found, own)
         return found
 
     def first(self, own: Any) -> Any:
-        """What the first rank has, on all."""
+        """Return the first rank's value on all ranks."""
         found = [own]
         if self.ranks > 1:
             dist.broadcast_object_list(found, 0)
@@ -118,14 +118,14 @@ class Ground:
 
 
 def shares_engines(name: str) -> bool:
-    """Whether several ranks can have one generator."""
+    """Return whether several ranks can share one generator."""
     return "tensor_parallel" in backend(name).Generator.Settings.__dataclass_fields__
 
 
 def cases(name: str, half: str, ranks: int) -> dict[str, dict[str, Any]]:
-    """The cases of a half: their names, which begin with a shape, and settings."""
+    """Return the cases of a side: names, which start with a shape, and settings."""
     if half == "Generator":
-        # whose ranks know nothing of each other
+        # its ranks do not communicate
         alone = name in NO_MODEL or (ranks > 1 and not shares_engines(name))
         return dict.fromkeys(
             SHAPES[:1] if alone else SHAPES if ranks == 1 else SHARED_SHAPES, SAMPLES_WITH.get(name, {})
@@ -147,13 +147,14 @@ def cases(name: str, half: str, ranks: int) -> dict[str, dict[str, Any]]:
 
 
 def divides(name: str) -> bool:
-    """Whether ranks hold a part of the weights each."""
+    """Return whether each rank holds a part of the weights."""
     return usual(name, "trainer").collective
 
 
 def claims(name: str, half: str, case: str, ranks: int) -> dict[str, Any]:
-    """By name, in the order in which they are made of one case: all, or those that may depend on how ranks
-    lie."""
+    """Return the claims of a case by name, in order: all, or only those that may depend on the layout of
+    ranks.
+    """
     module = importlib.import_module(MODULES[half])
     chosen = tuple(module.CLAIMS)
     if half == "Trainer" and case in LONG:
@@ -165,7 +166,7 @@ def claims(name: str, half: str, case: str, ranks: int) -> dict[str, Any]:
 
 
 def named(name: str, ranks: int) -> list[str]:
-    """Every claim of a backend: half, case and claim."""
+    """Return every claim about a backend: side, case and claim."""
     sides = [half for half in ("Trainer", "Generator") if hasattr(backend(name), half)]
     return [
         f"{half}: {case}: {claim}"
@@ -175,9 +176,10 @@ def named(name: str, ranks: int) -> list[str]:
     ]
 
 
-def judged(ground: Ground, half: str, case: str) -> dict[str, str]:
-    """What there is to say against each claim of a case. After a failure nothing more is asked: ranks are no
-    longer at the same place."""
+def checked(ground: Ground, half: str, case: str) -> dict[str, str]:
+    """Return the failure of each claim of a case. The first failure ends the case, because ranks no longer
+    run in step.
+    """
     module = importlib.import_module(MODULES[half])
     found: dict[str, str] = {}
     subject = None
@@ -195,12 +197,11 @@ def judged(ground: Ground, half: str, case: str) -> dict[str, str]:
 
 
 def everything(ground: Ground, own: dict[str, Any], contract: bool) -> dict[str, str]:
-    """What there is to say against each claim of the contract, where it is asked about, and each check of the
-    backend's own."""
+    """Return the failure of each claim of the contract, if requested, and of each check of the backend's own."""
     found: dict[str, str] = {}
     for half in ("Trainer", "Generator") if contract else ():
         for case in cases(ground.name, half, ground.ranks) if hasattr(ground.backend, half) else ():
-            found |= judged(ground, half, case)
+            found |= checked(ground, half, case)
             if any(found.values()):
                 return found
     for name, check in own.items():
@@ -214,7 +215,7 @@ def everything(ground: Ground, own: dict[str, Any], contract: bool) -> dict[str,
 
 
 def joined(rank: int, ranks: int, meeting: Path) -> Any:
-    """The group of all ranks; that of this rank alone."""
+    """Join the group of all ranks; return the group of only this rank."""
     if ranks == 1:
         return None
     dist.init_process_group(
@@ -228,7 +229,7 @@ def joined(rank: int, ranks: int, meeting: Path) -> Any:
 
 
 def checks(name: str, ranks: int) -> dict[str, Any]:
-    """Those of the backend's own."""
+    """Return the checks of the backend's own."""
     module = f"own_{name}"
     return (
         dict(importlib.import_module(module).CHECKS.get(ranks, {}))
@@ -243,7 +244,7 @@ def main(
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     alone, found = joined(rank, ranks, meeting), {}
-    gc.freeze()  # some engines collect garbage for each trainer, among all that was imported
+    gc.freeze()  # some engines collect garbage for each trainer, over all imported modules
     for name in names.split(","):
         ground = Ground(name, rank, ranks, models, meeting.parent, alone)
         try:

@@ -1,5 +1,4 @@
-"""A tiny model of each class of causal language models that transformers has, where its config can be made
-tiny."""
+"""A tiny model of each causal language model class in transformers, if its config can be made tiny."""
 
 import contextlib
 import inspect
@@ -9,7 +8,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-# tokens from which on rotary frequencies are others; windows, chunks and indices of attention end at 6
+# rotary frequencies change after these tokens; windows, chunks and indices of attention end at 6
 BOUNDARY = 12
 MOST = 8_000_000  # weights
 SIZES = dict.fromkeys(
@@ -111,10 +110,10 @@ SIZES |= {
     "attn_layer_offset": 1,
 }
 FOUR = ["conv", "full_attention"] * 2
-OWN = {  # of classes that need more than sizes
+OWN = {  # for classes that need more than sizes
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "mamba2": {"num_heads": 8, "n_groups": 1},
-    # whose cycles magnify rounding
+    # its cycles magnify rounding
     "bamba": {"mamba_d_head": 16, "attn_layer_indices": [1, 3]},
     "hrm_text": {"initializer_range": 0.05},
     "granitemoehybrid": {"mamba_d_head": 16, "layer_types": ["mamba", "attention"] * 2},
@@ -127,16 +126,16 @@ OWN = {  # of classes that need more than sizes
         "activation_sparsity_pattern": [0.0] * 4,
     },
 }
-LATENT = ("kv_lora_rank", "qk_rope_head_dim")  # attention whose heads have a size for each of their parts
+LATENT = ("kv_lora_rank", "qk_rope_head_dim")  # attention with a head size for each part
 NAMES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 class NotTiny(Exception):
-    """A class that cannot be made tiny by the names of SIZES."""
+    """Raised for a class that the names of SIZES cannot make tiny."""
 
 
 def tiny(name, **more):
-    """The config of a class, by its model type."""
+    """Return the config of a class, by its model type."""
     kind = CONFIG_MAPPING[name]
     try:
         default = kind()
@@ -160,8 +159,9 @@ def tiny(name, **more):
 
 
 def model(config):
-    """A model with weights that a seed draws. Raises NotTiny, also for one that transformers itself does not
-    compute."""
+    """Return a model with random weights from a seed. Raise NotTiny also for a model that transformers itself
+    cannot run.
+    """
     try:
         with torch.device("meta"):
             weights = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
@@ -178,8 +178,9 @@ def model(config):
 
 
 def ropes(name):
-    """The config of a class as it is, and with each kind of rotary frequencies that follow the longest row
-    that it knows."""
+    """Return the unchanged config of a class, and one with each kind of rotary frequencies that depends on
+    the longest row.
+    """
     plain = tiny(name)
     made = {"plain": plain}
     width = next(

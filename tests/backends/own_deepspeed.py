@@ -1,5 +1,4 @@
-"""What is claimed of the deepspeed trainer alone: checks that both ranks make, in the process of
-``contract.py``."""
+"""Checks of the deepspeed trainer alone. Both ranks run them in the process of ``contract.py``."""
 
 import pytest
 import torch
@@ -9,14 +8,14 @@ from rlflow.backends.deepspeed.partitions import flats
 
 
 def part(one):
-    """The part of all weights' elements that this rank has in memory between calls."""
+    """Return the fraction of all weights that this rank holds in memory between calls."""
     parameters = list(one.network.module.parameters())
-    held = sum(p.ds_tensor.numel() + p.data.numel() for p in parameters)
-    return held / sum(p.ds_numel for p in parameters)
+    elements = sum(p.ds_tensor.numel() + p.data.numel() for p in parameters)
+    return elements / sum(p.ds_numel for p in parameters)
 
 
-def nothing_stays_together(ground):
-    """Of stage 3, before and after forwards and updates, of a frozen model too."""
+def ranks_keep_only_their_part(ground):
+    """Stage 3, before and after forwards and updates, also for a frozen model."""
     subject = Subject(ground, "gemma3", gradient_checkpointing=True)
     assert 0.5 <= part(subject.one) <= 0.6
     subject.forward()
@@ -29,7 +28,7 @@ def nothing_stays_together(ground):
 
 
 def frozen(ground):
-    """It computes in the same bits, sleeps, and takes the state of another."""
+    """A frozen model computes the same bits, sleeps, and loads the state of another trainer."""
     subject = Subject(ground, "qwen3", trained=False, packed=True)
     subject.forward(atol=0)
     subject.one.sleep()
@@ -40,22 +39,21 @@ def frozen(ground):
 
 
 def low(ground):
-    """bfloat16 computes low and learns in float32. One row at a time, since rows beside it move a row's
-    rounding."""
+    """bfloat16 forwards and float32 steps. One row at a time, because other rows change a row's rounding."""
     subject = Subject(ground, "qwen3", dtype="bfloat16", micro_tokens=1)
     subject.learn(subject.one)
     subject.learn(subject.other)
-    assert subject.apart() <= 3e-5, subject.apart()
+    assert subject.distance() <= 3e-5, subject.distance()
     subject.forward(atol=0.02)
     assert all(tensor.dtype == torch.float32 for _, tensor in subject.one.weights())
 
 
 def low_adapters(ground):
-    """Of a bfloat16 base the merged weights are rounded."""
+    """The merged weights of a bfloat16 base are rounded."""
     subject = Subject(ground, "gpt2", dtype="bfloat16", lora=4, lr=5e-3, micro_tokens=1)
     subject.learn(subject.one)
     subject.learn(subject.other)
-    assert subject.apart() <= 1e-3, subject.apart()
+    assert subject.distance() <= 1e-3, subject.distance()
     assert list(subject.one.learning) == list(subject.other.network.parameters())
     fresh = subject.fresh()
     fresh.restore(copied(subject.other.state()))
@@ -63,8 +61,9 @@ def low_adapters(ground):
 
 
 def in_memory(trainer):
-    """Bytes of this rank's storages, each once: of weights and their flat buffer, of the optimizer's copies
-    and moments, of gradients."""
+    """Return the bytes of this rank's storages, each counted once: weights and their flat buffer, the
+    optimizer's copies and moments, gradients.
+    """
     optimizer = trainer.engine.optimizer
     weights = [getattr(p, "ds_tensor", p) for p in trainer.network.module.parameters()]
     moments = [
@@ -80,9 +79,10 @@ def in_memory(trainer):
     ]
 
 
-def sleep_frees_what_is_planned_for_it(ground):
-    """Under each stage: weights and gradients in parts under 3, of the optimizer two moments and a float32
-    copy."""
+def sleep_frees_the_planned_bytes(ground):
+    """Under each stage. Stage 3 divides weights and gradients; the optimizer has two moments and a float32
+    copy.
+    """
     for zero in (1, 2, 3):
         subject = Subject(ground, "llama", zero=zero)
         subject.learn(subject.one)
@@ -100,6 +100,6 @@ def sleep_frees_what_is_planned_for_it(ground):
 CHECKS = {
     2: {
         check.__name__: check
-        for check in (nothing_stays_together, frozen, low, low_adapters, sleep_frees_what_is_planned_for_it)
+        for check in (ranks_keep_only_their_part, frozen, low, low_adapters, sleep_frees_the_planned_bytes)
     }
 }

@@ -1,5 +1,6 @@
-"""What is claimed of the fsdp trainer alone, by number of ranks: checks that every rank makes, in the process
-of ``contract.py``."""
+"""Checks of the fsdp trainer alone, by number of ranks. Every rank runs them in the process of
+``contract.py``.
+"""
 
 import pytest
 import torch
@@ -21,7 +22,9 @@ def frozen(ground):
 
 
 def experts(ground):
-    """Of which the file has other names than the model: it is loaded whole, and then sharded."""
+    """The file names experts differently from the model: the trainer loads them completely and then shards
+    them.
+    """
     folder = ground.folder / "experts"
     if ground.rank == 0:
         config = Qwen2MoeConfig(
@@ -41,7 +44,7 @@ def experts(ground):
 
 
 def low(ground):
-    """bfloat16 is rounded in other places than under autocast: the same to a percent."""
+    """bfloat16 rounds in other operations than under autocast: results agree within one percent."""
     for settings in ({}, {"lora": 4}):
         subject = Subject(ground, "qwen3", dtype="bfloat16", **settings)
         assert {p.dtype for p in subject.one.network.parameters().values()} == {torch.float32}
@@ -49,7 +52,7 @@ def low(ground):
         one, other = subject.learn(subject.one), subject.learn(subject.other)
         assert abs(one["loss"] - other["loss"]) <= 0.02 * abs(other["loss"])
         assert abs(one["grad_norm"] - other["grad_norm"]) <= 0.05 * other["grad_norm"]
-        assert subject.apart() <= 5e-3
+        assert subject.distance() <= 5e-3
 
 
 def split_heads(ground):
@@ -58,7 +61,7 @@ def split_heads(ground):
 
 
 def in_memory(trainer):
-    """Bytes of this rank's storages, each once: of its part of the model, and of its moments."""
+    """Return the bytes of this rank's storages, each counted once: its part of the model, and its moments."""
     moments = [
         tensor for state in trainer.optimizer.state.values() for tensor in state.values() if tensor.dim()
     ]
@@ -69,7 +72,7 @@ def in_memory(trainer):
 
 
 def sleep_frees_part_by_part(ground):
-    """And what comes back goes on as if nothing had been."""
+    """After a wake-up training continues as if nothing had happened."""
     subject = Subject(ground, "qwen3")
     subject.steps_alike()
     before = in_memory(subject.one)
@@ -81,7 +84,7 @@ def sleep_frees_part_by_part(ground):
     subject.one.wake()
     assert in_memory(subject.one) == before
     subject.steps_alike()
-    assert subject.apart() <= 3e-5
+    assert subject.distance() <= 3e-5
 
 
 def unsplit(ground):
@@ -96,7 +99,7 @@ def unsplit(ground):
 
 
 def both_ways(ground):
-    """Parts of tensor-parallel parts, a quarter of the whole on each of four ranks."""
+    """Shards of tensor-parallel parts: each of four ranks holds a quarter."""
     subject = Subject(ground, "qwen3", tensor_parallel=2, gradient_checkpointing=True)
     kept = sum(own(tensor).nbytes for _, tensor in subject.one.shards())
     assert kept <= 0.35 * sum(tensor.nbytes for _, tensor in subject.other.weights())
@@ -104,7 +107,7 @@ def both_ways(ground):
 
 
 def uneven(ground):
-    """Parts of which some are smaller or empty are read whole and written as they lie."""
+    """Some shards are smaller or empty. They are read completely and written as sharded."""
     ranks = Ranks.of("cpu", 2)
     for wide in (2, 6, 10):
         torch.manual_seed(wide)

@@ -1,5 +1,6 @@
-"""What is claimed of the vllm generator alone, by number of ranks: checks that every rank makes, in the
-process of ``contract.py``."""
+"""Checks of the vllm generator alone, by number of ranks. Every rank runs them in the process of
+``contract.py``.
+"""
 
 import importlib
 import os
@@ -25,13 +26,13 @@ from rlflow.checkpoints.writer import Writer
 from rlflow.errors import PlanError
 from rlflow.training.protocols import ModelSpec, Sampling
 
-SECONDS = 120  # longer than anything here takes
+SECONDS = 120  # longer than any call here
 SMALL = {"kv_cache_memory_bytes": 16 << 20, "max_num_seqs": 64}
 KEPT = {}
 
 
 def subject(ground):
-    """One engine for all checks of a process, whose rows end by length alone."""
+    """Return one engine for all checks of a process. Only the length ends its rows."""
     if not KEPT:
         environment, threads = dict(os.environ), torch.set_num_threads
         KEPT["made"] = Subject(ground, "llama", **SMALL)
@@ -45,16 +46,16 @@ def subject(ground):
     return KEPT["made"]
 
 
-def its_process_is_as_it_was(ground):
+def the_process_is_unchanged(ground):
     assert subject(ground).one.healthy()
     assert KEPT["threads"]
     assert not [name for name in KEPT["left"] if not name.startswith("VLLM_")]
 
 
-def what_the_engine_cannot_do_is_said(ground):
+def unsupported_options_are_refused(ground):
     one = subject(ground)
     assert "expected 0, or from 0.01 to 2" in raised(lambda: one.generate(Sampling(1, 3, 0.001)))
-    held = vllm.Generator(
+    small_generator = vllm.Generator(
         ModelSpec(ground.models / "llama"), vllm.Generator.Settings(kv_cache_memory_bytes=1 << 20)
     )
     with pytest.raises(
@@ -62,12 +63,12 @@ def what_the_engine_cannot_do_is_said(ground):
         match=r"a prompt of 800 tokens and max_tokens 200\n.*at most 896 .*cache "
         r"set.*\n.*kv_cache_memory_b",
     ):
-        held.generate(of_lengths([800]), Sampling(1, 200), [0])
-    assert len(tokens(held.generate(of_lengths([800] * 3), Sampling(2, 96), range(6)))) == 6
+        small_generator.generate(of_lengths([800]), Sampling(1, 200), [0])
+    assert len(tokens(small_generator.generate(of_lengths([800] * 3), Sampling(2, 96), range(6)))) == 6
 
 
 def a_model_without_kernels_is_refused(ground):
-    """Before anything is sampled: heads of 8."""
+    """Refused before any sampling: heads of 8."""
     folder = ground.folder / "narrow"
     config = LlamaConfig(
         vocab_size=64,
@@ -83,7 +84,7 @@ def a_model_without_kernels_is_refused(ground):
         vllm.Generator(ModelSpec(folder))
 
 
-def an_error_reaches_the_caller_and_the_engine_goes_on(ground):
+def an_error_reaches_the_caller_and_the_engine_continues(ground):
     one = subject(ground)
 
     def fails(*_):
@@ -101,9 +102,10 @@ def of_lengths(lengths):
     return Batch.of(prompt_tokens=[torch.randint(3, 60, (length,), generator=chance) for length in lengths])
 
 
-def rows_are_those_of_the_local_generator(ground):
-    """Token by token, truncated too, whatever the engine has to do for it: prompts that are read in several
-    steps, and rows that are put off and computed anew because all of them together outgrow the cache."""
+def rows_match_the_local_generator(ground):
+    """Rows agree token by token, also truncated, for prompts read in several steps and for rows that the
+    engine preempts and recomputes because the cache is full.
+    """
     one, other = subject(ground), LocalGenerator(ModelSpec(ground.models / "llama"))
     one.one.receive(one.trained(1.0).weights(), 1)
     other.eos = []
@@ -127,7 +129,7 @@ def rows_are_those_of_the_local_generator(ground):
     assert any(count > 0 for count in put_off)
 
 
-def what_is_written_in_place_is_sampled_from(ground):
+def weights_written_in_place_are_used(ground):
     one = subject(ground)
     one.one.receive(one.trained(1.0).weights(), 1)
     with one.one.writing(8), torch.no_grad():
@@ -139,8 +141,9 @@ def what_is_written_in_place_is_sampled_from(ground):
 
 
 class At:
-    """Has something done before the step of this number, in a thread of its own, and the step wait until that
-    is as far as ``until``."""
+    """Run an action in its own thread before the step of this number. The step waits until the action reaches
+    ``until``.
+    """
 
     def __init__(self, llm, number, act, until=lambda: True):
         self.llm, self.step, self.left, self.until = llm, llm.step, number, until
@@ -168,8 +171,8 @@ def versions(out):
     return [row.tolist() for row in pieces(out, "policy_version")]
 
 
-def weights_that_come_between_steps_are_told_token_by_token(ground):
-    """Rows under way go on with them."""
+def new_weights_between_steps_are_recorded_per_token(ground):
+    """Unfinished rows continue with the new weights."""
     one = subject(ground)
     one.one.receive(one.trained(1.0).weights(), 19)
     trainer = one.trained(1.1)
@@ -179,9 +182,10 @@ def weights_that_come_between_steps_are_told_token_by_token(ground):
     assert one.mismatch(trainer, one.generate(Sampling(1, 8))) < TOLERANCE
 
 
-def a_pause_lets_weights_in_and_no_row_is_lost(ground):
-    """Nothing is sampled until ``resume``. Computed again, what follows is what the new weights sample after
-    these tokens."""
+def weights_arrive_during_a_pause_and_no_row_is_lost(ground):
+    """The engine samples nothing until ``resume``. A recomputation gives the tokens that the new weights
+    sample after the earlier ones.
+    """
     one = subject(ground)
     old, new = one.trained(1.0), one.trained(1.1)
     one.one.receive(old.weights(), 30)
@@ -202,15 +206,15 @@ def a_pause_lets_weights_in_and_no_row_is_lost(ground):
 
 
 def check_versions(out, batch, trainers):
-    """Each token has the log-prob that the weights of its version give it."""
+    """Check that each token has the log-prob under the weights of its version."""
     scored = {version: trainer.forward(batch)["logprobs"] for version, trainer in trainers.items()}
     for i, (row, sampled) in enumerate(zip(versions(out), pieces(out, "sampled_logprobs"), strict=True)):
         expected = torch.stack([scored[version][i, t] for t, version in enumerate(row)])
         torch.testing.assert_close(sampled, expected, atol=TOLERANCE, rtol=0)
 
 
-def weights_that_come_while_prompts_are_read_are_those_of_what_follows(ground):
-    """Of prompts that take several steps, of which others have rows under way."""
+def weights_that_arrive_during_a_prompt_apply_to_its_response(ground):
+    """The prompts take several steps, and some have unfinished rows."""
     one = subject(ground)
     old, new, prompts = one.trained(1.0), one.trained(1.1), of_lengths([40, 1500, 2500, 1800, 900])
     one.one.receive(old.weights(), 50)
@@ -227,8 +231,8 @@ def weights_that_come_while_prompts_are_read_are_those_of_what_follows(ground):
     check_versions(out, out | prompts, {50: old, 51: new})
 
 
-def a_pause_without_end_is_told_to_who_waits(ground):
-    """At its deadline; a pause and a resume with nothing in between change no bit."""
+def a_pause_without_end_is_reported_to_the_caller(ground):
+    """The error comes at the deadline. A pause and a resume with nothing in between change no bit."""
     one = subject(ground)
     straight = one.generate(Sampling(1, 24))
 
@@ -253,8 +257,10 @@ def a_pause_without_end_is_told_to_who_waits(ground):
 # ------------------------------------------------------------------------------------------------------------
 
 
-def an_exported_run_is_loaded_and_scores_the_same(ground):
-    """Trained by two fsdp ranks, sampled from by two that share an engine and its one key-value head."""
+def an_exported_run_loads_and_gives_the_same_scores(ground):
+    """Two fsdp ranks train the model. Two ranks that share an engine and its single key-value head sample
+    from it.
+    """
     trained, run, folder = (
         Trained(_of(ground, "fsdp"), "one-kv"),
         ground.folder / "run",
@@ -287,7 +293,7 @@ def _of(ground, name):
 
 
 def adapters_reach_the_engine_merged(ground):
-    """Of trainers whose ranks share a model."""
+    """The ranks of the trainers share a model."""
     engine = KEPT["made"]
     for version, name in enumerate(("fsdp", "deepspeed"), 2):
         trained = Trained(_of(ground, name), "one-kv", lora=4, lr=1e-2)
@@ -298,7 +304,7 @@ def adapters_reach_the_engine_merged(ground):
         assert engine.mismatch(trained.reference(), out) > 100 * TOLERANCE
 
 
-def ranks_that_share_an_engine_are_asked_the_same(ground):
+def ranks_that_share_an_engine_need_equal_calls(ground):
     one = KEPT["made"]
     assert "found different rows" in raised(
         lambda: one.generate(Sampling(), prompts=one.prompts.rows([ground.rank]))
@@ -318,42 +324,42 @@ def ranks_that_share_an_engine_are_asked_the_same(ground):
     assert one.one.healthy()
 
 
-def ranks_with_an_engine_each_sample_other_rows_or_none(ground):
+def ranks_with_their_own_engine_sample_other_rows_or_none(ground):
     from vllm.distributed.parallel_state import destroy_model_parallel
 
-    destroy_model_parallel()  # one process has engines of one size
+    destroy_model_parallel()  # a process has engines of one size only
     generator = vllm.Generator(ModelSpec(ground.models / "qwen3"), vllm.Generator.Settings(**SMALL))
     prompts = KEPT["made"].prompts
     share, none = prompts.rows([0, 1, 2] if ground.rank == 0 else [3]), prompts.rows([])
     assert len(generator.generate(share, Sampling(2, 16), range(2 * len(share)))) == 2 * len(share)
     for picked in (share.rows([0]), share if ground.rank else none):
         assert len(generator.generate(picked, Sampling(2, 4), range(2 * len(picked)))) == 2 * len(picked)
-    assert ground.together(ground.rank) == [0, 1]  # the group of all ranks is as it was
+    assert ground.together(ground.rank) == [0, 1]  # the group of all ranks is unchanged
 
 
 CHECKS = {
     1: {
         check.__name__: check
         for check in (
-            its_process_is_as_it_was,
-            what_the_engine_cannot_do_is_said,
+            the_process_is_unchanged,
+            unsupported_options_are_refused,
             a_model_without_kernels_is_refused,
-            an_error_reaches_the_caller_and_the_engine_goes_on,
-            rows_are_those_of_the_local_generator,
-            what_is_written_in_place_is_sampled_from,
-            weights_that_come_between_steps_are_told_token_by_token,
-            a_pause_lets_weights_in_and_no_row_is_lost,
-            weights_that_come_while_prompts_are_read_are_those_of_what_follows,
-            a_pause_without_end_is_told_to_who_waits,
+            an_error_reaches_the_caller_and_the_engine_continues,
+            rows_match_the_local_generator,
+            weights_written_in_place_are_used,
+            new_weights_between_steps_are_recorded_per_token,
+            weights_arrive_during_a_pause_and_no_row_is_lost,
+            weights_that_arrive_during_a_prompt_apply_to_its_response,
+            a_pause_without_end_is_reported_to_the_caller,
         )
     },
     2: {
         check.__name__: check
         for check in (
-            an_exported_run_is_loaded_and_scores_the_same,
+            an_exported_run_loads_and_gives_the_same_scores,
             adapters_reach_the_engine_merged,
-            ranks_that_share_an_engine_are_asked_the_same,
-            ranks_with_an_engine_each_sample_other_rows_or_none,
+            ranks_that_share_an_engine_need_equal_calls,
+            ranks_with_their_own_engine_sample_other_rows_or_none,
         )
     },
 }

@@ -1,5 +1,6 @@
-"""What is claimed of a Generator, beside a plain forward of transformers and a local trainer whose weights it
-takes."""
+"""Claims about a Generator, compared with a plain forward of transformers and a local trainer whose weights
+it receives.
+"""
 
 import re
 from dataclasses import replace
@@ -26,11 +27,11 @@ SAMPLINGS = [
     Sampling(3, 16, 0.9, 0.8),
     Sampling(3, 16, 0.8, 0.9, 6),
 ]
-EOS = {1, 20, 21}  # of the models' generation configs
+EOS = {1, 20, 21}  # from the models' generation configs
 BOS = 2
-TOLERANCE = 2e-5  # of a float32 log-prob; a wrong weight is off by 0.1 and more
-# Tokens of prompts, those that a model has positions for. Four rows of each are more than any budget of the
-# contract's generators, and the first prompts more alone than vLLM reads in a step (2,048).
+TOLERANCE = 2e-5  # for a float32 log-prob; a wrong weight is off by 0.1 and more
+# Lengths of prompts, as far as a model has positions. Four rows of each exceed any budget of the contract's
+# generators; the first prompts alone exceed the tokens that vLLM reads in a step (2,048).
 LENGTHS = (2100, 1500, 900, 560, 340, 220, 150, 110, 80, 60, 45, 35, 25, 18, 13, 10)
 
 
@@ -43,7 +44,7 @@ def tokens(batch):
 
 
 class Subject:
-    """A generator, and prompts of this rank's own; ranks that share an engine have the same."""
+    """A generator with prompts of this rank. Ranks that share an engine have the same prompts."""
 
     def __init__(self, ground: Ground, case: str, **settings):
         self.ground, self.folder = ground, ground.models / case.split()[0]
@@ -61,7 +62,7 @@ class Subject:
         return self.ground.modelless
 
     def of_real_lengths(self, room):
-        """Prompts of ``LENGTHS``, as far as ``room`` tokens fit behind them."""
+        """Return prompts of ``LENGTHS`` that leave room for ``room`` tokens."""
         chance, positions = (
             torch.Generator().manual_seed(1),
             AutoConfig.from_pretrained(self.folder).max_position_embeddings,
@@ -78,7 +79,7 @@ class Subject:
         )
 
     def trained(self, factor):
-        """A trainer whose weights are not those of the folder."""
+        """Return a trainer whose weights differ from the folder's."""
         trainer = Trainer(ModelSpec(self.folder, trained=True))
         trainer.peers = self.ground.peers()
         with torch.no_grad():
@@ -90,8 +91,8 @@ class Subject:
         return float((trainer.forward(out | self.prompts)["logprobs"] - out["sampled_logprobs"]).abs().max())
 
 
-def said(subject, out, **options):
-    """The text of each response, without the token that ends it."""
+def response_texts(subject, out, **options):
+    """Return the text of each response, without its end token."""
     decode = load_tokenizer(subject.folder).decode
     return [decode(row[:-1] if row[-1] in EOS else row, **options) for row in tokens(out)]
 
@@ -129,7 +130,7 @@ def rows_have_their_columns(subject):
     assert out["temperature"].tolist() == [0.5] * 12
     assert subject.generate(Sampling(1, 1, 0.0))["temperature"].tolist() == [1.0] * 4  # greedy
     if not subject.modelless:
-        assert list(out["completion"]) == said(subject, out)
+        assert list(out["completion"]) == response_texts(subject, out)
 
 
 def no_prompts_give_no_rows(subject):
@@ -139,8 +140,8 @@ def no_prompts_give_no_rows(subject):
         assert [len(chunk) for chunk in subject.one.generate_chunks(none, Sampling(2), [], 3)] == [0, 0, 0]
 
 
-def a_row_depends_on_its_prompt_and_its_seed_alone(subject):
-    """And on nothing that the process draws in between."""
+def a_row_depends_only_on_its_prompt_and_its_seed(subject):
+    """Other draws of the process have no effect."""
     seeds, sampling = [2**62 + i for i in range(8)], Sampling(2, 24)
     together = tokens(subject.generate(sampling, seeds))
     if subject.modelless:
@@ -156,8 +157,10 @@ def a_row_depends_on_its_prompt_and_its_seed_alone(subject):
     assert together[0] != together[1]
 
 
-def sampled_logprobs_are_those_of_a_forward(subject):
-    """Of transformers, row by row, truncated as they were; greedy rows have the likeliest tokens."""
+def sampled_logprobs_match_a_forward(subject):
+    """Log-probs agree with transformers row by row, under the same truncation; greedy rows have the likeliest
+    tokens.
+    """
     if subject.modelless:
         return
     for sampling in SAMPLINGS:
@@ -181,8 +184,10 @@ def check_logprobs(subject, prompts, out, sampling):
         torch.testing.assert_close(sampled, expected, atol=TOLERANCE, rtol=0)
 
 
-def rows_end_where_they_should(subject):
-    """By any end-of-sequence token of the model, by length, or by a stop string, which stays."""
+def rows_end_at_the_right_token(subject):
+    """A row ends at any end-of-sequence token of the model, at its length, or at a stop string, which it
+    keeps.
+    """
     if subject.modelless:
         return
     free = subject.generate(Sampling(8, 40))
@@ -205,8 +210,9 @@ def rows_end_where_they_should(subject):
 
 
 def check_least(subject, sampling, free):
-    """The first ``min_tokens`` end no row, their log-probs are those of the tokens that may be drawn, and
-    later ones may end it."""
+    """The first ``min_tokens`` end no row. Their log-probs cover the allowed tokens only, and later tokens
+    may end it.
+    """
     assert min(map(len, tokens(free))) <= sampling.min_tokens
     out = subject.generate(sampling)
     ended = [row for row, why in zip(tokens(out), out["finish"], strict=True) if why == "stop"]
@@ -216,9 +222,8 @@ def check_least(subject, sampling, free):
     check_logprobs(subject, subject.prompts, out, sampling)
 
 
-def special_tokens_inside_a_response_are_seen(subject):
-    """They are part of its text, a stop string has them by their ids, and a call may name more tokens that
-    end a row."""
+def special_tokens_inside_a_response_are_kept(subject):
+    """They are part of the text, a stop string matches them by id, and a call may name more end tokens."""
     if subject.modelless:
         return
     free = subject.generate(Sampling(8, 40))
@@ -232,7 +237,9 @@ def special_tokens_inside_a_response_are_seen(subject):
         out = subject.generate(Sampling(8, 40, **how))
         assert tokens(out) == ends
         assert list(out["finish"]) == ["stop" if row[-1] in EOS | {BOS} else "length" for row in ends]
-        assert list(out["completion"]) == said(subject, out, skip_special_tokens="skip_special_tokens" in how)
+        assert list(out["completion"]) == response_texts(
+            subject, out, skip_special_tokens="skip_special_tokens" in how
+        )
     late = subject.generate(Sampling(8, 40, stop_token_ids=(BOS,), min_tokens=12))
     assert not any(BOS in row[:12] for row in tokens(late))
     assert BOS in {row[-1] for row in tokens(late)}
@@ -240,9 +247,10 @@ def special_tokens_inside_a_response_are_seen(subject):
         subject.generate(Sampling(1, 4, stop_token_ids=(64,)))
 
 
-def lengths_are_those_of_a_recorded_list(subject):
-    """Each row is as long as the list says, by its number in the data stream: no end of its own is sampled,
-    and no stop string ends it."""
+def rows_have_the_recorded_lengths(subject):
+    """A row's length is the listed one, by its number in the data stream. No end token is sampled, and no
+    stop string ends it.
+    """
     if subject.modelless:
         return
     free = subject.generate(Sampling(8, 24))
@@ -254,8 +262,8 @@ def lengths_are_those_of_a_recorded_list(subject):
     check_logprobs(subject, subject.prompts, out, replace(sampling, min_tokens=24))
 
 
-def fewer_tokens_are_the_beginning_of_more(subject):
-    """A row with a smaller ``max_tokens`` is the same row, cut."""
+def fewer_tokens_are_a_prefix_of_more(subject):
+    """A row with a smaller ``max_tokens`` is the same row, truncated."""
     most, seeds = Sampling(8, 24), range(100, 132)
     whole = subject.generate(most, seeds)
     assert len(set(map(len, tokens(whole)))) > 1
@@ -274,9 +282,11 @@ def check_beginnings(cut, whole, count):
 
 
 def rows_of_real_lengths_are_sampled(subject):
-    """Beyond every budget, and prompts of ten to thousands of tokens beside each other: log-probs are those
-    of a forward, a call again gives the same bits, and a row is the same in other company, in another order,
-    with fewer tokens, and alone."""
+    """Prompts of ten to thousands of tokens in one call, beyond every budget.
+
+    Log-probs agree with a forward, and a repeated call gives the same bits. A row is the same among other
+    rows, in another order, with fewer tokens, and alone.
+    """
     if subject.modelless:
         return
     sampling = Sampling(4, 24)
@@ -308,8 +318,10 @@ def rows_of_real_lengths_are_sampled(subject):
         )
 
 
-def chunks_are_the_rows_of_one_call(subject):
-    """In every bit, in the order in which they end; of rows that are sampled after others, after those."""
+def chunks_contain_the_rows_of_one_call(subject):
+    """Rows have the same bits and come in the order in which they end; rows sampled after others come after
+    them.
+    """
     if not isinstance(subject.one, GivesChunks):
         return
     sampling, seeds, prompts = Sampling(12, 30), range(48), subject.prompts.select("prompt_tokens")
@@ -327,7 +339,7 @@ def chunks_are_the_rows_of_one_call(subject):
 
 
 def check_whole(parts, whole):
-    """Of sizes that differ by at most one, with the bits of ``whole``."""
+    """Check that sizes differ by at most one, and that the bits equal ``whole``."""
     assert [len(part) for part in parts] == [
         len(part) for part in torch.arange(len(whole)).tensor_split(len(parts))
     ]
@@ -339,8 +351,8 @@ def check_whole(parts, whole):
         assert again == data.value if isinstance(data.value, tuple) else torch.equal(again, data.value), name
 
 
-def received_weights_are_what_is_sampled_from(subject):
-    """Nothing is left of those before, nor of what was computed with them."""
+def received_weights_are_used(subject):
+    """No earlier weights or values computed from them remain."""
     if subject.modelless:
         subject.one.receive(iter([("steps", torch.tensor(7))]), 7)
         assert set(subject.generate(Sampling()).data["policy_version"].value.tolist()) == {7}
@@ -360,7 +372,7 @@ def received_weights_are_what_is_sampled_from(subject):
         torch.testing.assert_close(scored, wanted, atol=TOLERANCE, rtol=0)
 
 
-def what_cannot_be_done_is_said(subject):
+def unsupported_calls_are_refused(subject):
     assert subject.modelless or "found 1 seeds, expected one per row: 8" in raised(
         lambda: subject.generate(Sampling(2), [1])
     )
@@ -391,34 +403,35 @@ def sleep_changes_nothing(subject):
     assert tokens(subject.generate(Sampling(1, 8))) == before
 
 
-def ranks_sample_as_they_lie(subject):
-    """Those that share an engine the same rows, each with its part of the weights; others what they like, and
-    one may have nothing."""
+def ranks_share_rows_or_sample_alone(subject):
+    """Ranks that share an engine sample the same rows, each with its part of the weights. Other ranks sample
+    any rows or none.
+    """
     if subject.team == 1:
         share = subject.prompts.rows([] if subject.ground.rank else [0, 1])
         assert len(subject.generate(Sampling(2, 4), prompts=share)) == 2 * len(share)
-        assert sum(subject.ground.together(1)) == subject.ground.ranks  # the group of all ranks is as it was
+        assert sum(subject.ground.together(1)) == subject.ground.ranks  # the group of all ranks is unchanged
         return
     first, *others = subject.ground.together(tokens(subject.generate(Sampling(2, 24))))
     assert all(rows == first for rows in others)
-    held = sum(parameter.nbytes for parameter in subject.one.module.parameters())
+    part_bytes = sum(parameter.nbytes for parameter in subject.one.module.parameters())
     whole = sum(tensor.nbytes for _, tensor in subject.trained(1.0).weights())
-    assert held <= 0.6 * whole, held / whole
+    assert part_bytes <= 0.6 * whole, part_bytes / whole
 
 
 CLAIMS = {
     "rows have their columns": rows_have_their_columns,
     "no prompts give no rows": no_prompts_give_no_rows,
-    "a row depends on its prompt and its seed alone": a_row_depends_on_its_prompt_and_its_seed_alone,
-    "sampled log-probs are those of a forward": sampled_logprobs_are_those_of_a_forward,
-    "rows end where they should": rows_end_where_they_should,
-    "special tokens inside a response are seen": special_tokens_inside_a_response_are_seen,
-    "lengths are those of a recorded list": lengths_are_those_of_a_recorded_list,
-    "fewer tokens are the beginning of more": fewer_tokens_are_the_beginning_of_more,
+    "a row depends only on its prompt and its seed": a_row_depends_only_on_its_prompt_and_its_seed,
+    "sampled log-probs match a forward": sampled_logprobs_match_a_forward,
+    "rows end at the right token": rows_end_at_the_right_token,
+    "special tokens inside a response are kept": special_tokens_inside_a_response_are_kept,
+    "rows have the recorded lengths": rows_have_the_recorded_lengths,
+    "fewer tokens are a prefix of more": fewer_tokens_are_a_prefix_of_more,
     "rows of real lengths are sampled": rows_of_real_lengths_are_sampled,
-    "chunks are the rows of one call": chunks_are_the_rows_of_one_call,
-    "received weights are what is sampled from": received_weights_are_what_is_sampled_from,
-    "what cannot be done is said": what_cannot_be_done_is_said,
+    "chunks contain the rows of one call": chunks_contain_the_rows_of_one_call,
+    "received weights are used": received_weights_are_used,
+    "unsupported calls are refused": unsupported_calls_are_refused,
     "sleep changes nothing": sleep_changes_nothing,
-    "ranks sample as they lie": ranks_sample_as_they_lie,
+    "ranks share rows or sample alone": ranks_share_rows_or_sample_alone,
 }

@@ -1,5 +1,4 @@
-"""Other architectures than those of the quick tests: logits that are scaled, caches that are not attention,
-experts, no positions."""
+"""Architectures beyond the quick tests: scaled logits, caches other than attention, experts, no positions."""
 
 import pytest
 import torch
@@ -30,9 +29,9 @@ SMALL = {
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 ARCHITECTURES = {
     "OPT": {"ffn_dim": 48, "word_embed_proj_dim": 32},  # learned positions
-    "Bloom": {"n_layer": 2, "n_head": 4},  # no position_ids: biases of attention
+    "Bloom": {"n_layer": 2, "n_head": 4},  # no position_ids: attention biases
     "GPTNeoX": {},
-    "Mistral": {"sliding_window": 8},  # every layer slides
+    "Mistral": {"sliding_window": 8},  # every layer has a sliding window
     "Mixtral": {"num_local_experts": 4},
     "Qwen3Moe": EXPERTS,
     "Qwen3Next": EXPERTS
@@ -69,8 +68,7 @@ def saved(config, folder, tokenizer):
 
 
 def agree(folder):
-    """What is sampled, what the trainer computes and what a plain forward gives are the same; the model
-    trains."""
+    """Check that sampling, the trainer and a plain forward agree, and that the model trains."""
     trainer, generator = Trainer(ModelSpec(folder, trained=True)), Generator(ModelSpec(folder))
     generator.receive(trainer.weights(), 1)
     batch = generator.generate(PROMPTS, Sampling(samples=6, max_tokens=24), range(24)) | PROMPTS
@@ -89,7 +87,7 @@ def agree(folder):
 @pytest.mark.parametrize(
     ("kind", "scaling"), [(CohereConfig, {"logit_scale": 0.3}), (GraniteConfig, {"logits_scaling": 4.0})]
 )
-def test_scaled_logits(folders, tmp_path, kind, scaling):
+def test_scaled_logits_are_sampled_and_trained(folders, tmp_path, kind, scaling):
     agree(saved(kind(**SMALL, **scaling), tmp_path, folders["gpt2"]))
 
 
@@ -100,13 +98,13 @@ def test_sampling_training_and_a_plain_forward_agree(folders, tmp_path, name):
     agree(saved(config, tmp_path, folders["gpt2"]))
 
 
-def test_logits_that_are_changed_in_an_unknown_way_are_refused(folders, monkeypatch):
+def test_an_unknown_change_of_logits_is_refused(folders, monkeypatch):
     monkeypatch.setattr(network, "_candidates", lambda config: iter([lambda logits: logits]))
     with pytest.raises(PlanError, match="Gemma2ForCausalLM transforms its logits in an unknown way"):
         Trainer(ModelSpec(folders["gemma2"]))
 
 
-def test_a_model_whose_cache_is_not_known_is_refused(folders, tmp_path):
+def test_a_model_with_an_unknown_cache_is_refused(folders, tmp_path):
     config = Mamba2Config(
         vocab_size=64, hidden_size=32, num_hidden_layers=1, num_heads=8, head_dim=8, state_size=8, n_groups=1
     )

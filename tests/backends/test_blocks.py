@@ -1,5 +1,6 @@
-"""Where a GPU is looked at once in a block of tokens, a CPU with the same blocks gives what looking at every
-token gives."""
+"""Decoding checks a GPU once per block of tokens. The same blocks on a CPU give the same rows as a check at
+every token.
+"""
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from rlflow.author.batch import Batch
 from rlflow.backends.local import Generator, decode
 from rlflow.training.protocols import ModelSpec, Sampling
 
-pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+pytestmark = pytest.mark.slow  # runs models or processes: each test is short, but all together are not
 
 UNEVEN = Batch.of(prompt_tokens=[[5, 6, 7, 8], [9], list(range(5, 24)), [30, 31]])
 EVEN = Batch.of(prompt_tokens=[[5, 6, 7, 8], [9, 10, 11, 12], [3, 4, 5, 6], [30, 31, 32, 33]])
@@ -29,7 +30,7 @@ def bfloat16(folders):
 
 
 def sampled(generator, prompts, sampling, block, idle=decode.IDLE):
-    """Whole, and in chunks."""
+    """Sample all rows at once, and in chunks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rlflow.backends.local.generator.block_of", lambda device: block)
         patch.setattr(decode, "IDLE", idle)
@@ -58,7 +59,7 @@ def same(one, other, but=()):
     uneven=st.booleans(),
     least=st.sampled_from([0, 0, 1, 7, 30]),
 )
-def test_rows_end_where_they_do_when_every_token_is_looked_at(
+def test_rows_end_as_with_a_check_at_every_token(
     generator, monkeypatch, block, tokens, stop, eos, uneven, least
 ):
     monkeypatch.setattr(generator, "eos", sorted(eos))
@@ -79,13 +80,13 @@ def test_rows_end_where_they_do_when_every_token_is_looked_at(
 
 
 @pytest.mark.parametrize("prompts", [UNEVEN, EVEN])
-def test_log_probs_are_the_same_bits_where_no_row_leaves(bfloat16, prompts):
+def test_log_probs_have_the_same_bits_if_no_row_leaves(bfloat16, prompts):
     (rows, _), (blocks, _) = (sampled(bfloat16, prompts, Sampling(8, 40), each, idle=1.0) for each in (1, 16))
     assert set(rows["finish"]) == {"stop", "length"}
     same(rows, blocks)
 
 
-def test_blocks_are_for_devices_that_the_host_runs_ahead_of():
+def test_blocks_are_used_on_asynchronous_devices():
     assert (decode.block_of(torch.device("cpu")), decode.block_of(torch.device("cuda", 1))) == (1, 16)
 
 
@@ -100,7 +101,9 @@ def test_blocks_are_for_devices_that_the_host_runs_ahead_of():
     ],
 )
 def test_the_host_waits_once_in_sixteen_tokens(folders, shape, prompts):
-    """And for what rows are drawn with, and for tokens and log-probs at the end. Rows leave on the way."""
+    """The host also waits for the inputs of the draws, and at the end for tokens and log-probs. Rows leave
+    early.
+    """
     generator = Generator(ModelSpec(folders[shape]))
     generator.network.to(DEVICE)
     draws = torch.Generator().manual_seed(0)

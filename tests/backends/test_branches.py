@@ -1,5 +1,6 @@
-"""Rows that share the keys and values of their prompts are computed as each by itself is: one step's
-attention, and whole models."""
+"""Rows that share the keys and values of their prompts compute the same as alone: one step's attention, and
+full models.
+"""
 
 import pytest
 import torch
@@ -33,8 +34,9 @@ def normal(chance, *shape):
 
 
 def alone(query, keys, values, visible):
-    """Attention of one query [heads, size] to keys and values [key heads, tokens, size], of which it sees
-    some."""
+    """Compute attention of one query [heads, size] to keys and values [key heads, tokens, size]; a mask hides
+    some tokens.
+    """
     keys, values = (x.repeat_interleave(HEADS // KINDS, 0) for x in (keys, values))
     scores = (keys @ query[..., None])[..., 0] / SIZE**0.5
     return scores.masked_fill(~visible, -torch.inf).softmax(-1)[:, None].matmul(values)[:, 0]
@@ -44,9 +46,10 @@ def alone(query, keys, values, visible):
     "visible", [None, sliding_window_causal_mask_function(4), chunked_causal_mask_function(5, torch.zeros(3))]
 )
 @pytest.mark.parametrize("padded", [False, True])
-def test_a_step_attends_as_each_row_by_itself(visible, padded):
-    """Rows of three prompts leave one after another, a whole prompt among them, while each goes on by a token
-    a step."""
+def test_shared_attention_equals_attention_of_each_row(visible, padded):
+    """Rows of three prompts leave one after another, including all rows of one prompt; the others grow by a
+    token per step.
+    """
     chance, width = torch.Generator().manual_seed(0), 7
     pad = torch.tensor([0, 3, 1]) if padded else torch.zeros(3, dtype=torch.int64)
     layer = GrowingLayer()
@@ -76,7 +79,7 @@ def test_a_step_attends_as_each_row_by_itself(visible, padded):
             )
             expected = alone(query[row, :, 0], *whole[number], seen & (places >= pad[of[number]]))
             torch.testing.assert_close(out[row, 0], expected, rtol=1e-12, atol=1e-12)
-    assert len(branch.before[0]) == 2  # the second prompt has left with its only row
+    assert len(branch.before[0]) == 2  # the second prompt left with its only row
 
 
 def test_keys_of_another_cache_are_refused():
@@ -87,7 +90,7 @@ def test_keys_of_another_cache_are_refused():
         attend_step(torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 1, 4), mask)
 
 
-def test_short_numbers_keep_a_copy_for_each_row():
+def test_low_precision_keeps_a_copy_for_each_row():
     cache = new_cache(transformers.Qwen3Config(**SMALL))
     for number in range(3):
         cache.update(*torch.zeros(2, 1, 2, 3, 8, dtype=torch.bfloat16), number)
@@ -115,7 +118,7 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_families_compute_what_they_compute_with_a_copy_for_each_row(tmp_path, name):
+def test_models_with_shared_prompts_compute_the_same_as_with_copies(tmp_path, name):
     network = network_of(tmp_path, name, **FAMILIES[name])
     assert can_branch(network)
     chance = torch.Generator().manual_seed(1)
@@ -134,11 +137,11 @@ def test_families_compute_what_they_compute_with_a_copy_for_each_row(tmp_path, n
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("Bloom", {"n_layer": 2, "n_head": 4}),  # biases of attention in place of positions
+        ("Bloom", {"n_layer": 2, "n_head": 4}),  # attention biases instead of positions
         # attention sinks
         ("GptOss", {"num_local_experts": 4, "sliding_window": 8, "layer_types": ["full_attention"] * 3}),
-        ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),  # layers that carry state
+        ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),  # layers with state
     ],
 )
-def test_other_families_keep_a_copy_for_each_row(tmp_path, name, settings):
+def test_other_models_keep_a_copy_for_each_row(tmp_path, name, settings):
     assert not can_branch(network_of(tmp_path, name, dtype="float32", **settings))

@@ -1,4 +1,4 @@
-"""The cache that grows in place holds what the one of transformers holds."""
+"""The cache that grows in place has the contents of the cache in transformers."""
 
 import torch
 from transformers.cache_utils import DynamicLayer
@@ -6,11 +6,11 @@ from transformers.cache_utils import DynamicLayer
 from rlflow.backends.local.cache import GrowingLayer
 
 
-def test_growing_and_leaving_rows():
+def test_the_cache_matches_while_it_grows_and_rows_leave():
     own, plain = GrowingLayer(), DynamicLayer()
     random = torch.Generator().manual_seed(0)
     rows = 5
-    for step in range(300):  # outgrows its room several times, between rows that leave
+    for step in range(300):  # outgrows its buffer several times, also after rows left
         if step in (10, 290):
             index = torch.arange(0, rows, 2) if step == 290 else torch.tensor([3, 3, 0, 1])
             own.reorder_cache(index)

@@ -1,4 +1,4 @@
-"""Compiled layers: what is refused, and that they compute what layers compute that are not compiled."""
+"""Compiled layers: refused cases, and equality with uncompiled layers."""
 
 import itertools
 import json
@@ -25,13 +25,13 @@ from rlflow.training.protocols import ModelSpec
 
 
 @pytest.mark.parametrize(("settings", "name"), [(FsdpSettings, "fsdp"), (DeepSpeedSettings, "deepspeed")])
-def test_other_trainers_refuse_it_by_name(settings, name):
+def test_other_trainers_refuse_compilation_by_name(settings, name):
     with pytest.raises(PlanError, match=f"the {name} trainer does not compile layers"):
         settings(compile=True)
     assert not settings().compile
 
 
-def test_nothing_is_missing_where_a_compiler_is_and_layers_are_not_compiled_unless_asked():
+def test_layers_are_compiled_only_on_request():
     assert missing("cpu") == "" if shutil.which("g++") else missing("cpu")
     assert not TrainerSettings().compile
 
@@ -47,8 +47,8 @@ except PlanError as error:
 
 
 @pytest.mark.slow
-def test_without_a_compiler_the_error_says_what_to_install():
-    """In a process of its own, whose PATH has no compiler."""
+def test_a_missing_compiler_is_reported_with_the_package_to_install():
+    """Runs in its own process, whose PATH has no compiler."""
     environment = {"PATH": "/nowhere", "CXX": "/nowhere/g++"}
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT], env=environment, capture_output=True, text=True, check=True
@@ -67,7 +67,7 @@ def test_without_a_compiler_the_error_says_what_to_install():
 
 @loss
 def likely(new, mask):
-    """The log-probs themselves."""
+    """Return the log-probs as values of the loss."""
     return -new.logprobs
 
 
@@ -80,19 +80,22 @@ torch.save(computed(folder, torch.load(begun) if begun else {}), out)
 """
 
 
-def computed(folder, begun):
-    """(packed, compiled, number of the step) → its log-probs and, where rows are packed, the state after it;
-    of two steps in each way, or, of packed and compiled rows, of the second, which follows the state
-    ``begun``. Each step has rows of other sizes."""
+def computed(folder, initial):
+    """Return (packed, compiled, number of the step) → log-probs and, for packed rows, the state after the
+    step.
+
+    Each way takes two steps. For packed and compiled rows only the second runs, from the state ``initial``.
+    Each step has rows of other sizes.
+    """
     found = {}
-    for packed, compiled in [(True, True)] if begun else itertools.product((True, False), (True, False)):
+    for packed, compiled in [(True, True)] if initial else itertools.product((True, False), (True, False)):
         torch.compiler.set_stance("default")
         settings = TrainerSettings(lr=1e-2, packed=packed, compile=compiled)
         trainer = Trainer(ModelSpec(Path(folder), trained=packed, dtype="float64"), settings)
-        torch.compiler.set_stance("fail_on_recompile")  # all graphs are there by now, whatever the sizes
-        if begun:
-            trainer.restore(begun)
-        for step in (1,) if begun else (0, 1):
+        torch.compiler.set_stance("fail_on_recompile")  # all graphs exist by now, whatever the sizes
+        if initial:
+            trainer.restore(initial)
+        for step in (1,) if initial else (0, 1):
             batch = rows(step).rows(torch.arange(10 - 9 * step))
             found[packed, compiled, step] = {"logprobs": trainer.forward(batch)["logprobs"]}
             if packed:
@@ -101,15 +104,14 @@ def computed(folder, begun):
     return found
 
 
-def in_a_process(folder, begun, out):
-    """What ``computed`` gives in a process of its own, which has no graphs of others, but finds on disk what
-    g++ has compiled before."""
+def in_a_process(folder, initial, out):
+    """Run ``computed`` in its own process. It has no graphs in memory but finds the output of g++ on disk."""
     environment = os.environ | {
         "TORCHINDUCTOR_CACHE_DIR": str(out.with_name("cache")),
         "OMP_NUM_THREADS": "1",
     }
     subprocess.run(
-        [sys.executable, "-c", COMPUTE, folder, begun, out],
+        [sys.executable, "-c", COMPUTE, folder, initial, out],
         check=True,
         cwd=Path(__file__).parent,
         env=environment,
@@ -119,11 +121,13 @@ def in_a_process(folder, begun, out):
 
 @pytest.mark.long
 @pytest.mark.skipif(bool(missing("cpu")), reason="torch finds no compiler here")
-def test_compiled_layers_compute_the_same_to_rounding_and_go_on_to_the_bit(folders, tmp_path):
-    """In float64, in which Gemma's norms go on in float32, packed and, without a gradient, padded, with a
-    sliding window and without another graph for other sizes; a process that takes up a state computes the
-    bits of the one that was not cut. Weights are left out, since AdamW's first step is as large for a
-    gradient that is rounding alone."""
+def test_compiled_layers_agree_to_rounding_and_resume_exactly(folders, tmp_path):
+    """In float64 (Gemma's norms stay in float32): packed rows, padded rows without a gradient, a sliding
+    window, and no new graph for other sizes.
+
+    A process that loads a state computes the same bits as the uninterrupted one. The test skips weights,
+    because AdamW's first step has full size also for a gradient of pure rounding.
+    """
     folder = tmp_path / "model"
     config = json.loads((folders["gemma3"] / "config.json").read_text())
     # each layer takes half a minute
@@ -140,8 +144,8 @@ def test_compiled_layers_compute_the_same_to_rounding_and_go_on_to_the_bit(folde
                 rtol=1e-5,
                 msg=f"{name} of step {step}, packed {packed}",
             )
-    begun = {name: tensor for name, tensor in whole[True, True, 0].items() if name != "logprobs"}
-    torch.save(begun, tmp_path / "begun.pt")
+    initial = {name: tensor for name, tensor in whole[True, True, 0].items() if name != "logprobs"}
+    torch.save(initial, tmp_path / "begun.pt")
     check_same(
         in_a_process(folder, tmp_path / "begun.pt", tmp_path / "rest.pt")[True, True, 1], whole[True, True, 1]
     )

@@ -1,8 +1,8 @@
-"""Every backend does what ``rlflow/training/protocols.py`` promises, on one rank and on two: the claims are
-in ``contract.py``.
+"""Every backend meets the promises of ``rlflow/training/protocols.py``, on one rank and on two.
+``contract.py`` has the claims.
 
-Backends are found by name. Others take part by their dotted names:
-``RLFLOW_BACKENDS="their.module" pytest tests/backends/test_contract.py``. Each claim is a subtest.
+The test finds backends by name. Add others by their dotted names: ``RLFLOW_BACKENDS="their.module" pytest
+tests/backends/test_contract.py``. Each claim is a subtest.
 """
 
 import os
@@ -19,8 +19,8 @@ BACKENDS = [module.name for module in pkgutil.iter_modules(rlflow.backends.__pat
 
 
 @pytest.mark.parametrize(("name", "shape"), [("null", contract.SHAPES[0]), ("local", "llama")])
-def test_claims_of_one_shape_hold_without_any_process(judged, subtests, name, shape):
-    judged.hold(subtests, name, 1, [claim for claim in contract.named(name, 1) if f": {shape}: " in claim])
+def test_claims_about_one_shape_hold_in_this_process(checked, subtests, name, shape):
+    checked.check(subtests, name, 1, [claim for claim in contract.named(name, 1) if f": {shape}: " in claim])
 
 
 CASES = [
@@ -32,18 +32,18 @@ CASES = [
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("name", "ranks"), CASES)
-def test_every_claim_holds(judged, subtests, name, ranks):
-    judged.hold(subtests, name, ranks, contract.named(name, ranks))
+def test_every_claim_holds(checked, subtests, name, ranks):
+    checked.check(subtests, name, ranks, contract.named(name, ranks))
 
 
-def test_a_missing_package_fails_and_is_skipped_on_request_alone(judged, monkeypatch):
+def test_a_missing_package_fails_unless_skipping_is_requested(checked, monkeypatch):
     missing = {"unusable": "the package 'theirs' is not installed"}
-    monkeypatch.setitem(judged.kept, ("their.backend", 2, "contract,own"), [{"their.backend": missing}] * 2)
+    monkeypatch.setitem(checked.kept, ("their.backend", 2, "contract,own"), [{"their.backend": missing}] * 2)
     monkeypatch.delenv("RLFLOW_SKIP_ENGINES", raising=False)
     with pytest.raises(
         pytest.fail.Exception, match=r"'theirs' is not installed: `make setup` (.*)RLFLOW_SKIP_ENGINES=1"
     ):
-        judged.said("their.backend", 2, "any claim")
+        checked.failures("their.backend", 2, "any claim")
     monkeypatch.setenv("RLFLOW_SKIP_ENGINES", "1")
     with pytest.raises(pytest.skip.Exception, match="'theirs' is not installed"):
-        judged.said("their.backend", 2, "any claim")
+        checked.failures("their.backend", 2, "any claim")

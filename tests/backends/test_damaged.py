@@ -1,4 +1,4 @@
-"""Model folders whose numbers cannot be meant are refused in words, before anything is computed with them."""
+"""Model folders with invalid numbers are refused with a message before any computation."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def spec(folder):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("place", [0, -1])
-def test_weights_that_are_not_finite_are_refused_by_name(folder, value, place):
+def test_non_finite_weights_are_refused_by_name(folder, value, place):
     weights = load_file(folder / "model.safetensors")
     name = "model.layers.0.mlp.gate_proj.weight"
     weights[name].view(-1)[place] = value
@@ -41,7 +41,7 @@ def change(file, **entries):
     file.write_text(json.dumps(json.loads(file.read_text()) | entries))
 
 
-def test_weights_of_other_shapes_than_the_config_says_are_refused_with_both(folder):
+def test_weights_of_unexpected_shapes_are_refused_with_both_shapes(folder):
     size = json.loads((folder / "config.json").read_text())["vocab_size"]
     change(folder / "config.json", vocab_size=size + 7)
     with pytest.raises(
@@ -51,7 +51,7 @@ def test_weights_of_other_shapes_than_the_config_says_are_refused_with_both(fold
 
 
 @pytest.mark.parametrize(("named", "refused"), [(99_999, True), ([99_999, -3], True), ([99_999, 1], False)])
-def test_a_model_whose_every_end_token_is_outside_its_vocabulary_is_refused(folder, named, refused):
+def test_a_model_with_only_unknown_end_tokens_is_refused(folder, named, refused):
     change(folder / "config.json", eos_token_id=named)
     change(folder / "generation_config.json", eos_token_id=named)
     change(folder / "tokenizer_config.json", eos_token=None)
@@ -62,7 +62,7 @@ def test_a_model_whose_every_end_token_is_outside_its_vocabulary_is_refused(fold
         assert Generator(spec(folder)).eos == [1]
 
 
-def test_rows_end_at_the_tokens_that_a_run_names_and_at_that_of_the_tokenizer_beside_those_of_configs(folder):
+def test_rows_end_at_tokens_of_the_run_or_of_tokenizer_and_config(folder):
     change(folder / "generation_config.json", eos_token_id=[7])
     assert Generator(spec(folder)).eos == [1, 7]
     assert Generator(replace(spec(folder), ends=(3, 9, 99_999))).eos == [3, 9]

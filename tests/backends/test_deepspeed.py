@@ -1,5 +1,4 @@
-"""What the deepspeed trainer does beside the contract, on two ranks (``own_deepspeed.py``), and how it
-starts."""
+"""The deepspeed trainer beyond the contract, on two ranks (``own_deepspeed.py``), and its start."""
 
 import sys
 
@@ -10,31 +9,33 @@ from rlflow.errors import PlanError
 from rlflow.training.protocols import ModelSpec
 
 BARS = "Loading weights:", "Writing model shards:"
-CHECKS = ["nothing_stays_together", "frozen", "low", "low_adapters", "sleep_frees_what_is_planned_for_it"]
+CHECKS = ["ranks_keep_only_their_part", "frozen", "low", "low_adapters", "sleep_frees_the_planned_bytes"]
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_its_own_checks_hold(judged, subtests):
-    judged.hold(subtests, "deepspeed", 2, CHECKS)
+def test_its_own_checks_pass(checked, subtests):
+    checked.check(subtests, "deepspeed", 2, CHECKS)
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "ranks", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.long)]
 )
-def test_it_starts_and_ends_without_a_word_and_compiles_nothing(judged, ranks):
-    """Models are loaded, and written, with bars of transformers'; bindings of triton speak as Python ends."""
+def test_it_prints_nothing_and_compiles_nothing(checked, ranks):
+    """Except the progress bars of transformers while models are loaded and saved, and triton's bindings at
+    the end of Python.
+    """
     lines = [
         line
-        for text in judged.said("deepspeed", ranks, "printed")
+        for text in checked.failures("deepspeed", ranks, "printed")
         for line in text.partition("nanobind: leaked")[0].splitlines()
     ]
     assert [line for line in lines if line.strip() and not line.startswith(BARS)] == []
-    assert judged.said("deepspeed", ranks, "compiled") == [""] * ranks
+    assert checked.failures("deepspeed", ranks, "compiled") == [""] * ranks
 
 
-def test_without_the_package_the_remedy_is_said(folders, monkeypatch):
+def test_a_missing_package_is_reported_with_a_remedy(folders, monkeypatch):
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     with pytest.raises(PlanError, match=r"pip install --no-build-isolation 'rlflow-dag\[deepspeed\]'"):
         deepspeed.Trainer(ModelSpec(folders["llama"]))

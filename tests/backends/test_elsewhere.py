@@ -1,5 +1,6 @@
-"""A local trainer on another device than its rows, which is a GPU's stand-in: all of it works there, and what
-it keeps is there."""
+"""A local trainer on another device than its rows, in place of a GPU: it computes there and keeps its tensors
+there.
+"""
 
 import pytest
 import torch
@@ -47,12 +48,12 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("head", "objective", "mean", "settings"), CASES)
-def test_a_trainer_computes_and_learns_where_its_weights_are(folders, head, objective, mean, settings):
+def test_a_trainer_computes_and_learns_on_the_device_of_its_weights(folders, head, objective, mean, settings):
     trainer = Trainer(ModelSpec(folders["llama"], head, trained=True), Trainer.Settings(**settings))
     saved = {name: tensor.clone() for name, tensor in trainer.state().items()}
     trainer.network.to(DEVICE)
-    trainer.network.identity = id  # tensors without content have no address to tell them apart by
-    # a fused one is for real devices
+    trainer.network.identity = id  # tensors without storage have no address to distinguish them
+    # a fused optimizer needs a real device
     trainer.optimizer = torch.optim.AdamW(list(trainer.network.parameters().values()))
     with counted() as waits:
         for forward in (trainer.forward, trainer.forward_ahead):
@@ -70,7 +71,7 @@ def test_a_trainer_computes_and_learns_where_its_weights_are(folders, head, obje
     assert set(waits) <= {"to meta", "to cpu", "_local_scalar_dense", "index", "index_put_", "copy_"}
 
 
-def test_rows_are_padded_on_the_device_that_they_are_on():
+def test_rows_are_padded_on_their_own_device():
     from rlflow.author.batch import pad
 
     flat, lengths = torch.arange(4.0).to(DEVICE), torch.tensor([3, 1])

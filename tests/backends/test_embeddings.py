@@ -1,4 +1,4 @@
-"""The gradient of large embeddings that are the head too: what it was, and in one tensor of their size."""
+"""The gradient of large embeddings that are also the head: unchanged, and in one tensor of their size."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from rlflow.backends.local.sampling import LARGE
 from rlflow.backends.local.settings import TrainerSettings
 from rlflow.training.protocols import ModelSpec
 
-pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+pytestmark = pytest.mark.slow  # runs models or processes: each test is short, but all together are not
 
 CONFIG = {
     "hidden_size": 8,
@@ -52,7 +52,7 @@ def large(tmp_path_factory):
 
 
 def plain(trainer):
-    """Undo what is done to the embeddings of a trainer."""
+    """Undo the change to the embeddings of a trainer."""
     embeddings = embeddings_of(trainer)
     embeddings.sparse = False
     embeddings._forward_pre_hooks.clear()
@@ -75,7 +75,7 @@ def trained(trainer):
         ("bfloat16", {}, 1e-6),
     ],
 )
-def test_the_gradient_is_the_one_of_an_embedding_that_nothing_was_done_to(large, dtype, settings, near):
+def test_the_gradient_equals_the_one_of_plain_embeddings(large, dtype, settings, near):
     one, other = trainer_of(large, dtype, **settings), trainer_of(large, dtype, **settings)
     assert embeddings_of(one).sparse
     plain(other)
@@ -84,7 +84,7 @@ def test_the_gradient_is_the_one_of_an_embedding_that_nothing_was_done_to(large,
     assert not torch.equal(embeddings_of(one).weight, before)
 
 
-def test_weights_that_are_frozen_or_replaced_later_are_left_as_they_are(large):
+def test_frozen_or_replaced_weights_are_left_unchanged(large):
     frozen, replaced = trainer_of(large), trainer_of(large)
     embeddings_of(frozen).weight.requires_grad_(False)
     frozen.network.hidden(torch.tensor([[5]]), torch.arange(1)[None], use_cache=False)
@@ -99,7 +99,7 @@ def test_weights_that_are_frozen_or_replaced_later_are_left_as_they_are(large):
     assert other.grad.any(1).nonzero()[:, 0].tolist() == [5]
 
 
-def test_rows_are_added_to_the_gradient_of_the_head_in_its_place(large):
+def test_rows_are_added_to_the_gradient_of_the_head_in_place(large):
     trainer, places = trainer_of(large), []
     weight = embeddings_of(trainer).weight
     weight.register_post_accumulate_grad_hook(
@@ -114,7 +114,7 @@ def test_rows_are_added_to_the_gradient_of_the_head_in_its_place(large):
     assert set(changed.tolist()) <= {*read.tolist(), *rows(0)["tokens"].flatten().tolist()}
 
 
-def test_embeddings_that_are_read_and_whose_head_is_not_have_a_gradient_too(large):
+def test_embeddings_have_a_gradient_without_their_head(large):
     trainer = trainer_of(large)
     hidden = trainer.network.hidden(torch.tensor([[5, 6]]), torch.arange(2)[None], use_cache=False)
     hidden.square().sum().backward()
@@ -123,7 +123,7 @@ def test_embeddings_that_are_read_and_whose_head_is_not_have_a_gradient_too(larg
     assert gradient.any(1).nonzero()[:, 0].tolist() == [5, 6]
 
 
-def test_the_parameter_is_the_module_s_own_after_each_pass_that_failed_too(large):
+def test_the_module_has_its_own_parameter_after_each_pass(large):
     trainer = trainer_of(large)
     own = embeddings_of(trainer).weight
     for ids in (torch.tensor([[5]]), torch.tensor([[LARGE]])):
@@ -133,7 +133,7 @@ def test_the_parameter_is_the_module_s_own_after_each_pass_that_failed_too(large
         assert isinstance(own, torch.nn.Parameter)
 
 
-def test_small_vocabularies_heads_of_their_own_and_frozen_models_are_left_alone(large, tmp_path):
+def test_small_untied_and_frozen_embeddings_are_left_unchanged(large, tmp_path):
     small, apart = folder(tmp_path / "small", 64), folder(tmp_path / "apart", tied=False)
     for spec in (
         ModelSpec(small, trained=True),
@@ -147,7 +147,7 @@ def test_small_vocabularies_heads_of_their_own_and_frozen_models_are_left_alone(
         assert not network.module.get_input_embeddings()._forward_pre_hooks
 
 
-def test_adapters_beside_frozen_embeddings_leave_them_alone(large):
+def test_frozen_embeddings_next_to_adapters_are_left_unchanged(large):
     trainer = trainer_of(large, "bfloat16", lora=2)
     assert not embeddings_of(trainer).sparse
     trained(trainer)

@@ -1,5 +1,4 @@
-"""The backend that docs/backends.md shows does what the contract promises of every backend, and the page
-names what can be declared."""
+"""The example backend of docs/backends.md meets the contract, and the page lists every declaration."""
 
 import dataclasses
 import re
@@ -22,27 +21,28 @@ PAGE = (HERE.parents[1] / "docs" / "backends.md").read_text()
 
 
 def claims(pattern):
-    """Those that the contract makes of it, of which the name begins so."""
+    """Return the contract's claims about the example whose names have this start."""
     return [claim for claim in contract.named(NAME, 1) if re.match(pattern, claim)]
 
 
-def test_what_is_claimed_of_a_trainer_of_one_shape_holds(judged, subtests):
-    judged.hold(subtests, NAME, 1, claims(r"Trainer: llama: "))
+def test_claims_about_a_trainer_of_one_shape_hold(checked, subtests):
+    checked.check(subtests, NAME, 1, claims(r"Trainer: llama: "))
 
 
 @pytest.mark.long
-def test_it_does_what_the_contract_promises(judged, subtests):
-    """It knows no shapes: a trainer of two, and the generator, which computes each row's prompt anew for each
-    token, of one."""
-    judged.hold(subtests, NAME, 1, claims(r"Trainer: (?:llama|gemma3|reward)\b|Generator: llama\b"))
+def test_the_example_meets_the_contract(checked, subtests):
+    """Its code does not depend on shapes: the trainer runs two, and the generator, which recomputes each
+    prompt for every token, one.
+    """
+    checked.check(subtests, NAME, 1, claims(r"Trainer: (?:llama|gemma3|reward)\b|Generator: llama\b"))
 
 
-def test_the_page_shows_the_whole_backend():
+def test_the_page_shows_the_complete_backend():
     [shown] = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
     assert shown == (HERE / "example" / "rowwise.py").read_text()
 
 
-def test_the_page_names_everything_that_a_backend_can_say_of_itself():
+def test_the_page_names_every_declaration_of_a_backend():
     facts = [field.name for field in dataclasses.fields(protocols.Capabilities)]
     optional = {
         name: [member for member in vars(kind) if not member.startswith("_")]
@@ -55,7 +55,7 @@ def test_the_page_names_everything_that_a_backend_can_say_of_itself():
     assert [name for name in names if not re.search(rf"`{name}\b", PAGE)] == []
 
 
-def test_a_role_is_bound_to_it_with_what_it_declares(folders):
+def test_a_role_is_bound_to_the_example_with_its_declarations(folders):
     graph = compile_flow(load_flow("grpo")).graph
     values = {
         "model": str(folders["llama"]),
@@ -74,7 +74,7 @@ def test_a_role_is_bound_to_it_with_what_it_declares(folders):
     )
 
 
-def test_check_reads_its_settings_from_the_source():
+def test_check_reads_the_settings_of_the_example_from_its_source():
     types = {
         field.name: field.type
         for half in ("trainer", "generator")

@@ -1,5 +1,4 @@
-"""What a Trainer computes for a padded batch is what a plain Hugging Face forward gives for each row
-alone."""
+"""A Trainer computes for a padded batch the same as a plain Hugging Face forward for each row alone."""
 
 import json
 import shutil
@@ -31,7 +30,7 @@ def rows_of(column):
 
 @torch.no_grad()
 def alone(model, prompt, tokens, temperature=1.0):
-    """(log-probs, entropy) of each response token, without padding, from the full logits."""
+    """Return (log-probs, entropy) of each response token, without padding, from the full logits."""
     logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1] / temperature
     distribution = logits.log_softmax(-1)
     return distribution[torch.arange(len(tokens)), tokens], -(distribution.exp() * distribution).sum(-1)
@@ -51,14 +50,14 @@ def test_logprobs_and_entropy_equal_a_plain_forward_row_by_row(folders, shape):
         torch.testing.assert_close(rows_of(got.data["entropy"])[i], entropy, atol=2e-6, rtol=0)
 
 
-def test_without_a_temperature_column_it_is_one(folders):
+def test_the_temperature_is_one_without_a_column(folders):
     trainer = Trainer(ModelSpec(folders["llama"]))
     assert torch.equal(
         trainer.forward(batch())["logprobs"], trainer.forward(batch(temperature=[1.0] * 3))["logprobs"]
     )
 
 
-def test_values_are_of_the_prefix_before_each_token_and_know_no_temperature(folders):
+def test_values_depend_on_the_prefix_and_not_on_the_temperature(folders):
     trainer = Trainer(ModelSpec(folders["qwen3"], head="values", trained=True))
     assert not trainer.forward(batch(), ("values",)).data["values"].value.any()  # a new head gives 0
     torch.nn.init.normal_(trainer.network.head.weight, generator=torch.Generator().manual_seed(0))
@@ -70,7 +69,7 @@ def test_values_are_of_the_prefix_before_each_token_and_know_no_temperature(fold
         torch.testing.assert_close(rows_of(got.data["values"])[i], expected.detach(), atol=1e-5, rtol=1e-5)
 
 
-def test_a_value_does_not_see_its_own_token(folders):
+def test_a_value_does_not_depend_on_its_own_token(folders):
     trainer = Trainer(ModelSpec(folders["gpt2"], head="values", trained=True))
     torch.nn.init.normal_(trainer.network.head.weight)
     a, b = (
@@ -80,7 +79,7 @@ def test_a_value_does_not_see_its_own_token(folders):
     assert torch.equal(a, b)
 
 
-def test_scores_are_read_after_the_last_token_though_padding_is_eos(folders):
+def test_scores_are_read_after_the_last_token_despite_eos_padding(folders):
     got = Trainer(ModelSpec(folders["reward"], head="scores")).forward(batch(), ("scores",))
     model = AutoModelForSequenceClassification.from_pretrained(folders["reward"]).eval()
     for i, (prompt, tokens) in enumerate(zip(PROMPTS, TOKENS, strict=True)):
@@ -88,7 +87,7 @@ def test_scores_are_read_after_the_last_token_though_padding_is_eos(folders):
         torch.testing.assert_close(got["scores"][i], model.score(hidden)[0].detach(), atol=2e-6, rtol=0)
 
 
-def test_forward_gives_rows_in_order_whatever_the_micro_batches(folders):
+def test_forward_keeps_the_order_of_rows_in_any_micro_batches(folders):
     whole = Trainer(ModelSpec(folders["llama"])).forward(batch(), ("logprobs",))
     one = Trainer(ModelSpec(folders["llama"]), Trainer.Settings(micro_tokens=1)).forward(
         batch(), ("logprobs",)
@@ -119,19 +118,19 @@ def test_an_empty_prompt_is_refused(folders):
         )
 
 
-def test_a_model_is_asked_only_for_what_its_head_gives(folders):
+def test_a_model_computes_only_the_outputs_of_its_head(folders):
     with pytest.raises(ValueError, match="asked for 'values', but this model's head gives logprobs, entropy"):
         Trainer(ModelSpec(folders["gpt2"])).forward(batch(), ("values",))
 
 
-def test_saving_searches_no_wrapper_around_the_model(folders, tmp_path, monkeypatch):
-    # accelerate's, which imports DeepSpeed
+def test_saving_does_not_search_for_a_wrapper_of_the_model(folders, tmp_path, monkeypatch):
+    # accelerate's search, which imports DeepSpeed
     monkeypatch.setattr(modeling_utils, "extract_model_from_parallel", None, raising=False)
     Trainer(ModelSpec(folders["llama"])).save(tmp_path / "saved")
     assert (tmp_path / "saved" / "model.safetensors").is_file()
 
 
-def test_a_generation_config_that_transformers_would_not_write_goes_along(folders, tmp_path):
+def test_an_invalid_generation_config_is_saved_unchanged(folders, tmp_path):
     folder = shutil.copytree(folders["llama"], tmp_path / "model")
     (folder / "generation_config.json").write_text(
         json.dumps({"top_k": 7, "temperature": 0.5, "eos_token_id": [1, 2]})
@@ -156,7 +155,7 @@ def test_a_generation_config_that_transformers_would_not_write_goes_along(folder
         ("config.json", '{"model_type": "unheard-of"}', "unheard-of"),
     ],
 )
-def test_a_folder_that_cannot_be_read_is_a_plan_error(folders, tmp_path, file, text, says):
+def test_an_unreadable_folder_is_a_plan_error(folders, tmp_path, file, text, says):
     folder = shutil.copytree(folders["llama"], tmp_path / "damaged")
     (folder / file).unlink()
     if text is not None:
@@ -165,7 +164,7 @@ def test_a_folder_that_cannot_be_read_is_a_plan_error(folders, tmp_path, file, t
         Trainer(ModelSpec(folder))
 
 
-def test_folders_that_cannot_serve_are_plan_errors(folders, tmp_path):
+def test_unsuitable_folders_are_plan_errors(folders, tmp_path):
     for spec, message in [
         (ModelSpec(tmp_path), "needs a Hugging Face model folder"),
         (ModelSpec(folders["reward"]), "lacks weights"),
@@ -177,7 +176,7 @@ def test_folders_that_cannot_serve_are_plan_errors(folders, tmp_path):
 
 
 @pytest.mark.parametrize("entropy", [False, True])
-def test_chunks_of_logits_change_neither_numbers_nor_gradients(entropy):
+def test_chunks_of_logits_change_no_number_and_no_gradient(entropy):
     torch.manual_seed(0)
     weight = torch.randn(50, 8, dtype=torch.float64, requires_grad=True)
     hidden = torch.randn(23, 8, dtype=torch.float64, requires_grad=True)
@@ -197,7 +196,7 @@ def test_chunks_of_logits_change_neither_numbers_nor_gradients(entropy):
 
 
 @pytest.mark.parametrize("entropy", [False, True])
-def test_a_gradient_in_the_place_of_logits_is_the_same_and_there_is_one_of_it(entropy):
+def test_a_gradient_in_place_of_logits_is_the_same_single_tensor(entropy):
     torch.manual_seed(0)
     weight, hidden = (torch.randn(size, 8, dtype=torch.float64, requires_grad=True) for size in (50, 23))
     targets, temperature = torch.randint(50, (23,)), torch.rand(23, dtype=torch.float64) + 0.5
@@ -214,7 +213,7 @@ def test_a_gradient_in_the_place_of_logits_is_the_same_and_there_is_one_of_it(en
         total = sum((x.square().sum() for x in pair if x is not None), torch.zeros(()))
         before = seen[-1].detach().clone()
         gradients.append(torch.autograd.grad(total, (weight, hidden), retain_graph=True))
-        assert torch.equal(seen[-1], before) is not once  # there is no other tensor as large
+        assert torch.equal(seen[-1], before) is not once  # no other tensor is as large
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         total.backward()
@@ -223,7 +222,7 @@ def test_a_gradient_in_the_place_of_logits_is_the_same_and_there_is_one_of_it(en
 @pytest.mark.parametrize("entropy", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("once", [False, True])
-def test_no_temperature_is_one_of_1_to_the_bit(dtype, entropy, once):
+def test_no_temperature_equals_a_temperature_of_1_exactly(dtype, entropy, once):
     torch.manual_seed(0)
     weight, hidden = (torch.randn(size, 8, dtype=dtype, requires_grad=True) for size in (50, 23))
     targets, results = torch.randint(50, (23,)), []
@@ -237,7 +236,7 @@ def test_no_temperature_is_one_of_1_to_the_bit(dtype, entropy, once):
 
 
 class Largest(TorchDispatchMode):
-    """Remembers the number of entries of the largest tensor that any operation made."""
+    """Record the number of entries of the largest tensor of any operation."""
 
     entries = 0
 
@@ -249,9 +248,10 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_logits_of_a_large_vocabulary_exist_a_few_tokens_at_a_time(tmp_path):
+def test_logits_of_a_large_vocabulary_are_computed_in_chunks(tmp_path):
     """150k words, 96 response tokens, 16 at a time: no tensor of an update has more entries than 16 × 150k or
-    the head's weight."""
+    the head's weight.
+    """
     vocabulary, tokens = 150_000, 16
     config = Qwen3Config(
         vocab_size=vocabulary,

@@ -1,5 +1,6 @@
-"""A forward pass that an update goes on from: the same numbers, bit for bit, and never a graph of other rows
-or other weights."""
+"""A forward pass from which an update continues: bit-identical numbers, and never a graph of other rows or
+other weights.
+"""
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def regression(new, values):
 
 
 def learned(folders, ahead, between=lambda trainer: None, count=2, epochs=1, head="logprobs", **settings):
-    """Parameters and metrics after some iterations, and how many passes through the model they took."""
+    """Return parameters and metrics after some iterations, and the number of passes through the model."""
     trainer, passes = learner(folders, head, **settings), []
     trainer.network.backbone.register_forward_hook(lambda *_: passes.append(1))
     for seed in range(count):
@@ -52,7 +53,7 @@ def learned(folders, ahead, between=lambda trainer: None, count=2, epochs=1, hea
 
 @pytest.mark.parametrize("head", ["logprobs", "values"])
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_the_update_is_the_same_with_a_pass_less(folders, epochs, head):
+def test_a_reused_pass_gives_the_same_update(folders, epochs, head):
     again, metrics, passes = learned(folders, False, epochs=epochs, head=head)
     ahead, metrics_ahead, passes_ahead = learned(folders, True, epochs=epochs, head=head)
     assert torch.equal(again, ahead)
@@ -68,7 +69,7 @@ def test_the_update_is_the_same_with_a_pass_less(folders, epochs, head):
         (16, True, {"pass"}),
     ],
 )
-def test_freed_memory_is_given_back_before_a_pass_that_keeps_its_graph_alone(
+def test_memory_is_freed_only_before_a_pass_that_keeps_its_graph(
     folders, monkeypatch, micro_tokens, ahead, order
 ):
     trainer, seen = learner(folders, micro_tokens=micro_tokens), []
@@ -79,14 +80,14 @@ def test_freed_memory_is_given_back_before_a_pass_that_keeps_its_graph_alone(
     assert seen[0] == ("given back" if "given back" in order else "pass")
 
 
-def test_what_does_not_fit_one_micro_batch_is_computed_again(folders):
+def test_rows_of_several_micro_batches_are_computed_again(folders):
     again, _, passes = learned(folders, False, micro_tokens=16)
     ahead, _, passes_ahead = learned(folders, True, micro_tokens=16)
     assert torch.equal(again, ahead)
     assert passes == passes_ahead
 
 
-def test_other_weights_are_never_learned_from(folders, tmp_path):
+def test_a_pass_with_other_weights_is_not_reused(folders, tmp_path):
     learner(folders).save(tmp_path)
 
     def loaded(trainer):
@@ -98,7 +99,7 @@ def test_other_weights_are_never_learned_from(folders, tmp_path):
 
 
 @pytest.mark.parametrize("change", ["tokens", "temperature", "prompt_tokens", "fewer"])
-def test_other_rows_are_never_learned_from(folders, change):
+def test_a_pass_over_other_rows_is_not_reused(folders, change):
     results = []
     for ahead in (False, True):
         trainer, batch = learner(folders), rows()

@@ -1,4 +1,4 @@
-"""What the fsdp trainer does beside the contract, on two and four ranks (``own_fsdp.py``), and alone."""
+"""The fsdp trainer beyond the contract, on two and four ranks (``own_fsdp.py``), and alone."""
 
 import pytest
 
@@ -15,11 +15,11 @@ CHECKS = {
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", CHECKS)
-def test_its_own_checks_hold(judged, subtests, ranks):
-    judged.hold(subtests, "fsdp", ranks, CHECKS[ranks])
+def test_its_own_checks_pass(checked, subtests, ranks):
+    checked.check(subtests, "fsdp", ranks, CHECKS[ranks])
 
 
-def test_alone_it_is_the_local_trainer(folders):
+def test_a_single_rank_equals_the_local_trainer(folders):
     spec = ModelSpec(folders["gpt2"], "logprobs", True)
     one, other = fsdp.Trainer(spec), local.Trainer(spec)
     assert (

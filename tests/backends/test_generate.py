@@ -1,4 +1,4 @@
-"""Sampling: what a row draws is a function of its prompt, its seed and the weights."""
+"""Sampling: the draws of a row depend on its prompt, its seed and the weights."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def tokens(batch, row):
 
 @pytest.mark.parametrize("shape", ["gemma2"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
-def test_sampled_logprobs_are_those_of_the_trainer(folders, generators, prompts, shape, temperature):
+def test_sampled_logprobs_match_the_trainer(folders, generators, prompts, shape, temperature):
     out = generators[shape].generate(
         prompts, Sampling(samples=3, max_tokens=16, temperature=temperature), range(12)
     )
@@ -81,7 +81,7 @@ def test_eos_ends_a_row_and_belongs_to_it(generators, prompts):
     assert max(lengths) == 40
 
 
-def test_rows_that_ended_leave_the_batch(generators, prompts, monkeypatch):
+def test_ended_rows_leave_the_batch(generators, prompts, monkeypatch):
     sizes = []
     advance = decode.advance
     monkeypatch.setattr(
@@ -110,7 +110,7 @@ def test_a_prompt_is_read_once_for_all_its_samples(generators, prompts, monkeypa
 def test_unknown_missing_and_misshapen_weights_are_refused(folders):
     generator = Generator(ModelSpec(folders["qwen3"]))
     weights = dict(generator.network.tensors())
-    assert "lm_head.weight" not in weights  # tied to the embedding, sent once
+    assert "lm_head.weight" not in weights  # tied to the embedding, so sent once
     with pytest.raises(ValueError, match="found 'nonsense'"):
         generator.receive(iter([("nonsense", torch.zeros(1))]), 1)
     with pytest.raises(ValueError, match="found no model.norm.weight, expected every weight"):
@@ -129,7 +129,7 @@ def test_a_generator_without_a_tokenizer_is_a_plan_error(folders, tmp_path):
 @pytest.mark.parametrize(
     ("batch_tokens", "chunks", "dtype"), [(65536, 4, "float64"), (500, 3, "bfloat16"), (65536, 80, "float32")]
 )
-def test_chunks_are_the_rows_of_one_call_in_the_order_in_which_they_end(
+def test_chunks_contain_the_rows_of_one_call_in_order_of_their_ends(
     folders, prompts, batch_tokens, chunks, dtype
 ):
     generator = Generator(
@@ -160,14 +160,14 @@ def test_chunks_are_the_rows_of_one_call_in_the_order_in_which_they_end(
 
 
 @pytest.mark.parametrize(("device", "inside"), [("cuda", False), ("cpu", True)])
-def test_steps_on_a_gpu_are_computed_without_cudnn_whose_attention_does_not_repeat(device, inside):
+def test_gpu_steps_avoid_the_nondeterministic_cudnn_attention(device, inside):
     assert torch.backends.cuda.cudnn_sdp_enabled()
     with without_cudnn(torch.device(device)):
         assert torch.backends.cuda.cudnn_sdp_enabled() is inside
     assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
-def test_rows_of_a_model_without_an_end_token_have_recorded_lengths_too(folders, prompts):
+def test_a_model_without_an_end_token_samples_recorded_lengths(folders, prompts):
     one = Generator(ModelSpec(folders["gpt2"]))
     one.eos = []
     rows = one.generate(prompts, Sampling(max_tokens=4, lengths=(2, 4, 1, 3)), range(len(TEXTS)))

@@ -1,4 +1,4 @@
-"""The gradient of a minibatch does not depend on how it is cut, ordered or padded."""
+"""The gradient of a minibatch does not depend on its cut, order or padding."""
 
 from dataclasses import replace
 
@@ -13,11 +13,11 @@ from rlflow.backends.local import Trainer
 from rlflow.training.learning import OptimizerStep
 from rlflow.training.protocols import ModelSpec
 
-pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+pytestmark = pytest.mark.slow  # runs models or processes: each test is short, but all together are not
 
 
 class Recorder(Trainer):
-    """A trainer that keeps the gradient of its last step and does not take it."""
+    """A trainer that keeps the gradient of its last step and skips the step."""
 
     def step(self):
         self.gradient = torch.cat(
@@ -36,8 +36,9 @@ def recorders(folders):
 
 
 def random_batch(seed, rows=6):
-    """Rows of different lengths with holes in their masks, NaN in the holes, one row without a True, groups
-    of two."""
+    """Draw rows of different lengths in groups of two, with masked-out tokens that are NaN and one empty
+    mask.
+    """
     random = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 9, (rows,), generator=random).tolist()
     mask = [torch.rand(n, generator=random) < 0.8 for n in lengths]
@@ -123,9 +124,10 @@ def test_gradients_do_not_depend_on_cuts_padding_or_order(
     assert cut_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-5)
 
 
-def test_the_gradient_is_that_of_the_formula_row_by_row(recorders):
-    """mean="tokens": the sum over tokens that count, divided by their number, each row computed alone without
-    padding."""
+def test_the_gradient_matches_the_formula_row_by_row(recorders):
+    """mean="tokens": the sum over masked tokens, divided by their number; each row is computed alone without
+    padding.
+    """
     batch, recorder = random_batch(3), recorders["float64"]
     got, metrics = gradient(recorder, batch, per_token, "tokens", 40)
     total, count = 0.0, 0

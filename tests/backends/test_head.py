@@ -1,4 +1,4 @@
-"""Few rows of a large vocabulary are read the other way round, with the same logits."""
+"""A head with a large vocabulary computes few rows with its weights transposed, and gives the same logits."""
 
 from types import SimpleNamespace
 
@@ -34,20 +34,20 @@ def is_turned(spec):
     return network.read is not network.module.get_output_embeddings()
 
 
-def test_only_a_large_vocabulary_in_float32_is_read_so(folders):
+def test_only_a_large_float32_vocabulary_is_transposed(folders):
     assert is_turned(ModelSpec(folders.large))
     assert not is_turned(ModelSpec(folders.large, dtype="bfloat16"))
     assert not is_turned(ModelSpec(folders.large, dtype="float64"))
     assert not is_turned(ModelSpec(folders.small))
 
 
-def test_other_libraries_than_mkl_are_left_alone(folders, monkeypatch):
+def test_heads_stay_plain_without_mkl(folders, monkeypatch):
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
     assert not is_turned(ModelSpec(folders.large))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, FEW, FEW + 1])
-def test_logits_of_few_and_many_rows_are_those_of_the_head(folders, rows):
+def test_logits_of_few_and_many_rows_match_the_head(folders, rows):
     network = load_network(ModelSpec(folders.large))
     read_few_rows(network)
     hidden = torch.randn(rows, CONFIG["hidden_size"])
@@ -56,7 +56,7 @@ def test_logits_of_few_and_many_rows_are_those_of_the_head(folders, rows):
     torch.testing.assert_close(logits, network.module.get_output_embeddings()(hidden), atol=1e-5, rtol=1e-5)
 
 
-def test_many_rows_take_the_head_s_own_way(folders):
+def test_many_rows_use_the_plain_head(folders):
     network, calls = load_network(ModelSpec(folders.large)), []
     network.module.get_output_embeddings().register_forward_hook(
         lambda module, inputs, output: calls.append(len(inputs[0]))
@@ -67,8 +67,8 @@ def test_many_rows_take_the_head_s_own_way(folders):
     assert calls == [FEW + 1]
 
 
-def test_weights_that_come_later_are_those_that_are_read(folders):
-    """A generator that shares weights, or receives some, samples with them."""
+def test_new_weights_are_read(folders):
+    """A generator that shares or receives weights samples with the new ones."""
     prompts, sampling = Batch.of(prompt_tokens=[[5, 6, 7]]), Sampling(samples=4, max_tokens=3)
     generator, other = Generator(ModelSpec(folders.large)), Generator(ModelSpec(folders.large))
     changed = [(name, tensor * 2) for name, tensor in other.network.tensors()]

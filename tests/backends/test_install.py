@@ -1,5 +1,4 @@
-"""Which installed packages will do for the engine that is installed beside them; nothing is installed
-here."""
+"""Installed packages that suit the engine to be installed; the tests install nothing."""
 
 from importlib import metadata
 
@@ -25,22 +24,22 @@ TORCH = Version(metadata.version("torch"))
         (
             f"numpy=={metadata.version('numpy')}+another.build",
             False,
-        ),  # of other packages a build is what it says
+        ),  # for other packages the build label counts
         ("numpy>=1.26", True),
         ("numpy<1", False),
         ("no-package-has-this-name", False),
     ],
 )
-def test_a_version_will_do_or_not(wanted, found):
+def test_suitable_versions_are_recognised(wanted, found):
     assert satisfied(Requirement(wanted)) is found
 
 
-def test_what_is_not_installed_has_no_version():
+def test_a_missing_package_has_no_version():
     assert version("no-package-has-this-name") is None
     assert version("numpy") == metadata.version("numpy")
 
 
-def test_missing_is_what_the_wheel_needs_here_and_does_not_find(monkeypatch):
+def test_missing_lists_the_unmet_requirements_of_the_wheel(monkeypatch):
     asked = [
         "numpy>=1.26",
         "no-package-has-this-name[b,a]>=2 ; python_version > '3'",
@@ -75,7 +74,7 @@ def test_missing_is_what_the_wheel_needs_here_and_does_not_find(monkeypatch):
         ),
     ],
 )
-def test_what_is_there_is_left_and_what_is_not_is_installed(
+def test_present_packages_stay_and_missing_ones_are_installed(
     monkeypatch, capsys, installed, lacking, asked, says
 ):
     commands = []

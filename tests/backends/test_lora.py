@@ -1,5 +1,6 @@
-"""Low-rank adapters: the base stays as it is, the generator samples from the sum, a saved model has no trace
-of them."""
+"""Low-rank adapters: the base stays unchanged, the generator samples from the sum, and a saved model has
+plain weights.
+"""
 
 import math
 import sys
@@ -17,7 +18,7 @@ from rlflow.backends.local.tokenizer import copy_tokenizer
 from rlflow.errors import PlanError
 from rlflow.training.protocols import ModelSpec, Sampling
 
-pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+pytestmark = pytest.mark.slow  # runs models or processes: each test is short, but all together are not
 
 SHAPES = ["gpt2", "llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "gemma3"))]
 PROMPTS = Batch.of(prompt_tokens=[[5, 6, 7], [8], list(range(5, 25))])
@@ -65,7 +66,7 @@ def switched(one, on):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_adapters_learn_and_switched_off_they_leave_the_reference_bit_for_bit(folders, shape):
+def test_disabled_adapters_leave_the_reference_bit_for_bit(folders, shape):
     actor, reference = trainer(folders[shape]), Trainer(ModelSpec(folders[shape]))
     wanted = reference.forward(rows())["logprobs"]
     assert torch.equal(actor.forward(rows())["logprobs"], wanted)  # before the first step they change nothing
@@ -78,7 +79,7 @@ def test_adapters_learn_and_switched_off_they_leave_the_reference_bit_for_bit(fo
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_generator_samples_from_what_the_trainer_computes(folders, shape):
+def test_the_generator_samples_from_the_weights_of_the_trainer(folders, shape):
     actor, generator = learned(trainer(folders[shape])), Generator(ModelSpec(folders[shape]))
     generator.receive(actor.weights(), 1)
     batch = generator.generate(PROMPTS, Sampling(samples=4, max_tokens=12), range(12)) | PROMPTS
@@ -108,7 +109,7 @@ def test_a_saved_model_is_a_plain_folder_of_merged_weights(folders, tmp_path, sh
 
 
 @pytest.mark.parametrize("head", ["values", "scores"])
-def test_a_head_learns_whole_and_is_saved(folders, tmp_path, head):
+def test_a_head_trains_all_its_weights_and_is_saved(folders, tmp_path, head):
     one = trainer(folders["llama"], head)
     assert one.network.head.weight.abs().max() == 0
     learned(one, head)
@@ -137,7 +138,7 @@ def test_a_restored_state_continues_bit_for_bit(folders, head):
     assert all(torch.equal(tensor, resumed.state()[name]) for name, tensor in straight.state().items())
 
 
-def test_adapters_of_another_rank_or_another_base_are_refused(folders):
+def test_adapters_of_another_rank_or_base_are_refused(folders):
     state = learned(trainer(folders["llama"])).state()
     with pytest.raises(PlanError, match=r"do not match the adapters(.|\n)*\[4, 32\](.|\n)*\[2, 32\]"):
         trainer(folders["llama"], lora=2).restore(state)
@@ -150,7 +151,7 @@ def test_adapters_of_another_rank_or_another_base_are_refused(folders):
         other.restore(state)
 
 
-def test_all_weights_go_on_from_adapters_merged(folders):
+def test_full_training_continues_from_merged_adapters(folders):
     adapted, whole = learned(trainer(folders["llama"])), trainer(folders["llama"], lora=0)
     whole.restore(adapted.state())
     torch.testing.assert_close(
@@ -158,13 +159,13 @@ def test_all_weights_go_on_from_adapters_merged(folders):
     )
 
 
-def test_attention_alone_may_be_adapted(folders):
+def test_adapters_may_cover_only_the_attention(folders):
     names = trainer(folders["llama"], lora_targets="attention").network.adapted
     assert {name.rpartition(".")[2] for name in names} == {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
 @pytest.mark.slow
-def test_a_model_of_experts_has_adapters_on_what_is_linear_and_nothing_else(folders, tmp_path):
+def test_only_linear_layers_of_an_expert_model_have_adapters(folders, tmp_path):
     torch.manual_seed(0)
     config = Qwen2MoeConfig(
         vocab_size=64,
@@ -201,7 +202,7 @@ def test_a_model_of_experts_has_adapters_on_what_is_linear_and_nothing_else(fold
     torch.testing.assert_close(again, batch["sampled_logprobs"], atol=1e-5, rtol=0)
 
 
-def test_the_base_of_a_bfloat16_model_stays_bfloat16_and_adapters_are_float32(folders, tmp_path):
+def test_a_bfloat16_base_keeps_its_dtype_and_adapters_are_float32(folders, tmp_path):
     actor = learned(trainer(folders["qwen3"], dtype="bfloat16"))
     assert {p.dtype for p in actor.network.parameters().values()} == {torch.float32}
     assert {tensor.dtype for _, tensor in actor.weights()} == {torch.bfloat16}
@@ -227,14 +228,14 @@ def test_checkpointed_layers_give_the_same_adapters(folders):
         torch.testing.assert_close(a, b)
 
 
-def test_without_peft_the_remedy_is_said(folders, monkeypatch):
+def test_a_missing_peft_is_reported_with_a_remedy(folders, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(PlanError, match=r"pip install 'rlflow-dag\[lora\]'"):
         trainer(folders["llama"])
 
 
 def difference(one, other):
-    """|one - other| / |other| over all tensors."""
+    """Return |one - other| / |other| over all tensors."""
     pairs = [(one[name].double(), tensor.double()) for name, tensor in other.items()]
     return math.sqrt(
         sum(float((a - b).square().sum()) for a, b in pairs) / sum(float(b.square().sum()) for _, b in pairs)
@@ -249,7 +250,7 @@ def deltas(one):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_leaves_a_trainer_in_bfloat16_is_in_float32(folders, tmp_path, shape):
+def test_a_bfloat16_trainer_sends_float32_weights(folders, tmp_path, shape):
     actor = learned(trainer(folders[shape], dtype="bfloat16", lr=1e-5))
     base = {name: tensor.detach().clone() for (name, *_), tensor in actor.network.own()}
     wanted = deltas(actor)
@@ -268,7 +269,7 @@ def test_what_leaves_a_trainer_in_bfloat16_is_in_float32(folders, tmp_path, shap
     )
 
 
-def test_the_share_that_merging_rounds_away_is_measured(folders):
+def test_the_share_lost_to_rounding_in_a_merge_is_measured(folders):
     actor = trainer(folders["llama"], dtype="bfloat16", lr=1e-5)
     assert actor._rounding() == {"merge_rounding": 0.0}  # before the first step they change nothing
     share = actor.update(rows(), likelihood, minibatch=2)["merge_rounding"]
@@ -286,7 +287,7 @@ def test_the_share_that_merging_rounds_away_is_measured(folders):
     ("shape", "settings"),
     [("gpt2", {}), ("llama", {}), ("llama", {"lora_targets": "attention", "lora_alpha": 3.0})],
 )
-def test_adapters_beside_the_model_are_what_peft_loads(folders, tmp_path, shape, settings):
+def test_peft_loads_the_saved_adapters(folders, tmp_path, shape, settings):
     actor = learned(trainer(folders[shape], **settings))
     actor.save(tmp_path)
     loaded = peft.PeftModel.from_pretrained(
@@ -302,7 +303,7 @@ def test_adapters_beside_the_model_are_what_peft_loads(folders, tmp_path, shape,
         torch.testing.assert_close(merged[name], tensor, atol=1e-6, rtol=0)
 
 
-def test_a_reward_models_head_is_among_its_adapters(folders, tmp_path):
+def test_adapters_of_a_reward_model_include_its_head(folders, tmp_path):
     one = learned(trainer(folders["llama"], "scores"), "scores")
     one.save(tmp_path)
     plain = AutoModelForSequenceClassification.from_pretrained(folders["llama"], num_labels=1)

@@ -1,5 +1,6 @@
-"""A row's numbers do not depend on the rows beside it, on both sides of every length at which a model
-computes otherwise."""
+"""The numbers of a row do not depend on other rows, on both sides of every length at which a model computes
+differently.
+"""
 
 import pytest
 import torch
@@ -12,12 +13,12 @@ from rlflow.backends.local.tokenizer import copy_tokenizer
 from rlflow.errors import PlanError
 from rlflow.training.protocols import ModelSpec, Sampling
 
-SHORT, LONG = 10, 20  # the longest row of a run, on either side of the boundary
+SHORT, LONG = 10, 20  # the longest row of a run, on both sides of the boundary
 PROMPTS = {
     SHORT: [[5, 9, 11], [7], [4, 4, 8, 20]],
     LONG: [[5, 9, 11], [7], [4, 4, 8, 20, 33, 12, 9, 8, 7, 6, 5, 3, 4, 2]],
 }
-STEPS = {SHORT: 6, LONG: 12}  # that are sampled: behind prompts of 8 tokens, across the boundary
+STEPS = {SHORT: 6, LONG: 12}  # sampled tokens: after prompts of 8 tokens, across the boundary
 TOKENS = [[12, 40, 3, 1], [1, 1, 60, 8, 9, 10], [30, 5, 1, 1, 7, 9]]
 
 
@@ -28,14 +29,15 @@ def saved(made, folder, tokenizer):
 
 
 def rows_of(batch):
-    """(prompt, tokens) of each row."""
+    """Return (prompt, tokens) of each row."""
     columns = [batch.data[name] for name in ("prompt_tokens", "tokens")]
     return list(zip(*(column.value.split(column.lengths.tolist()) for column in columns), strict=True))
 
 
 def alone(plain, prompt, tokens, longest):
-    """The log-probs of a row in a plain forward; the row is filled up to the longest of the run, which a
-    causal model does not see."""
+    """Return the log-probs of a row in a plain forward. The row is padded to the longest of the run; a causal
+    model ignores padding.
+    """
     row = torch.cat([prompt, tokens])
     filled = torch.nn.functional.pad(row, (0, longest - len(row)))
     with torch.no_grad():
@@ -43,9 +45,12 @@ def alone(plain, prompt, tokens, longest):
     return logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
 
 
-def hold(folder, longest, atol, steps=1e-5):
-    """One batch, and what is sampled from prompts on both sides, against each row alone. steps: as ``atol``,
-    of what is sampled step by step, which some models compute by other sums than a whole row."""
+def check_rows(folder, longest, atol, steps=1e-5):
+    """Check one batch, and rows sampled from prompts on both sides, against each row alone.
+
+    steps: the tolerance, like ``atol``, for rows sampled step by step; some models compute them with other
+    sums than a full row.
+    """
     trainer = Trainer(ModelSpec(folder, trained=True, longest=longest))
     batch = Batch.of(prompt_tokens=PROMPTS[longest], tokens=TOKENS)
     given = trainer.forward(batch)["logprobs"]
@@ -66,8 +71,9 @@ def hold(folder, longest, atol, steps=1e-5):
 
 
 def sample(folder, longest):
-    """Rows that are sampled across the boundary, and their log-probs as they were sampled; nothing of a model
-    without a known cache."""
+    """Return rows sampled across the boundary and their sampling log-probs; none for a model with an unknown
+    cache.
+    """
     try:
         generator = Generator(ModelSpec(folder, longest=longest))
     except PlanError as refused:
@@ -81,11 +87,11 @@ def sample(folder, longest):
 
 @pytest.mark.parametrize("longest", [SHORT, LONG])
 @pytest.mark.parametrize(("name", "rope"), [("phi3", "longrope"), ("llama", "dynamic")])
-def test_rows_on_both_sides_of_the_boundary_of_rotary_frequencies(folders, tmp_path, name, rope, longest):
-    hold(saved(model(ropes(name)[rope]), tmp_path, folders["gpt2"]), longest, 1e-5)
+def test_rows_on_both_sides_of_the_rotary_boundary_are_independent(folders, tmp_path, name, rope, longest):
+    check_rows(saved(model(ropes(name)[rope]), tmp_path, folders["gpt2"]), longest, 1e-5)
 
 
-def test_a_row_beyond_what_frequencies_were_chosen_for_is_refused(folders, tmp_path):
+def test_a_row_beyond_the_chosen_frequencies_is_refused(folders, tmp_path):
     folder = saved(model(ropes("phi3")["longrope"]), tmp_path, folders["gpt2"])
     trainer, generator = (
         Trainer(ModelSpec(folder, longest=SHORT)),
@@ -111,14 +117,14 @@ def test_a_model_is_saved_with_the_frequencies_of_its_folder(folders, tmp_path):
     )
 
 
-def test_a_model_that_reads_what_comes_after_a_token_is_refused(folders, tmp_path):
+def test_a_model_that_reads_later_tokens_is_refused(folders, tmp_path):
     folder = saved(model(tiny("bert-generation", is_decoder=False)), tmp_path, folders["gpt2"])
     with pytest.raises(PlanError, match="BertGenerationDecoder also reads the tokens after a token"):
         Trainer(ModelSpec(folder))
 
 
-# Classes that no config of these sizes makes: parts of them are as large as they are, or their config wants
-# more than sizes.
+# Classes that no config of these sizes can make: some parts have fixed sizes, or the config needs more than
+# sizes.
 NOT_TINY = {
     "blt",
     "cohere_compass_text",
@@ -154,8 +160,8 @@ NOT_TINY = {
     "zamba2",
     "zaya",
 }
-# Classes that fail here when they are loaded, with an error of transformers: a config without any attention,
-# a forward that wants lengths, and a state of its own without a cache.
+# Classes that fail here at loading with an error of transformers: a config without attention, a forward that
+# needs lengths, and state without a cache.
 FAILING = {"kimi_linear", "xlm", "xlstm"}
 
 
@@ -163,9 +169,9 @@ REFUSED = ("no-backbone", "logits", "not-causal")
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore")  # of transformers' own code
+@pytest.mark.filterwarnings("ignore")  # from transformers' own code
 @pytest.mark.parametrize("name", NAMES)
-def test_every_causal_model_of_transformers(folders, tmp_path, name, subtests):
+def test_every_causal_model_of_transformers_is_exact_or_refused(folders, tmp_path, name, subtests):
     if name in NOT_TINY:
         with pytest.raises(NotTiny):
             ropes(name)
@@ -176,17 +182,17 @@ def test_every_causal_model_of_transformers(folders, tmp_path, name, subtests):
     for rope, config in configs.items():
         for longest in (SHORT, LONG):
             with subtests.test(rope, longest=longest):
-                judge(config, tmp_path / f"{rope}-{longest}", longest, folders["gpt2"])
+                check_model(config, tmp_path / f"{rope}-{longest}", longest, folders["gpt2"])
 
 
-def judge(config, folder, longest, tokenizer):
-    """That the numbers hold, or that the model is refused."""
+def check_model(config, folder, longest, tokenizer):
+    """Check that the numbers agree or that the model is refused."""
     try:
         made = model(config)
-    except NotTiny as reason:  # a class that knows its own rotations alone
+    except NotTiny as reason:  # a class that knows only its own rotations
         pytest.skip(str(reason))
     try:
-        hold(saved(made, folder, tokenizer), longest, 5e-3, 0.1)
+        check_rows(saved(made, folder, tokenizer), longest, 5e-3, 0.1)
     except PlanError as refused:
         if refused.problems[0].code not in REFUSED:
             raise

@@ -1,4 +1,4 @@
-"""Memory that is really freed, and what comes back into it."""
+"""Offloading really frees memory and restores its contents."""
 
 import ctypes
 import os
@@ -12,15 +12,15 @@ from safetensors.torch import load_file, save_file
 
 from rlflow.backends.local.offload import OffloadedParts
 
-LARGE = 24 << 20  # bytes above which malloc gives memory back to the system at once
+LARGE = 24 << 20  # bytes from which malloc returns memory to the system at once
 
 
 def resident():
-    """Bytes of this process in memory."""
+    """Return the bytes of this process in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_the_memory_of_a_process_shrinks_and_its_bits_come_back():
+def test_the_memory_of_a_process_shrinks_and_its_bits_return():
     one = torch.arange(2 * LARGE // 4, dtype=torch.float32)
     copy, before, offloaded = one.clone(), resident(), OffloadedParts()
     assert offloaded.put("weights", [one]) == one.nbytes
@@ -30,12 +30,12 @@ def test_the_memory_of_a_process_shrinks_and_its_bits_come_back():
     assert torch.equal(one, copy)
 
 
-def test_memory_between_other_memory_goes_back_too():
+def test_memory_between_other_allocations_is_freed():
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            ctypes.CDLL(None).mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD: all of it from the heap
+            ctypes.CDLL(None).mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD: allocate everything from the heap
             one, above = torch.ones(2 * LARGE // 4), torch.ones(LARGE // 4)
             before = resident()
             OffloadedParts().put("weights", [one])
@@ -45,7 +45,7 @@ def test_memory_between_other_memory_goes_back_too():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_views_and_ties_know_each_other_as_before():
+def test_views_and_ties_survive_offloading():
     flat = torch.arange(12, dtype=torch.float64)
     matrix, tied = flat.view(3, 4)[:, 1:], flat[3:]
     offloaded = OffloadedParts()
@@ -56,7 +56,7 @@ def test_views_and_ties_know_each_other_as_before():
     assert matrix[1, 0] == tied[2] == -1
 
 
-def test_memory_that_torch_cannot_give_back_becomes_its_own_first(tmp_path):
+def test_memory_that_torch_cannot_resize_is_copied_first(tmp_path):
     save_file(
         {"a": torch.arange(1000.0), "b": torch.ones(3, dtype=torch.bfloat16)}, tmp_path / "mapped.safetensors"
     )
@@ -70,9 +70,7 @@ def test_memory_that_torch_cannot_give_back_becomes_its_own_first(tmp_path):
     assert mapped["b"].tolist() == [1, 1, 1]
 
 
-def test_what_is_away_is_in_no_file_with_a_name_and_nothing_goes_where_there_is_no_room(
-    tmp_path, monkeypatch
-):
+def test_offloaded_parts_have_no_named_file_and_need_free_space(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     one, offloaded = torch.ones(1000), OffloadedParts()
     offloaded.put("weights", [one])
@@ -88,7 +86,7 @@ def test_what_is_away_is_in_no_file_with_a_name_and_nothing_goes_where_there_is_
     assert torch.equal(one, torch.ones(1000))
 
 
-def test_where_the_disk_is_full_nothing_is_freed(tmp_path, monkeypatch):
+def test_a_full_disk_frees_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     one, offloaded = torch.ones(1 << 18), OffloadedParts()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,5 +1,4 @@
-"""Packed rows are computed as each row by itself is: the layout, attention over it, whole models, and
-updates."""
+"""Packed rows compute the same as each row alone: the layout, attention over it, full models, and updates."""
 
 import pytest
 import torch
@@ -18,8 +17,9 @@ from rlflow.training.protocols import ModelSpec
 
 
 def rows(seed=0):
-    """Ten rows of three prompts, two of which begin alike; one row has a prompt of its own, one no
-    response."""
+    """Return ten rows of three prompts. Two prompts have a common prefix; one row has its own prompt, one has
+    no response.
+    """
     chance = torch.Generator().manual_seed(seed)
     draw = lambda count: torch.randint(3, 60, (count,), generator=chance).tolist()  # noqa: E731
     start = draw(11)
@@ -33,7 +33,7 @@ def rows(seed=0):
     )
 
 
-def test_each_token_lies_where_the_layout_says_and_common_ones_once():
+def test_each_token_has_its_position_and_shared_ones_appear_once():
     batch = rows()
     layout = packed(batch, torch.device("cpu"))
     prompts, tokens = (batch.data[name] for name in ("prompt_tokens", "tokens"))
@@ -52,7 +52,7 @@ def test_each_token_lies_where_the_layout_says_and_common_ones_once():
         for at in range(int(start) - 1, int(start + count) - 1)
     ]
     assert ids[layout.before].tolist() == before
-    # no place is read twice, so that gradients need no sums of unknown order
+    # no position is read twice, so gradients need no sums in unknown order
     assert len(set(layout.before.tolist())) == len(before)
     for block in layout.blocks:
         assert positions[block.start : block.start + block.shared].tolist() == list(range(block.shared))
@@ -64,7 +64,7 @@ def test_an_empty_prompt_is_refused():
 
 
 def dense(query, key, value, layout, visible):
-    """Attention over all tokens at once, each with the row that it is in."""
+    """Compute attention over all tokens at once, each with its own row."""
     count = layout.ids.shape[1]
     seen = torch.zeros(count, count, dtype=torch.bool)
     for block in layout.blocks:
@@ -93,7 +93,7 @@ VISIBLE = {
 
 @pytest.mark.parametrize("way", [attend, by_copies])
 @pytest.mark.parametrize("kind", list(VISIBLE))
-def test_attention_and_its_gradients_are_those_of_each_row_alone(way, kind):
+def test_attention_and_its_gradients_match_each_row_alone(way, kind):
     layout = packed(rows(), torch.device("cpu"))
     chance = torch.Generator().manual_seed(1)
     count = layout.ids.shape[1]
@@ -114,7 +114,7 @@ def test_attention_and_its_gradients_are_those_of_each_row_alone(way, kind):
         torch.testing.assert_close(own, other, atol=1e-11, rtol=0)
 
 
-def test_what_packed_rows_cannot_have_is_refused():
+def test_unsupported_outputs_of_packed_rows_are_refused():
     layout = packed(rows(), torch.device("cpu"))
     some = torch.zeros(1, 2, layout.ids.shape[1], 8)
     for given in ({"dropout": 0.1}, {"is_causal": False}, {"position_bias": some}):
@@ -123,7 +123,7 @@ def test_what_packed_rows_cannot_have_is_refused():
 
 
 @pytest.mark.parametrize("shape", ["gpt2", "qwen3", "llama", "gemma3", "gemma2"])
-def test_models_compute_packed_rows_where_their_attention_is_torchs(folders, shape):
+def test_models_with_the_attention_of_torch_compute_packed_rows(folders, shape):
     network = load_network(ModelSpec(folders[shape], dtype="float64"))
     assert can_pack(network) == (network.module.config._attn_implementation == "sdpa")
     if can_pack(network):
@@ -134,18 +134,18 @@ def test_models_compute_packed_rows_where_their_attention_is_torchs(folders, sha
 
 
 @pytest.mark.parametrize("given", [{"trained": True}, {}], ids=["trained", "frozen"])
-def test_models_are_packed_in_short_numbers_too(folders, given):
+def test_models_in_low_precision_are_packed(folders, given):
     assert can_pack(load_network(ModelSpec(folders["gemma3"], dtype="bfloat16", **given)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_model_that_sees_a_little_of_other_rows_is_not_packed(folders, dtype):
+def test_a_model_that_sees_other_rows_is_not_packed(folders, dtype):
     network = load_network(ModelSpec(folders["gemma3"], dtype=dtype))
     network.backbone.layers[-1].register_forward_hook(lambda _, __, out: out + out.mean(1, keepdim=True) / 32)
     assert not can_pack(network)
 
 
-def test_a_model_that_carries_state_from_token_to_token_is_not_packed(tmp_path):
+def test_a_model_with_state_between_tokens_is_not_packed(tmp_path):
     torch.manual_seed(0)
     config = MambaConfig(
         vocab_size=64, hidden_size=16, state_size=4, num_hidden_layers=1, initializer_range=0.1
@@ -160,7 +160,7 @@ def both(new, logprobs):
 
 
 def learned(folder, packed_rows, ahead=False, **settings):
-    """Gradients of one step, from a forward as columns, and the log-probs."""
+    """Return the gradients of one step, from a forward as columns, and the log-probs."""
     trainer = Trainer(
         ModelSpec(folder, trained=True, dtype="float64"), Trainer.Settings(packed=packed_rows, **settings)
     )
@@ -189,9 +189,8 @@ def learned(folder, packed_rows, ahead=False, **settings):
     [{}, {"micro_tokens": 40}, {"gradient_checkpointing": True}, {"ahead": True}, {"lora": 2}],
     ids=lambda given: next(iter(given), "whole"),
 )
-def test_gradients_are_those_of_padded_rows(folders, settings):
-    """To rounding in float64, of groups whole and torn, with layers computed again, from a kept forward, of
-    adapters."""
+def test_gradients_equal_the_gradients_of_padded_rows(folders, settings):
+    """Up to rounding in float64: complete and split groups, recomputed layers, a kept forward, adapters."""
     (found, metrics), (expected, others) = (
         learned(folders["gpt2"], packed_rows, **settings) for packed_rows in (True, False)
     )
@@ -201,6 +200,6 @@ def test_gradients_are_those_of_padded_rows(folders, settings):
     assert metrics == pytest.approx(others, rel=1e-9)
 
 
-def test_packed_steps_are_the_same_in_every_bit_again(folders):
+def test_packed_steps_repeat_bit_for_bit(folders):
     one, other = (learned(folders["qwen3"], True, ahead=ahead)[0] for ahead in (False, True))
     assert all(torch.equal(one[name], other[name]) for name in one)

@@ -1,4 +1,4 @@
-"""Whether responses fit behind their prompts."""
+"""Room for responses after their prompts."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from rlflow.backends.local.room import check_room, longest, positions
 from rlflow.errors import PlanError
 
 
-def test_a_model_has_the_positions_of_its_config_and_those_that_it_stretches():
+def test_a_model_has_its_configured_and_extended_positions():
     assert positions(GPT2Config(n_positions=200)) == longest(GPT2Config(n_positions=200)) == 200
     rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512}
     assert longest(LlamaConfig(max_position_embeddings=512, rope_parameters=rope)) == 2048
@@ -24,11 +24,11 @@ def test_a_model_has_the_positions_of_its_config_and_those_that_it_stretches():
 @pytest.mark.parametrize(
     ("prompts", "max_tokens", "most"), [([1, 90], 10, 100), ([], 500, 100), ([900], 500, None)]
 )
-def test_what_fits_is_let_through(prompts, max_tokens, most):
+def test_prompts_with_room_are_accepted(prompts, max_tokens, most):
     check_room(prompts, max_tokens, most, "the positions of a model")
 
 
-def test_what_does_not_fit_is_refused_with_what_would():
+def test_prompts_without_room_are_refused_with_a_limit_that_fits():
     with pytest.raises(
         PlanError,
         match=r"a prompt of 91 tokens and max_tokens 10\n.*100 tokens together: positions\n.*max_prompt "

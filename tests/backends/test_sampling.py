@@ -1,4 +1,4 @@
-"""One draw: the distribution, its truncation, and the log-prob that comes with it."""
+"""One draw: the distribution, its truncation, and the log-prob of the token."""
 
 import math
 
@@ -40,7 +40,7 @@ def test_draws_follow_the_distribution(temperature):
         ({"top_k": 3, "top_p": 0.8}, [0, 1]),
     ],
 )
-def test_truncation_keeps_the_likeliest_and_logprobs_are_of_what_is_left(options, kept):
+def test_truncation_keeps_the_likeliest_and_renormalises_logprobs(options, kept):
     expected = torch.zeros(5)
     expected[list(kept)] = LOGITS.softmax(-1)[list(kept)]
     expected /= expected.sum()
@@ -57,14 +57,14 @@ def test_greedy_takes_the_likeliest_at_temperature_one():
     assert logprob.item() == pytest.approx(torch.tensor(0.5).log().item())
 
 
-def test_the_largest_uniform_number_never_draws_what_was_cut():
+def test_the_largest_uniform_number_draws_no_truncated_token():
     logits = truncated(torch.zeros(1, 1000), top_k=3, top_p=1.0)
     token, logprob = draw(logits, torch.tensor([1 - 2.0**-52], dtype=torch.float64), Sampling())
     assert logits[0, token] > -torch.inf
     assert torch.isfinite(logprob)
 
 
-def test_the_smallest_uniform_number_never_draws_what_was_cut():
+def test_the_smallest_uniform_number_draws_no_truncated_token():
     token, _ = draw(torch.tensor([[0.0, 3.0, 2.0]]), torch.zeros(1, dtype=torch.float64), Sampling(top_k=2))
     assert token.tolist() == [1]
 
@@ -76,7 +76,7 @@ def test_broken_logits_give_a_missing_logprob():
 
 
 @pytest.mark.parametrize("at_once", [1, 80, 1000])
-def test_how_many_rows_are_summed_at_once_changes_nothing(monkeypatch, at_once):
+def test_the_number_of_rows_per_sum_changes_nothing(monkeypatch, at_once):
     logits, uniform = (
         torch.randn(37, 40, generator=torch.Generator().manual_seed(0)),
         uniforms(range(37), 1)[:, 0],
@@ -92,7 +92,7 @@ def test_how_many_rows_are_summed_at_once_changes_nothing(monkeypatch, at_once):
     )
 
 
-def test_a_large_vocabulary_is_drawn_from_as_a_small_one_is(monkeypatch):
+def test_a_large_vocabulary_is_drawn_from_like_a_small_one(monkeypatch):
     chance = torch.Generator().manual_seed(0)
     logprobs = (4 * torch.randn(64, 70_001, generator=chance)).log_softmax(-1)
     logprobs[:, torch.randint(70_001, (60_000,), generator=chance)] = -torch.inf
@@ -106,7 +106,7 @@ def test_a_large_vocabulary_is_drawn_from_as_a_small_one_is(monkeypatch):
     assert torch.equal(tokens[:62], inverse(logprobs, uniform)[:62])
 
 
-def test_a_barred_token_is_not_drawn_and_its_probability_goes_to_the_others():
+def test_a_barred_token_gives_its_probability_to_the_others():
     logits = torch.tensor([[3.0, 1.0, 0.0]], dtype=torch.float64)
     barred, uniform = torch.tensor([0]), torch.zeros(1, dtype=torch.float64)
     token, logprob = draw(logits, uniform, Sampling(), barred)
@@ -116,7 +116,7 @@ def test_a_barred_token_is_not_drawn_and_its_probability_goes_to_the_others():
     assert (token.item(), logprob.item()) == (1, pytest.approx(logits.log_softmax(-1)[0, 1].item()))
 
 
-def test_a_stop_string_within_the_first_tokens_ends_no_row_and_one_after_them_does(folders):
+def test_a_stop_string_ends_a_row_only_after_the_first_tokens(folders):
     tokenizer = AutoTokenizer.from_pretrained(folders["gpt2"])
     tokens = [token for letter in "ab\nc\n" for token in tokenizer(letter).input_ids]
     ends = [
@@ -140,16 +140,16 @@ def test_a_stop_string_within_the_first_tokens_ends_no_row_and_one_after_them_do
         ("<bos><unk>", ["<bos>", "<unk>"], True),
         ("<bos><unk>", ["<unk>", "<bos>"], False),
         ("<bos><unk>", ["<bos>", *"<unk>"], False),
-        ("<bos>", ["<bos>", *"<bos>"], False),  # both, of which the newest token is of the letters
+        ("<bos>", ["<bos>", *"<bos>"], False),  # both; the newest token is one of the letters
     ],
 )
 @pytest.mark.parametrize("bare", [False, True])
-def test_a_stop_string_has_its_special_tokens_by_their_ids(folders, stop, words, ends, bare):
+def test_a_stop_string_matches_special_tokens_by_id(folders, stop, words, ends, bare):
     tokenizer = AutoTokenizer.from_pretrained(folders["gpt2"])
     assert text_stops((stop,), tokenizer, bare)(tokenizer.convert_tokens_to_ids(words), 1) is ends
 
 
-def test_a_stop_string_of_text_is_looked_for_in_the_text_that_rewards_have(folders):
+def test_a_text_stop_string_is_searched_in_the_text_for_rewards(folders):
     tokenizer = AutoTokenizer.from_pretrained(folders["gpt2"])
     ids = tokenizer.convert_tokens_to_ids(["a", "<bos>", "b"])
     assert [text_stops(("ab",), tokenizer, bare)(ids, 1) for bare in (False, True)] == [False, True]

@@ -1,5 +1,4 @@
-"""A generator beside its trainer samples with the trainer's own tensors, and with what they are at the
-time."""
+"""A generator next to its trainer samples with the trainer's own tensors and their current values."""
 
 import sys
 from pathlib import Path
@@ -26,7 +25,7 @@ PROMPTS = Batch.of(prompt_tokens=[[5, 6, 7], [8, 9]])
 
 @loss
 def likely(new, mask):
-    """The log-probs themselves."""
+    """Return the log-probs as values of the loss."""
     return -new.logprobs
 
 
@@ -39,9 +38,9 @@ def sampled(generator):
     return drawn["tokens"].tolist(), drawn["sampled_logprobs"]
 
 
-# with a head of its own, and with one that is the embeddings
+# with its own head, and with the embeddings as the head
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_a_generator_that_shares_weights_samples_what_one_with_a_copy_samples(folders, family):
+def test_a_generator_with_shared_weights_samples_like_one_with_a_copy(folders, family):
     spec = ModelSpec(Path(folders[family]), trained=True)
     trainer, shares, copies = Trainer(spec, TrainerSettings(lr=1e-2)), Generator(spec), Generator(spec)
     before = sampled(copies)
@@ -80,15 +79,15 @@ def bound(**flags):
         ({"actor.generator": "trees.heirs"}, False),
     ],
 )
-def test_where_weights_are_shared(flags, expected, monkeypatch):
+def test_weights_are_shared_on_request_on_one_pool(flags, expected, monkeypatch):
     heirs = ModuleType("heirs")
-    heirs.Generator = type("Generator", (Generator,), {})  # which may receive weights in a way of its own
+    heirs.Generator = type("Generator", (Generator,), {})  # may receive weights in its own way
     monkeypatch.setitem(sys.modules, "trees.heirs", heirs)
     role, options = bound(**flags)
     assert shares_weights(role, options) is expected
 
 
-def test_the_models_of_a_run_share_them():
+def test_the_models_of_a_run_share_weights():
     role, options = bound()
     model = make_models([role], options, "cpu", {})["actor"]
     assert places(model.generator.network.tensors()) == places(model.trainer.weights())

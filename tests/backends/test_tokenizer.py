@@ -1,4 +1,4 @@
-"""A model folder whose tokenizer cannot be loaded is told of."""
+"""A model folder with an unloadable tokenizer is reported."""
 
 import shutil
 
@@ -9,7 +9,7 @@ from rlflow.backends.local.tokenizer import load_tokenizer
 from rlflow.errors import PlanError
 
 
-def test_a_folder_without_a_tokenizer_and_one_with_a_broken_one_are_refused(tmp_path):
+def test_a_missing_and_a_broken_tokenizer_are_refused(tmp_path):
     with pytest.raises(PlanError, match="has no tokenizer that can be loaded"):
         load_tokenizer(tmp_path)
     shutil.copytree(MODEL, tmp_path / "model")

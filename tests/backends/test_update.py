@@ -1,4 +1,4 @@
-"""Updates: steps and their metrics, left-out rows, broken gradients, schedules, state."""
+"""Updates: steps and their metrics, skipped rows, broken gradients, schedules, state."""
 
 import copy
 import math
@@ -55,7 +55,7 @@ def ranking(new, chosen, mask):
     return -torch.nn.functional.logsigmoid(better - worse).repeat_interleave(2), {"accuracy": better > worse}
 
 
-def test_learning_raises_the_likelihood_and_says_so(folders):
+def test_learning_raises_the_likelihood_and_reports_it(folders):
     learner, batch = trainer(folders), rows()
     before = learner.forward(batch)["logprobs"].sum()
     metrics = learner.update(batch, likelihood, epochs=5, minibatch=4)
@@ -85,7 +85,7 @@ def test_a_reward_model_learns_pairs(folders):
     assert learner.update(batch, ranking, mean="rows")["accuracy"] == 1.0
 
 
-def test_a_row_with_a_missing_value_is_left_out_as_if_it_were_not_there(folders):
+def test_a_row_with_a_missing_value_has_no_effect(folders):
     scores = torch.tensor([1.0, torch.nan, -1.0, 0.5, torch.inf, 2.0])
     one, other = trainer(folders), trainer(folders)
     metrics = one.update(rows(scores=scores), weighted, minibatch=2, seed=3)
@@ -95,7 +95,7 @@ def test_a_row_with_a_missing_value_is_left_out_as_if_it_were_not_there(folders)
     assert torch.equal(weights(one), weights(other))
 
 
-def test_all_rows_left_out_take_no_step(folders):
+def test_skipping_all_rows_takes_no_step(folders):
     learner = trainer(folders)
     before = weights(learner)
     metrics = learner.update(rows(scores=[torch.nan] * 6), weighted)
@@ -108,7 +108,9 @@ def test_all_rows_left_out_take_no_step(folders):
 def test_a_broken_gradient_skips_its_step_and_the_schedule_waits(folders):
     @loss
     def breaks(new, scores, mask):
-        return -new.logprobs * scores[:, None].exp(), {}  # exp(1000) is infinite, though the column is finite
+        return -new.logprobs * scores[
+            :, None
+        ].exp(), {}  # exp(1000) is infinite, although the column is finite
 
     learner = trainer(folders, schedule="linear", updates=10)
     before = weights(learner)
@@ -121,7 +123,7 @@ def test_a_broken_gradient_skips_its_step_and_the_schedule_waits(folders):
 
 
 @pytest.mark.parametrize("settings", [{}, {"lora": 2}])
-def test_a_step_that_leaves_parameters_that_are_no_numbers_is_an_error(folders, settings):
+def test_a_step_to_non_finite_parameters_is_an_error(folders, settings):
     learner = trainer(folders, lr=1e38, max_grad_norm=1e9, **settings)
     with pytest.raises(
         FloatingPointError, match=r"parameters have NaN or infinities, such as .*learning rate \(1e\+38\)"
@@ -130,7 +132,7 @@ def test_a_step_that_leaves_parameters_that_are_no_numbers_is_an_error(folders, 
 
 
 @pytest.mark.parametrize("name", ["lr", "eps", "weight_decay", "lora_alpha"])
-def test_settings_that_are_no_number_to_compute_with_are_refused(name):
+def test_non_finite_settings_are_refused(name):
     with pytest.raises(PlanError, match="expected: float .* < inf"):
         override(Trainer.Settings(), {name: "inf"}, "")
 
@@ -142,14 +144,14 @@ def test_the_schedule_sets_the_rate(folders):
     )
 
 
-def test_a_schedule_that_ends_needs_to_know_when(folders):
+def test_a_decaying_schedule_needs_its_number_of_steps(folders):
     with pytest.raises(PlanError, match="more updates than warmup"):
         trainer(folders, schedule="cosine")
-    # a frozen role, which --schedule without a role is told too
+    # a frozen role, which also gets --schedule without a role
     Trainer(ModelSpec(folders["llama"]), Trainer.Settings(schedule="cosine"))
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others(folders):
+def test_the_same_seed_gives_the_same_weights(folders):
     after = []
     for seed in (1, 1, 2):
         learner = trainer(folders)
@@ -159,7 +161,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(folders):
     assert not torch.equal(after[0], after[2])
 
 
-def test_gradient_checkpointing_computes_layers_twice_and_changes_nothing(folders):
+def test_gradient_checkpointing_recomputes_layers_and_changes_nothing(folders):
     after, calls = [], []
     for checkpointing in (False, True):
         spec = ModelSpec(folders["gpt2"], trained=True)  # its config has dropout
@@ -171,7 +173,7 @@ def test_gradient_checkpointing_computes_layers_twice_and_changes_nothing(folder
     assert len(calls) == 1 + 2
 
 
-def test_weight_decay_spares_vectors(folders):
+def test_weight_decay_skips_vectors(folders):
     learner = trainer(folders, lr=0.1, weight_decay=0.5, max_grad_norm=1e-30)
     before = dict(copy.deepcopy(learner.network.parameters()))
     learner.update(rows(), likelihood)
@@ -192,7 +194,7 @@ def test_missing_columns_frozen_models_and_wrong_means_are_refused(folders):
 
 
 def in_memory(learner):
-    """Bytes of storages, each once: of the model, and of its moments."""
+    """Return the bytes of storages, each counted once: of the model, and of its moments."""
     moments = [
         tensor for state in learner.optimizer.state.values() for tensor in state.values() if tensor.dim()
     ]
@@ -202,7 +204,7 @@ def in_memory(learner):
     ]
 
 
-def test_parts_sleep_apart_and_free_what_they_took(folders):
+def test_parts_sleep_separately_and_free_their_memory(folders):
     learner = trainer(folders)
     learner.update(rows(), likelihood)
     before, state = in_memory(learner), {name: tensor.clone() for name, tensor in learner.state().items()}

@@ -1,5 +1,6 @@
-"""What is claimed of a Trainer, beside the local one, which takes each rank for the only one, and a plain
-forward of transformers."""
+"""Claims about a Trainer, compared with the local one, which treats each rank as the only one, and with a
+plain forward of transformers.
+"""
 
 from dataclasses import replace
 
@@ -28,19 +29,19 @@ SETTINGS = {
     "logit_tokens": 7,
     "warmup": 2,
 }
-# Of each optimizer step the rows, in pairs, and how many pairs of them each data-parallel rank takes, the
-# last all that are left.
+# The rows of each optimizer step, in pairs, and the number of pairs of each data-parallel rank; the last rank
+# takes the rest.
 STEPS = [
     ([0, 1, 2, 3, 4, 5, 6, 7], [3, 1, 0, 0]),
     ([8, 9], [0, 1, 0, 0]),
     ([10, 11, 2, 3, 6, 7], [1, 2, 0, 0]),
 ]
 AGAIN = [([8, 9, 4, 5, 0, 1], [2, 1, 0, 0])]
-# of rows of real lengths, of which the local trainer computes each alone
+# for rows of real lengths, which the local trainer computes one by one
 LONG_STEPS = [(list(range(64)), [18, 10, 0, 0])]
 
-# of weights after equal steps: up to 1.2e-5 on an AMD EPYC, since Adam divides what gradients round to by
-# itself
+# for weights after equal steps: up to 1.2e-5 on an AMD EPYC, because Adam divides rounded gradients by their
+# own size
 FAR = 3e-5
 
 
@@ -66,7 +67,7 @@ def ranking(new, mask):
 
 @loss
 def likelihood(new, right):
-    assert right.all()  # its own rows
+    assert right.all()  # only its own rows
     return -new.logprobs, {}
 
 
@@ -79,7 +80,7 @@ def rows(count=12):
     draw = lambda low, high: torch.randint(low, high, (count,), generator=chance).tolist()  # noqa: E731
     prompts, lengths = draw(1, 7), draw(1, 9)
     starts = [torch.randint(3, 60, (n,), generator=chance) for n in prompts]
-    # what two prompts in three begin with, that of six rows being nothing else
+    # a prefix of two prompts in three; six rows have it as their full prompt
     common = torch.randint(3, 60, (9,), generator=chance)
     starts = [
         starts[i] if i % 3 == 0 else torch.cat([common, starts[i]]) if i < 4 else common for i in range(count)
@@ -95,8 +96,9 @@ def rows(count=12):
 
 
 def long_rows():
-    """64 rows of 10 to 2,000 tokens, half of them below 30, of prompts and responses that are long and short
-    in turn, shuffled."""
+    """Return 64 shuffled rows of 10 to 2,000 tokens, half of them below 30, with prompts and responses that
+    are long and short alternating.
+    """
     chance = torch.Generator().manual_seed(1)
     lengths = (
         (10 * 200 ** (torch.arange(64) / 63) ** 3)
@@ -111,7 +113,7 @@ def long_rows():
     draw = lambda count: torch.randint(3, 60, (count,), generator=chance)  # noqa: E731
     tokens = [draw(length - prompt) for length, prompt in zip(lengths, prompts, strict=True)]
     starts = [draw(prompt) for prompt in prompts]
-    for i in range(0, 64, 4):  # two rows of four begin as the first of them does, as far as it goes
+    for i in range(0, 64, 4):  # two rows of four have a common prefix with the first, up to its length
         for other in (i + 1, i + 3):
             alike = min(len(starts[i]), len(starts[other]))
             starts[other][:alike] = starts[i][:alike]
@@ -139,7 +141,7 @@ def copied(state):
 
 
 def check_same(found, expected):
-    """In every bit, order of names included. Ranks other than the first may have nothing."""
+    """Check all bits and the order of names. Ranks other than the first may have nothing."""
     if not found:
         return
     assert list(found) == list(expected)
@@ -149,7 +151,7 @@ def check_same(found, expected):
 
 
 class Subject:
-    """A trainer of the backend, called with this rank's rows, and the local one, with all."""
+    """A trainer of the backend, called with this rank's rows, and the local one, called with all rows."""
 
     def __init__(self, ground: Ground, case: str, head="logprobs", trained=True, dtype="float32", **settings):
         self.ground, self.folder = ground, ground.models / case.split()[0]
@@ -179,21 +181,22 @@ class Subject:
         settings = {name: value for name, value in self.settings.items() if name in known} | (
             {"micro_tokens": 1} if self.long else {}
         )
-        # each row by itself, where nothing else is asked for
+        # each row by itself, unless another setting is given
         settings["packed"] = self.settings.get("packed", False)
         made = local.Trainer(self.spec, local.Trainer.Settings(**settings))
         made.peers = self.ground.peers()
         return made
 
     def mine(self):
-        """Rows of this rank's own, of the last none where there are several."""
+        """Return this rank's own rows; the last of several ranks has none."""
         none = self.rank and self.rank == self.data - 1
         count = len(self.rows)
         return torch.arange(self.rank, count, max(self.data - 1, 1))[: 0 if none else count]
 
     def learn(self, one, steps=None, objective=None):
-        """What a trainer says of these steps: one of the backend of this rank's shares, the local one of
-        all."""
+        """Return the metrics of a trainer for these steps: one of the backend on this rank's shares, the
+        local one on all rows.
+        """
         default, mean = (JOINT, ("tokens", "row-tokens")) if objective is JOINT else OBJECTIVES[self.head]
         place = (0, 1) if one is self.other else (self.rank, self.data)
         divided = list(
@@ -208,7 +211,7 @@ class Subject:
         return one.update_shares(self.rows, objective or default, divided, mean, {}).steps
 
     def state(self, one):
-        """The first rank's, on all: copies."""
+        """Return copies of the first rank's state, on all ranks."""
         state = copied(self.ground.first(one.state()))
         assert state
         return state
@@ -221,16 +224,17 @@ class Subject:
         for name in self.want:
             torch.testing.assert_close(found[name], wanted[name], atol=atol, rtol=0)
 
-    def apart(self):
-        """‖Δθ‖ / ‖θ‖ of both trainers' states, the largest of all ranks: they fail together, or one would
-        wait for the other."""
-        far = torch.tensor(self._apart(), dtype=torch.float64)
+    def distance(self):
+        """Return ‖Δθ‖ / ‖θ‖ of both trainers' states, the maximum over ranks. All ranks fail together;
+        otherwise one would wait for the other.
+        """
+        far = torch.tensor(self._distance(), dtype=torch.float64)
         if dist.is_initialized():
             dist.all_reduce(far, dist.ReduceOp.MAX)
         return float(far)
 
-    def _apart(self):
-        """Likewise of this rank; 0 where it has no state."""
+    def _distance(self):
+        """Return the distance on this rank; 0 if it has no state."""
         found, wanted = self.one.state(), self.other.state()
         if not found:
             return 0.0
@@ -248,17 +252,17 @@ class Subject:
             assert abs(one[name] - other[name]) <= 1e-5 * max(1.0, abs(other[name])), (name, one, other)
 
     def everything(self):
-        """For checks of a backend's own: it computes and learns as the local one."""
+        """Check for the own checks of a backend that it computes and learns like the local trainer."""
         self.forward()
         self.steps_alike()
-        assert self.apart() <= FAR, self.apart()
+        assert self.distance() <= FAR, self.distance()
 
 
 # -- claims
 # ------------------------------------------------------------------------------------------------------------
 
 
-def weights_are_the_folders(subject):
+def weights_match_the_folder(subject):
     """By Hugging Face name and bit."""
     if subject.ground.modelless or subject.head == "scores":
         return
@@ -270,9 +274,10 @@ def weights_are_the_folders(subject):
         assert torch.equal(tensor, expected[name]), name
 
 
-def a_forward_is_that_of_transformers(subject):
-    """Row by row, without padding, at each row's temperature; of heads of our own that of the local trainer.
-    With its columns."""
+def a_forward_matches_transformers(subject):
+    """Row by row, without padding, at each row's temperature. Heads of rlflow match the local trainer.
+    Columns are complete.
+    """
     batch = subject.rows.rows(subject.mine())
     found = subject.one.forward(batch, subject.want)
     assert set(found.columns) == set(subject.want)
@@ -306,7 +311,9 @@ def a_forward_is_that_of_transformers(subject):
 
 
 def a_rank_holds_its_part(subject):
-    """Of the memory of all weights no more than 0.6 where two ranks share it; together the ranks hold all."""
+    """A rank holds at most 0.6 of the memory of all weights if two ranks share it; together the ranks hold
+    all.
+    """
     if not isinstance(subject.one, ShowsPieces) or (pieces := subject.one.pieces()) is None:
         return
     storages = {
@@ -315,10 +322,10 @@ def a_rank_holds_its_part(subject):
         for piece in p.pieces
     }
     weights = dict(subject.one.weights())
-    held = sum(storages.values()) / sum(tensor.nbytes for tensor in weights.values())
+    fraction = sum(storages.values()) / sum(tensor.nbytes for tensor in weights.values())
     divided = capabilities(type(subject.one), subject.one.settings, "cpu").divided or ()
     shared = subject.ground.ranks > 1 and "weights" in divided
-    assert held <= 0.6 or not shared, held
+    assert fraction <= 0.6 or not shared, fraction
     covered = {name: torch.zeros(tensor.shape, dtype=torch.int64) for name, tensor in weights.items()}
     for name, tensor in weights.items():
         for piece in pieces[name].pieces:
@@ -332,17 +339,16 @@ def a_rank_holds_its_part(subject):
 
 
 def undisturbed(subject):
-    """After a step whose gradient is not finite, on the last rank alone, and a sleep, neither of which
-    changes anything."""
+    """Check that a step with a non-finite gradient on the last rank only, and a sleep, change nothing."""
     if subject.head == "logprobs" and not subject.ground.modelless:
-        told = subject.learn(subject.one, [([10, 11], [0, 1, 0, 0])], broken)
-        assert (told["steps"], told["skipped_steps"]) == (0, 1)
+        reported = subject.learn(subject.one, [([10, 11], [0, 1, 0, 0])], broken)
+        assert (reported["steps"], reported["skipped_steps"]) == (0, 1)
     subject.one.sleep()
     subject.one.wake()
     return subject.one
 
 
-def steps_are_those_of_the_local_trainer(subject):
+def steps_match_the_local_trainer(subject):
     if subject.ground.modelless:
         assert subject.learn(undisturbed(subject))["steps"] == len(subject.steps)
         return
@@ -350,14 +356,15 @@ def steps_are_those_of_the_local_trainer(subject):
     subject.steps_alike()
     if subject.head == "logprobs" and not subject.long:
         subject.steps_alike(objective=JOINT)
-    far = subject.apart()
+    far = subject.distance()
     assert far <= FAR, far
-    subject.forward(atol=1e-4)  # by weights that are no longer the same bits
+    subject.forward(atol=1e-4)  # the weights no longer have the same bits
 
 
-def a_state_goes_on(subject):
-    """In a trainer of the same kind in every bit; from the local one and back in every bit; and then by the
-    same steps."""
+def training_continues_from_a_state(subject):
+    """In a trainer of the same kind bit for bit; to the local trainer and back bit for bit; then the same
+    steps follow.
+    """
     state, fresh = subject.state(subject.one), subject.fresh()
     fresh.restore(copied(state))
     check_same(fresh.state(), state)
@@ -369,14 +376,14 @@ def a_state_goes_on(subject):
     subject.other.restore(copied(state))
     check_same(subject.other.state(), state)
     subject.learn(subject.other, AGAIN)
-    assert subject.apart() <= 1e-6
+    assert subject.distance() <= 1e-6
     state = copied(subject.other.state())
     subject.one.restore(copied(state))
     check_same(subject.one.state(), state)
 
 
-def a_frozen_model_goes_on_from_a_state(subject):
-    """With weights and a value head of another trainer, as where a stage with side effects changes it."""
+def a_frozen_model_continues_from_a_state(subject):
+    """With weights and a value head of another trainer, like after a stage with side effects."""
     state = subject.state(subject.one)
     frozen = subject.ground.made("Trainer", replace(subject.spec, trained=False), **subject.settings)
     frozen.restore(copied(state))
@@ -387,7 +394,7 @@ def a_frozen_model_goes_on_from_a_state(subject):
 
 
 def a_saved_folder_is_loaded(subject):
-    """By transformers, with the bits of the weights, and by the trainer itself."""
+    """transformers loads it with the bits of the weights, and the trainer loads it too."""
     subject.one.save(subject.files)
     subject.ground.together(None)
     fresh = subject.fresh()
@@ -406,7 +413,7 @@ def a_saved_folder_is_loaded(subject):
         subject.forward(fresh)
 
 
-def a_step_that_leaves_numbers_that_are_none_is_an_error(subject):
+def a_step_to_non_finite_parameters_is_an_error(subject):
     if subject.ground.modelless:
         return
     wild = subject.ground.made("Trainer", subject.spec, **subject.settings | {"lr": 1e38, "warmup": 0})
@@ -415,15 +422,15 @@ def a_step_that_leaves_numbers_that_are_none_is_an_error(subject):
 
 
 CLAIMS = {
-    "weights are the folder's": weights_are_the_folders,
-    "a forward is that of transformers": a_forward_is_that_of_transformers,
+    "weights match the folder": weights_match_the_folder,
+    "a forward matches transformers": a_forward_matches_transformers,
     "a rank holds its part": a_rank_holds_its_part,
-    "steps are those of the local trainer": steps_are_those_of_the_local_trainer,
-    "a state goes on": a_state_goes_on,
-    "a frozen model goes on from a state": a_frozen_model_goes_on_from_a_state,
-    "a step that leaves numbers that are none is an error": a_step_that_leaves_numbers_that_are_none_is_an_error,
+    "steps match the local trainer": steps_match_the_local_trainer,
+    "training continues from a state": training_continues_from_a_state,
+    "a frozen model continues from a state": a_frozen_model_continues_from_a_state,
+    "a step to non-finite parameters is an error": a_step_to_non_finite_parameters_is_an_error,
     "a saved folder is loaded": a_saved_folder_is_loaded,
 }
-OF_LONG_ROWS = ("a forward is that of transformers", "steps are those of the local trainer")
-OF_RANKS = ("steps are those of the local trainer",)
-OF_LAYOUTS = ("a rank holds its part", "steps are those of the local trainer", "a state goes on")
+OF_LONG_ROWS = ("a forward matches transformers", "steps match the local trainer")
+OF_RANKS = ("steps match the local trainer",)
+OF_LAYOUTS = ("a rank holds its part", "steps match the local trainer", "training continues from a state")

@@ -88,7 +88,7 @@ def test_recorded_lengths_are_read_from_their_file(tmp_path):
 @pytest.mark.parametrize(
     "text", ['{"lengths": [0]}', '{"lengths": [1.5]}', '{"lengths": []}', '{"lengths": 5}', "[5]", "{", None]
 )
-def test_a_file_without_lengths_is_refused_with_the_command_to_write_one(text, tmp_path):
+def test_a_file_without_lengths_is_refused_with_a_remedy(text, tmp_path):
     file = tmp_path / "lengths.json"
     if text is not None:
         file.write_text(text)
@@ -97,13 +97,13 @@ def test_a_file_without_lengths_is_refused_with_the_command_to_write_one(text, t
 
 
 def test_a_call_takes_shared_settings_and_then_its_own():
-    said = {"actor.generate": {"temperature": 0.7, "top_k": 5}, "actor.generate#2": {"top_k": 7}}
-    assert resampled(DEFAULTS, sampling_of(said, "actor.generate", "actor.generate")) == {
+    flags = {"actor.generate": {"temperature": 0.7, "top_k": 5}, "actor.generate#2": {"top_k": 7}}
+    assert resampled(DEFAULTS, sampling_of(flags, "actor.generate", "actor.generate")) == {
         **DEFAULTS,
         "temperature": 0.7,
         "top_k": 5,
     }
-    assert resampled(DEFAULTS, sampling_of(said, "actor.generate", "actor.generate#2")) == {
+    assert resampled(DEFAULTS, sampling_of(flags, "actor.generate", "actor.generate#2")) == {
         **DEFAULTS,
         "temperature": 0.7,
         "top_k": 7,

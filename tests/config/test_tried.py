@@ -40,7 +40,7 @@ def test_the_null_backend_takes_the_settings_of_all_shipped_backends():
         ({"no_such": "1"}, False),
     ],
 )
-def test_a_real_command_is_bound_to_the_null_backend_with_checked_values(values, fits):
+def test_a_real_command_is_checked_with_the_null_backend(values, fits):
     given = sort_values({"backend": "null"} | values, ["actor"])
     if fits:
         assert bind({ACTOR: Sides(True, True)}, given)["actor"].trainer.backend == "null"

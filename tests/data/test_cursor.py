@@ -175,10 +175,10 @@ def test_an_empty_data_set_is_an_error():
 def test_held_out_questions_never_train_even_if_repeated(numbers, share, seed):
     numbers = [*numbers, *range(100, 106)]
     spaced = [Record(f"question{' ' * (1 + index % 3)}{n}\n", str(n)) for index, n in enumerate(numbers)]
-    train, held = Dataset("numbers", spaced, ByteEncoder()).split(share, seed)
-    assert {record.answer for record in train.records}.isdisjoint(record.answer for record in held.records)
-    assert len(train) + len(held) == len(numbers)
-    assert len(held) >= (share if isinstance(share, int) else 1)
+    train, others = Dataset("numbers", spaced, ByteEncoder()).split(share, seed)
+    assert {record.answer for record in train.records}.isdisjoint(record.answer for record in others.records)
+    assert len(train) + len(others) == len(numbers)
+    assert len(others) >= (share if isinstance(share, int) else 1)
 
 
 def test_a_count_of_distinct_questions_is_met_exactly():
@@ -193,9 +193,9 @@ def test_a_share_splits_questions_alike_for_every_seed():
     small = {"size": 400, "min_terms": 2, "max_terms": 2, "max_digits": 1}
     one, other = (open_data("chain_sum", task=small, seed=seed) for seed in (1, 2))
     assert {r.question for r in one.records} & {r.question for r in other.records}
-    train, held = one.split(0.2)[0], other.split(0.2)[1]
-    assert len(held) > 10
-    assert {r.question for r in train.records}.isdisjoint(r.question for r in held.records)
+    train, others = one.split(0.2)[0], other.split(0.2)[1]
+    assert len(others) > 10
+    assert {r.question for r in train.records}.isdisjoint(r.question for r in others.records)
 
 
 def test_adding_data_moves_no_question_across_the_split():

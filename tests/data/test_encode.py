@@ -107,7 +107,7 @@ FAMILIES = {
 }
 
 
-def made(family, folder):
+def make_folder(family, folder):
     """Return a folder with a tokenizer of the family, a token for each byte, and the configs of a model."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
@@ -136,7 +136,7 @@ def family_of(tmp_path_factory):
 
     def of(name):
         if name not in made_by_name:
-            made_by_name[name] = made(FAMILIES[name], tmp_path_factory.mktemp("family"))
+            made_by_name[name] = make_folder(FAMILIES[name], tmp_path_factory.mktemp("family"))
         return FAMILIES[name], made_by_name[name]
 
     return of
@@ -154,9 +154,9 @@ EACH = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for 
 
 def conversation(family, encoder, *later):
     """Return the ids of a question, a reply and later messages from the template in transformers."""
-    said = {"role": "assistant", "content": f"{family.thought}so 4"}
+    reply = {"role": "assistant", "content": f"{family.thought}so 4"}
     return encoder.tokenizer.apply_chat_template(
-        [*ASK, said, *later], add_generation_prompt=True, return_dict=False
+        [*ASK, reply, *later], add_generation_prompt=True, return_dict=False
     )
 
 
@@ -168,31 +168,31 @@ def without_end(family, encoder):
 def test_prompt_reply_and_follow_up_have_the_ids_of_the_template(family_of, name, end):
     family, encoder = family_of(name)
     ids = encoder.tokenizer.convert_tokens_to_ids
-    prompt, said, wanted = (
+    prompt, reply, wanted = (
         encoder.prompts([ASK])[0],
         without_end(family, encoder),
         conversation(family, encoder, *AGAIN),
     )
-    place = len(prompt + said)
+    place = len(prompt + reply)
     if end in family.inserted:
         wanted.insert(place, ids(end))
     elif end:
         assert wanted[place] == ids(family.own)
         wanted[place] = ids(end)  # the sampled end replaces the template's end
-    said = said + [ids(end)] * bool(end)
-    assert prompt + said + encoder.following([AGAIN], [said], Wording(chat=True))[0] == wanted
+    reply = reply + [ids(end)] * bool(end)
+    assert prompt + reply + encoder.following([AGAIN], [reply], Wording(chat=True))[0] == wanted
 
 
 @pytest.mark.parametrize("name", EACH)
 def test_data_rows_end_like_a_reply_of_the_template(family_of, name):
     family, encoder = family_of(name)
     ids, wanted = encoder.tokenizer.convert_tokens_to_ids, conversation(family, encoder, *AGAIN)
-    prompt, said = encoder.prompts([ASK])[0], f"{family.lead}so 4"
-    (row,) = encoder.responses([said])
+    prompt, reply = encoder.prompts([ASK])[0], f"{family.lead}so 4"
+    (row,) = encoder.responses([reply])
     if family.own:
         assert prompt + row == wanted[: len(prompt + row)]
     assert row[-1] == ids(family.own or family.tokens[0])
-    assert encoder.responses([said], chat=False)[0][-1] == ids(family.tokens[0]), (
+    assert encoder.responses([reply], chat=False)[0][-1] == ids(family.tokens[0]), (
         "plain text ends in the tokenizer's end of text"
     )
 
@@ -243,14 +243,14 @@ def bracketed(make_tokenizer, tmp_path_factory):
 
 
 def test_a_text_gets_the_leading_tokens_once(bracketed):
-    plain, begun = bracketed.prompts(["hi", "<bos>hi"])
-    assert plain == begun == [0, *bracketed.tokenizer.encode("hi", add_special_tokens=False)]
+    plain, with_bos = bracketed.prompts(["hi", "<bos>hi"])
+    assert plain == with_bos == [0, *bracketed.tokenizer.encode("hi", add_special_tokens=False)]
     assert bracketed.asked(["hi"], Wording()) == [plain]
 
 
 def test_an_end_in_the_text_stays_and_an_added_one_is_removed(bracketed):
-    said, ended = bracketed.prompts(["hi", "hi<eos>"])
-    assert ended == [*said, 1]
+    reply, ended = bracketed.prompts(["hi", "hi<eos>"])
+    assert ended == [*reply, 1]
 
 
 def test_a_refused_text_is_named(tmp_path, make_tokenizer):

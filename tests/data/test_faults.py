@@ -16,7 +16,7 @@ from rlflow.data.fields import Record
 from rlflow.errors import Place
 
 
-def asked(*prompts, room=Room(), encoder=None, responses=()):  # noqa: B008  (immutable)
+def numbered_data(*prompts, room=Room(), encoder=None, responses=()):  # noqa: B008  (immutable)
     """Return a data set whose records are in lines of a file, counted from 1."""
     records = [
         Record(prompt, "1", responses, place=Place("d.jsonl", line)) for line, prompt in enumerate(prompts, 1)
@@ -49,7 +49,7 @@ class Counting(ByteEncoder):
 
 
 def test_each_cause_is_reported_with_its_line(tokenizer):
-    data = asked(
+    data = numbered_data(
         "2+2=",
         "",
         " \n",
@@ -95,7 +95,7 @@ PROMPTS = st.lists(st.sampled_from(["", " ", "a", "abcd", "abcde", "abcdefghi", 
     st.sampled_from([(), ("x",), ("x", "wxyz")]),
 )
 def test_records_have_the_same_faults_alone_and_together(prompts, prompt, whole, responses):
-    data = asked(*prompts, room=Room(prompt, whole), responses=responses)
+    data = numbered_data(*prompts, room=Room(prompt, whole), responses=responses)
     together = found(data)
     assert together == {place: cause for i in range(len(data)) for place, cause in found(data, [i]).items()}
     for line, text in enumerate(prompts, 1):
@@ -107,7 +107,7 @@ def test_records_have_the_same_faults_alone_and_together(prompts, prompt, whole,
 
 def test_a_text_that_is_certainly_too_long_is_not_encoded():
     encoder = Counting()
-    data = asked("short", "x" * 5_000_000, "y" * 21, "z" * 20, room=Room(10), encoder=encoder)
+    data = numbered_data("short", "x" * 5_000_000, "y" * 21, "z" * 20, room=Room(10), encoder=encoder)
     faults = data.faulty(range(4))
     assert {i: (fault.cause, fault.tokens) for i, fault in faults.items()} == {
         1: ("too_long", 2_500_000),
@@ -119,18 +119,18 @@ def test_a_text_that_is_certainly_too_long_is_not_encoded():
 
 def test_a_response_that_is_certainly_too_long_is_not_encoded():
     encoder = Counting()
-    long = asked("abcd", room=Room(None, 10), encoder=encoder, responses=("x" * 17,))
+    long = numbered_data("abcd", room=Room(None, 10), encoder=encoder, responses=("x" * 17,))
     assert {i: (fault.cause, fault.tokens) for i, fault in long.faulty([0]).items()} == {0: ("too_long", 11)}
     assert encoder.given == 0
-    assert asked("abcd", room=Room(None, 10), encoder=encoder, responses=("x" * 5,)).faulty([0]) == {}
+    assert numbered_data("abcd", room=Room(None, 10), encoder=encoder, responses=("x" * 5,)).faulty([0]) == {}
     assert encoder.given == 5
 
 
 def test_the_error_of_long_rows_names_no_prompt_limit():
-    data = asked("abcd", room=Room(None, 10), responses=("x" * 17,))
-    told = str(refused("d.jsonl", list(data.faulty([0]).values()), 1, data.room))
-    assert "expected: at most 10 tokens of a prompt and its response" in told
-    assert "max_prompt" not in told
+    data = numbered_data("abcd", room=Room(None, 10), responses=("x" * 17,))
+    message = str(refused("d.jsonl", list(data.faulty([0]).values()), 1, data.room))
+    assert "expected: at most 10 tokens of a prompt and its response" in message
+    assert "max_prompt" not in message
 
 
 def test_a_batch_to_encode_is_limited_by_its_text():
@@ -138,7 +138,7 @@ def test_a_batch_to_encode_is_limited_by_its_text():
     sizes = []
     encode = encoder.prompts
     encoder.prompts = lambda worded: sizes.append(sum(map(len, worded))) or encode(worded)
-    data = asked(*["x" * (CHARACTERS // 3)] * 7, encoder=encoder)
+    data = numbered_data(*["x" * (CHARACTERS // 3)] * 7, encoder=encoder)
     assert data.faulty(range(7)) == {}
     assert len(sizes) == 3
     assert max(sizes) <= CHARACTERS
@@ -159,15 +159,15 @@ def test_an_exception_of_the_tokenizer_is_a_fault_of_its_record(tokenizer):
 
     encoder = open_encoder(tokenizer)
     encoder.tokenizer = Fussy(encoder.tokenizer)
-    data = asked("fine", "boom", "fine too", encoder=encoder)
+    data = numbered_data("fine", "boom", "fine too", encoder=encoder)
     assert found(data) == {"d.jsonl:2": "wording"}
     assert "RuntimeError: cannot encode" in str(data.faulty([1])[1])
 
 
 def test_the_error_shows_the_first_fault_of_each_kind_and_all_lines():
-    data = asked("", "abc", "", "abcdef", *[""] * 9, room=Room(4, None, " (256 positions)"))
-    told = str(refused(data.name, list(data.faulty(range(13)).values()), 13, data.room))
-    assert told == (
+    data = numbered_data("", "abc", "", "abcdef", *[""] * 9, room=Room(4, None, " (256 positions)"))
+    message = str(refused(data.name, list(data.faulty(range(13)).values()), 13, data.room))
+    assert message == (
         "d.jsonl:1: its prompt is empty\n  found:    an empty text\n  expected: a question\nd.jsonl:4: it "
         "is too long (6 tokens)\n  found:    a text of 6 characters\n  expected: at most 4 tokens of a "
         "prompt (256 positions)\n12 of 13 records of d.jsonl cannot be used\n  found:    11 without a "

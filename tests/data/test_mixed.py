@@ -22,7 +22,7 @@ def part(name: str, count: int, bad: set[int] = frozenset(), **more) -> Dataset:
     return Dataset(name, records, ByteEncoder(), declared=dict.fromkeys(more, text))
 
 
-def drawn(batch) -> list[tuple]:
+def draws(batch) -> list[tuple]:
     return list(zip(batch.axis.keys[:, 0].tolist(), batch[SOURCE], batch["prompt"], strict=True))
 
 
@@ -49,11 +49,11 @@ def test_a_resumed_cursor_continues_as_if_never_stopped(case, before, after, che
     if checked:
         straight.check(9.0)
     for size in before:
-        assert drawn(straight.take(size)) == drawn(stopped.take(size))
+        assert draws(straight.take(size)) == draws(stopped.take(size))
     resumed.load(json.loads(json.dumps(stopped.state())))
     for size in after:
         since = [json.loads(json.dumps(cursor.state())) for cursor in (straight, resumed)]
-        assert drawn(straight.take(size)) == drawn(resumed.take(size))
+        assert draws(straight.take(size)) == draws(resumed.take(size))
         assert straight.left_out(since[0]) == resumed.left_out(since[1])
         assert straight.epoch == resumed.epoch
 
@@ -63,7 +63,7 @@ def test_a_resumed_cursor_continues_as_if_never_stopped(case, before, after, che
 def test_weights_share_usable_rows_and_each_source_has_epochs(case, sizes):
     parts, weights = case
     cursor = prompts_of(mixed(parts, weights), seed=1)
-    rows = [row for size in sizes for row in drawn(cursor.take(size))]
+    rows = [row for size in sizes for row in draws(cursor.take(size))]
     shares = weights or {name: Fraction(len(own)) for name, own in parts.items()}
     counts = Counter(source for _, source, _ in rows)
     assert [position for position, _, _ in rows] == list(range(sum(sizes)))
@@ -80,18 +80,18 @@ def test_weights_share_usable_rows_and_each_source_has_epochs(case, sizes):
 def test_the_order_of_a_source_ignores_the_other_sources():
     alone = [
         prompt
-        for _, source, prompt in drawn(prompts_of(mixed({"a": part("a", 9), "b": part("b", 9)}), 3).take(40))
+        for _, source, prompt in draws(prompts_of(mixed({"a": part("a", 9), "b": part("b", 9)}), 3).take(40))
         if source == "a"
     ]
     other = [
         prompt
-        for _, source, prompt in drawn(prompts_of(mixed({"c": part("c", 2), "a": part("a", 9)}), 3).take(40))
+        for _, source, prompt in draws(prompts_of(mixed({"c": part("c", 2), "a": part("a", 9)}), 3).take(40))
         if source == "a"
     ]
     assert alone[:9] == other[:9]
     twin = [
         prompt
-        for _, source, prompt in drawn(prompts_of(mixed({"a": part("a", 9), "b": part("b", 9)}), 3).take(40))
+        for _, source, prompt in draws(prompts_of(mixed({"a": part("a", 9), "b": part("b", 9)}), 3).take(40))
         if source == "b"
     ]
     assert [prompt[2:] for prompt in alone[:9]] != [prompt[2:] for prompt in twin[:9]]

@@ -211,13 +211,13 @@ def test_a_template_gets_full_messages_of_prompts_and_responses(jsonl, make_toke
 
     prompt = open_data(jsonl({"prompt": [asked, CALLS, result]}), tokenizer=folder).batch([0])
     assert decoded(folder, prompt) == wanted(asked, CALLS, result, opens=True)
-    for record, said in (
+    for record, responses in (
         ({"completion": [CALLS, result, last]}, [[CALLS, result, last]]),
         ({"completion": [CALLS]}, [[CALLS]]),
         ({"chosen": [CALLS], "rejected": "2"}, [[CALLS], [last]]),
     ):
         batch = open_data(jsonl({"prompt": [asked], **record}), tokenizer=folder).batch([0])
-        for at, messages in enumerate(said):
+        for at, messages in enumerate(responses):
             assert decoded(folder, batch, row=at) + decoded(folder, batch, "tokens", at) == wanted(
                 asked, *messages
             )
@@ -353,13 +353,13 @@ def test_a_template_that_rewrites_earlier_turns_refuses_follow_ups(make_tokenize
 def test_the_text_of_a_response_excludes_its_end(make_tokenizer, tmp_path):
     encoder = TokenizerEncoder(make_tokenizer(tmp_path))
     seven, comma = (encoder.tokenizer.convert_tokens_to_ids(letter) for letter in "7,")
-    said = [[0, seven, 1], [seven, comma], [seven]]
-    assert encoder.texts(said) == ["<bos>7", "7,", "7"]
-    assert encoder.texts(said, bare=True) == ["7", "7,", "7"]
+    responses = [[0, seven, 1], [seven, comma], [seven]]
+    assert encoder.texts(responses) == ["<bos>7", "7,", "7"]
+    assert encoder.texts(responses, bare=True) == ["7", "7,", "7"]
     LlamaConfig(eos_token_id=comma).save_pretrained(
         tmp_path
     )  # the tokenizer's end remains an end of the model
-    assert TokenizerEncoder(tmp_path).texts(said) == ["<bos>7", "7", "7"]
+    assert TokenizerEncoder(tmp_path).texts(responses) == ["<bos>7", "7", "7"]
 
 
 def test_already_templated_prompts_are_reported_once(jsonl, tokenizer):

@@ -70,11 +70,13 @@ def plain(make_tokenizer, tmp_path):
 )
 def test_the_template_of_the_files_equals_that_of_the_tokenizer(plain, written):
     written(plain, TEMPLATE)
-    told = TokenizerEncoder(plain).with_tools(TOOLS)
+    tool_encoder = TokenizerEncoder(plain).with_tools(TOOLS)
     templates = pretrained.read_templates(plain)
-    assert told._template.text == (templates.get("tool_use") or templates["default"]) == TEMPLATE
+    assert tool_encoder._template.text == (templates.get("tool_use") or templates["default"]) == TEMPLATE
     special = {name: text for name, text in pretrained.read_special_tokens(plain).items() if text}
-    assert special == told.tokenizer.special_tokens_map == {"bos_token": "<bos>", "eos_token": "<eos>"}
+    assert (
+        special == tool_encoder.tokenizer.special_tokens_map == {"bos_token": "<bos>", "eos_token": "<eos>"}
+    )
     check_folder(plain, TOOLS)
 
 

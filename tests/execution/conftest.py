@@ -1,4 +1,4 @@
-"""Null models, and one iteration run both ways."""
+"""Null models, and one iteration run eagerly and compiled."""
 
 import hashlib
 from pathlib import Path
@@ -50,7 +50,7 @@ class Stream:
 
 
 class Learner(Trainer):
-    """A null trainer that remembers the rows that it learned from."""
+    """A null trainer that records the rows of its updates."""
 
     def __init__(self):
         super().__init__(ModelSpec(None))
@@ -62,7 +62,7 @@ class Learner(Trainer):
 
 
 def digest(batch):
-    """A digest of every column: a lost, doubled or moved row changes it."""
+    """Return a digest of every column: a lost, doubled or moved row changes it."""
     text = repr(
         [(name, str(data.kind), data.padded(batch.axis)) for name, data in sorted(batch.data.items())]
     )
@@ -70,7 +70,7 @@ def digest(batch):
 
 
 class World:
-    """A flow with null models, run eagerly or compiled, iteration after iteration."""
+    """A flow with null models that runs iterations eagerly or compiled."""
 
     def __init__(self, flow, queues, hp=None, seed=0, trainer=Learner, generator=Generator):
         self.flow, self.hp = flow, hp
@@ -127,7 +127,7 @@ def world(queues):
 
 @pytest.fixture
 def learner():
-    """The trainer of ``world``, to make others of."""
+    """The trainer class of ``world``, for subclasses."""
     return Learner
 
 

@@ -1,5 +1,6 @@
-"""A moving-average baseline, a controller of entropy, a schedule of its bonus: what a run computes as it goes
-says how it samples."""
+"""A moving-average baseline, a controller of entropy, and a schedule of its bonus: the run computes its
+sampling settings as it continues.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -14,10 +15,12 @@ from rlflow import RANK0, flow, loss, masked_mean, scalar, stage, truncated_weig
 class EMA:
     samples: Annotated[int, Ge(1)] = 2
     max_tokens: Annotated[int, Ge(1)] = 6
-    decay: Annotated[float, Ge(0), Le(1)] = 0.9  # of the baseline
-    bonus: Annotated[float, Ge(0)] = 0.05  # of entropy at the start; gone at the end
-    controlled: bool = True  # the temperature follows the entropy; else it falls with the progress of the run
-    target: float = 2.0  # nats per token that the controller aims at
+    decay: Annotated[float, Ge(0), Le(1)] = 0.9  # for the baseline
+    bonus: Annotated[float, Ge(0)] = 0.05  # entropy bonus at the start; 0 at the end
+    controlled: bool = (
+        True  # the temperature follows the entropy; otherwise it falls with the progress of the run
+    )
+    target: float = 2.0  # target of the controller, in nats per token
 
 
 @stage(gives={"baseline": scalar(torch.float32)}, dispatch=RANK0)

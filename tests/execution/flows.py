@@ -1,5 +1,6 @@
-"""Flows that use what an algorithm may use: repetition, state, a greedy baseline, chance, every dispatch
-mode, warm-up."""
+"""Flows with the features of an algorithm: repetition, state, a greedy baseline, randomness, every dispatch
+mode, warm-up.
+"""
 
 import torch
 
@@ -77,7 +78,7 @@ def total(rewards, mask):
 
 @flow(state=lambda hp: {"bar": 0.45})
 def adaptive(prompts, actor, reward):
-    """State set before a repeat, read in its body, and set again."""
+    """A stage sets state before a repeat, the body reads it, and a stage sets it again."""
 
     def body(fresh):
         rows = actor.generate(fresh, samples=3, max_tokens=5)
@@ -108,7 +109,7 @@ def remax(prompts, actor, reward):
 
 @flow
 def chancy(prompts, actor, reward):
-    """Chance per row and for the batch, one value per rank, and one for all."""
+    """Randomness per row and for the batch, with one value per rank, and with one for all."""
     batch = actor.generate(prompts, samples=2, max_tokens=5)
     batch |= reward(batch)
     batch |= noise(batch)
@@ -122,7 +123,7 @@ def chancy(prompts, actor, reward):
 
 @flow
 def warm(prompts, actor, critic, reward):
-    """The critic learns first; two updates of one model and another sampling after them."""
+    """The critic learns first; then two updates of one model and another sampling after them."""
     batch = actor.generate(prompts, samples=2, max_tokens=5)
     batch |= reward(batch)
     batch |= critic.values(batch)
@@ -141,7 +142,7 @@ def warm(prompts, actor, critic, reward):
 
 @flow
 def hopeless(prompts, actor, reward):
-    """No group is ever kept."""
+    """The repeat keeps no group."""
 
     def body(fresh):
         rows = actor.generate(fresh, samples=2, max_tokens=3)
@@ -181,8 +182,9 @@ def fading_loss(new, logprobs, advantages, policy_version, iteration, progress):
 
 @flow
 def clocked(prompts, actor, reward):
-    """The iteration and the progress are read before anything is sampled, in the body of a repeat, by a stage
-    for all rows, by a loss."""
+    """The flow reads the iteration and the progress before sampling, in the body of a repeat, in a stage for
+    all rows, and in a loss.
+    """
 
     def body(fresh):
         rows = actor.generate(fresh, samples=3, max_tokens=5)

@@ -1,5 +1,6 @@
-"""Flows of drawn shapes: rows that are asked, chosen and joined in any order that the contract allows, and
-then learned from."""
+"""Flows of random shapes: follow-ups, choices and joins in any order that the contract allows, and an update
+at the end.
+"""
 
 import random
 import time
@@ -25,7 +26,7 @@ from rlflow import (
 from rlflow.execution.account import WITH_GROUP
 from rlflow.training.loss_rows import broken_columns, group_of, with_groups
 
-# what a shape's steps are drawn from
+# the steps of a shape come from these
 STEPS = ("coin", "best", "top", "ask", "after", "half", "cut", "join", "joined", "up")
 SHAPES = {
     "source": st.sampled_from(["prompts", "chosen", "groups", "picked", "kept"]),
@@ -90,13 +91,16 @@ def worth_of(scores, value=None, *, modulus):
 
 
 def without(rows, *names):
-    """The rows, to which columns of these names can be given."""
+    """Return the rows without columns of these names, so that a stage can give them."""
     return rows.drop(*(name for name in names if name in rows.columns))
 
 
 def drawn(source, samples, steps, modulus, of_groups, twice, minibatch):
-    """A flow. source: what is sampled from: the prompts, chosen ones, or a `repeat` of groups or of prompts;
-    twice: whether an update learns from the first rows too."""
+    """Return a flow.
+
+    source: the prompts of the sampling: all, chosen ones, or a `repeat` of groups or of prompts. twice:
+    whether an update also learns from the first rows.
+    """
 
     def first(prompts, actor, reward):
         rows = actor.generate(prompts, samples=samples, max_tokens=5)
@@ -137,7 +141,7 @@ def drawn(source, samples, steps, modulus, of_groups, twice, minibatch):
         )
 
     def applied(rows, before, step, actor, reward):
-        """The rows after a step, and those that it began with where the step can go back to them."""
+        """Return the rows after a step, and the rows before it if the step can return to them."""
         if step in ("coin", "best", "top"):
             return chosen(rows, step), rows if before is None else before
         if step in ("join", "joined"):
@@ -183,7 +187,7 @@ METHODS = ("stage", "reward", "forward", "ask", "choose", "concat")
 
 
 def slowed(engine, seed):
-    """Each call of these verbs of the engine begins a little later, by as much as the seed says."""
+    """Delay each call of these methods of the engine by a time that depends on the seed."""
     drawn = random.Random(seed)
     for method in METHODS:
         setattr(engine, method, _late(getattr(engine, method), drawn))
@@ -198,7 +202,7 @@ def _late(call, drawn):
 
 
 class Seen:
-    """What the generator sampled and what updates learned from, as they saw it themselves."""
+    """Sampled rows and training rows, recorded at the generator and at the updates."""
 
     def __init__(self, engine):
         self.rows = self.tokens = 0
@@ -224,8 +228,9 @@ class Seen:
 
     @property
     def learned(self):
-        """Tokens of each row that an update learned from, by its path, but for what another update learned
-        from before."""
+        """Return the tokens of each row that an update learned from, by its path, without rows that another
+        update learned from before.
+        """
         found = {}
         for batch, of in self.batches:
             broken = broken_columns(batch, of)
@@ -245,8 +250,10 @@ def total(counts):
 
 
 def assert_counted(accounts, seen):
-    """What the generator gave, all of it and nothing twice, is what the accounts have as sampled, and that is
-    what they have as fates. Prompts that a `repeat` chose are counted beside, without tokens."""
+    """Check that the accounts count the generator's rows as sampled, exactly once, and give each an outcome.
+
+    Prompts chosen by a `repeat` count separately, without tokens.
+    """
     assert all(account.closes for account in accounts)
     sampled = total(
         count for account in accounts for source, count in account.sampled.items() if ".generate" in source
@@ -266,8 +273,7 @@ def assert_counted(accounts, seen):
 
 
 def assert_numbered(batch):
-    """A row has a path of its own, and the rows of a group are adjacent and share its number, which no other
-    group has."""
+    """Check that each row has its own path, and that the rows of a group are adjacent with a unique number."""
     paths = batch.axis.keys.tolist()
     assert len(set(map(tuple, paths))) == len(paths)
     if "group" in batch:

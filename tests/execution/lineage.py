@@ -1,5 +1,6 @@
-"""Flows whose rows have a history: rows that are asked, chosen, joined, and columns that come up to the rows
-that asked."""
+"""Flows whose rows have a history: follow-ups, choices, joins, and columns merged up to the rows of the
+follow-ups.
+"""
 
 import torch
 
@@ -32,7 +33,7 @@ def likelihood(new, mask):
 
 @stage(gives={"question": text})
 def ask_verifier(prompt, completion):
-    """As a chat, of several messages."""
+    """Ask as a chat of several messages."""
     return [
         [
             {"role": "user", "content": p},
@@ -55,7 +56,7 @@ def mean_verdict(scores, group):
 
 @stage(gives={"told": row("float32")})
 def told(prompt_id, iteration, progress):
-    """A number that says which record a row is from, and when."""
+    """Return a number that identifies the record of a row and the time."""
     return prompt_id + 0.1 * iteration + progress, {
         "prompt_id": prompt_id.float(),
         "iteration": iteration,
@@ -90,7 +91,7 @@ def liked(scores, *, bar):
 
 @flow
 def critique(prompts, solver, verifier, reward):
-    """A trained verifier judges what a solver answers to the harder prompts; both learn."""
+    """A trained verifier judges a solver's answers to the harder prompts; both learn."""
     prompts = choose(prompts | hard_enough(prompts), "hard")
     first = solver.generate(prompts, samples=4, max_tokens=5)
     first |= reward(first)
@@ -113,7 +114,7 @@ def critique(prompts, solver, verifier, reward):
 
 
 def second_attempt(prompts, actor, reward):
-    """The evaluation of two attempts: what the last one scores."""
+    """The evaluation of two attempts: the score of the last one."""
     first = actor.generate(prompts, samples=2, max_tokens=4)
     first = choose(first | reward(first), top="scores", count=1, per="group")
     last = actor.generate(
@@ -124,7 +125,9 @@ def second_attempt(prompts, actor, reward):
 
 @flow(evaluate=second_attempt)
 def correction(prompts, actor, reward):
-    """Self-correction: the second attempt is paid for what it adds, and both learn in one update."""
+    """Self-correction: the second attempt is rewarded for its improvement, and both attempts learn in one
+    update.
+    """
     first = actor.generate(prompts, samples=2, max_tokens=4)
     first |= reward(first)
     second = actor.generate(ask(first | ask_again(first, word="again"), "question"), max_tokens=4)
@@ -150,7 +153,7 @@ def second_pay(scores, mask):
 
 @flow
 def debate(prompts, one, other, reward):
-    """Two players speak in turn, twice."""
+    """Two players alternate, twice each."""
     first = one.generate(prompts, samples=2, max_tokens=3)
     reply = other.generate(ask(first | ask_again(first, word="no:"), "question"), max_tokens=3)
     last = one.generate(ask(reply | ask_again(reply, word="but:"), "question"), samples=2, max_tokens=3)
@@ -183,7 +186,7 @@ def raft(prompts, actor, reward):
 
 @flow
 def marked(prompts, actor, reward):
-    """Rows that are chosen, and what is made of them comes up to all rows as NaN for the others."""
+    """Columns of chosen rows merge up to all rows, with NaN for the others."""
     batch = actor.generate(prompts, samples=3, max_tokens=5)
     batch |= reward(batch)
     some = choose(batch | liked(batch, bar=0.4), "liked")
@@ -208,7 +211,7 @@ def double_pay(double, mask):
 
 @flow(evaluate=second_attempt)
 def harder(prompts, actor, reward):
-    """Prompts are chosen before anything is sampled, until there are enough."""
+    """The flow chooses prompts before sampling until it has enough."""
 
     def body(fresh):
         return choose(fresh | hard_enough(fresh), "hard")
@@ -223,7 +226,7 @@ def harder(prompts, actor, reward):
 
 @stage(gives={"step": token("bool")})
 def steps(mask):
-    """Every second token begins a step."""
+    """Every second token starts a step."""
     return mask & (torch.arange(mask.shape[1]) % 2 == 0)
 
 
@@ -234,14 +237,14 @@ def mean_score(scores, group):
 
 @stage(gives="advantages")
 def gain_of_steps(scores, value, mask):
-    """What is known after a step less what was known before it."""
+    """Return the value after a step minus the value before it."""
     known = torch.where(mask & ~value.isnan(), value, 0.0)
     return torch.where(mask, scores[:, None] - known, 0.0)
 
 
 @flow
 def vine(prompts, actor, reward):
-    """The value of a beginning is the mean score of what goes on from it."""
+    """The value of a prefix is the mean score of its continuations."""
     batch = actor.generate(prompts, samples=2, max_tokens=6)
     batch |= reward(batch)
     rest = actor.generate(ask(batch | steps(batch), tokens_until="step"), samples=3, max_tokens=6)
@@ -261,8 +264,9 @@ def half(mask):
 
 @flow
 def redone(prompts, actor, reward):
-    """The second half of each answer is sampled again, and once more after a word that follows the whole
-    answer."""
+    """The second half of each answer is sampled again, and then once more after a word that follows the
+    complete answer.
+    """
     first = actor.generate(prompts, samples=2, max_tokens=6)
     again = actor.generate(ask(first | half(first), tokens_until="half"), samples=2, max_tokens=5)
     last = actor.generate(

@@ -1,4 +1,4 @@
-"""The account of an iteration: every row and token that was sampled has one fate, and the sums close."""
+"""The row accounting of an iteration: every sampled row and token has one outcome, and the sums close."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from rlflow.execution.account import Count, End, RowAccount, RowOutcome
 from rlflow.execution.engine import Asking
 from rlflow.execution.executor import Executor
 
-pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+pytestmark = pytest.mark.slow  # runs models or processes: each test is short, but all together are not
 
 generated = load(Path(__file__).parent / "generated.py")
 
@@ -58,8 +58,8 @@ def others(tokens, scores):
     return torch.where((scores > 0.5)[:, None], tokens + 1, tokens)
 
 
-def drawn(samples, modulus, of_groups, after, baseline, bar, groups, tries, masks=False, puts=False):
-    """A flow of the shape that the arguments say."""
+def flow_of(samples, modulus, of_groups, after, baseline, bar, groups, tries, masks=False, puts=False):
+    """Return a flow of the given shape."""
 
     @flow
     def generated(prompts, actor, reward):
@@ -101,7 +101,7 @@ FLOWS = {
 
 
 def iteration(run, count):
-    """The outcome, or None and the account of one that was skipped."""
+    """Return the outcome, or None and the account of a skipped iteration."""
     try:
         outcome = run.compiled(count)
         return outcome, outcome.account
@@ -111,8 +111,8 @@ def iteration(run, count):
 
 @settings(max_examples=25)
 @given(shape=st.fixed_dictionaries(FLOWS), prompts=st.integers(1, 5))
-def test_sums_close_whatever_the_flow(world, shape, prompts):
-    run = world(drawn(**shape))
+def test_sums_close_in_any_flow(world, shape, prompts):
+    run = world(flow_of(**shape))
     outcome, account = iteration(run, prompts)
     assert account.closes
     if outcome is None:
@@ -136,16 +136,16 @@ def test_sums_close_whatever_the_flow(world, shape, prompts):
         assert sampled.groups == keyed(outcome.metrics)["repeat.body/seen"]
 
 
-def test_each_cause_is_named_with_its_node_and_its_setting(world):
-    run = world(drawn(2, 1, False, 0, True, 0.0, 0, 1))
+def test_each_cause_names_its_node_and_its_setting(world):
+    run = world(flow_of(2, 1, False, 0, True, 0.0, 0, 1))
     account = run.compiled(3).account
     ends = {source: [end for (name, end) in account.ends if name == source] for source in account.sampled}
     assert ends["actor.generate"] == [End(RowOutcome.LEFT_OUT, "actor.update", "worth is not finite")]
     assert ends["actor.generate#2"] == [End(RowOutcome.READ, "reward#2")]
-    run = world(drawn(2, 10**9, False, 1, False, 0.0, 0, 1))
+    run = world(flow_of(2, 10**9, False, 1, False, 0.0, 0, 1))
     (end,) = (end for _, end in run.compiled(3).account.ends)
     assert end == End(RowOutcome.LEFT_OUT, "actor.update", "the update is not due yet", "after=1")
-    run = world(drawn(2, 10**9, False, 0, False, 0.0, 2, 3))
+    run = world(flow_of(2, 10**9, False, 0, False, 0.0, 2, 3))
     assert run.compiled(5).account.of(RowOutcome.SURPLUS, "repeat.body").rows == 6
 
 
@@ -157,7 +157,7 @@ def second_only(prompts, actor, reward):
     actor.update(second | some_missing(second, modulus=10**9), likelihood)
 
 
-def test_a_row_that_only_asked_is_read_and_one_whose_question_was_too_long_is_left_out(world):
+def test_a_row_counts_as_skipped_if_its_follow_up_is_too_long(world):
     run = world(second_only)
     run.engine.asking = Asking(longest=len(b"again 9.1"))
     account = run.compiled(12).account  # two of these have a longer number
@@ -181,7 +181,7 @@ def picking(prompts, actor, reward):
     actor.update(batch | some_missing(batch, modulus=10**9), likelihood)
 
 
-def test_rows_that_a_repeat_body_leaves_behind_are_counted_with_their_groups_once(world):
+def test_rows_left_by_a_repeat_are_counted_once_with_their_groups(world):
     run = world(flow(picking))
     outcome = run.compiled(4)
     account, metrics = outcome.account, keyed(outcome.metrics)
@@ -193,7 +193,7 @@ def test_rows_that_a_repeat_body_leaves_behind_are_counted_with_their_groups_onc
     assert account.closes
 
 
-def test_rows_are_trained_by_the_update_of_the_role_that_sampled_them(world, flows):
+def test_rows_are_trained_by_the_update_of_their_sampling_role(world, flows):
     run = world(flows.warm)
     run.engine.iteration = 2
     found = run.compiled(4).account
@@ -201,13 +201,13 @@ def test_rows_are_trained_by_the_update_of_the_role_that_sampled_them(world, flo
     assert found.closes
 
 
-def test_an_account_is_the_same_after_a_way_through_plain_values(world, flows):
+def test_an_account_survives_a_round_trip_through_json(world, flows):
     account = world(flows.adaptive).compiled(5).account
     assert RowAccount.from_json(account.as_json()) == account
     assert account.as_json() == RowAccount.from_json(account.as_json()).as_json()
 
 
-def test_an_account_with_a_row_too_many_does_not_close():
+def test_an_account_with_an_extra_row_does_not_close():
     account = RowAccount()
     account.sample("actor.generate", Count(1, 2, 9))
     account.end("actor.generate", End(RowOutcome.READ), Count(1, 2, 8))
@@ -216,7 +216,7 @@ def test_an_account_with_a_row_too_many_does_not_close():
     assert not account.closes
 
 
-def test_a_second_run_of_the_same_plan_counts_anew(world, flows, queues):
+def test_a_second_run_of_a_plan_starts_a_new_account(world, flows, queues):
     run = world(flows.remax)
     made = plan(compile_flow(flows.remax))
     executor = Executor(run.engine, queues)
@@ -228,20 +228,20 @@ def test_a_second_run_of_the_same_plan_counts_anew(world, flows, queues):
 
 @settings(max_examples=15)
 @given(shape=st.fixed_dictionaries(generated.SHAPES), prompts=st.integers(2, 4), delays=st.integers(0, 99))
-def test_sums_close_along_any_history_whichever_nodes_are_late(world, shape, prompts, delays):
+def test_sums_close_for_any_history_and_any_delays(world, shape, prompts, delays):
     flow = generated.drawn(**shape)
     compiled, eager = world(flow), world(flow)
     generated.slowed(compiled.engine, delays)
     seen, accounts = generated.Seen(compiled.engine), []
     for number in range(2):
-        compiled.engine.iteration = number  # after one that was skipped too
+        compiled.engine.iteration = number  # also after a skipped iteration
         accounts.append(iteration(compiled, prompts)[1])
         eager.eager(prompts)
     generated.assert_counted(accounts, seen)
     for batch, _ in seen.batches:
         generated.assert_numbered(batch)
     assert compiled.learned == eager.learned
-    if not {"join", "joined"} & set(shape["steps"]):  # a joined row is sampled at another path
+    if not {"join", "joined"} & set(shape["steps"]):  # a joined row is sampled under another path
         assert generated.total(account.of(RowOutcome.TRAINED) for account in accounts) == (
             len(seen.learned),
             sum(seen.learned.values()),

@@ -1,4 +1,4 @@
-"""What a stage gives becomes columns that every later step can take."""
+"""Results of a stage become columns that every later step accepts."""
 
 from rlflow import stage, text
 from rlflow.author.axis import Axis
@@ -23,7 +23,7 @@ def applied(stage, *prompts):
     return rows["question"], {name: tally.total for name, tally in tallies.items()}
 
 
-def test_characters_that_no_tokenizer_takes_are_replaced_and_counted():
+def test_characters_unfit_for_tokenizers_are_replaced_and_counted():
     assert applied(asked, "a", "b \ud83c c\0") == (["sound", "b \ufffd c\ufffd"], {"replaced": 2.0})
     assert applied(asked_as_messages, "\ud800") == (
         [[{"role": "user", "content": "\ufffd"}]],

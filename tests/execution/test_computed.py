@@ -1,4 +1,4 @@
-"""Numbers of settings that are computed, and their ranges."""
+"""Computed numbers as settings, and their ranges."""
 
 from typing import Annotated
 
@@ -36,7 +36,7 @@ def batch(**numbers):
     return Batch(rows.axis, rows.data | columns)
 
 
-def test_numbers_take_their_places_among_the_settings_and_leave_the_batch():
+def test_computed_numbers_move_from_the_batch_to_the_settings():
     settings, rows = with_numbers({"count": 3}, batch(share=0.25, plain=-7.0), SIGNATURE)
     assert settings == {"count": 3, "share": 0.25, "plain": -7.0}
     assert list(rows.columns) == ["scores"]
@@ -53,7 +53,7 @@ def test_numbers_take_their_places_among_the_settings_and_leave_the_batch():
         ("plain", float("inf"), "expected a finite number"),
     ],
 )
-def test_a_number_out_of_the_range_of_its_annotation_is_refused(name, value, says):
+def test_a_number_out_of_its_annotated_range_is_refused(name, value, says):
     with pytest.raises(ValueError, match=says):
         with_numbers({}, batch(**{name: value}), SIGNATURE)
     with pytest.raises(ValueError, match=says):
@@ -64,7 +64,7 @@ def test_a_number_out_of_the_range_of_its_annotation_is_refused(name, value, say
     ("name", "value", "fits"),
     [("temperature", 0.0, True), ("temperature", -1.0, False), ("top_p", 1.0, True), ("top_p", 0.0, False)],
 )
-def test_what_generate_computes_has_the_range_that_it_has_as_a_value(name, value, fits):
+def test_a_computed_setting_of_generate_has_the_usual_range(name, value, fits):
     if fits:
         assert with_numbers({}, batch(**{name: value}), None)[0] == {name: value}
     else:
@@ -72,11 +72,11 @@ def test_what_generate_computes_has_the_range_that_it_has_as_a_value(name, value
             with_numbers({}, batch(**{name: value}), None)
 
 
-def test_a_setting_takes_a_column_where_its_annotation_or_its_default_lets_it_be_a_float():
+def test_a_setting_takes_a_column_if_it_may_be_a_float():
     assert [name for name in SIGNATURE.settings if SIGNATURE.takes_float(name)] == ["plain", "share", "maybe"]
 
 
-def test_eagerly_only_single_numbers_become_settings():
+def test_eager_calls_turn_only_single_numbers_into_settings():
     values = {"share": torch.tensor(0.5), "plain": torch.tensor([1.0, 2.0]), "count": torch.tensor(2)}
     numbers = as_numbers(values, SIGNATURE.takes_float, SIGNATURE)
     assert numbers["share"] == 0.5

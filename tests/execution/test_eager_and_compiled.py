@@ -1,5 +1,6 @@
-"""One text, two ways to run it: flows called on real batches and compiled flows learn from the same rows with
-the same chance."""
+"""One flow, two ways to run it: eager flows on real batches and compiled flows learn from the same rows with
+the same randomness.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -16,7 +17,7 @@ from rlflow.compiler.trace.compile import TraceOptions, compile_flow
 from rlflow.errors import SkipIteration
 from rlflow.execution.eager import Role
 
-pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+pytestmark = pytest.mark.slow  # runs models or processes: each test is short, but all together are not
 
 
 @stage(gives="prompt")
@@ -43,7 +44,7 @@ def ran_both_ways(world, flow, iterations=3, count=5, **options):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_eager_and_compiled_learn_from_the_same_rows_with_the_same_chance(world, flows, name):
+def test_eager_and_compiled_learn_from_the_same_random_rows(world, flows, name):
     eager, compiled = ran_both_ways(world, getattr(flows, name))
     assert eager.learned
     assert compiled.learned == eager.learned
@@ -72,7 +73,7 @@ def test_eager_and_compiled_report_the_same_metrics(world, flows, eager_metrics,
         assert compiled.compiled(4).metrics == pytest.approx(eager_metrics, nan_ok=True)
 
 
-def test_another_seed_and_another_iteration_draw_anew(world, flows):
+def test_another_seed_and_another_iteration_change_the_draws(world, flows):
     one, other = world(flows.chancy), world(flows.chancy, seed=1)
     for _ in range(2):
         one.compiled(4)
@@ -81,7 +82,7 @@ def test_another_seed_and_another_iteration_draw_anew(world, flows):
     assert len(set(seeds)) == 4
 
 
-def test_state_lives_across_iterations(world, flows):
+def test_state_persists_across_iterations(world, flows):
     run = world(flows.adaptive)
     bars = [run.engine.state["bar"]]
     for _ in range(3):
@@ -91,7 +92,7 @@ def test_state_lives_across_iterations(world, flows):
     assert len(set(bars)) == 4
 
 
-def test_repeat_takes_fresh_prompts_until_enough_groups_are_kept(world, flows):
+def test_repeat_takes_fresh_prompts_until_it_has_enough_groups(world, flows):
     run = world(flows.adaptive)
     metrics = keyed(run.compiled(3).metrics)
     assert metrics["repeat.body/kept"] == 4
@@ -110,7 +111,7 @@ def test_an_iteration_without_rows_is_skipped_and_counts(world, flows):
     assert not eager.learned
 
 
-def test_updates_begin_after_their_iterations(world, flows):
+def test_updates_start_after_their_iteration_of_warm_up(world, flows):
     run = world(flows.warm)
     counts = []
     for _ in range(3):
@@ -149,7 +150,7 @@ def test_a_role_called_outside_a_flow_runs_at_once(world, flows, prompts):
         (lambda actor, batch: actor.update(batch, print), "not-a-loss"),
     ],
 )
-def test_an_eager_mistake_is_the_one_that_check_finds(world, flows, prompts, use, code):
+def test_an_eager_call_reports_the_mistake_that_check_finds(world, flows, prompts, use, code):
     actor = Role("actor", world(flows.remax).engine)
     with pytest.raises(FlowError) as caught:
         use(actor, actor.generate(prompts(0, 2), samples=2, max_tokens=3))
@@ -169,7 +170,7 @@ def test_an_eager_update_needs_the_columns_of_its_loss_and_the_mask(world, flows
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_a_trainer_gets_the_settings_of_the_update_and_those_of_the_loss_each_once(world, learner, together):
+def test_a_trainer_gets_settings_of_the_update_and_of_the_loss_once(world, learner, together):
     given = []
 
     class Noting(learner):
@@ -194,7 +195,7 @@ def test_a_trainer_gets_the_settings_of_the_update_and_those_of_the_loss_each_on
     ] * 2
 
 
-def test_state_is_as_it_was_after_an_eager_iteration_that_raised(world, flows, learner):
+def test_state_is_restored_after_a_failed_eager_iteration(world, flows, learner):
     class Broken(learner):
         def update(self, batch, loss, **options):
             raise ZeroDivisionError("no steps")
@@ -209,7 +210,7 @@ def test_state_is_as_it_was_after_an_eager_iteration_that_raised(world, flows, l
 CLOCKS = ("odd", "enough", "schedule", "actor.update", "actor.update#2")
 
 
-def test_every_kind_of_call_reads_the_iteration_and_the_progress_of_the_run(world, flows):
+def test_every_kind_of_call_reads_the_iteration_and_the_progress(world, flows):
     run = world(flows.clocked)
     run.engine.iterations = 8
     for iteration in range(3):
@@ -219,19 +220,19 @@ def test_every_kind_of_call_reads_the_iteration_and_the_progress_of_the_run(worl
 
 
 @pytest.mark.parametrize("name", ["iteration", "progress", "prompt_id"])
-def test_only_the_run_gives_its_own_columns(world, flows, prompts, name):
+def test_only_the_run_gives_its_reserved_columns(world, flows, prompts, name):
     actor = Role("actor", world(flows.remax).engine)
     batch = actor.generate(prompts(0, 2), max_tokens=3)
     with pytest.raises(FlowError, match=f"gives '{name}', but the run adds this column"):
         actor.logprobs(batch, gives=name)
 
 
-# -- settings that are computed
-# ----------------------------------------------------------------------------------------------------
+# -- computed settings
+# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("controlled", [True, False])
-def test_settings_follow_state_and_progress_in_a_plan_as_eagerly(world, controlled):
+def test_settings_follow_state_and_progress_in_plans_and_eagerly(world, controlled):
     hp = EMA.EMA(controlled=controlled)
     eager, compiled = world(EMA.ema, hp=hp), world(EMA.ema, hp=hp)
     eager.engine.iterations = compiled.engine.iterations = 4
@@ -305,7 +306,7 @@ def test_a_computed_setting_out_of_its_range_is_an_error_at_its_line(world, by, 
     assert other.value.problems[0].place == caught.value.place
 
 
-def test_a_flag_takes_the_place_of_a_computed_setting():
+def test_a_flag_replaces_a_computed_setting():
     sampling = {"actor.generate": {"temperature": 0.7}}
     generate = compile_flow(EMA.ema, options=TraceOptions(sampling=sampling)).graph.by_name["actor.generate"]
     assert [item.parameter for item in generate.inputs] == ["prompt_tokens"]
@@ -338,7 +339,7 @@ def stepwise(prompts, actor, reward):
     actor.update(batch, scaled_loss, factor=batch["seen"])
 
 
-def test_a_state_as_a_setting_is_the_newest_whichever_batch_is_asked(world, eager_metrics):
+def test_state_as_a_setting_has_its_newest_value_in_any_batch(world, eager_metrics):
     compiled, eager = world(stepwise), world(stepwise)
     for iteration in range(2):
         metrics = keyed(compiled.compiled(3).metrics)
@@ -347,7 +348,7 @@ def test_a_state_as_a_setting_is_the_newest_whichever_batch_is_asked(world, eage
     assert compiled.learned == eager.learned
 
 
-def test_a_loss_on_groups_that_gets_parts_of_them_is_refused_in_eager_calls_too(world, flows, prompts):
+def test_an_eager_group_loss_with_incomplete_groups_is_refused(world, flows, prompts):
     torn = load(TESTS / "compiler" / "check" / "fixtures" / "torn_groups.py")
     actor = Role("actor", world(flows.remax).engine)
     batch = actor.generate(prompts(0, 2), samples=2, max_tokens=3)

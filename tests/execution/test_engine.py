@@ -16,7 +16,7 @@ def engine(scores):
 @pytest.mark.parametrize(
     ("dtype", "kept"), [(torch.float64, "float64"), (torch.float32, "float32"), (torch.int64, "float32")]
 )
-def test_scores_are_float32_but_in_a_run_of_float64(dtype, kept):
+def test_scores_are_float32_except_in_a_float64_run(dtype, kept):
     rows, metrics = engine(torch.tensor([1, 2], dtype=dtype)).reward(
         "reward", Batch.of(completion=["a", "b"])
     )
@@ -24,7 +24,7 @@ def test_scores_are_float32_but_in_a_run_of_float64(dtype, kept):
     assert (metrics["mean"].value, metrics["missing"].value) == (1.5, 0.0)
 
 
-def test_rows_whose_episodes_failed_are_judged_by_nobody():
+def test_rows_of_failed_episodes_are_not_scored():
     batch = Batch.of(completion=["a", "b", "c"], failed=["", "timeout", ""])
     rows, metrics = engine(torch.tensor([1.0, 3.0, 9.0])).reward("reward", batch)
     assert rows["scores"].isnan().tolist() == [False, True, False]
@@ -36,7 +36,7 @@ def test_rows_whose_episodes_failed_are_judged_by_nobody():
     }
 
 
-def test_a_stage_with_side_effects_counts_as_an_update_of_the_role_that_it_is_given():
+def test_a_stage_with_side_effects_updates_the_version_of_its_role():
     calls = LocalEngine({"actor": Model(trainer=object())}, {}, 0, lambda count: None)
     for pure, version in ((True, 0), (False, 1)):
         seen = stage(on="actor", pure=pure)(lambda actor, scores: {})
@@ -44,12 +44,12 @@ def test_a_stage_with_side_effects_counts_as_an_update_of_the_role_that_it_is_gi
         assert calls.models["actor"].version == version
 
 
-def test_where_all_episodes_failed_all_scores_are_missing():
+def test_all_scores_are_missing_if_all_episodes_failed():
     rows, metrics = engine(torch.tensor([1.0])).reward("reward", Batch.of(completion=["a"], failed=["died"]))
     assert rows["scores"].isnan().all()
     assert metrics["missing"].value == 1.0
 
 
-def test_scores_are_one_per_row():
+def test_a_wrong_number_of_scores_is_refused():
     with pytest.raises(ValueError, match=r"found scores of shape \[1\], expected \[2\]"):
         engine(torch.tensor([1.0])).reward("reward", Batch.of(completion=["a", "b"]))

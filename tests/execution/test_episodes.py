@@ -1,5 +1,6 @@
-"""Rows that are sampled turn by turn: what the model said is trained on, what the environment said is a hole,
-and budgets hold."""
+"""Rows sampled turn by turn: model text is trained on, environment text is masked out, and rows respect their
+budgets.
+"""
 
 import json
 from contextlib import ExitStack, closing
@@ -20,7 +21,7 @@ from rlflow.execution.episodes import Episodes, Speech
 from rlflow.rewards.environments.environment_pool import EnvironmentPool
 from rlflow.training.protocols import ModelSpec, Sampling
 
-pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+pytestmark = pytest.mark.slow  # runs models or processes: each test is short, but all together are not
 
 ASKING = Asking()
 SPEECH = Speech(
@@ -33,7 +34,7 @@ BLANK = {"reward": 0.0, "done": False, "says": ""}
 
 @pytest.fixture(scope="module")
 def pools():
-    """A function from bounds to a pool, each started once."""
+    """Return a function from bounds to a pool, each started once."""
     known = {}
     with ExitStack() as open_pools:
 
@@ -49,7 +50,7 @@ def pools():
 
 
 def prompts_of(scripts):
-    """Prompts whose tokens are of different lengths."""
+    """Return prompts whose tokens have different lengths."""
     batch = Batch.of(
         prompt=list(scripts), prompt_tokens=[[7] * (1 + place % 3) for place in range(len(scripts))]
     )
@@ -63,7 +64,7 @@ def sampled(pool, prompts, sampling, seed=5, longest=6):
 
 
 def pieces(rows, row):
-    """(turn, ids) of each stretch of a row."""
+    """Return (turn, ids) of each segment of a row."""
     tokens, turns = rows.rows([row])["tokens"][0].tolist(), rows.rows([row])["turn"][0].tolist()
     stretches = []
     for token, turn in zip(tokens, turns, strict=True):
@@ -94,7 +95,7 @@ scripts = st.builds(
     st.sampled_from([3, 512]),
     st.integers(1, 2),
 )
-def test_rows_have_what_was_said_and_keep_to_their_budgets(pools, texts, max_tokens, most, says, samples):
+def test_rows_contain_every_message_and_respect_their_budgets(pools, texts, max_tokens, most, says, samples):
     pool = pools(turns=most, says=says)
     rows = sampled(pool, prompts_of(texts), Sampling(samples, max_tokens))
     assert {*EPISODE_GIVES, "tokens", "mask", "sampled_logprobs", "policy_version", "group"} <= set(
@@ -102,24 +103,28 @@ def test_rows_have_what_was_said_and_keep_to_their_budgets(pools, texts, max_tok
     )
     lengths = rows.data["tokens"].lengths.tolist()
     for row, length in enumerate(lengths):
-        one, told = rows.rows([row]), json.loads(texts[row // samples])
-        played, stretches = told["turns"], pieces(rows, row)
+        one, record = rows.rows([row]), json.loads(texts[row // samples])
+        played, stretches = record["turns"], pieces(rows, row)
         episode = json.loads(one["episode"][0])
         assert 1 <= length <= max_tokens
         assert one["mask"].tolist() == (one["turn"] >= 0).tolist()
         holes = one["turn"][0] < 0
         assert (one["sampled_logprobs"][0][holes] == 0).all()
         assert (one["policy_version"][0][holes] == -1).all()
-        spoken = [turn for turn, _ in stretches if turn >= 0]
-        assert spoken == list(range(int(one["turns"][0])))
-        assert len(spoken) == len(episode["turns"]) <= most
-        assert stretches[-1][0] >= 0  # nothing is said that nobody answers
-        heard = ([told["reset"]] if "reset" in episode else []) + [
+        turns_spoken = [turn for turn, _ in stretches if turn >= 0]
+        assert turns_spoken == list(range(int(one["turns"][0])))
+        assert len(turns_spoken) == len(episode["turns"]) <= most
+        assert stretches[-1][0] >= 0  # a message without a reply is omitted
+        messages = ([record["reset"]] if "reset" in episode else []) + [
             turn["says"] for turn in episode["turns"] if "says" in turn
         ]
-        assert [ids for turn, ids in stretches if turn < 0] == [list(text.encode())[:says] for text in heard]
+        assert [ids for turn, ids in stretches if turn < 0] == [
+            list(text.encode())[:says] for text in messages
+        ]
         assert one["said"][0] == episode["turns"][-1]["said"]
-        done = [{**BLANK, **turn} for turn in played[: len(spoken)]] + [BLANK] * (len(spoken) - len(played))
+        done = [{**BLANK, **turn} for turn in played[: len(turns_spoken)]] + [BLANK] * (
+            len(turns_spoken) - len(played)
+        )
         assert float(one["episode_score"][0]) == sum(turn["reward"] for turn in done)
         assert float(one["turn_rewards"].sum()) == sum(turn["reward"] for turn in done)
         ends = [
@@ -135,7 +140,7 @@ def test_rows_have_what_was_said_and_keep_to_their_budgets(pools, texts, max_tok
         if finish == "env":
             assert last["done"]
         if finish == "turns":
-            assert len(spoken) == most
+            assert len(turns_spoken) == most
             assert last["says"]
         if finish == "stop":
             assert not last["says"]
@@ -144,14 +149,14 @@ def test_rows_have_what_was_said_and_keep_to_their_budgets(pools, texts, max_tok
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(scripts, min_size=2, max_size=4), st.integers(2, 24))
-def test_a_row_alone_is_the_row_beside_others(pools, texts, max_tokens):
+def test_a_row_does_not_depend_on_other_rows(pools, texts, max_tokens):
     pool, prompts = pools(turns=3), prompts_of(texts)
     together = sampled(pool, prompts, Sampling(2, max_tokens))
     for place in range(len(texts)):
         alone = sampled(pool, prompts.rows([place]), Sampling(2, max_tokens))
         beside = together.rows([2 * place, 2 * place + 1])
         for name in together.columns:
-            # the null backend's texts are none of its tokens'
+            # the null backend's texts do not match its tokens
             if name not in ("episode", "said", "completion"):
                 assert (
                     alone.data[name].value == beside.data[name].value
@@ -160,7 +165,7 @@ def test_a_row_alone_is_the_row_beside_others(pools, texts, max_tokens):
                 ), name
 
 
-def test_an_environment_that_says_nothing_changes_no_bit(pools):
+def test_a_silent_environment_changes_no_bit(pools):
     prompts, sampling = prompts_of([script()] * 5), Sampling(2, 9)
     rows = sampled(pools("Silent"), prompts, sampling)
     plain = Generator(ModelSpec(None), Generator.Settings(longest=6, tail=1.0)).generate(
@@ -176,7 +181,7 @@ def test_an_environment_that_says_nothing_changes_no_bit(pools):
     assert set(rows["failed"]) == {""}
 
 
-def test_the_seed_of_an_environment_is_one_for_all_samples_of_a_prompt(pools):
+def test_the_samples_of_a_prompt_share_the_environment_seed(pools):
     rows = sampled(pools(turns=2), prompts_of([script({"echo": True})] * 2), Sampling(3, 40))
     seeds = [json.loads(text)["turns"][0]["says"].partition("|")[2] for text in rows["episode"]]
     assert seeds[0] == seeds[1] == seeds[2] != seeds[3] == seeds[4] == seeds[5]
@@ -202,7 +207,7 @@ def test_a_failed_episode_has_its_cause_and_no_score(pools):
     assert rows["turn_rewards"].isnan().any(1).tolist() == [True, False, True]
 
 
-def test_a_score_of_the_environments_own_counts_in_place_of_the_rewards(pools):
+def test_a_score_of_the_environment_replaces_the_rewards(pools):
     rows = sampled(
         pools("Judged", turns=2), prompts_of([script({"reward": 1.0}, score=0.25)]), Sampling(1, 40)
     )
@@ -210,24 +215,24 @@ def test_a_score_of_the_environments_own_counts_in_place_of_the_rewards(pools):
     assert float(rows["turn_rewards"].sum()) == 1.0
 
 
-def test_messages_that_are_too_long_are_shortened_and_not_cut(pools):
-    """As bytes a message is its text under its role."""
+def test_long_messages_are_shortened_before_encoding(pools):
+    """As bytes, a message is its text under its role."""
     message = [{"role": "tool", "content": "abcdefgh" * 8}]
     rows = sampled(pools(turns=2, says=40), prompts_of([script({"says": message})]), Sampling(1, 200))
-    (spoken,) = [bytes(ids).decode() for turn, ids in pieces(rows, 0) if turn < 0]
-    assert len(spoken) <= 40
-    assert spoken.startswith("abcdefgh")
+    (turns_spoken,) = [bytes(ids).decode() for turn, ids in pieces(rows, 0) if turn < 0]
+    assert len(turns_spoken) <= 40
+    assert turns_spoken.startswith("abcdefgh")
 
 
 @pytest.mark.parametrize("characters", [1, 100])
 @pytest.mark.parametrize("shape", [str, lambda text: [{"role": "tool", "content": text}]])
-def test_of_a_long_text_no_more_is_encoded_than_is_kept_where_tokens_are_short(pools, characters, shape):
-    """``characters``: of each token."""
-    spoken = []
+def test_encoding_a_long_text_stops_after_the_kept_part(pools, characters, shape):
+    """``characters``: per token."""
+    turns_spoken = []
 
     def speak(texts, sampled):
         content = [text if isinstance(text, str) else text[-1]["content"] for text in texts]
-        spoken.extend(map(len, content))
+        turns_spoken.extend(map(len, content))
         return [list(text[::characters].encode()) for text in content]
 
     def encode(text):
@@ -243,10 +248,10 @@ def test_of_a_long_text_no_more_is_encoded_than_is_kept_where_tokens_are_short(p
     rows = Episodes(backend.generate, pool, Sampling(1, 200), speech).sampled(prompts, seeds, 5)
     assert [ids for turn, ids in pieces(rows, 0) if turn < 0] == [list(b"xxxx")]
     assert json.loads(rows["episode"][0])["turns"][0]["log"] == {"cut": 1.0}
-    assert (max(spoken) <= 16 * 4) == (characters == 1)
+    assert (max(turns_spoken) <= 16 * 4) == (characters == 1)
 
 
-def test_what_is_changed_of_what_an_environment_says_is_logged(pools):
+def test_changes_to_environment_text_are_logged(pools):
     played = script({"says": "\ud83c\0"}, {"says": "abcdefgh"}, reset="\udc80")
     rows = sampled(pools(turns=3, says=4), prompts_of([played]), Sampling(1, 200))
     assert rows["failed"] == [""]
@@ -257,9 +262,10 @@ def test_what_is_changed_of_what_an_environment_says_is_logged(pools):
     ]
 
 
-def test_budgets_of_rows_are_within_what_the_model_has_room_for(pools):
-    """No call may ask for more positions than the longest prompt and max_tokens: a row with a long context
-    has few tokens left."""
+def test_budgets_of_rows_respect_the_positions_of_the_model(pools):
+    """No call may use more positions than the longest prompt and max_tokens: a row with a long context has
+    few tokens left.
+    """
     asked = []
     backend = Generator(ModelSpec(None), Generator.Settings(longest=30, tail=0.3))
 

@@ -35,7 +35,7 @@ def meeting(places, seconds=20):
 
 
 def with_stage(made, gives="one"):
-    """A flow around one stage."""
+    """Return a flow around one stage."""
 
     @flow
     def around(prompts, actor, reward):
@@ -78,7 +78,7 @@ def test_independent_stages_run_at_the_same_time(world):
     assert max(spans["one"].start, spans["two"].start) < min(spans["one"].end, spans["two"].end)
 
 
-def test_a_reward_runs_beside_a_forward_of_a_model(world, learner):
+def test_a_reward_overlaps_a_forward_of_a_model(world, learner):
     meet = meeting(2)
 
     class Waiting(learner):
@@ -104,7 +104,7 @@ def summed_loss(new, one, two):
     return new.logprobs * one[:, None] * two, {}
 
 
-def test_model_stages_take_turns(world, learner):
+def test_model_stages_do_not_overlap(world, learner):
     busy, seen = threading.Lock(), []
 
     class Alone(learner):
@@ -145,7 +145,7 @@ def failure(world, made, gives="one", count=3):
     return caught.value
 
 
-def test_a_stage_that_raises_is_named_with_its_iteration_rows_shapes_and_cause(world):
+def test_a_stage_error_names_iteration_rows_shapes_and_cause(world):
     @stage(gives={"one": row("float32")})
     def breaks(scores, tokens, completion):
         raise KeyError("lost")
@@ -167,7 +167,7 @@ def test_a_stage_that_raises_is_named_with_its_iteration_rows_shapes_and_cause(w
     assert not run.executor.store.columns
 
 
-def test_an_eager_stage_that_raises_says_the_same(world):
+def test_an_eager_stage_error_names_the_same(world):
     @stage(gives={"one": row("float32")})
     def breaks(scores):
         raise KeyError("lost")
@@ -197,13 +197,13 @@ def test_an_eager_stage_that_raises_says_the_same(world):
         (row("float32"), lambda scores: (), "found 0 results, expected 1: one"),
     ],
 )
-def test_a_result_that_does_not_fit_says_what_was_found_and_expected(world, gives, result, message):
+def test_a_wrong_result_is_reported_with_found_and_expected(world, gives, result, message):
     made = stage(gives={"one": gives})(lambda scores: result(scores))
     with pytest.raises(StageError, match=message):
         world(with_stage(made)).compiled(3)
 
 
-def test_values_that_differ_within_a_group_are_refused(world):
+def test_unequal_values_within_a_group_are_refused(world):
     @stage(gives={"one": group("float32")}, rows="group")
     def uneven(scores, group):
         return torch.arange(float(len(scores)))
@@ -211,7 +211,7 @@ def test_values_that_differ_within_a_group_are_refused(world):
     assert "found different values within a group" in failure(world, uneven).message
 
 
-def test_one_value_for_all_rows_is_one_value(world):
+def test_a_scalar_column_needs_a_single_value(world):
     @stage(gives={"one": scalar("float32")}, dispatch=RANK0)
     def highest(scores):
         return scores
@@ -220,7 +220,7 @@ def test_one_value_for_all_rows_is_one_value(world):
     assert "found shape [6], expected [] (scalar level)" in error.message
 
 
-def test_text_is_a_string_per_row(world):
+def test_text_columns_need_a_string_per_row(world):
     made = stage(gives={"one": text})(lambda scores: ["a"])
     with pytest.raises(StageError, match="column 'one': found 1 items, expected 6 strings"):
         world(with_stage(made)).compiled(3)
@@ -247,7 +247,7 @@ def test_token_columns_have_the_padded_shape_of_the_call(world):
 
 
 @pytest.mark.parametrize("lost", ["rows", "column"])
-def test_a_backend_that_loses_rows_or_columns_is_an_error_of_its_call(world, lost, flows):
+def test_a_backend_that_loses_rows_or_columns_is_an_error(world, lost, flows):
     class Losing(Generator):
         def generate(self, prompts, sampling, seeds):
             rows = super().generate(prompts, sampling, seeds)
@@ -258,7 +258,7 @@ def test_a_backend_that_loses_rows_or_columns_is_an_error_of_its_call(world, los
     assert caught.value.stage == "actor.generate"
 
 
-def test_rows_that_an_engine_loses_are_an_error_of_its_call(world, flows):
+def test_an_engine_that_loses_rows_is_an_error(world, flows):
     run = world(flows.remax)
     forward = run.engine.forward
 
@@ -281,7 +281,7 @@ def test_scores_are_one_per_row(world, flows):
         run.compiled(5)
 
 
-def test_metrics_of_a_stage_are_means_of_what_counts(world):
+def test_metrics_of_a_stage_are_means_over_masked_entries(world):
     @stage(gives={"one": row("float32")})
     def measured(scores, tokens, mask):
         noisy = torch.where(mask, 2.0, torch.nan)
@@ -301,7 +301,7 @@ def test_metrics_of_a_stage_are_means_of_what_counts(world):
     assert metrics["measured/missing"] != metrics["measured/missing"]
 
 
-def test_padding_does_not_count_in_a_metric_without_a_mask(world):
+def test_padding_is_excluded_from_a_metric_without_a_mask(world):
     @stage(gives={"one": row("float32")})
     def measured(scores, tokens):
         return scores, {"ones": torch.nn.functional.pad(torch.ones(len(tokens), 1), (0, tokens.shape[1] - 1))}
@@ -318,7 +318,7 @@ def test_a_metric_of_another_shape_is_refused(world):
     assert "metric 'odd': found shape [2, 2]" in failure(world, measured).message
 
 
-def test_an_undeclared_column_is_what_its_first_real_batch_shows(world):
+def test_the_first_real_batch_decides_an_undeclared_column(world):
     @stage(gives="one")
     def own(scores):
         return scores * 2
@@ -332,7 +332,7 @@ def test_an_undeclared_column_is_what_its_first_real_batch_shows(world):
         world(with_stage(made)).compiled(3)
 
 
-def test_stages_may_write_into_what_they_are_given(world):
+def test_stages_may_write_into_their_inputs(world):
     @stage(gives={"one": row("float32")})
     def greedy(scores):
         scores.zero_()
@@ -379,7 +379,7 @@ def later_loss(new, logprobs, two):
 
 
 @pytest.mark.parametrize("where", ["generate", "update"])
-def test_a_stop_within_an_update_lets_the_iteration_end_and_one_before_it_does_not(world, learner, where):
+def test_a_stop_during_an_update_lets_the_iteration_end(world, learner, where):
     class Stops(learner):
         def update(self, batch, loss, **options):
             run.executor.stopping = True
@@ -409,7 +409,7 @@ def test_a_stop_within_an_update_lets_the_iteration_end_and_one_before_it_does_n
 
 @pytest.fixture
 def stuck():
-    """A function that does not return before the test is over."""
+    """A function that does not return before the end of the test."""
     release = threading.Event()
     yield lambda: release.wait(60)
     release.set()
@@ -426,7 +426,7 @@ def test_a_stage_that_does_not_return_is_an_error_at_its_deadline(world, stuck):
     assert error.columns == {"scores": "row float32 [6]"}
 
 
-def test_what_a_late_stage_still_brings_is_not_kept(world):
+def test_results_of_a_late_stage_are_dropped(world):
     release = threading.Event()
 
     @stage(gives={"one": row("float32")}, timeout=0.2)
@@ -442,7 +442,7 @@ def test_what_a_late_stage_still_brings_is_not_kept(world):
     assert not run.executor.store.columns
 
 
-def test_a_lane_works_on_after_one_of_its_stages_was_lost(world, stuck):
+def test_a_queue_continues_after_one_of_its_stages_is_lost(world, stuck):
     hang, clock = [True], HungClock()
 
     @stage(gives={"one": row("float32")}, on="actor", timeout=0.2)
@@ -461,9 +461,10 @@ def test_a_lane_works_on_after_one_of_its_stages_was_lost(world, stuck):
     assert len(run.learned["actor"]) == 1
 
 
-def test_waiting_for_a_lane_is_not_running(world):
-    """The model lane is said to have room for two and has one thread: the second stage waits longer than it
-    may run. While it runs, time stands still."""
+def test_waiting_for_a_queue_does_not_count_as_running(world):
+    """The model queue has a limit of two but only one thread: the second stage waits longer than its timeout.
+    While it runs, the clock stops.
+    """
     never, ended = threading.Event(), []
 
     @stage(gives={"one": row("float32")}, on="actor")
@@ -491,8 +492,8 @@ def test_waiting_for_a_lane_is_not_running(world):
     assert spans["waits"].start >= spans["holds"].end
 
 
-def test_time_in_which_the_process_was_stopped_is_no_running(world):
-    """The clock of a process that was stopped has moved on between two looks at it."""
+def test_time_of_a_suspended_process_does_not_count_as_running(world):
+    """The clock of a suspended process jumps between two readings."""
 
     class Clock:
         now, asked = 0.0, threading.Event()
@@ -515,12 +516,12 @@ def test_time_in_which_the_process_was_stopped_is_no_running(world):
     run.compiled(3)
 
 
-# -- what would end a program
-# ------------------------------------------------------------------------------------------------------
+# -- exceptions that would end a program
+# -------------------------------------------------------------------------------------------
 
 
 class Ending(BaseException):
-    """What no `except Exception` catches."""
+    """An exception that `except Exception` does not catch."""
 
 
 def interrupt():
@@ -537,7 +538,7 @@ ENDINGS = {"sys.exit": lambda: sys.exit(0), "ctrl-C": interrupt, "own": own}
 @pytest.mark.parametrize(
     ("how", "says"), [("sys.exit", "SystemExit: 0"), ("ctrl-C", "KeyboardInterrupt"), ("own", "Ending: x")]
 )
-def test_what_would_end_the_program_is_an_error_of_its_stage(world, how, says):
+def test_an_exception_that_would_end_the_program_is_a_stage_error(world, how, says):
     @stage(gives={"one": row("float32")})
     def ends(scores):
         ENDINGS[how]()
@@ -550,7 +551,7 @@ def test_what_would_end_the_program_is_an_error_of_its_stage(world, how, says):
     )
 
 
-def test_os_exit_of_a_stage_is_its_error_where_a_run_is_watched(world):
+def test_os_exit_in_a_stage_is_its_error_in_a_watched_run(world):
     @stage(gives={"one": row("float32")})
     def ends(scores):
         os._exit(0)
@@ -565,7 +566,7 @@ def test_os_exit_of_a_stage_is_its_error_where_a_run_is_watched(world):
         watchdog_process.close()
 
 
-def test_of_an_eager_stage_a_ctrl_c_is_the_users_and_an_exit_is_not(world):
+def test_an_eager_stage_passes_on_ctrl_c_and_not_an_exit(world):
     @stage(gives={"one": row("float32")})
     def ends(scores):
         ENDINGS[how]()
@@ -579,7 +580,7 @@ def test_of_an_eager_stage_a_ctrl_c_is_the_users_and_an_exit_is_not(world):
 
 
 @pytest.mark.parametrize("leaving", [lambda: None, lambda: sys.exit(0), lambda: int("no")])
-def test_a_child_that_a_stage_forks_does_not_go_on_with_the_run(world, leaving):
+def test_a_forked_child_of_a_stage_does_not_continue_the_run(world, leaving):
     children = []
 
     @stage(gives={"one": row("float32")})
@@ -626,7 +627,7 @@ def second(one):
 
 @flow
 def in_line(prompts, actor, reward):
-    """Each node waits for the one before it, so what lies in the store when is settled."""
+    """Each node waits for the one before it, so the contents of the store are known at any time."""
     batch = actor.generate(prompts, samples=2, max_tokens=4)
     batch |= reward(batch)
     batch |= first(batch)
@@ -646,7 +647,7 @@ def second_loss(new, two):
 
 
 def watched_store(monkeypatch):
-    """What nodes put: (node, its columns with their bytes), in order."""
+    """Record the stored columns: (node, its columns with their bytes), in order."""
     puts, put = [], Store.put
 
     def watching(store, node, batch, names):
@@ -666,13 +667,13 @@ def watched_store(monkeypatch):
     return puts
 
 
-def test_a_column_lies_in_the_store_until_its_last_reader_is_done_and_no_longer(world, monkeypatch):
+def test_a_column_is_stored_until_its_last_reader_ends(world, monkeypatch):
     run, puts = world(in_line), watched_store(monkeypatch)
     made = plan(run.program)
     run.executor.run(made, run.stream.take(3))
     live, peak, done = {}, 0, set()
     for node, columns in puts:
-        live |= columns  # what it gives lies there beside what it reads
+        live |= columns  # its outputs are stored next to its inputs
         peak = max(peak, sum(live.values()))
         done.add(node)
         live = {
@@ -685,9 +686,7 @@ def test_a_column_lies_in_the_store_until_its_last_reader_is_done_and_no_longer(
 
 
 @pytest.mark.parametrize("name", ["in_line", "warm"])
-def test_when_the_last_node_runs_nothing_is_left_but_what_it_reads_and_what_is_recorded(
-    world, flows, learner, name
-):
+def test_the_last_node_leaves_only_its_inputs_and_recorded_columns(world, flows, learner, name):
     seen = []
 
     class Looking(learner):
@@ -697,7 +696,7 @@ def test_when_the_last_node_runs_nothing_is_left_but_what_it_reads_and_what_is_r
 
     run = world(in_line if name == "in_line" else getattr(flows, name), trainer=Looking)
     made = plan(run.program)
-    for _ in range(3):  # the updates of ``warm`` begin one after another
+    for _ in range(3):  # the updates of ``warm`` start one after another
         seen.clear()
         run.executor.run(made, run.stream.take(3))
         run.engine.iteration += 1
@@ -706,7 +705,7 @@ def test_when_the_last_node_runs_nothing_is_left_but_what_it_reads_and_what_is_r
     assert seen[-1] >= made.reads[last]
 
 
-def test_a_column_of_unknown_kind_that_turns_out_to_be_of_tokens_is_not_spread(world):
+def test_an_undeclared_token_column_is_not_spread_over_a_group(world):
     per_token = stage(gives="baseline")(lambda tokens: tokens.float())
 
     @loss

@@ -1,5 +1,4 @@
-"""What an update did not learn from, by cause: rows whose episodes failed are told apart from those whose
-columns are not finite."""
+"""Causes of rows without an update: failed episodes are distinguished from non-finite columns."""
 
 import torch
 
@@ -22,7 +21,7 @@ def played(prompts, actor, reward):
     actor.update(batch, likelihood)
 
 
-def test_a_row_that_its_failed_episode_left_without_a_score_is_told_by_that_cause():
+def test_an_unscored_row_names_its_failed_episode():
     graph = compile_flow(played).graph
     generate, update = (
         next(node for node in graph.nodes if node.op is op) for op in (Op.GENERATE, Op.UPDATE)

@@ -1,5 +1,6 @@
-"""Rows of rows: asked, chosen, joined, and merged up; the same eagerly and compiled, with groups and chance
-that belong to the axis."""
+"""Rows made from rows: follow-ups, choices, joins and merges. They are the same eagerly and compiled; groups
+and randomness depend on the axis.
+"""
 
 import re
 from pathlib import Path
@@ -20,7 +21,7 @@ from rlflow.execution.account import RowOutcome
 from rlflow.execution.engine import Asking
 from rlflow.execution.lineage import cut_rows, whole_completions
 
-pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+pytestmark = pytest.mark.slow  # runs models or processes: each test is short, but all together are not
 
 LINEAGE = load(Path(__file__).parent / "lineage.py")
 MODEL = TASKS / "arithmetic_model"
@@ -41,7 +42,7 @@ def test_eager_and_compiled_learn_from_the_same_rows(world, name):
 
 
 def rows_of(world, flow, count, node):
-    """Of one compiled iteration, the batch that a node gave."""
+    """Return the batch of a node in one compiled iteration."""
     run, seen = world(flow), {}
     put = type(run.executor.store).put
 
@@ -57,28 +58,28 @@ def rows_of(world, flow, count, node):
     return seen[node]
 
 
-def test_asked_rows_make_groups_of_their_own_samples(world):
+def test_follow_up_rows_are_grouped_by_their_own_samples(world):
     second = rows_of(world, LINEAGE.critique, 3, "verifier.generate")
     assert second.axis.groups * 2 == len(second)
     assert second["group"].tolist() == [i // 2 for i in range(len(second))]
     assert len(set(map(tuple, second.axis.keys.tolist()))) == len(second)
 
 
-def test_groups_of_joined_rows_stay_apart_and_are_numbered_along(world):
+def test_groups_of_joined_rows_stay_separate_and_are_renumbered(world):
     both = rows_of(world, LINEAGE.correction, 3, "concat")
     assert len(both) == 12
     assert both["group"].tolist() == [0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8]
     assert both.axis.slots.tolist() == both["group"].tolist()
 
 
-def test_rows_that_were_sampled_as_a_group_are_one_after_they_were_joined():
+def test_rows_of_a_group_stay_a_group_after_a_join():
     asked = Axis.fresh(2).repeat(1).ask(torch.tensor([0, 1])).repeat(3)
     both = Axis.join([Axis.fresh(1).repeat(2), asked])
     assert both.slots.tolist() == both.group_numbers.tolist() == [0, 0, 1, 1, 1, 2, 2, 2]
     assert both.take(torch.tensor([1, 3, 4, 7])).slots.tolist() == [0, 1, 1, 2]
 
 
-def test_every_sampled_row_has_one_fate_along_its_history(world):
+def test_every_sampled_row_has_one_outcome_in_its_history(world):
     run = world(LINEAGE.critique)
     account = run.compiled(6).account
     assert account.sampled["solver.generate"].rows == 16
@@ -96,21 +97,21 @@ def test_every_sampled_row_has_one_fate_along_its_history(world):
     assert account.of(RowOutcome.TRAINED, "actor.update").rows == 12
 
 
-def test_what_is_not_read_of_joined_rows_is_not_computed():
+def test_unread_columns_of_joined_rows_are_not_computed():
     made = plan(compile_flow(LINEAGE.correction))
     node = made.graph.by_name["concat"]
     assert "policy_version" not in made.keeps(node)
     assert {"tokens", "advantages"} <= set(made.keeps(node))
 
 
-def test_a_seed_follows_from_the_place_in_the_lineage(world):
+def test_a_seed_depends_on_the_position_in_the_lineage(world):
     second = rows_of(world, LINEAGE.debate, 3, "one.generate#2")
     texts = [tuple(row.tolist()) for row in second["tokens"]]
     assert len(set(texts)) > len(texts) // 2
     assert torch.equal(second["tokens"], rows_of(world, LINEAGE.debate, 3, "one.generate#2")["tokens"])
 
 
-def test_what_goes_on_from_a_token_comes_up_as_a_value_at_that_token(world):
+def test_a_continuation_from_a_token_gives_a_value_at_the_token(world):
     run, seen = world(LINEAGE.vine), {}
     perform = type(run.engine).stage
 
@@ -147,7 +148,7 @@ BYTES = {
         ([[False] * 3, [False] * 2], [], []),
     ],
 )
-def test_a_beginning_is_the_prompt_and_the_first_ids_of_the_response(until, prompts, lengths):
+def test_a_prefix_is_the_prompt_and_the_first_ids_of_the_response(until, prompts, lengths):
     asked, places = cut_rows(Batch.of(BYTES, until=until))
     assert asked.data["prompt_tokens"].lists() == prompts
     assert asked["prefix_length"].tolist() == places.tolist() == lengths
@@ -155,7 +156,7 @@ def test_a_beginning_is_the_prompt_and_the_first_ids_of_the_response(until, prom
     assert again["prefix_length"].tolist() == [length + 1 for length in lengths]
 
 
-def test_more_tokens_than_a_row_has_are_refused():
+def test_a_prefix_longer_than_its_row_is_refused():
     for number in (-1, 3):
         with pytest.raises(
             ValueError,
@@ -164,7 +165,7 @@ def test_more_tokens_than_a_row_has_are_refused():
             cut_rows(Batch.of(BYTES, until=[1, number]))
 
 
-def test_a_character_that_is_cut_in_two_is_whole_in_the_completion():
+def test_the_completion_joins_a_character_split_between_tokens():
     asked, _ = cut_rows(Batch.of(BYTES, until=[2, 1]))
     rows = asked.repeat(1)
     sampled = Batch.of(tokens=[[164, 33, 0], [33, 33]], completion=["\ufffd!", "!!"])
@@ -173,7 +174,7 @@ def test_a_character_that_is_cut_in_two_is_whole_in_the_completion():
     assert whole_completions(decode, asked, rows)["completion"] == ["h\u00e4!", "i!!"]
 
 
-def test_a_text_after_the_tokens_leaves_sampled_ids_as_they_are(world):
+def test_a_text_after_the_tokens_keeps_the_sampled_ids(world):
     rows = Batch.of(BYTES, text=["no", "yes"])
     asked, metrics = world(LINEAGE.redone).engine.ask(rows, ())
     assert asked.data["prompt_tokens"].lists() == [[1, 2, 104, 195, 164, *b"no"], [3, 105, 106, *b"yes"]]
@@ -181,7 +182,7 @@ def test_a_text_after_the_tokens_leaves_sampled_ids_as_they_are(world):
     assert metrics["too_long"].value == 0
 
 
-def test_beginnings_that_are_too_long_are_left_out(world):
+def test_overlong_prefixes_are_skipped(world):
     engine = world(LINEAGE.vine).engine
     engine.asking = Asking(longest=2)
     asked, metrics = engine.ask(Batch.of(BYTES, until=[[True, True, True], [True, True]]), ())
@@ -191,7 +192,7 @@ def test_beginnings_that_are_too_long_are_left_out(world):
     assert asked.axis.cut.lengths.tolist() == [3, 2]
 
 
-def test_eagerly_rows_that_are_asked_within_a_response_keep_their_prompt_and_others_have_what_they_are_asked(
+def test_eager_follow_ups_within_a_response_keep_their_prompt(
     world,
 ):
     seen = {}
@@ -210,7 +211,7 @@ def test_eagerly_rows_that_are_asked_within_a_response_keep_their_prompt_and_oth
 
 
 def asking_again(tmp_path, given, **settings):
-    """A run of a flow that asks again with ``given`` for the completion c."""
+    """Return a run of a flow that asks again with ``given`` for the completion c."""
     source = (Path(__file__).parent / "lineage.py").read_text()
     (tmp_path / "asks.py").write_text(
         source.replace('return [f"{word} {c}" for c in completion]', f"return [{given} for c in completion]")
@@ -228,7 +229,7 @@ def asking_again(tmp_path, given, **settings):
     )
 
 
-def test_messages_for_a_model_without_a_template_are_refused_at_the_line_of_the_flow(tmp_path):
+def test_messages_without_a_chat_template_are_refused_at_the_flow_line(tmp_path):
     with pytest.raises(PlanError, match="has no chat template") as caught:
         asking_again(tmp_path, "[{'role': 'user', 'content': c}]", model=str(MODEL))
     (problem,) = caught.value.problems
@@ -244,7 +245,7 @@ def test_messages_for_a_model_without_a_template_are_refused_at_the_line_of_the_
         ("7", "found 7 in row 0"),
     ],
 )
-def test_what_is_neither_a_text_nor_messages_is_said_with_its_row(tmp_path, given, names):
+def test_an_invalid_follow_up_is_reported_with_its_row(tmp_path, given, names):
     with pytest.raises(StageError, match=re.escape(names)) as caught:
         asking_again(tmp_path, given, backend="null")
     assert "expected a string, or messages" in str(caught.value)

@@ -1,6 +1,9 @@
-"""Sampling ahead of the weights: numbers decide what samples with which weights, no row is lost or doubled,
-and a run that is cut goes on the same. On one process, with an engine that keeps what its generator would
-otherwise lose: the version to sample with."""
+"""Sampling ahead of training: iteration numbers decide the weights of each sampling, no row is lost or
+doubled, and a resumed run continues exactly.
+
+One process runs everything, with an engine that keeps the version to sample with, which its generator would
+lose.
+"""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +26,7 @@ from rlflow.execution import lookahead as ahead
 from rlflow.execution.engine import LocalEngine
 from rlflow.execution.lookahead import Ahead
 
-pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+pytestmark = pytest.mark.slow  # runs models or processes: each test is short, but all together are not
 
 ITERATIONS, PROMPTS = 6, 5
 generated = load(Path(__file__).parent / "generated.py")
@@ -73,7 +76,7 @@ def kept(prompts, actor, reward, hp=Settings()):
 
 @flow
 def beside(prompts, actor, reward, hp=Settings()):
-    """The prompts given are sampled outside the repeat as well."""
+    """The flow also samples the prompts outside the repeat."""
 
     def body(drawn):
         rows = actor.generate(drawn, samples=2, max_tokens=5)
@@ -99,7 +102,7 @@ def plain(prompts, actor, reward):
 
 
 class Versions(LocalEngine):
-    """The null backend's weights are their version."""
+    """A null backend whose weights are their version."""
 
     def frozen(self, role):
         return self.models[role].version
@@ -107,7 +110,7 @@ class Versions(LocalEngine):
     def sample(self, role, prompts, sampling, seed, terms=None):
         model = self.models[role]
         model.generator.receive(iter(()), self.weights.get(role, model.version))
-        model.sampled_version = model.version  # what Engine.sample would hand over
+        model.sampled_version = model.version  # Engine.sample would pass it
         return super().sample(role, prompts, sampling, seed)
 
     def packed(self, batch):
@@ -119,8 +122,9 @@ class Versions(LocalEngine):
 
 
 class Run:
-    """A run that samples ahead, an iteration at a time; ``told``: what each had to say, or why it was
-    skipped."""
+    """A run that samples ahead, an iteration at a time; ``results``: the metrics of each iteration, or the
+    reason for skipping it.
+    """
 
     def __init__(self, world, flow, staleness, learner, iterations=ITERATIONS, hp=None):
         rows = self.rows = []
@@ -139,7 +143,7 @@ class Run:
         self.ahead = Ahead(
             self.plan, self.engine, self.world.queues, self.world.stream, staleness, iterations, PROMPTS
         )
-        self.told, self.accounts = {}, {}
+        self.results, self.accounts = {}, {}
 
     def steps(self, first=0, last=ITERATIONS):
         for number in range(first, last):
@@ -151,13 +155,13 @@ class Run:
         try:
             sampled = self.ahead.advance(number)
             outcome = self.world.executor.run(self.plan, sampled.prompts, sampled)
-            self.told[number], self.accounts[number] = keyed(outcome.metrics), outcome.account
+            self.results[number], self.accounts[number] = keyed(outcome.metrics), outcome.account
         except SkipIteration as skip:
-            self.told[number], self.accounts[number] = str(skip), skip.account
+            self.results[number], self.accounts[number] = str(skip), skip.account
         self.ahead.done(number)
 
     def saved(self, number):
-        """As a checkpoint has it, with what else such a run depends on."""
+        """Return the contents of a checkpoint, and the other state of such a run."""
         return self.ahead.saved(number), self.engine.models["actor"].version
 
     def restore(self, saved):
@@ -168,7 +172,7 @@ class Run:
     def total(self, name):
         return sum(
             metrics.get(f"repeat.body/{name}", 0)
-            for metrics in self.told.values()
+            for metrics in self.results.values()
             if not isinstance(metrics, str)
         )
 
@@ -176,11 +180,11 @@ class Run:
         return [tuple(key) for _, name, keys, _ in self.rows for key in keys if name == loss]
 
     def oldest(self):
-        """For each iteration that trained the oldest version of its rows."""
+        """Return for each training iteration the oldest version of its rows."""
         return {number: min(map(min, versions)) for number, _, _, versions in self.rows}
 
     def left(self):
-        """Positions of the groups that nothing has trained on yet."""
+        """Return the positions of the groups that no update has trained on yet."""
         pieces = next(iter(self.ahead.carry_over.values())).pieces
         return [position for piece in pieces for position in piece.rows.axis.keys[::2, 0].tolist()]
 
@@ -199,7 +203,7 @@ def run(world, learner):
 
 
 def wanted(prompts, positions, bar):
-    """The positions that ``above`` keeps."""
+    """Return the positions that ``above`` keeps."""
     batch = prompts(0, positions).repeat(2)
     scores = Score()(batch)[0].view(-1, 2)
     return set((scores.amin(1) > bar).nonzero()[:, 0].tolist())
@@ -208,9 +212,7 @@ def wanted(prompts, positions, bar):
 @pytest.mark.parametrize(
     ("staleness", "groups", "drops"), [(1, 3, True), (2, 3, False), (2, 1, True), (6, 3, False)]
 )
-def test_kept_groups_are_trained_on_once_or_dropped_and_within_the_bound(
-    run, prompts, staleness, groups, drops
-):
+def test_kept_groups_are_trained_once_or_dropped_within_the_bound(run, prompts, staleness, groups, drops):
     made = run(kept, staleness, hp=Settings(groups=groups)).steps()
     assert all(version >= number - staleness for number, version in made.oldest().items())
     assert all(len(version) == 1 for *_, versions in made.rows for version in versions)
@@ -226,21 +228,21 @@ def test_kept_groups_are_trained_on_once_or_dropped_and_within_the_bound(
     assert (made.total("dropped") > 0) == drops
 
 
-def test_with_surplus_enough_nothing_is_sampled(run):
+def test_enough_carried_over_groups_replace_sampling(run):
     made = run(kept, 6, hp=Settings(groups=1)).steps(last=3)
-    assert [made.told[number]["repeat.body/tries"] for number in range(3)] == [1, 0, 0]
-    assert [made.told[number]["repeat.body/carried"] for number in range(3)] == [0, 3, 2]
+    assert [made.results[number]["repeat.body/tries"] for number in range(3)] == [1, 0, 0]
+    assert [made.results[number]["repeat.body/carried"] for number in range(3)] == [0, 3, 2]
     assert made.world.stream.position == PROMPTS
     assert made.oldest() == {0: 0, 1: 0, 2: 0}
 
 
-def test_weights_that_nothing_has_changed_do_not_age_what_they_sampled(run):
+def test_unchanged_weights_do_not_age_their_samples(run):
     assert run(kept, 1, hp=Settings(groups=1)).steps(last=5).total("dropped") > 0
     warming = run(kept, 1, hp=Settings(groups=1, after=4)).steps(last=5)
     assert (warming.total("dropped"), warming.total("carried") > 0) == (0, True)
 
 
-def test_prompts_that_something_else_reads_are_taken_in_every_iteration(run):
+def test_prompts_with_other_readers_are_taken_in_every_iteration(run):
     made = run(beside, 6, hp=Settings(groups=1)).steps()
     every = made.trained("scored_loss")
     assert len(every) == len(set(every)) == 2 * PROMPTS * ITERATIONS
@@ -258,32 +260,34 @@ def test_prompts_that_something_else_reads_are_taken_in_every_iteration(run):
         (plain, None, False),
     ],
 )
-def test_cut_at_any_iteration_it_goes_on_the_same(run, flow, hp, skips, staleness):
+def test_a_run_cut_at_any_iteration_continues_the_same(run, flow, hp, skips, staleness):
     whole, saves = run(flow, staleness, hp=hp), {}
     for number in range(ITERATIONS):
         saves[number] = whole.saved(number)
         whole.step(number)
-    assert any(isinstance(told, str) for told in whole.told.values()) == skips
+    assert any(isinstance(results, str) for results in whole.results.values()) == skips
     for cut, saved in saves.items():
         again = run(flow, staleness, hp=hp)
         again.restore(saved)
         again.steps(cut)
         assert again.rows == [row for row in whole.rows if row[0] >= cut]
-        assert again.told == {number: told for number, told in whole.told.items() if number >= cut}
+        assert again.results == {
+            number: results for number, results in whole.results.items() if number >= cut
+        }
         assert again.saved(ITERATIONS) == whole.saved(ITERATIONS)
 
 
 @pytest.mark.parametrize("staleness", [1, 3])
-def test_an_iteration_that_is_skipped_loses_and_doubles_nothing(run, prompts, staleness):
+def test_a_skipped_iteration_loses_and_doubles_nothing(run, prompts, staleness):
     made = run(kept, staleness, hp=Settings(groups=5, tries=1, bar=0.6)).steps()
-    assert "the body kept none of 5 groups in 1 tries" in made.told.values()
+    assert "the body kept none of 5 groups in 1 tries" in made.results.values()
     assert made.world.stream.position == PROMPTS * ITERATIONS
     assert {position for position, _ in made.trained()} == wanted(prompts, PROMPTS * ITERATIONS, 0.6)
     assert len(made.trained()) == len(set(made.trained()))
 
 
 @pytest.mark.parametrize("staleness", [1, 3])
-def test_rows_whose_score_is_missing_are_left_out_and_no_others(run, staleness):
+def test_only_rows_with_a_missing_score_are_skipped(run, staleness):
     made, missing = run(plain, staleness), []
 
     def score(batch):
@@ -296,11 +300,11 @@ def test_rows_whose_score_is_missing_are_left_out_and_no_others(run, staleness):
     made.steps()
     keys = made.trained("scored_loss")
     assert keys == [(position, sample) for position in range(PROMPTS * ITERATIONS) for sample in range(2)]
-    assert [told["actor.update/left_out"] for told in made.told.values()] == missing
+    assert [results["actor.update/left_out"] for results in made.results.values()] == missing
     assert sum(missing) == sum((position + sample) % 4 == 0 for position, sample in keys) > 0
 
 
-def test_a_group_whose_score_is_missing_is_not_kept_and_no_other_is_lost(run, prompts):
+def test_only_groups_with_a_missing_score_are_dropped(run, prompts):
     made = run(kept, 2)
     made.engine.scorers["reward"] = lambda batch: (
         torch.where(batch.axis.keys[:, 0] % 3 == 0, torch.nan, Score()(batch)[0]),
@@ -314,7 +318,7 @@ def test_a_group_whose_score_is_missing_is_not_kept_and_no_other_is_lost(run, pr
     assert len(found) - len({*trained, *made.left()}) == made.total("dropped")
 
 
-def test_what_a_body_raises_is_told_with_the_iteration_that_it_was_for(run):
+def test_an_error_in_a_body_names_the_iteration_it_was_for(run):
     made = run(kept, 1)
 
     def score(batch):
@@ -328,11 +332,11 @@ def test_what_a_body_raises_is_told_with_the_iteration_that_it_was_for(run):
         made.step(1)
 
 
-def test_closed_while_a_body_runs_it_ends_with_the_call_that_runs(run, monkeypatch):
-    made, begun, go = run(kept, 1), threading.Event(), threading.Event()
+def test_closing_during_a_body_waits_for_the_running_call(run, monkeypatch):
+    made, started, go = run(kept, 1), threading.Event(), threading.Event()
 
     def score(batch):
-        begun.set()
+        started.set()
         assert go.wait(60)
         return Score()(batch)[0], {}
 
@@ -340,7 +344,7 @@ def test_closed_while_a_body_runs_it_ends_with_the_call_that_runs(run, monkeypat
     monkeypatch.setattr(ahead, "CLOSING_SECONDS", 0)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(made.ahead.advance, 0)
-        assert begun.wait(60)
+        assert started.wait(60)
         made.ahead.close()
         go.set()
         with pytest.raises(Stopped):
@@ -351,36 +355,38 @@ def test_closed_while_a_body_runs_it_ends_with_the_call_that_runs(run, monkeypat
 
 @settings(max_examples=8)
 @given(shape=st.fixed_dictionaries(generated.SHAPES), staleness=st.integers(1, 2), cut=st.integers(1, 3))
-def test_a_run_that_is_cut_counts_every_row_of_any_flow_once(run, shape, staleness, cut):
+def test_a_cut_run_counts_every_row_once(run, shape, staleness, cut):
     flow = generated.drawn(**shape)
     whole = run(flow, staleness, iterations=4)
     seen = generated.Seen(whole.engine)
     whole.steps(last=4)
     generated.assert_counted(whole.accounts.values(), seen)
-    begun, resumed = run(flow, staleness, iterations=4), run(flow, staleness, iterations=4)
-    begun.steps(last=cut)
-    resumed.restore(begun.saved(cut))
+    started, resumed = run(flow, staleness, iterations=4), run(flow, staleness, iterations=4)
+    started.steps(last=cut)
+    resumed.restore(started.saved(cut))
     resumed.steps(cut, 4)
-    assert begun.rows + resumed.rows == whole.rows
-    assert [account.as_json() for account in (begun.accounts | resumed.accounts).values()] == [
+    assert started.rows + resumed.rows == whole.rows
+    assert [account.as_json() for account in (started.accounts | resumed.accounts).values()] == [
         account.as_json() for account in whole.accounts.values()
     ]
 
 
 @pytest.mark.parametrize("staleness", [1, 2])
-def test_rows_that_are_sampled_ahead_are_of_their_own_iteration(run, flows, staleness):
+def test_rows_sampled_ahead_belong_to_their_own_iteration(run, flows, staleness):
     made = run(flows.clocked, staleness)
     made.engine.iterations = ITERATIONS
     made.steps()
-    for number, metrics in made.told.items():
+    for number, metrics in made.results.items():
         clocks = {name: value for name, value in metrics.items() if name.endswith("/iteration")}
         assert clocks == dict.fromkeys(clocks, number)
-        assert len(clocks) == 4 + ("enough/iteration" in metrics)  # with surplus enough the body does not run
+        assert len(clocks) == 4 + (
+            "enough/iteration" in metrics
+        )  # with enough carried-over groups the body does not run
         assert metrics["schedule/progress"] == pytest.approx(number / ITERATIONS)
         assert metrics.get("enough/progress", number / ITERATIONS) == pytest.approx(number / ITERATIONS)
 
 
-def test_a_temperature_that_falls_with_progress_is_that_of_the_rows_own_iteration_also_after_a_cut(run):
+def test_a_falling_temperature_follows_the_rows_own_iteration(run):
     def cooling():
         made = run(EMA.ema, 2, hp=EMA.EMA(controlled=False))
         made.engine.iterations = ITERATIONS
@@ -393,7 +399,7 @@ def test_a_temperature_that_falls_with_progress_is_that_of_the_rows_own_iteratio
     again.engine.state |= whole.engine.state
     again.restore(saved)
     again.steps(3)
-    temperatures = [metrics["above/temperature"] for metrics in whole.told.values()]
+    temperatures = [metrics["above/temperature"] for metrics in whole.results.values()]
     assert temperatures == pytest.approx([1.2 - 0.4 * number / ITERATIONS for number in range(ITERATIONS)])
-    assert [metrics["above/temperature"] for metrics in again.told.values()] == temperatures[3:]
+    assert [metrics["above/temperature"] for metrics in again.results.values()] == temperatures[3:]
     assert again.rows == whole.rows[-len(again.rows) :]

@@ -1,5 +1,6 @@
-"""Updates of one step are measured after it, on a few of their rows; those of several steps have measured
-themselves."""
+"""After an update of one step, the run measures its effect on a few rows; updates of several steps measure it
+themselves.
+"""
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ NOW = -3.0
 
 
 class Certain:
-    """A trainer whose tokens all have one log-prob."""
+    """A trainer with one log-prob for all tokens."""
 
     def __init__(self):
         self.asked = []
@@ -51,8 +52,8 @@ def measured(trainer, steps=1.0, moved=0.0, **columns):
     )
 
 
-def test_after_one_step_the_mean_change_of_a_token_is_measured_on_rows_from_all_over_the_update(trainer):
-    # every third row is computed, and of 3 and 9 one token counts
+def test_the_mean_change_of_a_token_is_measured_over_the_update(trainer):
+    # every third row is computed; rows 3 and 9 have one masked token each
     before = [[-1.0 if i in (0, 3, 6, 9) else 7.0, -2.0] for i in range(10)]
     metrics = measured(trainer, logprobs=before)
     assert metrics[MOVED].value == pytest.approx((4 * 2.0 + 2 * 1.0) / 6)
@@ -72,7 +73,7 @@ BEFORE = [[-1.0, -1.0]] * 10
         ({"moved": None, "logprobs": BEFORE}, None),
     ],
 )
-def test_other_updates_are_left_as_they_are(trainer, options, kept):
+def test_other_updates_are_not_measured(trainer, options, kept):
     metrics = measured(trainer, **options)
     assert (metrics[MOVED].value if MOVED in metrics else None) == kept
     assert trainer.asked == []

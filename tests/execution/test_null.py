@@ -1,5 +1,4 @@
-"""The null backend: columns are functions of the row key, so a digest shows a lost, a doubled and a moved
-row."""
+"""The null backend: columns are functions of the row key, so a digest shows a lost, doubled or moved row."""
 
 import time
 
@@ -17,7 +16,7 @@ def sampled(prompts):
     return Generator(ModelSpec(None)).generate(prompts(0, 6), Sampling(samples=2, max_tokens=7), [0] * 12)
 
 
-def test_the_columns_are_those_of_the_verb(sampled):
+def test_each_method_gives_its_columns(sampled):
     assert {
         "tokens",
         "mask",
@@ -39,11 +38,11 @@ def test_the_columns_are_those_of_the_verb(sampled):
     "changed",
     [
         lambda b: b.rows(range(len(b) - 1)),  # lost
-        lambda b: b.rows([0, *range(len(b) - 1)]),  # doubled, another lost
+        lambda b: b.rows([0, *range(len(b) - 1)]),  # doubled, and another lost
         lambda b: b.rows([1, 0, *range(2, len(b))]),  # moved
     ],
 )
-def test_a_digest_of_any_column_tells(sampled, row_digest, changed):
+def test_a_digest_of_any_column_shows_a_changed_row(sampled, row_digest, changed):
     other = changed(sampled)
     for name in ("tokens", "sampled_logprobs", "completion"):
         one = Batch.of({name: sampled.data[name].value}) if name == "completion" else sampled.select(name)
@@ -51,7 +50,7 @@ def test_a_digest_of_any_column_tells(sampled, row_digest, changed):
         assert row_digest(one) != row_digest(two)
 
 
-def test_rows_have_their_numbers_wherever_they_are(sampled):
+def test_the_numbers_of_a_row_do_not_depend_on_its_position(sampled):
     trainer = Trainer(ModelSpec(None))
     whole = trainer.forward(sampled, ("logprobs", "values", "scores"))
     index = [7, 2, 11]
@@ -61,18 +60,19 @@ def test_rows_have_their_numbers_wherever_they_are(sampled):
     assert torch.equal(Score()(sampled.rows(index))[0], Score()(sampled)[0][index])
 
 
-def test_log_probs_are_those_of_sampling(sampled, prompts):
+def test_log_probs_match_the_sampling_log_probs(sampled, prompts):
     rows = Batch(sampled.axis, prompts(0, 6).repeat(2).data | sampled.data)
     assert torch.equal(Trainer(ModelSpec(None)).forward(rows)["logprobs"], sampled["sampled_logprobs"])
 
 
-def test_a_response_goes_on_where_it_was_cut(prompts):
-    """What is sampled after the first three tokens is what stood there, so that turns of an episode
-    differ."""
+def test_a_response_continues_after_its_last_token(prompts):
+    """A continuation after the first three tokens gives the tokens that were there, so turns of an episode
+    differ.
+    """
     whole = Generator(ModelSpec(None)).generate(prompts(0, 6), Sampling(max_tokens=7), [0] * 6)
     rows = [index for index, length in enumerate(whole.data["tokens"].lengths.tolist()) if length > 4]
-    begun = [[index, 1, *whole["tokens"][index, :3].tolist()] for index in rows]
-    later = Batch(prompts(0, 6).axis.take(torch.tensor(rows)), Batch.of(prompt_tokens=begun).data)
+    prefixes = [[index, 1, *whole["tokens"][index, :3].tolist()] for index in rows]
+    later = Batch(prompts(0, 6).axis.take(torch.tensor(rows)), Batch.of(prompt_tokens=prefixes).data)
     assert torch.equal(
         Generator(ModelSpec(None)).generate(later, Sampling(max_tokens=1), [0] * len(rows))["tokens"],
         whole["tokens"][rows, 3:4],
@@ -90,7 +90,7 @@ def test_no_prompts_give_no_rows(prompts):
     assert len(Generator(ModelSpec(None)).generate(prompts(0, 0), Sampling(samples=2, max_tokens=4), [])) == 0
 
 
-def test_weights_carry_the_steps_and_a_folder_keeps_them(tmp_path):
+def test_weights_contain_the_steps_and_a_folder_stores_them(tmp_path):
     trainer = Trainer(ModelSpec(None))
     trainer.steps = 3
     trainer.save(tmp_path / "null")
@@ -100,7 +100,7 @@ def test_weights_carry_the_steps_and_a_folder_keeps_them(tmp_path):
 
 
 @pytest.mark.parametrize("shares", [False, True])
-def test_an_update_takes_the_time_that_is_asked_for(prompts, sampled, shares):
+def test_an_update_takes_the_configured_time(prompts, sampled, shares):
     @loss
     def likelihood(new):
         return -new.logprobs, {}
@@ -116,7 +116,7 @@ def test_an_update_takes_the_time_that_is_asked_for(prompts, sampled, shares):
     assert time.monotonic() - began >= 0.05
 
 
-def test_rows_are_as_long_as_a_list_says(prompts):
+def test_rows_have_the_recorded_lengths(prompts):
     sampling = Sampling(samples=2, max_tokens=9, lengths=(3, 1, 9))
     rows = Generator(ModelSpec(None)).generate(prompts(0, 4), sampling, [0] * 8)
     assert rows.data["tokens"].lengths.tolist() == [3, 1, 9, 3, 1, 9, 3, 1]

@@ -1,4 +1,4 @@
-"""The keeper, whoever calls in whatever order: what is needed is there, and never more than fits."""
+"""The offload manager keeps needed parts in memory and never exceeds the limit, whatever the order of calls."""
 
 from dataclasses import replace
 
@@ -60,7 +60,7 @@ def offload_plan(limit):
 
 
 class Rank:
-    """What lies in a memory whose limit is never to be passed."""
+    """The contents of a memory with a hard limit."""
 
     def __init__(self, limit):
         self.offload_plan, self.there, self.moved = offload_plan(limit), set(), []
@@ -98,7 +98,7 @@ class Side:
 
 
 @pytest.mark.parametrize("limit", [16, 18, 20, 24, 28])
-def test_an_iteration_takes_the_moves_that_were_planned(limit):
+def test_an_iteration_makes_the_planned_moves(limit):
     rank = Rank(limit)
     for _ in range(2):
         for _, needs in CALLS:
@@ -118,13 +118,13 @@ def test_an_iteration_takes_the_moves_that_were_planned(limit):
     st.sampled_from([16, 18, 20, 24, 28]),
     st.lists(st.sampled_from([needs for _, needs in (*CALLS, *BESIDE)]), max_size=30),
 )
-def test_calls_out_of_turn_never_pass_the_limit(limit, calls):
+def test_calls_in_any_order_never_exceed_the_limit(limit, calls):
     rank = Rank(limit)
     for needs in calls:
         rank.call(needs)
 
 
-def test_where_everything_fits_nothing_is_touched():
+def test_nothing_moves_if_everything_fits():
     offloads = OffloadManager(offload_plan(100))
     offloads.loaded("actor", "trainer", None)
     offloads.settle(learning("actor"))
@@ -132,7 +132,7 @@ def test_where_everything_fits_nothing_is_touched():
     OffloadManager().settle(learning("actor"))
 
 
-def test_no_room_for_what_is_put_away_is_a_problem_of_the_settings():
+def test_a_full_offload_target_is_a_problem_of_the_settings():
     class Full:
         def sleep(self, *names):
             raise OSError(28, "No space left on device")

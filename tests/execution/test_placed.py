@@ -1,5 +1,4 @@
-"""Tokens that a stage's own mask leaves out, and rows that a stage puts in the place of others, in the
-account of an iteration."""
+"""Row accounting of tokens that a stage masks out, and of rows that a stage replaces."""
 
 import json
 
@@ -30,7 +29,7 @@ def first_token(mask):
 
 @stage(gives={"tokens": token(torch.int64), "swapped": row("bool")})
 def swap(tokens, scores):
-    """Another first token for each second row."""
+    """Replace the first token of each second row."""
     other, odd = tokens.clone(), torch.arange(len(tokens)) % 2 == 1
     other[odd, 0] += 1
     return other, odd
@@ -59,7 +58,7 @@ def chosen(prompts, actor, reward):
 
 @flow
 def beside(prompts, actor, reward):
-    """What a stage gives is only read, and the update has the tokens that were sampled."""
+    """The flow only reads the stage's rows, and the update gets the sampled tokens."""
     batch = actor.generate(prompts, samples=2, max_tokens=4)
     batch |= reward(batch)
     actor.logprobs(batch | swap(batch))
@@ -73,8 +72,9 @@ def even(group):
 
 @flow
 def repeated(prompts, actor, reward):
-    """Of three prompts the groups of the first and the last are kept, and one is surplus; of each group one
-    row is replaced."""
+    """Of three prompts the repeat keeps the groups of the first and the last, and one is carried over; the
+    stage replaces one row of each group.
+    """
 
     def body(prompts):
         batch = actor.generate(prompts, samples=2, max_tokens=4)
@@ -114,7 +114,7 @@ def account(world, made):
     return found
 
 
-def test_masked_tokens_are_left_out_by_the_stage_and_their_rows_trained_on(world):
+def test_masked_out_tokens_are_counted_and_their_rows_trained(world):
     found = account(world, masked)
     sampled = found.sampled["actor.generate"]
     assert found.ends["actor.generate", TRAINED] == Count(3, 6, 6)
@@ -124,7 +124,7 @@ def test_masked_tokens_are_left_out_by_the_stage_and_their_rows_trained_on(world
     assert f"left out at first_token: masked: {sampled.tokens - 6} tokens" in outcomes_text(found)
 
 
-def test_rows_that_a_stage_put_in_the_place_of_others_are_its_own(world):
+def test_replacement_rows_belong_to_their_stage(world):
     found = account(world, replaced)
     assert found.placed["swap"].rows == 3
     assert found.ends["swap", TRAINED].rows == 3
@@ -135,14 +135,14 @@ def test_rows_that_a_stage_put_in_the_place_of_others_are_its_own(world):
     )
 
 
-def test_they_are_so_where_rows_are_scored_chunk_by_chunk(world):
+def test_replacement_rows_of_streamed_scoring_belong_to_their_stage(world):
     run = world(replaced)
     made = plan(run.program, streaming=Streaming(3, frozenset({"actor"}), frozenset({"reward"})))
     assert made.pieces
     assert run.executor.run(made, run.stream.take(3)).account == account(world, replaced)
 
 
-def test_they_are_so_where_some_are_chosen_of_them(world):
+def test_chosen_replacement_rows_belong_to_their_stage(world):
     found = account(world, chosen)
     assert {(source, end.fate, end.cause): count.rows for (source, end), count in found.ends.items()} == {
         ("swap", RowOutcome.TRAINED, ""): 3,
@@ -151,13 +151,13 @@ def test_they_are_so_where_some_are_chosen_of_them(world):
     }
 
 
-def test_rows_of_a_stage_that_no_update_is_given_replace_nothing(world):
+def test_stage_rows_without_an_update_replace_nothing(world):
     found = account(world, beside)
     assert not found.placed
     assert found.ends["actor.generate", TRAINED].rows == 6
 
 
-def test_rows_that_a_stage_in_a_repeat_put_in_the_place_of_others_are_its_own(world):
+def test_replacement_rows_in_a_repeat_belong_to_their_stage(world):
     outcome = world(repeated).compiled(3)
     found = outcome.account
     assert found.closes
@@ -178,7 +178,7 @@ def test_rows_that_a_stage_in_a_repeat_put_in_the_place_of_others_are_its_own(wo
     } == {"tries": 1.0, "kept": 1.0, "seen": 3.0, "surplus": 1.0}
 
 
-def test_a_repeat_in_which_every_row_is_replaced_and_rows_are_chosen_keeps_its_figures(world):
+def test_replacing_all_rows_of_a_repeat_keeps_its_counts(world):
     outcome = world(wholly).compiled(3)
     found = outcome.account
     assert found.closes
@@ -223,7 +223,7 @@ def repeated(prompts, actor, reward):
 
 
 @pytest.mark.slow
-def test_ranks_count_them_alike_and_what_is_carried_on_keeps_its_source(tmp_path):
+def test_ranks_count_replacements_alike(tmp_path):
     file = tmp_path / "flow.py"
     file.write_text(FLOW)
     small = {"backend": "null", "prompts": 3, "iterations": 3, "out": str(tmp_path), "threads": 1}

@@ -14,12 +14,12 @@ from rlflow.execution.row_figures import NO_REWARDS, ScoredRecords
 
 
 def health(found, judged=NO_REWARDS):
-    """What is measured, by name."""
+    """Return the measured values by name."""
     return keyed(measured.health(found, judged))
 
 
 def records(**columns):
-    """One batch of groups of two, as an iteration records it."""
+    """Return one batch with groups of two, like the record of an iteration."""
     batch = Batch.of(columns)
     axis = Axis.fresh(len(batch) // 2).repeat(2)
     return {name: Batch(axis, {name: data}) for name, data in batch.data.items()}
@@ -32,7 +32,7 @@ def tokens(*values):
     return [list(row) for row in values]
 
 
-def test_the_same_weights_have_no_divergence_and_no_mismatch():
+def test_equal_weights_have_no_divergence_and_no_mismatch():
     same = tokens([-1.0, -2.0], [-0.5], [-1.0, -9.0], [-3.0])
     found = health(records(mask=MASK, logprobs=same, sampled_logprobs=same, ref_logprobs=same))
     assert (found["policy/kl_reference"], found["policy/kl_sampler"], found["policy/mismatch_max"]) == (
@@ -40,11 +40,11 @@ def test_the_same_weights_have_no_divergence_and_no_mismatch():
         0.0,
         0.0,
     )
-    # the hole of the mask counts for nothing
+    # the masked-out token does not count
     assert found["policy/entropy"] == pytest.approx((1 + 2 + 0.5 + 1 + 3) / 5)
 
 
-def test_a_mismatch_is_the_largest_of_a_token_under_the_mask():
+def test_a_mismatch_is_the_largest_of_a_masked_token():
     found = health(
         records(
             mask=MASK,
@@ -58,7 +58,7 @@ def test_a_mismatch_is_the_largest_of_a_token_under_the_mask():
     assert found["policy/kl_sampler"] == pytest.approx((math.exp(-0.5) - 1 + 0.5) / 5)
 
 
-def test_a_critic_that_knows_the_returns_explains_them_and_a_constant_explains_nothing():
+def test_a_critic_equal_to_the_returns_explains_all_variance():
     returns = tokens([1.0, 2.0], [3.0], [4.0, 0.0], [5.0])
     assert health(records(mask=MASK, values=returns, returns=returns))["critic/explained_variance"] == 1.0
     flat = tokens([1.0, 1.0], [1.0], [1.0, 0.0], [1.0])
@@ -67,15 +67,15 @@ def test_a_critic_that_knows_the_returns_explains_them_and_a_constant_explains_n
     ] == pytest.approx(0.0)
 
 
-def test_groups_of_equal_scores_carry_no_signal_and_missing_ones_are_counted():
+def test_groups_with_equal_scores_and_missing_scores_are_counted():
     found = health(records(scores=[1.0, 1.0, 0.0, 1.0, math.nan, 0.5, math.nan, math.nan]))
     assert found["reward/missing_rate"] == pytest.approx(3 / 8)
-    # one score alone, or none, compares with nothing
+    # a group with at most one score has no comparison
     assert found["reward/flat_groups"] == pytest.approx(3 / 4)
     assert (found["reward/lowest"], found["reward/highest"]) == (0.0, 1.0)
 
 
-def test_groups_are_even_where_their_scores_differ_by_less_than_a_tenth_of_the_width_of_all():
+def test_groups_with_close_scores_are_even():
     found = health(records(scores=[1.0, 0.98, 0.0, 0.05, 0.0, 1.0, 0.5, 0.52]))
     assert found["reward/flat_groups"] == 0
     assert (found["reward/even_groups"], found["reward/even_lowest"], found["reward/even_highest"]) == (
@@ -88,7 +88,7 @@ def test_groups_are_even_where_their_scores_differ_by_less_than_a_tenth_of_the_w
     assert (alike["reward/even_groups"], "reward/uneven_mean" in alike) == (1.0, False)
 
 
-def test_the_funnel_of_rows_goes_from_scores_to_groups_that_differ_to_rows_that_ended():
+def test_the_funnel_counts_scores_then_mixed_groups_then_ended_rows():
     found = health(
         records(
             scores=[1.0, 1.0, 0.0, 1.0, math.nan, 0.5, 1.0, 0.0],
@@ -104,11 +104,11 @@ TWO = ScoredRecords({"task": "scores of task", "style": "scores of style"})
 @pytest.mark.parametrize(
     "names", [("scores of task", "scores of style"), ("scores of style", "scores of task")]
 )
-def test_of_several_rewards_each_has_its_figures_and_a_group_is_flat_in_all(names):
+def test_each_of_several_rewards_has_its_figures(names):
     task, style = [1.0, 1.0, 0.0, 1.0, math.nan, 0.5, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 3.0]
     columns = dict(zip(names, (task, style) if names[0].endswith("task") else (style, task), strict=True))
     found = health(records(scores=[*columns.values()][-1], **columns), TWO)
-    # the first, and the one with a single score
+    # the first group, and the one with a single score
     assert (found["reward/flat_groups"], found["reward/even_groups"]) == (2 / 4, 2 / 4)
     assert (found["reward/missing_rate"], found["task/missing_rate"], found["style/missing_rate"]) == (
         1 / 8,
@@ -134,19 +134,19 @@ def test_of_several_rewards_each_has_its_figures_and_a_group_is_flat_in_all(name
         ([[3.0, 3.0], [3.0 + 1e-9], [1.0, 1.0], [1.0]], 1.0),
     ],
 )
-def test_a_group_is_flat_where_nothing_differs_that_the_update_reads(advantages, flat):
+def test_a_group_is_flat_if_the_columns_of_its_update_are_equal(advantages, flat):
     read = ScoredRecords(learned=("learned 0",))
     found = health(records(scores=[0.0, 1.0, 0.0, 0.0], mask=MASK, **{"learned 0": advantages}), read)
     assert found["reward/flat_groups"] == flat  # whatever the scores are
     assert found["funnel/rows_mixed"] == 4 * (1 - flat)
 
 
-def test_lengths_and_truncation():
+def test_lengths_and_truncation_are_measured():
     found = health(records(tokens=[[1, 2], [3], [4, 5], [6]], finish=["stop", "length", "stop", "stop"]))
     assert (found["response/length"], found["response/truncated"]) == (1.5, 0.25)
 
 
-def test_nothing_recorded_has_no_metrics_and_empty_batches_divide_by_nothing():
+def test_empty_records_have_no_metrics_and_no_division_by_zero():
     assert health({}) == {}
     empty = {
         name: Batch(Axis.fresh(0).repeat(2), {name: data})
@@ -155,7 +155,7 @@ def test_nothing_recorded_has_no_metrics_and_empty_batches_divide_by_nothing():
     assert health(empty) == {}
 
 
-def test_of_several_trained_roles_each_has_its_own_figures_under_its_name(world):
+def test_each_of_several_trained_roles_has_its_own_figures(world):
     lineage = load(Path(__file__).parent / "lineage.py")
     outcome = world(lineage.critique).compiled(6)
     health, records = keyed(outcome.summary.health), outcome.policies
@@ -172,7 +172,7 @@ def test_of_several_trained_roles_each_has_its_own_figures_under_its_name(world)
     assert len(records["verifier"]["tokens"]) == 2 * len(records["solver"]["tokens"])
 
 
-def test_what_an_environment_logs_is_its_own_whatever_it_is_called():
+def test_logs_of_an_environment_keep_their_own_names():
     turns = json.dumps(
         {
             "turns": [

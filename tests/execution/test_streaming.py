@@ -1,5 +1,6 @@
-"""Scoring in pieces while rows are sampled: it overlaps, the results are the same bits, and what fails names
-itself and leaves nothing."""
+"""Streamed scoring during sampling: it overlaps, gives the same bits, and a failure names its source and
+leaves nothing.
+"""
 
 import threading
 from dataclasses import replace
@@ -17,7 +18,7 @@ from rlflow.errors import Stopped
 from rlflow.execution.pieces import Pieces
 
 ROWS = 24
-SECONDS = 20  # longer than anything here takes
+SECONDS = 20  # longer than any call here
 
 
 @loss
@@ -34,7 +35,7 @@ def scored(prompts, actor, reward):
 
 
 def streamed(run, chunks):
-    """The plan of the flow; in one process its forwards take turns with the sampling."""
+    """Return the plan of the flow. In one process its forwards alternate with the sampling."""
     made = plan(run.program, streaming=Streaming(chunks, frozenset({"actor"}), frozenset({"reward"})))
     assert made.pieces or chunks == 1
     return made
@@ -44,24 +45,24 @@ def outcome(run, chunks, count=ROWS // 4):
     return run.executor.run(streamed(run, chunks), run.stream.take(count))
 
 
-def told(run, chunks, **options):
-    """What an iteration came to."""
+def results_of(run, chunks, **options):
+    """Return the results of an iteration."""
     found = outcome(run, chunks, **options)
     return found.metrics, found.summary, run.learned
 
 
 @pytest.mark.parametrize("chunks", [2, 3, 7, ROWS, 2 * ROWS])
 def test_chunks_change_no_bit(world, chunks):
-    assert told(world(scored), chunks) == told(world(scored), 1)
+    assert results_of(world(scored), chunks) == results_of(world(scored), 1)
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_few_rows_and_none_are_no_exception(world, count):
-    assert told(world(scored), 3, count=count)[2] == told(world(scored), 1, count=count)[2]
+def test_few_rows_and_none_change_no_bit(world, count):
+    assert results_of(world(scored), 3, count=count)[2] == results_of(world(scored), 1, count=count)[2]
 
 
 @pytest.mark.parametrize("name", ["adaptive", "remax"])
-def test_flows_with_a_baseline_and_with_a_repeat_are_the_same(world, flows, name):
+def test_flows_with_a_baseline_or_a_repeat_give_the_same(world, flows, name):
     one, other = (world(getattr(flows, name)) for _ in range(2))
     results = [
         run.executor.run(
@@ -75,7 +76,7 @@ def test_flows_with_a_baseline_and_with_a_repeat_are_the_same(world, flows, name
 
 
 class Waits(Generator):
-    """Its second chunk is there when the first has been scored."""
+    """A generator whose second chunk is ready after the first has been scored."""
 
     scored = None
 
@@ -86,7 +87,7 @@ class Waits(Generator):
 
 
 def waiting(run):
-    """Let the reward say when it has scored rows; the numbers of rows that it saw."""
+    """Make the reward signal that it has scored rows; return the numbers of rows that it got."""
     done, seen = threading.Event(), []
     run.engine.models["actor"].generator.scored = done
 
@@ -113,7 +114,7 @@ def test_scoring_starts_before_the_last_row_is_sampled(world):
     assert critical_path(spans)[-1].node == "actor.update"
 
 
-def test_a_piece_that_raises_ends_the_iteration_when_the_sampling_has_ended(world):
+def test_a_failed_piece_ends_the_iteration_after_the_sampling(world):
     run = world(scored, generator=Waits)
     waiting(run)
     inner = run.engine.scorers["reward"]
@@ -129,7 +130,7 @@ def test_a_piece_that_raises_ends_the_iteration_when_the_sampling_has_ended(worl
     assert not run.learned
 
 
-def test_a_sampling_that_fails_between_chunks_is_named(world):
+def test_a_sampling_failure_between_chunks_is_named(world):
     class Breaks(Generator):
         def generate_chunks(self, *given):
             yield next(super().generate_chunks(*given))
@@ -167,8 +168,8 @@ def test_a_backend_that_loses_or_doubles_rows_is_refused(world, kept, message):
         outcome(world(scored, generator=Wrong), 3)
 
 
-def test_a_chunk_is_kept_for_its_last_reader_and_no_longer(world):
-    """Of two forwards and a reward on pools of their own each reads every chunk."""
+def test_a_chunk_is_kept_until_its_last_reader_ends(world):
+    """Two forwards and a reward on their own pools each read every chunk."""
     run = world(scored)
     pools = Placement({"train": 1, "rollout": 1}, {"actor": "train"}, {"actor": "rollout"})
     made = plan(run.program, pools, Streaming(3, frozenset({"actor"}), frozenset({"actor", "reward"})))
@@ -187,7 +188,7 @@ def test_a_chunk_is_kept_for_its_last_reader_and_no_longer(world):
             pieces.axis(last)
 
 
-def test_a_stop_between_chunks_starts_nothing_more(world):
+def test_a_stop_between_chunks_starts_nothing_new(world):
     class Stops(Generator):
         executor = None
 

@@ -1,4 +1,4 @@
-"""Metrics put together from parts are, bit for bit, those of the whole."""
+"""Metrics merged from parts equal those of the full batch, bit for bit."""
 
 import math
 from fractions import Fraction
@@ -20,7 +20,7 @@ def test_a_sum_is_exact(values):
 
 
 @given(st.lists(st.floats(width=32), max_size=60), st.lists(st.integers(0, 60), max_size=5), st.randoms())
-def test_a_metric_is_the_same_however_its_rows_were_divided(values, cuts, random):
+def test_a_metric_does_not_depend_on_the_division_of_its_rows(values, cuts, random):
     whole = PartialMetric.of(torch.tensor(values))
     shuffled = random.sample(values, len(values))
     ends = sorted(min(cut, len(values)) for cut in cuts)
@@ -32,7 +32,7 @@ def test_a_metric_is_the_same_however_its_rows_were_divided(values, cuts, random
     assert both[0] == both[1] or all(map(math.isnan, both))
 
 
-def test_a_node_that_runs_again_adds_to_its_metrics_by_their_kind():
+def test_a_repeated_node_adds_to_its_metrics_by_their_kind():
     tallies = {}
     for values in ([1.0, 3.0], [math.nan], [8.0]):
         row = torch.tensor(values)
@@ -45,7 +45,7 @@ def test_a_node_that_runs_again_adds_to_its_metrics_by_their_kind():
     assert keyed(found) == {"node/mean": 4.0, "node/top_max": 8.0, "node/rows": 4.0}
 
 
-def test_what_is_not_finite_stays_so():
+def test_a_non_finite_value_stays_non_finite():
     assert exact_sum(torch.tensor([1.0, math.inf], dtype=torch.float64)) == math.inf
     assert math.isnan(PartialMetric.of(torch.tensor([math.inf, -math.inf])).value)
     assert (

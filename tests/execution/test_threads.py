@@ -1,4 +1,4 @@
-"""Models are worked with by all threads of torch, everything else by one."""
+"""Model calls use all threads of torch, everything else uses one."""
 
 import os
 import threading
@@ -26,7 +26,7 @@ def in_a_new_thread():
     return found[0]
 
 
-def test_a_lane_keeps_its_threads_while_all_else_computes_alone(two_threads):
+def test_a_queue_keeps_its_threads_while_other_code_has_one(two_threads):
     queues = Queues({"model": 1, "cpu": 1})
     with all_for(queues, "model"):
         assert queues.do("model", torch.get_num_threads) == 2
@@ -37,7 +37,7 @@ def test_a_lane_keeps_its_threads_while_all_else_computes_alone(two_threads):
 
 
 def test_a_stage_leaves_no_threads_behind(two_threads):
-    """Neither by what torch divides among threads nor by what MKL does."""
+    """Neither torch's division among threads nor MKL's."""
     queues, numbers = Queues({"model": 1, "cpu": 1}), torch.rand(768)
     with all_for(queues, "model"):
         queues.do("cpu", lambda: None)
@@ -47,13 +47,13 @@ def test_a_stage_leaves_no_threads_behind(two_threads):
     assert queues.close()
 
 
-def test_a_worker_computes_with_all_in_the_thread_that_made_it(two_threads):
+def test_a_worker_computes_with_all_threads_in_its_main_thread(two_threads):
     threads.others_alone()
     assert torch.get_num_threads() == 2
     assert in_a_new_thread() == 1
 
 
-def test_a_lane_hands_over_what_a_call_gives_and_raises():
+def test_a_queue_passes_on_results_and_exceptions():
     queues = Queues({"model": 1})
     assert queues.do("model", lambda: threading.current_thread().name) == "model"
     assert queues.do("elsewhere", lambda: 3) == 3

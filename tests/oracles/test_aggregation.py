@@ -66,7 +66,7 @@ def test_a_share(case):
 
 
 @as_is("verl-agg-split")
-def test_the_parts_sum_up_to_the_whole(case):
+def test_the_parts_sum_up_to_the_full_loss(case):
     value, totals = case.inputs["loss_mat"], MinibatchTotals.of(case.mask.sum(1))
     weights = row_weights(case.mask.sum(1), "tokens", totals)
     parts = [weighted_sum(value[i], case.mask[i], weights[i], "tokens") for i in torch.arange(4).split(1)]

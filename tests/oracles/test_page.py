@@ -59,11 +59,11 @@ def written():
     return "\n".join(lines) + "\n"
 
 
-def test_every_case_has_its_place():
+def test_every_case_has_a_place():
     assert set(placed()) == set(registry.CASES)
 
 
-def test_the_page_says_where_each_case_stands():
+def test_the_page_states_the_verdict_of_each_case():
     if os.environ.get("RLFLOW_WRITE_DOCS"):
         PAGE.write_text(written())
     assert PAGE.read_text() == written()

@@ -130,7 +130,7 @@ def test_truncated_weights(case):
 
 
 @as_is("inv-microbatch-token-mean", "inv-microbatch-seq-mean-token-sum")
-def test_the_parts_sum_up_to_the_whole(case):
+def test_the_parts_sum_up_to_the_full_loss(case):
     now, columns = now_of(case), columns_of(case)
     mean = {"token-mean": "tokens", "seq-mean-token-sum": 1.0}[case.settings["loss_agg_mode"]]
     value = ppo_of(case, now, columns)

@@ -31,7 +31,7 @@ def test_rows_of_one_prompt_share_all_except_its_last_token():
     assert found([a, b, a, a, b]) == [Family((0, 2, 3), 5), Family((1, 4), 7)]
 
 
-def test_prompts_with_a_common_prefix_form_a_family_if_that_saves_tokens():
+def test_prompts_share_a_prefix_if_that_saves_tokens():
     start, longer = list(range(10, 30)), list(range(10, 30)) + [7] * 20
     assert found([[*start, 1, 1], [*start, 2], start]) == [Family((0, 1, 2), 19)]
     assert found([[*longer, 1], [*longer, 1], [*longer, 1], [*start, 9]]) == [

@@ -122,9 +122,11 @@ def test_one_module_loads_model_folders_and_trusts_no_code():
     ]
     assert len(loads) > 6
     for call in loads:
-        said = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
-        assert said.get("trust_remote_code") == "False", ast.unparse(call)
-        assert call.func.attr == "from_config" or said.get("local_files_only") == "True", ast.unparse(call)
+        keyword_values = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        assert keyword_values.get("trust_remote_code") == "False", ast.unparse(call)
+        assert call.func.attr == "from_config" or keyword_values.get("local_files_only") == "True", (
+            ast.unparse(call)
+        )
 
 
 def test_options_of_engines_trust_no_code_and_read_no_pickles():

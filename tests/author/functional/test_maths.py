@@ -255,7 +255,7 @@ MIXED_GROUPS = torch.tensor([4, 4, 4, 7, 7, 9, 9])
         ({"deviation": False}, [-2.0, 0.0, 2.0, 0.0, 0.0, 0.0, NAN]),
     ],
 )
-def test_scores_are_compared_with_the_mean_and_deviation_of_their_group(settings, expected):
+def test_scores_are_compared_with_the_mean_of_their_group(settings, expected):
     mask = torch.tensor([[True, False, True]]).repeat(7, 1)
     advantages = compare(MIXED, MIXED_GROUPS, mask, **settings)
     for column in (0, 2):
@@ -358,7 +358,7 @@ def test_a_long_response_weighs_more_and_a_missing_score_is_skipped():
 
 
 @pytest.mark.parametrize("value", AWKWARD)
-def test_the_length_weighted_mean_of_equal_scores_is_that_score(value):
+def test_the_length_weighted_mean_of_equal_scores_is_their_value(value):
     x = torch.full((7,), value)
     assert torch.equal(length_weighted_mean(x, torch.arange(1, 8), torch.zeros(7, dtype=torch.int64)), x)
 

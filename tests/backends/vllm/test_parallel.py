@@ -1,5 +1,6 @@
-"""Which ranks share an engine, and what vLLM is told of it. The engines themselves are judged by the contract
-of backends."""
+"""Ranks that share an engine, and vLLM's options for them. The contract of backends checks the engines
+themselves.
+"""
 
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from rlflow.errors import PlanError
 
 
 @pytest.mark.parametrize(("size", "own"), [(1, [1]), (2, [0, 1]), (4, [0, 1, 2, 3])])
-def test_a_process_whose_engines_share_with_other_ranks_is_refused(monkeypatch, size, own):
+def test_a_process_that_shares_engines_with_other_ranks_is_refused(monkeypatch, size, own):
     found = SimpleNamespace(ranks=own)
     monkeypatch.setattr(parallel, "_state", lambda: SimpleNamespace(get_tp_group=lambda: found))
     place = EngineRank(1, 4, size, "run")
@@ -27,15 +28,15 @@ def test_a_process_whose_engines_share_with_other_ranks_is_refused(monkeypatch, 
     )
 
 
-def test_vllm_starts_no_processes_and_takes_its_place_from_the_environment_where_there_are_several_ranks():
+def test_vllm_reads_its_rank_from_the_environment():
     alone, among = EngineRank.of_pool(1), EngineRank(1, 2, 2, "run")
     assert (alone.rank, alone.ranks, alone.launcher, alone.variables("cpu")) == (0, 1, "uni", {})
     assert among.launcher == "external_launcher"
     assert among.variables("cpu") == {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-    assert EngineRank.of_pool(1).run != alone.run  # names memory that no other pool may have
+    assert EngineRank.of_pool(1).run != alone.run  # names memory that no other pool may use
 
 
-def test_engines_have_to_fill_the_pool():
+def test_engines_must_fill_the_pool():
     with pytest.raises(PlanError) as refused:
         EngineRank.of_pool(2)
     assert refused.value.problems[0].found == "--tensor_parallel 2"

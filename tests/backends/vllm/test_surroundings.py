@@ -1,4 +1,4 @@
-"""The environment in which an engine is made: afterwards all is as it was."""
+"""The environment of an engine's start: afterwards it is restored."""
 
 import os
 from unittest.mock import patch
@@ -10,14 +10,14 @@ from rlflow.backends.vllm.surroundings import prepared
 
 
 def failing(device):
-    """Make an engine that leaves things behind, and fail."""
+    """Make an engine that leaves things behind and fails."""
     with prepared(device, VLLM_OWN="1"):
         os.environ.update({"LD_PRELOAD": "within", "LEFT_BEHIND": "1"})
         torch.set_num_threads = None
         raise RuntimeError("made")
 
 
-def test_what_an_engine_leaves_behind_goes_but_its_own_variables():
+def test_leftovers_of_an_engine_are_removed_except_its_variables():
     threads = torch.set_num_threads
     with patch.dict(os.environ, {"LD_PRELOAD": "before"}):
         with pytest.raises(RuntimeError, match="made"):

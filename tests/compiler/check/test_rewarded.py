@@ -87,7 +87,7 @@ SAMPLED = "batch = actor.generate(prompts, samples=2, max_tokens=4)\nbatch |= re
         "actor.update(concat(choose(batch | good(batch), 'good'), batch), likelihood)",
     ],
 )
-def test_scores_reach_the_update_by_columns_and_by_chosen_or_asked_rows(tmp_path, body):
+def test_scores_reach_the_update_by_columns_and_by_chosen_rows(tmp_path, body):
     assert found(tmp_path, SAMPLED + body) == []
 
 
@@ -139,9 +139,9 @@ def test_an_unreached_reward_is_an_error_with_its_path(tmp_path, body, more, pat
     (problem,) = found(tmp_path, SAMPLED + body, more)
     assert (problem.code, problem.severity) == ("reward-unreached", "error")
     assert str(problem.place).endswith(str(problem.place.line))
-    said = re.sub(r"\([^()]*tried\.py:\d+\)", "(…)", problem.found)
-    assert said.startswith("reward gives scores (…)")
-    assert said.endswith(path)
+    shown = re.sub(r"\([^()]*tried\.py:\d+\)", "(…)", problem.found)
+    assert shown.startswith("reward gives scores (…)")
+    assert shown.endswith(path)
     assert problem.definition.path.endswith("tried.py")
 
 

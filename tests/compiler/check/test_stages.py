@@ -65,7 +65,7 @@ def refuse(scores, mask):
         (refuse, "note", "RuntimeError: such scores are not meant"),
     ],
 )
-def test_an_exception_of_a_stage_is_an_error_unless_values_may_cause_it(error, severity, named):
+def test_a_stage_exception_is_an_error_unless_values_may_cause_it(error, severity, named):
     [(level, message, what)] = found(raising(error))
     assert (level, message.startswith("stage 'raises' raises "), what.startswith(named)) == (
         severity,

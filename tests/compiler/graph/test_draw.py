@@ -30,7 +30,7 @@ def test_the_text_has_a_line_for_each_node(repeated):
     assert lines[-1] == "  state bar = 0.25, then raise_bar.bar"
 
 
-def test_a_graph_prints_as_its_text(ppo):
+def test_printing_a_graph_shows_its_text(ppo):
     assert str(ppo) == draw.text(ppo)
 
 

@@ -95,7 +95,7 @@ def test_a_stage_with_side_effects_on_a_role_writes_it():
     assert node(0, Op.STAGE, "actor").writes == frozenset()
 
 
-def test_an_iteration_changes_trained_roles_and_roles_given_to_side_effects():
+def test_an_iteration_changes_trained_roles_and_those_of_side_effects():
     @stage(on="reference", pure=False)
     def moved(reference, scores):
         return {}

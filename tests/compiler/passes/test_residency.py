@@ -223,10 +223,10 @@ def test_memory_of_vllm_on_a_cpu_never_moves(planned_as):
     [schedule] = planned_as(f"{line} --memory 30MB").residency
     assert {str(part) for part in schedule.fixed} == {"actor.generator weights", "actor.generator cache"}
     assert "the weight check of actor" in [moment.step for moment in schedule.moments]
-    told = [
+    amounts = [
         held.bytes for held in planned_as(line.partition(" --actor.kv")[0]).memory if held.what == "cache"
     ]
-    assert told == [256 << 20]
+    assert amounts == [256 << 20]
 
 
 def test_model_nodes_keep_the_planned_order_if_parts_move(planned_as):

@@ -47,11 +47,14 @@ def test_the_null_backend_also_streams_forwards(planned_as):
 
 
 def test_a_reward_model_is_streamed_if_its_backend_is_exact(planned_as, reward_model):
-    local, judged = f"grpo --model {MODEL} {TWO} --stream 2 --reward math", f"--reward {reward_model}"
+    local, with_reward_model = (
+        f"grpo --model {MODEL} {TWO} --stream 2 --reward math",
+        f"--reward {reward_model}",
+    )
     assert "to reward" in streamed(planned_as(local))
-    assert "to reward" in streamed(planned_as(f"grpo --stream 2 --reward math {judged}"))
+    assert "to reward" in streamed(planned_as(f"grpo --stream 2 --reward math {with_reward_model}"))
     with pytest.raises(PlanError, match="nothing in flow 'grpo' can be scored before") as refused:
-        planned_as(f"{local} {judged}")
+        planned_as(f"{local} {with_reward_model}")
     assert (
         "not to reward, actor.logprobs (rounding depends on the other rows)"
         in refused.value.problems[0].found

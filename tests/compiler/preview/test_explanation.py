@@ -43,15 +43,15 @@ def test_waves_are_the_longest_chains_of_nodes(ppo):
 
 
 def test_each_node_runs_in_its_pool_with_a_layout(ppo):
-    told = {
+    shown = {
         name: (step.pool, step.dispatch, step.layout, step.split_of) for name, step in by_name(ppo).items()
     }
-    assert told["actor.generate"] == ("rollout", "DP_COMPUTE", "by prompts", "prompts")
-    assert told["reward"] == ("rollout", "DP_COMPUTE", "by prompts", "prompts")
-    assert told["critic.values"] == ("train", "DP_COMPUTE", "by rows", None)
-    assert told["gae"] == ("train", "DP_COMPUTE", "by rows", "actor.logprobs")
-    assert told["normalise"] == ("train", "RANK0", "rank 0", None)
-    assert told["actor.update"] == ("train", "UPDATE", "by minibatch", None)
+    assert shown["actor.generate"] == ("rollout", "DP_COMPUTE", "by prompts", "prompts")
+    assert shown["reward"] == ("rollout", "DP_COMPUTE", "by prompts", "prompts")
+    assert shown["critic.values"] == ("train", "DP_COMPUTE", "by rows", None)
+    assert shown["gae"] == ("train", "DP_COMPUTE", "by rows", "actor.logprobs")
+    assert shown["normalise"] == ("train", "RANK0", "rank 0", None)
+    assert shown["actor.update"] == ("train", "UPDATE", "by minibatch", None)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_with_one_rank_nothing_moves_within_a_pool(planned_as):
 
 
 def test_the_plan_lists_concurrent_and_exclusive_nodes(ppo):
-    told = {(pair.first, pair.second): pair.lane for pair in ppo.pairs}
-    assert told["reward", "actor.logprobs"] is None
-    assert told["actor.logprobs", "critic.values"] == "train"
-    assert ("actor.generate", "reward") not in told
+    shown = {(pair.first, pair.second): pair.lane for pair in ppo.pairs}
+    assert shown["reward", "actor.logprobs"] is None
+    assert shown["actor.logprobs", "critic.values"] == "train"
+    assert ("actor.generate", "reward") not in shown
 
 
 def test_concurrent_nodes_overlap_in_virtual_time(ppo):
@@ -138,22 +138,22 @@ def test_pairs_are_two_rows_on_the_same_rank(planned_as):
 )
 def test_every_algorithm_has_a_plan(planned_as, algorithm, pools):
     found = planned_as(f"{algorithm} {pools}")
-    told = json.loads(json.dumps(found.as_json()))
-    placed = {step["name"]: step for step in told["nodes"]}
-    ranks = told["pools"] or {None: 1}
-    assert told["edges"]
-    for node in told["nodes"]:
+    shown = json.loads(json.dumps(found.as_json()))
+    placed = {step["name"]: step for step in shown["nodes"]}
+    ranks = shown["pools"] or {None: 1}
+    assert shown["edges"]
+    for node in shown["nodes"]:
         if node["op"] == "repeat":
             assert (node["pool"], node["layout"]) == (None, "")
         else:
             assert node["pool"] in ranks
             assert bool(node["layout"]) == bool(pools)
-    for edge in told["edges"]:
+    for edge in shown["edges"]:
         assert 0 <= edge["moved"] <= edge["bytes"] * (max(ranks.values()) + 1)
         assert (edge["why"] == "stays") == (edge["moved"] == 0)
         assert edge["to_pool"] == placed[edge["target"]]["pool"]
         # for a repeat, the edges of its body state the pool
         whole = placed[edge["target"]]["op"] == "repeat"
         assert (edge["from_pool"] is None) if whole else (edge["from_pool"] in ranks)
-    assert told["time"]["bound"] <= told["time"]["makespan"]
-    assert set(told["time"]["critical"]) <= set(placed)
+    assert shown["time"]["bound"] <= shown["time"]["makespan"]
+    assert set(shown["time"]["critical"]) <= set(placed)

@@ -43,15 +43,15 @@ def test_the_memory_of_a_trainer_is_estimated(facts, head, dtype, lora, targets)
     trainer = Trainer(
         ModelSpec(FOLDER, head, True, "cpu", dtype), TrainerSettings(lora=lora, lora_targets=targets)
     )
-    told = ModelFootprint(facts, head, True, dtype, lora, targets == "attention").trainer()
+    estimated = ModelFootprint(facts, head, True, dtype, lora, targets == "attention").trainer()
     learning = trainer.network.parameters().values()
-    assert told["weights"] == size(tensor for _, tensor in trainer.network.own())
-    assert told["gradient"] == size(learning)
-    assert told["optimizer"] == 2 * size(learning)
+    assert estimated["weights"] == size(tensor for _, tensor in trainer.network.own())
+    assert estimated["gradient"] == size(learning)
+    assert estimated["optimizer"] == 2 * size(learning)
     assert ModelFootprint(facts, head, True, dtype, lora, targets == "attention", copied=True).trainer()[
         "optimizer"
     ] == 3 * size(learning)
-    assert told.get("adapters") == (size(learning) if lora else None)
+    assert estimated.get("adapters") == (size(learning) if lora else None)
 
 
 @pytest.mark.parametrize(
@@ -93,11 +93,11 @@ def test_the_cache_of_a_token_is_estimated(facts):
         cache = trainer.network.module(
             input_ids=torch.ones(1, 7, dtype=torch.int64), use_cache=True
         ).past_key_values
-    held = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
-    assert facts.cache_numbers == held // 7
+    measured = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
+    assert facts.cache_numbers == measured // 7
     assert (
         ModelFootprint(facts, batch_tokens=100).generator()["cache, at most"]
-        == int(held // 7 * 100 * 1.5) * 4
+        == int(measured // 7 * 100 * 1.5) * 4
     )
 
 
@@ -110,18 +110,20 @@ def test_sizes_missing_from_a_folder_are_unknown(tmp_path):
 
 def test_trainer_and_generator_are_placed_on_their_pools(planned_as):
     found = planned_as(f"ppo --model {FOLDER} --data chain_sum --pools train=2,rollout=3 --actor.lora 4")
-    held = {(entry.pool, entry.role, entry.half, entry.what): entry.bytes for entry in found.memory}
-    assert {key[:3] for key in held} == {
+    measured = {(entry.pool, entry.role, entry.half, entry.what): entry.bytes for entry in found.memory}
+    assert {key[:3] for key in measured} == {
         ("train", "actor", "trainer"),
         ("train", "critic", "trainer"),
         ("train", "reference", "trainer"),
         ("rollout", "actor", "generator"),
     }
-    assert ("train", "reference", "trainer", "gradient") not in held
-    assert held["train", "actor", "trainer", "gradient"] < held["train", "critic", "trainer", "gradient"]
+    assert ("train", "reference", "trainer", "gradient") not in measured
+    assert (
+        measured["train", "actor", "trainer", "gradient"] < measured["train", "critic", "trainer", "gradient"]
+    )
     [moved] = found.weights
     assert (moved.after, moved.before) == ("actor.update", ("actor.generate",))
-    assert moved.bytes == 3 * held["train", "actor", "trainer", "weights"]  # each rank gets all
+    assert moved.bytes == 3 * measured["train", "actor", "trainer", "weights"]  # each rank gets all
 
 
 def test_a_part_divided_over_ranks_counts_its_share_on_each(planned_as):

@@ -70,13 +70,13 @@ def test_shared_memory_on_one_pool_takes_two_buckets(planned_as, flags, transpor
 
 
 def test_a_trainer_with_full_weights_on_each_rank_moves_nothing(planned_as):
-    [held] = planned_as(f"{LINE.replace('fsdp', 'local')} --pools all=4").weights
-    assert held.bytes == 0
+    [sizes] = planned_as(f"{LINE.replace('fsdp', 'local')} --pools all=4").weights
+    assert sizes.bytes == 0
 
 
 def test_zero_3_shards_flat_tensors_and_keeps_a_float_copy(planned_as, facts):
     found = planned_as(f"{LINE.replace('fsdp', 'deepspeed')} --pools all=4")
     target = tensor_parallel(facts.shapes, "float32", 2, 4)
     assert found.weights[0].each == make_plan(flat(facts.shapes, "float32", 4), target).stats.inbound.max()
-    held = {entry.what: entry.bytes for entry in found.memory if entry.half == "trainer"}
-    assert held["optimizer"] == 3 * held["gradient"] == 3 * facts.parameters  # 4 bytes, a quarter of them
+    sizes = {entry.what: entry.bytes for entry in found.memory if entry.half == "trainer"}
+    assert sizes["optimizer"] == 3 * sizes["gradient"] == 3 * facts.parameters  # 4 bytes, a quarter of them

@@ -30,7 +30,7 @@ def seconds(node):
     return SECONDS[node.op]
 
 
-def made(*nodes, times, room=None):
+def make_plan(*nodes, times, room=None):
     """Build a plan from (queue, numbers of the nodes that it waits for), ranked by these times. Node 0 is the
     data.
     """
@@ -90,7 +90,9 @@ def test_each_node_runs_once_in_its_queue_for_its_duration(placed, room, placeme
 
 
 def test_the_critical_path_names_the_cause_of_each_wait():
-    plan = made(("a", [0]), ("a", [1]), ("a", [1]), ("b", [2]), times={1: 4, 2: 1, 3: 5, 4: 2}, room={"a": 1})
+    plan = make_plan(
+        ("a", [0]), ("a", [1]), ("a", [1]), ("b", [2]), times={1: 4, 2: 1, 3: 5, 4: 2}, room={"a": 1}
+    )
     simulation = simulate(plan, {1: 4, 2: 1, 3: 5, 4: 2}, {"a": 1, "b": 1})
     assert simulation.critical == (
         CriticalNode("n1"),
@@ -104,24 +106,24 @@ def test_the_critical_path_names_the_cause_of_each_wait():
 def test_the_bound_is_the_longest_path_or_the_busiest_queue():
     nodes, times = [("a", [0])] * 4, dict.fromkeys((1, 2, 3, 4), 3)
     for places, bound in ((1, 12), (2, 6), (4, 3), (8, 3)):
-        simulation = simulate(made(*nodes, times=times), times, {"a": places})
+        simulation = simulate(make_plan(*nodes, times=times), times, {"a": places})
         assert simulation.bound == simulation.makespan == bound
-    assert simulate(made(*nodes, times=times), times, {}).bound == 3  # no limit
+    assert simulate(make_plan(*nodes, times=times), times, {}).bound == 3  # no limit
 
 
 def test_a_long_node_runs_after_one_with_longer_successors(room):
     #  n1 ──▶ n4 (9 s, then 1 s);  n2 ──▶ n3 (1 s, then 8 s);  n1 and n2 share a pool
     times = {1: 9, 2: 1, 3: 8, 4: 1}
-    plan = made(("all", [0]), ("all", [0]), ("cpu", [2]), ("cpu", [1]), times=times)
+    plan = make_plan(("all", [0]), ("all", [0]), ("cpu", [2]), ("cpu", [1]), times=times)
     assert simulate(plan, times, room).makespan == 11  # 18 in the opposite order
 
 
 def test_exclusive_successors_count_by_their_total_time(room):
     nodes = (("rollout", [0]), ("rollout", [0]), ("train", [1]), ("train", [1]), ("io", [2]))
     times = {1: 2, 2: 2, 3: 5, 4: 5, 5: 6}
-    assert simulate(made(*nodes, times=times, room=room), times, room).makespan == 12
+    assert simulate(make_plan(*nodes, times=times, room=room), times, room).makespan == 12
     # n2 would start first if the rank ignored exclusive nodes
-    assert simulate(made(*nodes, times=times), times, room).makespan == 14
+    assert simulate(make_plan(*nodes, times=times), times, room).makespan == 14
 
 
 def test_an_unrolled_plan_is_a_valid_plan(placed, room):
@@ -154,7 +156,7 @@ def test_an_unrolled_plan_is_a_valid_plan(placed, room):
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
 def test_every_node_needs_a_duration(wrong):
-    plan = made(("a", [0]), ("a", [1]), times={1: 1, 2: 1})
+    plan = make_plan(("a", [0]), ("a", [1]), times={1: 1, 2: 1})
     with pytest.raises(PlanError, match=r"n2 \("):
         simulate(plan, {1: 1.0, 2: wrong}, {})
     with pytest.raises(PlanError, match=r"n2 \(nan\)"):
@@ -162,32 +164,32 @@ def test_every_node_needs_a_duration(wrong):
 
 
 def test_a_node_that_can_never_start_is_named():
-    plan = made(("a", [0]), ("b", [1]), ("b", [2]), times={1: 1, 2: 1, 3: 1})
+    plan = make_plan(("a", [0]), ("b", [1]), ("b", [2]), times={1: 1, 2: 1, 3: 1})
     with pytest.raises(PlanError, match="n2, n3"):
         simulate(plan, {1: 1, 2: 1, 3: 1}, {"b": 0})
 
 
 def test_the_search_finds_schedules_with_an_idle_slot(optimum):
     """n2 could start at once, but waiting for n3 is shorter."""
-    plan = made(("b", [0]), ("a", [0]), ("a", [1]), ("b", [3]), times={1: 1, 2: 9, 3: 1, 4: 9})
+    plan = make_plan(("b", [0]), ("a", [0]), ("a", [1]), ("b", [3]), times={1: 1, 2: 9, 3: 1, 4: 9})
     times, room = {1: 1, 2: 9, 3: 1, 4: 9}, {"a": 1, "b": 1}
     assert optimum(plan, times, room) == 11
     assert simulate(plan, times, room).makespan == 19
 
 
 @st.composite
-def drawn(draw):
+def random_plan(draw):
     """Draw up to 7 nodes in two queues with integer durations, and the slots of the queues."""
     count = draw(st.integers(1, 7))
     before = [draw(st.sets(st.integers(0, i), min_size=1, max_size=2)) for i in range(count)]
     nodes = [(draw(st.sampled_from("ab")), sorted(waits)) for waits in before]
     times = {i: float(draw(st.integers(1, 9))) for i in range(1, count + 1)}
     room = {"a": draw(st.integers(1, 2)), "b": 1}
-    return made(*nodes, times=times, room=room), times, room
+    return make_plan(*nodes, times=times, room=room), times, room
 
 
 @settings(deadline=None, max_examples=60)
-@given(drawn())
+@given(random_plan())
 def test_the_optimum_is_between_the_bound_and_any_schedule(optimum, case):
     plan, times, room = case
     simulation = simulate(plan, times, room)

@@ -508,11 +508,11 @@ def test_a_symbol_is_refused_as_a_value(use):
 
 
 def test_a_symbol_answers_questions_about_its_shape():
-    said = {}
+    answers = {}
 
     def f(prompts, actor):
         batch = actor.generate(prompts, max_tokens=4)
-        said.update(
+        answers.update(
             contains="tokens" in batch,
             absent="values" in batch,
             text=str(batch.select("mask")),
@@ -522,7 +522,7 @@ def test_a_symbol_answers_questions_about_its_shape():
         actor.update(batch, policy_loss)
 
     traced(f)
-    assert said == {
+    assert answers == {
         "contains": True,
         "absent": False,
         "text": "Batch(traced; mask: token bool)",

@@ -74,14 +74,14 @@ def test_naming_the_vllm_backend_loads_no_engine():
         ("trainer", "deepspeed", "cpu", r"pip install --no-build-isolation 'rlflow-dag\[deepspeed\]'"),
     ],
 )
-def test_a_missing_engine_is_named_with_its_install_command_before_loading(
+def test_a_missing_engine_is_refused_with_its_install_command(
     checked, monkeypatch, half, name, device, install
 ):
     monkeypatch.setitem(sys.modules, name, None)
-    told = rf"the package '{name}' is not installed(.|\n)*remedy: +{install}"
-    with pytest.raises(PlanError, match=told):
+    message = rf"the package '{name}' is not installed(.|\n)*remedy: +{install}"
+    with pytest.raises(PlanError, match=message):
         checked(TRAINED, **{f"actor.{half}": name, "device": device})
-    with pytest.raises(PlanError, match=told):
+    with pytest.raises(PlanError, match=message):
         judged_file("ppo", [f"--actor.{half}", name, "--device", device])
 
 

@@ -157,8 +157,8 @@ def test_null_forwards_do_not_depend_on_other_rows():
 def test_all_problems_are_reported_at_once():
     with pytest.raises(PlanError) as refused:
         of("ppo", **{"actor.lrr": 1, "critic.lrs": 2})
-    said = [problem.message for problem in refused.value.problems]
-    assert said == ["role 'actor' has no setting 'lrr'", "role 'critic' has no setting 'lrs'"]
+    messages = [problem.message for problem in refused.value.problems]
+    assert messages == ["role 'actor' has no setting 'lrr'", "role 'critic' has no setting 'lrs'"]
 
 
 def test_file_headers_are_read_again_only_after_a_change(tmp_path):

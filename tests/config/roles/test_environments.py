@@ -198,8 +198,8 @@ def test_a_generator_whose_ranks_share_rows_refuses_environments():
 def test_processes_end_with_the_run_and_failures_name_their_cause():
     graph = compile_flow(load_flow(GRPO), None, TraceOptions(environments={"": spec_of()})).graph
     environments = Environments({"": spec_of(parallel=1)}, graph, Options())
-    heard = []
-    environments.on_output(heard.append)
+    reported = []
+    environments.on_output(reported.append)
     episodes, _ = environments.pools["actor"].open([{"prompt": '{"turns": [{"raise": "no"}]}'}], [1])
     environments.pools["actor"].step(episodes, ["x"])
     assert list(map(str, environments.reasons())) == ["env_raised"]

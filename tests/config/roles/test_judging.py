@@ -53,8 +53,8 @@ def test_a_row_is_scored_by_the_reward_of_its_source(pool, tmp_path):
 
 
 def test_equal_mathematical_answers_get_the_same_vote(pool):
-    said = ["\\boxed{\\frac{1}{2}}", "it is $1/2$", "#### 12", "nothing at all"]
-    rows = Batch.of(completion=said, answer=["0.5", "0.5", "12", "12"])
+    responses = ["\\boxed{\\frac{1}{2}}", "it is $1/2$", "#### 12", "nothing at all"]
+    rows = Batch.of(completion=responses, answer=["0.5", "0.5", "12", "12"])
     found = judge(pool, **{"": ScorerSpec("math")})(rows)
     assert found.scores.tolist() == [1.0, 1.0, 1.0, 0.0]
     assert found.extracted == ("1/2", "1/2", "12", None)

@@ -214,7 +214,7 @@ def test_tools_are_called_until_a_turn_has_no_call(acted):
 
 
 def test_several_calls_of_a_turn_are_answered_in_order(acted):
-    said = "".join(
+    sampled_text = "".join(
         [
             call("add", a=2),
             call("sub", a=1),
@@ -224,7 +224,9 @@ def test_several_calls_of_a_turn_are_answered_in_order(acted):
             call("fail", how="bad"),
         ]
     )
-    results = [message["content"] for message in episode(acted([said, "Done."]), 0)["turns"][0]["says"]]
+    results = [
+        message["content"] for message in episode(acted([sampled_text, "Done."]), 0)["turns"][0]["says"]
+    ]
     assert results[0] == "3"
     assert results[1] == "there is no tool 'sub'; there are add, fail"
     assert results[2] == "add takes a, b; look at 'a'"

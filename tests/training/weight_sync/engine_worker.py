@@ -90,10 +90,10 @@ def checkpoint(config) -> tuple[dict, dict[str, str]]:
     """Return a trainer's tensors by name, a tied head under both names; and the tied names."""
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    held = model.state_dict()
+    state = model.state_dict()
     return replicated(
-        {name: tuple(tensor.shape) for name, tensor in held.items()}, "float32", 1
-    ).tensors, ties_of(held.items())
+        {name: tuple(tensor.shape) for name, tensor in state.items()}, "float32", 1
+    ).tensors, ties_of(state.items())
 
 
 def examined(
@@ -152,7 +152,7 @@ def compared(model: nn.Module, config, tensors: dict, ties: dict[str, str], rena
     problems = [
         name for name, tensor in model.state_dict().items() if not torch.equal(tensor, expected[name])
     ]
-    held = sum(p.numel() for p in model.parameters())
+    state = sum(p.numel() for p in model.parameters())
     direct = sum(
         piece.view.numel() for name, p in made.pieces.items() if name not in made.staged for piece in p.pieces
     )
@@ -162,7 +162,7 @@ def compared(model: nn.Module, config, tensors: dict, ties: dict[str, str], rena
         "failed": traced.failed,
         "ties": ties,
         "milliseconds": milliseconds,
-        "direct": direct / held,
+        "direct": direct / state,
     }
 
 

@@ -45,16 +45,16 @@ def pieces(layout, rank, version=None):
 
 
 def fill(mine, version):
-    for name, held in mine.items():
-        for piece in held.pieces:
+    for name, packed in mine.items():
+        for piece in packed.pieces:
             piece.view.copy_(part(values(version)[name], piece.box))
 
 
 def right(mine, version):
     return all(
         torch.equal(piece.view, part(values(version)[name], piece.box).to(piece.view.dtype))
-        for name, held in mine.items()
-        for piece in held.pieces
+        for name, packed in mine.items()
+        for piece in packed.pieces
     )
 
 
@@ -125,16 +125,16 @@ def faults(rank):
     found["first"] = error_text(lambda: one.run(1))
     one._local.into.clear()  # as if the rank skipped its own part
     one._local.out_of.clear()
-    for held in one.target.values():
-        for piece in held.pieces:
+    for packed in one.target.values():
+        for piece in packed.pieces:
             piece.view.fill_(3.0)
     found["second"] = error_text(lambda: one.run(2))
     silent = resharder(rank, verify_every=0)
     silent.run(1)
     silent._local.into.clear()
     silent._local.out_of.clear()
-    for held in silent.target.values():
-        for piece in held.pieces:
+    for packed in silent.target.values():
+        for piece in packed.pieces:
             piece.view.fill_(3.0)
     found["never"] = error_text(lambda: silent.run(2))
     moved = resharder(rank)
@@ -171,11 +171,11 @@ def world():
 
 def test_a_bucket_is_repacked_each_time_into_free_memory(world):
     ranks = world.move()
-    held = ranks[1].pack(0)[0].clone()
+    packed = ranks[1].pack(0)[0].clone()
     for name in world.sources[1]:
         for piece in world.sources[1][name].pieces:
             piece.view.mul_(2)
-    assert not torch.equal(ranks[1].pack(0)[0], held)
+    assert not torch.equal(ranks[1].pack(0)[0], packed)
 
 
 def test_bound_memory_must_match_the_plan(world):
@@ -189,7 +189,7 @@ def test_bound_memory_must_match_the_plan(world):
             PlanError, match=f"the part of 'a.weight' that rank 0 {side} differs from the plan"
         ):
             Resharder(plan, 0, source, target, Parcels())
-    missing = {name: held for name, held in world.targets[0].items() if name != "b.weight"}
+    missing = {name: packed for name, packed in world.targets[0].items() if name != "b.weight"}
     with pytest.raises(PlanError, match="'b.weight' that rank 0 needs"):
         Resharder(plan, 0, world.sources[0], missing, Parcels())
     bound = Resharder(plan, 0, world.sources[0], world.targets[0], Parcels())

@@ -51,7 +51,7 @@ def moves_exactly(case: Case) -> None:
         rank.verifier.compare(total)
 
 
-def test_the_extra_memory_of_a_transfer_follows_from_the_largest_buckets():
+def test_the_largest_buckets_decide_the_memory_of_a_transfer():
     nothing = np.zeros(2, np.int64)
     largest = np.array([30, 10]), np.array([5, 70])  # sent and received by each of two ranks
     stats = Stats(nothing, np.array([400, 900]), nothing, nothing, largest)
@@ -87,20 +87,20 @@ def is_tight(case: Case) -> None:
         needed_bytes = 0
         for name, spread in case.target.tensors.items():
             have = case.source.tensors[name]
-            held, needed = (
+            own_box, needed = (
                 coverage(spread.shape, have.boxes[rank]) > 0,
                 coverage(spread.shape, spread.boxes[rank]) > 0,
             )
             came = [leg.box for per_rank in rounds for leg in per_rank[rank].receives if leg.name == name]
-            assert np.array_equal(coverage(spread.shape, came), needed & ~held)
+            assert np.array_equal(coverage(spread.shape, came), needed & ~own_box)
             assert np.array_equal(
-                coverage(spread.shape, [box for n, box in plan.local(rank) if n == name]), needed & held
+                coverage(spread.shape, [box for n, box in plan.local(rank) if n == name]), needed & own_box
             )
             width = min(
                 torch.empty(0, dtype=getattr(torch, dtype)).element_size()
                 for dtype in (have.dtype, spread.dtype)
             )
-            needed_bytes += int((needed & ~held).sum()) * width
+            needed_bytes += int((needed & ~own_box).sum()) * width
         assert plan.stats.inbound[rank] == plan.stats.bound[rank] == needed_bytes
         for per_rank in rounds:
             for leg in per_rank[rank].sends:
@@ -149,17 +149,17 @@ def test_a_missing_or_short_message_is_refused():
 
 
 def test_a_rank_on_the_same_node_sends_before_the_least_loaded():
-    held = ((0, 8), (0, 8))
-    source = WeightLayout(5, {"a": Spread((8, 8), "float32", ((held,), (held,), (held,), (), ()))})
-    target = WeightLayout(5, {"a": Spread((8, 8), "float32", ((), (), (), (held,), (held,)))})
+    own_box = ((0, 8), (0, 8))
+    source = WeightLayout(5, {"a": Spread((8, 8), "float32", ((own_box,), (own_box,), (own_box,), (), ()))})
+    target = WeightLayout(5, {"a": Spread((8, 8), "float32", ((), (), (), (own_box,), (own_box,)))})
     assert make_plan(source, target, (0, 1, 1, 0, 0)).stats.outbound.tolist() == [512, 0, 0, 0, 0]
     assert make_plan(source, target, (1, 1, 1, 0, 0)).stats.outbound.tolist() == [256, 256, 0, 0, 0]
 
 
 def test_several_possible_senders_share_the_work():
-    held = ((0, 4096), (0, 1024))
-    source = WeightLayout(5, {"a": Spread((4096, 1024), "float32", (*[(held,)] * 4, ()))})
-    target = WeightLayout(5, {"a": Spread((4096, 1024), "float32", ((),) * 4 + ((held,),))})
+    own_box = ((0, 4096), (0, 1024))
+    source = WeightLayout(5, {"a": Spread((4096, 1024), "float32", (*[(own_box,)] * 4, ()))})
+    target = WeightLayout(5, {"a": Spread((4096, 1024), "float32", ((),) * 4 + ((own_box,),))})
     assert make_plan(source, target).stats.outbound.tolist() == [4 << 20] * 4 + [0]
 
 

@@ -22,9 +22,9 @@ def sharded(rank):
     [piece] = views.pieces
     try:
         pieces_of([("sum", DTensor.from_local(whole, mesh, [Partial()]))])
-        said = ""
+        found_code = ""
     except PlanError as error:
-        said = error.problems[0].code
+        found_code = error.problems[0].code
     return [
         list(views.shape),
         [list(side) for side in piece.box],
@@ -32,7 +32,7 @@ def sharded(rank):
         is_dtensor(tensor),
         is_dtensor(whole),
         ties_of([("one", tensor), ("other", tensor)]),
-        said,
+        found_code,
     ]
 
 
