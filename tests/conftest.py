@@ -1,11 +1,10 @@
-"""Threads are fixed, so that a test gives the same numbers on every machine; and how long a property takes to
-draw decides nothing. Where tests find modules that several of them share is `pythonpath` in
-pyproject.toml."""
+"""Settings of all tests: fixed thread counts, so that a test gives the same numbers on every machine, and no
+time limits for drawing examples. `pythonpath` in pyproject.toml lists the folders of shared test modules."""
 
 import os
 
-os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start, too; read when torch is imported
-# as a Ray that a run starts has it; read when Ray is imported, which the first test file may do
+os.environ["OMP_NUM_THREADS"] = "1"  # also for processes that tests start; read when torch is imported
+# as for a Ray that a run starts; read when Ray is imported, which the first test file may do
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # no test starts a Ray by calling one that has ended
 os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112, the same
@@ -25,15 +24,15 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ("tiers",)
-# until tests are collected: modules that are imported are no garbage, and looking through them takes seconds
+# until tests are collected: imported modules are not garbage, and searching them takes seconds
 gc.disable()
-sys.dont_write_bytecode = False  # tests, and the processes that they start, compile a module once
+sys.dont_write_bytecode = False  # tests and the processes that they start compile a module once
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 torch.set_num_threads(1)
-# what `nohup` ignores would be ignored by processes that tests start
+# processes started by tests would ignore what `nohup` ignores
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-# no limit of time, which other work on the machine would decide; and a fixture of a test may be the same for
-# all of its examples. A test that names health checks itself would replace these
+# without a time limit, because other work on the machine would decide; a fixture of a test may be shared by
+# all its examples. A test that names health checks itself replaces these
 LENIENT = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile("any machine", max_examples=50, deadline=None, suppress_health_check=LENIENT)
 settings.load_profile("any machine")
@@ -41,8 +40,9 @@ settings.load_profile("any machine")
 
 @pytest.fixture(scope="session")
 def lacking():
-    """What a test calls, with why, where the package of an engine is not installed: it fails, so that nothing
-    is left out unseen. With RLFLOW_SKIP_ENGINES=1 in the environment it is skipped."""
+    """Return a function that a test calls with a reason if the package of an engine is not installed. It
+    fails the test, because a skipped test would go unnoticed. With RLFLOW_SKIP_ENGINES=1 in the environment,
+    it skips the test."""
 
     def end(why):
         if os.environ.get("RLFLOW_SKIP_ENGINES"):
@@ -62,8 +62,9 @@ def vllm_installed(lacking):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Files with slow tests first, so that of several processes none waits long for another in the end."""
-    if not hasattr(config, "workerinput"):  # one process runs them in the order that it was asked for
+    """Run files with slow tests first, so that parallel processes do not wait long for one another at the
+    end."""
+    if not hasattr(config, "workerinput"):  # a single process runs them in the requested order
         return
     slow = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("long")}
     items.sort(key=lambda item: item.path not in slow)
@@ -71,7 +72,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session):
-    """Garbage is looked for from then on, and not among all that was imported."""
+    """Collect garbage from then on, without searching the modules that were imported before."""
     try:
         return (yield)
     finally:
@@ -80,13 +81,13 @@ def pytest_collection(session):
 
 
 def pytest_unconfigure(config):
-    gc.unfreeze()  # some packages report what nothing has collected in the end
+    gc.unfreeze()  # some packages report uncollected objects at the end
 
 
 @pytest.fixture(autouse=True)
 def importable():
-    """Later tests, and processes that they start, do not look for modules in folders of a test: loading a
-    flow puts its folder first."""
+    """Restore the module path, because loading a flow puts its folder first; later tests and the processes
+    that they start must not find modules in it."""
     before = list(sys.path)
     yield
     sys.path[:] = before
@@ -94,8 +95,8 @@ def importable():
 
 @pytest.fixture
 def on_ranks(tmp_path):
-    """``on_ranks(count, action)``: what ``action(rank)`` gives, plain values, on each of so many ranks of a
-    gloo group. They are forks of this process, since importing torch takes seconds."""
+    """``on_ranks(count, action)``: the results of ``action(rank)``, plain values, on each rank of a gloo
+    group. Ranks are forks of this process, because importing torch takes seconds."""
 
     def on_ranks(count, action):
         folder = tmp_path / f"ranks-{len(list(tmp_path.iterdir()))}"
@@ -109,7 +110,7 @@ def on_ranks(tmp_path):
 
 
 def _forked(folder, rank, count, action):
-    """The process id of one rank, which leaves what came of it in a file."""
+    """Return the process id of one rank, which writes its result to a file."""
     child = os.fork()
     if child:
         return child
@@ -129,8 +130,7 @@ def _forked(folder, rank, count, action):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """A file's tests run in one process; so do those of a backend whose ranks are started once for several
-    files."""
+    """Run the tests of a file in one process, and those of a backend whose ranks several files share."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByBackend(LoadFileScheduling):

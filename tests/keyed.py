@@ -1,13 +1,13 @@
-"""Figures by the names that they have in metrics.jsonl, which tests are easier to read with."""
+"""Conversions between names in metrics.jsonl, which make tests easier to read, and figures."""
 
 from rlflow.monitoring.keys import by_figure, completed
 
 
 def figures(values):
-    """The figures of numbers by name, as they are read from a folder without a table."""
+    """Return the figures by name, as read from a folder without a table."""
     return by_figure(values, completed({}, values))
 
 
 def keyed(found):
-    """The numbers of figures by their names."""
+    """Return the numbers of figures by their names."""
     return {figure.key: value for figure, value in found.items()}

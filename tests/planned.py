@@ -16,8 +16,8 @@ FIXTURES = Path(__file__).parent / "compiler" / "preview" / "fixtures"
 
 @pytest.fixture(scope="session")
 def planned_as():
-    """``planned_as("grpo --pools all=2")``: the explanation; a fixture's name stands for its file. Without a
-    model unless one is named."""
+    """``planned_as("grpo --pools all=2")``: the explanation of a plan. The name of a fixture stands for its
+    file. Without a model unless the line names one."""
 
     def make(line):
         name, *flags = shlex.split(line)

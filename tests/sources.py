@@ -1,5 +1,4 @@
-"""Where the repository's folders are, and its Python files, each read and parsed once in the process that
-runs tests."""
+"""The repository's folders and its Python files. Each file is read and parsed once in the test process."""
 
 from __future__ import annotations
 
@@ -13,27 +12,27 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
-TASKS = ROOT / "rlflow" / "data" / "tasks"  # the packaged ones, with their models
-#: folder → package, where they differ
+TASKS = ROOT / "rlflow" / "data" / "tasks"  # the packaged algorithms, with their models
+# : folder → package, if they differ
 INSTALLED_AS = {
     "backends": "rlflow.backends",
     "algorithms": "rlflow.algorithms",
     "benchmarks/suite": "rlflow.benchmarks",
 }
-PACKAGE = ("rlflow", "backends", "algorithms", "benchmarks/suite")  # the folders of which the package is made
+PACKAGE = ("rlflow", "backends", "algorithms", "benchmarks/suite")  # the folders of the package
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
     """One file."""
 
-    path: Path  # from the root of the repository
+    path: Path  # relative to the root of the repository
     text: str
     tree: ast.Module
 
     @property
     def module(self) -> str:
-        """The name under which the file is imported."""
+        """Return the name of the module in this file."""
         name = self.path.with_suffix("").as_posix()
         for folder, package in INSTALLED_AS.items():
             if name.startswith(f"{folder}/"):
@@ -42,13 +41,13 @@ class Source:
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
-        """All nodes of the tree, as ``ast.walk`` gives them."""
+        """Return all nodes of the tree, as ``ast.walk`` gives them."""
         return list(ast.walk(self.tree))
 
 
 @cache
 def sources(*folders: str) -> list[Source]:
-    """The files below each of these folders of the repository, in the order of their paths."""
+    """Return the files below each of these folders of the repository, ordered by path."""
     with uncollected():
         return [
             source(path.relative_to(ROOT))
@@ -59,14 +58,14 @@ def sources(*folders: str) -> list[Source]:
 
 @cache
 def source(path: Path) -> Source:
-    """The file at a path from the root of the repository."""
+    """Return the file at a path relative to the root of the repository."""
     text = (ROOT / path).read_text()
     return Source(path, text, ast.parse(text))
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No garbage is looked for meanwhile: a tree has thousands of objects and no garbage, and looking takes
+    """Turn off garbage collection: a tree has thousands of objects and no garbage, and the search takes
     longer than parsing."""
     gc.disable()
     try:

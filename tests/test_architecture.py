@@ -1,5 +1,5 @@
-"""The pages of the map are true: every file that they name exists, every room is a component, and functions
-are where they say."""
+"""docs/architecture.md and docs/inside.md are true: every named file exists, every folder of the package is a
+component, and functions are in the named files."""
 
 import re
 
@@ -10,7 +10,7 @@ INSIDE = (ROOT / "docs" / "inside.md").read_text()
 
 
 def paths():
-    """Whatever the page names that looks like a file or folder of the repository."""
+    """Return everything on the page that looks like a file or folder of the repository."""
     tops = "rlflow|backends|algorithms|tests|docs|benchmarks"
     return sorted(
         set(
@@ -21,7 +21,7 @@ def paths():
     )
 
 
-def test_every_file_that_the_page_names_exists():
+def test_every_file_on_the_page_exists():
     assert len(paths()) > 100
     assert [path for path in paths() if not list(ROOT.glob(path.rstrip("/")))] == []
 
@@ -32,8 +32,8 @@ def test_every_folder_of_the_package_is_a_component():
     assert [folder for folder in sorted(folders) if f"`rlflow/{folder}/`" not in components] == []
 
 
-def test_functions_that_the_page_names_stand_in_their_files():
-    """Each row of the first table names functions and the files that have them."""
+def test_functions_on_the_page_are_in_their_files():
+    """Each row of the first table names functions and their files."""
     start = PAGE[PAGE.index("## Where to change what") : PAGE.index("## How to add")]
     rows = [row for row in start.splitlines() if "`rlflow/" in row]
     assert len(rows) > 3

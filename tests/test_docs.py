@@ -48,9 +48,9 @@ CHECKED = (
     "rlflow/cli/check.py",
     "rlflow/config/flags.py",
     "rlflow/config/meant.py",
-)  # what `check` can say
-EAGER = ("rlflow/author/batch.py", "rlflow/execution")  # what eager calls can say besides
-KEPT = "rlflow/execution/offload_manager.py"  # of which only runs within a limit of memory hear
+)  # codes of `check`
+EAGER = ("rlflow/author/batch.py", "rlflow/execution")  # further codes of eager calls
+KEPT = "rlflow/execution/offload_manager.py"  # reported only by runs within a memory limit
 LEVELS = ("error", "warning", "note")
 METHODS = ("generate", "logprobs", "values", "update")
 CAST = {"threads": 1, "backend": "null", "prompts": 4}
@@ -67,7 +67,7 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The file that the block is, where it is one."""
+        """Return the name of the file that the block is, if it is one."""
         named = re.match(r"# (\w+\.py)\n", self.text)
         return named.group(1) if named else None
 
@@ -134,13 +134,13 @@ def normal(text: str) -> str:
 
 
 def matches(shown: str, printed: str) -> bool:
-    """Whether what was printed is what the page shows."""
+    """Return True if the printed text matches the text on the page."""
     parts = [re.escape(part) for part in re.split(r"^…\n", normal(shown), flags=re.M)]
     return re.fullmatch(r"(?:.*\n)*".join(parts), normal(printed)) is not None
 
 
 def commands(block: Block) -> Iterator[tuple[str, int, str]]:
-    """(command, exit code, what the page shows) of a console block."""
+    """Return (command, exit code, output on the page) for the commands of a console block."""
     for part in re.split(r"^\$ ", block.text, flags=re.M)[1:]:
         line, _, shown = part.partition("\n")
         command, _, code = line.partition("  # exits ")
@@ -148,15 +148,15 @@ def commands(block: Block) -> Iterator[tuple[str, int, str]]:
 
 
 def run_command(command: str) -> tuple[int, str]:
-    """Exit code and output of a line that starts with `rlflow`, in this process: a process each would take a
-    minute."""
+    """Run a line that starts with `rlflow` in this process, because a process for each would take a minute;
+    return its exit code and output."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         return exit_code(shlex.split(command)[1:]), out.getvalue()
 
 
 def flows(page: ModuleType, block: Block) -> list[Flow]:
-    """The flows that a Python block defines."""
+    """Return the flows that a Python block defines."""
     if block.file:
         return list(flows_of(load(page.folder / block.file)).values())
     names = [node.name for node in ast.parse(block.text).body if isinstance(node, ast.FunctionDef)]
@@ -164,7 +164,7 @@ def flows(page: ModuleType, block: Block) -> list[Flow]:
 
 
 def one_iteration(flow: Flow) -> Any:
-    """Two planned iterations, then an eager one."""
+    """Run two planned iterations, then an eager one."""
     rlflow.run(flow, iterations=2, **CAST)
     roles = rlflow.roles(flow, **CAST)
     try:
@@ -182,7 +182,7 @@ def test_flows_of_the_page_pass_check_and_run(page: ModuleType, block: Block) ->
         one_iteration(flow)
 
 
-def test_stages_that_no_flow_of_the_page_calls_run(page: ModuleType) -> None:
+def test_stages_without_a_flow_on_the_page_run(page: ModuleType) -> None:
     @rlflow.loss
     def reader(new: Any, price: Any, long: Any, halved: Any, noise: Any, advantages: Any) -> Any:
         return new.logprobs * advantages + price + (halved + noise + long)[:, None]
@@ -223,7 +223,7 @@ def test_stages_that_no_flow_of_the_page_calls_run(page: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("block", blocks("console"), ids=str)
-def test_commands_print_what_the_page_shows(block: Block) -> None:
+def test_commands_print_the_output_on_the_page(block: Block) -> None:
     for command, code, shown in commands(block):
         found, printed = run_command(command)
         assert matches(shown, printed), f"$ {command}\n{printed}"
@@ -231,19 +231,19 @@ def test_commands_print_what_the_page_shows(block: Block) -> None:
 
 
 @pytest.mark.parametrize("block", blocks("pycon"), ids=str)
-def test_sessions_print_what_the_page_shows(page: ModuleType, block: Block) -> None:
+def test_sessions_print_the_output_on_the_page(page: ModuleType, block: Block) -> None:
     session = doctest.DocTestParser().get_doctest(block.text, dict(vars(page)), str(block), None, 0)
     told: list[str] = []
     result = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(session, out=told.append)
     assert result.failed == 0, "".join(told)
 
 
-def test_the_table_of_columns_is_the_one_that_rlflow_prints() -> None:
+def test_the_table_of_columns_equals_the_printed_one() -> None:
     assert [block.text for block in blocks("text columns")] == [f"{rlflow.columns()}\n"]
 
 
 def codes(places: Iterable[str], but: Iterable[str] = ()) -> dict[str, set[str]]:
-    """Code → levels of the problems in the source of these places, but for some of them."""
+    """Return code → levels of the problems in the source of these places, except some codes."""
     found: dict[str, set[str]] = {}
     for file in sources("rlflow"):
         if any(map(file.path.is_relative_to, places)) and not any(map(file.path.is_relative_to, but)):
@@ -262,7 +262,7 @@ def codes(places: Iterable[str], but: Iterable[str] = ()) -> dict[str, set[str]]
 
 
 def written(heading: str, known: dict[str, set[str]]) -> str:
-    """The reference with the codes and levels of the source in the table after a heading."""
+    """Return the reference with the codes and levels of the source in the table after a heading."""
     page = REFERENCE.read_text()
     start = page.index("|\n", page.index("|---", page.index(heading))) + 2
     rows = {row[0].strip("`"): row[2:] for row in table(heading)}
@@ -276,7 +276,7 @@ def written(heading: str, known: dict[str, set[str]]) -> str:
     return page[:start] + "".join(f"{line} |\n" for line in lines) + page[page.index("\n\n", start) + 1 :]
 
 
-def test_the_tables_of_codes_are_those_of_the_source() -> None:
+def test_the_tables_of_codes_equal_the_source() -> None:
     checked = codes(CHECKED, but=EAGER)
     known = checked | codes([KEPT])
     eager = {code: levels for code, levels in codes(EAGER, but=[KEPT]).items() if code not in known}
@@ -294,7 +294,7 @@ def test_the_reference_has_every_exported_name_and_method() -> None:
     assert [method for method in METHODS if f".{method}(" not in page] == []
 
 
-def test_other_languages_do_not_slip_in_unrun() -> None:
+def test_every_block_has_a_tested_language() -> None:
     assert {block.language for block in blocks()} == {
         "python",
         "console",

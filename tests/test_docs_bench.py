@@ -1,5 +1,5 @@
-"""docs/bench.md is true: its tables list what there is, its suite compiles, its gate gates, and its system of
-four methods is compared."""
+"""docs/bench.md is true: its tables are complete, its suite compiles, its gate works, and its system of four
+methods is compared."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def blocks(language: str) -> list[str]:
 
 
 def rows(header: str) -> list[list[str]]:
-    """The cells of the rows of the table with this header."""
+    """Return the cells of the rows of the table with this header."""
     table = PAGE[PAGE.index(f"| {header} |") :].partition("\n\n")[0]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
 
@@ -50,7 +50,7 @@ def named(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
-def test_the_tables_list_what_there_is() -> None:
+def test_the_tables_are_complete() -> None:
     assert sorted(name for row in rows("suite") for name in named(row[0])) == sorted(
         file.stem for file in SHIPPED.glob("*.toml")
     )
@@ -72,7 +72,7 @@ def test_the_tables_list_what_there_is() -> None:
 
 
 @pytest.mark.slow
-def test_its_suite_and_its_gate_can_be_read_and_compiled(tmp_path: Path) -> None:
+def test_the_suite_and_the_gate_can_be_read_and_compiled(tmp_path: Path) -> None:
     suite, gate = blocks("toml")
     (tmp_path / "page.toml").write_text(suite + gate)
     page = read_suite(tmp_path / "page.toml")
@@ -82,14 +82,14 @@ def test_its_suite_and_its_gate_can_be_read_and_compiled(tmp_path: Path) -> None
     assert (len(page.seeds), page.goal.reach, page.goal.margin) == (5, 0.85, 0.05)
 
 
-def test_its_commands_are_there() -> None:
+def test_the_commands_exist() -> None:
     lines = [shlex.split(line) for block in blocks("console") for line in block.splitlines()]
     asked = [words[2] for words in lines if words[:2] == ["rlflow", "bench"]]
     assert set(asked) <= {"record", "trust", *(file.stem for file in SHIPPED.glob("*.toml"))}
     assert len(lines) >= 3
 
 
-def test_its_system_is_compared_and_trusted(
+def test_the_system_is_compared_and_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""docs/environments.md is true: its commands print what it shows, and its tables list what there is."""
+"""docs/environments.md is true: its commands print the shown output, and its tables are complete."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = (ROOT / "docs" / "environments.md").read_text()
 
 
 def rows(header: str) -> list[list[str]]:
-    """The cells of the rows of the table with this header."""
+    """Return the cells of the rows of the table with this header."""
     table = PAGE[PAGE.index(f"| {header} |") :].partition("\n\n")[0]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
 
@@ -32,11 +32,11 @@ def named(cell: str) -> list[str]:
 
 
 def shown_as(value: object) -> str:
-    """The default of a bound, as the page has it."""
+    """Return the default of a limit as the page writes it."""
     return "one for each core" if value is None else f"`{value}`" if isinstance(value, str) else f"{value:g}"
 
 
-def test_the_tables_list_what_there_is() -> None:
+def test_the_tables_are_complete() -> None:
     assert {name.partition("(")[0].partition(" ")[0] for row in rows("method") for name in named(row[0])} == {
         "__init__",
         *OWN,
@@ -65,7 +65,7 @@ def test_the_tables_list_what_there_is() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the page's files are."""
+    """A folder with the page's files."""
     for block in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", PAGE, re.M | re.S):
         (tmp_path / block[0]).write_text(block[1])
     (tmp_path / "algorithms").symlink_to(ROOT / "algorithms")
@@ -93,7 +93,7 @@ def test_the_classes_of_the_page_are_environments(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_commands_print_what_the_page_shows(folder: Path) -> None:
+def test_the_commands_print_the_output_on_the_page(folder: Path) -> None:
     for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.M | re.S):
         for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
             line, _, shown = part.partition("\n")

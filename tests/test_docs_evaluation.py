@@ -1,4 +1,4 @@
-"""docs/evaluation.md is true: its commands print what it shows, and its tables list what there is."""
+"""docs/evaluation.md is true: its commands print the shown output, and its tables are complete."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ JUDGE = (
 
 
 def first_column(after: str) -> list[str]:
-    """The names in the first column of the first table after a heading."""
+    """Return the names in the first column of the first table after a heading."""
     table = PAGE[PAGE.index(after) :].partition("| ---")[2].partition("\n\n")[0]
     return [name for row in table.splitlines()[1:] for name in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
 
 
-def test_the_figures_that_a_run_records_are_those_of_the_table_and_its_answers_have_these_fields(
+def test_recorded_figures_and_answer_fields_match_the_tables(
     recorded: Path,
 ) -> None:
     line = json.loads((recorded / "metrics.jsonl").read_text().splitlines()[-1])
@@ -40,7 +40,7 @@ def test_the_figures_that_a_run_records_are_those_of_the_table_and_its_answers_h
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the page's run, whose commands were run in their order."""
+    """The folder of the page's run, after its commands ran in order."""
     where = tmp_path_factory.mktemp("page")
     write_sums(where / "train.jsonl")
     write_sums(where / "sums.jsonl", 6)

@@ -1,5 +1,5 @@
-"""docs/explain.md is true: its commands print what it shows, its tables list what a run records and what
-there are rules for."""
+"""docs/explain.md is true: its commands print the shown output, and its tables have the recorded figures and
+the rules."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ PAGE = (ROOT / "docs" / "explain.md").read_text()
 
 
 def rows(after: str) -> list[list[str]]:
-    """The cells of the first table after a text."""
+    """Return the cells of the first table after a text."""
     table = PAGE[PAGE.index(after) :].partition("| ---")[2].partition("\n\n")[0]
     return [re.split(r" ?(?<!\\)\| ?", row)[1:-1] for row in table.splitlines()[1:]]
 
 
-def test_the_table_of_findings_is_that_of_the_rules() -> None:
+def test_the_table_of_findings_matches_the_rules() -> None:
     found = [(cells[0].strip("`"), cells[1]) for cells in rows("## `rlflow explain RUN`")]
     assert found == [(rule.name, "alarm" if rule.alarm else "advice") for rule in RULES]
 
 
-def test_the_tables_of_the_funnel_are_those_of_the_source() -> None:
+def test_the_tables_of_the_funnel_match_the_source() -> None:
     of_rows = [cells[0].strip("`") for cells in rows("## The funnel")]
     assert of_rows == re.findall(r"^    (funnel/rows_\w+) ", outcomes.__doc__ or "", re.M)
     of_tokens = re.findall(
@@ -44,9 +44,7 @@ def test_the_tables_of_the_funnel_are_those_of_the_source() -> None:
 
 
 @pytest.mark.slow
-def test_the_commands_print_what_the_page_shows_and_tables_have_what_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands_and_tables_match_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.M | re.S):

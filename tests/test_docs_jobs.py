@@ -1,5 +1,5 @@
-"""docs/jobs.md is true: its script prints what the page says, on a real Ray, and its commands do what they
-are said to do."""
+"""docs/jobs.md is true: its script prints the shown output on a real Ray, and its commands do what the page
+describes."""
 
 import re
 import shlex
@@ -22,7 +22,7 @@ COMMANDS = re.findall(
 
 
 @pytest.mark.long
-def test_the_script_prints_what_the_page_says(tmp_path):
+def test_the_script_prints_the_output_on_the_page(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     ran = subprocess.run(
         [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
@@ -31,7 +31,7 @@ def test_the_script_prints_what_the_page_says(tmp_path):
     assert ran.stdout == PRINTS
 
 
-def test_the_job_is_described_as_the_page_says_with_nothing_started():
+def test_the_description_of_an_unstarted_job_matches_the_page():
     names = {"__name__": "page"}
     exec(compile(SCRIPT, "jobs.md", "exec"), names)
     job = names["Job"]("mine", env={"LEVEL": "1"})

@@ -1,4 +1,4 @@
-"""docs/models.md is true: its commands run, its flags are flags, its tables list what there is."""
+"""docs/models.md is true: its commands run, its flags exist, and its tables are complete."""
 
 import contextlib
 import importlib
@@ -21,7 +21,7 @@ COMMANDS = [
     for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.M | re.S)
     for line in block.replace("\\\n", " ").splitlines()
 ]
-# the others are run by tests/runs/test_reward_model.py
+# tests/runs/test_reward_model.py runs the others
 OWN = [line for line in COMMANDS if "rlflow run" in line and "--model MODEL" in line]
 SHORT = {
     "--prompts": "4",
@@ -35,7 +35,7 @@ SHORT = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where MODEL and gsm8k/train.jsonl are."""
+    """A folder with MODEL and gsm8k/train.jsonl."""
     root = tmp_path_factory.mktemp("models")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "tests" / "runs"))
@@ -46,7 +46,7 @@ def folder(tmp_path_factory):
 
 
 def shortened(command):
-    """With few and short rows. sft samples nothing, and has no settings for it."""
+    """Return the command with few and short rows. sft samples nothing, and has no settings for it."""
     words = shlex.split(command)
     short = {name: value for name, value in SHORT.items() if "hp." not in name or "run sft" not in command}
     kept = [word for i, word in enumerate(words) if word not in short and words[i - 1] not in short]
@@ -68,7 +68,7 @@ def test_a_command_runs(command, folder, tmp_path, monkeypatch):
     assert row["actor.update/steps"] == 1
 
 
-def test_the_command_that_shows_data_shows_them(folder, monkeypatch, capsys):
+def test_the_data_command_shows_the_data(folder, monkeypatch, capsys):
     (command,) = (line for line in COMMANDS if line.startswith("rlflow data"))
     monkeypatch.chdir(folder)
     code, out = exit_code(shlex.split(command)[1:]), capsys.readouterr().out
@@ -77,12 +77,12 @@ def test_the_command_that_shows_data_shows_them(folder, monkeypatch, capsys):
     assert "row 2, gsm8k/train.jsonl:2" in out
 
 
-def test_the_flags_of_adapters_are_those_of_the_trainer():
+def test_the_flags_of_adapters_match_the_trainer():
     own = {name for name in TrainerSettings.__dataclass_fields__ if name.startswith("lora")}
     assert {name.replace("-", "_") for name in re.findall(r"^\| `--(lora[\w-]*)", PAGE, re.M)} == own
 
 
-def test_there_is_a_command_of_each_kind():
+def test_the_page_has_a_command_of_each_kind():
     assert [line.split()[2] for line in COMMANDS] == [
         "grpo",
         "sft",

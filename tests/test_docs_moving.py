@@ -1,5 +1,5 @@
-"""docs/moving.md is true: what it shows of verl, OpenRLHF and rlflow runs, on the packaged model, and the run
-says what the page says."""
+"""docs/moving.md is true: its examples for verl, OpenRLHF and rlflow run on the packaged model, and the run
+reports what the page says."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def reward_func(queries, prompts, labels, **kwargs):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Sums as the records of both projects, and rewards of both forms."""
+    """Sums as records of both projects, and rewards of both forms."""
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow
 
@@ -93,7 +93,7 @@ def test_the_page_has_a_command_for_each_form():
     ]
 
 
-def test_flags_of_rlflow_are_flags():
+def test_the_flags_of_rlflow_exist():
     column = [
         line.split("|")[5] for line in PAGE.splitlines() if line.startswith("| ") and line.count("|") == 6
     ]
@@ -104,7 +104,7 @@ def test_flags_of_rlflow_are_flags():
     assert flags <= Options.__dataclass_fields__.keys()
 
 
-def test_a_reward_of_trl_becomes_the_one_that_the_page_shows(tmp_path):
+def test_a_converted_reward_of_trl_matches_the_page(tmp_path):
     trl, own = re.findall(r"```python\n# (?:TRL|rlflow)\n(.*?)```", PAGE, re.DOTALL)
     scope = {}
     exec(trl, scope)
@@ -136,7 +136,7 @@ def test_data_and_rewards_of_other_projects_run_on_the_packaged_model(folder, ca
     assert any(line.get("reward/mean", 0) > 0 for line in metrics)
 
 
-def test_settings_become_a_file_as_the_page_shows(tmp_path, monkeypatch):
+def test_imported_settings_match_the_page(tmp_path, monkeypatch):
     script = (
         "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo "
         "actor_rollout_ref.rollout.name=vllm \\\n"

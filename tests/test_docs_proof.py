@@ -1,4 +1,4 @@
-"""docs/proof.md is true: its commands print what it shows, and its table has every claim."""
+"""docs/proof.md is true: its commands print the shown output, and its table has every claim."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE = (ROOT / "docs" / "proof.md").read_text()
 
 
 @pytest.mark.slow
-def test_the_commands_print_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_print_the_output_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / "algorithms" / "grpo.py", "mine.py")
     shutil.copy(ROOT / "benchmarks" / "silent_rewards.py", ".")

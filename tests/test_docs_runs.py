@@ -1,4 +1,4 @@
-"""docs/runs.md is true: its commands print what it shows, and its tables list what there is."""
+"""docs/runs.md is true: its commands print the shown output, and its tables are complete."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ JUDGE = "def fussy(completion):\n    return 1.0 / (len(completion) % 2)\n"
 
 
 def commands() -> Iterator[tuple[str, int, str]]:
-    """(command, exit code, what the page shows), in the order of the page: they build on one another."""
+    """Return (command, exit code, output on the page) in the order of the page; the commands build on one
+    another."""
     for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.M | re.S):
         for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
             line, _, shown = part.partition("\n")
@@ -37,7 +38,7 @@ def commands() -> Iterator[tuple[str, int, str]]:
 
 
 def run_command(command: str) -> tuple[int, str]:
-    """Exit code and output of a line, in this process."""
+    """Run a line in this process; return its exit code and output."""
     words = shlex.split(command)
     if words[0] == "sed":
         expression, file = words[2:]
@@ -51,7 +52,7 @@ def run_command(command: str) -> tuple[int, str]:
 
 
 def normal(text: str) -> str:
-    """Without times and without spaces at the ends of lines."""
+    """Return the text without times and without spaces at line ends."""
     timeless = re.sub(
         r"\b(\d+\.\d+ s|\d+ ms|\d+ s) ago|_ ago", "_ ago", re.sub(r"in \d+\.\d+ s\b", "in _ s", text)
     )
@@ -59,7 +60,7 @@ def normal(text: str) -> str:
 
 
 def pattern(shown: str) -> str:
-    """A line with only `…` is any lines; `…` within a line is anything in it."""
+    """Return a pattern: a line with only `…` matches any lines; `…` within a line matches any text."""
     lines = [
         r"(?:.*\n)*" if line == "…" else re.escape(line).replace("…", ".*") + r"\n"
         for line in normal(shown).splitlines()
@@ -67,7 +68,7 @@ def pattern(shown: str) -> str:
     return "".join(lines)
 
 
-def test_the_commands_print_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_print_the_output_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     shutil.copy(ROOT / "algorithms" / "grpo.py", "mine.py")
@@ -79,21 +80,21 @@ def test_the_commands_print_what_the_page_shows(tmp_path: Path, monkeypatch: pyt
 
 
 def first_column(after: str) -> list[str]:
-    """The names in the first column of the first table after a text."""
+    """Return the names in the first column of the first table after a text."""
     table = PAGE[PAGE.index(after) :].partition("| ---")[2].partition("\n\n")[0]
     return [name for row in table.splitlines()[1:] for name in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
 
 
-def test_the_table_of_metrics_is_that_of_the_source() -> None:
+def test_the_table_of_metrics_matches_the_source() -> None:
     named = re.findall(r"\b(?:policy|critic|reward|response)/\w+", row_figures.__doc__ or "")
     assert first_column("These are in every iteration's metrics") == named
 
 
-def test_the_table_of_bounds_is_that_of_the_source() -> None:
+def test_the_table_of_bounds_matches_the_source() -> None:
     assert set(first_column("`--json` has the same under `bounds`")) == set(RunTotals().as_json())
 
 
-def test_the_table_of_files_is_what_a_run_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_of_files_matches_a_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for command in (
         "run grpo --backend null --prompts 4 --hp.samples 2 --iterations 1 --name one",
@@ -102,13 +103,13 @@ def test_the_table_of_files_is_what_a_run_leaves(tmp_path: Path, monkeypatch: py
         assert run_command(f"rlflow {command}")[0] == 0
     left = {path.name for path in (tmp_path / "runs" / "one").iterdir()}
     listed = {name.partition("/")[0] for name in first_column("## What a run directory holds")}
-    # where rewards print, models, pools, services
+    # if rewards print; with models, pools, services
     elsewhere = {"rewards.txt", "evaluations", "traffic.jsonl", "services", "services.json"}
-    elsewhere |= {"proof.txt", "proof.json"}  # of ten iterations or more
+    elsewhere |= {"proof.txt", "proof.json"}  # in runs of ten iterations or more
     assert left - {"timeline-1.json"} == listed - elsewhere
 
 
-def test_the_settings_that_may_change_and_the_defaults_are_those_of_the_source() -> None:
+def test_the_changeable_settings_and_defaults_match_the_source() -> None:
     text = PAGE[PAGE.index("These may change:") :].partition("and the deadlines")[0]
     assert tuple(name.replace("-", "_") for name in re.findall(r"--([\w-]+)", text)) == MAY_CHANGE
     defaults = {field.name: field.default for field in dataclasses.fields(Options)}

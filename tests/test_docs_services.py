@@ -1,5 +1,5 @@
-"""docs/services.md is true: its commands print what it shows, its tables list what there is, and its example
-is the one that ships."""
+"""docs/services.md is true: its commands print the shown output, its tables are complete, and its example is
+the shipped one."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PAGE = (ROOT / "docs" / "services.md").read_text()
 
 
 def rows(header: str) -> list[list[str]]:
-    """The cells of the rows of the table with this header."""
+    """Return the cells of the rows of the table with this header."""
     table = PAGE[PAGE.index(f"| {header} |") :].partition("\n\n")[0]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
 
 
-def test_the_tables_list_what_there_is() -> None:
+def test_the_tables_are_complete() -> None:
     settings = {field.name: field.default for field in dataclasses.fields(ServiceSettings)}
     shown = {row[0].strip("`"): row[1].strip("`") for row in rows("setting | default")}
     assert shown == {
@@ -34,14 +34,14 @@ def test_the_tables_list_what_there_is() -> None:
     assert [row[0].strip("`").split()[2] for row in rows("command | endpoint")] == commands
 
 
-def test_the_example_is_the_one_that_ships() -> None:
+def test_the_example_is_the_shipped_one() -> None:
     shown = re.search(r"```toml\n# examples/search/run.toml\n(.*?)```", PAGE, re.S)
     assert shown is not None
     assert (ROOT / "examples" / "search" / "run.toml").read_text().partition("\n")[2] == shown[1]
 
 
 @pytest.mark.slow
-def test_the_commands_print_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_print_the_output_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("examples", "rlflow"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)

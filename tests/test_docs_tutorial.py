@@ -1,5 +1,5 @@
-"""docs/tutorial.md is true: its files are written and its commands run, in its order, with few and short rows.
-Figures of runs are not compared, since fewer rows give other figures; all other words are."""
+"""docs/tutorial.md is true: its files are written and its commands run, in order, with few and short rows.
+Figures of runs are not compared, because fewer rows give other figures; all other words are."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ SHORT = {"prompts = 32": "prompts = 4", "held_out = 200": "held_out = 8"}
 
 
 def without_figures(text: str) -> str:
-    """A shown text with `…` for each number, and one for the spaces that depend on their width."""
+    """Return a shown text with `…` for each number and for the spaces that depend on the number's width."""
     return re.sub(r" *[-+]?\d[\d.,]*(?:e-\d+)?(?:%| points)? *", "…", text)
 
 
 def parts() -> list[tuple[str, str]]:
-    """("write", file and text) or ("run", command and what the page shows), in the order of the page."""
+    """Return ("write", file and text) or ("run", command and output on the page) for each part, in the order
+    of the page."""
     found = []
     for language, text in re.findall(r"^```(python|toml|console)\n(.*?)^```$", PAGE, re.M | re.S):
         if language == "console":
@@ -35,9 +36,7 @@ def parts() -> list[tuple[str, str]]:
     return found
 
 
-def test_the_files_and_commands_of_the_page_do_what_it_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_files_and_commands_match_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "algorithms").symlink_to(ROOT / "algorithms")

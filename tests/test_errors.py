@@ -1,4 +1,4 @@
-"""What is said when something is wrong: every part of a message, and nothing that could drive a terminal."""
+"""Error messages: all parts of a message, and no text that could control a terminal."""
 
 import os
 
@@ -29,7 +29,7 @@ PROBLEM = Problem(
 )
 
 
-def test_a_problem_has_a_line_for_each_thing_it_knows():
+def test_a_problem_has_a_line_for_each_known_part():
     assert str(PROBLEM).splitlines() == [
         "ppo.py:70: with beta=0.0, stage 'gae' needs column 'values'",
         "  defined:  ppo.py:30",
@@ -41,7 +41,7 @@ def test_a_problem_has_a_line_for_each_thing_it_knows():
     assert str(Problem("x", "it is so", severity="note")) == "note: it is so"
 
 
-def test_an_error_prints_all_its_problems_and_can_be_a_key():
+def test_an_error_prints_all_its_problems_and_is_hashable():
     error = FlowError(PROBLEM, Problem("x", "and more"))
     assert str(error) == f"{PROBLEM}\nand more"
     assert {error: 1}[error] == 1
@@ -53,22 +53,22 @@ def test_a_plan_error_is_made_in_one_line():
     assert error.problems == (Problem("flag", "no such flag", found="--x", remedy="remove it"),)
 
 
-def test_a_place_is_relative_where_that_is_shorter(tmp_path):
+def test_a_place_is_relative_if_that_is_shorter(tmp_path):
     assert str(Place(os.path.abspath("algorithms/ppo.py"), 3)) == os.path.join("algorithms", "ppo.py") + ":3"
     assert str(Place("/x.py", 3)) == "/x.py:3"
 
 
-def test_a_place_is_one_line_whatever_the_file_is_called():
+def test_a_place_is_one_line_for_any_file_name():
     assert str(Place("/a\nb\x1b[31m.py", 3)) == "/a\\nb\\x1b[31m.py:3"
 
 
-def test_control_characters_are_shown_not_sent():
+def test_control_characters_are_escaped():
     assert printable("\x1b[31mred\u202e\x07\ttab\n") == "\\x1b[31mred\\u202e\\x07\ttab\n"
     assert "\x1b" not in str(Problem("x", "\x1b[31m", found="\x1b[31m"))
     assert "\x1b" not in str(StageError("s", 0, 1, "\x1b[31m"))
 
 
-def test_a_stage_error_says_stage_iteration_rows_and_shapes():
+def test_a_stage_error_names_stage_iteration_rows_and_shapes():
     error = StageError(
         "gae", 3, 8, "ValueError: no", Place("ppo.py", 70), {"rewards": "token float32 [8, 5]"}
     )
@@ -79,7 +79,7 @@ def test_a_stage_error_says_stage_iteration_rows_and_shapes():
     assert {error: 1}[error] == 1
 
 
-def test_the_nearest_name_is_near():
+def test_the_nearest_name_is_similar():
     assert nearest("score", ["scores", "logprobs"]) == "scores"
     assert nearest("banana", ["scores", "logprobs"]) is None
     assert nearest("x", []) is None
@@ -99,7 +99,7 @@ def test_the_nearest_name_is_near():
         ("/models/small", ("/models/large",), None),
     ],
 )
-def test_two_swapped_letters_are_one_mistake_and_few_mistakes_are_a_misspelling(written, names, meant):
+def test_swapped_letters_count_as_one_mistake(written, names, meant):
     assert nearest(written, names) == meant
 
 
@@ -109,7 +109,7 @@ def test_long_lists_are_cut_and_counted():
     assert listed(map(str, range(20)), limit=2) == "0, 1, … (20 in all)"
 
 
-def test_an_error_is_raised_for_all_problems_and_for_none_there_is_no_error():
+def test_an_error_is_raised_only_if_there_are_problems():
     problems = [Problem("one", "the first"), Problem("two", "the second")]
     with pytest.raises(PlanError) as refused:
         PlanError.refuse(problem for problem in problems)

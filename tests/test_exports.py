@@ -1,4 +1,4 @@
-"""What `from rlflow import …` gives: what the contract lists, sorted, and each the thing itself."""
+"""`from rlflow import …` gives the names in the contract, sorted, and the right object for each name."""
 
 import re
 import subprocess
@@ -33,7 +33,7 @@ CONTRACT = [
     "kl",
 ]
 OTHERS = {
-    # what several algorithms share
+    # shared by several algorithms
     "clipped_gain",
     "compare",
     "gae",
@@ -42,50 +42,50 @@ OTHERS = {
     "row_mean",
     "row_sum",
     "pass_at_k",  # the best of several responses
-    "Turn",  # what an environment answers
-    # for the sampler; prices
+    "Turn",  # answers of an environment
+    # for the sampler; KL coefficients
     "importance_ratio",
     "masked_weights",
     "rejected_weights",
     "adapted_beta",
     "kl_penalty",
     "stop_penalty",
-    # gains of whole responses; choosing tokens
+    # advantages of full responses; choosing tokens
     "geometric_gain",
     "token_covariance",
     "largest_tokens",
     "drawn_tokens",
     "FlowError",
     "PlanError",
-    "StageError",  # what calls raise
+    "StageError",  # exceptions that calls raise
     "columns",
-    "register_dispatch",  # the table, and modes of one's own
+    "register_dispatch",  # the table, and custom modes
     "ask",
     "choose",
     "concat",  # rows of rows
-    "post",  # for tools and rewards that ask a server
+    "post",  # for tools and rewards that call a server
     "run",
     "roles",
     "prompt",  # running from Python; the sixth level
 }
 
 
-def test_everything_that_an_algorithm_needs_is_exported():
+def test_every_name_that_an_algorithm_needs_is_exported():
     assert set(CONTRACT) | OTHERS == set(rlflow.__all__)
 
 
-def test_the_list_is_sorted_constants_first_then_classes_and_has_each_name_once():
+def test_the_list_is_sorted_and_has_each_name_once():
     assert rlflow.__all__ == sorted(
         set(rlflow.__all__), key=lambda name: (not name.isupper(), name[0].islower(), name)
     )
 
 
-def test_every_name_is_there():
+def test_every_name_can_be_imported():
     assert [name for name in rlflow.__all__ if getattr(rlflow, name, None) is None] == []
     assert set(rlflow.__all__) <= set(dir(rlflow))
 
 
-def test_a_star_import_gives_the_list():
+def test_a_star_import_gives_exactly_the_list():
     namespace = {}
     exec("from rlflow import *", namespace)
     assert set(namespace) - {"__builtins__"} == set(rlflow.__all__)
@@ -96,7 +96,7 @@ def test_another_name_is_an_attribute_error():
         _ = rlflow.lossy
 
 
-def test_algorithms_use_nothing_else():
+def test_algorithms_use_only_exported_names():
     files = sorted((ROOT / "algorithms").glob("[!_]*.py"))
     assert files
     for path in files:

@@ -1,4 +1,4 @@
-"""The line that installs a backend's package is the one for this machine."""
+"""The command that installs a backend's package fits this machine."""
 
 import sys
 from importlib import import_module
@@ -18,13 +18,13 @@ from rlflow.extras import INSTALL, ON_CPU, install_line, late
         ("cuda", False, INSTALL["vllm"]),
     ],
 )
-def test_a_gpu_has_a_line_of_its_own(monkeypatch, device, driver, line):
+def test_a_machine_with_a_gpu_has_its_own_command(monkeypatch, device, driver, line):
     monkeypatch.setattr(Path, "exists", lambda path: driver)
     assert install_line("vllm", device) == line
     assert install_line("deepspeed", device) == INSTALL["deepspeed"]
 
 
-def test_a_package_is_run_when_it_is_first_used_and_others_at_once(tmp_path, monkeypatch):
+def test_a_lazy_package_runs_at_its_first_use(tmp_path, monkeypatch):
     for name in ("seldom_used", "always_used"):
         (tmp_path / f"{name}.py").write_text(f"import sys\nsys.has_run.append('{name}')\nvalue = 7\n")
     (tmp_path / "user_of_both.py").write_text(

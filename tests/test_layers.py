@@ -1,5 +1,5 @@
-"""Who may import whom, read from the source. The table is the design: an import that is not in it is a
-decision to be made."""
+"""Allowed imports between modules, read from the source. The table is the design: a new import is a decision
+to make."""
 
 import ast
 from collections.abc import Iterator
@@ -35,14 +35,14 @@ MAY_IMPORT = {
     "algorithms": "",
     "": "errors extras author",
 }
-# What several classes are called since one is there in place of another: protocols and what fulfils them,
-# settings that a backend is asked for by name.
+# Names of several classes of which one replaces another: protocols and their implementations, and settings
+# that a backend finds by name.
 ALIKE = {"Trainer", "Generator", "TrainerSettings", "GeneratorSettings", "Settings", "Commit", "Workers"}
 
 
 @cache
 def modules() -> list[tuple[Path, str, ast.Module]]:
-    """(path, module without ``rlflow.``, tree) of each file of the package."""
+    """Return (path, module without ``rlflow.``, tree) of each file of the package."""
     return [
         (each.path, each.module.removeprefix("rlflow").removeprefix("."), each.tree)
         for each in sources(*PACKAGE)
@@ -62,12 +62,12 @@ def layer(module: str) -> str:
 
 @cache
 def imports(tree: ast.Module) -> list[tuple[str, bool]]:
-    """(name of what is imported, whether at module level) for each import outside ``if TYPE_CHECKING``."""
+    """Return (imported name, whether at module level) for each import outside ``if TYPE_CHECKING``."""
     return [(name, top) for node, top in import_statements(tree, top=True) for name in imported(node)]
 
 
 def import_statements(node: ast.AST, top: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
-    """Those among the statements below a node, since nothing else holds an import."""
+    """Return the imports among the statements below a node; expressions cannot contain one."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child, top
@@ -76,7 +76,8 @@ def import_statements(node: ast.AST, top: bool) -> Iterator[tuple[ast.Import | a
 
 
 def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
-    """What a statement imports; of the package itself, modules are told from names that it exports."""
+    """Return the names that a statement imports; for the package itself, modules are separated from exported
+    names."""
     names = [alias.name for alias in node.names]
     if isinstance(node, ast.Import):
         return names
@@ -105,7 +106,7 @@ def test_imports_go_one_way():
 
 
 def refused(path: Path, module: str, tree: ast.Module):
-    """What a module imports although its layer may not, each in a sentence."""
+    """Return the imports of a module that its layer does not allow, one sentence each."""
     mine = layer(module)
     if mine not in MAY_IMPORT:
         yield f"{path} is in no layer"
@@ -147,7 +148,7 @@ def test_a_module_imports_what_its_layer_may():
         ),
     ],
 )
-def test_an_import_that_no_layer_may_have_is_named(module, text, sentence):
+def test_a_forbidden_import_is_named(module, text, sentence):
     [found] = refused(Path(*module.split(".")).with_suffix(".py"), module, ast.parse(text))
     assert found.endswith(sentence)
 
@@ -163,12 +164,13 @@ def test_an_import_that_no_layer_may_have_is_named(module, text, sentence):
         ("algorithms.ppo", "from rlflow import flow, stage"),
     ],
 )
-def test_an_import_that_a_layer_may_have_is_not_named(module, text):
+def test_an_allowed_import_is_not_named(module, text):
     assert list(refused(Path(module), module, ast.parse(text))) == []
 
 
 def import_graph(of_functions: bool = True) -> nx.DiGraph:
-    """module → module of the package that it imports. ``of_functions``: within functions too."""
+    """Return module → modules of the package that it imports. ``of_functions``: include imports within
+    functions."""
     known = {module for _, module, _ in modules()}
     graph: nx.DiGraph = nx.DiGraph()
     for _, module, tree in modules():
@@ -185,16 +187,15 @@ def import_graph(of_functions: bool = True) -> nx.DiGraph:
     return graph
 
 
-def test_no_more_than_two_modules_import_each_other_in_a_circle():
-    """Neither while they load nor in calls."""
+def test_no_import_cycle_has_more_than_two_modules():
+    """Includes imports in functions."""
     graph = import_graph()
     assert graph.number_of_edges() > 1000
     assert [circle for circle in nx.strongly_connected_components(graph) if len(circle) > 2] == []
 
 
 def test_importing_the_package_needs_no_torch():
-    """Nor do the trace and the check of a flow, until the check calls functions of a flow that is right so
-    far."""
+    """Tracing and checking a flow do not need it either, until the check calls functions of a valid flow."""
     graph = import_graph(of_functions=False)
     starts = {"", "author.load", "compiler.trace.compile", "compiler.check.checker"}
     light = starts.union(*(nx.descendants(graph, start) for start in starts))
@@ -210,7 +211,7 @@ def test_importing_the_package_needs_no_torch():
 
 
 def test_only_the_cluster_layer_imports_ray():
-    """And other systems that it is compared with, which may be Ray itself."""
+    """The same holds for compared systems, which may use Ray themselves."""
     found = [
         str(path)
         for path, module, tree in modules()
@@ -221,7 +222,7 @@ def test_only_the_cluster_layer_imports_ray():
     assert found == []
 
 
-def test_no_file_is_called_after_nothing():
+def test_no_file_has_a_meaningless_name():
     names = {path.stem for path, _, _ in modules()} | {path.parent.name for path, _, _ in modules()}
     assert not names & {
         "utils",
@@ -237,8 +238,8 @@ def test_no_file_is_called_after_nothing():
     }
 
 
-def test_a_name_stands_for_one_class():
-    """Comparisons have words of their own for what they measure."""
+def test_each_class_name_is_unique():
+    """Comparisons use their own words for what they measure."""
     places: dict[str, list[Path]] = {}
     for path, module, tree in modules():
         for node in tree.body if layer(module) not in ("algorithms", "benchmarks") else ():
@@ -250,11 +251,11 @@ def test_a_name_stands_for_one_class():
 
 @cache
 def calls(tree: ast.Module) -> list[tuple[ast.Call, str]]:
-    """Each call, with the text of what is called."""
+    """Return each call with the text of the called expression."""
     return [(node, ast.unparse(node.func)) for node in ast.walk(tree) if isinstance(node, ast.Call)]
 
 
-def test_nothing_at_rest_is_a_pickle():
+def test_no_stored_file_is_a_pickle():
     pickling = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
     under_way = {
         ("cluster.setup", "cloudpickle"),
@@ -276,15 +277,15 @@ def test_nothing_at_rest_is_a_pickle():
     assert found == []
 
 
-def test_text_becomes_code_only_where_a_users_file_is_loaded():
+def test_text_becomes_code_only_when_a_users_file_is_loaded():
     found = {
         str(path)
         for path, _, tree in modules()
         for _, called in calls(tree)
         if called in ("eval", "exec", "builtins.exec")
     }
-    # the text of a user's file, as the run read it at its start; what a model wrote, in a process that can
-    # only compute
+    # the text of a user's file as the run read it at its start; code of a model, in a process that can only
+    # compute
     assert found == {"rlflow/rewards/scorers.py", "rlflow/rewards/environments/shipped/sandbox.py"}
     loads = {
         str(path)
@@ -292,11 +293,11 @@ def test_text_becomes_code_only_where_a_users_file_is_loaded():
         for _, called in calls(tree)
         if called.endswith(".exec_module")
     }
-    # a suite's systems; packages that are installed
+    # the systems of a suite; installed packages
     assert loads == {"rlflow/author/load.py", "benchmarks/suite/child.py", "rlflow/extras.py"}
 
 
-def test_no_code_of_a_model_folder_is_run():
+def test_code_of_a_model_folder_never_runs():
     found = [
         str(path)
         for path, _, tree in modules()
@@ -307,8 +308,8 @@ def test_no_code_of_a_model_folder_is_run():
     assert found == []
 
 
-def test_what_is_loaded_from_a_model_folder_says_that_it_runs_no_code():
-    """Where nothing is said, transformers asks, and takes the answer from standard input."""
+def test_loading_from_a_model_folder_forbids_its_code():
+    """Without the argument, transformers asks and reads the answer from standard input."""
     found = [
         f"{path}:{call.lineno}"
         for path, _, tree in modules()

@@ -1,4 +1,5 @@
-"""docs/first_look.ipynb runs from its first cell to its last, and each picture that it ends on is shown."""
+"""docs/first_look.ipynb runs from its first cell to its last, and shows each picture that a cell ends
+with."""
 
 import ast
 import json
@@ -19,7 +20,7 @@ def cells():
 
 
 def shown(source, names):
-    """What a notebook shows beneath a cell: the value of its last line as HTML."""
+    """Return what a notebook shows below a cell: the value of its last line as HTML."""
     tree = ast.parse(source)
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, str(PAGE), "exec"), names)
@@ -39,5 +40,5 @@ def test_every_cell_runs_and_shows_a_picture(tmp_path, monkeypatch):
     assert os.listdir("runs") == ["grpo-1"]
 
 
-def test_the_notebook_holds_no_outputs_that_could_go_stale():
+def test_the_notebook_stores_no_outputs():
     assert all(not cell.get("outputs") for cell in json.loads(PAGE.read_text())["cells"])

@@ -1,4 +1,5 @@
-"""What is built holds what an installed rlflow needs: algorithms, backends, the packaged task."""
+"""The built packages contain everything that an installed rlflow needs: algorithms, backends, the packaged
+task."""
 
 import subprocess
 import sys
@@ -22,7 +23,7 @@ NEEDED = [
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The wheel, built from the source distribution as an installer would."""
+    """The wheel, built from the source distribution as by an installer."""
     out = tmp_path_factory.mktemp("dist")
     subprocess.run(
         [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)],

@@ -1,6 +1,5 @@
-"""README is true and short, and so are the pages beside it that no test of their own holds: their commands
-exist and print what is shown, their code is the code, their links lead somewhere. docs/index.md lists all
-pages."""
+"""README and the pages without a test of their own are true and short: their commands exist and print the
+shown output, their code is the shipped code, and their links have targets. docs/index.md lists all pages."""
 
 import contextlib
 import io
@@ -17,7 +16,7 @@ from rlflow.config.flags import parse_flags
 README = (ROOT / "README.md").read_text()
 DOCS = ROOT / "docs"
 LENGTH = 110  # lines of README at most
-NUMBERS = 40  # in README at most
+NUMBERS = 40  # numbers in README at most
 drawn = load(ROOT / "benchmarks" / "pictures.py")
 PAGES = [README, *((DOCS / f"{name}.md").read_text() for name in ("pools", "learning"))]
 BLOCKS = [block for page in PAGES for block in re.findall(r"^```(\w+)\n(.*?)^```$", page, re.M | re.S)]
@@ -30,7 +29,7 @@ COMMANDS = [
 
 
 def printed(command, folder, monkeypatch):
-    """Exit code and output of a line that starts with `rlflow`, in this process."""
+    """Run a line that starts with `rlflow` in this process; return its exit code and output."""
     out = io.StringIO()
     monkeypatch.chdir(folder)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
@@ -51,7 +50,7 @@ def test_ci_runs_the_test_command():
 @pytest.mark.parametrize(
     "block", [text for language, text in BLOCKS if language == "console" and text.startswith("$ ")]
 )
-def test_a_shown_command_prints_what_is_shown(block, tmp_path, monkeypatch):
+def test_a_shown_command_prints_the_shown_output(block, tmp_path, monkeypatch):
     line, _, shown = block.removeprefix("$ ").partition("\n")
     command, _, code = line.partition("  # exits ")
     flow = (ROOT / "algorithms" / "rloo.py").read_text()
@@ -61,12 +60,12 @@ def test_a_shown_command_prints_what_is_shown(block, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("block", [text for language, text in BLOCKS if language == "python"])
-def test_the_code_shown_is_the_code_that_ships(block):
+def test_the_shown_code_is_the_shipped_code(block):
     assert any(block.strip() in path.read_text() for path in (ROOT / "algorithms").glob("*.py"))
 
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("rlflow run")])
-def test_the_flags_shown_are_flags(command, monkeypatch, tmp_path):
+def test_the_shown_flags_exist(command, monkeypatch, tmp_path):
     words = shlex.split(command.removesuffix("&"))[3:]
     flags = parse_flags(words)
     (tmp_path / "style.py").write_text("def polite(completion):\n    return 1.0\n")
@@ -89,7 +88,7 @@ def test_readme_is_short():
     assert len(re.findall(r"\d[\d.]*", README)) <= NUMBERS
 
 
-def test_the_pictures_are_those_that_the_command_draws():
+def test_the_pictures_equal_the_output_of_the_command():
     for file, content in drawn.pictures().items():
         assert file.read_text() == content
         assert f'"{file.relative_to(ROOT)}"' in README or f"({file.relative_to(ROOT)})" in README
@@ -101,7 +100,7 @@ def test_every_algorithm_is_named():
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda page: page.stem)
-def test_every_link_leads_to_a_file_and_a_heading(page):
+def test_every_link_has_a_file_and_a_heading(page):
     for target, heading in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
         file = page.parent / target if target else page
         assert target.startswith("https://") or file.exists(), target
@@ -111,7 +110,7 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
 
 
 def headings(page):
-    """The anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -122,7 +121,7 @@ def test_the_index_lists_every_page_and_readme_links_it():
     assert "](docs/index.md)" in README
 
 
-def test_the_changelog_speaks_of_this_version():
+def test_the_changelog_has_this_version():
     import rlflow
 
     assert f"[{rlflow.__version__}]" in (ROOT / "CHANGELOG.md").read_text()

@@ -1,8 +1,8 @@
-"""The three tiers of tests, and the budget of processor time that each has to keep.
+"""The three tiers of tests, and the limit of processor time for each.
 
-Unmarked tests are the quick tier: each takes at most LIMIT seconds of processor time. `slow` ones join them
-in `make test`, `long` ones run in `make long` alone. Processor time is that of the test and of every process
-that it starts. It is divided by how much slower this machine is, as a fixed piece of work tells, so that
+Unmarked tests are the quick tier: each takes at most LIMIT seconds of processor time. `make test` also runs
+tests marked `slow`; only `make long` runs those marked `long`. Processor time covers a test and every process
+that it starts. It is divided by the slowdown of this machine, measured with a fixed piece of work, so that
 neither a slow machine nor other load fails a run.
 """
 
@@ -19,8 +19,8 @@ import pytest
 
 LIMIT = 5.0  # seconds of an unmarked test
 SUMS = {"quick": 200.0, "test": 1100.0}  # seconds of all tests of a tier
-DEAREST = 15  # tests that a run names
-# seconds that the fixed piece of work takes on the machine for which LIMIT and SUMS were measured
+DEAREST = 15  # how many tests a run names
+# seconds of the fixed piece of work on the machine where LIMIT and SUMS were measured
 WORK = 0.105
 NAME = "processor seconds"
 EXPRESSIONS = {"quick": "not slow and not long", "test": "not long", "long": "long"}
@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def slice_of(file: str, count: int) -> int:
-    """The part of so many into which a test file falls: the same on every machine."""
+    """Return the slice of this many that a test file belongs to: the same on every machine."""
     return int.from_bytes(hashlib.sha256(file.encode()).digest()[:8], "big") % count
 
 
@@ -75,7 +75,7 @@ def pytest_runtest_makereport(item, call):
 
 
 def spent() -> float:
-    """Processor seconds of this process, of the children that it has waited for, and of all that live below
+    """Return the processor seconds of this process, of its reaped children, and of all living processes below
     it."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used) + sum(
@@ -84,7 +84,7 @@ def spent() -> float:
 
 
 def _below(pid: int) -> Iterator[int]:
-    """Every process that a process has started, directly or not, and that lives."""
+    """Yield every living process that a process has started, directly or indirectly."""
     try:
         lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
     except OSError:
@@ -95,7 +95,7 @@ def _below(pid: int) -> Iterator[int]:
 
 
 def _ticks(pid: int) -> int:
-    """Clock ticks that a process and the children that it has waited for have used."""
+    """Return the clock ticks used by a process and its reaped children."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -103,12 +103,13 @@ def _ticks(pid: int) -> int:
     return sum(map(int, fields[11:15]))
 
 
-_speeds: list[tuple[float, float]] = []  # (when, how many times as long as on the machine of LIMIT and SUMS)
+# (time of measurement, slowdown compared with the machine of LIMIT and SUMS)
+_speeds: list[tuple[float, float]] = []
 
 
 def speed() -> float:
-    """How many times as long this machine takes as the one for which the budget was measured, at least 1;
-    looked at once in 20 seconds."""
+    """Return the slowdown of this machine compared with the machine where the limits were measured, at least
+    1. Measured once in 20 seconds."""
     now = time.monotonic()
     if not _speeds or now - _speeds[-1][0] > 20.0:
         began = time.process_time()
@@ -120,7 +121,7 @@ def speed() -> float:
 
 
 class Budget:
-    """Adds up what tests have cost, and fails a run that costs too much."""
+    """Adds up the cost of tests, and fails a run that costs too much."""
 
     def __init__(self, tier: str | None) -> None:
         self.tier = tier
@@ -150,7 +151,7 @@ class Budget:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def by_folder(self) -> dict[str, float]:
-        """Seconds of the tests in each folder of tests/; `.` has the files beside the folders."""
+        """Return seconds of the tests in each folder of tests/; `.` stands for the files directly in it."""
         found: dict[str, float] = {}
         for name, (seconds, _) in self.costs.items():
             inside = name.partition("::")[0].split("/")[1:]

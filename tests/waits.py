@@ -1,8 +1,8 @@
-"""A GPU's stand-in: torch's meta device, whose tensors have shapes and no content.
+"""A substitute for a GPU: torch's meta device, whose tensors have shapes and no content.
 
-As on a GPU, tensors of the host's and the device's do not go together in one operation. Whatever would make
-the host wait for a GPU is counted, and answered with made-up content: results that are looked at (a mask that
-picks entries picks all of them), and copies from memory that is not pinned.
+As on a GPU, host and device tensors cannot be mixed in one operation. Every operation that would make the
+host wait for a GPU is counted and answered with invented content: results that the host reads (a mask that
+selects entries selects all of them), and copies from memory that is not pinned.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 DEVICE = torch.device("meta")
 LOOKS = {"item", "_local_scalar_dense", "is_nonzero", "equal"}
 PICKING = {"index", "index_put", "index_put_"}
-MADE = {torch.tensor, torch.as_tensor}  # which the host fills, wherever they are to be
+MADE = {torch.tensor, torch.as_tensor}  # filled by the host, for any destination
 
 
 @contextmanager
 def counted(answer: Callable[[Tensor], Tensor] | None = None) -> Iterator[list[str]]:
-    """What waits, by name, in order. answer: a tensor of the host's for one of the device's that is copied
-    there (zeros)."""
+    """Count the waiting operations by name, in order. answer: returns the host tensor for a device tensor
+    copied there (default: zeros)."""
     found: list[str] = []
     with (
         _Calls(found),
@@ -61,12 +61,12 @@ class _Operations(TorchDispatchMode):
             self.found.append(name)
             return torch.empty(args[0].numel(), args[0].dim(), dtype=torch.int64, device=DEVICE)
         if there and any(tensor.device != DEVICE and tensor.dim() for tensor in _tensors([args, kwargs])):
-            self.found.append(name)  # an index of the host's, or a copy
+            self.found.append(name)  # an index on the host, or a copy
         return function(*args, **kwargs)
 
 
 class _Calls(TorchFunctionMode):
-    """What the dispatcher does not see."""
+    """Operations that the dispatcher does not see."""
 
     def __init__(self, found: list[str]) -> None:
         super().__init__()

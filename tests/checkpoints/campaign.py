@@ -1,5 +1,5 @@
-"""Corruptions of a run's checkpoints, several hundred of them, and what reading makes of each. Used by the
-tests and by a benchmark."""
+"""Several hundred corruptions of a run's checkpoints, and the outcome of reading each. Used by the tests and
+by a benchmark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OLDER, NEWER = 11, 12
 
 
 def example(iteration: int, rows: int = 12) -> Snapshot:
-    """A small snapshot in which every file differs from that of every other iteration."""
+    """Return a small snapshot whose files all differ from those of other iterations."""
     chance = torch.Generator().manual_seed(iteration)
     draw = lambda *shape: torch.randn(*shape, generator=chance)  # noqa: E731
     parameters = {
@@ -49,7 +49,7 @@ def example(iteration: int, rows: int = 12) -> Snapshot:
 
 
 def same(one: Snapshot, other: Snapshot) -> bool:
-    """Bit for bit, in the same order."""
+    """Return True if both are equal bit for bit, in the same order."""
     flat = [
         [(g, n, str(t.dtype), list(t.shape), bits(t)) for g, ts in s.tensors.items() for n, t in ts.items()]
         for s in (one, other)
@@ -66,7 +66,7 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 
 def write_run(run: Path, iterations: tuple[int, ...] = (OLDER, NEWER), keep: int = 2) -> Path:
-    """A run with these checkpoints, the parameters in two shards."""
+    """Write a run with these checkpoints, the parameters in two shards."""
     run.mkdir(parents=True, exist_ok=True)
     with Writer(run, keep=keep, shard_bytes=500) as writer:
         for iteration in iterations:
@@ -77,8 +77,8 @@ def write_run(run: Path, iterations: tuple[int, ...] = (OLDER, NEWER), keep: int
 
 @dataclass(frozen=True)
 class Corruption:
-    """apply: does it to a run in place. leaves: which iterations may be loaded after it; none: everything is
-    damaged."""
+    """A corruption of a run. apply: corrupts it in place. leaves: the iterations that may be loaded
+    afterwards; empty if everything is damaged."""
 
     kind: str
     name: str
@@ -87,7 +87,7 @@ class Corruption:
 
 
 def corruptions(run: Path) -> Iterator[Corruption]:
-    """All of them for a run that ``write_run`` made."""
+    """Return all corruptions for a run made by ``write_run``."""
     where = run / "checkpoints"
     newer, older = where / f"step-{NEWER:08d}", where / f"step-{OLDER:08d}"
     files = sorted(path.relative_to(newer).as_posix() for path in newer.rglob("*") if path.is_file())
@@ -114,7 +114,7 @@ def corruptions(run: Path) -> Iterator[Corruption]:
 
 
 def _damaged(place: str, data: bytes, leaves: tuple[int, ...], kinds: str = "") -> Iterator[Corruption]:
-    """Cut, flipped, zeroed and grown at edges and in between."""
+    """Cut, flip, zero and extend a file at its edges and in between."""
     size = len(data)
     header = 8 + int.from_bytes(data[:8], "little") if place.endswith(".safetensors") else 12
     edges = {
@@ -136,7 +136,7 @@ def _damaged(place: str, data: bytes, leaves: tuple[int, ...], kinds: str = "") 
     for offset in sorted(edge for edge in edges if 0 <= edge < size):
         yield Corruption(kinds + "truncated", f"{place} to {offset}", _put(place, data[:offset]), leaves)
         zeroed = data[:offset] + bytes(size - offset)
-        if zeroed not in seen:  # what is zero already changes nothing
+        if zeroed not in seen:  # zeroing zeros changes nothing
             yield Corruption(kinds + "zero tail", f"{place} from {offset}", _put(place, zeroed), leaves)
         seen.add(zeroed)
     positions = sorted({*range(min(8, size)), *(size * step // 24 for step in range(24)), size - 1})
@@ -155,7 +155,7 @@ def _put(place: str, data: bytes) -> Callable[[Path], None]:
 
 
 def _linked(path: Path) -> None:
-    """The same content, but outside."""
+    """Replace a file by a link to the same content outside the run."""
     outside = path.parents[3 if path.parent.name == "actor" else 2] / "outside"
     shutil.move(path, outside)
     path.symlink_to(outside)
@@ -170,12 +170,12 @@ def _swap(run: Path, one_step: str, one: str, other_step: str, other: str) -> No
     first, second = run / "checkpoints" / one_step / one, run / "checkpoints" / other_step / other
     data = first.read_bytes(), second.read_bytes()
     first.write_bytes(data[1])
-    if one_step == other_step:  # the older checkpoint stays good, so that there is one to go back to
+    if one_step == other_step:  # the older checkpoint stays good, as the one to fall back to
         second.write_bytes(data[0])
 
 
 def _strangers(step: str) -> Iterator[Corruption]:
-    """What is no part of a checkpoint is not read, and said."""
+    """Files that do not belong to a checkpoint are reported and not read."""
     place, newest = f"checkpoints/{step}", (NEWER,)
     yield Corruption("stranger", "a file", _put(f"{place}/extra.safetensors", b"x"), newest)
     yield Corruption("stranger", "a hidden file", _put(f"{place}/.DS_Store", b"\0"), newest)
@@ -197,12 +197,13 @@ def _linked_folder(path: Path, outside: Path) -> None:
 
 
 def signed(body: bytes) -> bytes:
-    """A manifest around this body whose own digest is right."""
+    """Return a manifest of this body with its correct digest."""
     return b'{"sha256": "' + sha256(body).hexdigest().encode() + b'",\n"manifest": ' + body + b"}\n"
 
 
 def _forged(manifest: Path, place: str) -> Iterator[Corruption]:
-    """Manifests with a right digest of their own, but not the one that was written. The pointer tells."""
+    """Manifests with a correct digest of their own, but not the written one. The pointer shows the
+    difference."""
     data = manifest.read_bytes()
     content = json.loads(data)["manifest"]
     first = next(iter(content["files"]))
@@ -269,7 +270,7 @@ def _pointer(data: bytes) -> Iterator[Corruption]:
 
 
 def _both(newer: str, older: str, files: list[str]) -> Iterator[Corruption]:
-    """Where the older one is damaged too, nothing may be loaded."""
+    """If the older checkpoint is damaged too, nothing may be loaded."""
     for name in files:
 
         def both(run: Path, name: str = name) -> None:
@@ -281,8 +282,8 @@ def _both(newer: str, older: str, files: list[str]) -> Iterator[Corruption]:
 
 
 def outcome(run: Path, corruption: Corruption, scratch: Path) -> str:
-    """What reading makes of a copy of the run with this corruption: 'previous' or 'newest' (each said),
-    'refused', or what is wrong."""
+    """Return the outcome of reading a corrupted copy of the run: 'previous' or 'newest' (both reported),
+    'refused', or the error."""
     copy = scratch / "copy"
     shutil.rmtree(scratch, ignore_errors=True)
     shutil.copytree(run, copy)

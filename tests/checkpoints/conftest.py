@@ -1,4 +1,4 @@
-"""The neighbours of these tests as fixtures, and disks of a known size."""
+"""The neighbouring modules of these tests as fixtures, and disks of a known size."""
 
 import contextlib
 import importlib
@@ -28,7 +28,7 @@ def powerloss():
 
 @pytest.fixture(scope="session")
 def injected():
-    """Run faults.py in a process of its own: what it printed."""
+    """Run faults.py in a process of its own and return its output."""
 
     def run(*words):
         command = [sys.executable, str(HERE / "faults.py"), *map(str, words)]
@@ -50,7 +50,7 @@ class Disk:
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     def fill(self):
-        """Until no byte is left."""
+        """Fill the disk until no byte is left."""
         with open(self.path / "filler", "ab", buffering=0) as file, contextlib.suppress(OSError):
             while file.write(bytes(4096)):
                 pass

@@ -1,5 +1,4 @@
-"""Faults in real processes: calls of the operating system are watched, and at a chosen one the process dies,
-or the disk is full.
+"""Faults in real processes: at a chosen call of the operating system the process dies, or the disk is full.
 
 As a script it forks one child for each point, so that torch is imported once: ``python faults.py
 kill|limit|lock FOLDER``.
@@ -30,7 +29,7 @@ After = Callable[[str, tuple[Any, ...], dict[str, Any], Any], None]
 def watching(
     before: Before = lambda name, args: None, after: After = lambda name, args, kwargs, result: None
 ) -> Iterator[None]:
-    """Call ``before`` and ``after`` around each of the watched calls, which are carried out all the same."""
+    """Call ``before`` and ``after`` around each of the watched calls, which still run."""
     real = {name: getattr(os, name) for name in WATCHED}
 
     def wrapped(name: str) -> Callable[..., Any]:
@@ -52,8 +51,8 @@ def watching(
 
 
 def below(root: Path, before: Before) -> tuple[Before, After]:
-    """The same for ``watching``, of calls that change what lies below ``root``, and of the files that were
-    opened there."""
+    """Return ``before`` for ``watching``, limited to calls that change paths below ``root`` or files opened
+    there."""
     files: set[int] = set()
     writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
@@ -77,7 +76,8 @@ def below(root: Path, before: Before) -> tuple[Before, After]:
 
 
 def dying_at(point: int) -> Before:
-    """Kill this process at its n-th call: every other point in the middle of a write, if the call is one."""
+    """Kill this process at its n-th call; if the call is a write, every second point is in the middle of
+    it."""
     real_write, seen = os.write, [0]
 
     def before(name: str, args: tuple[Any, ...]) -> None:
@@ -91,7 +91,7 @@ def dying_at(point: int) -> Before:
 
 
 def forked(action: Callable[[], None]) -> int:
-    """The exit status of a child that does this."""
+    """Run an action in a child and return its exit status."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -104,8 +104,8 @@ def forked(action: Callable[[], None]) -> int:
 
 
 def kill(root: Path) -> None:
-    """For each point a copy of ``root/base`` in which a writer of iteration 12 was killed there; the last one
-    was not."""
+    """For each point, make a copy of ``root/base`` where a writer of iteration 12 was killed; the last writer
+    was not killed."""
     import campaign
 
     def write() -> None:
@@ -121,7 +121,8 @@ def kill(root: Path) -> None:
 
 
 def limit(root: Path) -> None:
-    """The same with a limit on the size of files: ``root/LIMIT`` and the failures of its writer beside it."""
+    """Do the same with a limit on the size of files: ``root/LIMIT``, with the failures of its writer next to
+    it."""
     import campaign
 
     def write() -> None:
@@ -137,7 +138,7 @@ def limit(root: Path) -> None:
 
 
 def lock(root: Path, mode: str, rounds: str, processes: int = 8) -> None:
-    """Rounds of processes that want one lock at once; in half of them a dead process's lock is there. Prints
+    """Run rounds of processes that compete for one lock; in half of them a dead process's lock exists. Print
     winners and losers."""
     from rlflow.checkpoints.lock import Lock
 
@@ -146,7 +147,7 @@ def lock(root: Path, mode: str, rounds: str, processes: int = 8) -> None:
         def refused(*_: Any) -> None:
             raise OSError(errno.ENOLCK, "No locks available")
 
-        fcntl.flock = refused  # as on a filesystem that has no locks
+        fcntl.flock = refused  # like a filesystem without locks
 
     def stale() -> None:
         Lock(root).acquire()
@@ -161,7 +162,7 @@ def lock(root: Path, mode: str, rounds: str, processes: int = 8) -> None:
                 answers.put(("won", ""))
             except Exception as error:
                 answers.put(("lost", f"{type(error).__name__}: {error}"))
-            tried.wait(60)  # the winner holds it until all have tried
+            tried.wait(60)  # the winner holds the lock until all have tried
             held.release()
 
     context = multiprocessing.get_context("fork")
@@ -176,7 +177,7 @@ def lock(root: Path, mode: str, rounds: str, processes: int = 8) -> None:
         found = [answers.get(timeout=240) for _ in range(processes)]
         said = sorted({text for kind, text in found if kind == "lost"})
         print(json.dumps({"won": sum(kind == "won" for kind, _ in found), "said": said}))
-        while number + 1 < int(rounds) and start.n_waiting < processes:  # all have let go
+        while number + 1 < int(rounds) and start.n_waiting < processes:  # all have released it
             os.sched_yield()
     for child in children:
         child.join(60)

@@ -1,5 +1,5 @@
-"""A disk as POSIX promises it and no more: what was not flushed may be lost, in any combination, when the
-power goes."""
+"""A disk with exactly the guarantees of POSIX: after a power loss, any combination of unflushed changes may
+be lost."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 
 @dataclass
 class Node:
-    """A file's bytes or a folder's entries: as a program sees them now, and as they were when last
-    flushed."""
+    """The bytes of a file or the entries of a folder, as programs see them now, and as they were at the last
+    flush."""
 
     now: Any
     flushed: Any
@@ -29,8 +29,8 @@ State = dict[str, bytes | None]  # path → bytes, or None for a folder
 
 @dataclass
 class Disk:
-    """Follows the calls of a writer below ``root``; ``states`` are the trees that a crash before the next
-    call may leave."""
+    """Follows the calls of a writer below ``root``; ``states`` are the possible trees after a crash before
+    the next call."""
 
     root: Path
     tree: Node = field(default_factory=folder)
@@ -38,7 +38,7 @@ class Disk:
 
     @classmethod
     def of(cls, root: Path) -> Disk:
-        """What is there already is safe."""
+        """Existing files count as flushed."""
         disk = cls(root)
         for path in sorted(root.rglob("*")):
             parent, name = disk.at(path.parent), path.name
@@ -99,8 +99,8 @@ class Disk:
         self.open_files[result] = where.now[last] if last else self.tree
 
     def states(self, chance: random.Random, mixed: int = 3) -> Iterator[State]:
-        yield self._tree(self.tree, lambda: False, lambda: False)  # nothing that was not flushed
-        yield self._tree(self.tree, lambda: True, lambda: False)  # names came before data
+        yield self._tree(self.tree, lambda: False, lambda: False)  # no unflushed change
+        yield self._tree(self.tree, lambda: True, lambda: False)  # names were written before data
         yield self._tree(self.tree, lambda: False, lambda: True)
         for _ in range(mixed):
             yield self._tree(self.tree, lambda: chance.random() < 0.5, lambda: chance.random() < 0.5)
@@ -111,7 +111,7 @@ class Disk:
             if isinstance(child.now, dict):
                 out |= {prefix + name: None} | self._tree(child, names, data, f"{prefix}{name}/")
             else:
-                zeros = bytes(max(len(child.now) - len(child.flushed), 0))  # it may have been cut since
+                zeros = bytes(max(len(child.now) - len(child.flushed), 0))  # it may have been truncated since
                 out[prefix + name] = child.now if data() else child.flushed + zeros
         return out
 

@@ -1,4 +1,4 @@
-"""No corruption of a checkpoint is loaded, and every one is said."""
+"""No corruption of a checkpoint is loaded, and each is reported."""
 
 import collections
 
@@ -29,7 +29,7 @@ def test_verify_names_each_damaged_file(tmp_path, campaign):
     assert "actor/config.json is missing" in found
 
 
-def test_what_is_no_part_of_a_checkpoint_is_ignored_and_named(tmp_path, campaign):
+def test_foreign_files_in_a_checkpoint_are_ignored_and_named(tmp_path, campaign):
     run = campaign.write_run(tmp_path / "run")
     for step in (11, 12):
         (run / f"checkpoints/step-{step:08d}/.DS_Store").write_bytes(b"\0")
@@ -41,7 +41,7 @@ def test_what_is_no_part_of_a_checkpoint_is_ignored_and_named(tmp_path, campaign
     assert verify(loaded.path) == []
 
 
-def test_where_none_is_good_every_reason_is_said(tmp_path, campaign):
+def test_without_a_good_checkpoint_every_reason_is_reported(tmp_path, campaign):
     run = campaign.write_run(tmp_path / "run")
     for step in (11, 12):
         (run / f"checkpoints/step-{step:08d}/manifest.json").write_bytes(b"{}")
@@ -51,7 +51,7 @@ def test_where_none_is_good_every_reason_is_said(tmp_path, campaign):
         load_latest(run)
 
 
-def test_after_damage_the_writer_keeps_the_good_one_and_never_replaces(tmp_path, campaign):
+def test_after_damage_the_writer_keeps_the_good_checkpoint(tmp_path, campaign):
     run = campaign.write_run(tmp_path / "run")
     damaged = run / "checkpoints/step-00000012"
     (damaged / "surplus.safetensors").unlink()

@@ -1,5 +1,4 @@
-"""A writer that dies at any call, or a machine that loses its power there, leaves the last good
-checkpoint."""
+"""A writer that dies at any call, or a power loss at that call, leaves the last good checkpoint."""
 
 import random
 
@@ -23,22 +22,22 @@ def killed(tmp_path_factory, campaign, injected):
 
 
 @pytest.mark.slow
-def test_kill_9_at_every_call_leaves_a_good_checkpoint_and_nothing_that_looks_damaged(killed, campaign):
+def test_a_kill_at_any_call_leaves_a_good_checkpoint(killed, campaign):
     found = []
     for run in killed:
         loaded = load_latest(run)
         assert loaded.rejected == []
         assert campaign.same(loaded.snapshot, campaign.example(loaded.snapshot.iteration))
-        # nor one half removed
+        # and no partly removed one
         assert [verify(path) for path in steps(run / "checkpoints")] == [[]] * len(steps(run / "checkpoints"))
         found.append(loaded.snapshot.iteration)
     assert len(killed) >= 100
-    assert found == sorted(found)  # once the new one is there it stays
+    assert found == sorted(found)  # once the new one exists it stays
     assert set(found) == {11, 12}
 
 
 @pytest.mark.slow
-def test_what_a_killed_writer_left_is_removed_by_the_next(killed, campaign):
+def test_the_next_writer_removes_the_remains_of_a_killed_one(killed, campaign):
     hidden = 0
     for run in killed:
         hidden += sum(path.name.startswith(".") for path in (run / "checkpoints").iterdir())
@@ -57,7 +56,7 @@ def test_the_folder_of_a_living_writer_is_left_alone(tmp_path, campaign):
     assert own.is_dir()
 
 
-def test_lost_power_before_any_call_leaves_a_good_checkpoint(tmp_path, campaign, faults, powerloss):
+def test_a_power_loss_at_any_call_leaves_a_good_checkpoint(tmp_path, campaign, faults, powerloss):
     run = campaign.write_run(tmp_path / "run", (10, 11), keep=2)
     disk, chance, states, named = powerloss.Disk.of(run), random.Random(0), [], []
 

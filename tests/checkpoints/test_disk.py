@@ -1,5 +1,5 @@
-"""A disk that is full, limited or read-only: the save fails loudly, what was saved before stays, and the next
-save is tried."""
+"""A full, limited or read-only disk: the save reports an error, earlier saves stay, and the next save is
+tried."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ def loads(campaign, run):
     return loaded.snapshot.iteration
 
 
-def test_a_snapshot_larger_than_the_room_is_refused_before_a_byte_is_written(disk, campaign, faults):
+def test_a_snapshot_larger_than_the_free_space_is_refused(disk, campaign, faults):
     run, said, calls = campaign.write_run(disk.path / "run"), [], []
     with Writer(run, on_failure=said.append) as writer:
         with faults.watching(lambda name, args: calls.append(name)):
@@ -37,7 +37,7 @@ def test_a_snapshot_larger_than_the_room_is_refused_before_a_byte_is_written(dis
 
 @pytest.mark.slow
 def test_a_disk_that_fills_at_any_call_harms_nothing(disk, campaign, faults):
-    """At each call of a save, somebody else takes the rest of the disk."""
+    """At each call of a save, another program uses the rest of the disk."""
     outcomes, point = [], 0
     while not outcomes or outcomes[-1][0]:
         run = campaign.write_run(disk.path / str(point), (10, 11))
@@ -79,7 +79,7 @@ def test_a_limit_on_the_size_of_files_harms_nothing(tmp_path, campaign, injected
     assert sum(map(bool, failed.values())) >= 8
 
 
-def test_a_disk_that_becomes_read_only_and_writable_again(disk, campaign):
+def test_saving_survives_a_temporarily_read_only_disk(disk, campaign):
     run, said = campaign.write_run(disk.path / "run"), []
     with Writer(run, on_failure=said.append) as writer:
         assert disk.mount("remount,ro").returncode == 0
@@ -108,7 +108,7 @@ def test_a_disk_that_becomes_read_only_at_any_call_harms_nothing(disk, campaign,
         assert disk.mount("remount,rw").returncode == 0
 
 
-def test_a_run_folder_that_cannot_be_written_from_the_start_fails_no_training(disk, campaign):
+def test_an_unwritable_run_folder_fails_no_training(disk, campaign):
     (disk.path / "run").mkdir()
     assert disk.mount("remount,ro").returncode == 0
     said = []
@@ -117,7 +117,7 @@ def test_a_run_folder_that_cannot_be_written_from_the_start_fails_no_training(di
     assert "Read-only file system" in said[0]
 
 
-def test_what_on_failure_raises_does_not_end_the_writer(disk, campaign):
+def test_an_error_in_on_failure_does_not_end_the_writer(disk, campaign):
     def raising(message):
         raise RuntimeError("the tracker is away")
 
@@ -137,6 +137,6 @@ def test_without_a_callback_a_failure_is_printed(disk, capfd):
 
 
 @pytest.mark.parametrize("keep", [0, -1])
-def test_keeping_none_is_refused(tmp_path, keep):
+def test_keeping_no_checkpoint_is_refused(tmp_path, keep):
     with pytest.raises(ValueError, match="keep"):
         Writer(tmp_path, keep)

@@ -1,5 +1,5 @@
-"""Files that are replaced whole, folders that get their names when they are whole, and what dead processes
-left of both."""
+"""Files that are replaced completely, folders that get their names when they are complete, and the remains of
+dead processes."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path):
+def test_a_file_is_replaced_completely_or_not_at_all(tmp_path):
     path = tmp_path / "file"
     durable.replace(path, b"first")
     durable.replace(path, b"sec", b"ond")
@@ -28,7 +28,7 @@ def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path):
     assert names(tmp_path) == ["file", "folder"]
 
 
-def test_a_folder_takes_the_place_of_another(tmp_path):
+def test_a_folder_replaces_another(tmp_path):
     for name in ("old", "new"):
         (tmp_path / name / "inner").mkdir(parents=True)
         (tmp_path / name / "inner" / name).write_text(name)
@@ -39,7 +39,7 @@ def test_a_folder_takes_the_place_of_another(tmp_path):
 
 
 @pytest.mark.parametrize("mask", [0o002, 0o022, 0o027, 0o077])
-def test_what_takes_a_place_has_the_rights_that_new_files_have_whoever_wrote_it(tmp_path, mask):
+def test_a_replacement_has_the_rights_of_new_files(tmp_path, mask):
     before = os.umask(mask)
     try:
         assert durable.umask() == mask
@@ -73,7 +73,7 @@ durable.aside(Path(sys.argv[1]) / "folder", "removing").mkdir()
 """
 
 
-def test_what_a_dead_process_left_goes_and_a_living_ones_stays(tmp_path):
+def test_only_remains_of_dead_processes_are_removed(tmp_path):
     own = durable.aside(tmp_path / "own")
     own.write_text("")
     subprocess.run([sys.executable, "-c", LEAVES, str(tmp_path)], check=True)
@@ -87,12 +87,12 @@ def test_what_a_dead_process_left_goes_and_a_living_ones_stays(tmp_path):
     assert durable.leftovers(tmp_path / "nowhere") == []
 
 
-def test_a_name_that_is_as_long_as_names_may_be_has_one_aside(tmp_path):
+def test_the_longest_name_has_a_temporary_name(tmp_path):
     durable.replace(tmp_path / ("n" * 255), b"whole")
     assert names(tmp_path) == ["n" * 255]
 
 
-def test_reading_waits_for_no_pipe_follows_no_link_and_ends_after_what_is_wanted(tmp_path):
+def test_reading_ignores_pipes_and_links_and_is_limited(tmp_path):
     (tmp_path / "file").write_bytes(b"12345")
     assert durable.read(tmp_path / "file") == b"12345"
     assert durable.read(tmp_path / "file", 3) == b"1234"

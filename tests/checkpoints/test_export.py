@@ -1,4 +1,4 @@
-"""A checkpoint exported is a Hugging Face folder with the same weights and tokenizer."""
+"""An exported checkpoint is a Hugging Face folder with the same weights and tokenizer."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def trainer(folder=MODEL, **spec):
 
 
 def stepped(one, seed):
-    """One optimizer step on a gradient of noise."""
+    """Make one optimizer step on a gradient of noise."""
     chance = torch.Generator().manual_seed(seed)
     for parameter in one.network.parameters().values():
         parameter.grad = torch.randn(parameter.shape, generator=chance, dtype=parameter.dtype)
@@ -74,7 +74,7 @@ def test_transformers_loads_equal_tensors_and_the_tokenizer(tmp_path, actor):
     assert {p.name for p in (tmp_path / "out").iterdir()} == {p.name for p in MODEL.iterdir()}
 
 
-def test_large_weights_are_cut_into_shards_with_an_index(tmp_path, actor):
+def test_large_weights_are_split_into_shards_with_an_index(tmp_path, actor):
     run = save(tmp_path / "run", ("actor", actor))
     export(run / "checkpoints/step-00000001", tmp_path / "out", "actor", shard_bytes=1 << 20)
     assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 2
@@ -82,7 +82,7 @@ def test_large_weights_are_cut_into_shards_with_an_index(tmp_path, actor):
     assert all(torch.equal(model[name], tensor) for name, tensor in actor.weights())
 
 
-def test_the_config_says_the_dtype_in_which_the_weights_are(tmp_path):
+def test_the_config_names_the_dtype_of_the_weights(tmp_path):
     one = trainer(dtype="float64")
     run = save(tmp_path / "run", ("actor", one))
     export(run, tmp_path / "out")
@@ -93,7 +93,7 @@ def test_the_config_says_the_dtype_in_which_the_weights_are(tmp_path):
     )
 
 
-def test_a_critics_value_head_lies_beside_its_model(tmp_path, actor):
+def test_a_critics_value_head_is_stored_next_to_its_model(tmp_path, actor):
     critic = stepped(trainer(head="values"), 2)
     run = save(tmp_path / "run", ("actor", actor), ("critic", critic))
     export(run, tmp_path / "out", "critic")
@@ -105,7 +105,7 @@ def test_a_critics_value_head_lies_beside_its_model(tmp_path, actor):
     assert not (tmp_path / "other").exists()
 
 
-def test_a_trainer_restored_from_disk_goes_on_bit_for_bit(tmp_path):
+def test_a_trainer_restored_from_disk_continues_bit_for_bit(tmp_path):
     straight = stepped(stepped(trainer(), 1), 2)
     run = save(tmp_path / "run", ("actor", stepped(trainer(), 1)))
     resumed = trainer()
@@ -116,7 +116,7 @@ def test_a_trainer_restored_from_disk_goes_on_bit_for_bit(tmp_path):
     assert all(torch.equal(want[name], got[name]) for name in want)
 
 
-def test_a_folder_with_content_is_refused_and_an_empty_one_taken(tmp_path, actor):
+def test_only_an_empty_folder_is_accepted(tmp_path, actor):
     run = save(tmp_path / "run", ("actor", actor))
     (tmp_path / "out").mkdir()
     export(run, tmp_path / "out")
@@ -126,7 +126,7 @@ def test_a_folder_with_content_is_refused_and_an_empty_one_taken(tmp_path, actor
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
 
 
-def test_a_damaged_checkpoint_is_not_exported_and_a_run_gives_its_newest_good_one(tmp_path, actor):
+def test_the_newest_good_checkpoint_is_exported(tmp_path, actor):
     run = save(save(tmp_path / "run", ("actor", actor)), ("actor", actor), iteration=2)
     (run / "checkpoints/step-00000002/actor.optimizer.safetensors").write_bytes(b"")
     with pytest.raises(PlanError, match=r"damaged(.|\n)*actor.optimizer.safetensors: found 0 bytes"):
@@ -135,17 +135,17 @@ def test_a_damaged_checkpoint_is_not_exported_and_a_run_gives_its_newest_good_on
     assert (done.path.name, len(done.rejected)) == ("step-00000001", 1)
 
 
-def test_the_command_says_which_checkpoint_is_damaged_and_what_it_wrote(tmp_path, actor, capsys):
+def test_the_command_names_damaged_checkpoints_and_its_output(tmp_path, actor, capsys):
     run = save(save(tmp_path / "run", ("actor", actor)), ("actor", actor), iteration=2)
     (run / "checkpoints/step-00000002/actor.optimizer.safetensors").write_bytes(b"")
-    (run / "metrics.jsonl").touch()  # by which a folder is known as a run's
+    (run / "metrics.jsonl").touch()  # a folder is recognised as a run's by these
     assert export_model(str(run), str(tmp_path / "out"), None) == 0
     damaged, wrote = capsys.readouterr().out.splitlines()
     assert damaged.startswith("step-00000002 is damaged and is not used: ")
     assert wrote == f"wrote {tmp_path / 'out'} from {run / 'checkpoints' / 'step-00000001'}"
 
 
-def test_an_export_that_finds_no_room_leaves_nothing(tmp_path, disk, actor):
+def test_an_export_without_enough_space_leaves_nothing(tmp_path, disk, actor):
     run = save(tmp_path / "run", ("actor", actor))
     disk.fill()
     with pytest.raises(PlanError, match="No space left"):

@@ -1,4 +1,4 @@
-"""Which checkpoints stay, and what a writer does when it is given more than it can write."""
+"""The checkpoints that are kept, and a writer that gets more snapshots than it can write."""
 
 import os
 import threading
@@ -19,7 +19,7 @@ def test_the_newest_are_kept(tmp_path, campaign, keep):
     assert names(run) == ["latest", *(f"step-{iteration:08d}" for iteration in range(6 - keep, 6))]
 
 
-def test_a_damaged_one_is_not_counted_among_those_kept(tmp_path, campaign):
+def test_a_damaged_checkpoint_does_not_count_as_kept(tmp_path, campaign):
     run = campaign.write_run(tmp_path, (1, 2))
     (run / "checkpoints/step-00000002/manifest.json").write_bytes(b"")
     with Writer(run, keep=2) as writer:
@@ -27,7 +27,7 @@ def test_a_damaged_one_is_not_counted_among_those_kept(tmp_path, campaign):
     assert names(run) == ["latest", "step-00000001", "step-00000002", "step-00000003"]
 
 
-def test_what_latest_names_is_kept_although_it_is_not_the_newest(tmp_path, campaign):
+def test_the_checkpoint_named_by_latest_is_kept(tmp_path, campaign):
     run = campaign.write_run(tmp_path, (5, 6))
     with Writer(run, keep=1) as writer:
         writer.submit(campaign.example(3))
@@ -45,7 +45,7 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path, campaign):
 
 
 class Gate:
-    """Holds the writing thread before its first folder is made, as a disk that does not answer."""
+    """Blocks the writing thread before its first folder is made, like a disk that does not answer."""
 
     def __init__(self):
         self.reached, self.open, self.made = threading.Event(), threading.Event(), []
@@ -57,9 +57,7 @@ class Gate:
             assert self.open.wait(60)
 
 
-def test_while_a_disk_does_not_answer_training_goes_on_and_the_newest_snapshot_is_saved(
-    tmp_path, campaign, faults
-):
+def test_training_continues_while_a_disk_does_not_answer(tmp_path, campaign, faults):
     gate = Gate()
     with faults.watching(gate.before):
         writer = Writer(tmp_path, keep=3, on_failure=lambda message: None, patience=0.01)
@@ -76,7 +74,7 @@ def test_while_a_disk_does_not_answer_training_goes_on_and_the_newest_snapshot_i
     assert load_latest(tmp_path).snapshot.iteration == 3
 
 
-def test_closing_has_a_deadline_and_says_what_was_lost(tmp_path, campaign, faults):
+def test_closing_has_a_deadline_and_reports_lost_snapshots(tmp_path, campaign, faults):
     gate = Gate()
     with faults.watching(gate.before):
         writer = Writer(tmp_path, on_failure=lambda message: None)
@@ -90,7 +88,7 @@ def test_closing_has_a_deadline_and_says_what_was_lost(tmp_path, campaign, fault
         writer.submit(campaign.example(2))
 
 
-def test_with_time_enough_every_snapshot_is_written(tmp_path, campaign):
+def test_with_enough_time_every_snapshot_is_written(tmp_path, campaign):
     with Writer(tmp_path, keep=9) as writer:
         for iteration in range(1, 8):
             writer.submit(campaign.example(iteration))

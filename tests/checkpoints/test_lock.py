@@ -1,4 +1,4 @@
-"""One process per run directory: the others are told who it is."""
+"""One process per run folder; other processes get an error that names it."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def holder(tmp_path):
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system does not list them")
-def test_no_descriptor_stays_open_of_a_lock_that_was_taken_let_go_and_taken_again(tmp_path):
+def test_a_lock_taken_twice_leaves_no_open_descriptor(tmp_path):
     before = sorted(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with Lock(tmp_path):
@@ -49,7 +49,7 @@ def test_no_descriptor_stays_open_of_a_lock_that_was_taken_let_go_and_taken_agai
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "rounds"), [("with", 50), ("without", 50)])
-def test_of_eight_at_once_one_wins_and_a_dead_ones_lock_is_taken_over(tmp_path, injected, mode, rounds):
+def test_one_of_eight_processes_wins_the_lock(tmp_path, injected, mode, rounds):
     found = [json.loads(line) for line in injected("lock", tmp_path, mode, rounds)]
     assert [one["won"] for one in found] == [1] * rounds
     for one in found:
@@ -59,7 +59,7 @@ def test_of_eight_at_once_one_wins_and_a_dead_ones_lock_is_taken_over(tmp_path, 
             )
             for text in one["said"]
         ), one
-        # the winner, by all the losers
+        # the winner, named by all losers
         assert len({re.search(r"process (\d+) on", text)[1] for text in one["said"]}) == 1
 
 
@@ -72,7 +72,7 @@ def test_the_message_names_the_holder_and_the_remedy(tmp_path, holder):
 
 
 @pytest.mark.slow
-def test_the_lock_of_a_process_that_was_killed_is_taken_over(tmp_path, holder):
+def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, holder):
     holder.kill()
     holder.wait()
     with Lock(tmp_path):
@@ -86,7 +86,7 @@ def test_a_released_lock_is_free_and_names_nobody(tmp_path):
         assert (tmp_path / "run.lock").read_text() == ""
 
 
-def test_a_lock_is_let_go_when_the_body_raises(tmp_path):
+def test_a_lock_is_released_when_the_body_raises(tmp_path):
     with pytest.raises(KeyError), Lock(tmp_path):
         raise KeyError
     with Lock(tmp_path):
@@ -104,15 +104,15 @@ def test_a_copy_of_a_running_folder_is_free(tmp_path, holder):
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b'{"pid": "x"}', b'{"pid": 1}', b"\xff" * 5000, b"null"]
 )
-def test_whatever_stands_in_a_lock_that_nobody_holds_it_is_free(tmp_path, content):
+def test_a_lock_without_a_holder_is_free_with_any_content(tmp_path, content):
     (tmp_path / "run.lock").write_bytes(content)
     with Lock(tmp_path):
         pass
 
 
 @pytest.mark.slow
-def test_a_child_that_outlives_the_holder_is_spoken_of(tmp_path):
-    """A forked child shares its parent's lock; started anew it would not."""
+def test_a_child_that_outlives_the_holder_is_named(tmp_path):
+    """A forked child shares its parent's lock; a newly started process would not."""
     parent = started("os._exit(0) if os.fork() else sys.stdin.read()", tmp_path)
     assert parent.wait(60) == 0
     with pytest.raises(RunHeld, match=r"which has ended(.|\n)*fuser"):
@@ -143,7 +143,7 @@ def test_without_locks_a_holder_on_another_machine_is_believed(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("change", [{"boot": "an earlier one"}, {"started": "1"}, {"file": 1}], ids=str)
-def test_without_locks_what_cannot_be_the_holder_is_replaced(tmp_path, monkeypatch, change):
+def test_without_locks_an_impossible_holder_is_replaced(tmp_path, monkeypatch, change):
     without_locks(monkeypatch)
     held = Lock(tmp_path).acquire()
     path = tmp_path / "run.lock.owner"
@@ -153,7 +153,7 @@ def test_without_locks_what_cannot_be_the_holder_is_replaced(tmp_path, monkeypat
     held.release()
 
 
-def test_where_no_lock_can_be_written_the_reason_is_said(tmp_path):
+def test_a_lock_that_cannot_be_written_gives_the_reason(tmp_path):
     with pytest.raises(PlanError, match="cannot be locked"):
         Lock(tmp_path / "nowhere").acquire()
     (tmp_path / "run.lock").symlink_to("elsewhere")
@@ -162,7 +162,7 @@ def test_where_no_lock_can_be_written_the_reason_is_said(tmp_path):
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_full_disk_takes_no_name_and_the_lock_holds_all_the_same(tmp_path):
+def test_a_lock_works_on_a_full_disk(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:

@@ -1,5 +1,4 @@
-"""Logs: what is added is there, in order and once, whatever the disk takes and whatever an earlier process
-left."""
+"""Logs: appended lines are there, in order and once, despite full disks and remains of earlier processes."""
 
 import contextlib
 import json
@@ -26,7 +25,7 @@ def below(limit):
 
 
 @given(LINES, st.binary(max_size=4).filter(lambda rest: b"\n" not in rest), st.integers(0, 9))
-def test_a_cut_leaves_the_whole_lines_that_are_wanted(tmp_path_factory, lines, torn, limit):
+def test_truncation_leaves_the_wanted_complete_lines(tmp_path_factory, lines, torn, limit):
     path = tmp_path_factory.mktemp("logs") / "log"
     path.write_bytes(b"".join(lines) + torn)
     cut(path, below(limit))
@@ -36,8 +35,7 @@ def test_a_cut_leaves_the_whole_lines_that_are_wanted(tmp_path_factory, lines, t
 
 @pytest.fixture
 def limited():
-    """Files of this process can have so many bytes and no more, as on a disk that is full, until it is
-    undone."""
+    """Limit the size of this process's files, as on a full disk, until the limit is removed."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     yield lambda size=before[0]: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
@@ -45,7 +43,7 @@ def limited():
     signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_without_room_a_cut_gives_up_later_lines_rather_than_leave_one_twice(tmp_path, limited):
+def test_truncation_without_space_drops_later_lines(tmp_path, limited):
     path = tmp_path / "log"
     path.write_bytes(b"1\n2\n5\n3\n")
     limited(0)
@@ -55,7 +53,7 @@ def test_without_room_a_cut_gives_up_later_lines_rather_than_leave_one_twice(tmp
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.one_of(st.none(), st.integers(0, 300))), max_size=12))
-def test_what_a_full_disk_does_not_take_comes_later_whole_and_in_order(tmp_path_factory, steps):
+def test_lines_refused_by_a_full_disk_are_written_later(tmp_path_factory, steps):
     path = tmp_path_factory.mktemp("logs") / "log"
     before, failures = resource.getrlimit(resource.RLIMIT_FSIZE), []
     with contextlib.ExitStack() as stack:
@@ -71,7 +69,7 @@ def test_what_a_full_disk_does_not_take_comes_later_whole_and_in_order(tmp_path_
     assert written == "".join(f"{number} {'x' * length}\n" for number, (length, _) in enumerate(steps))
 
 
-def test_a_line_that_is_torn_by_a_full_disk_and_then_not_wanted_goes(tmp_path, limited):
+def test_an_unwanted_torn_line_is_removed(tmp_path, limited):
     path, failures = tmp_path / "log", []
     log = Log(path, failures.append)
     log.add("1\n")
@@ -85,7 +83,7 @@ def test_a_line_that_is_torn_by_a_full_disk_and_then_not_wanted_goes(tmp_path, l
     assert path.read_bytes() == b"1\n2\n"
 
 
-def test_a_line_that_is_torn_by_a_full_disk_and_still_wanted_comes_whole(tmp_path, limited):
+def test_a_wanted_torn_line_is_completed(tmp_path, limited):
     path = tmp_path / "log"
     log = Log(path, lambda error: None)
     log.add("1\n")
@@ -97,7 +95,7 @@ def test_a_line_that_is_torn_by_a_full_disk_and_still_wanted_comes_whole(tmp_pat
     assert path.read_bytes() == b"1\n33333\n"
 
 
-def test_what_memory_does_not_hold_is_lost_whole(tmp_path, limited, monkeypatch):
+def test_lines_beyond_the_memory_limit_are_lost_completely(tmp_path, limited, monkeypatch):
     monkeypatch.setattr(logs, "LIMIT", 10)
     log = Log(tmp_path / "log", lambda error: None)
     limited(0)
@@ -110,7 +108,7 @@ def test_what_memory_does_not_hold_is_lost_whole(tmp_path, limited, monkeypatch)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
-def test_what_is_no_regular_file_is_neither_read_nor_written(tmp_path, kind):
+def test_only_regular_files_are_read_and_written(tmp_path, kind):
     path, outside, failures = tmp_path / "log", tmp_path / "outside", []
     outside.write_text("1\n")
     {"pipe": os.mkfifo, "link": lambda path: path.symlink_to(outside), "folder": os.mkdir}[kind](path)
@@ -121,7 +119,7 @@ def test_what_is_no_regular_file_is_neither_read_nor_written(tmp_path, kind):
     assert len(failures) >= 2
 
 
-def test_a_log_is_on_the_disk_when_it_is_flushed_and_takes_lines_meanwhile(tmp_path):
+def test_a_log_accepts_lines_while_it_is_flushed(tmp_path):
     log = Log(tmp_path / "log", lambda error: None)
     log.flush()
     log.add(json.dumps({"a": "\ud800"}) + "\n")
@@ -131,17 +129,17 @@ def test_a_log_is_on_the_disk_when_it_is_flushed_and_takes_lines_meanwhile(tmp_p
     assert (tmp_path / "log").read_text() == '{"a": "\\ud800"}\n\\ud800\n'
 
 
-def test_every_line_is_taken_where_nothing_else_is_said():
+def test_every_line_is_accepted_by_default():
     assert logs.everything(b"") is True
 
 
-def test_a_file_that_grows_is_read_line_by_line_once_and_anew_where_it_has_shrunk(tmp_path):
+def test_a_growing_file_is_read_once_line_by_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     growing = Growing(path)
-    assert growing.lines() == []  # it is not there yet
+    assert growing.lines() == []  # the file does not exist yet
     path.write_bytes(b"one\ntwo\nthr")
     assert growing.lines() == [b"one", b"two"]
-    assert growing.lines() == []  # the third is not whole
+    assert growing.lines() == []  # the third line is incomplete
     path.write_bytes(b"one\ntwo\nthree\n")
     assert growing.lines() == [b"three"]
     path.write_bytes(b"anew\n")
@@ -150,7 +148,7 @@ def test_a_file_that_grows_is_read_line_by_line_once_and_anew_where_it_has_shrun
     assert growing.lines() == [b"again"]
 
 
-def test_the_last_lines_are_whole_and_within_the_end_of_the_file(tmp_path):
+def test_the_last_lines_are_complete(tmp_path):
     path = tmp_path / "samples.jsonl"
     assert tail(path) == []
     path.write_bytes(b"one\n\ntwo\nthr")
@@ -161,11 +159,11 @@ def test_the_last_lines_are_whole_and_within_the_end_of_the_file(tmp_path):
     assert TAIL - 200 < 100 * len(tail(path)) <= TAIL
 
 
-def test_lines_that_hold_no_object_are_passed_over():
+def test_lines_without_an_object_are_skipped():
     assert objects([b'{"a": 1}', b"[1]", b'{"a": ', b"\xff", b"[" * 100_000, b"{}"]) == [{"a": 1}, {}]
 
 
-def test_a_file_that_is_not_there_is_no_object_or_is_too_long_is_read_as_an_empty_one(tmp_path):
+def test_a_missing_or_invalid_file_reads_as_empty(tmp_path):
     path = tmp_path / "settings.json"
     assert read_object(path) == {}
     path.write_bytes(b'{"a": 1}')

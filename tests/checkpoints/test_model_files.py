@@ -1,4 +1,4 @@
-"""Which files of a model folder hold weights."""
+"""The files of a model folder that hold weights."""
 
 import json
 
@@ -11,7 +11,7 @@ def files(folder):
     return [path.name for path in weight_files(folder)]
 
 
-def test_weights_in_several_files_are_those_that_the_index_names(tmp_path):
+def test_weights_in_several_files_are_those_in_the_index(tmp_path):
     for name in ("model-1.safetensors", "model-2.safetensors", "other.safetensors"):
         (tmp_path / name).write_bytes(b"")
     index = {
@@ -29,12 +29,12 @@ def test_weights_in_several_files_are_those_that_the_index_names(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["no json", "[]", '{"weight_map": 3}'])
-def test_an_index_that_says_nothing_names_no_file(tmp_path, text):
+def test_an_empty_index_names_no_file(tmp_path, text):
     (tmp_path / "model.safetensors.index.json").write_text(text)
     assert files(tmp_path) == []
 
 
-def test_index_files_are_those_that_are_there(tmp_path):
+def test_index_files_are_the_existing_ones(tmp_path):
     assert index_files(tmp_path) == []
     for name in ("model.safetensors.index.json", "adapter_config.json", "config.json"):
         (tmp_path / name).write_text("{}")

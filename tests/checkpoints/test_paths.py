@@ -69,7 +69,7 @@ def test_a_linked_folder_of_checkpoints_is_refused(tmp_path, campaign):
             use(tmp_path / "run")
 
 
-def test_a_link_in_place_of_a_file_is_not_followed_though_its_content_is_right(tmp_path, campaign):
+def test_a_link_instead_of_a_file_is_not_followed(tmp_path, campaign):
     run = campaign.write_run(tmp_path / "run")
     for name in ("surplus.safetensors", "actor/config.json", "manifest.json"):
         file = run / "checkpoints/step-00000012" / name
@@ -82,7 +82,7 @@ def test_a_link_in_place_of_a_file_is_not_followed_though_its_content_is_right(t
         assert load_latest(run).rejected == []
 
 
-def test_a_pipe_in_place_of_a_file_does_not_hang(tmp_path, campaign):
+def test_a_pipe_instead_of_a_file_does_not_hang(tmp_path, campaign):
     run = campaign.write_run(tmp_path / "run")
     for name in ("surplus.safetensors", "manifest.json"):
         file = run / "checkpoints/step-00000012" / name
@@ -102,7 +102,7 @@ def test_removing_old_checkpoints_follows_no_link(tmp_path, campaign):
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["latest", "step-00000002"]
 
 
-def test_an_export_takes_no_name_from_a_role(tmp_path, campaign):
+def test_an_export_uses_no_role_name_as_a_path(tmp_path, campaign):
     run = campaign.write_run(tmp_path / "run")
     with pytest.raises(PlanError, match="no role"):
         export(run, tmp_path / "out", "../actor")

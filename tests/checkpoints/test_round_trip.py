@@ -1,4 +1,4 @@
-"""What is loaded is what was saved, bit for bit."""
+"""Loading restores the saved state bit for bit."""
 
 import json
 import math
@@ -53,7 +53,7 @@ def test_tensors_of_every_dtype_and_shape_come_back_bit_for_bit(tmp_path, campai
     assert loaded.path == tmp_path / "checkpoints" / "step-00000000"
 
 
-def test_a_snapshot_has_the_bytes_of_its_tensors_and_files():
+def test_a_snapshot_counts_the_bytes_of_its_tensors_and_files():
     tensors = {
         "one": {"a": torch.zeros(3, 5), "b": torch.zeros(7, dtype=torch.int8)},
         "other": {"c": torch.zeros(2, dtype=torch.float64)},
@@ -138,7 +138,7 @@ def test_state_that_contains_itself_is_refused():
         Snapshot(0, state=state)
 
 
-def test_a_snapshot_keeps_what_it_was_given_while_training_goes_on(tmp_path):
+def test_a_snapshot_does_not_change_while_training_continues(tmp_path):
     live, cursor = {"w": torch.ones(4).t(), "tied": torch.arange(6.0).reshape(2, 3).t()}, {"position": [1]}
     snapshot = Snapshot(1, {"g": host_copy(live)}, cursor)
     for tensor in live.values():
@@ -167,6 +167,6 @@ def test_only_the_wanted_groups_are_loaded(tmp_path, campaign):
     assert list(load_latest(tmp_path, lambda group: group == "surplus").snapshot.tensors) == ["surplus"]
 
 
-def test_a_run_without_checkpoints_says_so(tmp_path):
+def test_a_run_without_checkpoints_is_reported(tmp_path):
     with pytest.raises(PlanError, match="has no checkpoint"):
         load_latest(tmp_path)

@@ -43,7 +43,7 @@ def spin():
 FAULTS = {
     "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": stop,
-    # keeps the lock, whatever signal arrives
+    # keeps the lock despite signals
     "hold": lambda: ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1),
     "spin": spin,
     # the child returns too

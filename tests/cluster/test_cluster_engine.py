@@ -55,7 +55,7 @@ def processes(ray_address):
 
 
 @pytest.fixture(scope="module")
-def alone():
+def single():
     roles = rlflow.roles(flows.kinds, backend="null", prompts=7)
     yield roles
     roles.close()
@@ -70,9 +70,9 @@ def outcome(roles, rows=7):
     return prepared.executor.run(prepared.plan, prepared.prompts.take(rows))
 
 
-def assert_columns_of_a_single_process(pooled, alone):
+def assert_columns_of_a_single_process(pooled, single):
     """Compare one iteration that the flow runs call by call."""
-    there, here = flows.kinds(pooled.take(), **pooled), flows.kinds(alone.take(), **alone)
+    there, here = flows.kinds(pooled.take(), **pooled), flows.kinds(single.take(), **single)
     assert isinstance(there.data["logprobs"], RemoteColumn)
     fetched = pooled.prepared.engine.fetch(there.select(*COLUMNS))
     for name in COLUMNS:
@@ -83,18 +83,18 @@ def assert_columns_of_a_single_process(pooled, alone):
     pooled.prepared.engine.finished()
 
 
-def test_every_column_equals_that_of_a_single_process(pooled, alone):
-    assert_columns_of_a_single_process(pooled, alone)
+def test_every_column_equals_that_of_a_single_process(pooled, single):
+    assert_columns_of_a_single_process(pooled, single)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7])
-def test_metrics_equal_those_of_a_single_process(pooled, alone, rows):
-    assert_metrics_of_a_single_process(pooled, alone, rows)
+def test_metrics_equal_those_of_a_single_process(pooled, single, rows):
+    assert_metrics_of_a_single_process(pooled, single, rows)
 
 
-def assert_metrics_of_a_single_process(pooled, alone, rows):
+def assert_metrics_of_a_single_process(pooled, single, rows):
     """Compare one iteration that the executor runs."""
-    there, here = outcome(pooled, rows), outcome(alone, rows)
+    there, here = outcome(pooled, rows), outcome(single, rows)
     assert there.metrics.keys() == here.metrics.keys()
     for name, value in here.metrics.items():
         assert there.metrics[name] == pytest.approx(value, rel=1e-12, nan_ok=True), name

@@ -89,7 +89,7 @@ def test_only_errors_from_workers_are_traced_to_a_death(workers):
 
 
 def test_without_a_death_there_is_no_recovery(workers, monkeypatch):
-    monkeypatch.setattr(monitor, "CAUSE_SECONDS", 0.01)  # no worker is left to check
+    monkeypatch.setattr(monitor, "CAUSE_SECONDS", 0.01)  # all workers are gone
     assert workers.death(RemoteError("ValueError: of the stage")) is None
     died(workers, gone=False)
     assert workers.death(Dead("gone")) is None

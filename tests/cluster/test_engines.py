@@ -23,7 +23,7 @@ def final(result, role="actor"):
     return load_file(result.folder / "final" / role / "model.safetensors")
 
 
-def apart(one, other):
+def distance(one, other):
     """Return the relative distance of two sets of weights."""
     assert one.keys() == other.keys()
     difference = sum(float((one[name].double() - other[name].double()).square().sum()) for name in one)
@@ -67,7 +67,7 @@ def test_sharded_weights_reach_vllm_without_redundant_bytes(tmp_path, ray_addres
         },
         Quiet(),
     )
-    assert 0 < apart(final(sharded), final(result)) < 0.1
+    assert 0 < distance(final(sharded), final(result)) < 0.1
     assert lines(sharded)[-1]["canary/actor_max"] < 1e-4
     assert lines(sharded)[-1]["policy/mismatch_max"] < 1e-4
     moved = json.loads((sharded.folder / "weights.json").read_text())
@@ -76,7 +76,7 @@ def test_sharded_weights_reach_vllm_without_redundant_bytes(tmp_path, ray_addres
     moved_on = fork(
         result.folder, {"iterations": 3, "actor.trainer": "local", "pools": "", "out": str(tmp_path)}, Quiet()
     )
-    assert 0 < apart(final(moved_on), final(result)) < 0.1
+    assert 0 < distance(final(moved_on), final(result)) < 0.1
 
 
 def test_zero_trainers_and_a_tensor_parallel_sampler_on_a_pool_of_its_own(tmp_path, ray_address):

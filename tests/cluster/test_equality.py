@@ -29,7 +29,7 @@ def run(flow, folder, **keywords):
     return [{name: value for name, value in line.items() if name not in TIMES} for line in lines], weights
 
 
-def apart(one, other):
+def distance(one, other):
     """Return the relative distance of two sets of weights."""
     difference = sum(float((one[name].double() - other[name].double()).square().sum()) for name in one)
     return (difference / sum(float(tensor.double().square().sum()) for tensor in one.values())) ** 0.5
@@ -43,11 +43,11 @@ def ppo(tmp_path_factory):
     sums = [{"prompt": f"{n} + 12 =", "answer": str(n + 12)} for n in range(20, 29)]
     (ground / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums))
 
-    def ran(name, **keywords):
+    def run_once(name, **keywords):
         found = run("ppo", ground, name=name, eval=[f"sums={ground}/sums.jsonl"], eval_samples=4, **keywords)
         return *found, ground / name
 
-    return ran
+    return run_once
 
 
 def answers(folder):
@@ -105,7 +105,7 @@ LIMIT = 1e-7  # the remaining difference in float64 is rounding
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def single(tmp_path_factory):
     """The run in one process."""
     return run("grpo", tmp_path_factory.mktemp("alone"), **STEPS)
 
@@ -115,12 +115,12 @@ def steps(lines):
 
 
 @pytest.mark.slow
-def test_several_ranks_take_the_same_steps(tmp_path, alone):
+def test_several_ranks_take_the_same_steps(tmp_path, single):
     """With three ranks, minibatches of 20 rows do not divide evenly."""
-    here, weights = alone
+    here, weights = single
     there, others = run("grpo", tmp_path, pools="all=3@threads", **STEPS)
     assert steps(there) == steps(here)
-    assert 0 < apart(weights["actor"], others["actor"]) <= LIMIT
+    assert 0 < distance(weights["actor"], others["actor"]) <= LIMIT
     for one, other in zip(here, there, strict=True):
         funnel = {name: value for name, value in one.items() if "funnel/" in name}
         assert len(funnel) == 11
@@ -145,7 +145,7 @@ def test_several_losses_on_two_ranks_equal_one_process(tmp_path):
         for name in ("actor.update/likelihood/right", "actor.update/loss", "actor.update/rows"):
             # norms round to float32, and the two ranks hold different prompts
             assert other[name] == pytest.approx(one[name], rel=1e-5)
-    assert 0 < apart(weights["actor"], others["actor"]) <= LIMIT
+    assert 0 < distance(weights["actor"], others["actor"]) <= LIMIT
 
 
 def shard_by_shard(facts, by_group, ranks, *, seed, epochs, minibatch, mean):
@@ -168,10 +168,10 @@ def shard_by_shard(facts, by_group, ranks, *, seed, epochs, minibatch, mean):
 
 
 @pytest.mark.slow
-def test_a_shuffle_within_each_ranks_own_rows_takes_other_steps(tmp_path, alone, monkeypatch):
+def test_a_shuffle_within_each_ranks_own_rows_takes_other_steps(tmp_path, single, monkeypatch):
     """Without this test, any split into equally many rows and steps could pass the equality above."""
-    here, weights = alone
+    here, weights = single
     monkeypatch.setattr(cluster_engine, "rank_steps", shard_by_shard)
     there, others = run("grpo", tmp_path, pools="all=2@threads", **STEPS)
     assert steps(there) == steps(here)
-    assert 1000 * LIMIT < apart(weights["actor"], others["actor"]) < 0.1
+    assert 1000 * LIMIT < distance(weights["actor"], others["actor"]) < 0.1

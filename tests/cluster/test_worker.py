@@ -39,14 +39,14 @@ SAMPLING = Sampling(samples=2, max_tokens=7)
 
 
 @pytest.fixture(scope="module")
-def there():
+def distributed():
     """The objects of a run on three ranks, with seven prompts an iteration."""
     with rlflow.roles(flows.kinds, backend="null", prompts=7, pools="all=3@threads") as roles:
         yield roles
 
 
 @pytest.fixture(scope="module")
-def alone():
+def single():
     with rlflow.roles(flows.kinds, backend="null", prompts=7) as roles:
         yield roles
 
@@ -76,22 +76,22 @@ def assert_same(found, expected):
     assert (found.summary, found.state, found.account) == (expected.summary, expected.state, expected.account)
 
 
-def test_every_column_equals_that_of_a_single_process(there, alone):
-    found, expected = flows.kinds(there.take(), **there), flows.kinds(alone.take(), **alone)
+def test_every_column_equals_that_of_a_single_process(distributed, single):
+    found, expected = flows.kinds(distributed.take(), **distributed), flows.kinds(single.take(), **single)
     assert isinstance(found.data["logprobs"], RemoteColumn)
-    fetched = there.prepared.engine.fetch(found.select(*COLUMNS))
+    fetched = distributed.prepared.engine.fetch(found.select(*COLUMNS))
     for name in COLUMNS:
         one, other = fetched[name], expected[name]
         assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, name
     # an ALL stage ran on every rank
     assert [float(value) for value in found["ranks"]] == [float(expected["total"])] * 3
-    there.prepared.engine.finished()
+    distributed.prepared.engine.finished()
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7])
-def test_an_iteration_is_equal_and_leaves_nothing_on_workers(there, alone, rows):
-    assert_same(outcome(there, rows), outcome(alone, rows))
-    assert stored(there) == {"all": [0, 0, 0]}
+def test_an_iteration_is_equal_and_leaves_nothing_on_workers(distributed, single, rows):
+    assert_same(outcome(distributed, rows), outcome(single, rows))
+    assert stored(distributed) == {"all": [0, 0, 0]}
 
 
 @pytest.mark.parametrize(
@@ -106,17 +106,21 @@ def test_an_iteration_is_equal_and_leaves_nothing_on_workers(there, alone, rows)
 def test_an_algorithm_is_equal_with_weights_between_pools(name, iterations, settings):
     settings = {"prompts": 4, "hp.max_tokens": 9, **settings}
     with (
-        rlflow.roles(name, backend="null", pools="train=2@threads,rollout=2@threads", **settings) as there,
-        rlflow.roles(name, backend="null", **settings) as alone,
+        rlflow.roles(
+            name, backend="null", pools="train=2@threads,rollout=2@threads", **settings
+        ) as distributed,
+        rlflow.roles(name, backend="null", **settings) as single,
     ):
         for iteration in range(iterations):
-            found, expected = outcome(there, 4, iteration), outcome(alone, 4, iteration)
+            found, expected = outcome(distributed, 4, iteration), outcome(single, 4, iteration)
             assert_same(found, expected)
-            assert stored(there) == {"train": [0, 0], "rollout": [0, 0]}
-        engine = there.prepared.engine
+            assert stored(distributed) == {"train": [0, 0], "rollout": [0, 0]}
+        engine = distributed.prepared.engine
         updates = iterations - settings.get("hp.warmup", 0)
         assert engine.models["actor"].version == updates
-        for worker in workers(there, "rollout"):  # has the weights that the last iteration was sampled with
+        for worker in workers(
+            distributed, "rollout"
+        ):  # has the weights that the last iteration was sampled with
             assert worker.engine.models["actor"].generator.version == updates - 1
 
 
@@ -127,16 +131,16 @@ def test_training_on_data_is_equal_by_pairs_and_without_groups(name, data):
         "hp.minibatch": 4,
         "data": f"{next(iter(rlflow.data.tasks.__path__))}/{data}.jsonl",
     }
-    there = rlflow.roles(name, backend="null", pools="all=2@threads", **settings)
-    with there as there, rlflow.roles(name, backend="null", **settings) as alone:
-        assert_same(outcome(there, 5), outcome(alone, 5))
-        assert stored(there) == {"all": [0, 0]}
+    distributed = rlflow.roles(name, backend="null", pools="all=2@threads", **settings)
+    with distributed as distributed, rlflow.roles(name, backend="null", **settings) as single:
+        assert_same(outcome(distributed, 5), outcome(single, 5))
+        assert stored(distributed) == {"all": [0, 0]}
 
 
-def test_spans_of_ranks_use_the_drivers_clock(there):
-    there.prepared.engine.ran()
+def test_spans_of_ranks_use_the_drivers_clock(distributed):
+    distributed.prepared.engine.ran()
     start = time.monotonic()
-    found = outcome(there, iteration=3)
+    found = outcome(distributed, iteration=3)
     end = time.monotonic()
     spans = found.ranks
     assert {(span.pool, span.rank, span.iteration) for span in spans} == {
@@ -144,12 +148,12 @@ def test_spans_of_ranks_use_the_drivers_clock(there):
     }
     assert {"actor.generate", "reward", "noisy", "actor.update"} <= {span.node for span in spans}
     assert all(start - 0.1 <= span.start <= span.end <= end + 0.1 for span in spans)
-    assert there.prepared.engine.ran() == []
+    assert distributed.prepared.engine.ran() == []
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_chunks_and_the_full_batch_equal_a_run_without_chunks(there, count):
-    engine, prompts = there.prepared.engine, there.take()
+def test_chunks_and_the_full_batch_equal_a_run_without_chunks(distributed, count):
+    engine, prompts = distributed.prepared.engine, distributed.take()
     expected = engine.gather(engine.sample("actor", prompts, SAMPLING, 5))
     *chunks, found = engine.sample_chunks(
         "actor", prompts, SAMPLING, 5, Chunks(count, ("tokens", "completion"))
@@ -170,12 +174,12 @@ def test_chunks_and_the_full_batch_equal_a_run_without_chunks(there, count):
     engine.finished()
 
 
-def test_carried_over_rows_come_back_from_a_checkpoint(there):
-    engine, prompts = there.prepared.engine, there.take()
+def test_carried_over_rows_come_back_from_a_checkpoint(distributed):
+    engine, prompts = distributed.prepared.engine, distributed.take()
     rows = engine.sample("actor", prompts, SAMPLING, 5)
     expected = engine.gather(rows)
     back = engine.unpacked(engine.packed(rows), None, "all")
-    for again in (back, engine.stored(rows, "all")):
+    for again in (back, engine.held(rows, "all")):
         assert all(isinstance(data, RemoteColumn) for data in again.data.values())
         for name in ("tokens", "sampled_logprobs", "completion"):
             one, other = engine.gather(again)[name], expected[name]
@@ -190,12 +194,12 @@ def test_carried_over_rows_come_back_from_a_checkpoint(there):
     # has another name on the workers
     assert engine.gather(engine.concat(texts))["said"] == [*expected["completion"], *expected["finish"]]
     engine.finished()
-    assert stored(there) == {"all": [0, 0, 0]}
+    assert stored(distributed) == {"all": [0, 0, 0]}
 
 
-def test_the_driver_reads_no_column_above_64_kib(there):
-    engine = there.prepared.engine
-    rows = engine.sample("actor", there.take(900), SAMPLING, 5)
+def test_the_driver_reads_no_column_above_64_kib(distributed):
+    engine = distributed.prepared.engine
+    rows = engine.sample("actor", distributed.take(900), SAMPLING, 5)
     groups = engine.fetch(rows.select("group"))["group"]
     assert (groups - groups[0]).tolist() == [row // 2 for row in range(1800)]
     with pytest.raises(
@@ -205,14 +209,14 @@ def test_the_driver_reads_no_column_above_64_kib(there):
     engine.finished()
 
 
-def test_a_trainers_state_comes_from_rank_0_and_is_restored(there):
-    first, other, _ = workers(there, "all")
+def test_a_trainers_state_comes_from_rank_0_and_is_restored(distributed):
+    first, other, _ = workers(distributed, "all")
     before = unpack_tensors(first.state("actor"))
     payload, size = first.commit("actor")
     assert size == payload.nbytes > 0
     # takes part alone
     assert unpack_tensors(other.state("actor")) == unpack_tensors(other.weights("actor")) == {}
-    outcome(there)
+    outcome(distributed)
     # of five rows each
     assert unpack_tensors(first.weights("actor"))["steps"] == before["parameters/steps"] + 5
     for worker in (first, other):
@@ -262,15 +266,18 @@ def wrong(prompts, actor, reward):
 
 def test_a_failure_names_its_rank_and_leaves_nothing(wrong):
     pools = {"backend": "null", "prompts": 6, "pools": "all=2@threads"}
-    with rlflow.roles(wrong, **pools) as there, rlflow.roles(wrong, backend="null", prompts=6) as alone:
+    with (
+        rlflow.roles(wrong, **pools) as distributed,
+        rlflow.roles(wrong, backend="null", prompts=6) as single,
+    ):
         for number, (_, message) in enumerate(WRONG.values()):
-            there.state["mode"] = float(number)
+            distributed.state["mode"] = float(number)
             with pytest.raises(StageError, match=message):
-                outcome(there, 6)
-            assert stored(there) == {"all": [0, 0]}
-        there.state["mode"] = alone.state["mode"] = float(len(WRONG))
-        there.prepared.prompts.load(alone.prepared.prompts.state())
-        found, expected = outcome(there, 6), outcome(alone, 6)
+                outcome(distributed, 6)
+            assert stored(distributed) == {"all": [0, 0]}
+        distributed.state["mode"] = single.state["mode"] = float(len(WRONG))
+        distributed.prepared.prompts.load(single.prepared.prompts.state())
+        found, expected = outcome(distributed, 6), outcome(single, 6)
         assert found.metrics == pytest.approx(expected.metrics, nan_ok=True)
         assert found.metrics[Figure(Of.UPDATE, "left_out", "actor.update", "actor")] == 6
         assert found.account == expected.account  # of rows that no step has learned from

@@ -1,4 +1,4 @@
-"""`rlflow runs`: which runs it lists, in which order, and with which settings."""
+"""`rlflow runs`: the listed runs, their order and their settings."""
 
 import json
 

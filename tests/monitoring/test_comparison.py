@@ -1,4 +1,4 @@
-"""`rlflow compare`: differing settings, curves, a table, and a verdict limited to what the runs support."""
+"""`rlflow compare`: differing settings, curves, a table, and a verdict that the runs support."""
 
 import json
 import shutil

@@ -4,7 +4,7 @@ from rlflow.processes.addresses import Address, addresses
 from rlflow.processes.declare import Service
 
 
-def test_each_service_has_a_port_of_its_own_that_is_free():
+def test_each_service_has_its_own_free_port():
     services = [
         Service(name="search", run="serve"),
         Service(name="judge", run="serve"),

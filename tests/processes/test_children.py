@@ -1,4 +1,4 @@
-"""A child is ended with all that it has started, however that tries to get away."""
+"""A child is ended with every process it has started, even if one tries to escape."""
 
 import os
 import secrets
@@ -10,7 +10,7 @@ from processes import gone
 from rlflow.processes.children import Child
 from rlflow.processes.watchdog import process_tag
 
-# prints the pid of a process in a session of its own, whose parent has ended, then its own way of waiting
+# prints the pid of an orphan in a session of its own, then waits in its own way
 STARTING = (
     "import os, subprocess, sys, time\nenv = {} if 'unmarked' in sys.argv else None\n"
     "far = subprocess.Popen(['sleep', '600'], start_new_session=True, env=env, stdout=subprocess.DEVNULL)\n"
@@ -28,7 +28,7 @@ def started(name, *words):
     return child, int(child.stdout.readline())
 
 
-def test_a_child_ends_with_what_bears_its_mark_also_once_it_has_ended_itself():
+def test_a_child_ends_with_all_processes_that_have_its_mark():
     child, far = started(secrets.token_hex(8), "exits")
     assert child.wait(60) == 3
     with child.stdout:
@@ -37,18 +37,18 @@ def test_a_child_ends_with_what_bears_its_mark_also_once_it_has_ended_itself():
     assert child.returncode == 3
 
 
-def test_what_was_noted_ends_without_a_mark_too():
+def test_noted_processes_end_without_a_mark():
     child, far = started(secrets.token_hex(8), "unmarked")
     child.note_descendants()
     child.signal_group()
     with child.stdout:
         child.end()
     assert gone(far)
-    child.note_descendants()  # nothing can be noted any more, and nobody gets a signal
+    child.note_descendants()  # nothing more can be noted, and no process gets a signal
     child.signal_group()
 
 
-def test_a_child_without_a_name_ends_itself_alone():
+def test_a_child_without_a_name_ends_alone():
     with subprocess.Popen(["sleep", "600"]) as other:
         child = Child(["sleep", "600"])
         assert os.getsid(child.pid) == child.pid

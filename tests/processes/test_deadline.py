@@ -1,4 +1,4 @@
-"""A deadline counts the seconds in which its process could run, and no others."""
+"""A deadline counts only the seconds during which its process could run."""
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ class Clock:
 
 
 @given(LOOKS, st.floats(0.0, 10.0))
-def test_what_is_looked_at_often_passes_as_time_does(looks, seconds):
+def test_a_deadline_checked_often_follows_time(looks, seconds):
     clock = Clock()
     deadline = Deadline(seconds, clock)
     for passed in looks:
@@ -29,7 +29,7 @@ def test_what_is_looked_at_often_passes_as_time_does(looks, seconds):
 
 
 @given(LOOKS, st.floats(2 * LOOK + 0.01, 1e6), st.integers(0, 29))
-def test_a_time_in_which_nobody_could_look_is_one_look(looks, stopped, at):
+def test_a_time_without_checks_counts_as_one_check(looks, stopped, at):
     clock = Clock()
     deadline = Deadline(10.0, clock)
     for i, passed in enumerate([*looks[:at], stopped, *looks[at:]]):

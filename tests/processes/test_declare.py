@@ -33,7 +33,7 @@ def test_one_line_of_a_table_declares_a_service(tmp_path):
     ]
 
 
-def test_a_command_has_its_port_and_the_urls_of_others_in_place():
+def test_a_command_contains_its_port_and_the_urls_of_others():
     service = Service(name="judge", run=f"{COMMAND} --retriever {{search}}/retrieve --format {{other}}")
     words = service.command(8000, {"search": "http://127.0.0.1:9"})
     assert words == [
@@ -50,14 +50,14 @@ def test_a_command_has_its_port_and_the_urls_of_others_in_place():
     ]
 
 
-def test_a_url_stands_in_any_flag_and_other_braces_stay():
+def test_any_flag_may_contain_a_url_and_other_braces_stay():
     urls = {"judge": "http://h:1"}
     assert in_place(("{judge}/get_reward:0.5", "task"), urls) == ("http://h:1/get_reward:0.5", "task")
     assert in_place("Q: {prompt} A:", urls) == "Q: {prompt} A:"
     assert in_place(3, urls) == 3
 
 
-def test_a_declaration_can_be_judged_without_starting_anything():
+def test_a_declaration_is_validated_without_starting_anything():
     services, _ = split_services({"service.my_judge": "serve", "service.far": "https://far/judge/"})
     assert nowhere(services) == {"my_judge": "http://my-judge.invalid", "far": "https://far/judge"}
 
@@ -93,7 +93,7 @@ def test_a_declaration_can_be_judged_without_starting_anything():
         ({"service__judge": "serve {serach}/retrieve", "service__search": "serve"}, "nearest:  search"),
     ],
 )
-def test_what_cannot_be_is_refused_with_a_remedy(values, said):
+def test_an_impossible_declaration_is_refused_with_a_remedy(values, said):
     assert said in problem(**values)
 
 
@@ -101,7 +101,7 @@ def test_a_users_name_in_a_url_is_not_repeated():
     assert "hunter2" not in problem(service__a="http://me:hunter2@host")
 
 
-def test_all_problems_are_said_at_once():
+def test_all_problems_are_reported_at_once():
     text = problem(service__a="serve 'x", service__b__wait=-1, service__b="serve", reward=("{c}/get_reward",))
     assert "service 'a'" in text
     assert "service.b.wait" in text

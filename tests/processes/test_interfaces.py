@@ -1,5 +1,5 @@
-"""By which interface ranks on several machines talk: the one that is named, else that of the route to the
-cluster, and never a public one unasked."""
+"""The network interface of ranks on several machines: the given one, or that of the route to the cluster, and
+never a public one by default."""
 
 import ipaddress
 import socket
@@ -29,35 +29,35 @@ THERE = [LO, WIDE, CLUSTER, SIX]
         ("lo", LO),
     ],
 )
-def test_an_interface_is_named_by_its_name_its_address_or_its_network(wanted, found):
+def test_an_interface_is_given_by_name_address_or_network(wanted, found):
     assert chosen(wanted, "10.7.0.1", False, THERE) == found
 
 
 @pytest.mark.parametrize("wanted", ["ib1", "192.168.0.0/16", "10.7.0.0/33", ""])
-def test_one_that_is_not_there_is_said_with_those_that_are(wanted):
+def test_a_missing_interface_is_reported_with_the_existing_ones(wanted):
     with pytest.raises(PlanError, match="does not have a network interface") as refused:
         chosen(wanted, "10.7.0.1", False, THERE)
     assert "eth0 8.8.4.4" in str(refused.value)
 
 
-def test_without_a_choice_it_is_that_of_the_route():
+def test_the_default_interface_is_that_of_the_route():
     assert LO in interfaces()
     assert chosen(None, "127.0.0.1", False) == LO
     with pytest.raises(PlanError, match="leads to 127.0.0.1"):
         chosen(None, "127.0.0.1", False, [CLUSTER])
 
 
-def test_each_address_is_one_that_a_socket_can_have_and_those_of_ipv4_come_first():
+def test_addresses_are_usable_and_ipv4_comes_first():
     found = interfaces()
     assert {each.name for each in found} <= {name for _, name in socket.if_nameindex()}
-    # a zone would be no part of an address
+    # a zone would not be part of an address
     versions = [ipaddress.ip_address(each.address).version for each in found]
     assert versions == sorted(versions)
     with socket.socket() as listening:
         listening.bind((found[0].address, 0))
 
 
-def test_a_public_address_is_refused_unless_the_network_is_said_to_be_closed():
+def test_a_public_address_is_refused_without_a_closed_network():
     with pytest.raises(PlanError, match=r"public internet(.|\n)*8\.8\.4\.4(.|\n)*--insecure true"):
         chosen("eth0", "10.7.0.1", False, THERE)
     assert chosen("eth0", "10.7.0.1", True, THERE) == WIDE

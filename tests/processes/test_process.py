@@ -1,4 +1,4 @@
-"""Whether a process still runs is known by its pid, its start and its machine, and unknown where it cannot be
+"""A process is identified by its pid, its start and its machine. Its state is unknown if it cannot be
 seen."""
 
 import json
@@ -16,13 +16,13 @@ from rlflow.processes.watchdog import process_tag
 
 @pytest.fixture
 def child():
-    """A child that waits, and its identity."""
+    """A waiting child, and its identity."""
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as process:
         yield process, replace(Process.this(), pid=process.pid, started=process_tag.started(process.pid))
         process.communicate(b"\n")
 
 
-def test_a_process_that_runs_or_is_stopped_is_alive(child):
+def test_a_running_or_suspended_process_is_alive(child):
     process, identity = child
     assert identity.alive()
     process.send_signal(signal.SIGSTOP)
@@ -30,7 +30,7 @@ def test_a_process_that_runs_or_is_stopped_is_alive(child):
     process.send_signal(signal.SIGCONT)
 
 
-def test_a_process_that_waits_only_to_be_collected_is_dead():
+def test_a_process_waiting_to_be_reaped_is_dead():
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as process:
         identity = replace(Process.this(), pid=process.pid, started=process_tag.started(process.pid))
         process.kill()
@@ -64,10 +64,10 @@ def test_an_identity_is_read_back_from_json_and_from_a_file_name():
 @pytest.mark.parametrize(
     "values", [None, [], {}, {"pid": "1"}, {"pid": 1, "started": "1", "boot": "", "space": ""}]
 )
-def test_what_describes_no_process_is_none(values):
+def test_an_invalid_identity_is_none(values):
     assert parsed(values) is None
 
 
 @pytest.mark.parametrize("tag", ["", "12", "12.34", "x.1.2"])
-def test_text_that_is_no_tag_is_no_process(tag):
+def test_an_invalid_tag_is_no_process(tag):
     assert Process.of_tag(tag) is None

@@ -1,4 +1,4 @@
-"""An error names the lines of the user's own files, whatever raised and in whichever process."""
+"""An error names the lines of the user's own files, for any raising code in any process."""
 
 import json
 import pickle
@@ -39,7 +39,7 @@ def function(path, source, name):
     return names[name]
 
 
-def test_the_line_that_raised_comes_first_with_its_source_and_few_that_led_there(tmp_path, monkeypatch):
+def test_the_raising_line_comes_first_with_its_source(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     deep = function(tmp_path / "deep.py", DEEP, "deep")
     assert (
@@ -48,7 +48,7 @@ def test_the_line_that_raised_comes_first_with_its_source_and_few_that_led_there
     )
 
 
-def test_where_a_library_raises_the_line_that_called_it_is_named(tmp_path, monkeypatch):
+def test_an_error_in_a_library_names_the_calling_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     library = function(tmp_path / "uses.py", LIBRARY, "library")
     error = raised(library)
@@ -69,12 +69,12 @@ def uncopied():
     ("call", "says"),
     [
         (lambda: {}["x"], "KeyError: 'x'"),
-        # its own way of being pickled drops attributes
+        # its own pickling drops attributes
         (lambda: json.loads("{"), "JSONDecodeError: Expecting property name"),
         (uncopied, "Uncopied: 1 2"),  # cannot be unpickled
     ],
 )
-def test_what_a_worker_raised_keeps_its_lines_its_notes_and_its_traceback_across_processes(call, says):
+def test_an_error_of_a_worker_keeps_lines_notes_and_traceback(call, says):
     error = raised(call)
     error.add_note("of the user")
     arrived = pickle.loads(pickle.dumps(portable(error)))
@@ -87,7 +87,7 @@ def test_what_a_worker_raised_keeps_its_lines_its_notes_and_its_traceback_across
     assert f'File "{__file__}"' in whole(translated)
 
 
-def test_an_error_of_rlflow_and_a_record_cross_as_they_are():
+def test_errors_and_records_of_rlflow_cross_unchanged():
     for error in (
         SkipIteration("no rows"),
         RemoteError("gone"),
@@ -96,7 +96,7 @@ def test_an_error_of_rlflow_and_a_record_cross_as_they_are():
         assert portable(error) is error
 
 
-def test_what_nobodys_line_raised_names_none():
+def test_an_error_without_a_user_line_names_none():
     assert own_lines(RemoteError("gone")) == RemoteError("gone").lines == ()
     assert own_place(RemoteError("gone")) == ""
 
@@ -138,7 +138,7 @@ FLOW = textwrap.dedent("""
         ),
     ],
 )
-def test_a_failed_run_names_the_line_and_keeps_the_whole_traceback(tmp_path, bodies, line):
+def test_a_failed_run_names_the_line_and_keeps_the_full_traceback(tmp_path, bodies, line):
     path = tmp_path / "broken.py"
     source = FLOW.replace("{stage}", bodies["stage"]).replace(
         "{loss}", "return -new.logprobs * advantages, {}"
@@ -174,7 +174,7 @@ def test_a_failed_run_names_the_line_and_keeps_the_whole_traceback(tmp_path, bod
         (RemoteError("ValueError: found 3 rows (rank 1 of pool 'all')"), False),
     ],
 )
-def test_a_pass_without_memory_is_told_what_computes_less_at_once(raised, advised):
+def test_an_out_of_memory_error_names_smaller_settings(raised, advised):
     with pytest.raises(StageError) as caught, failing("update", 3, Batch.of(x=[1.0])):
         raise raised
     assert (LESS_MEMORY in str(caught.value)) is advised

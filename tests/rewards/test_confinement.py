@@ -75,7 +75,7 @@ def scored(pool, file, *completions, function="judge"):
     return reward.score(Batch.of(completion=list(completions)))
 
 
-def seen(pool, file, what):
+def inspect_process(pool, file, what):
     text = scored(pool, file, what, function="see").first["raised"]
     assert "LookupError: " in text, text
     return json.loads(text.partition("LookupError: ")[2])
@@ -90,25 +90,25 @@ def test_a_reward_sees_only_allowed_environment_keys(file, monkeypatch):
         monkeypatch.setenv(name, "canary")
     monkeypatch.setenv("LC_TIME", "C")
     with RewardPool(1) as pool:
-        strict = seen(pool, file, "environment")
+        strict = inspect_process(pool, file, "environment")
         assert "reward-env NAME" in why(pool, file, "key")
     assert {"PATH", "HOME", "LC_TIME", "PYTHONHASHSEED", "OMP_NUM_THREADS"} <= set(strict)
     assert "canary" not in strict.values()
     with RewardPool(1, Confinement(variables=("SOME_API_KEY",))) as pool:
-        assert [name for name, value in seen(pool, file, "environment").items() if value == "canary"] == [
-            "SOME_API_KEY"
-        ]
+        assert [
+            name for name, value in inspect_process(pool, file, "environment").items() if value == "canary"
+        ] == ["SOME_API_KEY"]
 
 
 def test_modules_on_a_relative_path_are_found_from_another_folder(file, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "tests")
     with RewardPool(1) as pool:
-        assert seen(pool, file, "environment")["PYTHONPATH"] == str(Path.cwd() / "tests")
+        assert inspect_process(pool, file, "environment")["PYTHONPATH"] == str(Path.cwd() / "tests")
 
 
 def test_a_reward_works_in_a_temporary_folder_of_its_own(file):
     with RewardPool(1) as pool:
-        folder, inside, home, temporary = seen(pool, file, "folder")
+        folder, inside, home, temporary = inspect_process(pool, file, "folder")
         assert (inside, home, temporary) == ([], folder, folder)
         assert Path(folder).stat().st_mode & 0o777 == 0o700
         assert scored(pool, file, "own").values.tolist() == [1]
@@ -120,12 +120,12 @@ def test_a_reward_has_no_open_file_of_its_driver(pool, file):
     with open(file) as held:
         os.set_inheritable(held.fileno(), True)
         with RewardPool(1) as fresh:
-            open_files = seen(fresh, file, "files")
+            open_files = inspect_process(fresh, file, "files")
     assert {each.partition(":")[0] for each in open_files} <= {"pipe", "/dev/null"}
 
 
 def test_a_reward_finds_files_next_to_its_own(pool, file):
-    assert seen(pool, file, "beside") == 3
+    assert inspect_process(pool, file, "beside") == 3
     assert "Path(__file__).parent" in why(pool, file, "relative")
 
 
@@ -168,7 +168,7 @@ def test_a_reward_that_uses_too_much_memory_loses_its_row(file):
 
 
 def test_a_reward_leaves_no_core_dump_and_gains_no_rights(pool, file):
-    assert seen(pool, file, "core") == [0, 0]
+    assert inspect_process(pool, file, "core") == [0, 0]
     status = dict(line.split(":\t", 1) for line in seen_status(pool, file).splitlines() if ":\t" in line)
     assert status["NoNewPrivs"] == "1"
     assert int(status["CapEff"], 16) & ~kernel.OF_USERS == 0
@@ -303,14 +303,14 @@ def test_no_payload_in_any_form_acts_or_scores(marks, task):
 def test_evaluating_tasks_are_refused_without_isolation(monkeypatch):
     monkeypatch.setattr(probe, "missing", lambda: ("files",))
     for task in ("countdown", "composite"):
-        data = Judged(gym.scorer(task, {}))
+        data = TaskData(gym.scorer(task, {}))
         with pytest.raises(PlanError, match=r"the sandbox cannot restrict files(.|\n)*--unsafe-scorers"):
             bind([parse_reward("task")], RewardPool(), data)
         assert bind([parse_reward("task")], RewardPool(), data, unsafe=True)
-    assert bind([parse_reward("task")], RewardPool(), Judged(gym.scorer("chain_sum", {})))
+    assert bind([parse_reward("task")], RewardPool(), TaskData(gym.scorer("chain_sum", {})))
 
 
-class Judged:
+class TaskData:
     columns = gym.COLUMNS
 
     def __init__(self, scorer):

@@ -73,7 +73,7 @@ def test_rows_of_a_forking_reward_have_their_own_scores(pool, forking, how):
     assert (found.values.tolist(), found.missing) == (list(range(64)), {})
 
 
-def gone(pid):
+def has_ended(pid):
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -96,10 +96,10 @@ def test_killing_a_row_also_kills_processes_outside_its_group(forking, how):
         assert scores(pool, forking, [f"1 {how}"]).values.tolist() == [1]
         (left,) = started_by(pool)
         assert scores(pool, forking, ["2 hangs"], timeout=0.2).missing == {"timeout": 1}
-        assert gone(left)
+        assert has_ended(left)
         assert scores(pool, forking, [f"3 {how}"]).values.tolist() == [3]
         (left,) = started_by(pool)
-    assert gone(left)
+    assert has_ended(left)
 
 
 OWNER = """
@@ -125,7 +125,7 @@ def test_processes_of_rewards_end_with_the_owner_of_their_run(forking, ending):
     done = subprocess.run(words, capture_output=True, text=True, timeout=240)
     pids = list(map(int, done.stdout.split()))
     assert len(pids) == 3
-    assert all(map(gone, pids))
+    assert all(map(has_ended, pids))
 
 
 @pytest.mark.parametrize(
@@ -180,5 +180,5 @@ def test_each_of_two_pools_ends_its_own_processes(forking, tmp_path):
         with RewardPool(1) as pool:
             scores(pool, forking, ["1 daemon"])
             (goes,) = started_by(pool)
-        assert gone(goes)
+        assert has_ended(goes)
         assert Path(f"/proc/{stays}").exists()

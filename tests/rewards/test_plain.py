@@ -49,7 +49,7 @@ def functions(module):
     return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
 
 
-def called(module_name, name, seen):
+def calls_in(module_name, name, seen):
     """Return the names of the calls of a function, and of the package functions it calls, in any module."""
     if (module_name, name) in seen:
         return set()
@@ -60,7 +60,7 @@ def called(module_name, name, seen):
         found = getattr(module, name, None)
         there = getattr(found, "__module__", None) or ""
         return (
-            called(there, found.__name__, seen)
+            calls_in(there, found.__name__, seen)
             if there.startswith("reasoning_gym") and there != module_name
             else set()
         )
@@ -72,7 +72,7 @@ def called(module_name, name, seen):
                 getattr(getattr(module, last, None), "__module__", "")
             ).startswith("reasoning_gym")
             if of_package:
-                names |= called(module_name, last, seen)
+                names |= calls_in(module_name, last, seen)
             elif ast.unparse(node.func) not in HARMLESS:
                 names.add(last)
     return names
@@ -82,7 +82,7 @@ def test_all_tasks_with_evaluating_scorers_are_known():
     found = set()
     for task, (kind, _) in datasets().items():
         owner = next(each for each in kind.__mro__ if "score_answer" in vars(each))
-        if called(owner.__module__, "score_answer", set()) & EVALUATES:
+        if calls_in(owner.__module__, "score_answer", set()) & EVALUATES:
             found.add(task)
     assert found - {plain.COMPOSITE} == set(plain.EVALUATING) | plain.OWN
 

@@ -40,7 +40,7 @@ def alive(process: int) -> bool:
         return False
 
 
-def gone(process: int) -> bool:
+def has_ended(process: int) -> bool:
     """Wait until a process that was killed has ended."""
     try:
         handle = os.pidfd_open(process)
@@ -118,12 +118,12 @@ def test_a_killed_worker_is_replaced_and_an_idle_one_that_dies_costs_no_row(host
         scores_of(pool, hostile, "1")
         (first,) = pool.pids()
         scores_of(pool, hostile, "exit")
-        assert gone(first)
+        assert has_ended(first)
         scores_of(pool, hostile, "1")
         (second,) = pool.pids()
         assert second != first
         os.kill(second, signal.SIGKILL)
-        assert gone(second)
+        assert has_ended(second)
         assert scores_of(pool, hostile, "1", "2").values.tolist() == [1, 2]
 
 
@@ -153,7 +153,7 @@ def test_closing_leaves_no_process_behind_not_even_of_user_code(hostile):
     workers = pool.pids()
     assert alive(child)
     pool.close()
-    assert all(gone(process) for process in [child, *workers])
+    assert all(has_ended(process) for process in [child, *workers])
     with pytest.raises(RuntimeError, match="closed"):
         scores_of(pool, hostile, "1")
     pool.close()
@@ -162,7 +162,7 @@ def test_closing_leaves_no_process_behind_not_even_of_user_code(hostile):
 def test_a_killed_row_kills_its_children(patient, hostile):
     scores = scores_of(patient, hostile, "child", "hang", timeout=0.5)
     assert scores.missing == {"timeout": 1}
-    assert gone(int(scores.values[0]))
+    assert has_ended(int(scores.values[0]))
 
 
 def test_closing_ends_running_scoring(hostile):
@@ -193,7 +193,7 @@ def test_workers_end_with_their_parent(hostile, ending):
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     processes = [int(process) for process in ended.stdout.split()]
     assert processes
-    assert all(gone(process) for process in processes)
+    assert all(has_ended(process) for process in processes)
     assert ended.stderr == ""
 
 

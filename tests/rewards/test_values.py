@@ -74,7 +74,7 @@ def test_an_unknown_reply_is_invalid(reply):
 
 
 class Array:
-    """An array like those of array libraries."""
+    """An array with the interface of array libraries."""
 
     def __init__(self, shape, value=1.5):
         self.shape, self.value = shape, value

@@ -85,7 +85,7 @@ def lines(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def in_turn():
+def failing_reward():
     """Return the reward whose rows fail in all ways."""
     bodies = "".join(
         f"def way_{number}():\n    {action}\n" for number, (action, _) in enumerate(MODES.values())
@@ -106,7 +106,7 @@ def ends(cause):
 def test_a_row_without_a_score_is_dropped_and_the_run_continues(tmp_path, mark, monkeypatch):
     """The reward fails in every way instead of returning a score."""
     monkeypatch.setattr(summary, "SAMPLES", 2 * PROMPTS)  # so that all rows are written down
-    (tmp_path / "judge.py").write_text(in_turn())
+    (tmp_path / "judge.py").write_text(failing_reward())
     folder = rlflow.run(
         "grpo",
         reward=f"{tmp_path}/judge.py:bad",

@@ -39,7 +39,7 @@ def plans(draw, name, queues="abc"):
     )
 
 
-def ran(plan, draw, after=0.0):
+def draw_spans(plan, draw, after=0.0):
     """Draw the spans of the plan in virtual time; each node takes a whole number of seconds, possibly 0."""
     seconds = {number: float(draw(st.integers(0, 5))) for number in plan.live}
     return [
@@ -75,7 +75,7 @@ def edges(plan, queues):
 def cases(draw):
     outer = draw(plans("outer"))
     if not draw(st.booleans()) or len(outer.live) < 3:
-        return Case([ran(outer, draw) for _ in range(draw(st.integers(1, 4)))], edges(outer, ROOM), {})
+        return Case([draw_spans(outer, draw) for _ in range(draw(st.integers(1, 4)))], edges(outer, ROOM), {})
     body, outer = draw(plans("inner", "bc")), replace(outer, lane=outer.lane | {2: "control"}, turns={})
     entries = {body.node(i).name for i, before in body.waits_for.items() if before <= {0}}
     holder = outer.graph.nodes[2].id
@@ -96,7 +96,7 @@ def repeated(outer, body, draw):
     """Draw an iteration in which one node runs the body several times, with and without a pause between."""
     inner, now = [], float(draw(st.integers(0, 2)))
     for _ in range(draw(st.integers(1, 3))):
-        inner += ran(body, draw, now)
+        inner += draw_spans(body, draw, now)
         now = max([now, *(span.end for span in inner)]) + draw(st.integers(0, 1))
     seconds = {number: now if number == 2 else float(draw(st.integers(0, 5))) for number in outer.live}
     spans = list(simulate(outer, seconds, ROOM).spans)
@@ -121,9 +121,9 @@ def test_the_chain_comes_from_one_iteration_and_counts_no_time_twice(case):
     assert sum(share.critical for share in totals) <= totals.seconds + 1e-9
     assert sum(share.part for share in totals) <= totals.seconds + 1e-9
     assert all(share.part <= share.seconds + 1e-9 for share in totals)
-    own = sum(taken(spans, {HOLDER}) - taken(spans, case.within) for spans in case.iterations)
+    own = sum(busy_seconds(spans, {HOLDER}) - busy_seconds(spans, case.within) for spans in case.iterations)
     assert not case.within or abs(totals.shares[HOLDER].seconds - own) < 1e-9
-    if case.within and HOLDER in chain and all(taken(spans, case.within) for spans in case.iterations):
+    if case.within and HOLDER in chain and all(busy_seconds(spans, case.within) for spans in case.iterations):
         assert set(case.within) & set(chain)
     shown = re.findall(
         r"(\w+) \d+\.\d{3} s|…", bounds_text(totals).splitlines()[-2].partition(": ")[2].partition(";")[0]
@@ -131,7 +131,7 @@ def test_the_chain_comes_from_one_iteration_and_counts_no_time_twice(case):
     assert [name for name in shown if name] == [name for name in chain if name in shown]
 
 
-def taken(spans, names):
+def busy_seconds(spans, names):
     """Return the seconds during which nodes of these names ran; all times are whole and below 200."""
     return sum(
         any(span.start <= second < span.end for span in spans if span.node in names) for second in range(200)

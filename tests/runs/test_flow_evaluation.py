@@ -20,7 +20,7 @@ FLOWS = Path(__file__).parent / "flows" / "judged.py"
 TIMES = ("seconds", "response/tokens_per_second")
 
 
-def ran(task, name, **keywords):
+def run_flow(task, name, **keywords):
     return rlflow.run(
         f"{FLOWS}::{name}", **task | {"eval_every": 1, "save_every": 0, "threads": 1} | keywords
     )
@@ -43,7 +43,7 @@ def answers(folder):
 def test_a_body_like_the_default_evaluation_gives_its_figures(
     task,
 ):
-    usual, greedy = ran(task, "usual"), ran(task, "greedy")
+    usual, greedy = run_flow(task, "usual"), run_flow(task, "greedy")
     (judged, trained), (own, beside) = lines(usual.folder), lines(greedy.folder)
     assert [line["evaluation/greedy"] for line in judged] == [line["evaluation/sampled"] for line in own]
     assert [line["evaluation/score"] for line in own] == [line["evaluation/sampled"] for line in own]
@@ -55,20 +55,20 @@ def test_a_body_like_the_default_evaluation_gives_its_figures(
 
 @pytest.mark.slow
 def test_equal_weights_have_equal_evaluations(task):
-    still = ran(task, "two", lr=0.0, iterations=3)
+    still = run_flow(task, "two", lr=0.0, iterations=3)
     own, trained = lines(still.folder)
     assert len({json.dumps({**line, "iteration": 0}) for line in own}) == 1
     assert len({json.dumps({**line, "iteration": 0}) for line in trained}) == 3
     told = answers(still.folder)
     assert [one["before"] for one in told] == [one["after"] for one in told]
-    other = answers(ran(task, "two", lr=0.0, iterations=1, seed=7).folder)
+    other = answers(run_flow(task, "two", lr=0.0, iterations=1, seed=7).folder)
     assert [one["prompt"] for one in other] == [one["prompt"] for one in told]
     assert [one["before"] for one in other] != [one["before"] for one in told]
 
 
 @pytest.mark.slow
 def test_a_resumed_run_evaluates_like_an_uninterrupted_one(task, tmp_path):
-    whole = ran(task, "two", iterations=3, save_every=1, keep=9)
+    whole = run_flow(task, "two", iterations=3, save_every=1, keep=9)
     cut = tmp_path / "cut"
     shutil.copytree(whole.folder, cut)
     shutil.rmtree(cut / "final")
@@ -80,7 +80,7 @@ def test_a_resumed_run_evaluates_like_an_uninterrupted_one(task, tmp_path):
 
 
 def test_dropped_rows_are_not_counted_and_none_is_no_error(task):
-    result = ran(task, "nothing", iterations=1)
+    result = run_flow(task, "nothing", iterations=1)
     own, _ = lines(result.folder)
     assert [line["evaluation/sampled"] for line in own] == [0.0, 0.0]
     assert not any("evaluation/score" in line for line in own)
@@ -88,7 +88,7 @@ def test_dropped_rows_are_not_counted_and_none_is_no_error(task):
 
 
 def test_mean_scores_are_shown_next_to_shares(task):
-    result = ran(task, "halves", iterations=1)
+    result = run_flow(task, "halves", iterations=1)
     own, _ = lines(result.folder)
     assert [(line["evaluation/sampled"], line["evaluation/score"]) for line in own] == [(0.0, 0.5)] * 2
     del own[0]["iteration"]
@@ -101,7 +101,7 @@ def test_mean_scores_are_shown_next_to_shares(task):
 
 
 def test_a_body_needs_held_out_prompts(task):
-    assert lines(ran(task, "two", held_out=0).folder)[0] == []
+    assert lines(run_flow(task, "two", held_out=0).folder)[0] == []
 
 
 def test_an_evaluation_of_several_sources_shows_each_share(task, tmp_path):
@@ -109,6 +109,6 @@ def test_an_evaluation_of_several_sources_shows_each_share(task, tmp_path):
     other.write_text(
         "".join(json.dumps({"prompt": f"{n} - 1 =", "answer": str(n - 1)}) + "\n" for n in range(2, 42))
     )
-    result = ran(task, "two", iterations=1, data=(f"sums={task['data']}", f"less={other}"))
+    result = run_flow(task, "two", iterations=1, data=(f"sums={task['data']}", f"less={other}"))
     own, _ = lines(result.folder)
     assert {"evaluation/sampled/sums", "evaluation/sampled/less"} < own[0].keys()

@@ -304,7 +304,7 @@ def test_foreign_files_in_checkpoints_are_reported_and_ignored(half, tmp_path, w
 
 
 def test_a_full_disk_during_resume_repeats_no_iteration(half, tmp_path, wanted):
-    """The disk has room again from the third iteration on. No file is left incomplete."""
+    """The disk has room again from the third iteration on. All files are complete."""
     folder = tmp_path / "run"
     shutil.copytree(half, folder)
     shutil.rmtree(folder / "checkpoints/step-00000002")  # so that the run repeats an iteration

@@ -119,7 +119,7 @@ def hostile(seed):
     return names | dict(zip(METRICS, chance.sample(TEXTS, len(METRICS)), strict=True))
 
 
-def ran(folder, names):
+def run_flow(folder, names):
     """Return the figures of each iteration of the flow with these names, mapped to the names of the plain
     flow, and the reported texts of the run."""
     (folder / "flow.py").write_text(FLOW.format(**names))
@@ -166,13 +166,13 @@ def _plain(figure, names, back):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    return ran(tmp_path_factory.mktemp("plain"), PLAIN)
+    return run_flow(tmp_path_factory.mktemp("plain"), PLAIN)
 
 
 @pytest.mark.parametrize(
     "seed", [0, 11, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (*range(1, 11), *range(12, 20)))]
 )
 def test_every_figure_equals_that_of_the_flow_with_plain_names(plain, tmp_path, seed):
-    (found, told), (expected, so_told) = ran(tmp_path, hostile(seed)), plain
+    (found, told), (expected, so_told) = run_flow(tmp_path, hostile(seed)), plain
     assert [sorted(line.items()) for line in found] == [sorted(line.items()) for line in expected]
     assert told == so_told

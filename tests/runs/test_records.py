@@ -37,7 +37,7 @@ def test_records_are_plain_json_with_null_for_non_finite_numbers(tmp_path):
     assert events[0]["tid"] != events[1]["tid"]
 
 
-def written(records, iterations):
+def write_records(records, iterations):
     for number in iterations:
         records.metrics(number, figures({"loss": number / 2}))
         records.samples(number, [{"prompt": f"{number}?"}] * 2)
@@ -59,7 +59,7 @@ def test_a_repeated_iteration_is_written_once(tmp_path):
         records = Records(folder)
         for iterations in done:
             records.back_to(iterations[0])
-            written(records, iterations)
+            write_records(records, iterations)
         records.close()
     one, two = ({path.name: path.read_text() for path in folder.iterdir()} for folder in folders)
     ran, again = (

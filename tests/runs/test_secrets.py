@@ -155,9 +155,8 @@ def leaks(folder):
     ]
 
 
-def without(said):
-    """Return the output with the secrets in it marked. The folder's name is a secret and must be masked
-    too."""
+def lines_with_secrets(said):
+    """Return the printed lines that contain a secret. The folder's name is a secret and must be masked too."""
     return [line for line in (said.out + said.err).splitlines() if "kanarie" in line]
 
 
@@ -174,7 +173,7 @@ def test_secrets_reach_no_file_and_no_message(planted, tmp_path):
     assert [well.code, fails.code, refused.code] == [0, 1, 2]
     assert "a stage prints *** *** see ***, https://me:***@host/x?access_token=*** and ***" in well.out
     assert "stage 'tell' failed in iteration 0 on 8 rows: ValueError: *** and *** and see ***" in fails.err
-    assert [without(said) for said in (well, fails, refused)] == [[], [], []]
+    assert [lines_with_secrets(said) for said in (well, fails, refused)] == [[], [], []]
     assert leaks(tmp_path / "runs") == []
     assert len([path for path in (tmp_path / "runs").rglob("*") if path.is_file()]) > 20
     assert "***" in (tmp_path / "runs" / "tells-2" / "status.json").read_text()
@@ -195,7 +194,7 @@ def test_other_commands_print_no_secrets(planted, tmp_path):
     ):
         said = command(arguments, tmp_path / "said")
         assert said.out + said.err
-        assert without(said) == [], arguments
+        assert lines_with_secrets(said) == [], arguments
     assert "***" in json.dumps(json.loads(command(graph, tmp_path / "said").out))
 
 
@@ -261,4 +260,4 @@ def test_a_run_with_trackers_and_ray_shows_no_secrets(planted, tmp_path, where):
         ["doctor"],
     ):
         said = command(more, tmp_path / "said")
-        assert without(said) == [], more
+        assert lines_with_secrets(said) == [], more

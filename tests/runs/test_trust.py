@@ -233,6 +233,6 @@ def test_reading_a_foreign_run_executes_nothing(ground):
     watch.list_runs(str(ground.project / "runs"))
     watch.show_run(str(result.folder))
     watch.watch_run(str(result.folder), True)
-    with pytest.raises(PlanError):  # null engines have no models
+    with pytest.raises(PlanError):  # null engines do not have models
         exports.export_model(str(result.folder), str(ground.elsewhere / "out"), None)
     assert not ground.marker.exists()

@@ -47,7 +47,7 @@ def file(tmp_path):
     return write
 
 
-def noted(flow, **values):
+def notes_of(flow, **values):
     """Return the notes of the preparation of a run on the null backend."""
     notes = []
     loaded = load_flow(str(flow))
@@ -62,8 +62,8 @@ def test_a_run_gives_the_warnings_of_check(file):
     flow = str(file(FLOW))
     warned = [problem for problem in check_flow(flow, []).problems if problem.severity == "warning"]
     assert warned
-    assert [str(problem) for problem in warned] == noted(flow)
-    assert noted("grpo") == []
+    assert [str(problem) for problem in warned] == notes_of(flow)
+    assert notes_of("grpo") == []
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_run_gives_the_warnings_of_check(file):
 def test_data_smaller_than_an_iteration_are_reported(tmp_path, records, prompts, says):
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{i}", "answer": f"{i}"}) + "\n" for i in range(records)))
-    notes = noted("grpo", data=str(data), prompts=prompts, held_out=0)
+    notes = notes_of("grpo", data=str(data), prompts=prompts, held_out=0)
     assert [note for note in notes if "appears about" in note] == [
         note for note in notes if says and says in note
     ]

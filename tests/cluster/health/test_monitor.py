@@ -56,7 +56,7 @@ def failing(tmp_path, ray_address, **keywords):
     return str(failure.value)
 
 
-def gone(text):
+def has_ended(text):
     """Return True if no process that the text names runs; its parent may not have reaped it yet."""
     states = [process_tag.stat(int(pid)) for pid in re.findall(r"pid (\d+)", text)]
     return all(state is None or state.state in "ZX" for state in states)
@@ -81,7 +81,7 @@ def test_a_silent_worker_is_named_and_killed(tmp_path, ray_address, fault, place
     # the worker's stack; the stack of a suspended worker may come too late
     assert fault == "stop" or f"hanging.py:{LINE} in <lambda>" in text
     assert "failed in iteration" in text
-    assert gone(text)
+    assert has_ended(text)
 
 
 @pytest.mark.long
@@ -96,7 +96,7 @@ def test_a_spinning_stage_ends_at_its_own_deadline(tmp_path, ray_address):
 
 @pytest.mark.slow
 def test_a_run_resumes_unchanged_after_the_death_of_a_worker(tmp_path, ray_address):
-    """The end equals that of a run in this process, to which a run on one rank is bit-equal."""
+    """The run ends like a run in this process. A run on one rank is bit-equal to it."""
     one_rank = {"pools": "all=1", "hp.fault": "die", "hp.place": "policy_loss", "hp.call": 4}
     text = failing(tmp_path, ray_address, **one_rank)
     assert "has died" in text

@@ -52,7 +52,7 @@ class Policy:
         return int(total)
 
     def waits(self, seconds: float) -> str:
-        time.sleep(seconds)  # stands for a call that takes long
+        time.sleep(seconds)  # like a call that takes long
         return f"{here().role} {here().rank}"
 
     def dies(self) -> None:

@@ -25,13 +25,13 @@ class Policy:
     """The object on a rank."""
 
     def __init__(self):
-        self.asked = []
+        self.calls = []
 
     def named(self, name, *, times=1, suffix=""):
         return name * times + suffix
 
     def scaled(self, batch, by=1.0, *, plus=0.0):
-        self.asked.append(len(batch))
+        self.calls.append(len(batch))
         return Batch(batch.axis, {"x": Data(row("float32"), batch["x"] * by + plus)})
 
     def shorter(self, batch):
@@ -84,8 +84,8 @@ def numbered(count, samples=1):
     return Batch(axis, {"x": Data(row("float32"), torch.arange(float(len(axis))))})
 
 
-def asked(group):
-    return [rank.host.instance.instance.asked for rank in group.job.ranks.actors]
+def calls(group):
+    return [rank.host.instance.instance.calls for rank in group.job.ranks.actors]
 
 
 @given(
@@ -101,7 +101,7 @@ def test_every_row_comes_back_in_its_place(ranks, rows, by, plus, together):
     # in float32, as the method computes
     assert torch.equal(found["x"], torch.arange(float(rows)) * by + plus)
     assert torch.equal(found.axis.keys, batch.axis.keys)
-    called = asked(group)
+    called = calls(group)
     assert sum(map(sum, called)) == rows
     with_rows = max(min(ranks, rows), 1)
     # each rank at most once, and all ranks if they compute together
@@ -115,7 +115,7 @@ def test_rows_of_a_group_stay_on_one_rank_on_request(ranks, groups, samples):
     assert group.call_batch(Policy.scaled, batch, 2.0).result()["x"].tolist() == [
         2.0 * number for number in range(len(batch))
     ]
-    assert all(rows % samples == 0 for rows in sum(asked(group), []))
+    assert all(rows % samples == 0 for rows in sum(calls(group), []))
 
 
 @given(st.integers(1, 4), st.text(max_size=5), st.integers(0, 3), st.text(max_size=5))
@@ -171,7 +171,7 @@ def test_misuse_is_an_error_at_the_call_before_anything_is_sent(misuse, told):
     text = str(refused.value)
     assert all(part in text for part in told), text
     assert f"test_job_roles.py:{inspect.getsourcelines(misuse)[1]}" in text.partition("\n")[0]
-    assert asked(group) == [[], []]
+    assert calls(group) == [[], []]
 
 
 def test_a_wrong_result_of_a_method_is_reported():

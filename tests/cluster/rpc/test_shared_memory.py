@@ -234,7 +234,7 @@ def forked(work):
     return child, os.fdopen(here)
 
 
-def ended(child):
+def kill_and_wait(child):
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
 
@@ -282,7 +282,7 @@ def test_a_kill_at_any_moment_leaks_no_shared_memory(victim, reads, held_back):
     receiver, heard = forked(receive)
     try:
         assert next(heard) == "read\n"
-        ended(sender if victim == "sender" else receiver)
+        kill_and_wait(sender if victim == "sender" else receiver)
         os.kill(receiver if victim == "sender" else sender, held_back)
         if victim == "sender":
             assert next(heard) == "True\n"
@@ -291,7 +291,7 @@ def test_a_kill_at_any_moment_leaks_no_shared_memory(victim, reads, held_back):
             assert held > left == 0
         assert set(os.listdir("/dev/shm")) <= before
     finally:
-        ended(receiver if victim == "sender" else sender)
+        kill_and_wait(receiver if victim == "sender" else sender)
         told.close()
         heard.close()
 

@@ -56,7 +56,7 @@ def test_a_step_has_the_same_rows_on_any_number_of_ranks(rows, ranks, by_group, 
 def test_every_usable_row_is_used_once_per_epoch(rows, ranks, by_group):
     table = facts(rows)
     bad = table[:, 0].bool()
-    if by_group:  # a group lacks what one of its rows lacks
+    if by_group:  # one bad row makes its group bad
         bad = torch.tensor([bool(bad[table[:, 3] == group].any()) for group in table[:, 3].tolist()])
     plan = rank_steps(table, by_group, ranks, seed=1, epochs=2, minibatch=3)
     times = [row for parts, _ in learned(plan) for part in parts for row in part]

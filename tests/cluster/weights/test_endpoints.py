@@ -28,8 +28,8 @@ def ends():
     sender = Sender(Model(Trainer(ModelSpec(FOLDER, "logprobs", True))), "cpu")
     receivers = [Receiver(Model(None, Generator(ModelSpec(FOLDER))), "cpu") for _ in range(2)]
     assert all(receiver.begin() for receiver in receivers)
-    digest_of = [sender.begin()]
-    return sender, receivers, Offers(digest_of, [receiver.offer(digest_of) for receiver in receivers], BUCKET)
+    offered = [sender.begin()]
+    return sender, receivers, Offers(offered, [receiver.offer(offered) for receiver in receivers], BUCKET)
 
 
 def bound(ends, run):
@@ -41,14 +41,14 @@ def bound(ends, run):
     return Route(offers.plan(), 1, "segment" if run else "store")
 
 
-def moved(ends, route, version, digest_of=None):
+def moved(ends, route, version, sent_version=None):
     """Move the weights bucket by bucket; return the messages."""
     sender, receivers, _ = ends
     made = []
     for index in range(len(route.plan.buckets)):
-        done, *messages = sender.pack(index, digest_of if digest_of is not None else version, False)
+        done, *messages = sender.pack(index, sent_version if sent_version is not None else version, False)
         made += messages
-        assert done == (digest_of if digest_of is not None else version)
+        assert done == (sent_version if sent_version is not None else version)
         for receiver, recipients in route.incoming(index).items():
             firsts = list(route.recipients[index][0])
             receivers[receiver - 1].take(
@@ -85,7 +85,7 @@ def test_ranks_with_equal_needs_share_one_message(ends, run):
 
 def test_missing_and_unrequested_messages_are_noticed(ends):
     route, receiver = bound(ends, None), ends[1][0]
-    moved(ends, route, 4, digest_of=5)
+    moved(ends, route, 4, sent_version=5)
     with pytest.raises(
         TransferError, match=r"rank 1 expects weights of version 4, but ranks sent other versions: {0: 5}"
     ):

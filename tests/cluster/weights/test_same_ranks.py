@@ -92,7 +92,7 @@ def test_without_other_ranks_no_plan_moves_anything():
 
 
 def test_a_plan_moves_weights_of_sides_that_show_them(on_ranks):
-    def asked(rank):
+    def movable_pairs(rank):
         pairs = [
             Model(Shown(), Shown()),
             Model(Shown(None), Shown()),
@@ -101,7 +101,7 @@ def test_a_plan_moves_weights_of_sides_that_show_them(on_ranks):
         ]
         return [movable(pair, "auto") for pair in pairs] + [movable(pairs[0], "gather")]
 
-    assert on_ranks(2, asked) == [[True, False, False, False, False]] * 2
+    assert on_ranks(2, movable_pairs) == [[True, False, False, False, False]] * 2
 
 
 SHAPES = {"a.weight": (6, 4), "b.weight": (5,)}

@@ -63,7 +63,7 @@ class Plan(WeightTransfer):
         return {"inbound": 2.0}
 
 
-def apart(transfer=None, version=3):
+def newer_model(transfer=None, version=3):
     """Return a model with its sides on two pools and weights newer than the sampler's."""
     return RemoteModel(
         "actor",
@@ -107,21 +107,21 @@ def test_a_role_with_one_side_has_nothing_to_transfer(trainer, generator):
 
 
 def test_without_a_plan_all_weights_go_as_one_object():
-    model = apart()
+    model = newer_model()
     assert model.frozen() == Frozen(3, "weights of rank 0")
     model.synchronise()
     assert model.generator.asked == [("receive", "actor", 3, "weights of rank 0")]
     assert (model.sampled_version, model.arrived()) == (3, 8)
     model.use(Frozen(3, "weights of rank 0"), 1.0)  # it has these already
     assert len(model.generator.asked) == 1
-    no_plan = apart(Plan(there=False))
+    no_plan = newer_model(Plan(there=False))
     no_plan.synchronise()
     assert no_plan.generator.asked == model.generator.asked
 
 
 def test_a_plan_is_made_once_and_carries_newer_weights():
     plan = Plan(there=True)
-    model = apart(plan)
+    model = newer_model(plan)
     model.synchronise()
     assert (plan.calls, model.sampled_version, model.moved) == (["bind", ("move", 3)], 3, {"inbound": 2.0})
     model.synchronise()
@@ -138,7 +138,7 @@ def test_a_plan_is_made_once_and_carries_newer_weights():
 def test_a_failed_transfer_leaves_weights_without_a_version(planned):
     plan = Plan(planned)
     plan.failing = True
-    model = apart(plan)
+    model = newer_model(plan)
     model.generator.answers = [RemoteError("half way")]
     with pytest.raises(RemoteError, match="half way"):
         model.synchronise()
@@ -147,7 +147,7 @@ def test_a_failed_transfer_leaves_weights_without_a_version(planned):
 
 def test_a_restored_role_gets_a_new_plan():
     plan = Plan(there=True)
-    model = apart(plan)
+    model = newer_model(plan)
     model.synchronise()
     model.restored(2)
     assert (model.version, model.sampled_version, plan.bound, plan.route) == (2, -1, False, None)

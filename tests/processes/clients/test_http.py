@@ -1,4 +1,4 @@
-"""What a question over HTTP gives and says, of real servers on loopback."""
+"""Answers and messages of HTTP requests to real servers on loopback."""
 
 import json
 import threading
@@ -13,18 +13,18 @@ import rlflow
 from rlflow.processes.clients.http import HttpClient, headers, moved, wanted_pause
 from rlflow.processes.clients.patience import Passing, Patience, Unanswered
 
-REAL_SECONDS = 30.0  # of a question that should succeed
+REAL_SECONDS = 30.0  # for a request that should succeed
 
 
 class Server(ThreadingHTTPServer):
-    """Gives the next of ``answers`` (status, headers, body), the last one for ever; ``asked``: method, path,
-    token and body of each."""
+    """Returns the next of ``answers`` (status, headers, body), and the last one forever; ``requests``: method,
+    path, token and body of each request."""
 
     daemon_threads = True
 
     def __init__(self, *answers):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.answers, self.asked = list(answers), []
+        self.answers, self.requests = list(answers), []
 
     @property
     def url(self):
@@ -34,7 +34,7 @@ class Server(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.server.asked.append((self.command, self.path, self.headers.get("Authorization"), body))
+        self.server.requests.append((self.command, self.path, self.headers.get("Authorization"), body))
         status, headers, answer = (
             self.server.answers.pop(0) if len(self.server.answers) > 1 else self.server.answers[0]
         )
@@ -62,8 +62,8 @@ def serving(*answers):
             thread.join()
 
 
-def asked(server, path="/", seconds=REAL_SECONDS):
-    """The answer, and the pauses before it; a clock that only pauses move."""
+def request(server, path="/", seconds=REAL_SECONDS):
+    """Return the answer and the pauses before it; only pauses move the clock."""
     now = [0.0]
 
     def pause(seconds):
@@ -73,15 +73,15 @@ def asked(server, path="/", seconds=REAL_SECONDS):
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
-def test_a_busy_server_is_asked_again(status):
+def test_a_busy_server_is_retried(status):
     with serving((status, {"Retry-After": "3"}, b"busy"), (200, {}, b"done")) as server:
-        assert asked(server) == (b"done", 3.0)
-    assert [body for *_, body in server.asked] == [b"{}", b"{}"]
+        assert request(server) == (b"done", 3.0)
+    assert [body for *_, body in server.requests] == [b"{}", b"{}"]
 
 
-def test_half_an_answer_is_asked_for_again():
+def test_an_incomplete_answer_is_retried():
     with serving((200, {"Content-Length": "50"}, b"do"), (200, {}, b"done")) as server:
-        assert asked(server)[0] == b"done"
+        assert request(server)[0] == b"done"
 
 
 @pytest.mark.parametrize(
@@ -93,10 +93,10 @@ def test_half_an_answer_is_asked_for_again():
         (404, {"X": "\x1b[31m"}, "404 Not Found: what \\x1b[1m is"),
     ],
 )
-def test_other_answers_are_none_at_once_and_the_message_quotes_what_explains_them(status, headers, words):
+def test_other_answers_fail_at_once_and_are_quoted(status, headers, words):
     with serving((status, headers, b"what \x1b[1m is")) as server, pytest.raises(Unanswered) as error:
-        asked(server)
-    assert (error.value.cause, len(server.asked)) == ("status", 1)
+        request(server)
+    assert (error.value.cause, len(server.requests)) == ("status", 1)
     assert words in str(error.value)
     assert "\x1b" not in str(error.value)
 
@@ -114,30 +114,30 @@ def test_other_answers_are_none_at_once_and_the_message_quotes_what_explains_the
 def test_a_redirect_on_the_same_host_is_followed(status, method, body, monkeypatch):
     monkeypatch.setenv("RLFLOW_SERVE_TOKEN", "secret")
     with serving((status, {"Location": "/b/?x=1"}, b""), (200, {}, b"done")) as server:
-        assert asked(server, "/a")[0] == b"done"
-    assert server.asked == [
+        assert request(server, "/a")[0] == b"done"
+    assert server.requests == [
         ("POST", "/a", "Bearer secret", b"{}"),
         (method, "/b/?x=1", "Bearer secret", body),
     ]
 
 
-def test_a_redirect_to_another_port_of_the_host_takes_no_token_along(monkeypatch):
+def test_a_redirect_to_another_port_drops_the_token(monkeypatch):
     monkeypatch.setenv("RLFLOW_SERVE_TOKEN", "secret")
     with serving((200, {}, b"done")) as other, serving((307, {"Location": f"{other.url}/x"}, b"")) as server:
-        assert asked(server)[0] == b"done"
-    assert other.asked == [("POST", "/x", None, b"{}")]
+        assert request(server)[0] == b"done"
+    assert other.requests == [("POST", "/x", None, b"{}")]
 
 
-def test_a_redirect_in_a_circle_ends():
+def test_circular_redirects_end():
     with (
         serving((307, {"Location": "/again"}, b"")) as server,
         pytest.raises(Unanswered, match="Location: /again"),
     ):
-        asked(server)
-    assert len(server.asked) == 5
+        request(server)
+    assert len(server.requests) == 5
 
 
-def test_a_redirect_leads_nowhere_else():
+def test_a_redirect_to_another_host_is_not_followed():
     assert moved("http://h:1/a", 307, "b") == "http://h:1/b"
     assert moved("http://h:1/a", 307, "https://h/b") == "https://h/b"
     for url, status, location in [
@@ -165,29 +165,29 @@ def test_retry_after_has_seconds_or_a_date():
     assert wanted_pause(late, None) == 0.0  # by this machine's clock
 
 
-def test_blanks_are_no_token(monkeypatch):
+def test_a_blank_token_is_not_sent(monkeypatch):
     monkeypatch.setenv("RLFLOW_SERVE_TOKEN", " ")
     assert "Authorization" not in headers()
     monkeypatch.setenv("RLFLOW_SERVE_TOKEN", "secret\n")
     assert headers()["Authorization"] == "Bearer secret"
 
 
-def test_a_closed_client_asks_no_more():
+def test_a_closed_client_sends_no_request():
     client = HttpClient()
     client.close()
     with pytest.raises(RuntimeError, match="closed"):
         client.post("http://127.0.0.1:9/", b"{}", REAL_SECONDS)
 
 
-def test_a_tool_asks_in_json():
+def test_a_tool_sends_json():
     with serving((503, {}, b""), (200, {}, b'{"result": [1]}')) as server:
         assert rlflow.post(f"{server.url}/x", {"query": "q"}) == {"result": [1]}
-    assert json.loads(server.asked[1][3]) == {"query": "q"}
+    assert json.loads(server.requests[1][3]) == {"query": "q"}
     with serving((200, {}, b"<html>")) as server, pytest.raises(ConnectionError, match="is not JSON"):
         rlflow.post(server.url, {})
 
 
-def test_a_name_that_nobody_has_is_no_passing_failure():
+def test_an_unknown_host_name_is_not_retried():
     with pytest.raises(Unanswered, match="no connection: ") as error:
         rlflow.post("http://judge.invalid/", {}, seconds=0.2)
     assert not isinstance(error.value, Passing)

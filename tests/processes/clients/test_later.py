@@ -1,4 +1,4 @@
-"""A deadline of what awaits counts the seconds of its clock."""
+"""A deadline of an awaitable counts the seconds of its clock."""
 
 import asyncio
 import time
@@ -14,14 +14,14 @@ async def forever(limit):
         await asyncio.Event().wait()
 
 
-def test_what_awaits_for_too_long_is_cancelled():
+def test_an_awaitable_is_cancelled_after_its_deadline():
     limit = TimeLimit(0.01)
     with pytest.raises(TimeoutError):
         asyncio.run(forever(limit))
     assert limit.expired()
 
 
-def test_it_has_time_while_the_clock_stands_still():
+def test_an_awaitable_has_time_while_the_clock_stands_still():
     began, away = time.monotonic(), [True]
     limit = TimeLimit(0.01, lambda: 0.0 if away[0] else time.monotonic() - began)
 

@@ -1,4 +1,4 @@
-"""A question is asked again while a wait may mend its failure, by a clock of the test's own."""
+"""A request is retried while a wait may fix its failure, with a clock of the test."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from rlflow.processes.clients.patience import DEFAULT, Passing, Patience, Unansw
 
 
 class Clock:
-    """Stands still but for pauses; ``asked``: when a question was put."""
+    """A clock that moves only in pauses; ``asked``: the times of the requests."""
 
     def __init__(self, *failures):
         self.now, self.failures, self.asked = 0.0, list(failures), []
@@ -28,20 +28,20 @@ def busy(after=None):
     return Passing("status", "503", after)
 
 
-def test_pauses_grow_and_an_answer_has_what_is_left_of_the_time():
+def test_pauses_grow_and_an_answer_gets_the_remaining_time():
     clock = Clock(*[busy()] * 8)
     assert clock.answer(60.0) == pytest.approx(60.0 - clock.asked[-1])
     pauses = [later - sooner for sooner, later in zip(clock.asked, clock.asked[1:], strict=False)]
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
 
 
-def test_a_server_says_how_long_to_wait_at_least():
+def test_a_server_sets_the_minimum_pause():
     clock = Clock(busy(7.0), busy(0.0), busy(0.0))
     clock.answer(60.0)
     assert clock.asked == pytest.approx([0.0, 7.0, 7.2, 7.6])
 
 
-def test_a_pause_that_the_time_has_no_room_for_ends_the_question_at_once():
+def test_a_pause_beyond_the_deadline_ends_the_request():
     clock = Clock(busy(61.0))
     with pytest.raises(Unanswered, match=r"503 \(1 try in 0 of 60 s\)"):
         clock.answer(60.0)
@@ -58,14 +58,14 @@ def test_the_last_try_comes_shortly_before_the_end():
     assert len(clock.asked) < 40
 
 
-def test_what_no_wait_mends_is_not_asked_again():
+def test_a_permanent_failure_is_not_retried():
     clock = Clock(Unanswered("reply", "no JSON"))
     with pytest.raises(Unanswered, match="^no JSON$"):
         clock.answer(60.0)
     assert clock.asked == [0.0]
 
 
-def test_a_question_within_a_call_ends_before_the_call():
+def test_a_request_within_a_call_ends_before_the_call():
     now = [100.0]
     assert left() == DEFAULT
     with within(20.0, lambda: now[0]):

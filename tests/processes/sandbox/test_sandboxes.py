@@ -1,4 +1,5 @@
-"""The walls, by processes that run against them, and how it is found out which stand."""
+"""The limits of the sandbox, tested by processes that try to break them, and the detection of missing
+limits."""
 
 import json
 import os
@@ -13,7 +14,7 @@ walled = pytest.mark.skipif(probe.missing() != (), reason="this kernel lacks a w
 
 
 def within(code, *words):
-    """What a process prints that runs this; it has a folder of its own."""
+    """Run code in a process with a folder of its own and return its output."""
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -53,12 +54,12 @@ print(json.dumps([name for name, action in {
 
 
 @walled
-def test_a_scorer_computes_reads_and_forks_and_nothing_else(tmp_path):
+def test_a_scorer_can_only_compute_read_and_fork(tmp_path):
     assert within(TRYING.replace("{more}", ""), str(tmp_path)) == ["socket", "exec", "chmod", "elsewhere"]
 
 
 @walled
-def test_a_child_that_judges_answers_does_not_even_fork_or_write(tmp_path):
+def test_a_child_that_scores_answers_cannot_fork_or_write(tmp_path):
     found = within(TRYING.replace("{more}", "sandboxes.around_answers()"), str(tmp_path))
     assert set(found) >= {"socket", "exec", "chmod", "elsewhere", "fork", "limit"}
     assert not {"thread", "read", "null", "pair"} & set(found)
@@ -81,15 +82,15 @@ def test_a_child_that_judges_answers_does_not_even_fork_or_write(tmp_path):
     ],
 )
 @walled
-def test_a_wall_that_does_not_stand_is_found_missing(tmp_path, kind, broken, lacks):
+def test_a_missing_limit_is_detected(tmp_path, kind, broken, lacks):
     code = f"from rlflow.processes.sandbox import kernel, limits, probe\n{broken}\nprobe.main()"
     stand = set(within(code, str(tmp_path), kind))
     missing = set(probe.around(kind)) - stand
-    # which other walls hold too
+    # which other limits block too
     assert missing - {"signals", "processes"} == lacks - {"signals", "processes"}
 
 
-def test_a_wall_that_the_kernel_puts_up_is_not_found_missing():
+def test_a_limit_of_the_kernel_is_not_reported_missing():
     code = (
         "import json\nfrom rlflow.processes.sandbox import kernel\nkernel.no_new_privileges()\n"
         "print(json.dumps([kernel.only_change([]), kernel.refuse(kernel.NETWORK)]))"
@@ -97,7 +98,7 @@ def test_a_wall_that_the_kernel_puts_up_is_not_found_missing():
     assert within(code) == [wall not in probe.missing() for wall in ("files", "network")]
 
 
-def test_a_machine_that_cannot_be_asked_has_no_wall(monkeypatch):
+def test_a_machine_that_cannot_be_tested_has_no_limits(monkeypatch):
     probe.missing.cache_clear()
     monkeypatch.setattr("sys.executable", "/nothing")
     assert probe.missing() == tuple(probe.SANDBOX)
@@ -106,7 +107,7 @@ def test_a_machine_that_cannot_be_asked_has_no_wall(monkeypatch):
     probe.missing.cache_clear()
 
 
-def test_the_environment_has_names_that_are_no_secret_and_a_home_of_its_own(monkeypatch):
+def test_the_environment_has_no_secrets_and_its_own_home(monkeypatch):
     monkeypatch.setenv("SOME_TOKEN", "canary")
     monkeypatch.setenv("MKL_NUM_THREADS", "2")
     found = limits.environment("/own")
@@ -119,7 +120,7 @@ def test_threads_of_this_user_are_counted():
     assert limits.threads() >= len(os.listdir("/proc/self/task"))
 
 
-def test_each_architecture_that_is_known_refuses_what_leads_out():
+def test_each_known_architecture_refuses_escaping_calls():
     for machine, numbers in kernel.NUMBERS.items():
         assert {"socket", "io_uring_setup", "execve", "execveat", "ptrace", "clone", "clone3", "kill"} <= set(
             numbers

@@ -1,4 +1,4 @@
-"""Processes that tests start."""
+"""Processes for tests."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def python():
-    """Start a Python process that runs some code; what is left of all in the end is killed."""
+    """Start a Python process that runs some code. The fixture kills all remaining processes at the end."""
     started = []
 
     def start(code, *words, **options):

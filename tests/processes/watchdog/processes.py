@@ -1,4 +1,4 @@
-"""Waiting for processes, as several tests do."""
+"""Ways to wait for processes."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ import time
 
 
 def gone(pid, seconds=10.0):
-    """Whether a process ends within so many seconds; one that waits to be collected has ended."""
+    """Return True if a process ends within this many seconds; a process that waits to be reaped has ended."""
     with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(pid)
         try:
@@ -18,7 +18,7 @@ def gone(pid, seconds=10.0):
 
 
 def until(condition, seconds=240.0):
-    """What the condition gives once it holds."""
+    """Wait until the condition holds and return its value."""
     limit = time.monotonic() + seconds
     while not (found := condition()) and time.monotonic() < limit:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The watchdog beside a process: it is there while it is wanted, ends what was started, and comes again where
+"""The watchdog process of a process: it exists while it is needed, ends started processes, and is replaced if
 it is killed."""
 
 import os
@@ -21,7 +21,7 @@ def watchdog_process():
     watchdog_process.close()
 
 
-def test_what_was_started_meanwhile_ends_with_it_and_nothing_else(watchdog_process):
+def test_only_processes_started_meanwhile_end_with_the_run(watchdog_process):
     outside = subprocess.Popen(["sleep", "600"])
     try:
         with watchdog_process.marking():
@@ -37,10 +37,12 @@ def test_what_was_started_meanwhile_ends_with_it_and_nothing_else(watchdog_proce
         outside.wait()
 
 
-def test_it_goes_when_it_is_closed_and_may_be_closed_twice(watchdog_process):
+def test_a_watchdog_ends_when_closed_even_twice(watchdog_process):
     pid = until(lambda: watchdog_process.process)
-    assert process_tag.stat(pid).parent != os.getpid()  # who ends all of his children does not end it
-    # nor waits for its thread
+    assert (
+        process_tag.stat(pid).parent != os.getpid()
+    )  # code that ends all its children does not end the watchdog
+    # and does not wait for its thread
     assert [thread.daemon for thread in threading.enumerate() if thread.name == "watchdog"] == [True]
     watchdog_process.close()
     assert gone(pid)
@@ -48,14 +50,14 @@ def test_it_goes_when_it_is_closed_and_may_be_closed_twice(watchdog_process):
     assert os._exit is beside._exit
 
 
-def test_names_of_runs_within_runs_stand_beside_each_other(watchdog_process, monkeypatch):
+def test_nested_runs_keep_both_names(watchdog_process, monkeypatch):
     monkeypatch.setenv(process_tag.MARK, "outer")
     with watchdog_process.marking():
         assert os.environ[process_tag.MARK] == f"outer/{watchdog_process.name}"
     assert os.environ[process_tag.MARK] == "outer"
 
 
-def test_a_killed_watchdog_is_replaced_by_one_that_knows_the_run(watchdog_process, tmp_path):
+def test_a_killed_watchdog_is_replaced(watchdog_process, tmp_path):
     (tmp_path / "status.json").write_text("{}")
     watchdog_process.watch(tmp_path)
     first = until(lambda: watchdog_process.process)
@@ -69,7 +71,7 @@ def test_a_killed_watchdog_is_replaced_by_one_that_knows_the_run(watchdog_proces
     assert child.wait() == -signal.SIGKILL
 
 
-def test_one_that_is_killed_again_and_again_leaves_the_end_to_its_process(watchdog_process):
+def test_a_repeatedly_killed_watchdog_is_not_replaced(watchdog_process):
     killed = {None}
     for _ in range(beside.STARTS):
         pid = until(lambda: watchdog_process.process not in killed and watchdog_process.process)
@@ -82,9 +84,7 @@ def test_one_that_is_killed_again_and_again_leaves_the_end_to_its_process(watchd
     assert child.wait() == -signal.SIGKILL
 
 
-def test_a_private_folder_goes_at_the_end_also_by_a_watchdog_that_came_later_and_a_link_in_its_place_stays(
-    watchdog_process, tmp_path
-):
+def test_the_private_folder_is_removed_at_the_end(watchdog_process, tmp_path):
     for name in ("own", "planted"):
         watchdog_process.remove_in_the_end(tmp_path / name)
     private.create(tmp_path / "own")
@@ -97,7 +97,7 @@ def test_a_private_folder_goes_at_the_end_also_by_a_watchdog_that_came_later_and
     assert sorted(path.name for path in tmp_path.iterdir()) == ["planted", "victim"]
 
 
-def test_where_there_is_no_room_for_it_a_run_goes_on_without(monkeypatch, tmp_path):
+def test_without_room_for_a_watchdog_a_run_continues(monkeypatch, tmp_path):
     def refused(*words, **options):
         raise OSError
 
@@ -117,7 +117,7 @@ def test_within_a_node_no_python_code_ends_the_process(watchdog_process):
     ):
         os._exit(0)
     pid = os.fork()
-    if pid == 0:  # a child may end as it likes
+    if pid == 0:  # a child may end in any way
         with watchdog_process.heartbeat_page.during("judge", 0, 1.0):
             os._exit(5)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
@@ -161,8 +161,9 @@ with dog.marking(), dog.heartbeat_page.during("judge", 4, 60.0):
         ("os.kill(os.getpid(), 11)", "crashed with SIGSEGV", "failed"),
     ],
 )
-def test_of_a_process_that_vanishes_nothing_is_left_but_words(python, tmp_path, ending, says, state):
-    """Neither what it started nor what it forked, of which no environment tells, nor its private folder."""
+def test_a_vanished_process_leaves_only_messages(python, tmp_path, ending, says, state):
+    """Its started processes, its forks, which no environment variable marks, and its private folder are all
+    removed."""
     with subprocess.Popen(
         [sys.executable, "-c", VANISHING.replace("{ending}", ending), str(tmp_path)],
         stdout=subprocess.PIPE,
@@ -195,7 +196,7 @@ with dog.heartbeat_page.during("judge", 4, 0.1):
 
 
 @pytest.mark.slow
-def test_one_that_keeps_the_interpreters_lock_past_a_deadline_is_ended(tmp_path):
+def test_a_process_that_holds_the_lock_past_a_deadline_is_ended(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", HOLDING, str(tmp_path)], capture_output=True, text=True, timeout=240
     )
@@ -218,12 +219,12 @@ with during_call("Ray", 0.1, "no Ray answers"):
 
 
 @pytest.mark.slow
-def test_a_native_call_that_keeps_the_lock_past_its_deadline_ends_with_a_message_and_code_2():
+def test_a_native_call_past_its_deadline_ends_with_code_2():
     done = subprocess.run([sys.executable, "-c", CALLING], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stderr) == (2, "no Ray answers\n")
 
 
-def test_signals_reach_the_watchdog_during_a_call_and_go_where_they_went_before_after_it(watchdog_process):
+def test_signals_reach_the_watchdog_only_during_a_call(watchdog_process):
     before = signal.set_wakeup_fd(-1)
     try:
         with beside.during_call("Ray", 60.0, "late"):
@@ -250,6 +251,6 @@ with during_call("Ray", 60.0, "late"):
 
 
 @pytest.mark.slow
-def test_a_library_that_aborts_at_a_signal_has_stopped_the_run():
+def test_a_library_that_aborts_at_a_signal_stops_the_run():
     done = subprocess.run([sys.executable, "-c", ABORTING], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stderr) == (130, "stopped before the run began\n")

@@ -1,4 +1,4 @@
-"""What a process writes on the board is read by another one, at once and without its help."""
+"""Another process can read the heartbeat page at once, without help of the writing process."""
 
 import os
 import threading
@@ -6,7 +6,7 @@ import threading
 from rlflow.processes.watchdog.heartbeat_page import PLACES, HeartbeatPage, NodeUnderWay
 
 
-def test_another_process_reads_what_is_under_way():
+def test_another_process_reads_the_running_nodes():
     heartbeat_page = HeartbeatPage.new()
     seen, told = os.pipe()
     with (
@@ -30,7 +30,7 @@ def test_another_process_reads_what_is_under_way():
         os.close(file)
 
 
-def test_every_node_has_a_number_of_its_own_and_those_of_a_thread_are_within_each_other():
+def test_nodes_have_numbers_and_nest_within_a_thread():
     heartbeat_page = HeartbeatPage.new()
     assert not heartbeat_page.inside
     with heartbeat_page.during("one", 0, 1.0):
@@ -46,7 +46,7 @@ def test_every_node_has_a_number_of_its_own_and_those_of_a_thread_are_within_eac
     assert first._replace(number=0) == second._replace(number=0) == NodeUnderWay(0, 1.0, 0, "one")
 
 
-def test_inside_is_who_does_a_node_and_not_who_runs_beside():
+def test_only_threads_that_run_a_node_are_inside():
     heartbeat_page, beside = HeartbeatPage.new(), []
     with heartbeat_page.during("one", 0, 1.0):
         thread = threading.Thread(target=lambda: beside.append(heartbeat_page.inside))
@@ -55,7 +55,7 @@ def test_inside_is_who_does_a_node_and_not_who_runs_beside():
     assert beside == [False]
 
 
-def test_more_nodes_at_once_than_there_are_places_are_done_all_the_same():
+def test_more_nodes_than_places_still_run():
     heartbeat_page = HeartbeatPage.new()
     open_ones = [heartbeat_page.during(f"node {i}", 0, 1.0) for i in range(PLACES + 3)]
     for each in open_ones:
@@ -68,7 +68,7 @@ def test_more_nodes_at_once_than_there_are_places_are_done_all_the_same():
     assert not heartbeat_page.inside
 
 
-def test_a_board_that_nobody_reads_knows_who_is_inside():
+def test_a_heartbeat_page_without_a_reader_tracks_threads():
     heartbeat_page = HeartbeatPage()
     with heartbeat_page.during("one", 0, 1.0):
         assert heartbeat_page.inside

@@ -1,5 +1,4 @@
-"""The launcher: a shell hears from it how a run ended, whatever ended it, and what the shell asks the run
-hears once."""
+"""The launcher reports to the shell how a run ended, and passes on the shell's requests to the run once."""
 
 import os
 import signal
@@ -38,21 +37,24 @@ with StopSignals(ask):
 """
 
 
-def apart(run, seen=60.0):
-    """Code of a run below a launcher that waits so many seconds for what the run has seen itself."""
+def run_below(run, seen=60.0):
+    """Return the code of a run below a launcher that waits this many seconds for the signals the run has seen
+    itself."""
     return APART.replace("{run}", run).replace("{seen}", str(seen))
 
 
-def ended(run, **options):
+def launch(run, **options):
     return subprocess.run(
-        [sys.executable, "-c", apart(run)], capture_output=True, text=True, timeout=240, **options
+        [sys.executable, "-c", run_below(run)], capture_output=True, text=True, timeout=240, **options
     )
 
 
-def test_a_report_of_the_run_stands_for_one_ctrl_c_and_the_next_is_passed_on(monkeypatch):
-    """What the kernel sends goes to both processes; of what another process sends, the run says whether it
-    came there too."""
-    monkeypatch.setattr(process_tag, "adopt", lambda: None)  # orphans of tests are left to who has them
+def test_a_reported_ctrl_c_is_passed_on_only_once(monkeypatch):
+    """The kernel sends ctrl-C to both processes. For a signal from another process, the run reports if it
+    received it too."""
+    monkeypatch.setattr(
+        process_tag, "adopt", lambda: None
+    )  # orphans of tests stay with the process that has them
     monkeypatch.setattr(launcher, "SEEN_SECONDS", 0.01)
     reading, writing = os.pipe()
     above = launcher.Launcher(os.getpid(), reading)
@@ -67,7 +69,7 @@ def test_a_report_of_the_run_stands_for_one_ctrl_c_and_the_next_is_passed_on(mon
         False,
     ]
     assert received_too(signal.SIGINT, code=128)
-    assert above._code(0) == 0  # it has said that it was done
+    assert above._code(0) == 0  # the run has reported that it is done
     os.close(writing)
     assert not received_too(signal.SIGINT)
     os.close(reading)
@@ -89,23 +91,23 @@ def test_a_report_of_the_run_stands_for_one_ctrl_c_and_the_next_is_passed_on(mon
         (DONE.format(code=0).replace("os._exit(0)", "os.kill(os.getpid(), 9)"), -signal.SIGKILL),
     ],
 )
-def test_the_exit_code_is_that_of_the_run_and_no_run_is_done_that_has_not_said_so(run, code):
-    assert ended(run).returncode == code
+def test_the_exit_code_is_that_of_the_run(run, code):
+    assert launch(run).returncode == code
 
 
-def test_orphans_of_the_run_end_with_it_though_nothing_tells_whose_they_are():
+def test_unmarked_orphans_of_the_run_end_with_it():
     run = (
         "import subprocess\n"
         "out = subprocess.run(['sh', '-c', 'setsid sleep 600 >&- & echo $!'], env={}, "
         "stdout=subprocess.PIPE, text=True).stdout\n"
         f"print(out.strip(), flush=True)\n{DONE.format(code=0)}"
     )
-    done = ended(run)
+    done = launch(run)
     assert done.returncode == 0
     assert gone(int(done.stdout.split()[0]), 0)
 
 
-def test_orphans_that_end_before_the_run_does_are_seen_off():
+def test_orphans_that_end_before_the_run_are_reaped():
     run = (
         "import subprocess\n"
         "out = subprocess.run(['sh', '-c', 'true >&- & echo $!'], env={}, stdout=subprocess.PIPE, "
@@ -113,15 +115,15 @@ def test_orphans_that_end_before_the_run_does_are_seen_off():
         "while os.path.exists(f'/proc/{int(out)}'): time.sleep(0.01)  # until the launcher has collected it\n"
         f"{DONE.format(code=5)}"
     )
-    assert ended(run).returncode == 5
+    assert launch(run).returncode == 5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("whom", ["launcher", "run", "both"])
-def test_who_asks_is_heard_once(number, whom):
-    # the launcher alone: nothing comes that it could wait for
-    listens = apart(LISTENS, 60.0 if whom == "both" else 0.2)
+def test_each_request_is_passed_on_once(number, whom):
+    # the launcher alone: it has nothing to wait for
+    listens = run_below(LISTENS, 60.0 if whom == "both" else 0.2)
     with subprocess.Popen(
         [sys.executable, "-c", listens],
         stdout=subprocess.PIPE,
@@ -142,10 +144,10 @@ def test_who_asks_is_heard_once(number, whom):
     assert (process.returncode, out, error) == (130, "asked\nlauncher\n", "")
 
 
-def test_a_hangup_that_is_ignored_stays_so():
-    """As `nohup` has it."""
+def test_an_ignored_hangup_stays_ignored():
+    """As under `nohup`."""
     with subprocess.Popen(
-        [sys.executable, "-c", apart(LISTENS)],
+        [sys.executable, "-c", run_below(LISTENS)],
         stdout=subprocess.PIPE,
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
@@ -159,17 +161,17 @@ def test_a_hangup_that_is_ignored_stays_so():
 
 def test_the_run_ends_with_its_launcher():
     with subprocess.Popen(
-        [sys.executable, "-c", apart(LISTENS)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", run_below(LISTENS)], stdout=subprocess.PIPE, text=True
     ) as process:
         run = int(process.stdout.readline())
         process.kill()
         assert gone(run)
 
 
-def test_the_run_is_told_nothing_by_a_launcher_that_stops():
-    """And stopped with it, as by ctrl-Z, it goes on with it."""
+def test_a_suspended_launcher_sends_the_run_nothing():
+    """If both are suspended, as by ctrl-Z, both continue."""
     with subprocess.Popen(
-        [sys.executable, "-c", apart(LISTENS)], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", run_below(LISTENS)], stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         run = int(process.stdout.readline())
         os.killpg(process.pid, signal.SIGSTOP)
@@ -180,7 +182,7 @@ def test_the_run_is_told_nothing_by_a_launcher_that_stops():
         assert process.wait(60) == 130
 
 
-def test_where_there_are_threads_all_stays_in_one_process():
+def test_with_threads_everything_stays_in_one_process():
     text = (
         "import threading, os, time\nfrom rlflow.processes.watchdog import launcher\n"
         "threading.Thread(target=time.sleep, args=(0.5,)).start()\nbefore = os.getpid()\n"

@@ -1,5 +1,4 @@
-"""Private folders among those of others: nothing that somebody else has planted is used, followed or
-removed."""
+"""Private folders among folders of other users: nothing planted by others is used, followed or removed."""
 
 import os
 import stat
@@ -10,11 +9,11 @@ import pytest
 from rlflow.processes.watchdog import private
 from rlflow.processes.watchdog.private import NotPrivate
 
-STRANGER = 65534  # nobody
+STRANGER = 65534  # no user
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
 
 
-def test_a_new_folder_is_this_users_alone_whatever_the_mask(tmp_path):
+def test_a_new_folder_belongs_only_to_this_user(tmp_path):
     before = os.umask(0)
     try:
         private.create(tmp_path / "own")
@@ -59,7 +58,7 @@ def test_a_folder_of_another_user_is_refused_and_stays(tmp_path):
     assert (tmp_path / "own").is_dir()
 
 
-def test_what_is_made_once_more_is_an_error_and_what_is_shared_is_not(tmp_path):
+def test_making_a_folder_twice_is_an_error_unless_shared(tmp_path):
     private.share(tmp_path / "own")
     (tmp_path / "own" / "file").touch()
     private.share(tmp_path / "own")
@@ -68,7 +67,7 @@ def test_what_is_made_once_more_is_an_error_and_what_is_shared_is_not(tmp_path):
     assert (tmp_path / "own" / "file").exists()
 
 
-def test_of_many_that_make_it_at_once_one_does_and_all_share_it(tmp_path):
+def test_concurrent_makers_share_one_folder(tmp_path):
     start, made, shared = threading.Barrier(8), [], []
 
     def begin():
@@ -88,7 +87,7 @@ def test_of_many_that_make_it_at_once_one_does_and_all_share_it(tmp_path):
     assert (len(made), len(shared)) == (1, 7)
 
 
-def test_a_place_where_others_could_put_something_in_its_place_is_refused(tmp_path):
+def test_a_place_where_others_could_replace_it_is_refused(tmp_path):
     tmp_path.chmod(0o777)
     with pytest.raises(NotPrivate, match="sticky"):
         private.create(tmp_path / "own")
@@ -105,7 +104,7 @@ def test_a_place_of_another_user_is_refused(tmp_path):
 
 
 @as_root
-def test_a_group_of_others_may_not_write_to_the_place_and_the_users_own_may(tmp_path):
+def test_only_the_users_own_group_may_write_to_the_place(tmp_path):
     tmp_path.chmod(0o775)
     private.create(tmp_path / "first")
     os.chown(tmp_path, -1, STRANGER)
@@ -130,7 +129,7 @@ def test_the_place_is_the_first_that_is_safe_and_short_enough(tmp_path, monkeypa
         private.place(1, [str(short)])
 
 
-def test_removing_follows_no_link_and_forgets_what_is_gone(tmp_path):
+def test_removing_follows_no_link_and_accepts_missing_folders(tmp_path):
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "file").touch()
@@ -145,7 +144,7 @@ def test_removing_follows_no_link_and_forgets_what_is_gone(tmp_path):
     assert (tmp_path / "link").is_symlink()
 
 
-def test_a_runs_folder_goes_with_the_last_one_in_it(tmp_path):
+def test_a_run_folder_is_removed_with_its_last_entry(tmp_path):
     run = tmp_path / "rlflow-0123"
     private.create(run)
     for name in ("one", "two"):

@@ -1,4 +1,4 @@
-"""What belongs to a run is found whatever it does to hide, is ended, and nothing else is."""
+"""All processes of a run are found, even if they hide, and ended; other processes are not."""
 
 import io
 import os
@@ -22,7 +22,7 @@ DAEMON = (
 
 
 @given(st.lists(NAMES, unique=True, max_size=5), NAMES)
-def test_a_name_comes_to_the_mark_and_goes_and_others_stay(others, name):
+def test_names_are_added_to_and_removed_from_the_mark(others, name):
     value = ""
     for each in others:
         value = process_tag.marks(each, value)
@@ -38,7 +38,7 @@ def started(name, *words):
     )
 
 
-def test_processes_with_a_name_in_their_mark_are_found_sessions_and_forks_included():
+def test_processes_with_a_name_in_their_mark_are_found():
     name, other = secrets.token_hex(8), secrets.token_hex(8)
     plain, within, foreign = (
         started(mark, "sleep", "600") for mark in (name, f"x/{name}/y", f"{name}{other}")
@@ -46,7 +46,7 @@ def test_processes_with_a_name_in_their_mark_are_found_sessions_and_forks_includ
     daemon = started(name, sys.executable, "-S", "-c", DAEMON)
     try:
         pid = int(daemon.stdout.readline())
-        # the one that forked it may not be gone yet
+        # its parent may still exist
         until(lambda: sorted(process_tag.marked(name)) == sorted([plain.pid, within.pid, pid]))
         assert process_tag.end_all(lambda: process_tag.marked(name)) == []
         assert all(map(gone, (plain.pid, within.pid, pid)))
@@ -58,9 +58,9 @@ def test_processes_with_a_name_in_their_mark_are_found_sessions_and_forks_includ
             process.communicate()
 
 
-def test_processes_of_ray_are_found_by_the_files_that_they_have_open(tmp_path):
-    """Their titles may lie over their marks. Other processes that have a title, as whoever asks may have, are
-    let be."""
+def test_ray_processes_are_found_by_their_open_files(tmp_path):
+    """Their titles may overwrite their marks. Other processes with a title, possibly the caller itself, are
+    left alone."""
     folder, other = tmp_path / "run", tmp_path / "runs"
     for where in (folder, other):
         where.mkdir()
@@ -87,7 +87,7 @@ def test_processes_of_ray_are_found_by_the_files_that_they_have_open(tmp_path):
             process.communicate()
 
 
-def test_who_starts_others_while_they_are_killed_is_ended_with_them():
+def test_a_process_that_keeps_starting_others_is_ended():
     name = secrets.token_hex(8)
     breeding = (
         "import os, time\nfor _ in range(30):\n    if os.fork() == 0: time.sleep(600)\n    "
@@ -100,7 +100,7 @@ def test_who_starts_others_while_they_are_killed_is_ended_with_them():
     process.communicate()
 
 
-def test_what_ends_by_itself_and_has_work_to_do_is_left_alone(tmp_path):
+def test_a_process_that_ends_itself_may_finish_its_work(tmp_path):
     name, path = secrets.token_hex(8), tmp_path / "wandb-core"
     path.symlink_to("/bin/sleep")
     process = started(name, path, "600")
@@ -112,7 +112,7 @@ def test_what_ends_by_itself_and_has_work_to_do_is_left_alone(tmp_path):
         process.communicate()
 
 
-def test_descendants_are_children_and_theirs_and_a_number_alone_is_nobody():
+def test_descendants_are_found_by_pid_and_start():
     shell = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
     try:
         child = int(shell.stdout.readline())
@@ -130,7 +130,7 @@ def test_descendants_are_children_and_theirs_and_a_number_alone_is_nobody():
 @pytest.mark.parametrize(
     ("code", "status"), [("import os; os._exit(7)", 7), ("import os; os.kill(os.getpid(), 9)", -9)]
 )
-def test_how_a_process_ended_is_known_until_it_is_collected(code, status):
+def test_the_end_of_a_process_is_known_until_it_is_reaped(code, status):
     process = subprocess.Popen([sys.executable, "-S", "-c", code])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     found = process_tag.stat(process.pid)
@@ -139,7 +139,7 @@ def test_how_a_process_ended_is_known_until_it_is_collected(code, status):
     assert process.wait() == status
 
 
-def test_a_process_dies_with_its_parent_even_while_it_is_stopped(python):
+def test_a_suspended_process_dies_with_its_parent(python):
     code = (
         "import os, signal, sys, time\nfrom rlflow.processes.watchdog import process_tag\nparent = os.getpid()\npid "
         "= os.fork()\nif pid == 0:\n    process_tag.die_with(parent)\n    print(os.getpid(), flush=True)\n    "
@@ -152,7 +152,7 @@ def test_a_process_dies_with_its_parent_even_while_it_is_stopped(python):
     assert gone(child)
 
 
-def test_what_ray_starts_dies_with_its_parent_and_at_once_after_a_raylet_that_has_ended(python):
+def test_processes_of_ray_die_with_their_parent(python):
     ended = subprocess.Popen(["true"])
     ended.wait()
     code = (
@@ -202,7 +202,7 @@ def test_orphans_are_adopted(python):
         ("raise KeyboardInterrupt", 1),
     ],
 )
-def test_a_forked_child_that_comes_out_ends_there(python, leaving, code):
+def test_a_forked_child_that_leaves_a_call_ends_there(python, leaving, code):
     text = (
         "import os, sys\nfrom rlflow.processes.watchdog import process_tag\n"
         f"with process_tag.here_alone():\n    pid = os.fork()\n    if pid == 0:\n        {leaving}\n"
@@ -211,16 +211,16 @@ def test_a_forked_child_that_comes_out_ends_there(python, leaving, code):
     assert python(text).communicate() == (f"out {code}\n", "")
 
 
-def test_what_happens_in_the_process_itself_goes_its_way():
+def test_events_in_the_process_itself_are_not_changed():
     with pytest.raises(SystemExit), process_tag.here_alone():
         sys.exit(3)
     with process_tag.here_alone():
         pass
 
 
-def test_a_child_within_its_exec_is_waited_for(monkeypatch):
-    """The kernel shows no environment until the new one is laid out, which may be after pipes of the parent
-    are closed."""
+def test_a_child_within_its_exec_is_awaited(monkeypatch):
+    """The kernel shows no environment until the new one is in place, which may be after the pipes of the
+    parent are closed."""
     child = subprocess.Popen(
         ["sleep", "600"], env={**os.environ, process_tag.MARK: process_tag.marks("within-exec")}
     )
@@ -239,10 +239,10 @@ def test_a_child_within_its_exec_is_waited_for(monkeypatch):
         child.wait()
 
 
-def test_the_command_of_a_process_is_its_first_word_and_of_nobody_empty():
+def test_the_command_of_a_process_is_its_first_word():
     words = [sys.executable, "-c", "print(flush=True); input()"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        process.stdout.readline()  # it runs, so that the kernel shows its words
+        process.stdout.readline()  # the process runs, so the kernel shows its words
         assert process_tag.command(process.pid) == sys.executable
         process.communicate("\n")
     assert process_tag.command(process.pid) == ""

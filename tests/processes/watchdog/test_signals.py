@@ -1,5 +1,5 @@
-"""Who asks to stop: the first request is heard once, a second ctrl-C ends at once, and what stood there
-before comes back."""
+"""Stop requests: the first is reported once, a second ctrl-C ends at once, and the previous handlers are
+restored."""
 
 import ctypes
 import os
@@ -22,7 +22,7 @@ def before():
 @pytest.mark.parametrize(
     "numbers", [[signal.SIGTERM], [signal.SIGHUP, signal.SIGTERM, signal.SIGHUP], [signal.SIGINT]]
 )
-def test_a_request_is_heard_once(before, numbers):
+def test_a_request_is_reported_once(before, numbers):
     asked = []
     with StopSignals(lambda: asked.append(1)) as signals:
         for number in numbers:
@@ -43,7 +43,7 @@ def interrupted_after(first):
         signal.raise_signal(signal.SIGINT)
 
 
-def test_each_number_is_told_at_once(before):
+def test_each_signal_is_reported_at_once(before):
     seen, told = os.pipe()
     os.set_blocking(told, False)
     with StopSignals(lambda: None, told):
@@ -55,12 +55,12 @@ def test_each_number_is_told_at_once(before):
 
 
 @pytest.mark.parametrize("number", ASKING)
-def test_while_a_run_is_prepared_each_ends_it(before, number):
+def test_every_request_ends_the_preparation_of_a_run(before, number):
     with pytest.raises(KeyboardInterrupt), ending_at_once():
         signal.raise_signal(number)
 
 
-def test_a_hangup_that_is_ignored_asks_for_nothing(before, monkeypatch):
+def test_an_ignored_hangup_requests_nothing(before, monkeypatch):
     handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         asked = []
@@ -71,22 +71,22 @@ def test_a_hangup_that_is_ignored_asks_for_nothing(before, monkeypatch):
         signal.signal(signal.SIGHUP, handler)
 
 
-def test_a_library_that_takes_terminations_has_them_for_as_long_as_its_call(before):
+def test_a_library_gets_terminations_only_during_its_call(before):
     with pytest.raises(KeyboardInterrupt), ending_at_once():
         terminated_after_native_code()
 
 
 def terminated_after_native_code():
-    """Python does not know that its handler is no longer the one."""
+    """Native code replaced the handler, and Python does not know it."""
     take = ctypes.CDLL(None).signal
     take.argtypes = [ctypes.c_int, ctypes.c_void_p]
     with own_terminations():
-        take(signal.SIGTERM, 1)  # to ignore it
+        take(signal.SIGTERM, 1)  # to ignore the signal
         os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_outside_of_the_main_thread_nothing_is_heard_and_nothing_breaks(before):
+def test_other_threads_install_no_handlers(before):
     failures = []
 
     def elsewhere():

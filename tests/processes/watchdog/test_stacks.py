@@ -1,5 +1,5 @@
-"""Where a stack that is shown ends is known by names of files and functions; these are the names that the
-files and functions have."""
+"""The end of a shown stack is recognised by names of files and functions; these tests check that the names
+exist."""
 
 import subprocess
 import sys
@@ -23,14 +23,14 @@ def test_the_watchdog_knows_the_files_that_call_nodes(module):
     assert watchdog_process.RUNNER in module.__file__
 
 
-def test_of_each_thread_that_runs_a_node_the_frames_of_the_node_are_shown():
+def test_the_frames_of_each_running_node_are_shown():
     assert (
         stacks.shown(DUMP, lambda path, name: watchdog_process.RUNNER in path)
         == "    home/me/flow.py:7 in judge"
     )
 
 
-def test_the_methods_within_which_a_workers_own_code_runs_are_methods_of_its_host():
+def test_methods_that_run_worker_code_are_methods_of_the_host():
     pytest.importorskip("ray")
     from rlflow.cluster.health import postmortem
     from rlflow.cluster.rpc import actor, host
@@ -61,7 +61,7 @@ print(ctypes.CDLL(None).read(reading, ctypes.create_string_buffer(1), 1))  # Pyt
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="stacks are written on Linux alone")
-def test_a_system_call_goes_on_after_stacks_were_written():
+def test_a_system_call_continues_after_stacks_are_written():
     done = subprocess.run([sys.executable, "-c", READING], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
@@ -91,8 +91,8 @@ turning() if told == "turn" else (there.wait(), keeping_the_lock())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="stacks are written on Linux alone")
 @pytest.mark.parametrize(("told", "main"), [("turn", "turning"), ("keep the lock", "keeping_the_lock")])
-def test_each_thread_writes_its_own_stack_whatever_the_others_do(told, main, monkeypatch):
-    monkeypatch.setattr(stacks, "SECONDS", 60.0)  # however slow the machine is
+def test_each_thread_writes_its_own_stack(told, main, monkeypatch):
+    monkeypatch.setattr(stacks, "SECONDS", 60.0)  # enough for a slow machine
     with subprocess.Popen(
         [sys.executable, "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -104,7 +104,7 @@ def test_each_thread_writes_its_own_stack_whatever_the_others_do(told, main, mon
                 assert process.poll() is None
             for _ in range(50):
                 *others, last = stacks.written(process.pid, file).split(stacks.HEADER)[1:]
-                assert f"in {main}" in last  # the main thread's
+                assert f"in {main}" in last  # that of the main thread
                 assert sorted(
                     name for other in others for name in ("turning", "waiting") if f"in {name}\n" in other
                 ) == ["turning", "turning", "waiting"]

@@ -1,5 +1,5 @@
-"""When the watchdog ends a run: a node past its deadline, or a run that was asked to stop, whose interpreter
-is held; and never else."""
+"""When the watchdog ends a run with a blocked interpreter: a node past its deadline, or a run that was asked
+to stop. Never otherwise."""
 
 import faulthandler
 import json
@@ -35,7 +35,7 @@ def watchdog_process():
 
 
 def until(watchdog_process, seconds, state="S", beats=False):
-    """The verdict after so many seconds of looking, and when it came."""
+    """Return the verdict after this many seconds of checks, and its time."""
     for tick in range(round(seconds / TICK)):
         if beats:
             watchdog_process.heartbeat_page.beat()
@@ -44,7 +44,7 @@ def until(watchdog_process, seconds, state="S", beats=False):
     return None, seconds
 
 
-def test_a_held_interpreter_ends_the_run_after_the_deadline_of_its_node(watchdog_process):
+def test_a_blocked_interpreter_ends_the_run_after_the_deadline(watchdog_process):
     with watchdog_process.heartbeat_page.during("judge", 3, 2.0):
         (code, why), when = until(watchdog_process, 60)
     assert code == FAILED
@@ -52,13 +52,13 @@ def test_a_held_interpreter_ends_the_run_after_the_deadline_of_its_node(watchdog
     assert 2.0 + GRACE_SECONDS < when <= 2.0 + GRACE_SECONDS + 2 * TICK
 
 
-def test_one_that_lets_threads_run_ends_by_itself(watchdog_process):
+def test_a_run_whose_threads_can_run_ends_itself(watchdog_process):
     with watchdog_process.heartbeat_page.during("judge", 3, 2.0):
         assert until(watchdog_process, 60, beats=True) == (None, 60)
 
 
 @pytest.mark.parametrize("state", ["T", "t"])
-def test_a_stopped_process_passes_no_deadline(watchdog_process, state):
+def test_a_suspended_process_does_not_exceed_deadlines(watchdog_process, state):
     watchdog_process.receive_signals(bytes([signal.SIGINT]))
     with watchdog_process.heartbeat_page.during("judge", 3, 2.0):
         assert until(watchdog_process, 600, state) == (None, 600)
@@ -66,19 +66,19 @@ def test_a_stopped_process_passes_no_deadline(watchdog_process, state):
         assert until(watchdog_process, 3 * TICK)[0] is not None
 
 
-def test_a_time_in_which_the_watchdog_could_not_look_counts_as_two_looks(watchdog_process):
+def test_a_time_without_checks_counts_as_two_checks(watchdog_process):
     with watchdog_process.heartbeat_page.during("judge", 3, 10.0):
         assert watchdog_process.check("S", 1000.0) is None
         assert max(watchdog_process.ran.values()) == 2 * TICK
 
 
-def test_without_a_node_under_way_nothing_is_late_or_deaf(watchdog_process):
+def test_without_a_running_node_nothing_is_late(watchdog_process):
     watchdog_process.receive_signals(bytes([signal.SIGINT, signal.SIGTERM]))
     assert until(watchdog_process, 60) == (None, 60)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_run_that_does_not_hear_is_ended_soon_after_it_was_asked(watchdog_process, capfd, number):
+def test_a_blocked_run_is_ended_soon_after_a_stop_request(watchdog_process, capfd, number):
     with watchdog_process.heartbeat_page.during("judge", 0, 1800.0):
         until(watchdog_process, 30)
         watchdog_process.receive_signals(bytes([number]))
@@ -92,7 +92,7 @@ def test_a_run_that_does_not_hear_is_ended_soon_after_it_was_asked(watchdog_proc
     )
 
 
-def test_asked_twice_it_is_ended_at_once_and_what_comes_twice_at_once_is_once(watchdog_process):
+def test_a_second_stop_request_ends_the_run_at_once(watchdog_process):
     with watchdog_process.heartbeat_page.during("judge", 0, 1800.0):
         until(watchdog_process, 10)
         watchdog_process.receive_signals(bytes([signal.SIGINT]))
@@ -104,7 +104,7 @@ def test_asked_twice_it_is_ended_at_once_and_what_comes_twice_at_once_is_once(wa
         assert until(watchdog_process, 2.0)[0] is not None
 
 
-def test_one_that_hears_in_between_has_its_time_again(watchdog_process):
+def test_a_run_that_reacts_in_between_gets_its_time_again(watchdog_process):
     with watchdog_process.heartbeat_page.during("judge", 0, 1800.0):
         watchdog_process.receive_signals(bytes([signal.SIGINT]))
         for _ in range(5):
@@ -116,9 +116,8 @@ def test_one_that_hears_in_between_has_its_time_again(watchdog_process):
     st.lists(st.tuples(st.sampled_from("RSDTt"), st.floats(0.0, 3.0), st.booleans()), max_size=60),
     st.floats(0.1, 5.0),
 )
-def test_no_run_is_failed_before_its_node_has_run_for_its_deadline(looks, seconds):
-    """``looks``: the process's state, seconds since the last look, and whether the interpreter had let a
-    thread run."""
+def test_no_run_fails_before_its_node_has_run_for_its_deadline(looks, seconds):
+    """``looks``: the process's state, the seconds since the last check, and whether a thread could run."""
     watchdog_process, ran, silent = WatchdogProcess(os.getpid(), "", "name", HeartbeatPage.new()), 0.0, 0.0
     with watchdog_process.heartbeat_page.during("judge", 0, seconds):
         for state, passed, beat in looks:
@@ -142,16 +141,17 @@ def test_no_run_is_failed_before_its_node_has_run_for_its_deadline(looks, second
 CALL = {"call": {"name": "Ray", "seconds": 2.0, "late": "there is no Ray to join"}}
 
 
-def test_a_call_that_keeps_the_interpreters_lock_past_its_deadline_refuses_the_run(watchdog_process, capfd):
+def test_a_call_that_holds_the_lock_past_its_deadline_ends_the_run(watchdog_process, capfd):
     watchdog_process.receive(CALL)
     verdict, when = until(watchdog_process, 60)
     assert verdict == (REFUSED, "there is no Ray to join")
     assert 2.0 + GRACE_SECONDS < when <= 2.0 + GRACE_SECONDS + 2 * TICK
     watchdog_process.stop(*verdict)
-    assert capfd.readouterr().err == "there is no Ray to join\n"  # no run has begun that could be resumed
+    # the run has not begun, so it cannot be resumed
+    assert capfd.readouterr().err == "there is no Ray to join\n"
 
 
-def test_a_call_ends_itself_where_threads_run_and_no_call_is_late_once_it_is_over(watchdog_process):
+def test_a_call_is_not_late_if_threads_run_or_it_is_over(watchdog_process):
     watchdog_process.receive(CALL)
     assert until(watchdog_process, 60, beats=True) == (None, 60)
     watchdog_process.receive({"call": None})
@@ -159,7 +159,7 @@ def test_a_call_ends_itself_where_threads_run_and_no_call_is_late_once_it_is_ove
     assert until(watchdog_process, 60) == (None, 60)
 
 
-def test_a_signal_ends_a_run_whose_call_keeps_the_interpreters_lock(watchdog_process, capfd):
+def test_a_signal_ends_a_run_whose_call_holds_the_lock(watchdog_process, capfd):
     watchdog_process.receive({"call": {**CALL["call"], "seconds": 120.0}})
     until(watchdog_process, 10)
     watchdog_process.receive_signals(bytes([signal.SIGINT]))
@@ -172,21 +172,21 @@ def test_a_signal_ends_a_run_whose_call_keeps_the_interpreters_lock(watchdog_pro
     )
 
 
-# -- what it leaves
+# -- messages and cleanup
 # ------------------------------------------------------------------------------------------------------------
 
 
-def told(watchdog_process, folder, **status):
+def write_status(watchdog_process, folder, **status):
     watchdog_process.run = WatchedRun("runs/mine", str(folder), -1)
     running = {"state": "running", "iteration": 1, "process": {"pid": watchdog_process.pid}, "flow": "ppo"}
     (folder / "status.json").write_text(json.dumps({**running, **status}))
 
 
-def test_a_run_that_is_ended_says_so_in_its_status_and_how_to_go_on(watchdog_process, tmp_path, capfd):
-    told(watchdog_process, tmp_path)
+def test_the_status_of_an_ended_run_names_the_resume_command(watchdog_process, tmp_path, capfd):
+    write_status(watchdog_process, tmp_path)
     for iteration, revision in ((2, 1), (10, 1), (10, 2), (11, 1)):
         (tmp_path / "checkpoints" / file_names.step(iteration, revision)).mkdir(parents=True)
-        if iteration < 11:  # the last one is not whole
+        if iteration < 11:  # the last one is incomplete
             (tmp_path / "checkpoints" / file_names.step(iteration, revision) / file_names.MANIFEST).touch()
     with watchdog_process.heartbeat_page.during("judge", 12, 1.0):
         watchdog_process.check("S", TICK)
@@ -202,8 +202,8 @@ def test_a_run_that_is_ended_says_so_in_its_status_and_how_to_go_on(watchdog_pro
 
 
 @pytest.mark.parametrize("status", [{"state": "done"}, {"process": {"pid": 1}}, {"process": None}])
-def test_what_another_wrote_or_what_has_ended_is_left_as_it_is(watchdog_process, tmp_path, capfd, status):
-    told(watchdog_process, tmp_path, **status)
+def test_the_status_of_another_or_an_ended_run_is_left_alone(watchdog_process, tmp_path, capfd, status):
+    write_status(watchdog_process, tmp_path, **status)
     before = (tmp_path / "status.json").read_text()
     watchdog_process.stop(FAILED, "because")
     watchdog_process.vanished(None)
@@ -221,10 +221,8 @@ def test_what_another_wrote_or_what_has_ended_is_left_as_it_is(watchdog_process,
     ],
     ids=["0", "7", "SEGV", "KILL"],
 )
-def test_of_a_process_that_vanishes_is_said_how_and_what_it_did(
-    watchdog_process, tmp_path, capfd, ending, state, says
-):
-    """One that was killed from outside counts as died by being gone."""
+def test_the_end_of_a_vanished_process_is_reported(watchdog_process, tmp_path, capfd, ending, state, says):
+    """A process killed from outside counts as dead because it is gone."""
     watchdog_process.pid = os.fork()
     if watchdog_process.pid == 0:
         faulthandler.disable()
@@ -233,7 +231,7 @@ def test_of_a_process_that_vanishes_is_said_how_and_what_it_did(
         finally:
             os._exit(99)
     os.waitid(os.P_PID, watchdog_process.pid, os.WEXITED | os.WNOWAIT)
-    told(watchdog_process, tmp_path)
+    write_status(watchdog_process, tmp_path)
     with watchdog_process.heartbeat_page.during("judge", 2, 1.0):
         watchdog_process.vanished(process_tag.stat(watchdog_process.pid))
     os.waitpid(watchdog_process.pid, 0)
@@ -243,8 +241,9 @@ def test_of_a_process_that_vanishes_is_said_how_and_what_it_did(
     assert said.endswith("start the run again\n")
 
 
-def test_a_forked_child_that_tells_of_itself_after_its_parent_vanished_is_ended_too():
-    """It may first be scheduled when its parent is gone: as long as it lives the pipe of messages is open."""
+def test_a_forked_child_that_reports_late_is_ended_too():
+    """The child may first be scheduled when its parent is gone; the message pipe stays open as long as the
+    child lives."""
     receiving, sending = os.pipe()
     os.set_blocking(receiving, False)
     with subprocess.Popen(["sleep", "600"], pass_fds=[sending]) as fork, subprocess.Popen(["true"]) as parent:
@@ -254,7 +253,7 @@ def test_a_forked_child_that_tells_of_itself_after_its_parent_vanished_is_ended_
         messages, listened = Messages(watchdog_process, receiving, select.poll()), []
 
         def listen():
-            if listened:  # at the first look nothing has come yet
+            if listened:  # the first check finds no message yet
                 os.write(sending, json.dumps({"fork": fork.pid}).encode() + b"\n")
                 os.close(sending)
                 watchdog_process.listen = messages.listen
@@ -268,7 +267,7 @@ def test_a_forked_child_that_tells_of_itself_after_its_parent_vanished_is_ended_
     os.close(receiving)
 
 
-def test_nobody_waits_for_messages_where_no_child_is_left():
+def test_without_a_child_the_watchdog_awaits_no_messages():
     receiving, sending = os.pipe()
     os.set_blocking(receiving, False)
     os.write(sending, b'{"folder": "/nowhere"}\n{"torn"')
@@ -279,8 +278,8 @@ def test_nobody_waits_for_messages_where_no_child_is_left():
     os.close(receiving)
 
 
-def test_a_pipe_that_nobody_writes_to_any_more_wakes_the_watchdog_once():
-    """Else it would be awake all the time, since the end of a pipe can always be read."""
+def test_a_closed_message_pipe_wakes_the_watchdog_once():
+    """Otherwise the watchdog would always be awake, because the end of a pipe is always readable."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     poll = select.poll()

@@ -82,7 +82,7 @@ WAITS = {"no": no, "ever": ever, "meets": meets}
 
 
 class Drifting(Scripted):
-    """Answers differently when it is replayed."""
+    """Gives other answers in a replay."""
 
     def step(self, said):
         return Turn(says=f"{os.getpid()}") if not self.script.get("turns") else super().step(said)
