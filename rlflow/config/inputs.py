@@ -37,7 +37,7 @@ def within_memory(
     committed = plan.graph.changed_roles if options.copies_every == 1 else ()
     weight_checks = (
         tuple(name for name, role in roles.items() if has_weight_check(role, options))
-        if options.weight_check == 1
+        if options.canary == 1
         else ()
     )
     holdings = tuple(_holdings(plan, roles, rewards, placement, options.dtype))

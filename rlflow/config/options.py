@@ -53,7 +53,7 @@ class Options:
     # factor by which trainer and sampler may differ on a token before the run warns
     max_mismatch: Annotated[float, Gt(1)] = 1.05
     # weight check: compare a trainer and generator of different backends every N iterations; 0: never
-    weight_check: Annotated[int, Ge(0)] = 1
+    canary: Annotated[int, Ge(0)] = 1
     # before the run, check that it learns from its rewards; warn: start it even if a check fails
     prove: Literal["auto", "quick", "strict", "warn", "off"] = "auto"
     # stop after N iterations in a row in which some update takes no finite optimizer step; 0: never

@@ -234,7 +234,7 @@ def make_weight_check(roles: Roles, engine: Engine, data: Dataset, options: Opti
     if not names:
         return None
     rows = weight_check_rows(data.batch(list(itertools.islice(data.usable(), ROWS))))
-    return WeightCheck(engine, names, rows, options.weight_check) if len(rows) else None
+    return WeightCheck(engine, names, rows, options.canary) if len(rows) else None
 
 
 def weight_check_rows(prompts: Batch) -> Batch:

@@ -112,8 +112,8 @@ with dog.marking():
     pool = RewardPool(1)
     reward, = bind([parse_reward(sys.argv[1] + ":judge")], pool)
     pool.score(reward.scorer, ["completion"], [["1 daemon"], ["2 stays"]])
-    from rlflow.processes.watchdog import kin
-    print(*pool.pids(), *(pid for pid, _ in kin.descendants(pool.pids()[0])), flush=True)
+    from rlflow.processes.watchdog import process_tag
+    print(*pool.pids(), *(pid for pid, _ in process_tag.descendants(pool.pids()[0])), flush=True)
     {ending}
 """
 

@@ -267,7 +267,7 @@ def model_of(config: RoleConfig, model: str | None) -> Path | None:
 def has_weight_check(role: BoundRole, options: Options) -> bool:
     """True if the weight check compares the role's trainer and generator: they have different backends, and
     should have the same weights."""
-    wanted = role.use.trained and role.use.generates and bool(options.weight_check) and not options.staleness
+    wanted = role.use.trained and role.use.generates and bool(options.canary) and not options.staleness
     return wanted and role.trainer.backend != role.generator.backend and role.generator.offers(ScoresTokens)
 
 

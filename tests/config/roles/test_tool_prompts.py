@@ -134,7 +134,7 @@ def test_the_folders_of_all_roles_with_tools_are_checked(folder, tmp_path):
         MODEL
     ]
     assert problems(able, {"ref": MODEL}) == []
-    assert "no config.json in it" in problems(str(tmp_path / "nowhere"))[0]
+    assert "no folder at" in problems(str(tmp_path / "nowhere"))[0]
     assert problems(MODEL, chosen={"": parse_environment(f"{FILE}:Unused", {})}) == []
     assert problems(None) == []
 

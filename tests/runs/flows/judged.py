@@ -92,5 +92,5 @@ def by_side(prompts, actor):
 
 
 @flow(evaluate=by_side)
-def sides(prompts, actor, reward):
+def halves(prompts, actor, reward):
     trained(prompts, actor, reward)

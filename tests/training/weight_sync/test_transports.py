@@ -16,7 +16,7 @@ from rlflow.training.weight_sync.segment import SharedFile, sweep
 def test_every_transport_moves_every_layout_exactly_and_reports_errors(on_ranks):
     import worker  # imported here because only this test needs it, and the import takes seconds
 
-    found = on_ranks(4, lambda rank: worker.judged(rank, 4))
+    found = on_ranks(4, lambda rank: worker.checked(rank, 4))
     assert len(found[0]) == 7 * 4 + 3 + 11
     assert [{case: problems for case, problems in one.items() if problems} for one in found] == [{}] * 4
 
