@@ -35,7 +35,7 @@ def annotated(annotation: ast.expr) -> Any:
 
 
 def _limit(written: ast.expr) -> Any:
-    """Return the limit of an annotated_types call with a number or ``inf``, None for anything else."""
+    """Return the argument of an ``annotated_types`` limit if it is a number or ``inf``, else None."""
     match written:
         case ast.Call(func=ast.Name(id=name), args=[ast.Constant(value=number)]) if name in LIMITS:
             return LIMITS[name](number)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class FollowUpTokens(NamedTuple):
-    """The tokens that follow-up prompts of a batch start at (`ask` with ``tokens_until``).
+    """The tokens at which the follow-up prompts of a batch start (`ask` with ``tokens_until``).
 
     ``place``, int64 [follow-up prompts]: the token of the source row before which the continuation starts.
     ``lengths``, int64 [source rows]: the number of tokens of each source row.
@@ -23,13 +23,13 @@ class FollowUpTokens(NamedTuple):
     lengths: Tensor
 
     def take(self, index: Tensor) -> FollowUpTokens:
-        """The tokens of the follow-up prompts at ``index``."""
+        """Return the start tokens of the follow-up prompts at ``index``."""
         return FollowUpTokens(self.place[index], self.lengths)
 
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """The rows of a batch. Two batches have the same rows if they share the same Axis object."""
+    """The rows of a batch. Two batches have the same rows if and only if they share one Axis object."""
 
     # int64 [rows, 2 or more], the path of each row: (position in the data stream, sample number). Each `ask`
     # or join adds two numbers: the number of the group along the new axis, and the row's number within the
@@ -51,7 +51,7 @@ class Axis:
 
     @functools.cached_property
     def slots(self) -> Tensor:
-        """int64 [rows]: the number of the group that each row belongs to, counted from 0 along the axis."""
+        """int64 [rows]: each row's group number, counted from 0 along the axis."""
         if len(self) == 0:
             return torch.zeros(0, dtype=torch.int64)
         return starts(self.keys).long().cumsum(0) - 1
@@ -77,7 +77,7 @@ class Axis:
 
     @staticmethod
     def fresh(rows: int, start: int = 0) -> Axis:
-        """Rows at consecutive positions of the data stream, from ``start``."""
+        """Return an axis of ``rows`` rows at consecutive positions of the data stream, from ``start``."""
         return Axis(torch.stack([torch.arange(start, start + rows), torch.zeros(rows, dtype=torch.int64)], 1))
 
     def take(self, index: Tensor) -> Axis:
@@ -85,21 +85,22 @@ class Axis:
         return Axis(self.keys[index], self, index, self.grouped)
 
     def repeat(self, times: int) -> Axis:
-        """``times`` adjacent rows for each row, as samples 0 … times-1 of its position."""
+        """Return an axis with ``times`` adjacent rows for each row: samples 0 … times-1 of that row."""
         index = torch.arange(len(self)).repeat_interleave(times)
         sample = torch.arange(times).repeat(len(self)) + self.keys[index, -1] * times
         return Axis(torch.cat([self.keys[index, :-1], sample[:, None]], 1), self, index, True, "sampled")
 
     def ask(self, index: Tensor, cut: FollowUpTokens | None = None) -> Axis:
-        """A follow-up prompt for each of the rows at ``index``, in that order, numbered along the new axis."""
+        """Return an axis with a follow-up prompt for each row at ``index``, in that order."""
         number = torch.arange(len(index))
         keys = torch.cat([self.keys[index], torch.stack([number, torch.zeros_like(number)], 1)], 1)
         return Axis(keys, self, index, False, "asked", cut)
 
     def cut_of(self, other: Axis) -> Axis | None:
-        """Return the axis of follow-up prompts at single tokens of ``other`` in this axis's history, or None.
+        """Find the axis of follow-up prompts that start at tokens of ``other``; None if there is none.
 
-        Follow-up prompts at tokens of an axis that ``other`` was taken from count too.
+        Searches this axis and its ancestors. Follow-up prompts also count if
+        they start at tokens of an axis whose rows ``other`` selects.
         """
         return next(
             (
@@ -112,7 +113,7 @@ class Axis:
 
     @staticmethod
     def join(parts: Sequence[Axis]) -> Axis:
-        """The rows of all parts, one part after another.
+        """Return an axis with the rows of all parts, one part after another.
 
         Groups of different parts stay separate and are numbered along the new axis.
         """
@@ -127,27 +128,27 @@ class Axis:
 
     @property
     def line(self) -> Iterator[Axis]:
-        """This axis and the axes that it was made from, the nearest first."""
+        """This axis, then its parent, its parent's parent, and so on."""
         step: Axis | None = self
         while step is not None:
             yield step
             step = step.parent
 
     def rows_of(self, other: Axis) -> Tensor | None:
-        """Return the row of this axis whose columns each row of ``other`` may read, int64 [rows of other].
+        """Return the row of this axis that each row of ``other`` reads columns from, int64 [rows of other].
 
-        A row without one has -1. Returns None if the axes are unrelated, or if several rows of this axis
-        belong to one row of the other. An axis is related to the axes made from it, to the axes it was made
-        from, and to axes made from the same axis.
+        Rows of ``other`` without such a row get -1. Returns None if the axes are unrelated, or if several
+        rows of this axis belong to one row of ``other``. An axis is related to the axes made from it, to the
+        axes it was made from, and to axes made from the same axis.
         """
         rows = self._common_origin(other)
         return None if rows is None else rows[0] if rows[1] is None else _through(rows[1], rows[2], rows[0])
 
     def groups_of(self, other: Axis) -> Tensor | None:
-        """Return the group of this axis that each row of ``other`` may read: slots, int64 [rows of other].
+        """Return the group of this axis that each row of ``other`` reads columns from, int64 [rows of other].
 
-        A row without one has -1. Returns None if the axes are unrelated, or if several groups belong to one
-        row.
+        Groups are numbered as in ``slots``. Rows of ``other`` without such a group get -1. Returns None if
+        the axes are unrelated, or if several groups belong to one row of ``other``.
         """
         rows = self._common_origin(other)
         if rows is None:
@@ -157,8 +158,8 @@ class Axis:
     def _common_origin(self, other: Axis) -> tuple[Tensor, Tensor | None, int] | None:
         """Find the nearest axis that both axes were made from; None if there is none.
 
-        Returns its row for each row of ``other``, its row for each row of this axis (None: it is this axis),
-        and its number of rows.
+        Returns three values: the row of that axis for each row of ``other``; the same for each row of this
+        axis, or None if the found axis is this axis; and the number of rows of the found axis.
         """
         own = dict(zip(map(id, self.line), self.line, strict=True))
         index = torch.arange(len(other))
@@ -173,7 +174,7 @@ class Axis:
     def back_to(self, origin: Axis) -> Tensor:
         """int64 [rows]: the row of ``origin`` that each row was made from.
 
-        This axis must be made from ``origin``.
+        ``origin`` must be this axis or one of its ancestors.
         """
         index = torch.arange(len(self))
         for step in itertools.takewhile(lambda step: step is not origin, self.line):
@@ -191,9 +192,9 @@ class Axis:
 
 
 def _through(origin: Tensor, rows: int, wanted: Tensor) -> Tensor | None:
-    """int64 [wanted]: the entry that was made from each wanted row of ``rows``, or -1.
+    """int64 [wanted]: for each wanted row, the entry of ``origin`` that names it, or -1.
 
-    Returns None if several entries were made from one row.
+    ``origin`` names a row below ``rows`` in each entry. Returns None if several entries name one row.
     """
     if len(torch.unique(origin)) < len(origin):
         return None
@@ -201,7 +202,7 @@ def _through(origin: Tensor, rows: int, wanted: Tensor) -> Tensor | None:
 
 
 def stacked(keys: Sequence[Tensor]) -> Tensor:
-    """Concatenate paths; shorter paths are filled up with zeros."""
+    """Concatenate paths of several axes; shorter paths are filled up with zeros."""
     width = max(part.shape[1] for part in keys)
     return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in keys])
 
@@ -209,8 +210,8 @@ def stacked(keys: Sequence[Tensor]) -> Tensor:
 def starts(keys: Tensor) -> Tensor:
     """bool [rows]: True for the first row of each group.
 
-    A row begins a group if its last number but one differs from the row before. Earlier numbers may differ
-    within a group, because joined rows keep their paths.
+    A row begins a group if the second-to-last number of its path differs from that of the row before. Earlier
+    numbers of the paths may differ within a group, because joined rows keep their paths.
     """
     first = torch.ones(len(keys), dtype=torch.bool)
     first[1:] = keys[1:, -2] != keys[:-1, -2]

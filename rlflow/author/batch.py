@@ -34,7 +34,7 @@ DTYPES = {"float": torch.float32, "int": torch.int64, "bool": torch.bool}
 def padding(value: float) -> AbstractContextManager[None]:
     """Fill float padding with ``value`` inside the block.
 
-    Tests use it to show that results do not depend on the padding.
+    Tests use it to check that results do not depend on the padding.
     """
     return with_value(_fill, value)
 
@@ -44,7 +44,7 @@ class Data:
     """One column, unpadded.
 
     Token and prompt columns are flat, with int64 ``lengths`` [rows]. Group columns hold one value per group.
-    A scalar is a 0-d tensor, or a tuple of them from an ALL stage. Text is a tuple of str.
+    A scalar is a 0-d tensor, or a tuple of 0-d tensors if an ALL stage returned it. Text is a tuple of str.
     """
 
     kind: Kind
@@ -76,7 +76,7 @@ class Data:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the values and lengths."""
+        """The bytes of the values and lengths in memory."""
         if isinstance(self.value, Tensor):
             return self.value.nbytes + (self.lengths.nbytes if self.lengths is not None else 0)
         return sum(
@@ -99,7 +99,7 @@ class Data:
         return writable_copy(self.value) if isinstance(self.value, Tensor) else self.value
 
     def take(self, index: Tensor, axis: Axis) -> Data:
-        """The rows at ``index`` of a column over ``axis``."""
+        """Return the rows at ``index``; ``axis`` is the axis of this column."""
         match self.kind.level:
             case Level.TOKEN | Level.PROMPT:
                 return replace(
@@ -117,7 +117,7 @@ class Data:
     def trimmed(kind: Kind, value: Any, axis: Axis, lengths: Tensor | None) -> Data:
         """Return a stage's return value as a column: the inverse of ``padded``.
 
-        ``lengths``: the lengths of the token columns that the stage read.
+        ``lengths``: the row lengths of the token columns that the stage read.
         """
         match kind.level:
             case Level.TEXT:
@@ -136,7 +136,8 @@ def group_column(axis: Axis) -> Data:
 
 
 def pad(flat: Tensor, lengths: Tensor) -> Tensor:
-    """Return [rows, longest] from flat entries; a stage may write into the result without changing ``flat``.
+    """Return flat entries as a padded tensor [rows, longest]; writing into the result does not change
+    ``flat``.
 
     Floats are padded with the current padding value, other dtypes with 0.
     """
@@ -162,7 +163,7 @@ def flatten(padded: Tensor, lengths: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def extent(lengths: Tensor) -> tuple[int, bool]:
-    """Return the longest length, and whether all rows have it.
+    """Return the longest length, and True if all rows have this length.
 
     The result is cached, because each column of a call asks for the same lengths. Nothing writes into stored
     tensors, so the tensor object can be the cache key.
@@ -185,7 +186,7 @@ def pick(flat: Tensor, lengths: Tensor, index: Tensor) -> Tensor:
 
 
 def ramp(lengths: Tensor) -> Tensor:
-    """Return 0 … lengths[i]-1 for each row, one row after another: the place of each flat entry in its row."""
+    """Return the position of each flat entry within its row: 0 … lengths[i]-1, one row after another."""
     starts = lengths.cumsum(0) - lengths
     return torch.arange(int(lengths.sum())) - starts.repeat_interleave(lengths)
 
@@ -204,8 +205,8 @@ class Batch:
         """Make a batch from plain lists: lists of lists become token columns, str text, numbers row columns.
 
         Standard columns take their standard kind. Other columns take ``kinds``, or a kind guessed from the
-        values. A single number is a scalar. Rows with the same ``group`` belong to one prompt. Pass group
-        columns with one value per row. Raises FlowError if row counts differ.
+        values. A single number is a scalar. Rows with the same ``group`` belong to one prompt. Pass a group
+        column as one value per row. Raises FlowError if columns have different numbers of rows.
         """
         values = {**(columns or {}), **more}
         rows = {name: len(value) for name, value in values.items() if not _single(value)}
@@ -239,8 +240,8 @@ class Batch:
     def __getitem__(self, name: str) -> Any:
         """Return the padded tensor, or a list for text.
 
-        Inside a flow this also finds scalars that every batch of the flow has. Raises FlowError for a missing
-        column.
+        Inside a flow, ``name`` may also be a scalar that every batch of the flow has, such as ``iteration``.
+        Raises FlowError for a missing column.
         """
         data = self.data.get(name)
         if data is not None and data.kind.level is not Level.SCALAR:
@@ -265,7 +266,7 @@ class Batch:
     def rename(self, **names: str) -> Batch:
         """Rename columns: ``rename(old="new")``.
 
-        An existing column of the new name is replaced, as by ``|``.
+        If the batch already has a column of the new name, that column is replaced.
         """
         renamed = {new: self._data(old) for old, new in names.items()}
         return Batch(
@@ -282,7 +283,7 @@ class Batch:
         )
 
     def rows(self, index: Sequence[int] | Tensor) -> Batch:
-        """The rows at ``index`` (ints, or a bool per row), in that order."""
+        """Return the rows at ``index``, in that order. ``index`` has row numbers, or one bool per row."""
         where = torch.as_tensor(index)
         where = where.nonzero()[:, 0] if where.dtype is torch.bool else where.long()
         return Batch(
@@ -290,14 +291,14 @@ class Batch:
         )
 
     def repeat(self, times: int) -> Batch:
-        """``times`` adjacent rows for each row, which form one group; adds the column ``group``."""
+        """Return ``times`` adjacent copies of each row, which form one group; adds the column ``group``."""
         axis = self.axis.repeat(times)
         return Batch(axis, self.carried(axis) | {"group": group_column(axis)})
 
     def carried(self, axis: Axis) -> dict[str, Data]:
-        """Return this batch's columns over an axis that was made from this batch's axis.
+        """Return this batch's columns for the rows of ``axis``, which was made from this batch's axis.
 
-        Raises ValueError for an axis that was not made from another.
+        Raises ValueError for an axis without a parent.
         """
         if axis.index is None:
             raise ValueError("found an axis without a parent, expected an axis made from the batch's axis")
@@ -306,7 +307,7 @@ class Batch:
     def chunk(self, count: int) -> list[Batch]:
         """Split into at most ``count`` batches of adjacent rows, whose sizes differ by at most one.
 
-        A batch without rows gives one batch without rows.
+        An empty batch gives one empty batch.
         """
         return [
             self.rows(part) for part in torch.tensor_split(torch.arange(len(self)), count) if len(part)
@@ -314,7 +315,8 @@ class Batch:
 
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:
-        """The rows of all batches, one batch after another. Raises FlowError if their columns differ."""
+        """Return one batch with the rows of all batches, one batch after another. Raises FlowError if their
+        columns differ."""
         if not batches:
             raise FlowError(
                 Problem(
@@ -349,7 +351,7 @@ class Batch:
 
 
 def _families(batch: Batch) -> list[str]:
-    """Each column's name, level and family of dtypes, sorted."""
+    """Return one text per column, sorted: its name, level and dtype family."""
     return sorted(
         f"{name}: {data.kind.level} {data.kind.family or ''}".rstrip() for name, data in batch.data.items()
     )
@@ -375,11 +377,12 @@ def spread(
     axis: Axis,
     fetch: Callable[[Data, Axis], Data] = lambda data, axis: data,
 ) -> Data:
-    """Return a column over the rows ``own`` as rows of ``axis`` read it.
+    """Return a column that is stored over the axis ``own`` as a column over ``axis``.
 
-    One axis was made from the other, or both were made from the same axis. ``fetch`` brings a column to this
-    process if its values must be read. Raises FlowError if the axes are unrelated, if several values belong
-    to a row, or if a value is missing and the kind has no NaN.
+    One axis was made from the other, or both were made from the same axis. ``fetch(data, axis)`` returns the
+    column with its values in this process; it is called only if values must be read. Raises FlowError if the
+    axes are unrelated, if several values belong to one row, or if a value is missing and the column's kind
+    has no NaN.
     """
     level = data.kind.level
     if own is axis or level is Level.SCALAR:
@@ -405,7 +408,8 @@ def spread(
 
 
 def _per_token(name: str, data: Data, axis: Axis) -> Data:
-    """Turn values of follow-up prompts into values at the tokens where these start, NaN at other tokens.
+    """Return a token column with each follow-up prompt's value at the token where it starts, NaN at other
+    tokens.
 
     Raises FlowError for kinds without NaN.
     """
@@ -420,7 +424,7 @@ def _per_token(name: str, data: Data, axis: Axis) -> Data:
 
 
 def _filled(name: str, data: Data, index: Tensor, lacking: Tensor) -> Data:
-    """Return row-level values by ``index``, NaN for rows without one.
+    """Return a column with the values at ``index``; rows marked in ``lacking`` get NaN.
 
     Raises FlowError for kinds without NaN.
     """
@@ -439,7 +443,7 @@ def _single(value: Any) -> bool:
 
 
 def _axis_of(rows: int, group: Sequence[int] | Tensor | None) -> Axis:
-    """Return an axis with a position for each row, or one per group.
+    """Return an axis with one position of the data stream per row, or per group if ``group`` is given.
 
     Raises FlowError if the rows of a group are not adjacent.
     """
@@ -489,7 +493,7 @@ def _typed(kind: Kind, value: Tensor) -> tuple[Kind, Tensor]:
 
 
 def missing_column(name: str, columns: Mapping[str, object]) -> Problem:
-    """The problem of reading a column that a batch does not have."""
+    """Return the problem of reading a column that a batch does not have."""
     close = column_meant(name, columns)
     remedy = (
         f"read '{close}'"
@@ -508,7 +512,7 @@ def missing_column(name: str, columns: Mapping[str, object]) -> Problem:
 
 
 def other_axis(columns: Iterable[str]) -> Problem:
-    """The problem of merging columns of unrelated rows."""
+    """Return the problem of merging columns of unrelated rows."""
     return Problem(
         "row-axes",
         "the two batches have different rows, so their columns cannot be merged",
@@ -521,7 +525,7 @@ def other_axis(columns: Iterable[str]) -> Problem:
 
 
 def partly(name: str, kind: Kind | None) -> Problem:
-    """The problem of a column that some rows lack and that cannot be NaN."""
+    """Return the problem of a merged column that lacks values for some rows and cannot hold NaN."""
     return Problem(
         "rows-lacking",
         f"column '{name}' has no value for some of the rows that it is merged into",

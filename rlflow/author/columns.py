@@ -33,7 +33,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Kind:
-    """Level and dtype of a column; a dtype of None allows any dtype.
+    """Level and dtype of a column; None as dtype allows any dtype.
 
     ``row(torch.float32)`` and ``row("float32")`` are the same kind.
     """
@@ -57,9 +57,10 @@ class Kind:
 
     @property
     def family(self) -> str | None:
-        """float, uint, int or bool.
+        """The family of the dtype: float, uint, int or bool; None if any dtype is allowed.
 
-        Dtypes within a family are converted silently; other dtypes are never converted.
+        Dtypes of one family are converted into each other silently. Dtypes of different families are never
+        converted.
         """
         return _family(self.dtype)
 
@@ -163,7 +164,7 @@ class Columns(Mapping[str, Standard]):
 
 
 def columns() -> Columns:
-    """The standard columns: name → (kind, meaning). Prints one line for each."""
+    """Return the standard columns: name → (kind, meaning). The result prints as one line per column."""
     return Columns()
 
 
@@ -179,7 +180,8 @@ def standard_kind(name: str) -> Kind | None:
 
 
 def checked_kinds(what: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the kinds as a dict. Raises TypeError for a value that is not a kind."""
+    """Return ``kinds`` as a dict. Raises TypeError for a value that is not a kind; ``what`` names the
+    caller."""
     for name, kind in kinds.items():
         if not isinstance(kind, Kind | None):
             raise TypeError(
@@ -190,9 +192,9 @@ def checked_kinds(what: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fits(kind: Kind | None, expected: Kind | None) -> bool:
-    """Return True if a column of one kind may be read as another.
+    """Return True if a column of the kind ``kind`` may be read as ``expected``.
 
-    Rows may read a group column; each row reads its group's value.
+    A row-level parameter may read a group column; each row reads its group's value.
     """
     if kind is None or expected is None:
         return True

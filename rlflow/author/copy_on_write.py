@@ -1,7 +1,7 @@
 """Copy-on-write tensors: callers may write into them without changing the original memory.
 
-For memory that torch owns, torch makes the copies. For memory of a file (``FileMemory``), the kernel copies
-page by page.
+Torch copies the memory that torch owns. The kernel copies the memory of a file (``FileMemory``), page by
+page.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _LISTING = threading.Lock()
 def writable_copy(tensor: Tensor) -> Tensor:
     """Return a tensor with the same values that may be written into; its memory is copied at the first write.
 
-    For torch's own memory, calls that return an address (``numpy()``, ``data_ptr()``, DLPack) count as a
-    write. Memory is copied at once if it belongs to neither torch nor a file, is not on the host, is part of
-    a larger storage, or is under autograd.
+    For torch's own memory, a call that returns an address (``numpy()``, ``data_ptr()``, DLPack) counts as a
+    write. The memory is copied at once if it belongs to neither torch nor a file, is not on the host, is part
+    of a larger storage, or is under autograd.
     """
     storage = tensor.untyped_storage()
     if tensor.is_cpu and not storage.resizable() and (memory := file_memory(tensor)) is not None:
@@ -49,12 +49,11 @@ def address(tensor: Tensor) -> int:
 
 
 class FileMemory:
-    """Private memory of an open file.
+    """A private mapping of an open file.
 
-    A page that is written into becomes a private copy, and the file does not change. Do not write into
-    tensors of this memory while others read them; ``again`` returns tensors that may be written into.
-    ``keeper`` is an object that keeps the file unchanged; it is referenced as long as any of this memory
-    exists.
+    The first write into a page makes a private copy of that page, so the file does not change. Do not write
+    into tensors of this memory while others read them; ``again`` returns tensors that may be written into.
+    ``keeper`` is an object that keeps the file unchanged; this object references it for its lifetime.
 
     Python's own ``mmap`` would keep a descriptor open for each mapping.
     """
@@ -78,8 +77,8 @@ class FileMemory:
     def tensor(self, lendable: bool = True) -> Tensor:
         """Return the memory as uint8 [size].
 
-        The memory exists as long as the tensor or a view of it. If ``lendable``, ``file_memory`` finds the
-        memory.
+        The memory stays mapped for the lifetime of the tensor and its views. If ``lendable`` is True,
+        ``file_memory`` finds this object from the tensor.
         """
         if lendable:
             with _LISTING:
@@ -116,7 +115,7 @@ class FileMemory:
 def file_memory(tensor: Tensor) -> FileMemory | None:
     """Return the ``FileMemory`` that a tensor is stored in, or None.
 
-    Finds only memory that ``FileMemory.tensor`` returned as lendable.
+    Finds only memory that ``FileMemory.tensor`` returned with ``lendable=True``.
     """
     place = address(tensor)
     with _LISTING:
@@ -139,7 +138,7 @@ def _mapped(descriptor: int, start: int, size: int) -> int:
 
 @functools.cache
 def _libc() -> ctypes.CDLL:
-    """Return the C library of this process, with the types of the functions that are called."""
+    """Return the C library of this process, with the argument types of ``mmap`` and ``munmap`` set."""
     library = ctypes.CDLL(None, use_errno=True)
     library.mmap.argtypes = (
         ctypes.c_void_p,

@@ -1,7 +1,7 @@
-"""Dispatch modes: how rows of a call are split over the ranks of a pool, and how results are merged.
+"""Dispatch modes: how the rows of a call are split over the ranks of a pool, and how the results are merged.
 
 DP_COMPUTE   every row goes to exactly one data-parallel rank; outputs come back in the original row order
-ALL          every rank runs with the same arguments and returns one value
+ALL          every rank runs with the same arguments, and each returns its own value
 RANK0        one rank runs with all rows
 """
 
@@ -16,9 +16,9 @@ from typing import Any
 class Dispatch:
     """A dispatch mode.
 
-    ``split(batch, ranks)`` returns one batch per rank. ``merge(outputs, batch)`` returns the batch of their
-    results. Both are None for the three built-in modes, which pools implement. A mode prints and serialises
-    as its name.
+    ``split(batch, ranks)`` returns one batch per rank. ``merge(outputs, batch)`` joins the ranks' results
+    into one batch. Both are None for the three built-in modes, which pools implement. A mode prints and
+    serialises as its name.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Identities of the numbers that a run logs.
 
-The program looks up a number by its identity, never by a part of its name.
+rlflow looks up a number by its identity, never by a part of its name.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ class Of(StrEnum):
     STAGE = "stage"  # a stage
     NODE = "node"  # a `repeat`, a `choose` or an `ask`
     UPDATE = "update"  # an update of a role
-    REWARD = "reward"  # the scores of a reward role; with a part, the scores of one of its rewards
+    REWARD = "reward"  # scores of a reward role; if ``part`` is set, scores of the reward with that name
     MISSING = "missing"  # a cause of missing rewards of a role
     LOGGED = "logged"  # a number that a reward returns next to its scores, or that an environment logs
-    SCORES = "scores"  # the scores of the iteration; with a part, the scores of one of several reward roles
+    SCORES = "scores"  # scores of the iteration; if ``part`` is set, scores of the reward role with that name
     ROWS = "rows"  # the rows of the iteration
     SOURCE = "source"  # the scores of the rows of one data source
     WEIGHT_CHECK = "canary"  # weight check: fixed tokens that the trainer and the generator of a role score
     ROW_OUTCOME = "fate"  # outcomes of sampled rows
-    LEFT_OUT = "left out"  # a cause for which records of the data are skipped
+    LEFT_OUT = "left out"  # a reason why records of the data are skipped
     STATE = "state"  # a scalar of the flow that keeps its value from one iteration to the next
     RUN = "run"  # the full iteration
-    EVALUATION = "evaluation"  # prompts held out of the data; the part is a source of data
-    SET = "set"  # a held-out set; the part is its name
+    EVALUATION = "evaluation"  # prompts held out from the data; ``part`` is the data source
+    SET = "set"  # a held-out set; ``part`` is its name
 
 
 class Figure(NamedTuple):

@@ -32,14 +32,14 @@ class Parameters:
 class Flow:
     """A flow, made by ``@flow``.
 
-    Call it to run one iteration on real batches with objects of ``rlflow.config.roles``.
+    Call the flow with a real batch and role objects from ``rlflow.config.roles`` to run one iteration.
     """
 
     function: Callable[..., Any]
     data: Mapping[str, Kind] = field(default_factory=dict)
     state: Callable[[Any], Mapping[str, float]] | None = None
     evaluate: Callable[..., Any] | None = None
-    trains: bool = True  # False: the flow need not update a role, as the answering flow of `rlflow eval`
+    trains: bool = True  # False: the flow need not update a role; `rlflow eval` has such a flow
 
     def __post_init__(self) -> None:
         vars(self).update(
@@ -54,9 +54,9 @@ class Flow:
         return engines().interpreter().call(self, prompts, roles, named)
 
     def graph(self, hp: Any = None) -> Any:
-        """Return the graph of one iteration at the flow's own settings, or at ``hp``.
+        """Return the graph of one iteration with the settings ``hp`` (None: the flow's own settings).
 
-        Notebooks show the graph as a picture. Raises FlowError.
+        Notebooks show the graph as a picture. Raises FlowError if the flow has errors.
         """
         return engines().tracer()(self, hp if hp is not None else self.parameters.hp).graph
 
@@ -132,12 +132,13 @@ def flow(
 ) -> Any:
     """Make a function of (prompts, roles…, hp) a flow.
 
-    data: columns of the data beyond prompt and answer, name → kind.
+    data: columns of the data in addition to prompt and answer, name → kind.
 
-    state: a function from the settings to scalars that keep their values from one iteration to the next.
+    state: a function that takes the settings and returns name → initial value of the flow's state. State
+    scalars keep their values from one iteration to the next.
 
-    evaluate: ``body(prompts, roles…) -> batch`` with ``scores``. It runs on held-out prompts instead of the
-    usual evaluation.
+    evaluate: ``body(prompts, roles…) -> batch`` with ``scores``. This function evaluates held-out prompts and
+    replaces the usual evaluation.
     """
 
     def make(function: Callable[..., Any]) -> Flow:
@@ -147,10 +148,10 @@ def flow(
 
 
 def repeat(body: Callable[..., Any], prompts: Any, *, groups: int, tries: int) -> Any:
-    """Run ``body(prompts) -> batch`` on these prompts, then on fresh ones, until enough groups are kept.
+    """Run ``body(prompts) -> batch`` on these prompts, then on fresh prompts, until enough groups are kept.
 
-    ``body`` returns the group column ``keep``. It runs until ``groups`` groups have ``keep``, and at most
-    ``tries`` times. Kept groups are joined in prompt order. If fewer groups are kept, the iteration trains on
-    them and prints a warning. If no group is kept, the iteration is skipped.
+    The batch has the bool group column ``keep``. ``body`` runs until ``keep`` is True for ``groups`` groups,
+    at most ``tries`` times. Kept groups are joined in prompt order. If fewer groups are kept, the iteration
+    trains on them and prints a warning. If no group is kept, the iteration is skipped.
     """
     return current().repeat(body, prompts, groups, tries)
