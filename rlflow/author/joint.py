@@ -33,7 +33,7 @@ class LossTerm:
 class JointLoss(Loss):
     """Several losses that share one forward pass and one optimizer step.
 
-    A joint loss reads the columns of all its losses, and the columns that select their rows.
+    A joint loss reads the columns of all its losses, and the ``where`` columns that select their rows.
     """
 
     def __init__(self, losses: Sequence[Loss], scale: Sequence[float], where: Sequence[str | None]) -> None:
@@ -59,14 +59,14 @@ class JointLoss(Loss):
 
     @property
     def key(self) -> Hashable:
-        """A key that is equal for the same losses joined in the same way."""
+        """A key that is equal for two joint losses made of the same losses in the same order."""
         return (*(loss.key for loss in self.losses), self.scale, self.where)
 
     @cached_property
     def signature(self) -> Signature:
         """Columns and settings of all losses.
 
-        If two losses have different defaults for a setting, the call must pass it.
+        If two losses have different defaults for a setting, the call must pass that setting.
         """
         columns: dict[str, ColumnParameter] = {}
         for parameter in (parameter for loss in self.losses for parameter in loss.signature.columns):
@@ -106,7 +106,7 @@ class JointLoss(Loss):
 def terms(loss: Loss, settings: Mapping[str, Any], mean: Any) -> list[LossTerm]:
     """Return the losses of a step, each with its own settings and average.
 
-    A loss that is not joint gives one term.
+    If ``loss`` is a single loss, the list has one term.
     """
     if not isinstance(loss, JointLoss):
         return [LossTerm(loss, settings, mean)]
@@ -137,10 +137,10 @@ def specification(loss: Loss | Sequence[Loss]) -> Mapping[str, Setting]:
 def joined(
     what: str, losses: Sequence[Loss], settings: Mapping[str, Any], place: Place | None
 ) -> tuple[Loss, list[Problem]]:
-    """Join the losses of a call into one, and return it with the problems of the call.
+    """Join the losses of a call, and return the joint loss and the problems of the call.
 
-    The problems are clashes between the losses, and ``scale``, ``mean`` or ``where`` without exactly one
-    value for each loss. A wrong value is replaced by its default.
+    A problem is reported if the losses clash, or if ``scale``, ``mean`` or ``where`` does not have exactly
+    one value for each loss. A wrong value is replaced with its default.
     """
     problems, count = list(_clashes(what, losses, place)), len(losses)
     sound = {}
@@ -171,7 +171,8 @@ def joined(
 
 
 def _clashes(what: str, losses: Sequence[Loss], place: Place | None) -> Iterator[Problem]:
-    """Losses of one step must share a head, and must not have a setting that the update takes for itself."""
+    """Yield problems of losses with different heads, and of losses with a setting that the update itself
+    uses."""
     heads = {loss.head: loss for loss in losses}
     if len(heads) > 1:
         yield Problem(

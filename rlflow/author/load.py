@@ -1,4 +1,4 @@
-"""Load an algorithm's file once and find the flow in it."""
+"""Load an algorithm's file and find its flow. Each file is loaded once per process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def algorithms_folder() -> Path:
 def target(text: str) -> Target:
     """Resolve ``FILE``, ``FILE::flow`` or an installed algorithm's name.
 
-    Raises PlanError if the file does not exist.
+    ``text`` is what the user wrote. Raises PlanError if the file does not exist.
     """
     name, _, flow = text.partition("::")
     path = Path(name)
@@ -57,7 +57,9 @@ def target(text: str) -> Target:
 
 
 def load_flow(text: str) -> Flow:
-    """Return the only flow that the file defines, or the named flow. Raises FlowError or PlanError."""
+    """Return the flow that the file defines, or the named flow if ``text`` names one.
+
+    Raises FlowError or PlanError if the file cannot be loaded or the flow cannot be determined."""
     where = target(text)
     flows = flows_of(load(where.path))
     if where.flow is not None:
@@ -78,7 +80,7 @@ def load_flow(text: str) -> Flow:
 
 
 def flows_of(module: ModuleType) -> dict[str, Flow]:
-    """Return the flows that the module defines; imported flows do not count."""
+    """Return the flows that the module defines by name; imported flows do not count."""
     # a flow with two names counts once
     names = {value: name for name, value in reversed(vars(module).items()) if isinstance(value, Flow)}
     return {
@@ -110,7 +112,7 @@ def _not_one(path: Path, flows: dict[str, Flow]) -> Problem:
 
 @lru_cache(maxsize=64)
 def load(path: Path) -> ModuleType:
-    """Return the module of a file, loaded once, with its folder importable.
+    """Return the module of a file, loaded once; while it loads, it can import from its folder.
 
     Raises FlowError if the file raises.
     """
@@ -126,7 +128,7 @@ def load(path: Path) -> ModuleType:
 
 
 class _TextLoader(importlib.machinery.SourceFileLoader):
-    """Loads a text as the content of a file, without reading the file."""
+    """Loads a text as if it were the content of a file, without reading the file."""
 
     def __init__(self, name: str, path: str, text: str) -> None:
         super().__init__(name, path)
@@ -143,8 +145,8 @@ class _TextLoader(importlib.machinery.SourceFileLoader):
 def load_text(path: Path, text: str) -> ModuleType:
     """Return the module of a text, without writing the text to a file.
 
-    Messages show it as the file ``path``, and it imports from that file's folder. Raises FlowError if the
-    text raises.
+    Messages show the text as the file ``path``, and the text can import from that file's folder. Raises
+    FlowError if the text raises.
     """
     name = _module_name(path)
     _make_importable(path.parent)
@@ -213,7 +215,8 @@ def exported() -> tuple[str, ...]:
 
 
 def _hiding_packages(folder: Path) -> list[Path]:
-    """Return the files next to an algorithm that hide a standard module or an installed package."""
+    """Return the files next to an algorithm that have the name of a standard module or an installed package,
+    and so hide it."""
     packages = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
 
     def installed(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""@loss: a function of model outputs and columns that returns a value per token or row, and metrics."""
+"""@loss: a function from model outputs and columns to a value per token or row, and metrics."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Loss:
     """A loss of an algorithm, made by ``@loss``."""
 
     function: Callable[..., Any]
-    # quantities that the model computes for the loss; the first decides which head the model has
+    # quantities that the model computes for the loss; the first one decides the model's head
     new: tuple[Quantity, ...] = ("logprobs",)
     rows: Literal["row", "group"] = "row"
-    stale_ok: str = ""  # why rows of older weights need no correction in this loss
+    stale_ok: str = ""  # why rows sampled with older weights need no correction in this loss
     unrewarded: str = ""  # why no reward has to reach this loss
 
     def __post_init__(self) -> None:
@@ -31,7 +31,8 @@ class Loss:
         )
 
     def __call__(self, new: Any, *columns: Any, **settings: Any) -> tuple[Any, dict[str, Any]]:
-        """Return (value, metrics); a bare value has no metrics."""
+        """Call the function, and return (value, metrics). If it returns a bare value, the metrics are
+        empty."""
         result = self.function(new, *columns, **settings)
         return result if isinstance(result, tuple) else (result, {})
 
@@ -42,7 +43,7 @@ class Loss:
 
     @property
     def head(self) -> Quantity:
-        """The head that the loss needs. Entropy comes from the same head as log-probs."""
+        """The head that the loss needs. Entropy needs the same head as log-probs."""
         return "logprobs" if self.new[0] == "entropy" else self.new[0]
 
     @property
@@ -62,7 +63,7 @@ class Loss:
 
     @property
     def digest(self) -> str:
-        """A digest of the function's source and the functions that it uses; it changes if the loss changes."""
+        """A digest of the source of the function and of the functions that it uses."""
         return source_lines.digest(self.function)
 
 
@@ -92,10 +93,11 @@ def loss(
 
     rows="group": the loss sees complete groups (pairs), whose rows are adjacent.
 
-    stale_ok: the reason, in a sentence, why rows sampled by older weights need no correction. `check` prints
-    it.
+    stale_ok: the reason, in a sentence, why rows sampled with older weights need no correction. `rlflow
+    check` prints the reason.
 
-    unrewarded: the reason, in a sentence, why the flow's rewards need not reach this loss. `check` prints it.
+    unrewarded: the reason, in a sentence, why the flow's rewards need not reach this loss. `rlflow check`
+    prints the reason.
 
     Raises TypeError for other values.
     """

@@ -1,12 +1,12 @@
-"""Chat messages as one string, so that text columns can carry and store them like other text.
+"""Chat messages packed into one string, so that text columns can hold and store them like other text.
 
 A message is a mapping with the texts ``role`` and ``content``. It may have other keys that a chat template
 reads, such as ``tool_calls``, ``name`` or ``reasoning_content``, with any JSON value. If it has other keys,
 its content may be None or absent.
 
-In memory, the string type ``Packed`` distinguishes messages from text. In bytes, a prefix marks messages, and
-text that begins with the prefix gets the prefix once more. So text from the data or from a model is never
-mistaken for messages.
+In memory, the string type ``Packed`` distinguishes messages from text. In stored strings, a prefix marks
+messages, and text that begins with the prefix gets the prefix once more. So text from the data or from a
+model is never mistaken for messages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Message = Mapping[str, Any]
 # prefix of messages in written strings; the character separates records in ASCII
 MARK = "\x1emessages\x1e"
 UNSOUND = re.compile("[\ud800-\udfff\0]")
-# what the changes to a model's text count: characters replaced by U+FFFD, texts that were cut
+# names of the counts of changes to a model's text: characters replaced with U+FFFD, and texts that were cut
 CHANGES = ("replaced", "cut")
 PLAIN = {"role", "content"}  # keys of a message that has a role and a text only
 
@@ -28,15 +28,15 @@ PLAIN = {"role", "content"}  # keys of a message that has a role and a text only
 class ToolCall(NamedTuple):
     """A tool call that a model wrote."""
 
-    name: str  # of the tool
-    arguments: Mapping[str, Any]  # by name
+    name: str  # name of the tool
+    arguments: Mapping[str, Any]  # argument name → value
     problem: str = ""  # why this is not a valid call; empty for a valid call
 
 
 class Packed(str):
     """Messages as one JSON string.
 
-    A message with a role and a text only is stored as the pair [role, content], any other message as an
+    A message with only a role and a text is stored as the pair [role, content], any other message as an
     object.
     """
 
@@ -49,7 +49,7 @@ def is_messages(value: Any) -> bool:
 
 
 def fault(value: Any) -> str:
-    """Return why a value is not a message, naming the wrong key; empty for a message."""
+    """Return why a value is not a message, naming the wrong key; an empty text for a valid message."""
     if not isinstance(value, Mapping):
         return f"{type(value).__name__} instead of a message"
     if not isinstance(value.get("role"), str):
@@ -73,7 +73,8 @@ def _named(value: Mapping[str, Any], key: str) -> str:
 
 
 def _beyond_json(key: Any, item: Any) -> str:
-    """Return why an entry of a message cannot be sent to a template in another process; empty if it can."""
+    """Return why an entry of a message cannot be sent to a template in another process; empty if it can be
+    sent."""
     if not isinstance(key, str):
         return "the key is not a text"
     try:
@@ -86,10 +87,10 @@ def _beyond_json(key: Any, item: Any) -> str:
 
 
 def without_invalid_characters(value: Any) -> tuple[Any, int]:
-    """Return a text or messages with U+FFFD for each lone surrogate and NUL, and the number of replacements.
+    """Replace each lone surrogate and NUL with U+FFFD; return the new value and the number of replacements.
 
-    Replaces them in keys and nested values too. Tokenizers do not accept lone surrogates. Other values are
-    unchanged.
+    ``value`` is a text or messages; keys and nested values are changed too. Values of other types are
+    returned unchanged. Tokenizers do not accept lone surrogates.
     """
     if isinstance(value, str):
         return UNSOUND.subn("\ufffd", value)
@@ -105,7 +106,7 @@ def without_invalid_characters(value: Any) -> tuple[Any, int]:
 
 
 def is_plain(message: Message) -> bool:
-    """Return True if the message has a role and a text only."""
+    """Return True if the message has only a role and a text."""
     return set(message) == PLAIN and message["content"] is not None
 
 
@@ -134,7 +135,7 @@ def written(text: str) -> str:
 
 
 def read(text: str) -> str:
-    """Return the text or messages of a string that ``written`` made.
+    """Return the text or messages that ``written`` turned into this string.
 
     Raises ValueError for a string that ``written`` cannot have made.
     """

@@ -1,4 +1,4 @@
-"""The methods of model roles: the columns that each reads and gives, and its settings with their ranges."""
+"""The methods of model roles: the columns that each method reads and gives, and its settings with ranges."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlflow.errors import FlowError, Place, Problem, listed
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of a method: its default, the test that a value must pass, and the test in words."""
+    """A setting of a method: its default, the test that a value must pass, and a description of the test."""
 
     default: Any
     test: Callable[[Any], bool]
@@ -71,7 +71,7 @@ UPDATE = {
     ),
     "after": Setting(0, _whole, "a number of iterations, at least 0"),
 }
-JOINT = UPDATE | {  # of several losses in one step
+JOINT = UPDATE | {  # settings of an update with several losses in one step
     "mean": Setting(
         "tokens",
         lambda v: all(UPDATE["mean"].test(each) for each in (v if isinstance(v, tuple | list) else (v,))),
@@ -102,7 +102,7 @@ GENERATE_GIVES = (
     "temperature",
     "policy_version",
 )
-# also given in an environment
+# `generate` also gives these columns if the role acts in an environment
 EPISODE_GIVES = ("turn", "turn_rewards", "turns", "said", "failed", "episode", "episode_score")
 OF_EPISODES = ("said", "failed", "episode_score")  # the columns of EPISODE_GIVES that rewards read
 MODEL_READS = ("prompt_tokens", "tokens")
@@ -131,8 +131,8 @@ def checked(
 ) -> tuple[dict[str, Any], list[Problem]]:
     """Return settings that a trace can continue with, and the problems of the given settings.
 
-    A bad setting is replaced by its default, or by 1 if it has none. An unknown setting is taken as the one
-    that was probably meant.
+    A bad value is replaced with the setting's default, or with 1 if the setting has no default. An unknown
+    setting is taken as the setting that was probably meant.
     """
     problems = [
         unknown_setting(what, name, specification, place) for name in settings if name not in specification
@@ -167,7 +167,7 @@ def checked(
 def unknown_setting(
     what: str, name: str, known: Mapping[str, Any], place: Place | None, definition: Place | None = None
 ) -> Problem:
-    """The problem of a call that names an unknown setting."""
+    """Return the problem of a call that names an unknown setting."""
     close = setting_meant(name, known)
     remedy = f"write {close}=" if close else f"remove {name}=, or declare it after '*' in the function"
     return Problem(
@@ -185,7 +185,7 @@ def unknown_setting(
 def missing_setting(
     what: str, name: str, expected: str, place: Place | None, definition: Place | None = None
 ) -> Problem:
-    """The problem of a call that lacks a setting without a default."""
+    """Return the problem of a call that lacks a required setting."""
     return Problem(
         "missing-setting",
         f"{what} needs the setting '{name}'",
@@ -198,18 +198,18 @@ def missing_setting(
 
 
 def sampling_of(sampling: Mapping[str, Mapping[str, Any]], method: str, call: str) -> dict[str, Any]:
-    """Return the run's settings for a `generate` call, which replace the flow's settings.
+    """Return the run's settings for a `generate` call, which override the flow's settings.
 
-    Settings of all calls of the role (``method``, such as actor.generate) come first; settings of this call
-    (``call``, such as actor.generate#2) override them.
+    ``method`` (such as actor.generate) names all calls of the role, ``call`` (such as actor.generate#2) names
+    this call. Settings of this call override settings of all calls.
     """
     return {**sampling.get(method, {}), **sampling.get(call, {})}
 
 
 def resampled(bound: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a `generate` with the run's settings (``own``) applied.
+    """Return the settings of a `generate` call with the run's settings (``own``) applied.
 
-    If the flow samples greedily, its temperature of 0 stays.
+    If the flow samples greedily, its temperature stays 0.
     """
     greedy = bound["temperature"] == 0
     return {**bound, **{name: value for name, value in own.items() if name != "temperature" or not greedy}}
@@ -222,9 +222,9 @@ def too_short(
     call: str,
     place: Place | None,
 ) -> list[Problem]:
-    """Return the problems of a `generate` whose minimum number of tokens exceeds its maximum.
+    """Return a problem if the minimum number of tokens of a `generate` call exceeds the maximum.
 
-    ``sampling``, ``method`` and ``call`` as in ``sampling_of``.
+    ``sampling``, ``method`` and ``call`` are as in ``sampling_of``.
     """
     most, problems = settings["max_tokens"], []
     for setting, least in (

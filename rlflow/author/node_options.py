@@ -1,4 +1,5 @@
-"""The settings of each call of a graph with their types, and the form that a graph shows and stores."""
+"""The settings of each kind of call, with their types, and the form in which a graph shows and stores
+them."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from rlflow.author.methods import OFF
 
 Value = bool | int | float | str | None | tuple[str, ...]
 Pairs = tuple[tuple[str, Value], ...]  # name → value as the flow gives it
-# how an update averages the values of a loss; a number divides their sum
+# how an update averages the values of a loss; if it is a number, the sum of the values is divided by it
 Mean = Literal["tokens", "rows", "row-tokens"] | int | float
 
 
@@ -26,7 +27,8 @@ class NodeOptions:
 
 @dataclass(frozen=True)
 class ShownOptions(NodeOptions):
-    """Settings of a stage, whose types only the stage knows; or settings with a masked secret."""
+    """Settings as pairs of name and value: of a stage, which alone knows their types, or with a masked
+    secret."""
 
     own: Pairs = ()
 
@@ -43,7 +45,7 @@ class GenerateOptions(NodeOptions):
     samples: int
     max_tokens: int
     temperature: int | float | None = None  # None: a column of the call gives it
-    top_p: int | float | None = None  # likewise
+    top_p: int | float | None = None  # None: a column of the call gives it
     top_k: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -68,7 +70,7 @@ class UpdateOptions(NodeOptions):
 
     epochs: int = 1
     minibatch: int | None = None  # rows of an optimizer step; None: all rows
-    mean: Mean | tuple[Mean, ...] = "tokens"  # one for all losses, or one for each
+    mean: Mean | tuple[Mean, ...] = "tokens"  # one average for all losses, or one for each
     after: int = 0  # iterations before the first update
     scale: tuple[int | float, ...] | None = None  # with several losses: the factor of each
     # with several losses: the column that selects the rows of each
@@ -80,7 +82,7 @@ class UpdateOptions(NodeOptions):
     def shown(self) -> Pairs:
         """The settings as a graph shows them, followed by the settings of the losses.
 
-        Settings that concern several losses are hidden if there is only one.
+        Settings that only matter with several losses are hidden if there is one loss.
         """
         hidden = {"own"} if self.losses else {"own", "scale", "where", "losses"}
         return (*(pair for pair in super().shown if pair[0] not in hidden), *self.own)

@@ -17,20 +17,22 @@ def ask(
     after: Literal["tokens"] | None = None,
     tokens_until: str | None = None,
 ) -> Any:
-    """Make a follow-up prompt from each row of ``batch``, in order, with the text of ``column``.
+    """Return a batch of follow-up prompts, one from each row of ``batch``, in order.
 
-    The role that samples from the prompts formats them like data prompts. ``after="tokens"``: the text
-    follows the row's prompt and response as another turn; the sampled ids are unchanged.
+    The follow-up prompt is the row's text in ``column``. The role that samples from it formats it like a
+    prompt of the data. With ``after="tokens"``, the text follows the row's prompt and response as another
+    turn; the sampled ids are unchanged.
 
-    ``tokens_until``: the model continues from the start of the row's own response. An integer column gives
-    the number of tokens n to continue from, one per row. A bool token column makes one follow-up prompt for
-    each True, which continues from the tokens before it. A float column with one value per follow-up prompt
-    can be merged back into ``batch``: it becomes a token column with NaN at other tokens. ``tokens`` then
-    hold the continuation only; ``completion`` is the text of both.
+    With ``tokens_until``, the model continues from the first tokens of the row's own response. An integer
+    column gives the number of these tokens for each row. A bool token column makes one follow-up prompt for
+    each True, which continues from the tokens before the True. Then a float column with one value per
+    follow-up prompt can be merged back into ``batch``, as a token column with NaN at all other tokens. After
+    sampling, ``tokens`` has only the continuation; ``completion`` is the text of the first tokens and the
+    continuation.
 
-    Columns with one value per row are copied. Token columns, ``completion``, ``finish`` and ``group`` are
-    not. Follow-up prompts that are longer than the longest prompt are dropped and counted as
-    ``ask/too_long``.
+    Columns with one value per row are copied to the follow-up prompts, except ``completion``, ``finish`` and
+    ``group``; token columns are not copied. Follow-up prompts above the maximum prompt length are dropped and
+    counted as ``ask/too_long``.
     """
     by_text = isinstance(column, str) and tokens_until is None and after in (None, "tokens")
     by_tokens = column is None and isinstance(tokens_until, str) and after is None
@@ -60,11 +62,12 @@ def choose(
     count: int | None = None,
     per: Literal["group", "batch"] = "batch",
 ) -> Any:
-    """Keep the rows of ``batch`` that a bool column marks, or the rows with the largest values of ``top``.
+    """Return the rows of ``batch`` that a bool column marks, or the rows with the largest values of ``top``.
 
-    With ``column``: the rows where it is True. With ``top``: ``count`` rows of the batch or of each group;
-    ties go to the earlier row, and NaN is never chosen. Row order stays. If no row is left, the iteration is
-    skipped. The metric ``choose/dropped`` counts dropped rows.
+    With ``column``, rows with True are kept. With the column ``top``, the ``count`` rows with the largest
+    values are kept, in the batch or in each group (``per``); ties go to the earlier row, and NaN is never
+    chosen. The order of rows does not change. If no row is left, the iteration is skipped. The metric
+    ``choose/dropped`` counts dropped rows.
     """
     by_flag = isinstance(column, str) and top is None and count is None and per == "batch"
     by_rank = (
@@ -89,7 +92,7 @@ def choose(
 
 
 def concat(*batches: Any) -> Any:
-    """Join the rows of all batches, one batch after another, with the columns that all have.
+    """Join the rows of all batches, one batch after another; keep the columns that all batches have.
 
     Groups of different batches stay separate.
     """

@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from rlflow.author.stage import Stage
 
 T = TypeVar("T")
-# a text as a prompt, a text after the sampled ids, or the start of the sampled ids
+# ways to make a follow-up prompt: from a text, from a text after the sampled ids, from the first sampled ids
 AskWay = Literal["text", "after", "until"]
 
 
 class Scope(Protocol):
     """The receiver of a flow's calls to stages, `repeat`, `ask`, `choose` and `concat`.
 
-    It is a tracer, or a session that runs the calls. Method calls of roles go to the role objects instead.
+    A scope is a tracer, or a session that runs the calls. Method calls of roles go to the role objects
+    instead.
     """
 
     def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> Any:
@@ -50,21 +51,22 @@ class Interpreter(Protocol):
     """Runs flows and stages that are called as functions."""
 
     def call(self, flow: Any, prompts: Any, roles: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """Run one eager iteration. Inside another flow, run this flow's lines as a part of it."""
+        """Run one eager iteration. Inside another flow, run this flow's lines as a part of that flow."""
 
     def bare(self) -> Scope:
-        """Return the scope for stages that are called outside any flow."""
+        """Return the scope for stages that are called outside every flow."""
 
 
 @dataclass(frozen=True)
 class Engines:
     """How to load the interpreter and the tracer of flows.
 
-    Both depend on this package, so `rlflow` registers them. Each is loaded when it is needed.
+    The interpreter and the tracer depend on this package, so `rlflow` registers them here. Each is loaded at
+    its first use.
     """
 
     interpreter: Callable[[], Interpreter]
-    # returns a function: (flow, settings) → the compiled flow, which has a graph
+    # loads the tracer: returns a function (flow, settings) → the compiled flow, which has a graph
     tracer: Callable[[], Callable[[Any, Any], Any]]
     exports: tuple[str, ...]  # the names that algorithms may import from rlflow
 
@@ -117,5 +119,5 @@ def batch_like(value: Any) -> bool:
 
 
 def symbolic(value: Any) -> bool:
-    """Return True if a value stands for one that is unknown while a flow is traced."""
+    """Return True if a value is symbolic: it stands for a value that is unknown while a flow is traced."""
     return getattr(type(value), "symbolic", False) is True

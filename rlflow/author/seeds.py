@@ -1,8 +1,8 @@
-"""Seeds, and random numbers as a function of them, without a global generator.
+"""Seeds, and random numbers that are a function of the seeds, without a global generator.
 
 Draws do not depend on other draws or on a library's version. Every draw of a run has a seed derived from (run
 seed, iteration, call in program order, row key). A row key is (position in the data stream, sample number).
-So the draws of a row do not depend on where, when or with which other rows it runs.
+So the draws of a row do not depend on where or when the row runs, or with which other rows.
 
 The hash of (seed, counter) is the finaliser of splitmix64 (Steele, Lea and Flood, "Fast splittable
 pseudorandom number generators", 2014). int64 arithmetic wraps like the unsigned arithmetic of the paper.
@@ -34,7 +34,7 @@ def splitmix(x: Tensor) -> Tensor:
 
 
 def finalised(x: Tensor) -> Tensor:
-    """Apply the finaliser alone, which maps 0 to 0."""
+    """Apply only the finaliser of splitmix64 to int64 [...]; it maps 0 to 0."""
     for shift, factor in _MIX:
         x = (x ^ (x >> shift & (1 << 64 - shift) - 1)) * factor  # a logical shift: torch's keeps the sign
     return x
@@ -59,7 +59,7 @@ def uniforms_at(seeds: Sequence[int], steps: Sequence[int]) -> Tensor:
 
 
 def _uniform(seeds: Sequence[int], steps: Tensor) -> Tensor:
-    """``steps`` is the same for all seeds, or has a row for each."""
+    """Return uniforms; ``steps`` is the same for all seeds, or has one row per seed."""
     rows = splitmix(torch.tensor([signed(int(seed)) for seed in seeds], dtype=torch.int64))
     bits = splitmix(rows[:, None] + steps * GOLDEN)
     return (bits >> 12 & 2**52 - 1).double() * 2.0**-52
@@ -85,9 +85,9 @@ def row_seeds(base: int, keys: Tensor) -> list[int]:
 
 
 def turn_seeds(seeds: Sequence[int], turn: int) -> list[int]:
-    """Return a 63-bit seed for a later turn of each row, derived from the row's own seed.
+    """Return a 63-bit seed for the given turn of each row, derived from the row's own seed.
 
-    Turn 0 has the row's own seed, so later turns continue the row's random stream.
+    For turn 0, this is the row's own seed.
     """
     if not turn:
         return list(seeds)

@@ -24,7 +24,7 @@ from rlflow.errors import Place, PlanError, Problem, listed, nearest
 class Field:
     """One setting: its type, default, comment and place in the file.
 
-    The comment is the one on the setting's line, or else the comment lines right above it.
+    ``comment`` is the comment on the setting's line, or else the comment lines directly above.
     """
 
     name: str
@@ -39,7 +39,7 @@ _read: weakref.WeakKeyDictionary[type, dict[str, tuple[Place | None, str]]] = we
 
 
 def fields(settings: type) -> dict[str, Field]:
-    """The fields of a settings dataclass, in order."""
+    """Return the fields of a settings dataclass by name, in order."""
     comments = _comments(settings)
     hints = typing.get_type_hints(settings, include_extras=True)
     entries = {}
@@ -97,16 +97,18 @@ def _own_comments(settings: type) -> dict[str, tuple[Place | None, str]]:
 def override_flow(settings: Any, changes: Mapping[str, Any]) -> Any:
     """Return ``override`` for the settings of a flow.
 
-    Also refuses numbers that are not finite, unless the declared default is not finite either.
+    In addition to ``override``, this refuses non-finite numbers, unless the setting's declared default is
+    non-finite too.
     """
     return override(settings, changes, "hp.", finite=True)
 
 
 def override(settings: Any, changes: Mapping[str, Any], prefix: str, finite: bool = False) -> Any:
-    """Return the dataclass instance with the changes applied, text parsed, and ranges checked.
+    """Return a copy of the dataclass instance with the changes applied, text parsed, and ranges checked.
 
-    finite: refuses numbers that are not finite, unless the declared default of the setting is not finite.
-    Raises PlanError with all unknown names and unsuitable values at once.
+    finite: if True, non-finite numbers are refused, unless the setting's declared default is non-finite.
+    prefix: put before names in messages. Raises PlanError with all unknown names and unsuitable values at
+    once.
     """
     known = fields(type(settings))
     problems = [_unknown(name, known, prefix) for name in changes if name not in known]
@@ -169,9 +171,9 @@ def _unknown(name: str, known: Mapping[str, Field], prefix: str) -> Problem:
 
 
 def parse(type_: Any, value: Any) -> Any:
-    """Return a value of the annotated type, from text or from a value.
+    """Return ``value``, a text or a value, as a value of the annotated type.
 
-    Raises ValueError that names the expected type and range.
+    Raises a ValueError that names the expected type and range.
     """
     from pydantic import ValidationError
     from pydantic.errors import PydanticSchemaGenerationError
@@ -243,7 +245,7 @@ def variants(settings: Any) -> Iterator[tuple[str, Any]]:
             try:
                 parse(entry.type, value)
                 yield f"{entry.name}={value!r}", dataclasses.replace(settings, **{entry.name: value})
-            except Exception:  # the range, or a __post_init__, forbids it
+            except Exception:  # the range or a __post_init__ forbids this value
                 continue
 
 

@@ -41,7 +41,7 @@ class Signature:
         return tuple(column.name for column in self.columns)
 
     def takes_float(self, setting: str) -> bool:
-        """Return True if the setting may be any float.
+        """Return True if any float is a valid value of the setting.
 
         The annotation decides. Without an annotation the default decides; a setting without a default, or
         with the default None, may be any float.
@@ -94,6 +94,6 @@ def _column(parameter: inspect.Parameter, hint: Any) -> ColumnParameter:
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return inspect.get_annotations(function, eval_str=True)
-    # a hint that only type checkers can resolve is not an error here
+    # an annotation that only type checkers can resolve is not an error here
     except (NameError, SyntaxError, TypeError, AttributeError):
         return typing.cast(dict[str, Any], getattr(function, "__annotations__", {}))

@@ -20,7 +20,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def call_place() -> Place | None:
-    """Return the line of user code that made the current call, None if there is none."""
+    """Return the line of user code that made the current call; None if no user code is on the call stack."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and not _is_user_code(frame):
         frame = frame.f_back
@@ -31,7 +31,7 @@ def call_place() -> Place | None:
 
 
 def _is_user_code(frame: types.FrameType) -> bool:
-    """Return True if a frame belongs to the user: not to rlflow, nor to a library that calls back into it."""
+    """Return True if a frame is user code: neither rlflow nor a library that called back into rlflow."""
     name, path = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
     if name.partition(".")[0] in ("rlflow", "torch", "numpy", "typer", "click"):
         return name.startswith("rlflow.algorithms.")
@@ -51,7 +51,7 @@ def definition_place(function: Callable[..., Any]) -> Place:
 
 @lru_cache(maxsize=1024)
 def digest(function: Callable[..., Any]) -> str:
-    """12 hex digits that identify a function's behaviour.
+    """Return 12 hex digits that identify a function's behaviour.
 
     The digest covers the function's syntax without comments and docstrings, its defaults, and the functions,
     classes and constants of its file that it uses. Equal bodies in two files have equal digests.
@@ -80,7 +80,7 @@ def _meaning(function: types.FunctionType, visited: set[int]) -> Iterator[str]:
 
 
 def _unwrapped(value: Any) -> Any:
-    """Return the function within a stage, a loss or a cache, else the value.
+    """Return the function inside a stage, a loss or a cache; other values are returned unchanged.
 
     Reads ``__dict__`` only, so that objects with dynamic attributes run no code.
     """
@@ -90,7 +90,7 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _names(function: types.FunctionType) -> dict[str, Any]:
-    """Return the globals and captured variables that a function names, including nested functions."""
+    """Return the globals and captured variables that a function and its nested functions use, by name."""
     names = {name for code in _codes(function.__code__) for name in code.co_names}
     captured = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     values = {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
@@ -121,7 +121,7 @@ def _constant(value: Any) -> str | None:
 def _syntax(thing: types.FunctionType | type) -> str:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(thing)))
-    # functions of a console or of a part of a line: only compiled code is available
+    # for functions typed into a console, or that are a part of a line, only compiled code is available
     except (OSError, TypeError, SyntaxError):
         code = getattr(thing, "__code__", None)
         return repr((code.co_code, code.co_names, _shown(code))) if code else thing.__qualname__

@@ -1,6 +1,6 @@
 """@stage: a function of columns with a dispatch mode.
 
-Called with a batch, a stage returns a batch. Called with tensors, it is the plain function.
+Called with a batch, a stage returns a batch. Called with tensors, it calls the plain function.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Stage:
     function: Callable[..., Any]
     gives: dict[str, Kind | None]  # column → its kind; None: the kind of the returned values
     dispatch: Dispatch = DP_COMPUTE  # how its rows are split over the ranks of a pool
-    on: str | None = None  # the role whose model it computes with
-    rows: Literal["row", "group"] = "row"  # rows that a call must not separate
+    on: str | None = None  # the role whose model the stage uses
+    rows: Literal["row", "group"] = "row"  # "group": a call must not separate the rows of a group
     timeout: float = 300.0  # maximum seconds of a call
     pure: bool = True  # False: it has side effects, and is never called again after a failure
 
@@ -38,9 +38,10 @@ class Stage:
         )
 
     def __call__(self, *arguments: Any, gives: str | tuple[str, ...] | None = None, **settings: Any) -> Any:
-        """Call the stage on a batch; return a batch with its columns, renamed by ``gives``.
+        """Call the stage on a batch, and return a batch of the columns that the stage gives.
 
-        Called with anything else, the plain function runs.
+        ``gives``: new names for these columns, in order. If the arguments are not a batch, the plain function
+        is called with them.
         """
         if len(arguments) == 1 and batch_like(arguments[0]):
             from rlflow.author.scope import current
@@ -79,7 +80,7 @@ class Stage:
 
     @property
     def digest(self) -> str:
-        """A digest of the function's source and the functions that it uses; it changes if the stage changes."""
+        """A digest of the source of the function and of the functions that it uses."""
         return source_lines.digest(self.function)
 
     @property
@@ -113,8 +114,8 @@ def stage(
 ) -> Any:
     """Make a function of columns a stage.
 
-    gives: the columns that it returns, as names (standard columns have their standard kind) or as name →
-    kind, such as ``row(torch.float32)``.
+    gives: the columns that the function returns, as names (standard columns have their standard kind) or as
+    name → kind, such as ``row(torch.float32)``.
 
     dispatch: DP_COMPUTE, ALL or RANK0.
 
@@ -149,7 +150,7 @@ def stage(
 def given_kinds(gives: Gives) -> dict[str, Kind | None]:
     """Return name → kind for each given column.
 
-    A bare standard name has its standard kind, any other bare name None.
+    For a bare name, the kind is the standard kind, or None if the column is not standard.
     """
     if isinstance(gives, Mapping):
         return checked_kinds("@stage(gives=…)", gives)

@@ -1,4 +1,4 @@
-"""The answer of an environment to a turn of the model."""
+"""``Turn``: the answer of an environment to a turn of the model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Turn:
-    """The answer of an environment to the model's text of a turn."""
+    """The answer of an environment to the text that the model wrote in a turn."""
 
     # text, which continues where the model stopped; or messages (``[{"role": …, "content": …}]``), which the
     # chat template renders as the next turn. An empty value ends the episode.

@@ -1,6 +1,6 @@
 """Names that TRL, verl and OpenRLHF use for settings, columns and algorithms, and rlflow's names for them.
 
-Error messages use them to suggest a name for an unknown one.
+Error messages use these names to suggest a replacement for an unknown name.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ ALGORITHMS = {
 def column_meant(name: str, columns: Iterable[str]) -> str | None:
     """Return the column that the author probably meant, or None.
 
-    Looks up the name in other projects' vocabulary, then for a similar spelling.
+    Looks up the name in other projects' vocabulary, then among ``columns`` with a similar spelling.
     """
     columns = list(columns)
     return known if (known := COLUMNS.get(name)) in columns else nearest(name, columns)

@@ -1,8 +1,8 @@
 """The arithmetic that algorithms share, written as in the papers.
 
-This package has functions of tensors, and stages made from them: advantages, divergences, clipped gains,
-importance weights, group statistics. Losses and settings of one algorithm are in its file in `algorithms/`.
-`rlflow.training` averages losses.
+This package has functions of tensors, and stages made from these functions: advantages, divergences, clipped
+gains, importance weights, group statistics. The losses and settings of an algorithm are in its own file in
+`algorithms/`. `rlflow.training` averages losses.
 
 Masks are bool [rows, T]. Masked-out entries are replaced with ``where``, never multiplied by 0, so NaN in
 padding cannot leak.

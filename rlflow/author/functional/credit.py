@@ -9,9 +9,9 @@ from rlflow.author.stage import stage
 
 
 def place_last(scores: Tensor, mask: Tensor) -> Tensor:
-    """Return scores [rows] at the last True of mask [rows, T], 0 elsewhere.
+    """Return [rows, T]: each row's score at the last True of its mask, 0 elsewhere.
 
-    A row without a True has only zeros.
+    scores: [rows]. mask: bool [rows, T]. A row without a True gets only zeros.
     """
     places = torch.arange(mask.shape[1], device=mask.device)
     last = torch.where(mask, places, -1).amax(1, keepdim=True) if mask.shape[1] else places[None]
@@ -23,7 +23,7 @@ def place_last(scores: Tensor, mask: Tensor) -> Tensor:
 def reward_to_go(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
     """Return the sum over u >= t of gamma^(u - t) rewards[u], all [rows, T]; 0 outside the mask.
 
-    Only tokens of the mask count as steps, so a masked-out token adds no discount.
+    Only tokens under the mask count as steps, so a masked-out token adds no discount.
     """
     returns, ahead = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
     for t in reversed(range(rewards.shape[1])):
@@ -36,8 +36,8 @@ def reward_to_go(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation (Schulman et al. 2016, eq. 16), all [rows, T].
 
-    returns = advantages + values. At masked-out tokens (tool output), the advantage and the next value are
-    carried over without discount.
+    Returns (advantages, returns), where returns = advantages + values. At masked-out tokens (tool output),
+    the advantage and the next value are carried over without discount.
     """
     advantages = torch.zeros_like(rewards)
     ahead = torch.zeros_like(rewards[:, 0])  # advantage of the next token of the policy

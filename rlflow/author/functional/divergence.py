@@ -33,9 +33,10 @@ def kl_penalty(
 ) -> Tensor:
     """Per-token KL to the reference, in nats, as a term of a loss; the old policy sampled the tokens.
 
-    The estimators differ in the divergence that their gradient descends. k2: the KL, as long as the policy
-    equals the old policy. k3: the forward KL (GRPO's). k3-weighted: k3 times the ratio policy / old, the KL
-    for any policy (DeepSeek-V3.2, 2025). Raises ValueError for k1, because its gradient is 0 in expectation.
+    The estimators differ in the divergence that their gradient descends. k2 descends the KL while the policy
+    equals the old policy. k3 (used by GRPO) descends the forward KL. k3-weighted, which is k3 times the ratio
+    policy / old, descends the KL for any policy (DeepSeek-V3.2, 2025). Raises ValueError for k1, because its
+    gradient is 0 in expectation.
     """
     if estimator == "k3-weighted":
         return (logprobs - old_logprobs).exp() * kl(logprobs, ref_logprobs, "k3")

@@ -1,4 +1,4 @@
-"""The quantities that a policy update maximises, and the tokens that it selects."""
+"""The quantities that a policy update maximises, and the selection of its tokens."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ def geometric_gain(log_ratio: Tensor, advantages: Tensor, mask: Tensor, low: flo
 def token_covariance(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     """Return (log-prob - mean)(advantage - mean) of each token, 0 outside the mask, all [rows, T].
 
-    Means are over the full batch. The covariance is how much a token lowers the entropy (Cui et al. 2025,
-    "The Entropy Mechanism", eq. 8). Rows with a non-finite value do not enter the means and stay non-finite.
+    Means are over the full batch. The covariance shows how much a token lowers the entropy (Cui et al. 2025,
+    "The Entropy Mechanism", eq. 8). Rows with a non-finite value are excluded from the means and stay
+    non-finite.
     """
     deviations = [torch.where(mask, x - masked_mean(x, mask), 0.0) for x in (logprobs, advantages)]
     return deviations[0] * deviations[1]
@@ -45,7 +46,8 @@ def token_covariance(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tens
 def largest_tokens(x: Tensor, mask: Tensor, count: int) -> Tensor:
     """Return bool [rows, T]: True at the ``count`` largest finite values of x under the mask.
 
-    If there are fewer values, all are chosen. Of equal values the first are chosen.
+    If there are fewer than ``count`` such values, all are chosen. Among equal values, earlier ones are chosen
+    first.
     """
     places = (mask & x.isfinite()).flatten().nonzero()[:, 0]
     order = x.flatten()[places].argsort(descending=True, stable=True)[:count]
@@ -57,7 +59,7 @@ def largest_tokens(x: Tensor, mask: Tensor, count: int) -> Tensor:
 def drawn_tokens(mask: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Return bool [rows, T]: True at ``count`` tokens of the mask, drawn without replacement.
 
-    If the mask has fewer tokens, all are chosen.
+    If the mask has fewer than ``count`` tokens, all are chosen.
     """
     chance = torch.zeros(mask.shape, dtype=torch.float64)
     # draws nothing for padding, so padding does not change the tokens drawn

@@ -16,11 +16,11 @@ from rlflow.author.stage import stage
 def compare(scores: Tensor, group: Tensor, mask: Tensor, *, deviation: bool = True) -> Tensor:
     """Return GRPO's advantages [rows, T]: (score - group mean) / (group deviation + 1e-4).
 
-    Each token of the mask has its row's advantage; tokens outside the mask have 0 (Shao et al. 2024, section
-    4.1.2). Without ``deviation`` the difference is not divided (Liu et al. 2025; Dr. GRPO).
+    Each token under the mask gets its row's advantage; other tokens get 0 (Shao et al. 2024, section 4.1.2).
+    With ``deviation=False``, the difference is not divided (Liu et al. 2025; Dr. GRPO).
 
-    A group of equal scores has an advantage of exactly 0. A row without a score (NaN) takes no part in the
-    update.
+    Rows in a group of equal scores have an advantage of exactly 0. A row without a score (NaN) gets NaN, so
+    the update skips it.
     """
     advantage = scores - group_mean(scores, group)
     if deviation:
@@ -33,11 +33,11 @@ def pass_at_k(scores: Tensor, group: Tensor, mask: Tensor, *, k: int) -> Tensor:
     """Return advantages [rows, T] for the best score of k responses.
 
     The advantage of a response is averaged over all choices of k - 1 other responses of its group. For each
-    choice it is the best score with this response minus the best score without it. Tokens outside the mask
-    have 0 (Walder and Karkhanis 2025, "Pass@K Policy Optimization").
+    choice, the advantage is the best score with this response minus the best score without it. Tokens outside
+    the mask have 0 (Walder and Karkhanis 2025, "Pass@K Policy Optimization").
 
     k times the mean over rows is an unbiased gradient of the expected best score of k. For scores of 0 and 1
-    this is pass@k. If a group has fewer than k scores, all other responses are the only choice. A row without
+    this is pass@k. If a group has fewer than k scores, the only choice is all other responses. A row without
     a score (NaN) does not count in its group and takes no part in the update. Raises ValueError for k below
     2.
     """
@@ -72,7 +72,8 @@ def _added_to_best(scores: Tensor, k: int) -> Tensor:
 def group_mean(x: Tensor, group: Tensor) -> Tensor:
     """Mean over each group, one value per row [rows].
 
-    NaN is missing and skipped. A group of only NaN gives NaN. The mean of equal values is exactly that value.
+    NaN counts as missing and is skipped; a group of only NaN gives NaN. The mean of equal values is exactly
+    that value.
     """
     return like(x, _means(_totals(x.double(), group)))
 
@@ -80,7 +81,7 @@ def group_mean(x: Tensor, group: Tensor) -> Tensor:
 def group_std(x: Tensor, group: Tensor) -> Tensor:
     """Standard deviation (n - 1) of each group, one value per row [rows].
 
-    Groups of one row and groups of equal values give exactly 0. NaN is missing and skipped.
+    Groups of one row and groups of equal values give exactly 0. NaN counts as missing and is skipped.
     """
     totals = _totals(x.double(), group)
     squares = _totals((x.double() - _means(totals)).square(), group).total
@@ -105,7 +106,7 @@ def leave_one_out(x: Tensor, group: Tensor) -> Tensor:
 def length_weighted_mean(x: Tensor, lengths: Tensor, group: Tensor) -> Tensor:
     """Return sum(lengths x) / sum(lengths) over each group, one value per row [rows] (Hao et al. 2025; OPO).
 
-    NaN in x is missing and skipped.
+    NaN in x counts as missing and is skipped.
     """
     there = torch.where(x.isnan(), 0, lengths).double()
     total, weight = _totals(torch.where(x.isnan(), 0.0, x.double()) * there, group), _totals(there, group)

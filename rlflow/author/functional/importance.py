@@ -23,9 +23,10 @@ def importance_ratio(
 ) -> Tensor:
     """Ratio of the sampled tokens' probability, trainer over sampler, all [rows, T]; 1 outside the mask.
 
-    "token": exp(logprobs - sampled_logprobs). "sequence": the product of a response's ratios, at each of its
-    tokens; unbiased, but further from 1 for longer responses. "geometric": their geometric mean, which is
-    biased but does not grow with the length. Raises ValueError for another ratio.
+    "token": exp(logprobs - sampled_logprobs). "sequence": each token gets the product of its response's
+    ratios; unbiased, but further from 1 for longer responses. "geometric": each token gets the geometric mean
+    of its response's ratios, which is biased but does not grow with the length. Raises ValueError for another
+    ratio.
     """
     log_ratio = torch.where(mask, logprobs - sampled_logprobs, 0.0)
     if ratio == "token":
@@ -85,11 +86,12 @@ def rejected_weights(
     estimator: Literal["k2", "k3"] = "k3",
     over: Over = "mean",
 ) -> Tensor:
-    """Return ``weights`` (or 1), with 0 at responses whose KL is above ``limit`` nats; 1 outside the mask.
+    """Return ``weights``, replaced with 0 at responses whose KL is above ``limit`` nats; 1 outside the mask.
 
-    This is the KL from sampler to trainer: the mean, sum or maximum of the estimates of a response's tokens.
-    over="token" drops single tokens by their own estimate. ``masked_weights`` uses a band of ratios, which
-    can cancel out over a response. These estimates are never negative, so they cannot cancel out.
+    ``weights`` of None count as 1. The KL is from sampler to trainer; ``over`` takes the mean, sum or maximum
+    of the estimates of a response's tokens. over="token" drops single tokens by their own estimate.
+    ``masked_weights`` instead uses a band of ratios, and ratios of one response can cancel out. The estimates
+    here are never negative, so they cannot cancel out.
 
     Sources: rejection sampling against drift (Liu et al. 2025, "When Speed Kills Stability"); estimators:
     Schulman, "Approximating KL divergence".
@@ -101,7 +103,7 @@ def rejected_weights(
 
 
 def _drift(estimates: Tensor, mask: Tensor, over: Over) -> Tensor:
-    """Return the estimates per token [rows, T], which are 0 outside the mask, or one per response [rows, 1]."""
+    """Return the KL per token [rows, T], 0 outside the mask, or per response [rows, 1], as ``over`` says."""
     if over == "token":
         return estimates
     if over == "max":

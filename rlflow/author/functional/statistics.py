@@ -19,7 +19,8 @@ def whiten(x: Tensor, mask: Tensor) -> Tensor:
     """Return (x - mean) / sqrt(variance + 1e-8) under mask [rows, T].
 
     Mean and unbiased variance are over the full tensor, in float64. Rows with a non-finite value under the
-    mask do not enter the statistics and stay non-finite. A single entry gives 0.
+    mask are excluded from the statistics and stay non-finite. If the mask has a single entry, the result is
+    0.
     """
     finite, inside = _finite(x.double(), mask)
     count = inside.sum()
