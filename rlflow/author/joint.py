@@ -59,7 +59,8 @@ class JointLoss(Loss):
 
     @property
     def key(self) -> Hashable:
-        """A key that is equal for two joint losses made of the same losses in the same order."""
+        """A key that is equal for joint losses with the same losses in the same order, ``scale`` and
+        ``where``."""
         return (*(loss.key for loss in self.losses), self.scale, self.where)
 
     @cached_property

@@ -112,7 +112,7 @@ def _not_one(path: Path, flows: dict[str, Flow]) -> Problem:
 
 @lru_cache(maxsize=64)
 def load(path: Path) -> ModuleType:
-    """Return the module of a file, loaded once; while it loads, it can import from its folder.
+    """Return the module of a file, which is loaded once and can import from its own folder.
 
     Raises FlowError if the file raises.
     """

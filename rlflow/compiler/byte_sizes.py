@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 FLOAT = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
-# parts of names of matrices that get no adapter
+# matrices whose names contain one of these texts get no adapter
 NO_LINEAR = ("embed", "wte", "wpe", "lm_head", "score", "norm")
-GROWTH = 1.5  # buffers of a key-value cache can be up to half larger than their content
+GROWTH = 1.5  # buffers of a key-value cache can be up to 1.5 times as large as their content
 ALIASES = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hidden_size": "n_embd"}
 
 
@@ -27,8 +27,8 @@ class MemoryItem:
     pool: str
     role: str
     half: str  # the side: trainer, generator, or reward
-    what: str  # such as weights, or optimizer
-    bytes: int | None  # None if the model's folder does not show it
+    what: str  # the kind of memory, such as weights or optimizer
+    bytes: int | None  # None if the files of the model folder do not determine it
 
 
 @dataclass(frozen=True)
@@ -60,21 +60,22 @@ class ModelFacts:
 
     @property
     def hidden(self) -> int:
-        """Width of the hidden states; 0 if the configuration does not have it."""
+        """Width of the hidden states; 0 if the configuration does not name it."""
         return int(self._number("hidden_size") or 0)
 
     @property
     def unused_head(self) -> int:
-        """Parameters of a separate language-model head, which a model with another head does not train."""
+        """Number of parameters of a separate language-model head; a model with a different head does not
+        train them."""
         return prod(self.shapes.get("lm_head.weight", (0,)))
 
     def adapters(self, rank: int, attention: bool) -> int:
-        """Parameters of low-rank adapters on all linear layers, or with ``attention`` on attention layers
-        only."""
+        """Return the number of parameters of adapters of this rank on all linear layers, or, if
+        ``attention``, only on attention layers."""
         return sum(rank * sum(shape) for shape in self._adapted(attention))
 
     def merged(self, attention: bool) -> int:
-        """Parameters of the linear layers that have adapters."""
+        """Return the number of parameters of the linear layers that get adapters."""
         return sum(map(prod, self._adapted(attention)))
 
     def _adapted(self, attention: bool) -> Iterator[tuple[int, ...]]:
@@ -88,7 +89,8 @@ class ModelFacts:
 
     @property
     def cache_numbers(self) -> int | None:
-        """Key and value entries of one token; None if the config lacks the number of layers or heads."""
+        """Number of key and value entries per token; None if the config lacks the number of layers or heads,
+        or the hidden size."""
         layers, heads, hidden = (
             self._number(name) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
         )
@@ -137,16 +139,17 @@ class ModelFootprint:
 
     @property
     def weight_bytes(self) -> int | None:
-        """Bytes of the weights as a trainer holds them, without adapters.
+        """Bytes of the weights in a trainer, without adapters; None if the number of parameters is unknown.
 
-        bfloat16 weights that are trained count as float32.
+        bfloat16 weights count as float32 if they are trained themselves.
         """
         master = self.trained and not self.lora and self.dtype == "bfloat16"
         return None if self._weights is None else self._weights * (4 if master else FLOAT[self.dtype])
 
     @property
     def _weights(self) -> int | None:
-        """Parameters of the model. A model that gives scores has a score head instead of the token head."""
+        """Number of parameters of the model. A model that gives scores has a score head instead of the token
+        head."""
         if self.facts is None or self.facts.parameters is None:
             return None
         return self.facts.parameters + (
@@ -155,14 +158,15 @@ class ModelFootprint:
 
     @property
     def _new_head(self) -> int:
-        """Parameters of a head that the folder's model lacks; a value head has a bias."""
+        """Number of parameters of the head that the folder's model lacks; 0 if it has the head. A value head
+        has a bias."""
         assert self.facts is not None
         there = self.head == "logprobs" or any(name.endswith("score.weight") for name in self.facts.shapes)
         return 0 if there else self.facts.hidden + (self.head == "values")
 
     @property
     def learning_bytes(self) -> int | None:
-        """Bytes of all trained weights.
+        """Bytes of all trained weights; None if the number of parameters is unknown.
 
         The gradient, and each moment of AdamW, has the same number of bytes.
         """
@@ -178,10 +182,10 @@ class ModelFootprint:
 
     @property
     def commit_bytes(self) -> int | None:
-        """Bytes of a commit: a copy of everything that an iteration may change.
+        """Bytes of a commit (an in-memory copy of everything that an iteration may change); None if unknown.
 
-        Counts the weights (merged layers in at least float32), separately trained weights, and AdamW's
-        moments.
+        Counts all weights, with layers that have adapters in at least float32; also adapters or a value head;
+        and AdamW's moments.
         """
         learning = self.learning_bytes
         if self.facts is None or learning is None or self.weight_bytes is None:
@@ -200,7 +204,7 @@ class ModelFootprint:
         )
 
     def trainer(self) -> dict[str, int | None]:
-        """Return part of a trainer → bytes on a rank; empty without a folder."""
+        """Return the parts of a trainer, name → bytes on a rank (None: unknown); empty without a folder."""
         if self.facts is None:
             return {}
         sizes: dict[str, int | None] = {"weights": self.weight_bytes}
@@ -217,10 +221,10 @@ class ModelFootprint:
         return None if size is None else -(-size // self.shares)
 
     def generator(self) -> dict[str, int | None]:
-        """Return part of a generator → bytes on a rank; empty without a folder.
+        """Return the parts of a generator, name → bytes on a rank (None: unknown); empty without a folder.
 
-        The parts are its copy of the weights, or its share of them, if it has one; and the maximum cache
-        while it samples.
+        The parts are the maximum cache while the generator samples, and its copy or share of the weights. A
+        generator that samples with the trainer's weights has no copy.
         """
         if self.facts is None:
             return {}

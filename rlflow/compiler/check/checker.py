@@ -22,10 +22,10 @@ from rlflow.errors import FlowError, PlanError, Problem
 
 
 def weight_problems(program: Program) -> Iterator[Problem]:
-    """Yield errors of reward weights without effect.
+    """Yield an error for each reward weight that has no effect.
 
-    A weight has no effect if the scores are divided by their own deviation, which cancels any factor. A flow
-    that reads the weight itself is not reported.
+    A weight has no effect if the scores are divided by their own deviation, which cancels any factor. A
+    weight that the flow itself reads is not reported.
     """
     nodes = list(all_nodes(program.graph.nodes))
     for node in nodes:
@@ -64,7 +64,7 @@ def _divided(program: Program, reward: Node, nodes: list[Node]) -> bool:
 def side_effect_problems(program: Program) -> Iterator[Problem]:
     """Yield a warning for each stage with side effects, at its first call.
 
-    Also yields a note for a stage that a plan of several ranks would refuse.
+    Also yields a note for each stage that a plan with several ranks would refuse.
     """
     warned: set[str] = set()
     for node in used_nodes(program.graph):
@@ -128,7 +128,7 @@ def check(
     with_variants: bool = True,
     bound: Callable[[Program], Iterable[Problem]] = lambda program: (),
 ) -> Report:
-    """Return all problems of a flow, errors first.
+    """Return a report of all problems of a flow, errors first.
 
     ``bound``: a function from the program to the problems of the objects that flags bind to its roles.
     """
@@ -158,7 +158,7 @@ def check(
 def function_problems(traced: TraceResult) -> list[Problem]:
     """Return the problems of the author's own functions, which the graph does not show.
 
-    Returns nothing if the graph has errors, because a loss needs its columns.
+    Returns an empty list if the graph has errors, because a test call of a loss needs the loss's columns.
     """
     if traced.program is None or any(problem.severity == "error" for problem in traced.problems):
         return []
@@ -180,9 +180,9 @@ def function_problems(traced: TraceResult) -> list[Problem]:
 def variant_problems(
     flow: Flow, hp: Any, options: TraceOptions | None, known: list[Problem]
 ) -> Iterator[Problem]:
-    """Yield missing columns that appear if one setting has another value.
+    """Yield problems of missing columns that only occur if one setting has a different value.
 
-    Any other failure drops the variant: such a value is probably not meant to be used.
+    Variants that fail in any other way are skipped: the changed value is probably not meant to be used.
     """
     reported = {(problem.code, problem.message) for problem in known}
     for change, changed in variants(hp):

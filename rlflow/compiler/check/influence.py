@@ -1,7 +1,7 @@
 """Find which columns change the gradient of a loss, by calling it on synthetic rows.
 
-Each loss is tried on the policy that sampled and on another policy, with several draws. A column has no
-influence only if all gradients are bit-equal.
+Each loss is called on-policy and off-policy, with several draws. A column counts as having no influence only
+if all gradients are bit-equal.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from rlflow.training.objective import New
 
 DRAWS = 3
 SIZES = (0.1, 1.0, 30.0)  # amounts added to and subtracted from float columns
-# these decide which entries count and belong together, so they always have influence
+# these columns decide which entries count and which belong together, so they always have influence
 FIXED = ("mask", "group")
 
 
 def gradient(
     loss: Loss, new: New, columns: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Tensor] | None:
-    """Return the gradient of the sum of the loss's values, by model quantity.
+    """Return the gradient of the sum of the loss's values: model quantity → gradient.
 
-    Returns None if the loss raises or a gradient is not finite, because then nothing follows from it.
+    Returns None if the loss raises or a gradient is not finite, because such a trial shows nothing.
     """
     leaves = New(
         **{name: x if x is None else x.detach().clone().requires_grad_() for name, x in vars(new).items()}
@@ -58,8 +58,7 @@ def influential(
 ) -> frozenset[str]:
     """Return which of the columns ``names`` change the gradient.
 
-    Returns all of them if the loss cannot be tried: it raises, or ``kinds`` of its columns are unknown
-    (None).
+    Returns all of ``names`` if the loss cannot be tried because it raises or ``kinds`` is None (unknown).
     """
     if kinds is None:
         return names
@@ -90,10 +89,10 @@ def has_gradient(loss: Loss, kinds: Mapping[str, Kind], settings: Mapping[str, A
 
 
 def trials(loss: Loss, kinds: Mapping[str, Kind], seed: int) -> list[tuple[New, dict[str, Any]]]:
-    """Return synthetic rows for a loss.
+    """Return synthetic rows for a loss: for each trial, the model's quantities and the columns.
 
-    The model's quantities are drawn independently. If there is a column ``logprobs``, a second trial uses it
-    as the model's log-probs.
+    In the first trial, the model's quantities are drawn independently of the columns. If there is a column
+    ``logprobs``, a second trial uses that column as the model's log-probs.
     """
     rng = torch.Generator().manual_seed(seed)
     columns = {name: column(name, kind, rng) for name, kind in sorted(kinds.items())}
@@ -120,10 +119,10 @@ def _changes_gradient(
 
 
 def moved(value: Tensor) -> list[Tensor]:
-    """Return other values of a column.
+    """Return changed copies of a column's values.
 
-    Floats are moved up and down by several amounts, unevenly. Bools are flipped or all equal. Integers are
-    one larger.
+    Floats are moved up and down by several amounts, differently for each entry. Bools are flipped, all True
+    or all False. Integers are increased by one.
     """
     if value.dtype is torch.bool:
         return [~value, torch.ones_like(value), torch.zeros_like(value)]

@@ -1,7 +1,7 @@
-"""Test calls of losses: call each loss on synthetic rows before a run, and check results and exceptions.
+"""Call each loss on synthetic rows before a run, and check its result or exception.
 
 A loss gets columns of the right kinds with arbitrary numbers. Only mistakes that arbitrary numbers cannot
-explain are errors: reading a quantity of the model that it did not ask for, errors of types, names or shapes,
+explain are errors: reading a model quantity that the loss did not request, errors of types, names or shapes,
 and a result of the wrong level.
 """
 
@@ -41,8 +41,8 @@ CAUSE = {
 class Quantities:
     """The ``new`` that a loss is called with.
 
-    As in a run, a quantity that the loss did not ask for is None. ``lacking`` lists such quantities that the
-    loss read.
+    As in a run, a quantity that the loss did not request is None. ``lacking`` lists the unrequested
+    quantities that the loss read.
     """
 
     def __init__(self, new: New) -> None:
@@ -80,7 +80,8 @@ def loss_problems(program: Program) -> Iterator[Problem]:
 
 
 def loss_terms(program: Program, node: Node, loss: Loss) -> list[LossTerm]:
-    """Return the losses of an update with their settings; settings that are columns have synthetic numbers."""
+    """Return the losses of an update with their settings. If a setting is a column, its value is a synthetic
+    number."""
     return terms(
         loss,
         {**synthetic_settings(node, loss), **program.settings[node.name]},
@@ -89,7 +90,7 @@ def loss_terms(program: Program, node: Node, loss: Loss) -> list[LossTerm]:
 
 
 def synthetic_settings(node: Node, function: Stage | Loss) -> dict[str, float]:
-    """Return numbers for settings that are columns: the default, or 0.5."""
+    """Return a number for each setting that is a column: the setting's default, or 0.5."""
     names = [
         item.parameter.removeprefix(SETTING) for item in node.inputs if item.parameter.startswith(SETTING)
     ]
@@ -98,7 +99,8 @@ def synthetic_settings(node: Node, function: Stage | Loss) -> dict[str, float]:
 
 
 def column_kinds(graph: Graph, node: Node, function: Stage | Loss) -> dict[str, Kind] | None:
-    """Return the kinds of the columns that a stage or loss reads and finds; None if one is unknown."""
+    """Return the kinds of the columns that a stage or loss reads, without absent optional columns. None if a
+    kind is unknown."""
     kinds = {}
     for item in node.inputs:
         giver = graph.nodes[item.column.node]
@@ -142,7 +144,8 @@ def _trial_problems(node: Node, term: LossTerm, kinds: Mapping[str, Kind]) -> It
 def try_loss(
     loss: Loss, kinds: Mapping[str, Kind], settings: Mapping[str, Any], weights: float = 1.0
 ) -> Trial:
-    """Call the loss on synthetic rows and return the outcome; ``weights`` scales the column of that name.
+    """Call the loss on synthetic rows and return the outcome; the column ``weights`` is multiplied by
+    ``weights``.
 
     The state of the global RNG is restored afterwards.
     """
@@ -172,7 +175,8 @@ def model_quantities(loss: Loss, rng: torch.Generator) -> New:
 def column(name: str, kind: Kind, rng: torch.Generator) -> Any:
     """Return synthetic values of a column as a loss sees it.
 
-    Log-probs are below 0 and weights above 0. The mask has a masked-out token and padding. Rows form pairs.
+    Log-probs are below 0 and weights above 0. The mask has a masked-out token and padding. Adjacent rows form
+    pairs.
     """
     shape = {Level.TOKEN: (ROWS, TOKENS), Level.PROMPT: (ROWS, PROMPT), Level.SCALAR: ()}.get(
         kind.level, (ROWS,)
@@ -235,7 +239,8 @@ def _raised(node: Node, loss: Loss, trial: Trial) -> Problem:
 
 
 def _result_problem(node: Node, loss: Loss, result: Any, mean: Any) -> Problem | None:
-    """Return the problem of a loss's result, or None. A bare value counts as a value without metrics."""
+    """Return the problem of a loss's result, or None if the result is valid. A bare value counts as a value
+    without metrics."""
     value, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
 
     def wrong(message: str, finding: str, expected: str, remedy: str) -> Problem:

@@ -1,6 +1,6 @@
 """Find random draws in stages and losses that the run's seed does not control.
 
-Such draws break exact resume, and different ranks may draw the same or different numbers by accident.
+Such draws break exact resume. They may also be equal on several ranks, or differ between ranks, by accident.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ IN_PLACE = (
     "cauchy_",
 )
 METHODS = ("bernoulli", "multinomial")  # methods of tensors that return another tensor
-# draw from an explicit seed
+# functions that draw from an explicit seed
 SEEDED = ("Random", "default_rng", "Generator", "RandomState", "SeedSequence")
 
 
 def draw_problems(program: Program) -> Iterator[Problem]:
     """Yield warnings for unseeded draws in stages and losses.
 
-    Also covers functions of the same file that they call.
+    Functions of the same file that a stage or loss calls are checked too.
     """
     for node in used_nodes(program.graph):
         called = program.functions.get(node.name)
@@ -93,7 +93,7 @@ def _problem(node: Node, function: Stage | Loss, name: str, place: Place) -> Pro
 
 
 def unseeded(function: Callable[..., Any], visited: set[Any] | None = None) -> Iterator[tuple[str, Place]]:
-    """Yield draws of random numbers without a generator, with their places.
+    """Yield each draw of random numbers without a generator: the name of the drawing function and the place.
 
     Looks in the function, and in the functions of its own file that it calls.
     """

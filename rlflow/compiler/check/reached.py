@@ -1,7 +1,7 @@
 """Follow the scores of a reward through the graph to the updates that they reach.
 
-Scores propagate through columns, through rows that are chosen or kept, through follow-up prompts, through
-state, and through weights that were trained with them.
+Scores propagate through columns, through chosen or kept rows, through follow-up prompts, through state, and
+through weights that were trained with the scores.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rlflow.errors import Place
 
 @dataclass(frozen=True)
 class PathStep:
-    """A step of a path from a reward: what carries the scores, and its place."""
+    """A step of a path from a reward: the name of what carries the scores, and its place."""
 
     what: str
     place: Place | None
@@ -35,8 +35,8 @@ class PathStep:
 class ReachedUpdate:
     """An update that scores may have reached.
 
-    ``columns``: by parameter, the path to each column that carries scores. ``rows``: the path to the update's
-    rows, if scores decide which rows there are.
+    ``columns``: parameter → the path to its column, for each column that carries scores. ``rows``: the path
+    to the update's rows if scores decide which rows exist, else None.
     """
 
     node: Node
@@ -59,7 +59,7 @@ class Reach:
     """
 
     def __init__(self, graph: Graph, reward: Node, influences: Mapping[str, frozenset[str]]) -> None:
-        """``influences``: by update name, the parameters whose columns change its gradient."""
+        """``influences``: name of an update → the parameters whose columns change its gradient."""
         self.reward, self.influences = reward, influences
         self.weights: dict[str, PathStep] = {}
         self.state: dict[str, PathStep] = {}
@@ -121,7 +121,8 @@ class Reach:
             carried.columns.setdefault(Column(node.id, output.name), step)
 
     def _concat(self, graph: Graph, node: Node, carried: Carried) -> None:
-        """A joined column carries scores if the column of any part does; so do the rows."""
+        """A joined column carries scores if the column of any part carries scores. The same applies to
+        rows."""
         for item in node.inputs:
             if step := carried.columns.get(item.column):
                 carried.columns.setdefault(Column(node.id, item.parameter.partition(".")[2]), step)
@@ -133,8 +134,8 @@ class Reach:
     def _repeat(self, node: Node, body: Graph, carried: Carried) -> None:
         """Follow the body of a `repeat`.
 
-        The body's data are the node's inputs. Its results and its choice of groups carry scores to the node's
-        outputs.
+        The node's inputs are the body's data. The body's results and its choice of groups carry scores to the
+        node's outputs.
         """
         data = body.nodes[0]
         inner = Carried(

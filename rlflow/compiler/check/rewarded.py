@@ -16,15 +16,15 @@ from rlflow.compiler.graph.model import SETTING, Graph, Node, Op
 from rlflow.compiler.trace.compile import Program, all_nodes
 from rlflow.errors import Place, Problem, listed
 
-# columns that a scoring stage of the author reads
+# columns that a scoring stage written by the author reads
 SIGNALS = ("completion", "answer", "finish", "prompt", "chosen", "turn_rewards", "episode_score")
 
 
 def reward_problems(program: Program) -> Iterator[Problem]:
     """Yield the problems of rewards and of updates without rewards. Needs a flow whose losses have no errors.
 
-    Errors: the scores of a reward do not reach an update. Notes: the author declared that they need not, or
-    the flow has no reward at all.
+    It is an error if the scores of a reward do not reach an update. It is only a note if the author declared
+    that they need not, or if the flow has no reward at all.
     """
     graph = program.graph
     updates = [node for node in graph.nodes if node.op is Op.UPDATE]
@@ -119,7 +119,7 @@ def _unreached(program: Program, reward: Node, reach: Reach, learning: list[Node
 
 
 def _broken(program: Program, target: ReachedUpdate | None, reach: Reach) -> tuple[str, Place | None]:
-    """Return the path from the reward to its break, in words, and the place of the break."""
+    """Return the path from the reward to the point where it ends, in words, and the place of that point."""
     if target is None:
         return f"{reach.furthest}; no update reads this", reach.furthest.place
     name, step = max(target.columns.items(), key=lambda item: item[1].steps)
@@ -180,7 +180,8 @@ def _rewardless(update: Node, loss: Loss) -> Problem:
 
 
 def _no_signal(program: Program, updates: list[Node]) -> Iterator[Problem]:
-    """Yield the note or waiver of a flow without a reward, a label of the data, or a teacher model.
+    """Yield a note, or the author's waiver, for a flow that learns from no reward, no label of the data and
+    no teacher model.
 
     Such updates learn from the model's own samples only.
     """
@@ -207,9 +208,9 @@ def _no_signal(program: Program, updates: list[Node]) -> Iterator[Problem]:
 
 
 def _has_signal(graph: Graph) -> bool:
-    """Return True if updates learn from something other than the trained models.
+    """Return True if updates learn from a source other than the trained models.
 
-    This may be a column of the data, a model that is not trained, or a stage that scores texts.
+    Such a source is a column of the data, a model that is not trained, or a stage that scores texts.
     """
     trained = {use.name for use in graph.roles if use.trained}
     by_id: Mapping[int, Node] = {node.id: node for node in graph.nodes}

@@ -1,11 +1,11 @@
-"""Test calls of stages: call each stage on synthetic rows before a run, and check results and exceptions.
+"""Call each stage on synthetic rows before a run, and check its result or exception.
 
 A stage gets columns of the right kinds with arbitrary numbers and texts. Only mistakes that arbitrary values
 cannot explain are errors: an unknown name, tensor operations that do not fit together, and results whose
 number, shape or dtype differ from the declaration.
 
 Some stages are not called: stages with side effects, stages that get a role's trainer, stages with a dispatch
-mode of the author's, and stages that read a column of unknown kind.
+mode that the author registered, and stages that read a column of unknown kind.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rlflow.training.threads import alone
 
 SHAPES = {Level.TOKEN: (ROWS, TOKENS), Level.ROW: (ROWS,), Level.GROUP: (ROWS,), Level.SCALAR: ()}
 LONGEST = 10.0  # seconds after which a test call is abandoned without a finding
-# raised if a stage expects text and gets messages, or the reverse
+# exceptions of a stage that expects text and gets messages, or the reverse
 OF_TEXT = (TypeError, AttributeError)
 
 
@@ -68,7 +68,7 @@ def _graphs(graph: Graph) -> Iterator[Graph]:
 def _columns(graph: Graph, node: Node, kinds: Mapping[str, Kind]) -> dict[str, Any]:
     """Return synthetic values of the columns, as a stage reads them.
 
-    A scalar that each rank returns is a tuple.
+    If each rank returns its own value of a scalar, the stage reads a tuple.
     """
     rng = torch.Generator().manual_seed(0)
     columns = {name: column(name, kind, rng) for name, kind in sorted(kinds.items())}

@@ -1,6 +1,6 @@
-"""Checks of stale rows: what a flow must do if rollouts lag behind training.
+"""Check what a flow must do if its rollouts are sampled with older weights.
 
-With a bound of K, rows of iteration i may be sampled with weights of iteration i-1-K or later.
+If staleness is at most K, rows of iteration i may be sampled with the weights after iteration i-1-K or later.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
 def repeat_problems(graph: Graph, repeated: Node, body: Graph, staleness: int) -> Iterator[Problem]:
     """Yield the problems of a `repeat` that runs ahead of training.
 
-    Meanwhile training changes weights and state. So only sampling may read them, because it gets its own copy
-    of the weights.
+    Training changes weights and state while the `repeat` runs. Only sampling may read weights, because it
+    gets its own copy. Nothing may read state.
     """
     changed = {slot.name for slot in graph.state if graph.nodes[slot.final.node].op is not Op.STATE}
     for node in body.nodes:
@@ -99,7 +99,7 @@ def repeat_problems(graph: Graph, repeated: Node, body: Graph, staleness: int) -
 
 
 def chain_problems(graph: Graph, staleness: int) -> Iterator[Problem]:
-    """Yield the problems of nodes between the data and the nodes that sample.
+    """Yield the problems of nodes that lie on a path from the data to a sampling node.
 
     These nodes run ahead of training too, so they must not read what training changes.
     """
@@ -137,7 +137,7 @@ def chain_problems(graph: Graph, staleness: int) -> Iterator[Problem]:
 
 
 def _computed_sampling(graph: Graph, changed: set[str], staleness: int) -> Iterator[Problem]:
-    """Yield the problems of sampling settings that are read from a state that iterations change."""
+    """Yield the problems of sampling settings whose value is a state that iterations change."""
     edges = (
         (node, item)
         for node in graph.nodes
@@ -184,11 +184,11 @@ def uncorrected(program: Program, update: Node) -> Iterator[Loss]:
 
 
 def depends_on_sampling(graph: Graph, rows: int) -> set[Column]:
-    """Return the columns that are computed from `sampled_logprobs` of the rows of the axis ``rows``.
+    """Return the columns that are computed from the `sampled_logprobs` of the rows of axis ``rows``.
 
-    If the rows were chosen from other rows, the `sampled_logprobs` of the other rows count too. If rows were
-    joined, the column must depend on `sampled_logprobs` in every part. Reading only the sampled tokens does
-    not count. Log-probs of other rows, such as a baseline's, do not count either.
+    If the rows were chosen from other rows, the `sampled_logprobs` of those rows count too. If rows were
+    joined, the column must depend on `sampled_logprobs` in every part. A column that depends only on the
+    sampled tokens does not count. Log-probs of unrelated rows, such as a baseline's, do not count either.
     """
     columns: set[Column] = set()
     own = sources(graph.axes, rows)
@@ -208,5 +208,5 @@ def depends_on_sampling(graph: Graph, rows: int) -> set[Column]:
 
 
 def _of_each(node: Node, name: str, columns: set[Column]) -> bool:
-    """Return True if ``columns`` has the joined column of every part."""
+    """Return True if ``columns`` has the column ``name`` of every part of a join."""
     return all(item.column in columns for item in node.inputs if item.parameter.partition(".")[2] == name)

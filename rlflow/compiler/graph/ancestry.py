@@ -1,4 +1,5 @@
-"""Ancestry of rows, known before a run: which columns merge into which rows, and how many rows there will be."""
+"""Ancestry of rows, known before a run: which columns merge into which rows, and the maximum number of
+rows."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ Axes = Sequence[RowAxis]
 
 
 class Merge(Enum):
-    """How rows of one axis read a column of another."""
+    """How the rows of one axis read a column of a second axis."""
 
     NEVER = "they are unrelated, or several values belong to one row"
     WHOLE = "the rows were taken as they are, with their tokens"
@@ -24,7 +25,7 @@ class Merge(Enum):
 
 
 def line(axes: Axes, axis: int) -> Iterator[int]:
-    """Yield the axis and the axes that it was made from, the nearest first."""
+    """Yield the axis, its parent, its parent's parent, and so on."""
     step: int | None = axis
     while step is not None:
         yield step
@@ -32,7 +33,7 @@ def line(axes: Axes, axis: int) -> Iterator[int]:
 
 
 def chosen_from(axes: Axes, axis: int) -> Iterator[int]:
-    """Yield the axis and the axes that its rows were chosen from, the nearest first."""
+    """Yield the axis, the axis that its rows were chosen from, and so on back."""
     for step in line(axes, axis):
         yield step
         if axes[step].step != "chosen":
@@ -42,7 +43,7 @@ def chosen_from(axes: Axes, axis: int) -> Iterator[int]:
 def merge(axes: Axes, axis: int, other: int, by_group: bool) -> Merge:
     """Return how rows of ``axis`` read a column of ``other``.
 
-    The column has one value per row, or with ``by_group`` one per group.
+    The column has one value per row, or one per group if ``by_group`` is True.
     """
     if axis == other:
         return Merge.WHOLE
@@ -63,9 +64,10 @@ def merge(axes: Axes, axis: int, other: int, by_group: bool) -> Merge:
 
 
 def _values(axes: Axes, steps: Sequence[int], by_group: bool) -> int:
-    """Return how many values of the first axis belong to one row of the last axis's parent; 0 if unknown."""
+    """Return how many values over the first axis in ``steps`` belong to one row of the last axis's parent; 0
+    if unknown."""
     sampled = [step for step in steps if axes[step].step == "sampled"]
-    counted = sampled[1:] if by_group else sampled  # a group has the rows sampled last from one row
+    counted = sampled[1:] if by_group else sampled  # a group is the rows of the last sampling from one row
     if any(axes[step].step == "joined" or axes[step].step == "cut" for step in steps):
         return 0
     values = 1
@@ -75,7 +77,8 @@ def _values(axes: Axes, steps: Sequence[int], by_group: bool) -> int:
 
 
 def sources(axes: Axes, axis: int) -> set[int]:
-    """Return the axes whose rows an axis has unchanged: itself, and axes it was chosen from or joined from."""
+    """Return the axes whose rows ``axis`` has unchanged: itself, and all axes that it was chosen or joined
+    from."""
     reached, step = {axis}, axes[axis]
     if step.step == "chosen" and step.parent is not None:
         reached |= sources(axes, step.parent)
@@ -87,9 +90,9 @@ def sources(axes: Axes, axis: int) -> set[int]:
 def expected_rows(
     graph: Graph, prompts: int, repeats: Literal["groups", "prompts"] = "groups"
 ) -> dict[int, int]:
-    """Return the maximum rows of each axis for a number of prompts.
+    """Return axis → the maximum number of its rows, for a number of prompts.
 
-    A `repeat` counts as keeping all the groups that it wants (``repeats="groups"``), or one group per prompt
+    A `repeat` is assumed to keep its number of ``groups`` (``repeats="groups"``), or one group per prompt
     (``repeats="prompts"``).
     """
     makers = {node.makes: node for node in graph.nodes if node.makes is not None}
@@ -109,7 +112,7 @@ def _rows(graph: Graph, axis: RowAxis, maker: Node | None, counts: Mapping[int, 
     if axis.parts:
         return sum(counts[part] for part in axis.parts)
     if axis.parent is None:
-        return prompts * (2 if axis.grouped else 1)  # data of pairs have two rows per record
+        return prompts * (2 if axis.grouped else 1)  # if the data are pairs, each record has two rows
     if axis.step == "chosen":
         choice = maker.settings if maker is not None else None
         if not isinstance(choice, ChooseOptions) or not choice.count:
@@ -120,7 +123,7 @@ def _rows(graph: Graph, axis: RowAxis, maker: Node | None, counts: Mapping[int, 
 
 
 def expected_groups(graph: Graph, axis: int, rows: Mapping[int, int]) -> int:
-    """Return the maximum groups of an axis, or its rows if it has no groups."""
+    """Return the maximum number of groups of an axis, or of its rows if it has no groups."""
     entry = graph.axes[axis]
     if entry.parts:
         return sum(expected_groups(graph, part, rows) for part in entry.parts)
@@ -131,9 +134,10 @@ def expected_groups(graph: Graph, axis: int, rows: Mapping[int, int]) -> int:
 
 
 def ahead_of_training(graph: Graph) -> set[int]:
-    """Return the nodes that run ahead of training: sampling nodes and the nodes that they sample from.
+    """Return the ids of the nodes that run ahead of training: sampling nodes, and the nodes that they depend
+    on.
 
-    Nodes of the data and the state are excluded.
+    The nodes that give the data and the state are excluded.
     """
     ahead: set[int] = set()
     for node in reversed(graph.nodes):

@@ -15,7 +15,7 @@ from rlflow.compiler.graph.model import Graph, Node
 class Difference:
     """A line of a diff."""
 
-    sign: str  # - only in the first, + only in the second, ~ changed
+    sign: str  # "-": only in the first graph; "+": only in the second; "~": changed
     what: str
 
     def __str__(self) -> str:
@@ -23,7 +23,7 @@ class Difference:
 
 
 def diff(first: Graph, second: Graph) -> list[Difference]:
-    """Return the differences in settings, nodes, edges, state and evaluation; empty for the same algorithm.
+    """Return the differences in settings, nodes, edges, state and evaluation; an empty list for equal graphs.
 
     Nodes are matched by name.
     """
@@ -36,15 +36,15 @@ def diff(first: Graph, second: Graph) -> list[Difference]:
 
 
 def same_shape(first: Graph, second: Graph) -> bool:
-    """Return True if the graphs are isomorphic: the same operations and functions, wired alike.
+    """Return True if the graphs are isomorphic: the same operations and functions, connected in the same way.
 
-    Names do not matter.
+    Names of nodes do not matter.
     """
     return bool(nx.is_isomorphic(_labelled(first), _labelled(second), _alike, operator.eq))
 
 
 def _alike(one: Mapping[str, Node], other: Mapping[str, Node]) -> bool:
-    """Return True if two nodes do the same.
+    """Return True if two nodes have the same operation and function.
 
     The bodies of two repeats are compared by their graphs, because their source text names roles.
     """
@@ -55,7 +55,8 @@ def _alike(one: Mapping[str, Node], other: Mapping[str, Node]) -> bool:
 
 
 def _labelled(graph: Graph) -> nx.DiGraph:
-    """Return a graph with nodes as labels of nodes, and the parameters that an edge feeds as labels of edges."""
+    """Return a networkx graph: each node is labelled with the graph's node, each edge with the parameters
+    that it feeds."""
     order = nx.DiGraph()
     order.add_nodes_from((node.id, {"node": node}) for node in graph.nodes)
     order.add_edges_from(

@@ -24,7 +24,7 @@ from rlflow.errors import printable
 SHAPES = {Op.DATA: ("[(", ")]"), Op.STATE: ("[(", ")]"), Op.UPDATE: ("[[", "]]"), Op.REPEAT: ("{{", "}}")}
 # pixels: width of a letter, height of a line, padding in a box, gap between boxes, distance between layers
 LETTER, LINE, PADDING, GAP, APART = 7.0, 17.0, 10.0, 18.0, 46.0
-SWEEPS = 8  # number of passes that sort the layers by the places of their neighbours
+SWEEPS = 8  # number of passes that sort each layer by the positions of neighbouring nodes
 COLORS = {
     Op.DATA: "#e8e8e8",
     Op.STATE: "#e8e8e8",
@@ -42,7 +42,8 @@ Notes = Mapping[int, str]  # node → a second line of its box
 
 
 def text(graph: Graph) -> str:
-    """Return one line per node: its name, the columns it reads with their nodes, and the columns it gives."""
+    """Return one line per node: its name, the columns that it reads and the nodes that give them, and its own
+    columns."""
     lines = [
         printable(
             f"flow {graph.name}" + (f"({', '.join(f'{k}={v}' for k, v in graph.hp)})" if graph.hp else ""),
@@ -83,7 +84,7 @@ def _text_nodes(graph: Graph, indent: str) -> Iterator[str]:
 
 
 def joint_losses(node: Node) -> str:
-    """Return the objective of an update with several losses, else an empty text.
+    """Return the objective of an update with several losses as text; an empty text for any other node.
 
     For example ``policy (tokens) + 0.1 likelihood (tokens, where right)``: each loss with its factor, its
     average and the column that selects its rows.
@@ -112,7 +113,7 @@ def _reads(graph: Graph, node: Node) -> Iterator[str]:
 
 
 def _reduced(graph: Graph) -> Iterator[tuple[Node, Node, str]]:
-    """Yield the edges that other edges do not imply, with the names of the columns that they carry."""
+    """Yield each edge that is not implied by other edges, as (from, to, what the edge carries)."""
     for before, after in sorted(nx.transitive_reduction(graph.order).edges):
         yield graph.nodes[before], graph.nodes[after], graph.carried(before, after)
 
@@ -198,7 +199,7 @@ class Box:
 
 
 def html(graph: Graph, notes: Notes = MappingProxyType({}), more: Sequence[str] = ()) -> str:
-    """Return a graph, the graphs of its repeats below it, and ``more`` lines of text as HTML."""
+    """Return HTML with a graph, below it the graphs of its repeats, and the text lines ``more``."""
     parts = [_titled(f"flow {graph.name}", svg(graph, notes))]
     parts += [_titled(f"repeated by {node.name}", svg(node.body)) for node in graph.nodes if node.body]
     if more:
@@ -213,8 +214,8 @@ def _titled(title: str, picture: str) -> str:
 def svg(graph: Graph, notes: Notes = MappingProxyType({})) -> str:
     """Return a drawing of a graph from top to bottom: a box for each node, an arrow for each reason to wait.
 
-    Arrows that other arrows imply are omitted. Tooltips show what an arrow carries and where a node is
-    called.
+    Arrows that other arrows imply are omitted. The tooltip of an arrow shows what it carries; the tooltip of
+    a node shows the place of its call.
     """
     notes = {node.id: joint for node in graph.nodes if (joint := joint_losses(node))} | dict(notes)
     layers = [list(layer) for layer in nx.topological_generations(graph.order)]
@@ -234,8 +235,8 @@ def svg(graph: Graph, notes: Notes = MappingProxyType({})) -> str:
 def routed(layers: list[list[int]], edges: Sequence[tuple[int, int]]) -> dict[tuple[int, int], list[int]]:
     """Return edge → the nodes that its arrow passes.
 
-    Adds a place with a number below 0 for the arrow to each layer between its ends, so that it crosses no
-    box.
+    In each layer between the two ends of an arrow, the arrow gets its own place, with a number below 0, so
+    that it crosses no box.
     """
     level = {i: number for number, layer in enumerate(layers) for i in layer}
     routes, added = {}, 0
@@ -252,7 +253,7 @@ def routed(layers: list[list[int]], edges: Sequence[tuple[int, int]]) -> dict[tu
 def placed(
     graph: Graph, layers: list[list[int]], routes: Sequence[Sequence[int]], notes: Notes
 ) -> dict[int, Box]:
-    """Return a box for each node, and sort ``layers`` by their places from left to right.
+    """Return node → its box; sorts each of ``layers`` from left to right.
 
     A node is in the layer after the last node that it waits for, next to nodes that may run at the same time.
     """

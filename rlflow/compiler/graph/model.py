@@ -1,9 +1,9 @@
 """The graph of one iteration, as frozen data, and the orders that follow from it.
 
-Edges are columns: an input names the node that gives it. Weights are versioned state: a model is read before
-it is written and after its last write, and two writes keep program order. Stages with side effects keep
-program order too. These orders are edges as well; they are derived here and not stored. Graph algorithms come
-from networkx.
+Edges are columns: an input names the node that gives it. Weights are versioned state: a node that reads a
+model runs after the writes before it in the program and before the writes after it; two writes keep program
+order. Stages with side effects keep program order too. These orders are edges too; this module derives them,
+and they are not stored. Graph algorithms come from networkx.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Own = TypeVar("Own", bound=NodeOptions)
 
 
 class Op(StrEnum):
-    """Kinds of nodes. DATA and STATE give columns; the other kinds run something."""
+    """Kinds of nodes. DATA and STATE give columns; nodes of the other kinds run a call."""
 
     DATA = "data"
     STATE = "state"
@@ -76,11 +76,12 @@ class Output:
 class RowAxis:
     """Rows of the graph, and how they were made from other rows."""
 
-    parent: int | None = None  # the axis that they were made from
-    # rows sampled from each row, or rows left of each chosen group; 0: unknown before a run
+    parent: int | None = None  # the axis that the rows were made from
+    # rows sampled from each row, or rows kept of each chosen group; 0: unknown before a run
     samples: int = 0
     grouped: bool = False
-    # or asked (follow-up prompts), cut (follow-up prompts at single tokens), chosen, joined
+    # how the rows were made: sampled, asked (follow-up prompts), cut (follow-up prompts at single tokens),
+    # chosen, joined
     step: str = "sampled"
     parts: tuple[int, ...] = ()  # of joined rows: the axes of the parts, in order
 
@@ -101,9 +102,9 @@ class Node:
     rows: str = "row"  # "group" if a call must not separate the rows of a group
     makes: int | None = None  # the axis of its outputs, if it differs
     call: int = 0  # its number in program order; random numbers are derived from it
-    digest: str = ""  # of the function's source
+    digest: str = ""  # digest of the function's source
     timeout: float = 300.0  # seconds
-    pure: bool = True  # False: it changes more than its outputs
+    pure: bool = True  # False: the call has side effects
     place: Place | None = None  # place of the call in the user's file; does not change the node's identity
     definition: Place | None = None  # place of the function; does not change the node's identity
     body: Graph | None = None  # body of a repeat
@@ -135,9 +136,9 @@ class Node:
 
     @property
     def impure_stage(self) -> Node | None:
-        """The first stage with side effects that this node runs: itself, or a stage in its body.
+        """The first stage with side effects that this node runs: the node itself or a stage in its body.
 
-        None without one.
+        None if there is no such stage.
         """
         if self.op is Op.STAGE and not self.pure:
             return self
@@ -146,7 +147,7 @@ class Node:
         )
 
     def options(self, kind: type[Own]) -> Own:
-        """Return the settings, which must be of this kind."""
+        """Return the settings with the type ``kind``; the settings must be an instance of it."""
         assert isinstance(self.settings, kind)
         return self.settings
 
@@ -165,7 +166,7 @@ class RoleUse:
 
     name: str
     trained: bool = False
-    head: str = "logprobs"  # or values, scores
+    head: str = "logprobs"  # the model's output: logprobs, values or scores
     generates: bool = False  # True if it samples
     rewards: bool = False  # True if it is called as a reward
 
@@ -231,11 +232,11 @@ class Graph:
 
     @cached_property
     def order(self) -> nx.DiGraph:
-        """The order of nodes by id, with an edge for each reason to wait.
+        """The order of the nodes: a graph of node ids with an edge for each reason to wait.
 
         Reasons: ``columns`` that a node reads, ``weights`` of a role, and ``effects``, because stages with
-        side effects keep program order. If a node reads no column of some of its rows, it still waits for the
-        node that makes them.
+        side effects keep program order. A node waits for the nodes that make its rows, even if it reads none
+        of their columns.
         """
         graph = nx.DiGraph()
         graph.add_nodes_from(node.id for node in self.nodes)
@@ -266,16 +267,17 @@ class Graph:
     def works_on(self, node: Node) -> tuple[int, ...]:
         """Return the axes whose rows a node needs.
 
-        This is the axis of its inputs. A join needs the axes of all its parts; a state needs none.
+        A join needs the axes of all its parts, and a state needs none. Any other node needs the axis of its
+        inputs.
         """
         if node.op is Op.STATE:
             return ()
         return self.axes[node.rows_axis].parts if node.op is Op.CONCAT else (node.axis,)
 
     def carried(self, before: int, after: int) -> str:
-        """Describe what an edge of the order carries.
+        """Describe what the edge from node ``before`` to node ``after`` carries.
 
-        Names the columns, or else the weights of roles, or else side effects.
+        The text names the columns; without columns the roles whose weights matter; otherwise side effects.
         """
         reasons = self.order.edges[before, after]
         weights = f"weights of {', '.join(reasons['weights'])}" if reasons["weights"] else ""
