@@ -12,14 +12,14 @@ from rlflow.author.columns import Kind, Level
 from rlflow.compiler.graph.model import SIDES, Graph, Node, Op
 from rlflow.errors import PlanError, Problem, listed, nearest
 
-GENERATORS, REST = "rollout", "train"  # two pools with these names need no flags
+GENERATORS, REST = "rollout", "train"  # if the two pools have these names, no flags are needed to place roles
 GRAIN = 10_000  # Ray counts a device in this many parts
 MOST = 1 << 16  # maximum ranks of a pool
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """How a trainer or generator is distributed over the ranks of its pool."""
+    """The layout of a trainer or generator over the ranks of its pool."""
 
     # ranks of a tensor-parallel group: they compute the same rows together, as one data-parallel rank
     tensor: int = 1
@@ -35,24 +35,25 @@ class Parallel:
 class Placement:
     """The pool of each side of each role.
 
-    A reward function has no pool; it runs where its input is stored.
+    Reward functions have no pool: each runs where its input is stored.
     """
 
     pools: Mapping[str, int]  # name → ranks, in the order of --pools
-    # role → pool, for the trainers that the graph uses
+    # role → pool of its trainer, for the trainers that the graph uses
     trainers: Mapping[str, str] = field(default_factory=dict)
-    # role → pool, for the generators that the graph uses
+    # role → pool of its generator, for the generators that the graph uses
     generators: Mapping[str, str] = field(default_factory=dict)
     parallel: Mapping[tuple[str, str], Parallel] = field(default_factory=dict)  # (role, side) → its layout
-    # pool → its part of each of its devices; other pools have full devices
+    # pool → the part that it gets of each of its devices; pools without an entry get full devices
     shares: Mapping[str, Fraction] = field(default_factory=dict)
     threads: bool = False  # True: ranks are threads of the run's own process instead of Ray processes
 
     def devices(self) -> list[tuple[str, ...]]:
         """Return the pools in groups that share devices.
 
-        Rank k of each pool of a group is on the group's k-th device. A pool with full devices is a group of
-        its own. Each pool with parts joins the first group that has room for it and the same number of ranks.
+        Rank k of each pool in a group is on the group's k-th device. A pool with full devices forms its own
+        group. A pool with parts of devices joins the first group that has room for it and the same number of
+        ranks.
         """
         groups: list[list[str]] = []
         for name in self.pools:
@@ -82,7 +83,7 @@ class Placement:
         return (self.generators if node.op is Op.GENERATE else self.trainers).get(node.role)
 
     def parallelism(self, role: str, half: str) -> Parallel:
-        """Return how a side of a role is distributed over its pool."""
+        """Return the layout of a side of a role over its pool."""
         return self.parallel.get((role, half), Parallel())
 
 
@@ -91,9 +92,9 @@ POOL = re.compile(r"([A-Za-z][\w-]*)=([0-9]{1,9})(?:@(?:(threads)|(gpu|cpu)s?=?(
 
 
 class Pools(str):
-    """The pools of a run as ``--pools`` names them, such as ``train=4,rollout=2@gpu0.5``; also parsed.
+    """The text of ``--pools``, such as ``train=4,rollout=2@gpu0.5``, with its parsed content.
 
-    Empty for a run without pools. Raises PlanError for any other text.
+    The text is empty for a run without pools. Raises PlanError if the text cannot be parsed.
     """
 
     def __init__(self, text: str) -> None:
@@ -118,7 +119,7 @@ class Pools(str):
                 remedy=f"add @{THREADS} to {listed(apart)}",
             )
         self.ranks = {name: ranks for name, (ranks, _, _) in named.items()}  # in the order of --pools
-        # a pool's exact part of each of its devices, if given
+        # pool → the exact part that it gets of each of its devices, if the text names a part
         self.shares = {name: named[name][2] for name in apart if kinds[name]}
         self.kind = shared[0] if shared else ""  # kind of device that pools share: gpu, cpu, or empty
         self.threads = bool(named) and not apart  # True: all ranks are threads of the run's own process
@@ -130,7 +131,8 @@ class Pools(str):
         return core_schema.no_info_after_validator_function(cls, core_schema.str_schema())
 
     def _named(self) -> Iterator[tuple[str, int, str, Fraction]]:
-        """Yield (name, ranks, named kind of device or ``threads``, part of the device) of each pool."""
+        """Yield for each pool its name, its ranks, the kind of device or ``threads`` if named, and the part
+        of each device."""
         names: set[str] = set()
         for item in map(str.strip, self.split(",") if self else ()):
             match = POOL.fullmatch(item)
@@ -165,9 +167,9 @@ def place(
 ) -> Placement:
     """Choose a pool for each side of each role.
 
-    ``needs``: role → whether it needs a trainer, and whether it needs a generator. ``settings``: role → its
-    settings; ``pool``, ``trainer.pool`` and ``generator.pool`` are read. Raises PlanError with the flags that
-    would decide the placement.
+    ``needs``: role → (needs a trainer, needs a generator). ``settings``: role → its settings; the settings
+    ``pool``, ``trainer.pool`` and ``generator.pool`` are read. If the placement is ambiguous, raises
+    PlanError that names the flags that would decide it.
     """
     problems = list(_unknown(pools, settings))
     chosen: dict[str, dict[str, str]] = {half: {} for half in SIDES}
@@ -224,7 +226,7 @@ def _undecided(graph: Graph, pools: Mapping[str, int], flags: list[str]) -> Iter
 # -- where each node runs
 # ----------------------------------------------------------------------------------------------------------
 
-# entries per row
+# typical entries per row
 TYPICAL = {
     Level.TOKEN: 1000,
     Level.PROMPT: 300,
@@ -239,9 +241,9 @@ SIZES = {"bool": 1, "int64": 8, "float64": 8}
 def homes(graph: Graph, placement: Placement) -> dict[int, str]:
     """Return the pool of each node, by id.
 
-    A node with a model runs where its model is. Any other node runs where most of the bytes that it reads are
-    stored; if several pools have as many, on the first named. A node that reads nothing, such as the data,
-    runs with the first model.
+    A node with a model runs on the model's pool. Any other node runs on the pool that stores most of the
+    bytes that it reads; in a tie, on the pool that is named first. A node that reads nothing, such as the
+    data, runs on the pool of the first model.
     """
     pools: dict[int, str] = {}
     first = next(
@@ -253,7 +255,7 @@ def homes(graph: Graph, placement: Placement) -> dict[int, str]:
 
 
 def reward_pools(graph: Graph, placement: Placement) -> dict[str, frozenset[str]]:
-    """Return the pools where each reward role scores rows."""
+    """Return reward role → the pools where it scores rows."""
     pools: dict[str, frozenset[str]] = {}
     home = homes(graph, placement)
     for node in graph.nodes:
@@ -275,9 +277,9 @@ def _all(graph: Graph) -> Iterator[Node]:
 
 
 def _heaviest(graph: Graph, node: Node, home: Mapping[int, str], placement: Placement) -> str | None:
-    """Return the pool with the most bytes that a node reads, None if it reads nothing.
+    """Return the pool that stores most of the bytes that a node reads; None if it reads nothing.
 
-    ``home``: the pools of earlier nodes, by id.
+    ``home``: id of an earlier node → its pool.
     """
     bytes_on = dict.fromkeys(placement.pools, 0)
     for item in node.inputs:

@@ -1,6 +1,6 @@
-"""The plan of one iteration: the nodes that run, and the order that they must keep.
+"""The plan of one iteration: the nodes that run, and the order in which they must run.
 
-Passes make it from a traced program.
+The passes make a plan from a traced program.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class PassNote:
 
 @dataclass(frozen=True)
 class ScoredColumns:
-    """The scores of the rows that an update learns from, and the columns derived from them that it reads."""
+    """The scores of the rows that an update learns from, and the columns with derived values that the update
+    reads."""
 
     # reward role → its scores, if several roles score these rows
     rewards: Mapping[str, Column] = field(default_factory=dict)
@@ -43,11 +44,11 @@ class ScoredColumns:
 
 @dataclass(frozen=True)
 class Streaming:
-    """How sampled rows may be scored in chunks while other rows are still sampled."""
+    """How sampled rows may be scored in chunks while the remaining rows are still being sampled."""
 
     chunks: int = 1  # number of chunks of the rows; 1: no streaming
-    by: frozenset[str] = frozenset()  # roles whose generator returns rows as they end
-    # roles whose scores and forwards of a row are bit-equal in any batch
+    by: frozenset[str] = frozenset()  # roles whose generator returns each row when it ends
+    # roles whose scores and forwards of a row are bit-equal, whatever other rows the batch has
     exact: frozenset[str] = frozenset()
 
 
@@ -62,10 +63,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of one iteration: the place and order of its nodes, and the columns that are kept.
+    """The plan of one iteration: where and in which order its nodes run, and the columns that are kept.
 
-    Its units are nodes and pieces of nodes. A node that is cut into pieces joins their results. Ids of chunks
-    and pieces follow the ids of nodes.
+    The units of a plan are nodes and pieces of nodes. A node that is cut into pieces joins the results of its
+    pieces. The ids of chunks and pieces come after the ids of the nodes.
     """
 
     program: Program
@@ -76,27 +77,28 @@ class Plan:
     # unit → priority; of the units that may start, the highest starts first
     priority: Mapping[int, float] = field(default_factory=dict)
     lane: Mapping[int, str] = field(default_factory=dict)  # unit → its executor queue
-    # forward whose graph the next update reuses → the most rows of one step of that update
+    # forward whose autograd graph the next update reuses → the maximum rows of one step of that update
     ahead: Mapping[int, float] = field(default_factory=dict)
-    # forward or update → the rows that share a prompt, if its trainer computes the prompt once
+    # forward or update → number of rows that share a prompt, if its trainer computes the prompt once
     prompt_rows: Mapping[int, int] = field(default_factory=dict)
     bodies: Mapping[int, Plan] = field(default_factory=dict)  # repeat → the plan of its body
     notes: tuple[PassNote, ...] = ()  # what the passes changed
     placement: Placement | None = None  # placement of roles on pools; None in one process
     home: Mapping[int, str] = field(default_factory=dict)  # node → the pool that runs it
     streaming: Streaming = Streaming()
-    # sampling node → its chunks except the last, which comes when the node ends
+    # sampling node → the ids of its chunks; the last chunk has no id, because it comes when the node ends
     chunks: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    pieces: Mapping[int, Piece] = field(default_factory=dict)  # by id
+    pieces: Mapping[int, Piece] = field(default_factory=dict)  # id → piece
     residency: tuple[MemorySchedule, ...] = ()  # the memory schedules of pools with a limit
-    # unit → the unit that runs before it in its queue, if the order is fixed
+    # unit → the unit that must run directly before it in its queue, if the order is fixed
     turns: Mapping[int, int] = field(default_factory=dict)
     evaluation: Plan | None = None  # plan of the flow's own evaluation, if it has one
     # name → the column that samples and health metrics show
     records: Mapping[str, Column] = field(default_factory=dict)
-    # role → the same columns of its rows, if several trained roles sample
+    # role → the same for the role's own rows, if several trained roles sample
     policies: Mapping[str, Mapping[str, Column]] = field(default_factory=dict)
-    # role of ``policies``, or an empty name for all → scores that its first update learns from
+    # role of ``policies`` → the scores that its first update learns from; without ``policies``, one entry
+    # under ""
     judged: Mapping[str, ScoredColumns] = field(default_factory=dict)
 
     def _repr_html_(self) -> str:
@@ -109,7 +111,7 @@ class Plan:
     def before(self, end: int) -> Plan:
         """Return the plan of the nodes before the node ``end`` in program order.
 
-        It sets no state and returns no results.
+        The new plan sets no state and returns no results.
         """
         live = tuple(i for i in self.live if i < end)
         pieces = {i: piece for i, piece in self.pieces.items() if piece.node < end}
@@ -131,7 +133,7 @@ class Plan:
 
     @cached_property
     def in_pieces(self) -> dict[int, list[int]]:
-        """The pieces of each node that is cut into pieces."""
+        """The ids of the pieces of each node that is cut into pieces."""
         pieces: dict[int, list[int]] = {}
         for i, piece in self.pieces.items():
             pieces.setdefault(piece.node, []).append(i)
@@ -139,16 +141,16 @@ class Plan:
 
     @cached_property
     def source_of(self) -> dict[int, int]:
-        """The sampling node of each chunk."""
+        """Chunk → the node that samples it."""
         return {chunk: source for source, chunks in self.chunks.items() for chunk in chunks}
 
     def node(self, unit: int) -> Node:
-        """Return the node, or the node of a piece."""
+        """Return the node with this id, or the node of the piece with this id."""
         return self.graph.nodes[self.pieces[unit].node if unit in self.pieces else unit]
 
     @cached_property
     def within(self) -> dict[str, str]:
-        """The name of the `repeat` around each node of a body."""
+        """Name of a node in a body → name of its `repeat`."""
         names: dict[str, str] = {}
         for i, body in self.bodies.items():
             names |= (
@@ -158,14 +160,16 @@ class Plan:
         return names
 
     def works_in(self, node: int) -> str:
-        """Return the queue of the node's work. For a node in pieces this is the queue of its pieces."""
+        """Return the queue in which the node's work runs. For a node in pieces, this is the queue of its
+        pieces."""
         return self.lane[self.in_pieces[node][0] if node in self.in_pieces else node]
 
     @cached_property
     def waits_for(self) -> dict[int, set[int]]:
         """The units that must end before each unit starts.
 
-        A piece waits like its node, but from the sampling node it waits only for its own chunk.
+        A piece waits for the same units as its node, but instead of the sampling node it waits only for its
+        own chunk.
         """
         live = set(self.live)
         predecessors = {i: {j for j in self.graph.order.predecessors(i) if j in live} for i in self.live}
@@ -181,7 +185,7 @@ class Plan:
         return predecessors
 
     def names_before(self, unit: int) -> tuple[str, ...]:
-        """Return the names of the nodes that a unit waits for; a chunk counts as its source."""
+        """Return the names of the nodes that a unit waits for; a chunk counts as the node that samples it."""
         return tuple(dict.fromkeys(self.node(self.source_of.get(i, i)).name for i in self.waits_for[unit]))
 
     def _chunk(self, piece: Piece) -> int:
@@ -201,7 +205,7 @@ class Plan:
     def reads(self) -> dict[int, frozenset[Column]]:
         """The columns that each live node reads.
 
-        A node in pieces reads for all its pieces, because it ends after the last.
+        The reads of all pieces count as reads of their node, because the node ends after its last piece.
         """
         return {
             i: frozenset(
@@ -216,7 +220,7 @@ class Plan:
     def gives(self) -> dict[int, tuple[Column, ...]]:
         """The kept columns that each live node gives.
 
-        Columns of pieces are visible once the node joins them.
+        The columns of pieces become visible when the node joins them.
         """
         return {
             i: tuple(Column(i, name) for name in self.keeps(self.node(i)) if i not in self.pieces)
@@ -243,7 +247,7 @@ class Plan:
         return nodes
 
     def keeps(self, node: Node) -> tuple[str, ...]:
-        """Return the names of the node's outputs that are kept."""
+        """Return the names of the node's kept outputs."""
         return tuple(output.name for output in node.outputs if Column(node.id, output.name) in self.columns)
 
     def __str__(self) -> str:
@@ -251,7 +255,7 @@ class Plan:
 
 
 def _turns_of(turns: Mapping[int, int], units: Collection[int]) -> dict[int, int]:
-    """Return the fixed order of some units, as they were ordered among the others."""
+    """Return the fixed order of ``units`` alone: unit → the one of ``units`` that runs before it."""
     own: dict[int, int] = {}
     for unit in units:
         before = turns.get(unit)

@@ -144,8 +144,9 @@ def _trial_problems(node: Node, term: LossTerm, kinds: Mapping[str, Kind]) -> It
 def try_loss(
     loss: Loss, kinds: Mapping[str, Kind], settings: Mapping[str, Any], weights: float = 1.0
 ) -> Trial:
-    """Call the loss on synthetic rows and return the outcome; the column ``weights`` is multiplied by
-    ``weights``.
+    """Call the loss on synthetic rows and return the outcome.
+
+    The column ``weights`` is multiplied by the number ``weights``.
 
     The state of the global RNG is restored afterwards.
     """

@@ -180,8 +180,9 @@ def _rewardless(update: Node, loss: Loss) -> Problem:
 
 
 def _no_signal(program: Program, updates: list[Node]) -> Iterator[Problem]:
-    """Yield a note, or the author's waiver, for a flow that learns from no reward, no label of the data and
-    no teacher model.
+    """Yield a note, or the author's waiver, for a flow without a source to learn from.
+
+    Sources are rewards, labels of the data, and teacher models.
 
     Such updates learn from the model's own samples only.
     """

@@ -99,7 +99,7 @@ def repeat_problems(graph: Graph, repeated: Node, body: Graph, staleness: int) -
 
 
 def chain_problems(graph: Graph, staleness: int) -> Iterator[Problem]:
-    """Yield the problems of nodes that lie on a path from the data to a sampling node.
+    """Yield the problems of nodes on the paths from the data to the sampling nodes.
 
     These nodes run ahead of training too, so they must not read what training changes.
     """

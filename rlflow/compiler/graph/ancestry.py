@@ -134,8 +134,7 @@ def expected_groups(graph: Graph, axis: int, rows: Mapping[int, int]) -> int:
 
 
 def ahead_of_training(graph: Graph) -> set[int]:
-    """Return the ids of the nodes that run ahead of training: sampling nodes, and the nodes that they depend
-    on.
+    """Return the ids of the nodes that run ahead of training: sampling nodes and what they depend on.
 
     The nodes that give the data and the state are excluded.
     """

@@ -1,8 +1,11 @@
-"""The passes from a program to a plan. Each pass takes a plan, and returns a plan with a note on its changes.
+"""The passes that turn a program into a plan.
 
-Each pass is a module of its name. The passes decide which columns are kept, the executor queue of each node,
-chunks, order, forwards that an update reuses, and which model parts are in memory when. The plan's type is in
-`rlflow.compiler.plan`. `rlflow.compiler.placement` places roles on pools. `rlflow.execution` runs plans.
+Each pass takes a plan, and returns a changed plan with a note on the changes.
+
+A pass is in the module of its name. The passes decide which columns are kept, the executor queue of each
+node, chunks, order, the forwards that an update reuses, and when each model part is in memory. The plan's
+type is in `rlflow.compiler.plan`. `rlflow.compiler.placement` places roles on pools. `rlflow.execution` runs
+plans.
 """
 
 from __future__ import annotations
@@ -24,9 +27,9 @@ PASSES: tuple[Callable[[Plan], Plan], ...] = (prune, queues, stream, rank, reuse
 
 
 def plan(program: Program, placement: Placement | None = None, streaming: Streaming = NOT_STREAMED) -> Plan:
-    """Run all passes over the program's graph, the bodies of its repeats, and the flow's own evaluation.
+    """Return the plan of the program's graph, of the bodies of its repeats, and of the flow's own evaluation.
 
-    Plans for the pools of a placement, or without one for one process.
+    The plan is for the pools of ``placement``, or for one process if it is None.
     """
     evaluation = program.graph.evaluation
     planned = _planned(program, program.graph, placement, streaming, is_body=False)

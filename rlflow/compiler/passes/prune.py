@@ -1,6 +1,6 @@
 """Keep the columns that a later node or the run's records read, and drop nodes that nothing needs.
 
-The pass ``reuse`` is here too: forwards whose graph the next update of the role can use.
+The pass ``reuse`` is here too: it finds forwards whose autograd graph the next update of the role can use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def prune(plan: Plan) -> Plan:
     """Drop columns that nothing reads, and forwards of models whose results nothing reads.
 
     Samples, state and metrics count as readers. Stages are never dropped, because a stage may return metrics,
-    which only running it shows.
+    and this is unknown before it runs.
     """
     graph = plan.graph
     results = {item.column for item in graph.results} if plan.keep_until_end else set()
@@ -59,14 +59,15 @@ def prune(plan: Plan) -> Plan:
 
 
 def _joins(node: Node, item: Input, needed: set[Column]) -> bool:
-    """Return True if the joined column that an input is a part of is read."""
+    """Return True if something reads the joined column that the input is a part of."""
     return Column(node.id, item.parameter.partition(".")[2]) in needed
 
 
 def reuse(plan: Plan) -> Plan:
-    """Let the first update of a role reuse the graph of the role's last forward over the same rows.
+    """Let the first update of a role reuse the autograd graph of the role's last forward over the same rows.
 
-    This does not apply if another update comes between, because memory would then hold both graphs.
+    This does not apply if an update comes between the forward and this update, because memory would then hold
+    both graphs.
     """
     nodes = [plan.graph.nodes[i] for i in plan.live]
     first = next((node for node in nodes if node.writes), None)

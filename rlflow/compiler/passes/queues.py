@@ -1,4 +1,4 @@
-"""The executor queue of each node: in one process by its kind, on pools by pool and kind."""
+"""The executor queue of each node: in one process by the node's kind, on pools by pool and kind."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ QUEUES = {
     Op.REWARD: "io",
     Op.REPEAT: "control",
 }
-# nodes that a queue runs at once: model stages of one process share its cores
+# queue of one process → nodes that it runs at once; model nodes run one at a time, because they share the
+# cores
 ROOM = {"model": 1, "cpu": 2, "io": 8}
-POOL_ROOM = {"": 1, ".cpu": 2, ".io": 4}  # the same for a pool: nodes of its models, stages, rewards
+POOL_ROOM = {"": 1, ".cpu": 2, ".io": 4}  # the same for the queues of a pool: models, stages, rewards
 
 
 def queues(plan: Plan) -> Plan:
@@ -46,7 +47,7 @@ def _queue(node: Node, pool: str | None) -> str:
 
 
 def room_of(placement: Placement | None) -> dict[str, int]:
-    """Return how many nodes each queue runs at once."""
+    """Return queue → how many nodes it runs at once."""
     if placement is None:
         return dict(ROOM)
     return {f"{name}{kind}": places for name in placement.pools for kind, places in POOL_ROOM.items()}

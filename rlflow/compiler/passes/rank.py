@@ -26,9 +26,9 @@ COST = {
 def rank(
     plan: Plan, seconds: Mapping[int, float] | None = None, room: Mapping[str, int] | None = None
 ) -> Plan:
-    """Give ready nodes priority by the work that remains after them, longest first.
+    """Set the priority of each unit: the longer the remaining work after a unit, the earlier it starts.
 
-    ``seconds`` of each live node are by default typical relative costs of its kind.
+    ``seconds``: live node → duration; by default the typical relative cost of the node's kind.
     """
     durations = plan.shared(seconds or {i: COST.get(plan.graph.nodes[i].op, 0.0) for i in plan.live})
     after = remaining(plan, durations, room or room_of(plan.placement))
@@ -41,7 +41,7 @@ def rank(
 
 
 def remaining(plan: Plan, seconds: Mapping[int, float], room: Mapping[str, int]) -> dict[int, float]:
-    """Return the least seconds between the end of each live node or piece and the end of the iteration.
+    """Return the minimum seconds from the end of each live node or piece to the end of the iteration.
 
     This is the longest path through the units that wait for it; units that share a queue run one after
     another. A node's own seconds do not count: of two units that are ready for one queue, the unit with more
@@ -59,9 +59,10 @@ def remaining(plan: Plan, seconds: Mapping[int, float], room: Mapping[str, int])
 
 
 def _in_turn(nodes: list[tuple[float, float]], room: float) -> float:
-    """Return the least time until all of some nodes, and everything after them, are done.
+    """Return the minimum time until the nodes of one queue, and everything after them, are done.
 
-    ``nodes``: (the seconds that remain after the node, its own seconds).
+    ``nodes``: (the seconds that remain after the node, the node's own seconds). ``room``: how many nodes the
+    queue runs at once.
     """
     longest = busy = 0.0
     for after, own in sorted(nodes, reverse=True):

@@ -1,4 +1,4 @@
-"""The columns that a run's samples and health metrics are taken from."""
+"""Choose the columns for a run's samples and health metrics."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ RECORDED = (
     "failed",
     "episode",
 )
-# recorded only if a node reads them
+# these columns are recorded only if a node reads them
 WATCHED = ("logprobs", "ref_logprobs", "sampled_logprobs", "entropy", "values", "returns")
 # columns for the health metrics of one role
 OF_A_POLICY = (SOURCE, "finish", "scores", "tokens", "mask", *WATCHED)
-OWN = ("logprobs", "entropy")  # only the role's own: another role's values for the same rows do not count
+# only the role's own values: those that a different role gives for the same rows do not count
+OWN = ("logprobs", "entropy")
 
 
 def scored_columns(graph: Graph, policies: Iterable[str]) -> dict[str, ScoredColumns]:
     """Return role → the scores of the rows that its first update learns from.
 
-    ``policies``: the roles that are measured separately. Without any, the first update of a role that samples
-    is used, under an empty name. Roles that no reward reaches are absent.
+    ``policies``: the roles that are measured separately. If there are none, the result has one entry under an
+    empty name, for the first update of a role that samples. Roles that no reward reaches are absent.
     """
     sampling = {use.name for use in graph.roles if use.trained and use.generates}
     updates = [node for node in graph.nodes if node.op is Op.UPDATE and node.role in sampling]
@@ -60,7 +61,8 @@ def _scored_columns(graph: Graph, update: Node) -> ScoredColumns:
 
 
 def _scores(node: Node) -> Iterator[tuple[str, Column]]:
-    """Yield (reward role, its scores) of a node: a reward call, or a `repeat` whose body returns scores."""
+    """Yield (reward role, column with its scores) of a reward call, or of a `repeat` whose body returns
+    scores."""
     if node.op is Op.REWARD:
         yield node.role or "", Column(node.id, node.outputs[0].name)
     if node.body is not None:
@@ -73,7 +75,7 @@ def _scores(node: Node) -> Iterator[tuple[str, Column]]:
 
 
 def _reached(nodes: Iterable[Node]) -> set[Column]:
-    """Return the columns that rewards give, and the columns that stages compute from them."""
+    """Return the columns that rewards give, and the columns that stages compute from these."""
     reached: set[Column] = set()
     for node in nodes:
         if node.body is not None:
@@ -93,7 +95,7 @@ def _reached(nodes: Iterable[Node]) -> set[Column]:
 
 
 def last(graph: Graph) -> dict[str, Column]:
-    """Return the last column of each name that samples and health metrics show."""
+    """Return name → the last column of this name, for the names that samples and health metrics show."""
     columns: dict[str, Column] = {}
     for node in graph.nodes:
         columns |= {
@@ -105,9 +107,9 @@ def last(graph: Graph) -> dict[str, Column]:
 
 
 def of_policies(graph: Graph) -> dict[str, dict[str, Column]]:
-    """Return role → columns by name, of the rows that its first update learns from.
+    """Return role → (name → column), over the rows that the role's first update learns from.
 
-    Has an entry for each trained role that samples; empty if there is only one such role.
+    There is an entry for each trained role that samples. The result is empty if there is only one such role.
     """
     policies = {use.name for use in graph.roles if use.trained and use.generates}
     updates: dict[str, Node] = {}
@@ -120,7 +122,8 @@ def of_policies(graph: Graph) -> dict[str, dict[str, Column]]:
 
 
 def _learned_from(graph: Graph, update: Node) -> dict[str, Column]:
-    """Return the last column of each name over the rows of an update, or the rows that they were chosen from."""
+    """Return name → the last column of this name over the update's rows, or over the rows that these were
+    chosen from."""
     axes = set(chosen_from(graph.axes, update.axis))
     columns: Mapping[str, Column] = {}
     for node in graph.nodes[: update.id]:

@@ -1,8 +1,8 @@
-"""The pass ``residency``: plan which model parts are offloaded and loaded when a pool's memory is too small.
+"""The pass ``residency``: if a pool's memory is too small, plan when model parts are offloaded and loaded.
 
-It works on the unrolled iteration, in the order in which the scheduler starts nodes in virtual time,
-including chunks and the bodies of repeats. If any part moves, the pass fixes this order for all units with
-models. So a run makes exactly the planned moves.
+The pass works on the unrolled iteration, which includes chunks and the bodies of repeats. The order is the
+order in which the scheduler starts nodes in virtual time. If any part moves, the pass fixes this order for
+all units with models, so a run makes exactly the planned moves.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Step = tuple[str, Iterable[ModelPart]]  # name of the step, and the parts that i
 class Holding:
     """A part that each rank of a pool holds, with its bytes (None: unknown).
 
-    ``how``: it ``moves``, it ``passes`` (exists only while it is used), or it ``stays``.
+    ``how``: the part ``moves`` (can be offloaded), ``passes`` (exists only while it is used), or ``stays``.
     """
 
     pool: str
@@ -53,20 +53,20 @@ class Holding:
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """The limit on a rank's memory, and the parts and roles that it applies to."""
+    """The limit on a rank's memory, and the parts and roles that count toward it."""
 
     limit: int  # bytes that a rank may hold
     holdings: tuple[Holding, ...]
     committed: tuple[str, ...] = ()  # roles whose state is copied before each iteration
-    weight_checks: tuple[str, ...] = ()  # roles whose weight check then runs
+    weight_checks: tuple[str, ...] = ()  # roles with a weight check after a transfer
     evaluated: str | None = None  # the role that samples in evaluations
 
 
 def residency(plan: Plan, where: Placement, memory: MemoryLimit) -> Plan:
     """Plan the fewest moves that keep every pool within the limit.
 
-    ``where``: the plan's placement, or the placement of one process. Raises PlanError with all parts that
-    cannot fit or have unknown sizes.
+    ``where``: the plan's placement, or a placement of everything in one process. Raises PlanError that names
+    all parts that cannot fit or have unknown sizes.
     """
     schedules = [_schedule(plan, pool, memory) for pool in where.pools]
     PlanError.refuse(
@@ -119,7 +119,7 @@ def _unknown(memory: MemoryLimit) -> Iterator[Problem]:
 
 
 def _schedule(plan: Plan, pool: str, memory: MemoryLimit) -> MemorySchedule:
-    """Return the steps of an iteration on a pool, in order, before it is decided which parts are in memory."""
+    """Return the steps of an iteration on a pool, in order; the choice of parts in memory is still open."""
     own = {holding.part: holding for holding in memory.holdings if holding.pool == pool}
     sizes, passing, fixed = (
         {part: holding.bytes or 0 for part, holding in own.items() if holding.how == how}
@@ -152,7 +152,7 @@ def _joined(moments: Iterable[MemoryStep]) -> Iterator[MemoryStep]:
 def _steps(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
     """Yield the memory steps of one iteration.
 
-    A role that the previous iteration changed transfers its weights before it samples.
+    If the previous iteration changed a role, its weights are transferred before it samples.
     """
     stale = set(plan.graph.changed_roles)
     yield from ((f"the in-memory checkpoint of {role}", copying(role)) for role in memory.committed)
@@ -201,7 +201,7 @@ def _now_and_then(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
 def in_order(plan: Plan) -> Iterator[Node]:
     """Yield nodes by their start in virtual time.
 
-    A node in pieces comes once for each piece; the nodes of a `repeat` come once.
+    A node in pieces comes once per piece; the nodes in the body of a `repeat` come once.
     """
     for unit in _started(plan):
         if unit in plan.bodies:
@@ -218,7 +218,7 @@ def _started(plan: Plan) -> tuple[int, ...]:
 
 
 def _with_fixed_order(plan: Plan, queues: set[str]) -> Plan:
-    """Fix the planned order of all units with a model in these queues, including rewards that are trained."""
+    """Fix the planned order of all units with a model in these queues, including trained reward models."""
     if not queues:
         return plan
     trained = {use.name for use in plan.graph.roles if use.trained}

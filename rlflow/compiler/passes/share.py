@@ -1,4 +1,4 @@
-"""The pass ``share``: forwards and updates whose trainers compute a prompt once for all of its rows."""
+"""The pass ``share``: mark forwards and updates that compute a prompt once for all rows of the prompt."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from rlflow.compiler.plan import FORWARDS, PassNote, Plan
 
 
 def share(plan: Plan, packing: Collection[str]) -> Plan:
-    """Mark the nodes whose trainers compute a prompt once for several rows.
+    """Mark the forwards and updates that compute a prompt once for several rows.
 
-    n rows of a prompt then compute n - 1 prompts less. ``packing``: the roles whose trainers can do this and
-    may. Trainers find common prompts in the rows themselves; the plan only shows where to expect them.
+    With n rows of a prompt, n - 1 computations of the prompt are saved. ``packing``: the roles whose trainers
+    support this and for which it is enabled. A trainer finds common prompts by comparing the rows; the plan
+    only shows where to expect them.
     """
     each = _rows_of_a_prompt(plan.graph)
     candidates = {
@@ -33,6 +34,6 @@ def share(plan: Plan, packing: Collection[str]) -> Plan:
 
 
 def _rows_of_a_prompt(graph: Graph) -> Mapping[int, int]:
-    """Return the rows that share a prompt, by axis, for complete groups."""
+    """Return axis → the number of rows that share a prompt, for axes with complete groups."""
     rows = expected_rows(graph, 1)
     return {axis: count // max(expected_groups(graph, axis, rows), 1) for axis, count in rows.items()}

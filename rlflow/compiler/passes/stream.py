@@ -1,4 +1,5 @@
-"""The pass ``stream``: score sampled rows in chunks, if the results are bit-equal."""
+"""The pass ``stream``: score sampled rows in chunks if the results are bit-equal to scoring all rows at
+once."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from rlflow.compiler.plan import FORWARDS, PassNote, Piece, Plan
 def stream(plan: Plan) -> Plan:
     """Cut scoring nodes into pieces that start before all rows are sampled.
 
-    This applies to rewards and forwards if a row's result does not depend on other rows of the call, and if
-    scoring and sampling do not alternate on one pool. The sampling node then gives chunks.
+    A reward or forward is cut if a row's result does not depend on other rows in the call, and if scoring and
+    sampling do not alternate on one pool. The sampling node then gives its rows in chunks.
     """
     ids = itertools.count(len(plan.graph.nodes))
     chunks: dict[int, tuple[int, ...]] = {}
@@ -51,7 +52,7 @@ def _scores(plan: Plan, source: Node) -> Iterator[Node]:
 
 
 def _why_unsplit(plan: Plan, source: Node, node: Node) -> str:
-    """Return why a node scores all rows at once; empty if it need not."""
+    """Return why a node must score all rows at once; an empty text if it can score chunks."""
     streaming, role = plan.streaming, node.role or ""
     models = any(use.name == role and (use.trained or not use.rewards) for use in plan.graph.roles)
     if streaming.chunks < 2:
@@ -80,7 +81,8 @@ def _dependents(plan: Plan, source: Node) -> set[int]:
 
 
 def _streamed(plan: Plan, source: Node, cut: list[int], left: Mapping[int, str]) -> str:
-    """Return one line: the nodes that score rows of ``source`` in chunks, and why others do not."""
+    """Return one line: the nodes that score rows of ``source`` in chunks, and for each other node why it does
+    not."""
     names = ", ".join(plan.graph.nodes[i].name for i in cut)
     first = (
         f"{source.name} gives {plan.streaming.chunks} chunks to {names}"
