@@ -1,9 +1,9 @@
-"""Memory schedules: which model parts are in a rank's memory in each step of an iteration, with fewest moves.
+"""Memory schedules: the model parts in a rank's memory at each step of an iteration, with the fewest moves.
 
 An iteration is a list of steps that repeats. Between two steps that need a part, the part either stays in
-memory and takes its bytes, or is moved out after the first step and back before the second. Keeping it for a
-while and then moving it out saves nothing. So a schedule is a choice for each such gap: stay or move. The
-search for the best choice is exact. This module moves nothing.
+memory, or is moved out after the first step and back before the second. Keeping the part for a while and then
+moving it out saves nothing. So a schedule chooses for each such gap whether the part stays or moves. The
+search for the best choice is exact. This module only plans; it moves nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ModelPart:
     """A part of the memory that a side of a role uses on a rank."""
 
     role: str
-    half: str  # side: trainer or generator; reward for a reward model with a folder of its own
+    half: str  # side: trainer or generator; or reward, for a reward model with its own folder
     what: str  # weights, gradient, optimizer or cache
 
     def __str__(self) -> str:
@@ -35,17 +35,17 @@ Parts = frozenset[ModelPart]
 
 
 def parts(role: str, half: str, *what: str) -> Parts:
-    """Return the parts of a side by kind: weights, gradient, optimizer or cache."""
+    """Return the parts of a side, for kinds among weights, gradient, optimizer and cache."""
     return frozenset(ModelPart(role, half, each) for each in what)
 
 
 def computing(role: str) -> Parts:
-    """Return the parts that a forward pass of a role's trainer needs, or writing a file of its weights."""
+    """Return the parts that a role's trainer needs for a forward pass, or to write its weights to a file."""
     return parts(role, "trainer", "weights")
 
 
 def copying(role: str) -> Parts:
-    """Return the parts that a copy of everything that training changes needs."""
+    """Return the parts that must be in memory to copy everything that training changes."""
     return parts(role, "trainer", "weights", "optimizer")
 
 
@@ -76,7 +76,7 @@ class MemoryStep:
 
 @dataclass(frozen=True)
 class Move:
-    """A model part that is moved out of memory, or back, before a step."""
+    """A model part that is moved out of memory or back into memory before a step."""
 
     before: str  # name of the step
     part: ModelPart
@@ -89,22 +89,23 @@ class MemorySchedule:
     """The steps of an iteration on each rank of a pool, with the model parts in memory during each."""
 
     pool: str
-    moments: tuple[MemoryStep, ...]  # in order; the first follows the last
+    moments: tuple[MemoryStep, ...]  # steps in order; after the last step, the first one follows
     sizes: Mapping[ModelPart, int]  # bytes on a rank of the parts that can be offloaded
     fixed: Mapping[ModelPart, int]  # bytes on a rank of the parts that cannot be offloaded
     limit: int  # bytes that a rank may hold
     awake: tuple[Parts, ...] = ()  # for each step, the parts of ``sizes`` that are in memory
-    beside: tuple[MemoryStep, ...] = ()  # steps that sometimes come between two iterations
+    beside: tuple[MemoryStep, ...] = ()  # steps that sometimes run between two iterations
 
     def held(self, moment: MemoryStep, awake: Iterable[ModelPart]) -> int:
-        """Return the bytes on a rank during a step, with these parts of ``sizes`` in memory."""
+        """Return the bytes on a rank during the step ``moment`` if the parts ``awake`` are in memory."""
         return (
             sum(self.fixed.values()) + sum(moment.passing.values()) + sum(self.sizes[part] for part in awake)
         )
 
     @cached_property
     def moves(self) -> tuple[Move, ...]:
-        """The moves of one iteration, in order; before each step parts are first moved out, then back."""
+        """The moves of one iteration, in order; before each step, parts are first moved out and then moved
+        back."""
         return tuple(move for at in range(len(self.moments)) for move in self._moves(at))
 
     def _moves(self, at: int) -> Iterator[Move]:
@@ -114,12 +115,12 @@ class MemorySchedule:
 
     @property
     def peak(self) -> int:
-        """The most bytes that a rank holds."""
+        """The maximum bytes on a rank."""
         return max((self.held(*pair) for pair in zip(self.moments, self.awake, strict=True)), default=0)
 
     @property
     def peak_without(self) -> int:
-        """The most bytes that a rank would hold if nothing ever moved."""
+        """The maximum bytes on a rank if nothing ever moved."""
         return max((self.held(moment, self.sizes) for moment in (*self.moments, *self.beside)), default=0)
 
     @property
@@ -142,7 +143,7 @@ class Gap:
 
 
 def gaps(schedule: MemorySchedule) -> Iterator[Gap]:
-    """Yield the gaps between each use of a part and the next, also across the end of the iteration."""
+    """Yield the gaps between consecutive uses of each part, also across the end of the iteration."""
     count = len(schedule.moments)
     for part in sorted(schedule.sizes):
         uses = [at for at, moment in enumerate(schedule.moments) if part in moment.needs]
@@ -157,9 +158,10 @@ Cost = tuple[int, int, int]  # moves in an iteration, their bytes, unused parts 
 
 
 def fewest(schedule: MemorySchedule) -> tuple[Parts, ...]:
-    """Choose the parts that are in memory at each step, with the fewest moves.
+    """Return, for each step, the parts that are in memory, chosen for the fewest moves.
 
-    Among choices with as few moves, it takes one that moves the fewest bytes. Every step must fit by itself.
+    Among choices with equally many moves, the choice moves the fewest bytes. Every step must fit into memory
+    by itself.
     """
     count, all_gaps = len(schedule.moments), list(gaps(schedule))
     room = [schedule.limit - schedule.held(moment, moment.needs) for moment in schedule.moments]
@@ -173,12 +175,12 @@ Way = tuple[Cost, frozenset[Gap]]  # cost so far, and the gaps whose parts are o
 
 
 def _dropped(schedule: MemorySchedule, all_gaps: list[Gap], room: list[int]) -> frozenset[Gap]:
-    """Return the gaps whose parts are offloaded in a best solution.
+    """Return the gaps during which parts are offloaded in a best solution.
 
-    Goes through the steps that are too small for all parts. Each continuation is a least set of gaps that
-    makes the step fit, so that no gap of the set could be kept. A best solution has such a set for every
-    step, and offloading in a gap never hurts earlier steps. A first search with few ways gives an upper bound
-    of the cost.
+    Visits each step at which not all parts fit. At each step, the search branches over the minimal sets of
+    gaps that make the step fit: without any one gap of the set, the step would not fit. A best solution has
+    such a set for every step, and offloading in a gap never hurts earlier steps. A first search with few
+    branches gives an upper bound of the cost.
     """
     covering = [[gap for gap in all_gaps if at in gap.over] for at in range(len(room))]
     tight = {
@@ -197,10 +199,10 @@ def _search(
     most: tuple[float, int, int],
     few: int | None = None,
 ) -> Way:
-    """Return the best way that costs no more than ``most``.
+    """Return the cheapest way (a cost and its offloaded gaps) among ways that cost at most ``most``.
 
-    ``few`` limits the number of ways per step. Ways that differ only in gaps that no later step needs are
-    merged into the best of them.
+    ``few`` limits the number of ways per step. If ways differ only in gaps that no later step needs, only the
+    cheapest of these ways is kept.
     """
     ways: dict[frozenset[Gap], Way] = {frozenset(): ((0, 0, 0), frozenset())}
     moments = list(tight)
@@ -219,7 +221,8 @@ def _search(
 
 
 def _least(schedule: MemorySchedule, there: list[Gap], excess: int) -> Iterator[tuple[Gap, ...]]:
-    """Yield minimal sets of gaps that free ``excess`` bytes: without any one gap they free less."""
+    """Yield the minimal sets of gaps that free ``excess`` bytes: without any one of its gaps, a set frees
+    less."""
     sizes = [schedule.sizes[gap.part] for gap in there]
     for count in range(len(there) + 1):
         for chosen in itertools.combinations(range(len(there)), count):
@@ -237,7 +240,8 @@ def _plus(schedule: MemorySchedule, cost: Cost, freed: tuple[Gap, ...]) -> Cost:
 
 
 def too_large(schedule: MemorySchedule) -> Iterator[Problem]:
-    """Yield problems of steps that do not fit by themselves; for equal needs only the worst step."""
+    """Yield problems of steps that do not fit by themselves. If several steps need the same parts, only the
+    worst step is reported."""
     reported: set[Parts] = set()
     over = [
         (schedule.held(moment, moment.needs) - schedule.limit, moment)

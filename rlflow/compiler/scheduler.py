@@ -38,7 +38,8 @@ class Free:
 
 @dataclass(frozen=True)
 class Finish:
-    """Instruction: the iteration is over. Everything is done, or after a failure nothing runs any more."""
+    """Instruction: the iteration is over. Either all nodes are done, or a node failed and no node runs any
+    more."""
 
     failed: bool = False
 
@@ -50,7 +51,7 @@ Instruction = StartNode | Free | Finish
 class _Queue:
     """A queue: its limit, the places in use, and a heap of ready nodes with the next one on top.
 
-    ``number`` counts the queues by their first ready node.
+    ``number``: queues are numbered in the order in which they first had a ready node.
     """
 
     number: int
@@ -62,7 +63,7 @@ class _Queue:
 class Scheduler:
     """The schedule of one iteration of a plan.
 
-    ``room`` is how many nodes each queue runs at once; queues without an entry have no limit.
+    ``room``: queue → how many nodes it runs at once; queues without an entry have no limit.
     """
 
     def __init__(self, plan: Plan, room: Mapping[str, int]) -> None:
@@ -78,7 +79,7 @@ class Scheduler:
         self._failed = False
 
     def begin(self) -> list[Instruction]:
-        """Return the instructions to start the nodes that wait for nothing."""
+        """Return the instructions that start the nodes that wait for nothing."""
         first = [node for node, before in self._waiting.items() if not before]
         return [*self._start([self._make_ready(node) for node in first]), *self._finish()]
 
@@ -106,7 +107,7 @@ class Scheduler:
         return self.halt()
 
     def halt(self) -> list[Instruction]:
-        """Start no more nodes; running nodes may end."""
+        """Stop starting nodes; running nodes may end."""
         self._failed = True
         for lane in self._queues.values():
             lane.ready.clear()
@@ -114,7 +115,7 @@ class Scheduler:
 
     @property
     def running(self) -> frozenset[int]:
-        """Nodes that have started and not ended."""
+        """Nodes that have started and have not ended."""
         return frozenset(self._running)
 
     def validate(self) -> None:
@@ -136,7 +137,7 @@ class Scheduler:
             )
 
     def _one_less(self, node: int) -> bool:
-        """Count one unit less to wait for; return True if the node now waits for nothing."""
+        """Count down the units that the node waits for; return True if it now waits for nothing."""
         self._waiting[node] -= 1
         return not self._waiting[node]
 
@@ -155,7 +156,7 @@ class Scheduler:
         return lane
 
     def _start(self, touched: Iterable[_Queue]) -> list[Instruction]:
-        """Fill the queues that an event touched; other queues cannot have changed."""
+        """Start ready nodes in the queues that an event touched; other queues cannot have changed."""
         started: list[Instruction] = []
         for lane in sorted(touched, key=lambda lane: lane.number) if not self._failed else ():
             while lane.ready and lane.used < lane.limit:

@@ -1,7 +1,7 @@
 """The executor in virtual time: the same scheduler with given durations instead of work.
 
-A simulation shows how long an iteration would take, which nodes decide that, and the lower bound of any
-schedule.
+A simulation shows how long an iteration would take, which nodes determine this time, and the lower bound of
+any schedule.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CriticalNode:
 
     node: str
     after: str | None = None  # the node that it waited for; None for the first
-    # "node" if it reads a result of that node, "lane" if it only waited for a place in its queue
+    # "node" if it reads a result of the node ``after``, "lane" if it only waited for a place in its queue
     why: str = ""
 
 
@@ -67,7 +67,7 @@ class Simulation:
 
     @cached_property
     def critical(self) -> tuple[CriticalNode, ...]:
-        """The chain of nodes that decides the makespan, with the node that each waited for."""
+        """The chain of nodes that determines the makespan; each entry names the node that it waited for."""
         path = critical_path(self.spans, self.room)
         first = (CriticalNode(span.node) for span in path[:1])
         pairs = zip(path, path[1:], strict=False)
@@ -78,7 +78,7 @@ class Simulation:
 
     @property
     def decided_by(self) -> list[str]:
-        """Names along the critical path, each once and after a node that it waited for."""
+        """Names along the critical path, each once, after a node that it waited for."""
         return chain(step.node for step in self.critical)
 
     @cached_property
@@ -93,7 +93,8 @@ class Simulation:
 
 
 def evenly(rows: float) -> float:
-    """Return the share of a node's time after which a share of its rows has ended, if rows end evenly."""
+    """Return the share of a node's time after which the share ``rows`` of its rows has ended, if rows end at
+    a constant rate."""
     return rows
 
 
@@ -102,14 +103,14 @@ def simulate(
 ) -> Simulation:
     """Run a plan, or an unrolled plan, in virtual time.
 
-    seconds: node id → duration, or a function from a node to its duration; a `repeat` is one node.
+    seconds: node id → duration, or a function from a node to its duration; a `repeat` counts as one node.
 
     room: how many nodes each queue runs at once.
 
-    ended: for a node with streamed rows, a function from a share of its rows to the share of its time after
-    which they have ended, rising from 0 to 1.
+    ended: for nodes with streamed rows, a function from a share of the rows to the share of the node's time
+    after which these rows have ended. It rises from 0 to 1.
 
-    Raises PlanError if a node has no duration, or if nodes are left that can never start.
+    Raises PlanError if a node has no duration, or if some nodes can never start.
     """
     seconds_of = plan.shared(durations(plan, seconds))
     clock = _Clock(plan, seconds_of, ended)
@@ -147,7 +148,7 @@ def durations(plan: Plan, seconds: Seconds) -> dict[int, float]:
 
 @dataclass
 class _Clock:
-    """The running nodes, sorted by when they end; nodes that end at once do so in program order."""
+    """The running nodes, sorted by their end; nodes that end at the same time are in program order."""
 
     plan: Plan  # the plan that runs
     seconds: Mapping[int, float]  # node or piece → its duration
@@ -181,7 +182,7 @@ class _Clock:
     def next(self) -> int:
         """Return the node, piece or chunk that ends next.
 
-        A chunk ends a part of its source's time.
+        A chunk ends when its part of the sampling node's time is over.
         """
         if not self._ends:
             raise self._stuck()

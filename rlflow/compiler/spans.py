@@ -1,4 +1,4 @@
-"""Spans: when nodes ran, in real or virtual time, and the chain of nodes that decided the end."""
+"""Spans: when nodes ran, in real or virtual time, and the chain of nodes that determined the end."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ TICK = 1e-9  # tolerance for clocks and sums of seconds
 
 
 def critical_path(spans: Sequence[Span], room: Mapping[str, int] | None = None) -> list[Span]:
-    """Return the chain of nodes that decided when the iteration ended, first node first.
+    """Return the chain of nodes that determined the end of the iteration, first node first.
 
     Starts at the node that ended last. Each step goes back to the node that the current node waited for
-    longest, for its columns or for a place in its queue. ``room``: how many nodes each queue runs at once; a
-    queue without a limit delays nothing. Without ``room``, each queue runs one node at once.
+    longest, to get its columns or a place in a queue. ``room``: queue → how many nodes it runs at once; a
+    queue without a limit delays nothing. If ``room`` is None, each queue runs one node at a time.
     """
     ended = _Ended(spans, room)
     path: dict[Span, None] = {}
@@ -58,7 +58,7 @@ def critical_path(spans: Sequence[Span], room: Mapping[str, int] | None = None) 
 class _Ended:
     """Spans of each node and of each queue, sorted by their end.
 
-    If several spans ended at once, the first one given counts as the last.
+    If several spans ended at the same time, the first of them in the input counts as the last.
     """
 
     def __init__(self, spans: Sequence[Span], room: Mapping[str, int] | None) -> None:
@@ -73,9 +73,9 @@ class _Ended:
     def before(self, span: Span, path: Mapping[Span, None]) -> list[Span]:
         """Return the steps of the path that lead from ``span`` to the span that it waited for longest.
 
-        That is the last-ending span among all spans that ``span`` waited for and that are not on the path
-        yet. Spans of no time may be between them: they began and ended just as ``span`` began, so the spans
-        that they waited for count too. Empty if it waited for no span.
+        This is the span that ended last among all spans that ``span`` waited for and that are not on the path
+        yet. Spans of zero length that began and ended just as ``span`` began may be in between, so the spans
+        that these waited for count too. Returns an empty list if ``span`` waited for no span.
         """
         steps: dict[Span, list[Span]] = {span: []}
         ends: dict[Span, tuple[float, int]] = {}
@@ -93,9 +93,10 @@ class _Ended:
         return steps[max(ends, key=rank)] if ends else []
 
     def _candidates(self, span: Span, path: Mapping[Span, None]) -> Iterator[tuple[float, int]]:
-        """Yield the ends of the spans that a span waited for.
+        """Yield (end, key) of the spans that a span may have waited for, latest first.
 
-        For each node and for its queue: the ends just as it began, and the last end before.
+        For each node that it waited for and for its queue: the ends at the time when it began, and the last
+        end before.
         """
         for ends in (
             *(self._backwards(("node", name), span.start, path) for name in span.waits_for),
@@ -115,14 +116,15 @@ class _Ended:
                 yield ends[place]
 
     def _full(self, span: Span, path: Mapping[Span, None]) -> Iterator[tuple[float, int]]:
-        """Yield the ends in the span's queue before which the queue was full."""
+        """Yield those ends in the span's queue until which the queue was full."""
         limit = 1 if self._room is None else self._room.get(span.lane, 0)
         for end in self._backwards(("lane", span.lane), span.start, path) if limit else ():
             if limit == 1 or self._running_at_end(self._spans[-end[1]]) >= limit:
                 yield end
 
     def _running_at_end(self, one: Span) -> int:
-        """Count the spans of the same queue that ran when a span was about to end, including itself."""
+        """Count the spans of the same queue that ran just before the span ended, including the span
+        itself."""
         return sum(
             s is one or s.start < one.end - TICK and s.end >= one.end - TICK
             for s in self._spans
@@ -131,10 +133,10 @@ class _Ended:
 
 
 def chain(names: Iterable[str]) -> list[str]:
-    """Return the names along a path without its loops.
+    """Return the names along a path with its loops removed.
 
-    If a node comes again, the nodes since its first occurrence are removed. So each node still follows a node
-    that it waited for.
+    If a name occurs again, the names after its first occurrence are removed. So each node still follows a
+    node that it waited for.
     """
     path: list[str] = []
     for name in names:
@@ -144,11 +146,11 @@ def chain(names: Iterable[str]) -> list[str]:
 
 
 def flat(spans: Sequence[Span], within: Mapping[str, str]) -> list[Span]:
-    """Return spans that count no time twice.
+    """Return the spans with nested spans cut out of their holders, so that no time counts twice.
 
-    ``within``: node → the node that it runs in, such as a `repeat` for its body. Such a holder keeps the rest
-    of its time: before, between and after the nodes that ran in it. The first node in it then waits for the
-    holder, and each rest of the holder waits for the nodes that ran before.
+    ``within``: node → its holder, the node that it runs in, such as a `repeat`. A holder keeps the time
+    before, between and after the nodes that ran in it. The first node in a holder then waits for the holder,
+    and each later part of the holder waits for the nodes that ran before that part.
     """
     parts, holders = list(spans), set(within.values())
     # inner holders first
@@ -182,9 +184,10 @@ def _inside(span: Span, holder: Span) -> bool:
 
 
 def _rest(holder: Span, inner: Sequence[Span]) -> Iterator[Span]:
-    """Yield the idle parts of a holder's time, when none of its inner nodes ran.
+    """Yield the parts of a holder's time during which none of its inner nodes ran.
 
-    These are before the first, after the last, and between spans whenever all had ended, even for a moment.
+    These parts are before the first inner span, after the last, and between inner spans, even if only for a
+    moment.
     """
     since, waits = holder.start, holder.waits_for
     names = tuple(dict.fromkeys((*holder.waits_for, *(span.node for span in inner))))
@@ -207,9 +210,9 @@ def _covered(spans: Iterable[Span]) -> Iterator[tuple[float, float]]:
 
 
 def divided(spans: Iterable[Span], start: float, end: float) -> dict[str, float]:
-    """Return node → its part of the seconds from ``start`` to ``end``.
+    """Return node → its share of the seconds from ``start`` to ``end``.
 
-    If several nodes ran at once, each gets an equal part of that time.
+    If several nodes ran at the same time, each gets an equal share of that time.
     """
     clipped = [(max(span.start, start), min(span.end, end), span.node) for span in spans]
     events = sorted(
@@ -233,8 +236,8 @@ def divided(spans: Iterable[Span], start: float, end: float) -> dict[str, float]
 def longest_path(spans: Iterable[Span]) -> float:
     """Return the seconds of the longest chain of nodes that wait for each other's columns.
 
-    More workers cannot make an iteration shorter. A node that ran several times, as in the tries of a
-    `repeat`, follows itself.
+    No number of workers can make an iteration shorter than this. If a node ran several times, as in the tries
+    of a `repeat`, its runs count one after another.
     """
     done: dict[str, float] = {}
     for span in sorted(spans, key=lambda span: (span.start, span.end)):
@@ -244,7 +247,9 @@ def longest_path(spans: Iterable[Span]) -> float:
 
 
 def busy(spans: Sequence[Span], seconds: float, room: Mapping[str, int]) -> dict[str, float]:
-    """Return queue → the share of its places that was in use over ``seconds``, for queues that ran something.
+    """Return queue → the share of its places that was in use over ``seconds``.
+
+    Queues that ran nothing are absent.
 
     A queue without a limit counts as one place, so its share may exceed 1.
     """

@@ -58,7 +58,7 @@ class MemoryLimit:
     limit: int  # bytes that a rank may hold
     holdings: tuple[Holding, ...]
     committed: tuple[str, ...] = ()  # roles whose state is copied before each iteration
-    weight_checks: tuple[str, ...] = ()  # roles with a weight check after a transfer
+    weight_checks: tuple[str, ...] = ()  # roles with a weight check at the start of an iteration
     evaluated: str | None = None  # the role that samples in evaluations
 
 

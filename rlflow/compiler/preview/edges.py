@@ -1,4 +1,5 @@
-"""The data flow: columns from node to node, weights from trainers to generators, and bytes that change ranks."""
+"""The data flow: columns from node to node, weights from trainers to generators, and bytes that move between
+ranks."""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ class Edge:
     target: str  # name of the node that reads them
     columns: tuple[str, ...]  # their names
     bytes: int  # bytes of all columns
-    moved: int = 0  # bytes that are expected to change ranks
+    moved: int = 0  # bytes that are expected to move to a different rank
     from_pool: str | None = None  # None in one process
     to_pool: str | None = None  # None in one process
-    # ``pool``: they go to another pool; ``split``: to other ranks of their pool; ``stays``: they are already
-    # there
+    # ``pool``: the columns go to another pool; ``split``: to other ranks of their pool; ``stays``: nothing
+    # moves
     why: str = "stays"
 
 
@@ -42,16 +43,16 @@ class WeightEdge:
     before: tuple[str, ...]  # names of the calls that sample
     from_pool: str  # pool of the trainer
     to_pool: str  # pool of the generator
-    bytes: int | None  # over all ranks; None if the number of parameters is unknown
-    # with a transfer plan: the most bytes that a rank receives, the lower bound for any plan
+    bytes: int | None  # bytes over all ranks; None if the number of parameters is unknown
+    # with a transfer plan: the maximum bytes that a rank receives, and the lower bound for any plan
     each: int | None = None
     # with a transfer plan ``segment``, ``handles``, ``alltoall``, ``store`` or ``frozen``, else ``whole``
     transport: str = "whole"
-    extra: int | None = None  # with a transfer plan: the most extra bytes that a transfer needs on a rank
+    extra: int | None = None  # with a transfer plan: the maximum extra bytes that a transfer needs on a rank
 
 
 def edges(plan: Plan, sizes: Sizes, layouts: Layouts | None) -> Iterator[Edge]:
-    """Yield the columns from node to node in program order; edges within a `repeat` follow the repeat's own.
+    """Yield the edges of columns in program order; edges inside a `repeat` come after its own edges.
 
     layouts: None for one process, where nothing moves.
     """
@@ -86,8 +87,9 @@ def _source_layout(
 ) -> RowLayout | None:
     """Return the layout that a node reads a column from.
 
-    This is the layout that the column was made in, or a layout on the node's pool that an earlier node
-    brought it to. An update can read any layout on its pool. Other nodes need a layout with their own split.
+    This is the layout in which the column was made, or the layout in which an earlier node brought it to the
+    node's pool. An update can read any layout on its pool. Any other node needs a layout with the node's own
+    split.
     """
     if layouts is None or column not in layouts.columns or node.id not in layouts.needed:
         return None
@@ -101,7 +103,8 @@ def _source_layout(
 def _edge(
     plan: Plan, sizes: Sizes, layouts: Layouts | None, node: Node, items: list[Input], of: RowLayout | None
 ) -> Edge:
-    """Return the edge of some columns. ``of``: the layout that the node reads the columns from."""
+    """Return one edge for columns that ``node`` reads from the same node; ``of`` is the layout of these
+    columns."""
     source, names = plan.graph.nodes[items[0].column.node].name, tuple(item.column.name for item in items)
     size = sum(sizes.read(node, item) for item in items)
     if layouts is None or plan.placement is None or of is None:
@@ -116,10 +119,10 @@ def _edge(
 
 
 def copies(source: RowLayout, needed: RowLayout, ranks: Mapping[str, int], epochs: int) -> float:
-    """Return how often a row is expected to go to a rank that does not hold it.
+    """Return the expected number of times that a row is sent to a rank that does not hold it.
 
-    Different splits are taken as independent. An update first brings its rows to its own pool once, to drop
-    rows that are not finite. Then it draws their ranks anew in each epoch.
+    Different splits are assumed to be independent. An update first brings its rows to its own pool once, to
+    drop rows with non-finite values. Then it draws the rank of each row anew in each epoch.
     """
     count, elsewhere = ranks[needed.pool], source.pool != needed.pool
     if not elsewhere and alike(source, needed):
@@ -138,9 +141,11 @@ def weights(
 ) -> Iterator[WeightEdge]:
     """Yield the weight transfer of each role whose trainer and generator have different layouts.
 
-    They are on two pools, or are divided differently over the ranks of one pool.
+    The layouts differ if the two sides are on two pools, or are divided differently over the ranks of one
+    pool.
 
-    ways: the transport within a pool and the transport between pools, or ``gather``.
+    ways: the transport within a pool and the transport between pools; ``gather`` means without a transfer
+    plan.
     """
     for role, source in placement.trainers.items():
         target = placement.generators.get(role)

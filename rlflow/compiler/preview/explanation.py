@@ -25,9 +25,9 @@ PROCESS = "this process"  # name of the only pool of a run without pools
 
 @dataclass(frozen=True)
 class Commits:
-    """Commits (in-memory checkpoints outside the workers): one every ``every`` iterations.
+    """Commits (in-memory checkpoints outside the workers), one every ``every`` iterations.
 
-    ``bytes``: size for each role that an iteration may change (None: unknown).
+    ``bytes``: role → size of its commit (None: unknown), for roles that an iteration may change.
     """
 
     every: int
@@ -40,20 +40,20 @@ class Explanation:
 
     graph: Graph  # the graph at these settings
     placement: Placement | None  # None in one process
-    assumed: Assumed  # assumptions about sizes that only a run shows
+    assumed: Assumed  # assumptions about sizes that are unknown before a run
     rows: int  # sampled rows of an iteration
     steps: tuple[WaveNode, ...]  # nodes in waves
     edges: tuple[Edge, ...]  # columns from node to node
     weights: tuple[WeightEdge, ...]  # weights from trainers to generators
     pairs: tuple[Pair, ...]  # nodes that can run at the same time
-    recorded: int  # bytes of columns that the run's records read, which one rank gets
+    recorded: int  # bytes of columns that one rank gets for the run's records
     memory: tuple[MemoryItem, ...]  # memory of models on each rank
     notes: tuple[PassNote, ...]  # what each pass did
     time: Simulation  # the iteration in virtual time, in units of ``plan.COST``
     warnings: tuple[Problem, ...] = ()  # warnings of the check
-    response_tokens: int = 0  # tokens of all responses, at most
-    commits: Commits | None = None  # commits, None without
-    # rows that nodes make, if there are follow-up prompts, chosen or joined rows
+    response_tokens: int = 0  # maximum tokens of all responses together
+    commits: Commits | None = None  # commits; None if there are no commits
+    # rows that each node makes, if the flow has follow-up prompts, chosen rows or joined rows
     lineage: tuple[NodeRows, ...] = ()
     # memory schedules, if memory has a limit
     residency: tuple[MemorySchedule, ...] = ()
@@ -62,11 +62,11 @@ class Explanation:
 
     @property
     def moved(self) -> int:
-        """Bytes of columns that change ranks in an iteration."""
+        """Bytes of columns that move to a different rank in an iteration."""
         return sum(edge.moved for edge in self.edges)
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values under stable keys; docs/runs.md explains the keys."""
+        """Return the explanation as plain values under stable keys, which docs/runs.md explains."""
         placed = self.placement or Placement({})
         sides = {"trainer": placed.trainers, "generator": placed.generators}
         roles = {
@@ -107,9 +107,11 @@ class Explanation:
 
 
 def devices(placement: Placement) -> list[dict[str, Any]]:
-    """Return the pools that share devices: the number of devices, and each pool's part of a device.
+    """Return an entry for each group of pools that share devices.
 
-    [] if no pools share.
+    An entry has the number of devices, and each pool's part of a device.
+
+    The list is empty if no pools share devices.
     """
     return [
         {
@@ -124,7 +126,7 @@ def devices(placement: Placement) -> list[dict[str, Any]]:
 def here(sides: Mapping[str, tuple[bool, bool]]) -> Placement:
     """Return the placement of everything in one process.
 
-    ``sides``: role → whether it has a trainer, and whether it has a generator.
+    ``sides``: role → (has a trainer, has a generator).
     """
     trainers, generators = (
         {role: PROCESS for role, has in sides.items() if has[number]} for number in (0, 1)
@@ -144,13 +146,13 @@ def explain(
 ) -> Explanation:
     """Compute all numbers of a plan.
 
-    where: the plan's placement, or the placement of one process.
+    where: the plan's placement, or a placement of everything in one process (``here``).
 
-    models: the memory of each role that is a model.
+    models: role → the memory of its model, for roles with a model.
 
     frozen: reward models with a folder of their own, as (pool, name, memory).
 
-    ways: the transports of weights to generators on the trainer's pool, and on another pool.
+    ways: the transport of weights to generators on the trainer's own pool, and the transport to other pools.
     """
     sizes, room = Sizes.of(plan.graph, assumed), room_of(plan.placement)
     layouts = Layouts.of(plan, sizes) if plan.placement else None
@@ -208,7 +210,7 @@ def _resident(schedule: MemorySchedule) -> dict[str, Any]:
 
 
 def commits(plan: Plan, models: Mapping[str, ModelFootprint], every: int) -> Commits | None:
-    """Return the commits, None if nothing is copied.
+    """Return the commits of a run; None if nothing is copied.
 
     In one process nothing is copied by default. On pools nothing is copied if ``--commit-every`` is 0.
     """

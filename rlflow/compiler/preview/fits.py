@@ -19,16 +19,15 @@ def side_problems(
     settings: Mapping[str, Iterable[str]],
     owned: Mapping[str, Mapping[str, set[str]]],
 ) -> Iterator[Problem]:
-    """Yield problems of flags for a side that a role does not have.
+    """Yield problems of flags that set up a side (trainer or generator) that a role does not have.
 
-    halves: role → whether it has a trainer, and whether it has a generator; a role without both is not a
-    model.
+    sides: role → (has a trainer, has a generator); a role with neither is not a model.
 
-    settings: role → its own flags.
+    settings: role → names of the flags that the user gave for it.
 
     owned: role → side → settings that only this side of its backend has.
 
-    Roles that nothing uses at these settings are skipped.
+    Roles that the flow does not use at its current settings are skipped.
     """
     used = {node.role for node in used_nodes(graph) if node.role}
     for role in sorted(used.intersection(settings)):
@@ -61,7 +60,8 @@ def _no_side(graph: Graph, role: str, flag: str, has: Mapping[str, bool]) -> Pro
 
 
 def short_repeats(graph: Graph, sizes: Sizes) -> Iterator[Problem]:
-    """Yield repeats whose tries draw fewer groups than they need; a run then trains on fewer groups."""
+    """Yield a problem for each `repeat` whose tries draw fewer groups than it needs; a run would train on
+    fewer groups."""
     for node in graph.nodes:
         repeat = node.settings
         if isinstance(repeat, RepeatOptions) and (most := sizes.rows[node.axis] * repeat.tries) < (
@@ -84,7 +84,7 @@ MOST_TOKENS = 1 << 40  # tokens of an iteration: their ids, masks and log-probs 
 
 
 def too_many_rows(sizes: Sizes) -> Iterator[Problem]:
-    """Yield sampling calls whose rows or tokens do not fit on any machine."""
+    """Yield a problem for each sampling call whose rows or tokens do not fit on any machine."""
     for node in sizes.graph.nodes:
         if not isinstance(node.settings, GenerateOptions):
             continue
@@ -109,7 +109,8 @@ def too_many_rows(sizes: Sizes) -> Iterator[Problem]:
 
 
 def crowded(placement: Placement, cores: int) -> Iterator[Problem]:
-    """Yield a warning if there are more workers than cores of this machine; each worker loads its models."""
+    """Yield a warning if this machine has fewer cores than there are workers; each worker loads its own
+    models."""
     ranks = sum(placement.pools.values())
     if ranks > cores:
         yield Problem(
@@ -123,7 +124,7 @@ def crowded(placement: Placement, cores: int) -> Iterator[Problem]:
 
 
 def unused_pools(placement: Placement) -> Iterator[Problem]:
-    """Yield pools without a trainer or generator of any role."""
+    """Yield a problem for each pool without a trainer or generator."""
     used = {*placement.trainers.values(), *placement.generators.values()}
     for pool in placement.pools:
         if used and pool not in used:
@@ -139,7 +140,8 @@ def unused_pools(placement: Placement) -> Iterator[Problem]:
 
 
 def idle_ranks(plan: Plan, sizes: Sizes) -> Iterator[Problem]:
-    """Yield pools with more ranks than any of their nodes can use, and minibatches smaller than their pool."""
+    """Yield problems of pools with more ranks than any of their nodes can use, and of minibatches with fewer
+    rows than the pool has ranks."""
     assert plan.placement is not None
     most: dict[str, tuple[int, str]] = {}
     small: list[Problem] = []
@@ -162,7 +164,8 @@ def idle_ranks(plan: Plan, sizes: Sizes) -> Iterator[Problem]:
 
 
 def _placed(plan: Plan, sizes: Sizes) -> Iterator[tuple[Node, Sizes, str]]:
-    """Yield nodes that spread the rows of a model over its pool, including nodes within repeats."""
+    """Yield (node, sizes of its graph, pool) for each node that spreads rows over a model's pool, also within
+    repeats."""
     assert plan.placement is not None
     for i in plan.live:
         node = plan.graph.nodes[i]
@@ -187,7 +190,8 @@ def _small(node: Node, minibatch: int, pool: str, ranks: int) -> Iterator[Proble
 
 
 def overlap_problems(graph: Graph, placement: Placement | None, staleness: int) -> Iterator[Problem]:
-    """Yield roles that cannot sample ahead of their training: trainer and generator are on the same pool."""
+    """Yield a problem for each role that cannot sample ahead of training, because its trainer and generator
+    share a pool."""
     ahead = [use.name for use in graph.roles if use.trained and use.generates] if staleness >= 1 else []
     if placement is None and ahead:
         yield Problem(
@@ -212,7 +216,7 @@ def overlap_problems(graph: Graph, placement: Placement | None, staleness: int) 
 
 
 def stream_problems(plan: Plan, staleness: int) -> Iterator[Problem]:
-    """Yield problems of --stream: chunks without a benefit, and flows that cannot be streamed."""
+    """Yield problems of ``--stream``: chunks that bring no benefit, and flows that cannot be streamed."""
     chunks = plan.streaming.chunks
     if chunks > 1 and staleness >= 1:
         yield Problem(

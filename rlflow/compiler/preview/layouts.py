@@ -1,6 +1,7 @@
-"""Predict on which ranks of its pool each node reads its rows, and where its outputs are then stored.
+"""Predict the ranks on which each node reads its rows, and the ranks on which its outputs are stored.
 
-A run decides this from real lengths. Here all responses count as equally long.
+A run decides this by the real lengths of responses. The prediction assumes that all responses have equal
+length.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class RowLayout:
 
     pool: str  # name of the pool
     by: str  # ``prompts``, ``rows``, ``groups``, ``minibatch``, ``rank 0`` or ``all ranks``
-    split: tuple[object, ...]  # equal for two columns if and only if their rows are on the same ranks
+    split: tuple[object, ...]  # two columns have equal splits if and only if their rows are on the same ranks
     of: str  # the node that the split was made for
 
     def __str__(self) -> str:
@@ -31,7 +32,7 @@ class RowLayout:
 
 @dataclass
 class Layouts:
-    """The layouts of a plan. Scalars have no layout: they travel with calls."""
+    """The layouts of a plan's columns. Scalars have no layout, because they are sent with each call."""
 
     plan: Plan  # the plan that these layouts belong to
     sizes: Sizes  # rows and bytes of the plan's columns
@@ -41,9 +42,9 @@ class Layouts:
 
     @staticmethod
     def of(plan: Plan, sizes: Sizes, data: Mapping[str, RowLayout] | None = None) -> Layouts:
-        """Compute the layouts of a plan.
+        """Return the layouts of a plan.
 
-        ``data``: where the columns of the data are already stored, for the body of a `repeat`.
+        ``data``: column of the data → its layout if it is already stored; given for the body of a `repeat`.
         """
         layouts = Layouts(plan, sizes)
         for i in plan.live:
@@ -68,7 +69,7 @@ class Layouts:
                 self.columns[Column(node.id, output.name)] = data.get(output.name, layout)
 
     def _add_repeat(self, node: Node) -> None:
-        """Kept rows stay where the body stored them."""
+        """Add the layouts of a `repeat` and its body; kept rows stay where the body stored them."""
         body = self.plan.bodies[node.id]
         inputs = {
             item.column.name: self.columns[item.column] for item in node.inputs if item.column in self.columns
@@ -83,7 +84,7 @@ class Layouts:
         if node.op is Op.UPDATE:
             return RowLayout(pool, "minibatch", (pool, node.name), node.name)
         if node.op is Op.STAGE and node.dispatch != "DP_COMPUTE":
-            # a mode that the author registered splits and merges on rank 0
+            # a dispatch mode that the author registered splits and merges rows on rank 0
             by = "all ranks" if node.dispatch == "ALL" else "rank 0"
             return RowLayout(pool, by, (pool, by), node.name)
         whole = node.op is Op.STAGE and node.rows == "group"
@@ -93,7 +94,8 @@ class Layouts:
         return self._fresh(node, "prompts" if node.op is Op.GENERATE else "groups" if whole else "rows")
 
     def _home(self, node: Node, pool: str) -> RowLayout | None:
-        """Return the layout of the largest column that is stored on the pool."""
+        """Return the layout of the largest column that the node reads and that is stored on the pool; None if
+        none is."""
         here = [
             item
             for item in self._read(node)
@@ -110,7 +112,7 @@ class Layouts:
         )
 
     def _fresh(self, node: Node, by: str) -> RowLayout:
-        """Return a layout that balances rows by the lengths that the node knows.
+        """Return a new layout on the node's pool that balances rows by the lengths that the node knows.
 
         Two nodes that know the same lengths get the same layout.
         """

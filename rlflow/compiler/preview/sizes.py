@@ -1,4 +1,4 @@
-"""Expected numbers of rows and bytes of the columns of an iteration."""
+"""Expected rows and bytes of the columns of an iteration."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ OTHER_TEXT = 32  # bytes of a text that is neither prompt nor completion, such a
 
 @dataclass(frozen=True)
 class Assumed:
-    """Assumptions about sizes that only a run shows."""
+    """Assumptions about sizes that are unknown before a run."""
 
     prompts: int  # prompts per iteration
     prompt_tokens: int = TYPICAL[Level.PROMPT]  # tokens of each prompt
-    # tokens of responses that come with the data; sampled responses count with their max_tokens
+    # tokens of each response that comes with the data; a sampled response is assumed to have its max_tokens
     response_tokens: int = TYPICAL[Level.TOKEN]
 
 
@@ -36,7 +36,7 @@ class Sizes:
 
     @staticmethod
     def of(graph: Graph, assumed: Assumed) -> Sizes:
-        """Compute the sizes of a graph's columns, including the bodies of repeats."""
+        """Return the sizes of a graph's columns and of the bodies of its repeats."""
         return Sizes(
             graph, assumed, {node.id: Sizes.of(node.body, assumed) for node in graph.nodes if node.body}
         )
@@ -48,15 +48,15 @@ class Sizes:
 
     @cached_property
     def groups(self) -> dict[int, int]:
-        """Number of groups of each axis, or of rows if it has no groups.
+        """Axis → its number of groups, or of rows if it has no groups.
 
-        A stage over groups, or a generator, must not split such a group.
+        Stages over groups and generators must not split a group.
         """
         return {number: expected_groups(self.graph, number, self.rows) for number in self.rows}
 
     @cached_property
     def tokens(self) -> dict[int, int]:
-        """Tokens of a response, for each axis."""
+        """Axis → tokens of a response."""
         tokens_of = dict.fromkeys(range(len(self.graph.axes)), self.assumed.response_tokens)
         for node in self.graph.nodes:
             if node.makes is not None:
@@ -75,18 +75,19 @@ class Sizes:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sampled responses, or of the data's responses if none are sampled."""
+        """Tokens of the longest sampled response; without sampling, of a response in the data."""
         return max(
             (self.tokens[node.makes] for node in self.graph.nodes if node.makes is not None),
             default=self.assumed.response_tokens,
         )
 
     def read(self, node: Node, item: Input) -> int:
-        """Bytes of a column as a node reads it. A column of prompts is repeated for the rows."""
+        """Return the bytes of a column as a node reads it; columns of prompts are repeated for the node's
+        rows."""
         return int(self.per_row(item.column) * self.rows[node.axis])
 
     def sent(self, node: Node, item: Input) -> int:
-        """Bytes of a column as it is sent to a node.
+        """Return the bytes of a column as it is sent to a node.
 
         int64 columns are sent as int32, which is enough for token ids.
         """
@@ -95,11 +96,11 @@ class Sizes:
         return size // 2 if kind is not None and kind.dtype == "int64" else size
 
     def given(self, column: Column) -> int:
-        """Bytes of a column as it is stored."""
+        """Return the bytes of a column as its node stores it."""
         return int(self.per_row(column) * self.rows[self.graph.nodes[column.node].rows_axis])
 
     def per_row(self, column: Column) -> float:
-        """Bytes per row; a column of unknown kind counts as one number per row."""
+        """Return the bytes per row; a column of unknown kind counts as one number per row."""
         giver = self.graph.nodes[column.node]
         kind = giver.output(column.name).kind or Kind(Level.ROW)
         size, axis = SIZES.get(kind.dtype or "", 4), giver.rows_axis
@@ -122,8 +123,8 @@ class NodeRows:
     node: str
     rows: int
     groups: int
-    # False if only a run shows the number, because follow-up prompts start at single tokens; then one is
-    # counted for each source row
+    # False if the number is unknown before a run because follow-up prompts start at single tokens; then
+    # ``rows`` counts one per source row
     known: bool = True
 
 
@@ -131,7 +132,7 @@ class NodeRows:
 class ComputedTokens:
     """Maximum tokens of a forward or an update whose rows share prompts.
 
-    ``tokens``: the tokens of all rows. ``computed``: the computed tokens, with each prompt counted once.
+    ``tokens``: tokens of all rows. ``computed``: tokens that are computed, where each prompt counts once.
     """
 
     node: str
@@ -140,7 +141,9 @@ class ComputedTokens:
 
 
 def computed(prompt_rows: Mapping[int, int], sizes: Sizes) -> Iterator[ComputedTokens]:
-    """Yield the work of each node of ``prompt_rows``, which maps a node id to the rows that share a prompt.
+    """Yield the tokens that each node in ``prompt_rows`` computes.
+
+    ``prompt_rows``: node id → number of rows that share a prompt.
 
     Assumes that micro-batches do not split groups.
     """
@@ -152,7 +155,7 @@ def computed(prompt_rows: Mapping[int, int], sizes: Sizes) -> Iterator[ComputedT
 
 
 def rows_of_rows(sizes: Sizes) -> Iterator[NodeRows]:
-    """Yield the rows of each node that makes rows, in order.
+    """Yield the number of rows of each node that makes rows, in program order.
 
     Yields nothing for graphs without follow-up prompts, chosen or joined rows.
     """
@@ -167,7 +170,7 @@ def rows_of_rows(sizes: Sizes) -> Iterator[NodeRows]:
 
 
 def _cut(graph: Graph, axis: int) -> bool:
-    """Return True if rows of an axis come from follow-up prompts at single tokens."""
+    """Return True if the rows of an axis come from follow-up prompts at single tokens."""
     history = list(line(graph.axes, axis))
     return any(
         graph.axes[step].step == "cut" or any(_cut(graph, part) for part in graph.axes[step].parts)

@@ -1,7 +1,7 @@
 """Predict a transfer of weights between two layouts from the shapes in the model's folder.
 
-No weights are loaded. The prediction assumes the usual sharding of dense decoders. A run traces the layouts
-that its engines really have.
+No weights are loaded. The prediction assumes the usual sharding of dense decoders. A run instead traces the
+real layouts of its engines.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def passage(footprint: ModelFootprint, senders: int, receivers: int) -> Transfer
 
 
 def _movable(footprint: ModelFootprint) -> bool:
-    """Return True if shapes are known and there are no adapters, which are merged into full tensors first."""
+    """Return True if a plan is possible: shapes are known and there are no adapters.
+
+    Adapters are merged into full tensors before a transfer."""
     return footprint.facts is not None and bool(footprint.facts.shapes) and not footprint.lora
 
 

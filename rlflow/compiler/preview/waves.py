@@ -31,15 +31,17 @@ class WaveNode:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two nodes that can run at the same time, or a node that waits only for chunks of the other."""
+    """Two nodes that can run at the same time, or of which the second waits only for chunks of the first."""
 
     first: str
     second: str
-    lane: str | None = None  # the queue with one place that they use alternately; None if they overlap
+    # their common queue if it runs one node at a time, so they alternate; None if they overlap
+    lane: str | None = None
 
 
 def steps(plan: Plan, layouts: Layouts | None, within: str | None = None) -> Iterator[WaveNode]:
-    """Yield nodes wave by wave, each wave in program order; the body of a `repeat` follows the repeat."""
+    """Yield the nodes wave by wave, each wave in program order; the nodes of a `repeat` body come after the
+    `repeat`."""
     for wave, nodes in enumerate(waves(plan)):
         for node in nodes:
             yield _step(plan, layouts, node, wave, within)
@@ -68,7 +70,7 @@ def _step(plan: Plan, layouts: Layouts | None, node: Node, wave: int, within: st
 
 
 def waves(plan: Plan) -> list[list[Node]]:
-    """Return the nodes that run something, grouped by the length of the longest chain before them."""
+    """Return the nodes that run a call, grouped by the length of the longest chain of nodes before them."""
     running = [i for i in plan.live if plan.graph.nodes[i].op not in INSTANT]
     return [
         [plan.graph.nodes[i] for i in sorted(wave)]

@@ -1,4 +1,4 @@
-"""The arguments of a flow's function, or of its evaluation, while it is traced; and exceptions raised there."""
+"""The arguments with which the tracer calls a flow's function or evaluation; and exceptions of that call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlflow.errors import Place, Problem
 
 
 def role_names(flow: Flow, rewards: int) -> dict[str, list[str]]:
-    """Return each role parameter → the names of the roles bound to it; only ``*rewards`` can have several."""
+    """Return role parameter → the names of the roles bound to it; only ``*rewards`` can have several."""
     parameters = flow.parameters
     names = {name: [name] for name in parameters.roles}
     if parameters.rest:
@@ -25,9 +25,9 @@ def role_names(flow: Flow, rewards: int) -> dict[str, list[str]]:
 
 
 def arguments(flow: Flow, make: Any, hp: Any, rewards: int) -> tuple[list[Any], dict[str, Any]]:
-    """Return the positional and named arguments of the flow's function after the data.
+    """Return the positional and the named arguments of the flow's function, without the data.
 
-    ``make(name)`` creates a role.
+    ``make(name)`` creates a role object. ``rewards``: number of rewards bound to ``*rewards``.
     """
     names = role_names(flow, rewards)
     rest = [make(name) for name in names.pop(flow.parameters.rest, [])] if flow.parameters.rest else []
@@ -52,7 +52,7 @@ def _before_rest(flow: Flow) -> list[str]:
 def raised(flow: Flow, error: BaseException) -> Problem:
     """Return the problem of an exception raised while the flow was traced.
 
-    Its place is the last line in the user's file.
+    The place of the problem is the innermost line in the user's file.
     """
     frames = [
         f

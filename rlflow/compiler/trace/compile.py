@@ -24,7 +24,7 @@ from rlflow.errors import FlowError, Place, Problem, listed
 if TYPE_CHECKING:
     from rlflow.rewards.environments.environment_spec import EnvironmentSpec
 
-PAIR = ("chosen", "rejected")  # texts of the data that become two rows
+PAIR = ("chosen", "rejected")  # text fields of the data that become two rows
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class TraceOptions:
 
     rewards: int = 1  # number of rewards bound to ``*rewards``
     reward_reads: tuple[str, ...] = ("completion", "answer")  # columns that reward functions read
-    # columns of the data; None: the columns that the contract and the flow declare
+    # columns of the data; None: the standard columns of data and the columns that the flow declares
     columns: Mapping[str, Kind] | None = None
-    # column → the function that reads it, for messages
+    # column → place of the reward function that reads it, for messages
     reward_places: Mapping[str, Place] = field(default_factory=dict)
     # call, such as actor.generate#2 → settings that replace the flow's
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     fields: tuple[str, ...] = ()  # fields of the data's file
-    # by role; under "" the environment of the only role that samples
+    # role → its environment; the key "" stands for the only role that samples
     environments: Mapping[str, EnvironmentSpec] = field(default_factory=dict)
     weights: tuple[float, ...] = ()  # weight of each reward bound to ``*rewards``, in their order; default 1
 
@@ -80,7 +80,7 @@ class TraceResult:
     problems: tuple[Problem, ...]
 
     def sound(self) -> Program:
-        """Return the program of a trace without errors, else raise FlowError with every error."""
+        """Return the program. Raises FlowError with all errors if the trace found errors."""
         errors = [problem for problem in self.problems if problem.severity == "error"]
         if errors or self.program is None:
             raise FlowError(*errors)
@@ -88,29 +88,30 @@ class TraceResult:
 
 
 def compile_flow(flow: Flow, hp: Any = None, options: TraceOptions | None = None) -> Program:
-    """Trace a flow and return its program. Raises FlowError with every error found."""
+    """Trace a flow and return its program. Raises FlowError with all errors that were found."""
     return trace(flow, hp, options).sound()
 
 
 def trace(flow: Flow, hp: Any = None, options: TraceOptions | None = None) -> TraceResult:
-    """Trace a flow at given settings (None: its own defaults), and collect all problems.
+    """Trace a flow at the settings ``hp`` (None: its own defaults), and return all problems with the program.
 
-    A flow that reads ``prompt_id`` is traced a second time with that column. Other flows need not carry it.
+    A flow that reads ``prompt_id`` is traced a second time with that column, so that other flows need not
+    carry it.
     """
     first, reads_prompt_id = _traced(flow, hp, options or TraceOptions(), numbered=False)
     return _traced(flow, hp, options or TraceOptions(), numbered=True)[0] if reads_prompt_id else first
 
 
 def sampling_roles(flow: Flow) -> tuple[str, ...]:
-    """Return the roles that sample in a flow at its own settings, as far as it can be traced."""
+    """Return the roles that sample in a flow at its own settings, as far as the flow can be traced."""
     program = trace(flow).program
     return tuple(use.name for use in program.graph.roles if use.generates) if program else ()
 
 
 def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple[TraceResult, bool]:
-    """Return the result of a trace, and True if the flow read a ``prompt_id`` that it did not have.
+    """Return the result of a trace, and True if the flow read ``prompt_id`` and the data did not give it.
 
-    ``numbered``: the data give ``prompt_id``.
+    ``numbered``: True if the data give ``prompt_id``.
     """
     try:
         parameters = flow.parameters
@@ -184,7 +185,7 @@ def _call(
     initial: Mapping[str, float],
     columns: Mapping[str, Kind | None],
 ) -> tuple[Any, list[Problem]]:
-    """Run the flow's function on symbols; also return the problems that stopped it."""
+    """Call the flow's function on symbols. Returns its result, and the problems that stopped the call."""
     axis = tracer.axis(RowAxis(grouped="chosen" in flow.data))
     prompts = tracer.batch(axis, _data(tracer, flow, axis, columns))
     tracer.state = tracer.state_columns(dict.fromkeys(initial, STATE))
@@ -217,7 +218,7 @@ def _data(
 def _data_columns(flow: Flow, options: TraceOptions, numbered: bool) -> dict[str, Kind | None]:
     """Return the columns that the data give.
 
-    If the data are not opened yet, these are the declared columns, and the fields that rewards and
+    If the data are not opened yet, these are the declared columns and the fields that rewards and
     environments read.
     """
     names: dict[str, Kind | None] = (
@@ -241,14 +242,14 @@ def _data_columns(flow: Flow, options: TraceOptions, numbered: bool) -> dict[str
 
 
 def reads_prompt_id(graph: Graph) -> bool:
-    """Return True if the data must give the record of each row (``prompt_id``)."""
+    """Return True if a node reads ``prompt_id``, so the data must give it."""
     return any(output.name == PROMPT_ID for output in graph.nodes[0].outputs)
 
 
 def data_columns(flow: Flow) -> dict[str, Kind | None]:
     """Return the columns that a flow declares for its data.
 
-    Data with completions or pairs also have the columns of responses.
+    If the declared data have completions or pairs, the columns of responses are included.
     """
     names: dict[str, Kind | None] = {
         name: standard_kind(name) for name in ("prompt", "answer", "prompt_tokens")
@@ -314,7 +315,7 @@ def role_use(
 ) -> RoleUse:
     """Return how a flow uses a role.
 
-    ``evaluating``: nodes of the flow's evaluation; training does not use their samples.
+    ``evaluating``: nodes of the flow's own evaluation; their samples are not trained on.
     """
     own_nodes = [node for node in all_nodes(nodes) if node.role == name]
     losses = [
@@ -340,7 +341,8 @@ def role_use(
 def graph_problems(
     graph: Graph, tracer: Tracer, place: Place | None, trains: bool = True
 ) -> Iterator[Problem]:
-    """Yield problems that need the complete flow. ``trains``: the flow must update a role."""
+    """Yield problems that can only be found in the complete graph. ``trains``: True if the flow must update a
+    role."""
     yield from rules.replaced_unread(graph, tracer.recorded.replaced)
     yield from rules.never_read(graph, tracer.functions)
     calls = [node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE]
@@ -376,7 +378,7 @@ def graph_problems(
 
 
 def _heads(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
-    """Check that each model has one head."""
+    """Yield problems of roles that would need more than one head."""
     for use in graph.roles:
         heads: dict[str, Node] = {}
         for node in used_nodes(graph):
@@ -399,9 +401,9 @@ def _heads(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Prob
 
 
 def _truncated(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
-    """Yield ratios of truncated with full log-probs, which are biased.
+    """Yield problems of ratios between truncated and full log-probs, which are biased.
 
-    Log-probs are truncated by top-p, top-k, or tokens that min_tokens or lengths exclude.
+    Log-probs are truncated if top-p, top-k, min_tokens or lengths exclude tokens from sampling.
     """
     every = [node for node in all_nodes(graph.nodes) if node.op is Op.GENERATE]
     for part in (graph, *(node.body for node in all_nodes(graph.nodes) if node.body is not None)):
@@ -412,7 +414,7 @@ def _truncated(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[
                 "logprobs" in givers or (isinstance(loss, Loss) and "logprobs" in loss.new)
             ):
                 continue
-            # otherwise they were joined or come from a `repeat`
+            # otherwise the rows were joined or come from a `repeat`
             direct = givers["sampled_logprobs"].op is Op.GENERATE
             cut = next(
                 (one for one in ([givers["sampled_logprobs"]] if direct else every) if _truncates(one)), None
@@ -422,7 +424,8 @@ def _truncated(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[
 
 
 def _biased(node: Node, cut: Node) -> Problem:
-    """The problem of a ratio between full log-probs and log-probs that the sampling ``cut`` truncated."""
+    """Return the problem of a ratio of full log-probs and log-probs that the sampling node ``cut``
+    truncated."""
     return Problem(
         "truncated-ratio",
         f"'{node.name}' compares log-probs with sampled log-probs that {_truncates(cut)} renormalised",
@@ -435,7 +438,8 @@ def _biased(node: Node, cut: Node) -> Problem:
 
 
 def _truncates(node: Node) -> str:
-    """Return the settings that make a `generate` sample from a subset of tokens; empty without any."""
+    """Return the settings that make a `generate` call sample from a subset of tokens, as text; empty if there
+    are none."""
     settings = node.options(GenerateOptions)
     return ", ".join(
         name

@@ -18,16 +18,18 @@ from rlflow.errors import FlowError, Problem, listed, nearest
 
 # columns of the data that do not belong to a prompt
 RESPONSES = ("tokens", "mask", "finish", "completion", "group", "chosen")
-READ = ("scores", "completion")  # columns that an evaluation returns: the averaged one and the shown one
-PREFIX = "evaluation."  # prefix of the names of its nodes
+# columns that an evaluation returns: the first is averaged, the second is shown
+READ = ("scores", "completion")
+PREFIX = "evaluation."  # prefix of the names of the evaluation's nodes
 
 
 def trace_evaluation(
     tracer: Tracer, flow: Flow, hp: Any, rewards: int, columns: Mapping[str, Kind | None]
 ) -> Graph | None:
-    """Trace the body over the columns of the data, without responses; return None if it cannot be traced.
+    """Return the graph of a flow's own evaluation; None if there is none, or if it cannot be traced.
 
-    Reports all problems. ``rewards``: the number of rewards bound to ``*rewards``.
+    The body gets the data's columns without responses. All problems are reported to ``tracer``. ``rewards``:
+    number of rewards bound to ``*rewards``.
     """
     body = Flow(flow.evaluate) if callable(flow.evaluate) else None
     if body is None:
@@ -88,7 +90,7 @@ def _traced(
 def _separate_graph(tracer: Tracer, columns: Mapping[str, Kind | None]) -> Iterator[SymbolicBatch]:
     """Record into a separate graph whose data are prompts only.
 
-    Calls are counted from 0, so that earlier calls of the flow do not change the evaluation's random draws.
+    Calls are counted from 0, so that the evaluation's random draws do not depend on the flow's calls.
     """
     outer = tracer.recorded, tracer.state, tracer.calls
     tracer.recorded, tracer.calls, tracer.prefix, tracer.temperatures = RecordedGraph(), 0, PREFIX, False
@@ -117,7 +119,8 @@ def _no_body(flow: Flow) -> Problem:
 
 
 def _parameter_problems(flow: Flow, body: Flow) -> Iterator[Problem]:
-    """Check the parameters: the data first, then roles of the flow by name, and the flow's settings."""
+    """Yield problems of the parameters, which must be the data, then roles of the flow by name, and the
+    flow's settings."""
     known, own = flow.parameters, body.parameters
     wrong = [name for name in own.roles if name not in known.roles]
     wrong += [f"*{own.rest}"] if own.rest and own.rest != known.rest else []
@@ -153,9 +156,9 @@ def _no_batch(body: Flow, value: object) -> Problem:
 
 
 def _evaluation_problems(graph: Graph, flow: Flow, body: Flow, state: set[str]) -> Iterator[Problem]:
-    """Check that an evaluation gives scores, does not learn, and depends on nothing but the weights.
+    """Yield problems if an evaluation gives no scores, learns, or depends on more than the weights.
 
-    Otherwise evaluations at different iterations could not be compared.
+    If it did, evaluations at different iterations could not be compared.
     """
     names = [item.parameter for item in graph.results]
     if "scores" not in names:

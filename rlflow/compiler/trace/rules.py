@@ -1,4 +1,4 @@
-"""The rules for legal flows: what each kind of call must satisfy, and the problem that reports a violation."""
+"""The rules for legal flows: the conditions on each kind of call, and the problem for each violation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def missing(
     definition: Place | None,
     settings: Iterable[str],
 ) -> Problem:
-    """A call reads a column that the batch does not have, or a setting is written as a positional parameter."""
+    """Return the problem of a call that reads a column that the batch does not have.
+
+    A setting that is written as a positional parameter also counts as such a column."""
     close = column_meant(name, columns)
     if name in EPISODE_GIVES:
         return no_environment(what, name, columns, place, definition)
@@ -48,7 +50,7 @@ def missing(
         )
     if name not in TABLE and close is None and (here := COLUMNS.get(name)):
         remedy = f"read '{here}', which is its name in rlflow, and merge the stage that gives it first"
-    # a function's parameters before its '*' are columns
+    # the parameters of a function before its '*' name columns
     elif name not in TABLE and close is None and definition is not None:
         remedy = f"merge the stage that gives '{name}' first, or put '{name}' after '*' if it is a setting"
     else:
@@ -69,7 +71,8 @@ def missing(
 def no_environment(
     what: str, name: str, columns: Sequence[str], place: Place | None, definition: Place | None
 ) -> Problem:
-    """A column of episodes is read, but no environment answers the role that samples."""
+    """Return the problem of reading a column of episodes although the role that samples has no
+    environment."""
     return Problem(
         "missing-column",
         f"{what} needs column '{name}', which exists only with an environment",
@@ -89,9 +92,9 @@ def reward_missing(
     definition: Place | None,
     fields: Sequence[str] = (),
 ) -> Problem:
-    """A reward function reads a column that the rows do not have.
+    """Return the problem of a reward function that reads a column that the rows do not have.
 
-    Its parameters name columns, before or after a ``*``.
+    All parameters of a reward function name columns, before and after a ``*``.
     """
     if name in EPISODE_GIVES:
         return no_environment(what, name, columns, place, definition)
@@ -115,7 +118,7 @@ def reward_missing(
 
 
 def optional_absent(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
-    """A note that an optional column is absent."""
+    """Return the note that an optional column is absent."""
     return Problem(
         "optional-absent",
         f"{what} runs without its optional column '{name}'",
@@ -131,7 +134,7 @@ def optional_absent(what: str, name: str, place: Place | None, definition: Place
 def wrong_kind(
     what: str, parameter: ColumnParameter, kind: Kind | None, place: Place | None, definition: Place | None
 ) -> Problem:
-    """A column is read as a kind other than its own."""
+    """Return the problem of a column that is read as a kind other than its own."""
     return Problem(
         "wrong-kind",
         f"{what} expects another kind of column '{parameter.name}'",
@@ -146,7 +149,7 @@ def wrong_kind(
 def table_kind(
     what: str, name: str, kind: Kind | None, table: Kind | None, place: Place | None, definition: Place | None
 ) -> Problem:
-    """A standard column is given another kind."""
+    """Return the problem of a standard column that is given with a kind other than its standard kind."""
     return Problem(
         "table-kind",
         f"{what} gives the standard column '{name}' another kind",
@@ -162,9 +165,9 @@ OF_THE_DATA = ("prompt", "prompt_tokens")  # columns that only the data give
 
 
 def gives_prompt(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
-    """The flow makes a prompt column.
+    """Return the problem of a flow that gives a prompt column itself.
 
-    Models would still sample from the data's prompts, without a message.
+    Models would silently still sample from the data's prompts.
     """
     return Problem(
         "gives-prompt",
@@ -181,7 +184,7 @@ OF_THE_RUN = (*CLOCK, PROMPT_ID)  # columns that only the run gives
 
 
 def gives_run(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
-    """The flow gives a column that only the run gives: the iteration, the progress or the record of a row."""
+    """Return the problem of a flow that gives a column that only the run may give, such as ``iteration``."""
     return Problem(
         "gives-run",
         f"{what} gives '{name}', but the run adds this column to every batch",
@@ -194,7 +197,7 @@ def gives_run(what: str, name: str, place: Place | None, definition: Place | Non
 
 
 def own_column(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
-    """A note that a column is neither standard nor declared."""
+    """Return the note that a column is neither standard nor declared."""
     close = nearest(name, TABLE)
     return Problem(
         "own-column",
@@ -213,7 +216,7 @@ def own_column(what: str, name: str, place: Place | None, definition: Place | No
 def gives_count(
     what: str, names: Sequence[str], columns: Collection[str], place: Place | None, definition: Place | None
 ) -> Problem:
-    """``gives=`` at a call names more or fewer columns than the stage gives."""
+    """Return the problem of a call whose ``gives=`` names more or fewer columns than the stage gives."""
     return Problem(
         "gives-count",
         f"{what} gives {len(columns)} columns, not {len(set(names))}",
@@ -226,7 +229,7 @@ def gives_count(
 
 
 def not_a_batch(what: str, value: object, place: Place | None) -> Problem:
-    """A call got something other than a batch."""
+    """Return the problem of a call with an argument other than a batch."""
     return Problem(
         "not-a-batch",
         f"{what} was called with something that is not a batch",
@@ -238,7 +241,7 @@ def not_a_batch(what: str, value: object, place: Place | None) -> Problem:
 
 
 def leaked(place: Place | None) -> Problem:
-    """A batch is used outside the flow or the body that made it."""
+    """Return the problem of a batch that is used outside the flow or body that made it."""
     return Problem(
         "leaked-symbol",
         "a batch of another trace is used here: it was stored outside its flow, or passed into or out of "
@@ -251,7 +254,7 @@ def leaked(place: Place | None) -> Problem:
 
 
 def not_prompts(what: str, place: Place | None) -> Problem:
-    """`generate` is called on sampled rows that are not prompts."""
+    """Return the problem of a `generate` call on sampled rows that are not prompts."""
     return Problem(
         "not-prompts",
         f"{what} is called on rows that are already sampled",
@@ -263,13 +266,13 @@ def not_prompts(what: str, place: Place | None) -> Problem:
 
 
 def no_losses(loss: object) -> list[object]:
-    """Return the arguments that are not losses, where `update` takes one loss or several."""
+    """Return the values in the ``loss`` argument of `update` (one or several) that are not losses."""
     losses = list(loss) if isinstance(loss, tuple | list) and loss else [loss]
     return [each for each in losses if not isinstance(each, Loss)]
 
 
 def not_a_loss(what: str, value: object, place: Place | None) -> Problem:
-    """`update` got something other than a loss."""
+    """Return the problem of an `update` call with something other than a loss."""
     return Problem(
         "not-a-loss",
         f"{what} needs a loss after the batch",
@@ -281,7 +284,7 @@ def not_a_loss(what: str, value: object, place: Place | None) -> Problem:
 
 
 def other_rows(columns: Iterable[str], tokens: Sequence[str], place: Place | None) -> Problem:
-    """Two batches of unrelated rows are merged."""
+    """Return the problem of merging two batches with unrelated rows."""
     finding = f"token columns {listed(tokens)}" if tokens else f"columns {listed(columns)} of other rows"
     return Problem(
         "row-axes",
@@ -304,7 +307,7 @@ def until_kind(kind: Kind | None) -> Kind:
 
 
 def choose_groups(place: Place | None) -> Problem:
-    """`choose(…, per="group")` is called on rows without groups."""
+    """Return the problem of calling `choose(…, per="group")` on rows without groups."""
     return Problem(
         "no-groups",
         'choose with per="group" needs groups, but these rows have none',
@@ -335,7 +338,7 @@ def joined_kinds(name: str, kinds: Sequence[Kind | None], place: Place | None) -
 
 
 def chosen_prompts(axes: Sequence[RowAxis], rows: int) -> bool:
-    """Return True if rows are the given prompts, or some of them."""
+    """Return True if rows are the given prompts or a selection of them."""
     return (
         all(axes[step].step == "chosen" or axes[step].parent is None for step in line(axes, rows))
         and not axes[rows].grouped
@@ -343,7 +346,10 @@ def chosen_prompts(axes: Sequence[RowAxis], rows: int) -> bool:
 
 
 def body_rows(axes: Sequence[RowAxis], rows: int, place: Place | None) -> Iterator[Problem]:
-    """A `repeat` counts groups of prompts, so its body returns the prompts or rows sampled from them."""
+    """Yield the problem of a `repeat` body that returns other rows than its prompts or rows sampled from
+    them.
+
+    A `repeat` counts groups of prompts, so it needs such rows."""
     if any(axes[step].step in ("asked", "cut", "joined") for step in line(axes, rows)):
         yield Problem(
             "repeat-rows",
@@ -356,7 +362,7 @@ def body_rows(axes: Sequence[RowAxis], rows: int, place: Place | None) -> Iterat
 
 
 def lacking_rows(name: str, kind: Kind | None, place: Place | None) -> Problem:
-    """A merged column has no value for some rows, and its kind has no NaN."""
+    """Return the problem of a merged column that has no value for some rows, and whose kind has no NaN."""
     return Problem(
         "rows-lacking",
         f"column '{name}' has no value for rows that were not chosen, or for tokens without a follow-up "
@@ -369,7 +375,7 @@ def lacking_rows(name: str, kind: Kind | None, place: Place | None) -> Problem:
 
 
 def no_keep(name: str, columns: Sequence[str], place: Place | None, definition: Place | None) -> Problem:
-    """A `repeat` body does not return the column ``keep``."""
+    """Return the problem of a `repeat` body that does not return the column ``keep``."""
     return Problem(
         "repeat-keep",
         f"the `repeat` body '{name}' does not return 'keep'",
@@ -383,7 +389,7 @@ def no_keep(name: str, columns: Sequence[str], place: Place | None, definition: 
 
 
 def body_result(name: str, value: object, place: Place | None, definition: Place | None) -> Problem:
-    """A `repeat` body returns something other than a batch."""
+    """Return the problem of a `repeat` body that returns something other than a batch."""
     return Problem(
         "repeat-result",
         f"the `repeat` body '{name}' does not return a batch",
@@ -396,7 +402,7 @@ def body_result(name: str, value: object, place: Place | None, definition: Place
 
 
 def state_in_body(what: str, names: Sequence[str], place: Place | None) -> Problem:
-    """A stage inside a `repeat` body sets state."""
+    """Return the problem of a stage that sets state inside a `repeat` body."""
     return Problem(
         "repeat-state",
         f"{what} sets state inside a `repeat` body",
@@ -408,7 +414,7 @@ def state_in_body(what: str, names: Sequence[str], place: Place | None) -> Probl
 
 
 def state_as_column(what: str, name: str, place: Place | None) -> Problem:
-    """Something reads state, ``iteration`` or ``progress`` as a column of a batch."""
+    """Return the problem of reading state, ``iteration`` or ``progress`` as a column of a batch."""
     owner = "run" if name in CLOCK else "flow"
     return Problem(
         "state-as-column",
@@ -423,7 +429,7 @@ def state_as_column(what: str, name: str, place: Place | None) -> Problem:
 def state_rows(
     what: str, name: str, kind: Kind | None, state: Kind | None, place: Place | None, definition: Place | None
 ) -> Problem:
-    """A stage gives a state that is not one number."""
+    """Return the problem of a stage that gives a state that is not one number."""
     return Problem(
         "state-rows",
         f"{what} gives the state '{name}', but not as one number",
@@ -438,7 +444,7 @@ def state_rows(
 def state_rules(
     stage: Stage, outputs: Sequence[Output], state: Iterable[str], place: Place | None
 ) -> Iterator[Problem]:
-    """State must be set once for all ranks."""
+    """Yield problems of a stage that sets state; state must be set once for all ranks."""
     names = [output.name for output in outputs if output.name in set(state)]
     if names and stage.dispatch == ALL:
         yield Problem(
@@ -453,7 +459,7 @@ def state_rules(
 
 
 def state_raised(flow: str, error: BaseException, place: Place | None) -> Problem:
-    """The function that returns the initial state raised."""
+    """Return the problem of an exception in the function that returns the initial state."""
     return Problem(
         "flow-state",
         f"the initial state of flow '{flow}' cannot be computed: {type(error).__name__}: {error}",
@@ -465,7 +471,8 @@ def state_raised(flow: str, error: BaseException, place: Place | None) -> Proble
 
 
 def role_rules(stage: Stage, roles: Sequence[str], place: Place | None) -> Iterator[Problem]:
-    """Check a stage with ``on=``: the flow has the role, and the role is the function's first parameter."""
+    """Yield problems of a stage with ``on=``: the flow must have the role, and the first parameter must have
+    its name."""
     if stage.on is None:
         return
     what, first = f"stage '{stage.name}'", next(iter(inspect.signature(stage.function).parameters), "nothing")
@@ -495,7 +502,7 @@ def role_rules(stage: Stage, roles: Sequence[str], place: Place | None) -> Itera
 def length_rules(
     stage: Stage, outputs: Sequence[Output], reads: Sequence[Kind | None], place: Place | None
 ) -> Iterator[Problem]:
-    """A stage that gives token columns must read a column with the same lengths."""
+    """Yield the problem of a stage that gives a token column but reads no column with the same lengths."""
     for level in (Level.TOKEN, Level.PROMPT):
         names = [output.name for output in outputs if output.kind and output.kind.level is level]
         if names and all(kind is not None and kind.level is not level for kind in reads):
@@ -516,7 +523,7 @@ def length_rules(
 def stage_rules(
     stage: Stage, outputs: Sequence[Output], axis: RowAxis, place: Place | None
 ) -> Iterator[Problem]:
-    """Yield problems of a stage with its dispatch mode, the levels of its columns, and groups."""
+    """Yield problems of a stage's dispatch mode, of its columns' levels, and of groups."""
     what = f"stage '{stage.name}'"
     reads_groups = stage.rows == "group" or "group" in stage.signature.column_names
     levels = {output.name: output.kind.level for output in outputs if output.kind}
@@ -589,7 +596,8 @@ def stage_rules(
 
 
 def thin_groups(what: str, place: Place | None, definition: Place | None) -> Problem:
-    """A function of groups gets rows that `choose` kept, so a group may have one row."""
+    """Return the problem of a function over groups whose rows `choose` kept, so that a group may have one
+    row."""
     return Problem(
         "thin-groups",
         f"{what} works on groups, but choose may leave groups of a single row",
@@ -603,7 +611,7 @@ def thin_groups(what: str, place: Place | None, definition: Place | None) -> Pro
 
 
 def update_rules(loss: Loss, axis: RowAxis, what: str, place: Place | None) -> Iterator[Problem]:
-    """Yield problems of a loss with the rows that it gets."""
+    """Yield problems of a loss with the rows of its update."""
     if loss.rows == "group" and not axis.grouped:
         yield Problem(
             "no-groups",
@@ -631,7 +639,9 @@ def update_rules(loss: Loss, axis: RowAxis, what: str, place: Place | None) -> I
 def torn_groups(
     loss: Loss, levels: Mapping[str, Level | None], what: str, place: Place | None
 ) -> Iterator[Problem]:
-    """A loss over groups must get complete groups, so its ``where`` column must have one value per group.
+    """Yield the problem of a loss over groups whose ``where`` column does not have one value per group.
+
+    Such a loss must get complete groups.
 
     ``levels``: the levels of the columns by name; None if unknown.
     """
@@ -652,7 +662,8 @@ def torn_groups(
 
 
 def body_rules(graph: Graph, place: Place | None) -> Iterator[Problem]:
-    """A `repeat` body may run any number of times, so it must not learn."""
+    """Yield problems of a `repeat` body that learns; the body may run any number of times, so it must not
+    learn."""
     for node in graph.nodes:
         if node.writes:
             yield Problem(
@@ -667,7 +678,7 @@ def body_rules(graph: Graph, place: Place | None) -> Iterator[Problem]:
 
 
 def repeat_prompts(columns: Sequence[str], place: Place | None) -> Problem:
-    """`repeat` is called on something other than the flow's own prompts."""
+    """Return the problem of a `repeat` call on something other than the flow's own prompts."""
     return Problem(
         "repeat-prompts",
         "repeat draws fresh prompts from the data, so it must start from the data's prompts",
@@ -679,7 +690,7 @@ def repeat_prompts(columns: Sequence[str], place: Place | None) -> Problem:
 
 
 def replaced_unread(graph: Graph, replaced: Iterable[tuple[Column, Place | None]]) -> Iterator[Problem]:
-    """Yield columns that were replaced by others of the same name before anything read them."""
+    """Yield a problem for each column that was replaced by one of the same name before anything read it."""
     read = graph.readers().keys() | {item.column for item in graph.results}
     for column, place in replaced:
         giver = graph.nodes[column.node]
@@ -704,7 +715,7 @@ def _read_within(node: Node, name: str) -> bool:
 
 
 def never_read(graph: Graph, own: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
-    """Yield columns of the author's own stages that nothing reads."""
+    """Yield a problem for each column of the author's own stages that nothing reads."""
     readers = graph.readers()
     results = {item.column for item in graph.results}
     for node in graph.nodes:
@@ -725,7 +736,7 @@ def never_read(graph: Graph, own: Mapping[str, Stage | Loss]) -> Iterator[Proble
 
 
 def no_such_call(sampling: Iterable[str], calls: Sequence[str]) -> Iterator[Problem]:
-    """Yield settings of the run for a `generate` call that the flow does not have."""
+    """Yield a problem for each `generate` call that the run's settings name and the flow does not have."""
     for call in sampling:
         if call not in calls:
             yield Problem(
@@ -751,7 +762,7 @@ def environment_missing(
     place: Place | None,
     fields: Sequence[str],
 ) -> Problem:
-    """``reset`` reads a column or field that the prompts do not have."""
+    """Return the problem of a ``reset`` that reads a column or field that the prompts do not have."""
     close = nearest(name, [*columns, *fields])
     return Problem(
         "missing-column",
@@ -766,7 +777,7 @@ def environment_missing(
 
 
 def environment_kind(environment: EnvironmentSpec, name: str, kind: Kind, place: Place | None) -> Problem:
-    """``reset`` reads a column with more than one value per row."""
+    """Return the problem of a ``reset`` that reads a column with more than one value per row."""
     return Problem(
         "wrong-kind",
         f"the environment {environment.name} reads column '{name}', which is not a row column",
@@ -781,7 +792,7 @@ def environment_kind(environment: EnvironmentSpec, name: str, kind: Kind, place:
 def environment_settings(
     environment: EnvironmentSpec, lengths: Sequence[int], what: str, place: Place | None
 ) -> Iterator[Problem]:
-    """Recorded lengths are for rows without an environment, which ends its own episodes."""
+    """Yield the problem of recorded lengths together with an environment, which ends its own episodes."""
     if lengths:
         yield Problem(
             "env-lengths",
@@ -797,7 +808,7 @@ def environment_settings(
 def environment_roles(
     graph: Graph, environments: Mapping[str, EnvironmentSpec], nodes: Iterable[Node]
 ) -> Iterator[Problem]:
-    """Yield ``--env`` flags that are ambiguous, or that name a role that does not sample."""
+    """Yield a problem for each ``--env`` flag that is ambiguous or names a role that does not sample."""
     sampling = list(dict.fromkeys(node.role or "" for node in nodes if node.op is Op.GENERATE))
     for role, environment in environments.items():
         unnamed = [each for each in sampling if each not in environments]

@@ -35,8 +35,8 @@ class ColumnSource:
 class RecordedGraph:
     """Nodes of a flow, or of a `repeat` body, in program order.
 
-    ``replaced``: columns that others of the same name replaced, with the place. ``clock``: the scalars
-    ``iteration`` and ``progress``, once something reads them.
+    ``replaced``: (column, place) for each column that one of the same name replaced. ``clock``: the scalars
+    ``iteration`` and ``progress``; empty until something reads them.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -46,7 +46,7 @@ class RecordedGraph:
 
 
 def refuse(use: str, remedy: str) -> NoReturn:
-    """Raise FlowError for a use of a batch that needs its rows, which a traced batch does not have."""
+    """Raise FlowError: ``use`` needs the rows of a batch, and a traced batch has no rows."""
     raise FlowError(
         Problem(
             "symbol-as-value",
@@ -64,7 +64,7 @@ DECISION = "put the decision inside a @stage, or base it on a setting"
 
 
 class Symbol:
-    """Refuses every use as a value, however Python or torch tries it."""
+    """Raises FlowError whenever Python or torch uses the object as a value."""
 
     symbolic = True
 
@@ -141,8 +141,8 @@ for _name in ("lt", "le", "gt", "ge"):
 class SymbolicColumn(Symbol):
     """A column of a traced batch, as ``batch["name"]`` returns it.
 
-    A setting of a call may be a scalar column. ``source`` is None if the batch does not have the column; this
-    is reported.
+    It may be passed as a setting of a call if it is a scalar. ``source`` is None if the batch does not have
+    the column, which is reported.
     """
 
     def __init__(
@@ -251,11 +251,11 @@ class SymbolicRole:
 
     @property
     def weight(self) -> float:
-        """The weight that ``--reward X:WEIGHT`` gives one of ``*rewards``."""
+        """The weight that ``--reward X:WEIGHT`` sets for this role; 1 for a role outside ``*rewards``."""
         return self._tracer.weight(self._name)
 
     def generate(self, prompts: Any, **settings: Any) -> Any:
-        """Record a `generate` of the role."""
+        """Record a `generate` call of the role."""
         return self._tracer.generate(self._name, prompts, settings)
 
     def logprobs(self, batch: Any, *, gives: str | tuple[str, ...] = "logprobs", **unknown: Any) -> Any:
@@ -274,7 +274,7 @@ class SymbolicRole:
         return self._tracer.reward(self._name, batch, gives)
 
     def update(self, batch: Any, loss: Loss | Sequence[Loss], **settings: Any) -> None:
-        """Record an `update` of the role with one loss, or with several in each step."""
+        """Record an `update` call of the role with one loss, or with several losses in each step."""
         self._tracer.update(self._name, batch, loss, settings)
 
     def __getattr__(self, name: str) -> Any:
@@ -300,7 +300,7 @@ class SymbolicRole:
 class CallSettings:
     """The settings of a call: values, inputs for settings that are scalar columns, and problems.
 
-    A setting that must not be a column gets its default, or 1, so that the trace continues.
+    If a setting must not be a column, it gets its default, or 1, so that the trace can continue.
     """
 
     values: dict[str, Any]
@@ -308,7 +308,7 @@ class CallSettings:
     problems: tuple[Problem, ...]
 
     def without_edges(self, bound: Mapping[str, Any]) -> dict[str, Any]:
-        """Return settings with defaults filled in, without settings that are columns."""
+        """Return ``bound`` without the settings that are columns."""
         columns = {item.parameter for item in self.edges}
         return {name: value for name, value in bound.items() if SETTING + name not in columns}
 
@@ -321,7 +321,9 @@ def call_settings(
     recorded: RecordedGraph,
     place: Place | None,
 ) -> CallSettings:
-    """Split the settings of a call. ``takes``: returns True for a setting that may be a column.
+    """Split the settings of a call into values and columns.
+
+    ``takes(name)`` returns True if the setting may be a column.
 
     Raises FlowError for a column of another trace.
     """
@@ -345,7 +347,7 @@ def call_settings(
 def _column_problems(
     what: str, name: str, column: SymbolicColumn, takes: bool, recorded: RecordedGraph, place: Place | None
 ) -> Iterator[Problem]:
-    """The problems of a setting that is a column."""
+    """Yield the problems of a setting that is a column."""
     argument = f'{name}=batch["{column.name}"]'
     if not takes:
         yield Problem(
@@ -370,7 +372,7 @@ def _column_problems(
 
 
 def _no_number(column: SymbolicColumn, recorded: RecordedGraph) -> str:
-    """Return the kind of a column that is not one number for all ranks; empty if it is."""
+    """Return the kind of a column as text if it is not one number for all ranks; else an empty text."""
     assert column.source is not None
     kind = column.source.kind
     if kind is None or kind.level is not Level.SCALAR or kind.family == "bool":

@@ -1,8 +1,8 @@
 """The tracer: it calls a flow on symbols and records a graph.
 
 It records calls of stages and of role methods, but never tensor operations. The tracer reports a mistake and
-continues if it can. A missing column is reported once and then treated as given, so that a run finds later,
-independent mistakes too.
+continues if possible. It reports a missing column once and then treats it as given, so that one trace also
+finds later, independent mistakes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ STATE = scalar("float32")  # the kind of a state
 
 @dataclass(frozen=True)
 class Context:
-    """Facts about the run that tracing needs.
+    """Facts about the run that the tracer needs.
 
     ``settings`` are names of settings for hints, ``roles`` are names of roles, and ``reward_reads`` are the
     columns that reward functions read.
@@ -80,7 +80,7 @@ class Context:
     # call, such as actor.generate#2 → settings that replace the flow's
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     fields: tuple[str, ...] = ()  # fields of the data's file, for messages
-    # by role; under "" the environment of the only role that samples
+    # role → its environment; the key "" stands for the only role that samples
     environments: Mapping[str, EnvironmentSpec] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)  # role → weight, for each of ``*rewards``
 
@@ -97,7 +97,8 @@ class Tracer:
         self.state: dict[str, ColumnSource] = {}
         self.calls = 0
         self.weighed: set[str] = set()  # roles of ``*rewards`` whose weight the flow asked for
-        self.reads_prompt_id = False  # True if something read the column, which the data give only then
+        # True if something read ``prompt_id``; the data give this column only then
+        self.reads_prompt_id = False
         self._poisoned: set[tuple[int, str]] = set()
         self._names: dict[str, int] = {}
         self.depth = 0
@@ -153,7 +154,7 @@ class Tracer:
         return batch
 
     def find(self, batch: SymbolicBatch, name: str, what: str) -> ColumnSource | None:
-        """Return the column, or report it as missing and return None."""
+        """Return the column ``name``. If the batch does not have it, report that and return None."""
         self.mine(batch, what)
         source = batch.sources.get(name)
         if source is None:
@@ -164,7 +165,8 @@ class Tracer:
         return source
 
     def scalar(self, name: str) -> ColumnSource | None:
-        """Return the scalar of this name that every batch has: a state, ``iteration`` or ``progress``."""
+        """Return the scalar of this name if every batch has it: a state, ``iteration`` or ``progress``; else
+        None."""
         if name in self.state or name not in CLOCK:
             return self.state.get(name)
         if not self.recorded.clock:
@@ -196,7 +198,7 @@ class Tracer:
     def inputs(
         self, batch: SymbolicBatch, parameters: Iterable[ColumnParameter], what: str, definition: Place | None
     ) -> tuple[Input, ...]:
-        """Return the columns of a call, and report problems with them."""
+        """Return the inputs of a call for its parameters, and report problems with their columns."""
         inputs, place = [], call_place()
         for parameter in parameters:
             source = self.scalar(parameter.name) or batch.sources.get(parameter.name)
@@ -280,7 +282,8 @@ class Tracer:
         place: Place | None,
         definition: Place | None,
     ) -> tuple[Output, ...]:
-        """Return outputs under the names that the call asks for, checked against the standard columns."""
+        """Return the outputs of a call under the ``names`` that it gives them (None: their own), and check
+        them against the standard columns."""
         if names is not None and (len(names) != len(kinds) or len(set(names)) != len(names)):
             self.report(rules.gives_count(what, names, kinds, place, definition))
             names = None
@@ -314,7 +317,7 @@ class Tracer:
     ) -> tuple[dict[str, Any], tuple[Input, ...]]:
         """Return the settings of a stage or loss, and inputs for settings that are scalar columns.
 
-        ``also``: names that the same call uses itself.
+        ``also``: names that the same call uses for its own settings.
         """
         known = {name: default for name, default in signature.settings.items() if name not in skip}
         for name in settings:
@@ -346,7 +349,7 @@ class Tracer:
         settings: Mapping[str, Any],
         place: Place | None,
     ) -> dict[str, Any]:
-        """Return the settings of a method; report problems and continue the trace."""
+        """Return the settings of a method with defaults filled in, and report problems with them."""
         bound, problems = methods.checked(what, specification, settings, place)
         self.report(*problems)
         return bound
@@ -357,17 +360,17 @@ class Tracer:
     def weight(self, role: str) -> float:
         """Return the weight of a role's reward; 1 for a role outside ``*rewards``.
 
-        A flow that reads the weight applies it itself.
+        The scores of a role whose weight the flow reads are not multiplied by it later.
         """
         self.weighed |= {role} & self.context.weights.keys()
         return self.context.weights.get(role, 1.0)
 
     def no_settings(self, what: str, names: Iterable[str]) -> None:
-        """Report settings of a method that takes none."""
+        """Report the settings passed to a method that takes none."""
         self.report(*(unknown_setting(what, name, {"gives": None}, call_place()) for name in names))
 
     def generate(self, role: str, prompts: Any, settings: dict[str, Any]) -> SymbolicBatch:
-        """Record a `generate`."""
+        """Record a `generate` call."""
         what, place = f"{role}.generate", call_place()
         prompts = self.mine(prompts, what)
         own = methods.sampling_of(self.context.sampling, what, self._unique(what))
@@ -453,7 +456,7 @@ class Tracer:
         return tuple(Input(name, prompts.sources[name].column) for name in columns)
 
     def forward(self, role: str, method: str, batch: Any, gives: str | tuple[str, ...]) -> SymbolicBatch:
-        """Record a `logprobs` (a second name asks for the entropy) or `values`."""
+        """Record a `logprobs` call (with the entropy if ``gives`` has a second name) or a `values` call."""
         what, place = f"{role}.{method}", call_place()
         batch = self.mine(batch, what)
         names = (gives,) if isinstance(gives, str) else tuple(gives)
@@ -486,7 +489,8 @@ class Tracer:
         return self.inputs(batch, needs, what, None)
 
     def reward(self, role: str, batch: Any, gives: str | tuple[str, ...]) -> SymbolicBatch:
-        """Record a reward: a function, or a model if the batch has tokens and no completion."""
+        """Record the call of a reward function, or of a reward model if the batch has tokens and no
+        completion."""
         what, place = role, call_place()
         batch = self.mine(batch, what)
         outputs = self._outputs(
@@ -498,12 +502,12 @@ class Tracer:
         )
         model = "completion" not in batch.sources and "tokens" in batch.sources
         reads = methods.MODEL_READS if model else self.context.reward_reads
-        # a parameter without a column reads a field of the data, if there is one
+        # if there is no column for a parameter, it reads the field of the data with this name
         reads = tuple(
             field_column(name) if name not in batch.sources and field_column(name) in batch.sources else name
             for name in reads
         )
-        # follow-up prompts do not have it
+        # follow-up prompts do not have this column
         reads = tuple(name for name in reads if name != MODEL_PROMPT or name in batch.sources)
         for name in reads if not model else ():
             if name not in batch.sources and name not in self.state:
@@ -535,7 +539,7 @@ class Tracer:
         return self.symbols(node)
 
     def update(self, role: str, batch: Any, loss: Any, settings: dict[str, Any]) -> None:
-        """Record an `update`."""
+        """Record an `update` call."""
         what, place = f"{role}.update", call_place()
         batch = self.mine(batch, what)
         if wrong := rules.no_losses(loss):
@@ -563,7 +567,7 @@ class Tracer:
         own, edges = self._settings(
             f"{what} with loss '{loss.name}'", loss.signature, rest, place, loss.place, also=tuple(specified)
         )
-        # losses do not get the settings that the update uses itself
+        # the settings of the update itself are not passed to its losses
         own = {name: value for name, value in own.items() if name not in specified}
         inputs = self._model_inputs(batch, what, ("temperature", "group"), ("mask",))
         inputs += (
@@ -603,7 +607,7 @@ class Tracer:
         renamed = {}
         for old, new in names.items():
             source, table = self.find(batch, old, "rename"), standard_kind(new)
-            # a prompt that gets its own name back is the data's column
+            # a prompt column that gets its own name back is the data's column
             if source and new in rules.OF_THE_DATA and source.column.name != new:
                 self.report(rules.gives_prompt("rename", new, call_place(), None))
                 continue
@@ -622,7 +626,7 @@ class Tracer:
     def _replace(
         self, sources: Mapping[str, ColumnSource], by: Mapping[str, ColumnSource], place: Place | None
     ) -> None:
-        """Record which columns are replaced by others of the same name."""
+        """Record which columns in ``sources`` are replaced by columns of the same name in ``by``."""
         columns = {name: sources[name].column for name in by if name in sources}
         self.recorded.replaced += [
             (column, place) for name, column in columns.items() if column != by[name].column
@@ -641,7 +645,7 @@ class Tracer:
         return batch._with(batch.sources | self._coming_up(batch.axis, other))
 
     def _coming_up(self, axis: int, other: SymbolicBatch) -> dict[str, ColumnSource]:
-        """Return columns as rows of ``axis`` read them.
+        """Return the columns of ``other`` as rows of ``axis`` read them.
 
         Columns of follow-up prompts at single tokens become token columns.
         """
@@ -656,7 +660,8 @@ class Tracer:
         return merge(self.recorded.axes, axis, other.axis, kind is not None and kind.level is Level.GROUP)
 
     def _unrelated(self, axis: int, other: SymbolicBatch, place: Place | None) -> list[Problem]:
-        """Return the problems of merging columns of unrelated rows, or without one value for each row."""
+        """Return the problems of merging the columns of ``other`` if the rows are unrelated or some rows get
+        no value."""
         ways = {
             name: self._way(axis, other, source.kind)
             for name, source in other.sources.items()
@@ -714,13 +719,15 @@ class Tracer:
         return self.batch(makes, follow_up_columns(batch.sources) | along | self.symbols(node).sources)
 
     def _sampler(self, batch: SymbolicBatch) -> tuple[str, ...]:
-        """Return the role that sampled the tokens of the rows, if one role sampled them all."""
+        """Return the role that sampled the tokens of the rows as a tuple; empty if several roles or none
+        did."""
         tokens = batch.sources.get("tokens")
         role = self.recorded.nodes[tokens.column.node].role if tokens is not None else None
         return (role,) if role else ()
 
     def _asked_by(self, role: str, axis: int) -> None:
-        """Add the role that samples from follow-up prompts to their node, so that prompts are encoded for it."""
+        """Record at the `ask` node that the role samples from its follow-up prompts, so that they are encoded
+        for this role."""
         nearest = next(
             (step for step in line(self.recorded.axes, axis) if self.recorded.axes[step].step == "asked"),
             None,
