@@ -1,4 +1,4 @@
-"""Names of backends, and names and types of their settings, found without loading any backend."""
+"""The names of backends, and the names and types of their settings, found without importing a backend."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SHIPPED = ("deepspeed", "fsdp", "local", "null", "vllm")
 
 
 def module_name(backend: str) -> str:
-    """Return the module of a backend: from the name of a shipped one, otherwise the dotted module itself."""
+    """Return the dotted module name of a backend. A name without a dot is a shipped backend."""
     return backend if "." in backend else f"rlflow.backends.{backend}"
 
 
 def source_files(backend: str) -> list[Path]:
-    """Return the Python files of a backend. Raises PlanError if it does not exist."""
+    """Return the Python files of a backend. Raises PlanError if the backend does not exist."""
     try:
         spec = importlib.util.find_spec(module_name(backend))
     except ModuleNotFoundError:
@@ -49,11 +49,11 @@ def no_backend(name: str) -> PlanError:
 
 
 def setting_problems(role: RoleConfig, types: Mapping[str, Any], known: Known) -> list[Problem]:
-    """Return the unknown settings of a role, and those with invalid values. A setting is known if its trainer
-    or its generator has it.
+    """Return a problem for each setting of a role that is unknown or has a value of the wrong type.
 
-    ``types``: name → annotation of its Settings class. `check` reads them from source files (``role_types``),
-    a run from the classes. ``known``: other names of the flow, for suggestions.
+    A setting is known if the role's trainer or generator has it. ``types``: name of each setting → its type,
+    from ``role_types`` (read from source files, for `check`) or from the loaded classes (for a run).
+    ``known``: other names in the flow, for suggestions.
     """
     return [*unknown_settings(role, types, known), *unfit_values(role, types)]
 
@@ -72,8 +72,10 @@ def unknown_settings(role: RoleConfig, names: Iterable[str], known: Known) -> li
 
 
 def unfit_values(role: RoleConfig, types: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield the settings of a role whose values do not have the right type. A setting without a type accepts
-    any value."""
+    """Yield a problem for each setting of a role whose value does not have the setting's type.
+
+    ``types``: name of each setting → its type; a setting without a type accepts any value.
+    """
     for name, value in role.values.items():
         try:
             parse(types.get(name, Any), value)
@@ -89,10 +91,11 @@ def unfit_values(role: RoleConfig, types: Mapping[str, Any]) -> Iterator[Problem
 
 @functools.cache
 def setting_types(backend: str) -> Mapping[str, Any]:
-    """Return the settings of a backend with their types, from its source: the fields of its classes named
-    …Settings, and of the backends' classes that these extend.
+    """Return the settings of a backend as name → type, read from its source files.
 
-    The type is Any if the source alone does not determine it. Raises PlanError if the backend does not exist.
+    The settings are the fields of the backend's classes named …Settings, and of classes in other backends
+    that these classes extend. A type is Any if the source alone does not determine it. Raises PlanError if
+    the backend does not exist.
     """
     types: dict[str, Any] = {}
     for file in source_files(backend):
@@ -110,8 +113,11 @@ def setting_types(backend: str) -> Mapping[str, Any]:
 
 
 def role_types(backends: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings of a role from its backends, each also with its side as a prefix
-    (``trainer.NAME``)."""
+    """Return the settings of a role's two backends as name → type.
+
+    Each setting appears twice: as ``NAME`` and with its side as a prefix, such as ``trainer.NAME``.
+    ``backends``: side → name of its backend.
+    """
     own = {
         name: type_
         for half, backend in backends.items()
@@ -122,9 +128,12 @@ def role_types(backends: Mapping[str, str]) -> dict[str, Any]:
 
 
 def untouched(backends: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings of all shipped backends that the null backend accepts and ignores, with their
-    types. They let the command of a real run be tried without its models. If several backends have a setting,
-    the type of the local one counts."""
+    """Return the settings that the null backend accepts and ignores, as name → type.
+
+    These are the settings of all shipped backends, so the command of a real run can be tried without models.
+    If several backends have the same setting, the type in the backend `local` is used. Empty if neither side
+    uses the null backend.
+    """
     if NULL not in backends.values():
         return {}
     types = {
@@ -139,7 +148,7 @@ def untouched(backends: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _extended(kind: ast.ClassDef, tree: ast.Module) -> set[str]:
-    """The backends whose classes a class extends."""
+    """The names of the backends whose classes this class extends."""
     bases = {name.id for base in kind.bases for name in ast.walk(base) if isinstance(name, ast.Name)}
     froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     modules = {

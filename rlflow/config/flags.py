@@ -27,8 +27,11 @@ ROLE_KEYWORDS = ("model", "trainer", "generator", "reward", "pool", "trainer.poo
 
 
 def parse_flags(arguments: Iterable[str]) -> dict[str, Any]:
-    """Parse ``--name value`` and ``--name=value`` to name → text. Switches are True, repeated flags a tuple.
-    Raises PlanError."""
+    """Parse ``--name value`` and ``--name=value`` into name → text.
+
+    A switch without a value becomes True, and a flag that is given several times becomes a tuple. Raises
+    PlanError for an invalid flag.
+    """
     flags: dict[str, Any] = {}
     words = list(arguments)
     while words:
@@ -57,8 +60,10 @@ def parse_flags(arguments: Iterable[str]) -> dict[str, Any]:
 
 
 def read_flags(arguments: Iterable[str]) -> dict[str, Any]:
-    """Return the flags of a command together with its ``--config`` file; flags override the file. Raises
-    PlanError."""
+    """Return the flags of a command, together with the values in its ``--config`` file.
+
+    Flags override the file. Raises PlanError if a flag or the file is invalid.
+    """
     flags = parse_flags(arguments)
     file = flags.pop("config", None)
     return (read_toml(Path(file)) if file else {}) | flags
@@ -77,13 +82,16 @@ def _put(flags: dict[str, Any], name: str, value: str) -> None:
 
 
 def evaluation_names(written: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the sets of ``--eval`` that have one."""
+    """Return the names in the values of ``--eval`` (NAME=FILE); values without a name are skipped."""
     return tuple(parts[1] for text in written if (parts := SET.fullmatch(str(text))))
 
 
 def sort_rewards(values: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-    """Split the rewards of ``--reward`` into those for training, and those that only score a set of
-    ``--eval``: REWARD@NAME, with or without a weight. ``values``: of all flags."""
+    """Split the values of ``--reward`` into rewards for training, and rewards for one held-out set.
+
+    A reward for one set of ``--eval`` is written REWARD@NAME, with or without a weight. ``values``: the
+    values of all flags, by name.
+    """
     written = {name: values.get(name) or () for name in ("reward", "eval")}
     rewards, sets = ((value,) if isinstance(value, str) else tuple(value) for value in written.values())
     of_a_set = re.compile(f".*@({'|'.join(map(re.escape, evaluation_names(sets)))})(:[^:@/]*)?", re.DOTALL)
@@ -94,8 +102,10 @@ def sort_rewards(values: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[str,
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a configuration file as a flat mapping: lr in the table [actor] is ``actor.lr``. Raises
-    PlanError."""
+    """Read a configuration file as a flat mapping: lr in the table [actor] becomes ``actor.lr``.
+
+    Raises PlanError if the file cannot be read or is not TOML.
+    """
     try:
         return flat(tomllib.loads(path.read_text("utf-8")))
     except OSError as error:
@@ -121,8 +131,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a nested mapping as a flat one with dotted names. Settings that can be repeated become
-    tuples."""
+    """Return a nested mapping as a flat one with dotted names.
+
+    Values of repeatable settings become tuples.
+    """
     values: dict[str, Any] = {}
     for key, value in table.items():
         name = ALIASES.get(dotted := f"{prefix}{key}".replace("-", "_"), dotted)
@@ -139,7 +151,7 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RoleConfig:
-    """The settings of one role as flags, files and keywords name them. Texts are not parsed yet."""
+    """The settings of one role by name, as flags, files and keywords give them. Texts are not parsed yet."""
 
     name: str
     # by name, such as lr or generator.pool; role-specific settings override shared ones
@@ -150,11 +162,11 @@ class RoleConfig:
 
     @property
     def backends(self) -> dict[str, str]:
-        """The name of the backend of the trainer and of the generator."""
+        """The names of the backends of the trainer and the generator, by side."""
         return {"trainer": self.trainer, "generator": self.generator}
 
     def flag(self, name: str) -> str:
-        """Return the flag of a setting as it was written, without its dashes."""
+        """Return the flag that set this setting, without its dashes: ``NAME`` or ``ROLE.NAME``."""
         return name if name in self.shared else f"{self.name}.{name}"
 
 
@@ -163,16 +175,16 @@ class RunConfig:
     """The complete configuration of a run, sorted into options, data settings, flow settings and role
     settings."""
 
-    options: Options  # of the run itself
+    options: Options  # options of the run itself
     # settings of the flow that are not at their defaults (--hp.NAME)
     hp: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)  # --data.NAME
-    # role → settings written for it alone (--ROLE.NAME)
+    # role → settings written for this role alone (--ROLE.NAME)
     roles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     every_role: Mapping[str, Any] = field(default_factory=dict)  # settings written for all roles (--NAME)
     # all of the above by flag, unparsed; a run records them
     values: Mapping[str, Any] = field(default_factory=dict)
-    own: tuple[str, ...] = ()  # names of all settings of the flow
+    own: tuple[str, ...] = ()  # names of all settings that the flow has
     # call, such as actor.generate#2 → settings that override the flow
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # rewards that only score a set of --eval; they are not in options.reward
@@ -185,29 +197,31 @@ class RunConfig:
     places: Mapping[str, Address] = field(default_factory=dict)
 
     def role(self, name: str) -> RoleConfig:
-        """Return the settings of one role; role-specific settings override shared ones."""
+        """Return the settings of one role. Settings written for this role override settings for all roles."""
         own = self.roles.get(name, {})
         values = {**self.every_role, **own}
         trainer, generator = (str(values.get(half) or self.options.backend) for half in SIDES)
         return RoleConfig(name, values, frozenset(self.every_role.keys()), trainer, generator)
 
     def with_option(self, name: str, value: Any) -> RunConfig:
-        """Return a copy with another value of one option."""
+        """Return a copy of the configuration with a new value for one option."""
         return replace(
             self, options=replace(self.options, **{name: value}), values={**self.values, name: value}
         )
 
     @property
     def tokenizer_folder(self) -> str | None:
-        """The folder whose tokenizer encodes the data: --model, otherwise the folder of the first role with
-        its own model."""
+        """The folder whose tokenizer encodes the data.
+
+        This is --model, otherwise the folder of the first role with its own model. None without either.
+        """
         return self.options.model or next(
             (role["model"] for role in self.roles.values() if "model" in role), None
         )
 
     @property
     def service_variables(self) -> dict[str, str]:
-        """The environment variables with the URLs of services, for rewards and environments."""
+        """The environment variables that give rewards and environments the URLs of services."""
         return {each.variable: self.urls[each.name] for each in self.services}
 
     @property
@@ -217,7 +231,7 @@ class RunConfig:
 
     @property
     def has_synthetic_scores(self) -> bool:
-        """True if the null backend makes up the scores, because no reward is named."""
+        """True if the null backend invents the scores, because no reward is named."""
         return self.options.backend == NULL and not self.options.reward
 
 
@@ -230,13 +244,13 @@ def sort_values(
 ) -> RunConfig:
     """Sort a flat mapping of values into options, data settings, flow settings and role settings.
 
-    ``settings``: the flow's own, with defaults. ``urls``: returns the URLs of services by name. ``sampling``:
-    returns the roles that sample, for suggestions.
+    ``settings``: the flow's settings with their defaults. ``urls``: a function that returns the URLs of
+    services by name. ``sampling``: a function that returns the roles that sample, for suggestions.
 
-    URLs of services are filled in, except in settings that the graph contains: those of the flow and of
-    environments. These get their URLs in the environments' processes (``from_environment``), or when stages
-    are called. Raises PlanError for unknown names. Names of backends' settings are checked once the backends
-    are known (``setting_problems``).
+    URLs of services are filled in, except in settings of the flow and of environments, because these are part
+    of the graph. Environments get their URLs in their own processes (``from_environment``), and stages get
+    them when they are called. Raises PlanError for unknown names. Names of backends' settings are checked
+    later, when the backends are known (``setting_problems``).
     """
     written = values
     _check_texts(values)
@@ -299,8 +313,10 @@ def sort_values(
 
 
 def pools_of(values: Mapping[str, Any]) -> Any:
-    """Return the pools in the form of ``--pools``, also if a table of a configuration file lists them; None
-    without pools."""
+    """Return the pools in the form of ``--pools`` (NAME=RANKS,…); None without pools.
+
+    A table [pools] in a configuration file is converted to this form.
+    """
     table = [
         f"{name.removeprefix('pools.')}={ranks}"
         for name, ranks in values.items()
@@ -327,8 +343,10 @@ def _check_texts(values: Mapping[str, Any]) -> None:
 
 
 def _of_graph(name: str, roles: Iterable[str]) -> bool:
-    """True if the value of a flag is part of the flow's graph, which must be the same in each start of a
-    run."""
+    """True if the value of a flag is part of the flow's graph.
+
+    It must be the same each time the run is started.
+    """
     return name.startswith("hp.") or _of_environment(name, roles) is not None
 
 
@@ -350,7 +368,7 @@ def _of_a_call(name: str, roles: Iterable[str]) -> bool:
 
 
 def pool_flag_problems(roles: Iterable[str], config: RunConfig) -> list[Problem]:
-    """Return the flags that need --pools, if that flag is missing; the run would ignore them."""
+    """Return a problem for each flag that has no effect without --pools, if --pools is missing."""
     if config.options.pools:
         return []
     names = ("pool", "trainer.pool", "generator.pool")

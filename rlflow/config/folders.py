@@ -10,8 +10,10 @@ from rlflow.errors import PlanError, nearest
 
 
 def model_folder(text: str, flags: str = "--model") -> Path:
-    """Return the folder of a model. ``flags``: the flags that can name another. Raises PlanError without a
-    config.json."""
+    """Return the folder of a model. Raises PlanError if it does not exist or has no config.json.
+
+    ``flags``: the flags that can name a different folder, for the error message.
+    """
     folder = Path(text)
     if (folder / "config.json").is_file():
         return folder
@@ -41,8 +43,10 @@ def model_folder(text: str, flags: str = "--model") -> Path:
 
 
 def check_model_folders(values: Mapping[str, Any]) -> None:
-    """Raise PlanError for the first ``--model`` or ``--ROLE.model`` that is not a model folder. This takes a
-    fraction of a second, while importing PyTorch takes seconds."""
+    """Raise PlanError for the first ``--model`` or ``--ROLE.model`` that is not a model folder.
+
+    The check takes a fraction of a second; importing PyTorch would take seconds.
+    """
     for name, value in values.items():
         if (
             (name == "model" or name.endswith(".model"))

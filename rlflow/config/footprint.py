@@ -15,8 +15,11 @@ from rlflow.errors import PlanError
 
 
 def footprint(role: BoundRole, dtype: str, placement: Placement | None = None) -> ModelFootprint:
-    """Return the memory that a role's model needs on its pools. It is unknown if the trainer does not declare
-    what its ranks divide (``divided``). Raises PlanError if the headers of its folder cannot be read."""
+    """Return the memory that a role's model needs on its pools.
+
+    The memory is unknown (``ModelFootprint(None)``) if the trainer does not declare how its ranks divide the
+    model (``divided``). Raises PlanError if the headers of the model's files cannot be read.
+    """
     trainer, generator, name = role.trainer, role.generator, role.name
     if role.folder is None or trainer.can.divided is None:
         return ModelFootprint(None)
@@ -41,8 +44,11 @@ def footprint(role: BoundRole, dtype: str, placement: Placement | None = None) -
 
 
 def facts(folder: Path) -> ModelFacts:
-    """Return the configuration and the shapes of the weights of a model folder. They are read again only if
-    the size or time of a file changes. Raises PlanError if the headers cannot be read."""
+    """Return a model folder's configuration and the shapes of its weights.
+
+    The result is cached until the size or time of a file changes. Raises PlanError if the headers of the
+    weight files cannot be read.
+    """
     try:
         return _facts(
             folder,
@@ -70,8 +76,10 @@ def _facts(folder: Path, files: tuple[tuple[str, int, int], ...]) -> ModelFacts:
 def reward_models(
     graph: Graph, roles: Roles, placement: Placement, rewards: RewardNames, dtype: str
 ) -> Iterator[tuple[str, str, ModelFootprint]]:
-    """Yield (pool, name, memory) of reward models with their own folder. Every rank of the pools that score
-    with them loads them."""
+    """Yield (pool, name, memory) for each reward model that has its own folder.
+
+    Every rank of a pool that scores with the model loads a complete copy.
+    """
     for role, pools in reward_pools(graph, placement).items():
         for spec in rewards.of_role(role) if role not in roles else ():
             if spec.kind == "model":

@@ -1,4 +1,6 @@
-"""The inputs of the pass ``residency``: how much memory each rank needs, and which parts can be offloaded."""
+"""Prepare the inputs of the compiler pass ``residency``: how much memory each rank needs, and which parts of
+models can be offloaded.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,11 @@ def within_memory(
     options: Options,
     evaluated: str | None,
 ) -> Plan:
-    """Add to a plan which parts of models are in memory when, so that each rank stays within ``--memory``.
-    Without that flag the plan is unchanged.
+    """Add to a plan when each part of a model is in memory, so that each rank stays within ``--memory``.
 
-    ``placement``: the plan's, or one for a single process. ``evaluated``: the role that samples held-out
-    prompts. Raises PlanError if it is impossible.
+    Without that flag the plan is unchanged. ``placement``: the plan's placement, or a placement on a single
+    process. ``evaluated``: the role that samples held-out prompts. Raises PlanError if the models cannot stay
+    within the limit.
     """
     if options.memory is None:
         return plan

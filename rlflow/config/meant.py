@@ -1,4 +1,4 @@
-"""Unknown flags, and the flags that were probably meant."""
+"""Report unknown flags, and suggest the flags that were probably meant."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OF_THE_RUN = (*(each.name for each in fields(Options)), *SWITCHES, "config")
 
 
 def no_sampling() -> Sequence[str]:
-    """Return no roles: the default for an unknown flow."""
+    """Return no roles. This is the default if the flow is unknown."""
     return ()
 
 
@@ -31,8 +31,10 @@ class Known:
 
 
 def unknown_flag(name: str, settings: Iterable[str], known: Known) -> Problem:
-    """Return the problem of a flag without a role that neither the run nor a backend of its roles has.
-    ``settings``: of these backends."""
+    """Return the problem that a flag without a role is unknown.
+
+    Neither the run nor a backend of its roles has the flag. ``settings``: the settings of these backends.
+    """
     return Problem(
         "unknown-flag",
         f"there is no flag {dashed(name)}",
@@ -43,8 +45,10 @@ def unknown_flag(name: str, settings: Iterable[str], known: Known) -> Problem:
 
 
 def unknown_setting(role: str, name: str, settings: Iterable[str], known: Known) -> Problem:
-    """Return the problem of a flag --ROLE.NAME that neither backend of the role has. ``settings``: of these
-    backends."""
+    """Return the problem that neither backend of a role has the setting in --ROLE.NAME.
+
+    ``settings``: the settings of these backends.
+    """
     settings = sorted(settings)
     half, dot, rest = name.rpartition(".")
     fitting = [each.removeprefix(half + dot) for each in settings if each.startswith(half + dot)]
@@ -58,7 +62,7 @@ def unknown_setting(role: str, name: str, settings: Iterable[str], known: Known)
 
 
 def unknown_own(name: str, known: Known) -> Problem:
-    """Return the problem of a flag --hp.NAME that the flow does not have."""
+    """Return the problem that the flow does not have the setting in --hp.NAME."""
     return Problem(
         "unknown-setting",
         f"there is no setting 'hp.{name}'",
@@ -69,8 +73,11 @@ def unknown_own(name: str, known: Known) -> Problem:
 
 
 def belongs_nowhere(name: str, heads: Sequence[str], known: Known) -> Problem:
-    """Return the problem of a dotted flag whose first part is unknown. ``heads``: the possible first parts.
-    If the last part is a word of another project, its flag is suggested."""
+    """Return the problem that the first part of a dotted flag is unknown.
+
+    ``heads``: the possible first parts. If the last part is a setting's name in another project, the message
+    suggests rlflow's flag for it.
+    """
     head, _, rest = name.partition(".")
     near = nearest(head, heads)
     flag = f"--{near}.{rest}" if near else meant(rest.rpartition(".")[2], (), known)
@@ -90,12 +97,12 @@ def _remedy(flag: str | None) -> dict[str, Any]:
 
 
 def meant(name: str, settings: Iterable[str], known: Known, role: str = "") -> str | None:
-    """Return the flag that was probably meant, or several that belong together; None without one.
+    """Return the flag that was probably meant, or several flags that belong together; None if there is none.
 
-    It is the most similar name. Among equally similar names, the first of these counts: settings of the flow,
-    of `generate`, of the run, of roles, words of other projects. A word without an equivalent in this flow
-    suggests no flag. ``settings``: of backends; ``role``: the role, or its trainer or generator, that the
-    flag was written for.
+    The most similar name is chosen. If several names are equally similar, they are tried in this order:
+    settings of the flow, of `generate`, of the run, of roles, words of other projects. A word from another
+    project that has no equivalent in this flow suggests no flag. ``settings``: the settings of backends.
+    ``role``: the role that the flag was written for, or the role with a side, such as ``actor.trainer``.
     """
     seek = _Search(set(settings), known, role)
     near = [
@@ -120,7 +127,7 @@ class _Search:
         yield from (*OF_THE_RUN, *sorted(name for name in self.settings if "." not in name), *SETTINGS)
 
     def word(self, name: str) -> str | None:
-        """The flag of this flow for a word of another project."""
+        """The flag of this flow that corresponds to a word from another project."""
         for flags in SETTINGS.get(name, ()):
             each = [self.flag(flag) for flag in flags.split(" + ")]
             if all(each):

@@ -1,5 +1,7 @@
-"""The options of a run. Every field is a flag and a key of a configuration file; its comment is its help
-text."""
+"""The options of a run.
+
+Every field is a flag and a key in configuration files; its comment is its help text.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,10 @@ from rlflow.compiler.placement import Pools
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `rlflow run`, without the algorithm's settings (--hp.NAME) and the backends'
-    (--ROLE.NAME)."""
+    """The options of `rlflow run`.
+
+    Settings of the algorithm (--hp.NAME) and of backends (--ROLE.NAME) are separate.
+    """
 
     model: str | None = None  # Hugging Face model folder that model roles start from
     # [NAME=]FILE[:WEIGHT]: .jsonl, .parquet, a Hugging Face dataset folder or reasoning-gym task; repeatable
@@ -98,6 +102,8 @@ class Options:
 
     @property
     def copies_every(self) -> int:
-        """Iterations between in-memory checkpoints of the models; 0 for none. Pools recover from them when a
-        worker dies."""
+        """Iterations between in-memory checkpoints of the models; 0 if none are made.
+
+        When a worker dies, pools recover from these checkpoints.
+        """
         return self.commit_every if self.commit_every is not None else int(bool(self.pools))

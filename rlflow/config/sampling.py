@@ -1,5 +1,6 @@
-"""Sampling settings that the run sets instead of the flow: --ROLE.generate.NAME, and --ROLE.generate#2.NAME
-for the second call."""
+"""Sampling settings from the command line, which override the flow: --ROLE.generate.NAME, or
+--ROLE.generate#2.NAME for the role's second call.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +30,24 @@ CALL = re.compile(r"generate(#[1-9]\d*)?")
 
 
 def addresses_call(setting: str) -> bool:
-    """True if a role's setting belongs to a call of `generate`, such as ``generate.stop`` or
-    ``generate#2.top_p``."""
+    """True if a role's setting belongs to a call of `generate`: ``generate.stop`` or ``generate#2.top_p``."""
     return CALL.fullmatch(setting.partition(".")[0]) is not None
 
 
 def repeatable(flag: str) -> bool:
-    """True if a flag can be given several times: stop strings and stop tokens of a call."""
+    """True if a flag can be given several times.
+
+    These flags are the stop strings and stop tokens of a call.
+    """
     _, _, setting = flag.partition(".")
     return setting.rpartition(".")[2] in SEVERAL and addresses_call(setting)
 
 
 def sampling_of(values: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
-    """Sort ``ROLE.generate.NAME`` → value into ``ROLE.generate`` → NAME → value, with values as `generate`
-    takes them. Also returns the problems."""
+    """Sort ``ROLE.generate.NAME`` → value into ``ROLE.generate`` → NAME → value.
+
+    Values get the types that `generate` takes. Also returns a problem for each invalid value.
+    """
     settings: dict[str, dict[str, Any]] = {}
     problems = []
     for flag, value in values.items():
@@ -59,7 +64,7 @@ def sampling_of(values: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], l
 
 
 def _value(name: str, value: Any) -> Any:
-    """The value in its type; None if it does not have that type."""
+    """The value, converted to the type of the setting; None if that is impossible."""
     if name == "lengths":
         return _lengths(value)
     try:

@@ -1,4 +1,4 @@
-"""Variables of the chat template, given by ``--data.template_kwargs`` or ``--data.template_kwargs.NAME``."""
+"""Variables of the chat template, set by ``--data.template_kwargs`` or ``--data.template_kwargs.NAME``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 
 from rlflow.errors import PlanError
 
-TEMPLATE = "template_kwargs"  # a JSON object; or a single variable, with .NAME
+TEMPLATE = "template_kwargs"  # a JSON object; with .NAME, a single variable
 
 
 def template_kwargs(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables of the chat template among the values of ``--data.NAME``. Raises PlanError for a
-    value that is not a JSON object."""
+    """Return the variables of the chat template, taken from the values of ``--data.NAME``.
+
+    Raises PlanError if ``template_kwargs`` is not a JSON object.
+    """
     whole = values.get(TEMPLATE) or {}
     if isinstance(whole, str):
         try:
@@ -39,7 +41,7 @@ def template_kwargs(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def number(value: Any) -> Any:
-    """Return a value parsed from text: an int, a float, true or false, otherwise the text."""
+    """Return the int, float or bool that a text contains, otherwise the text. Other values are unchanged."""
     if not isinstance(value, str):
         return value
     if value.lower() in ("true", "false"):

@@ -12,7 +12,10 @@ from rlflow.errors import PlanError
 
 
 def backend(name: str) -> Any:
-    """Import the module of a backend: the name of a shipped one, or a dotted module. Raises PlanError."""
+    """Import and return the module of a backend, given the name of a shipped backend or a dotted module.
+
+    Raises PlanError if the module does not exist.
+    """
     module = module_name(name)
     try:
         return importlib.import_module(module)
@@ -23,20 +26,26 @@ def backend(name: str) -> Any:
 
 
 def disable_tf32(device: str, dtype: str) -> None:
-    """Turn TF32 off for float32 on a GPU, because it keeps only ten bits of each factor. This overrides the
-    environment and libraries."""
+    """Turn off TF32 for float32 runs on a GPU, because TF32 keeps only ten bits of each factor.
+
+    This overrides environment variables and settings of libraries.
+    """
     if device == "cuda" and dtype == "float32":
         torch.set_float32_matmul_precision("highest")
 
 
 def numbers(dtype: str) -> torch.dtype:
-    """Return the dtype of a run's other numbers, such as scores: float64 in a float64 run, otherwise
-    float32."""
+    """Return the dtype of numbers outside the models, such as scores: float64 in a float64 run, otherwise
+    float32.
+    """
     return torch.float64 if dtype == "float64" else torch.float32
 
 
 def device_of(name: str) -> str:
-    """Return the device: "auto" is "cuda" if there is a GPU. Raises PlanError for "cuda" without a GPU."""
+    """Return the device of a run: "cuda" or "cpu". "auto" means "cuda" if there is a GPU.
+
+    Raises PlanError for "cuda" without a GPU.
+    """
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
@@ -51,5 +60,5 @@ def device_of(name: str) -> str:
 
 
 def device_in(name: str) -> str:
-    """Return the kind of device that a run would use, which need not exist on this machine."""
+    """Return the device that a run would use: as ``device_of``, but "cuda" is allowed without a GPU."""
     return name if name == "cuda" else device_of(name)

@@ -1,5 +1,6 @@
-"""Bind roles to backends: the model folder of each role, the classes of its trainer and generator, their
-settings and capabilities. This is done once for a run, a plan or a worker."""
+"""Bind roles to backends: the model folder of each role, the classes of its trainer and generator, and their
+settings and capabilities. A run, a plan and a worker bind each role once.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +39,12 @@ class BoundSide:
 
     half: str  # trainer or generator
     backend: str
-    kind: Any  # its class; None if the backend does not have one
-    settings: Any  # of that class; None without a class
+    kind: Any  # the backend's class for this side; None if it has none
+    settings: Any  # settings of that class; None without a class
     can: Capabilities
 
     def offers(self, ability: type) -> bool:
-        """True if its class implements an optional protocol of ``rlflow/training/protocols.py``."""
+        """True if this side's class implements an optional protocol of ``rlflow/training/protocols.py``."""
         return self.kind is not None and issubclass(self.kind, ability)
 
 
@@ -53,9 +54,9 @@ class BoundRole:
 
     use: RoleUse  # how the flow uses it
     config: RoleConfig  # its settings, unparsed
-    folder: Path | None  # of the model; None if its backends do not need one
+    folder: Path | None  # folder of the model; None if its backends need no model
     needs: Sides
-    variables: Mapping[str, Any]  # of the model's chat template, in addition to messages
+    variables: Mapping[str, Any]  # variables of the model's chat template, besides messages
     trainer: BoundSide
     generator: BoundSide
 
@@ -78,29 +79,36 @@ Roles = Mapping[str, BoundRole]
 
 
 def model_uses(graph: Graph) -> list[RoleUse]:
-    """Return the roles that are models: all used roles except rewards that are not trained."""
+    """Return the used roles that need a model: all except rewards that are not trained."""
     used = {node.role for node in used_nodes(graph)}
     return [use for use in graph.roles if use.name in used and (use.trained or not use.rewards)]
 
 
 def needed_sides(graph: Graph, use: RoleUse) -> Sides:
-    """Return the sides of a role that a flow uses: a trainer for forward passes and updates, a generator for
-    sampling."""
+    """Return the sides of a role that a flow uses.
+
+    Forward passes and updates need a trainer; sampling needs a generator.
+    """
     ops = {node.op for node in used_nodes(graph) if node.role == use.name}
     return Sides(bool(ops - {Op.GENERATE}), Op.GENERATE in ops)
 
 
 def bind_roles(graph: Graph, config: RunConfig) -> dict[str, BoundRole]:
-    """Bind the model roles of a graph. Raises PlanError with every invalid name, value, folder and package,
-    before any data or model is loaded."""
+    """Bind the model roles of a graph, by name.
+
+    Raises one PlanError for all invalid names, values, folders and packages, before any data or model is
+    loaded.
+    """
     roles = bind({use: needed_sides(graph, use) for use in model_uses(graph)}, config)
     PlanError.refuse(temperature_problems(graph, roles))
     return roles
 
 
 def temperature_problems(graph: Graph, roles: Roles) -> Iterator[Problem]:
-    """Yield a problem for each temperature that a role's generator does not support. If a stage computes the
-    temperature, the generator checks it itself."""
+    """Yield a problem for each sampling temperature that a role's generator does not support.
+
+    A temperature that a stage computes is not checked here; the generator checks it while sampling.
+    """
     for node in used_nodes(graph):
         temperature = node.settings.temperature if isinstance(node.settings, GenerateOptions) else None
         role = roles.get(node.role or "")
@@ -120,7 +128,7 @@ def temperature_problems(graph: Graph, roles: Roles) -> Iterator[Problem]:
 
 
 def bind(uses: Mapping[RoleUse, Sides], config: RunConfig) -> dict[str, BoundRole]:
-    """Bind roles whose sides are already known. Raises PlanError, as ``bind_roles`` does."""
+    """Bind roles whose needed sides are already known. Raises PlanError, as ``bind_roles`` does."""
     roles: dict[str, BoundRole] = {}
     problems: list[Problem] = []
     sampling = [use.name for use in uses if use.generates]
@@ -154,7 +162,7 @@ def _bind(
         for half, need in zip(SIDES, needs, strict=True)
         if need and not kinds[half]
     ]
-    # if a side is missing, its settings are unknown too; reporting them would add nothing
+    # If a backend does not have the side, its settings are unknown too, and reporting them would add nothing.
     problems = absent or setting_problems(config, untouched(config.backends) | class_types(kinds), known)
     problems += [
         problem
@@ -176,14 +184,19 @@ def _bind_side(half: str, kind: Any, config: RoleConfig, device: str) -> BoundSi
 
 
 def side_class(name: str, half: str) -> Any:
-    """Return the Trainer or Generator of a backend, by the name of the side; None if it does not have one.
-    Raises PlanError."""
+    """Return a backend's class Trainer or Generator, for the side "trainer" or "generator".
+
+    Returns None if the backend does not have that class. Raises PlanError if the backend does not exist.
+    """
     return getattr(backend(name), half.capitalize(), None)
 
 
 def settings(kind: Any, half: str, config: RoleConfig) -> Any:
-    """Return the settings of one side. ``trainer.NAME`` and ``generator.NAME`` override ``NAME``; settings of
-    the other side are skipped. Raises PlanError for invalid values."""
+    """Return the settings of one side of a role, as an instance of the class's ``Settings``.
+
+    ``trainer.NAME`` and ``generator.NAME`` override ``NAME``; settings that only the other side has are
+    skipped. Raises PlanError for invalid values.
+    """
     prefix = f"{half}."
     of_side = {
         name.removeprefix(prefix): value for name, value in config.values.items() if name.startswith(prefix)
@@ -197,7 +210,10 @@ def settings(kind: Any, half: str, config: RoleConfig) -> Any:
 
 
 def class_types(kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the types of the settings of a role's classes, by name, each also with its side as a prefix."""
+    """Return the settings of a role's two classes as name → type.
+
+    Each setting appears twice: as ``NAME`` and with its side as a prefix, such as ``trainer.NAME``.
+    """
     return {
         name: field.type
         for half, kind in kinds.items()
@@ -208,8 +224,11 @@ def class_types(kinds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def capabilities(kind: Any, chosen: Any, device: str) -> Capabilities:
-    """Return the capabilities of a backend's class with these settings. Without a method ``capabilities``, it
-    can do only what its protocol requires. Raises PlanError if the method returns something else."""
+    """Return the capabilities of a backend's class with these settings.
+
+    A class without a method ``capabilities`` can only do what its protocol requires. Raises PlanError if the
+    method fails or does not return Capabilities.
+    """
     try:
         can: object = kind.capabilities(chosen, device) if isinstance(kind, Declares) else Capabilities()
     except TypeError as error:  # for example, the method is not a class method
@@ -226,13 +245,13 @@ def capabilities(kind: Any, chosen: Any, device: str) -> Capabilities:
 
 
 def usual(name: str, half: str) -> Capabilities:
-    """Return the capabilities of one side of a backend on a CPU with its default settings."""
+    """Return the capabilities of one side of a backend on a CPU, with the backend's default settings."""
     kind = side_class(name, half)
     return Capabilities() if kind is None else capabilities(kind, kind.Settings(), "cpu")
 
 
 def no_side(name: str, half: str, role: str) -> Problem:
-    """Return the problem that a backend does not have a side that a role needs."""
+    """Return the problem that a backend does not have the side that a role needs."""
     return Problem(
         "backend-half",
         f"the backend '{name}' has no {half.capitalize()}, which role '{role}' needs",
@@ -248,8 +267,11 @@ def folders(roles: Iterable[BoundRole]) -> Iterator[Path]:
 
 
 def model_of(config: RoleConfig, model: str | None) -> Path | None:
-    """The absolute folder of a role's model: its own, otherwise ``--model``; None if its backends do not need
-    one. Raises PlanError if it is missing or contains no model."""
+    """Return the absolute folder of a role's model: the role's own model, otherwise ``--model``.
+
+    Returns None if the role's backends need no model. Raises PlanError if no folder is named or the folder
+    contains no model.
+    """
     text = config.values.get("model") or model
     if text is None:
         if set(config.backends.values()) == {"null"}:
@@ -265,15 +287,19 @@ def model_of(config: RoleConfig, model: str | None) -> Path | None:
 
 
 def has_weight_check(role: BoundRole, options: Options) -> bool:
-    """True if the weight check compares the role's trainer and generator: they have different backends, and
-    should have the same weights."""
+    """True if the weight check compares the role's trainer with its generator.
+
+    The check needs two different backends that should have the same weights.
+    """
     wanted = role.use.trained and role.use.generates and bool(options.canary) and not options.staleness
     return wanted and role.trainer.backend != role.generator.backend and role.generator.offers(ScoresTokens)
 
 
 def shares_weights(role: BoundRole, options: Options) -> bool:
-    """True if the role's generator samples with the same tensors as its trainer. This needs one process, no
-    staleness, the same dtype on both sides, and no offloading."""
+    """True if the role's generator samples from the same tensors that its trainer updates.
+
+    This needs a run in one process, no staleness, the same dtype on both sides, and no offloading.
+    """
     beside = all(role.needs) and not options.pools and not options.staleness and options.memory is None
     same = options.dtype != "bfloat16" or not role.use.trained  # trained weights are float32
     can = role.trainer.can.live and role.generator.can.shares

@@ -17,12 +17,15 @@ from rlflow.rewards.environments.environment_pool import EnvironmentPool
 from rlflow.rewards.environments.environment_spec import EnvironmentSpec, parse_environment
 from rlflow.rewards.worker_pool import OnOutput
 
-Specs = Mapping[str, EnvironmentSpec]  # by role; under an empty name, for any role that samples
+Specs = Mapping[str, EnvironmentSpec]  # role → environment; "" is any role that samples
 
 
 def environments_of(named: Mapping[str, Mapping[str, Any]]) -> dict[str, EnvironmentSpec]:
-    """Read the environments of ``--env`` and ``--ROLE.env``. ``named``: as ``RunConfig.environments``. Raises
-    PlanError for an environment that does not exist, and for settings without an environment."""
+    """Read the environments of ``--env`` and ``--ROLE.env``, as role → environment.
+
+    ``named``: as ``RunConfig.environments``. Raises PlanError for an environment that does not exist, and for
+    environment settings without an environment.
+    """
     specs = {}
     for role, values in named.items():
         flag = f"{role}.env" if role else "env"
@@ -41,13 +44,15 @@ def environments_of(named: Mapping[str, Mapping[str, Any]]) -> dict[str, Environ
 
 
 def default_rewards(named: tuple[str, ...], specs: Specs) -> tuple[str, ...]:
-    """Return the rewards that are named. Without any, return the environment's own score if it gives one,
-    otherwise the data's own scorer."""
+    """Return the rewards that are named, or the default.
+
+    The default is the environment's score if the environment gives one, otherwise the scorer of the data.
+    """
     return named or (("env",) if any(spec.source.scores for spec in specs.values()) else ("task",))
 
 
 def wanted_fields(wanted: Wanted, specs: Specs) -> Wanted:
-    """Return the fields of the data that rewards or environments ask for."""
+    """Add the data fields that environments read to the fields that rewards read."""
     names = {name: True for spec in specs.values() for name in spec.source.required}
     optional = {name: False for spec in specs.values() for name in spec.source.optional}
     rest = any(spec.source.rest for spec in specs.values())
@@ -62,7 +67,7 @@ def sampling_roles(graph: Graph) -> list[str]:
 
 
 def by_role(specs: Specs, graph: Graph) -> dict[str, EnvironmentSpec]:
-    """Role → its environment, for roles that sample."""
+    """Return the environment of each role that samples and has one."""
     return {
         role: spec for role in sampling_roles(graph) if (spec := specs.get(role) or specs.get("")) is not None
     }
@@ -81,29 +86,35 @@ class Environments:
         }
 
     def reasons(self) -> dict[Cause, str]:
-        """Return the first message of each cause of failed episodes."""
+        """Return the first error message for each cause of failed episodes."""
         return {
             Cause(cause): message for pool in self.pools.values() for cause, message in pool.failures.items()
         }
 
     def on_output(self, on_output: OnOutput) -> None:
-        """Forward what environments print from now on to ``on_output``, from several threads."""
+        """Forward everything that environments print from now on to ``on_output``.
+
+        Several threads call it.
+        """
         for pool in self.pools.values():
             pool.on_output = on_output
 
     def pids(self) -> list[int]:
-        """Return the process ids of all running processes."""
+        """Return the process ids of all running environment processes."""
         return [pid for pool in self.pools.values() for pid in pool.pids()]
 
     def close(self) -> None:
-        """Stop the processes."""
+        """Stop all environment processes."""
         for pool in self.pools.values():
             pool.close()
 
 
 def single_rank(specs: Specs, graph: Graph, tensor: Mapping[str, int]) -> None:
-    """Raise PlanError if several ranks sample the same rows: each rank would have its own environment, with
-    different answers. ``tensor``: role → ranks of its generator that compute together."""
+    """Raise PlanError if several ranks sample the same rows of a role with an environment.
+
+    Each rank would have its own environment, and the environments could answer differently. ``tensor``: role
+    → number of ranks of its generator that compute together.
+    """
     for role, spec in by_role(specs, graph).items():
         if tensor.get(role, 1) > 1:
             raise PlanError.of(

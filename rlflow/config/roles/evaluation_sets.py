@@ -1,5 +1,7 @@
-"""The further held-out sets of a run, ``--eval NAME=FILE``: complete files, folders or tasks, opened in the
-same way as data."""
+"""The extra held-out sets of a run, ``--eval NAME=FILE``.
+
+Each set is a complete file, folder or task, opened in the same way as data.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,15 @@ from rlflow.data.json_fields import Wanted
 from rlflow.data.source import open_data, unchanged
 from rlflow.errors import PlanError
 
-FIGURES = ("sampled", "greedy", "score")  # names of metrics that a set cannot have
+FIGURES = ("sampled", "greedy", "score")  # names of metrics; a set cannot have these names
 
 
 def set_paths(options: Options, roles: Collection[str] = ()) -> dict[str, str]:
-    """Return name → file, folder or task of each set. Raises PlanError for a set without a unique name, or
-    with a weight. ``roles``: the flow's roles, whose names metrics may use."""
+    """Return each extra held-out set as name → its file, folder or task.
+
+    Raises PlanError if a set has no name, a name that is already used, or a weight. ``roles``: the flow's
+    roles; their names are used in metrics, so a set cannot have them.
+    """
     reserved = [*(source.name for source in parse_sources(options.data)), *FIGURES, *roles]
     paths: dict[str, str] = {}
     for written in options.eval:
@@ -66,11 +71,11 @@ def open_sets(
     roles: Collection[str] = (),
     telling: Callable[[Encoder], Encoder] = unchanged,
 ) -> dict[str, Dataset]:
-    """Open the sets, by name.
+    """Open the extra held-out sets and return them by name.
 
-    ``values``: of ``--data.NAME``. ``tokenizer``: the folder whose tokenizer encodes them. ``wanted``: set →
-    fields that its reward may ask for. ``telling``: as for ``open_data``. Raises PlanError for a set that
-    cannot be read or has no records.
+    ``values``: the values of ``--data.NAME``. ``tokenizer``: the folder whose tokenizer encodes the sets.
+    ``wanted``: set → fields that its reward may read. ``telling``: as for ``open_data``. Raises PlanError for
+    a set that cannot be read or has no records.
     """
     paths = set_paths(options, roles)
     names = [*(source.name for source in parse_sources(options.data)), *paths]
@@ -94,8 +99,11 @@ def open_sets(
 
 
 def _of_files(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings for single sets, and the settings for all sources that any file can have. Parameters of a
-    reasoning-gym task are excluded."""
+    """The data settings that apply to these sets.
+
+    These are the settings of a single set (dotted names) and the settings that any file can have. Parameters
+    of a reasoning-gym task are excluded.
+    """
     return {
         key: value for key, value in values.items() if "." in key or key in (*SHARED, *FIELDS, "max_prompt")
     }

@@ -1,5 +1,7 @@
-"""Judges of answers to held-out prompts. A judge is one reward; if it can, it also extracts the answer from a
-response."""
+"""Judges of answers to held-out prompts.
+
+A judge is one reward; some judges can also extract the answer from a response.
+"""
 
 from __future__ import annotations
 
@@ -32,20 +34,28 @@ class Judgement:
 
 @dataclass(frozen=True)
 class HeldOutJudge:
-    """Scores answers in processes of the driver. In an environment, it scores the last message of the
-    model."""
+    """Scores answers in reward processes of the driver.
+
+    In an environment, the judge scores the model's last message.
+    """
 
     dtype: torch.dtype
-    # by source of data, a single source under ""; empty if the environment itself scores its episodes
+    # by source of data; a single source has the name ""; empty if the environment itself scores its episodes
     rewards: Mapping[str, Reward]
 
     @staticmethod
     def of(dtype: torch.dtype, rewards: Mapping[str, Reward]) -> HeldOutJudge:
-        """Return a judge whose built-in scorers also extract answers."""
+        """Return a judge for these rewards.
+
+        If a reward is a built-in scorer, the judge also extracts answers.
+        """
         return HeldOutJudge(dtype, {source: _extracting(reward) for source, reward in rewards.items()})
 
     def __call__(self, batch: Batch) -> Judgement:
-        """Score rows with the columns of their prompts and completions. A failed episode gets no score."""
+        """Score rows that have the columns of their prompts and completions.
+
+        A failed episode gets the score NaN.
+        """
         if "said" not in batch:
             return self._judged(batch)
         if not self.rewards:
@@ -62,7 +72,7 @@ class HeldOutJudge:
             source: [row for row, name in enumerate(sources) if name == source]
             for source in dict.fromkeys(sources)
         }
-        # submit all sources first: they then run at the same time
+        # Submit the rows of all sources before waiting, so that they are scored at the same time.
         asked = {
             source: submit_all([self.rewards[source]], batch.rows(index)) for source, index in rows.items()
         }
@@ -103,7 +113,7 @@ def check_judge(reward: Reward, name: str, data: Judged) -> None:
 
 
 def no_judge(name: str, rewards: tuple[RewardSpec, ...]) -> PlanError:
-    """Return the error that no reward can score the answers to the held-out set ``name``."""
+    """Return the error that none of the rewards can score the answers to the held-out set ``name``."""
     return PlanError.of(
         "eval-reward",
         f"no reward can score the held-out set '{name}'",

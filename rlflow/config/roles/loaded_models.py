@@ -19,12 +19,12 @@ LoadedModels = Callable[[str, str, Any], None]
 
 
 def needed(role: BoundRole) -> Sides:
-    """Return the sides of a role that a run in one process makes: all that it needs."""
+    """Return all sides that a role needs. A run in one process makes all of them."""
     return role.needs
 
 
 def nothing(role: str, half: str, model: Any) -> None:
-    """Do nothing with a loaded model."""
+    """Ignore a loaded model. This is the default callback."""
 
 
 def make_models(
@@ -36,8 +36,12 @@ def make_models(
     loaded: LoadedModels = nothing,
     group: Any = None,
 ) -> dict[str, Model]:
-    """Make a Model for each role, one after another, with the sides that ``placed`` returns. ``updates``:
-    optimizer steps of each role over the run. ``group``: as in ``ModelSpec``."""
+    """Make a Model for each role and return the models by role. Roles are loaded one after another.
+
+    ``updates``: role → its optimizer steps over the run. ``placed``: returns the sides of a role to make in
+    this process. ``loaded``: called with each trainer or generator after loading. ``group``: as in
+    ``ModelSpec``.
+    """
     disable_tf32(device, options.dtype)
     models = {}
     for role in roles:
@@ -69,16 +73,21 @@ def make_models(
 
 
 def ends(role: BoundRole) -> tuple[int, ...]:
-    """Return the tokens that end a role's rows; () if it does not sample, or if its backend needs no
-    model."""
+    """Return the ids of the tokens that end a role's rows.
+
+    Returns () if the role does not sample, or if its generator is the null backend.
+    """
     samples = role.needs.generator and role.generator.backend != "null"
     return ends_of(role.folder, role.variables).ids if samples and role.folder is not None else ()
 
 
 def trainer_alone(role: BoundRole, options: Options, updates: int) -> Trainer:
-    """Make a trainer of the role's weights in this process, even if other ranks train them. It uses the
-    backend `local` on the CPU, with the role's settings that this backend has. The results of several ranks
-    must agree with it. ``updates``: as for ``make_models``."""
+    """Make a trainer of a role's weights in this process alone, even if several ranks train the role in the
+    run.
+
+    The trainer is the backend `local` on the CPU, with those of the role's settings that `local` has. It is
+    the reference for results from several ranks. ``updates``: the role's optimizer steps over the run.
+    """
     kind, use = backend("local").Trainer, role.use
     settings = {
         name: value for name, value in vars(role.trainer.settings).items() if name in fields(kind.Settings)

@@ -1,5 +1,6 @@
-"""Open the data of a run, named by --data and --data.NAME, and split them into training and held-out
-records."""
+"""Open the data of a run, named by --data and --data.NAME, and split the records into training and held-out
+records.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +34,11 @@ def open_dataset(
     wanted: Callable[[str], Wanted] = lambda source: NOTHING,
     telling: Callable[[Encoder], Encoder] = unchanged,
 ) -> Dataset:
-    """Open the data of a run; several sources become one data set. The null backend without data gets
-    synthetic records.
+    """Open the data of a run and return them as one data set, also if there are several sources.
 
-    ``wanted``: source → fields that its rewards may ask for. ``telling``: as for ``open_data``. Raises
-    PlanError.
+    The null backend gets synthetic records if no data are named. ``wanted``: source → fields that its rewards
+    may read. ``telling``: as for ``open_data``. Raises PlanError if a source cannot be read or no data are
+    named.
     """
     if not config.options.data:
         if config.options.backend == "null":
@@ -73,9 +74,11 @@ def open_dataset(
 
 
 def own_settings(values: Mapping[str, Any], source: str, sources: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of one source: ``--data.SOURCE.NAME`` overrides ``--data.NAME``, which applies to
-    all sources. Raises PlanError for an unknown source, and for settings that must be the same for all
-    sources."""
+    """Return the settings of one data source. ``--data.SOURCE.NAME`` overrides ``--data.NAME``.
+
+    ``--data.NAME`` applies to all sources. Raises PlanError for an unknown source, and for
+    ``--data.SOURCE.NAME`` if NAME must be the same for all sources.
+    """
     common: dict[str, Any] = {}
     own: dict[str, Any] = {}
     for name, value in values.items():
@@ -108,10 +111,11 @@ def own_settings(values: Mapping[str, Any], source: str, sources: Sequence[str])
 def data_settings(
     values: Mapping[str, Any], declared: Iterable[str], wanted: Wanted = NOTHING
 ) -> dict[str, Any]:
-    """Return keywords of ``open_data`` for the values of ``--data.NAME``.
+    """Return the values of ``--data.NAME`` as keywords for ``open_data``.
 
-    ``declared``: columns that a flow reads from the data in addition to the standard ones. ``wanted``: fields
-    that rewards may ask for. All other names are parameters of a reasoning-gym task.
+    ``declared``: columns that the flow reads from the data in addition to the standard ones. ``wanted``:
+    fields that rewards may read. A name that is neither a data setting nor one of these fields is a parameter
+    of a reasoning-gym task.
     """
     fields: dict[str, str | None] = {}
     options: dict[str, Any] = {}
@@ -134,8 +138,11 @@ def data_settings(
 
 
 def holds_responses(flow: Flow, data: Dataset, source: str) -> None:
-    """Raise PlanError if the flow learns from responses of the data, and the data do not have them in that
-    form."""
+    """Raise PlanError if the flow learns from responses in the data, and the data do not have them.
+
+    Depending on the flow, records need the field completion, or the fields chosen and rejected. ``source``:
+    name of the data, for the message.
+    """
     wanted = {"completion": ("completion",), "chosen": ("chosen", "rejected")}
     for name, needed in wanted.items():
         if name in flow.data and name not in data.columns:
@@ -149,7 +156,10 @@ def holds_responses(flow: Flow, data: Dataset, source: str) -> None:
 
 
 def counted(name: str, value: Any) -> int:
-    """Return the value of an integer setting of the data. Raises PlanError if it is out of range."""
+    """Return the integer value of the data setting ``name``.
+
+    Raises PlanError if it is invalid or out of range.
+    """
     try:
         return int(parse(COUNTS[name], value))
     except ValueError as error:
@@ -176,7 +186,7 @@ def true_or_false(value: Any) -> bool:
 
 
 def made_up(flow: Flow) -> Dataset:
-    """Return synthetic records for the null backend, in the shape that the flow declares."""
+    """Return synthetic records for the null backend, with the columns that the flow declares."""
     responses = ("good", "bad") if "chosen" in flow.data else ("good",) if "completion" in flow.data else ()
     filler = {
         name: "x" if kind.level is Level.TEXT else 0 for name, kind in flow.data.items() if name not in FIELDS
@@ -191,7 +201,7 @@ def made_up(flow: Flow) -> Dataset:
 
 
 def split_records(data: Dataset, held_out: int) -> tuple[Dataset, Dataset]:
-    """Split data into training and held-out data. Of small data sets, at most a fifth is held out."""
+    """Split data into training and held-out data. At most a fifth of the questions is held out."""
     if data.parts:
         return data.split(fifths(data, held_out) if held_out else 0)
     return data.split(min(held_out, len({record.question for record in data.records}) // 5))

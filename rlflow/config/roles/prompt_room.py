@@ -1,4 +1,4 @@
-"""Limits on the length of a row, from the models of a run."""
+"""Limits on the length of a row, determined by the models of a run."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ from rlflow.rewards.reward_spec import parse_reward
 from rlflow.training import pretrained
 from rlflow.training.pretrained import Boundary
 
-NAMES = ("max_position_embeddings", "n_positions", "max_seq_len")  # keys of the longest row in configurations
-# rotary embeddings that extend the longest row by a factor
+NAMES = ("max_position_embeddings", "n_positions", "max_seq_len")  # keys of the maximum length
+# rotary embedding types that extend the longest row by a factor
 STRETCHED = ("linear", "dynamic", "yarn")
 
 
 def room(graph: Graph, roles: Roles, rewards: Iterable[str], responses: bool) -> Room:
-    """Return how many tokens a row may have in the models of a run: for data with responses the complete row,
-    otherwise a prompt that leaves room for the sampled tokens. ``rewards``: as in ``--reward``. Raises
-    PlanError if the sampled tokens leave no room for a prompt."""
+    """Return the maximum lengths in tokens of prompts and rows, given the models of a run.
+
+    If the flow samples, prompts are limited so that the sampled tokens fit after them. If the data have
+    responses, complete rows are limited. ``rewards``: as in ``--reward``. Raises PlanError if the sampled
+    tokens leave no room for a prompt.
+    """
     shortest = min(_limits(roles, rewards), default=None)
     if shortest is None:
         return Room()
@@ -81,7 +84,7 @@ def _limits(roles: Roles, rewards: Iterable[str]) -> Iterator[tuple[int, str]]:
 
 
 def boundaries(folder: Path | None) -> list[Boundary]:
-    """Return the row lengths that change a model's rotary frequencies; empty for most models."""
+    """Return the row lengths at which a model's rotary frequencies change; empty for most models."""
     try:
         return (
             list(pretrained.length_boundaries(pretrained.read_config(folder)).values())
@@ -93,9 +96,11 @@ def boundaries(folder: Path | None) -> list[Boundary]:
 
 
 def longest_row(graph: Graph, datasets: Iterable[Dataset], max_prompt: int | None) -> int:
-    """Return the tokens of the longest row that a run can make from its records, including the prompt.
-    Returns 0 if a stage writes follow-up prompts of unlimited length. ``max_prompt``: the limit of these
-    prompts."""
+    """Return the length in tokens of the longest row, including its prompt, that a run can make.
+
+    Returns 0 if a stage writes follow-up prompts of unlimited length. ``max_prompt``: the length limit of
+    follow-up prompts.
+    """
     nodes = list(used_nodes(graph))
     asks = any(node.op is Op.ASK for node in nodes)
     if asks and max_prompt is None:
@@ -109,8 +114,8 @@ def longest_row(graph: Graph, datasets: Iterable[Dataset], max_prompt: int | Non
 
 
 def positions_of(folder: Path) -> int | None:
-    """Return the longest row that a model was made for; None if its configuration does not name one."""
-    # loading the model reports a damaged file
+    """Return the longest row in tokens that a model supports; None if its configuration does not say."""
+    # If the configuration is damaged, loading the model reports the error.
     config = pretrained.read_object(folder / pretrained.CONFIG)
     text = own if isinstance(own := config.get("text_config"), dict) and own else config
     longest = next((text[name] for name in NAMES if isinstance(text.get(name), int) and text[name] > 0), None)
@@ -118,8 +123,10 @@ def positions_of(folder: Path) -> int | None:
 
 
 def _stretched(config: Mapping[str, Any], longest: int) -> int:
-    """The longest row with rotary embeddings that were scaled after training. The configuration may still
-    name the length before scaling."""
+    """The longest row after rotary embeddings were scaled.
+
+    The configuration may still contain the length before scaling.
+    """
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) not in STRETCHED:
         return longest

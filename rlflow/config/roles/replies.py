@@ -1,4 +1,4 @@
-"""Check, from the files of model folders alone, how replies end and how further turns can follow them."""
+"""Check how replies end and how further turns can follow them, using only the files in model folders."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ def reply_problems(
     chat: bool = True,
     variables: Variables = NONE,
 ) -> Iterator[Problem]:
-    """Yield problems of model folders: files that disagree about the tokens at the end of a reply, templates
-    that cannot continue after a reply, and tokenizers that cannot encode the text of an environment or an
-    `ask`.
+    """Yield problems in model folders that affect the end of a reply or the turns after it.
 
-    ``default``: the folder whose tokenizer encodes the data. ``own``: role → its folder, if it names one.
-    ``specs``: environments. ``chat``: whether text is formatted by a chat template, if there is one.
-    ``variables``: of the template, in addition to messages.
+    The problems are: files that disagree about the tokens at the end of a reply, templates that cannot
+    continue after a reply, and tokenizers that cannot encode text from an environment or an `ask`.
+
+    ``default``: the folder whose tokenizer encodes the data. ``own``: role → its own folder, if it has one.
+    ``specs``: environments by role. ``chat``: whether a chat template, if there is one, formats texts.
+    ``variables``: the template's variables besides messages.
     """
     folders = [default, *(own.get(role) for role in sampling_roles(graph))]
     for each in dict.fromkeys(Path(folder).absolute() for folder in folders if folder is not None):
@@ -52,8 +53,10 @@ def reply_problems(
 
 
 def stop_problems(program: Program, default: str | Path | None, own: Folders) -> Iterator[Problem]:
-    """Yield problems of ``stop_token_ids`` outside the vocabulary size in the model's config. ``default``,
-    ``own``: as for ``reply_problems``."""
+    """Yield a problem for each id in ``stop_token_ids`` that is not below the model's vocabulary size.
+
+    ``default``, ``own``: as for ``reply_problems``.
+    """
     for node in used_nodes(program.graph):
         ids = node.settings.stop_token_ids if isinstance(node.settings, GenerateOptions) else ()
         folder = own.get(node.role or "") or default
@@ -72,7 +75,7 @@ def stop_problems(program: Program, default: str | Path | None, own: Folders) ->
 
 
 def _variable_problems(default: str | Path | None, variables: Variables) -> Iterator[Problem]:
-    """Problems of the variables of the chat template, in the folder whose tokenizer encodes the data."""
+    """Problems with variables of the chat template in the folder whose tokenizer encodes the data."""
     template = template_of(Path(default).absolute()) if default is not None and variables else None
     try:
         check_variables(variables, template)
@@ -97,8 +100,10 @@ def _goes_on(node: Node) -> str:
 def _control_problems(
     graph: Graph, default: str | Path | None, own: Folders, environments: Mapping[str, EnvironmentSpec]
 ) -> Iterator[Problem]:
-    """Warnings for tokenizers that always encode the text of a control token as that token, if texts come
-    from outside the data. ``environments``: by role."""
+    """Warnings for tokenizers that always encode the text of a control token as that token.
+
+    Only tokenizers that encode texts from outside the data are checked. ``environments``: by role.
+    """
     places = {role: node.place for node in used_nodes(graph) for role in _answering_roles(node)}
     places |= {
         role: spec.place for role, spec in environments.items() if spec.bounds.control_tokens == "text"
@@ -126,8 +131,11 @@ def _control_problems(
 def _turn_problems(
     template: ChatTemplate, spec: EnvironmentSpec | None, ask: Node | None
 ) -> Iterator[Problem]:
-    """Problems of turns that an environment or an `ask` adds after a reply. If the template allows no message
-    after a reply, an environment gets only a warning, because it can still write plain text."""
+    """Problems with the turns that an environment or an `ask` adds after a reply.
+
+    If the template allows no message after a reply, an environment gets only a warning, because it can still
+    write plain text.
+    """
     question = {"role": "user", "content": QUESTION}
     place = ask.place if ask is not None else spec.place if spec is not None else None
     try:

@@ -1,4 +1,4 @@
-"""Bind rewards to reward roles. A reward scores rows in its own processes or by a model's forward pass."""
+"""Bind rewards to reward roles. Reward processes or a model's forward pass compute the scores of rows."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class EpisodeReward:
     spec: RewardSpec
 
     def load(self, device: str, options: Options) -> None:
-        """Do nothing: an environment's score needs no model."""
+        """Do nothing, because an environment's score needs no model."""
 
     def __call__(self, batch: Batch) -> Tensor:
         """Return each row's score from its environment."""
@@ -93,8 +93,10 @@ class Asked:
 
 @dataclass
 class Weighted:
-    """The weighted sum of rewards on one role, in ``dtype``. A score that is missing in one reward is missing
-    in the sum."""
+    """The weighted sum of the rewards of one role, in ``dtype``.
+
+    If one reward has no score for a row, the sum has none either.
+    """
 
     dtype: torch.dtype
     functions: list[Reward]
@@ -102,15 +104,15 @@ class Weighted:
     reasons: dict[Cause, str] = field(default_factory=dict)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
-        """Return the sum for each row, and metrics."""
+        """Return the weighted sum of scores for each row, and metrics."""
         return self.answer(self.ask(batch))
 
     def ask(self, batch: Batch) -> Asked:
-        """Submit rows to the processes of reward functions."""
+        """Submit rows to the processes of reward functions, without waiting for the scores."""
         return Asked(batch, submit_all(self.functions, batch))
 
     def answer(self, asked: Asked) -> tuple[Tensor, PartialMetrics]:
-        """Wait until all functions have scored the rows. Returns the sums and metrics."""
+        """Wait for the scores of submitted rows. Return the weighted sum for each row, and metrics."""
         batch = asked.batch
         total = torch.zeros(len(batch), dtype=torch.float64)
         metrics: dict[Label, PartialMetric] = {}
@@ -134,8 +136,10 @@ class Weighted:
         return sums, metrics
 
     def _of_part(self, reward: str, scores: Scores, several: bool) -> dict[Label, PartialMetric]:
-        """The metrics of one reward. ``several``: its mean differs from the mean of the sum, because there
-        are other rewards."""
+        """The metrics of one reward.
+
+        ``several``: there are other rewards too, so this reward's own mean is reported.
+        """
         self.reasons.update({Cause(cause, reward): message for cause, message in scores.first.items()})
         metrics: dict[Label, PartialMetric] = {
             Figure(Of.MISSING, cause, part=reward): PartialMetric.sum(count)
@@ -152,20 +156,22 @@ class Weighted:
 
 @dataclass
 class BySource:
-    """The weighted sum of the rewards of each row's source of data."""
+    """The weighted sum of rewards, where each source of data has its own rewards."""
 
     dtype: torch.dtype
     sums: Mapping[str, Weighted]  # by the source's name
 
     def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
-        """Return the score of each row by the rewards of its source, and metrics."""
+        """Return the score of each row, from the rewards of its data source, and metrics."""
         total = torch.full((len(batch),), torch.nan, dtype=self.dtype)
         names = batch[SOURCE]
         rows = {
             name: torch.tensor([row for row, source in enumerate(names) if source == name])
             for name in dict.fromkeys(names)
         }
-        asked = {name: self.sums[name].ask(batch.rows(index)) for name, index in rows.items()}  # all at once
+        asked = {
+            name: self.sums[name].ask(batch.rows(index)) for name, index in rows.items()
+        }  # all sources at once
         metrics: list[PartialMetrics] = []
         for name, index in rows.items():
             scores, numbers = self.sums[name].answer(asked[name])
@@ -175,28 +181,28 @@ class BySource:
 
     @property
     def reasons(self) -> dict[Cause, str]:
-        """The first message of each cause of missing scores."""
+        """The first error message for each cause of missing scores."""
         return {cause: message for each in self.sums.values() for cause, message in each.reasons.items()}
 
 
 @dataclass
 class ModelScore:
-    """A reward role that the run itself trains: the scores of its model."""
+    """A reward role that the run itself trains. Its scores come from the role's model."""
 
     engine: Engine
     role: str
 
     def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
-        """Return the score of each row by the role's model, without metrics."""
+        """Return the model's score of each row, and no metrics."""
         return torch.as_tensor(self.engine.forward(self.role, ("scores",), batch)["scores"]), {}
 
 
 @dataclass(frozen=True)
 class RewardNames:
-    """The rewards that score each role's rows, as flags name them."""
+    """The rewards that score the rows of each role, as flags name them."""
 
-    named: tuple[RewardSpec, ...] = ()  # of --reward, in its order; by default the data's own scorer
-    own: Mapping[str, RewardSpec] = field(default_factory=dict)  # role → its own (--ROLE.reward)
+    named: tuple[RewardSpec, ...] = ()  # from --reward, in that order; default: the data's scorer
+    own: Mapping[str, RewardSpec] = field(default_factory=dict)  # role → its own reward (--ROLE.reward)
     sources: tuple[str, ...] = ()  # names of the sources of data
     # held-out set of --eval → the reward for this set only
     judges: Mapping[str, RewardSpec] = field(default_factory=dict)
@@ -206,8 +212,10 @@ class RewardNames:
 
     @staticmethod
     def of(config: RunConfig, flow: Flow) -> RewardNames:
-        """Return the rewards of a flow's roles. Raises PlanError for a reward or source that does not exist,
-        and for a source without a reward."""
+        """Return the rewards of a flow's roles.
+
+        Raises PlanError for a reward or source that does not exist, and for a source without a reward.
+        """
         sources = tuple(source.name for source in parse_sources(config.options.data))
         judges = _judges(config.judges)
         if config.has_synthetic_scores:
@@ -226,39 +234,47 @@ class RewardNames:
         return names
 
     def of_role(self, role: str) -> tuple[RewardSpec, ...]:
-        """Return the rewards of a role: its own reward, or for ``*rewards`` the one in its position,
-        otherwise all of them."""
+        """Return the rewards of a role.
+
+        This is the role's own reward, or for ``*rewards`` the reward at the role's position, otherwise all
+        rewards.
+        """
         if role in self.own:
             return (self.own[role],)
         return (self.named[self.places[role]],) if role in self.places else self.named
 
     def wanted(self, source: str) -> Wanted:
-        """Return the fields that reward functions of a source may ask for."""
+        """Return the data fields that the reward functions of a source may read."""
         return wanted(spec for spec in (*self.named, *self.own.values()) if spec.source in ("", source))
 
     def wanted_of_set(self, name: str) -> Wanted:
-        """Return the fields that the reward of a held-out set may ask for. They are required if a reward is
-        named for the set."""
+        """Return the data fields that the reward of a held-out set may read.
+
+        The fields are required if a reward is named for the set, otherwise optional.
+        """
         if name in self.judges:
             return wanted([self.judges[name]])
         maybe = wanted(spec for spec in self.named if not spec.source)
         return dataclasses.replace(maybe, names=dict.fromkeys(maybe.names, False))
 
     def forms(self) -> Iterator[str]:
-        """Yield a line for each reward function with the signature of another project."""
+        """Yield a line of text for each reward function that has the signature of another project."""
         for spec in dict.fromkeys([*self.named, *self.own.values(), *self.judges.values()]):
             form = reads(spec.path, spec.function).form if spec.kind == "function" else None
             if form:
                 yield f"reward {spec.name} is called in the way of {form.project}: {spec.function}({', '.join(form.parameters)})"
 
     def functions_only(self, role: str) -> bool:
-        """True if the rewards of a role include no model."""
+        """True if no reward of the role is a model."""
         return all(spec.judges_text for spec in ([self.own[role]] if role in self.own else self.named))
 
 
 def unweighted(role: str, specs: Iterable[RewardSpec], own: bool) -> tuple[RewardSpec, ...]:
-    """Return the rewards of a role without weights, for a flow that applies them itself. ``own``: the rewards
-    come from --ROLE.reward, whose weight a flow cannot see; such a weight raises PlanError."""
+    """Return the rewards of a role without their weights, for a flow that weights rewards itself.
+
+    ``own``: the rewards come from --ROLE.reward. A flow cannot see the weight of such a reward, so a weight
+    raises PlanError.
+    """
     if own and (weight := next((spec.weight for spec in specs if spec.weight != 1), None)) is not None:
         raise PlanError.of(
             "reward-weight",
@@ -271,7 +287,7 @@ def unweighted(role: str, specs: Iterable[RewardSpec], own: bool) -> tuple[Rewar
 
 
 def _judges(written: Iterable[str]) -> dict[str, RewardSpec]:
-    """Held-out set → its reward. Raises PlanError for a second reward of a set, and for a reward model."""
+    """Held-out set → its reward. Raises PlanError if a set has two rewards, or if its reward is a model."""
     judges: dict[str, RewardSpec] = {}
     for spec in map(parse_reward, written):
         if not spec.judges_text or spec.source in judges:
@@ -288,7 +304,7 @@ def _judges(written: Iterable[str]) -> dict[str, RewardSpec]:
 
 
 class Rewards:
-    """The rewards of a run. Functions share a pool of processes, which ``close`` stops."""
+    """The rewards of a run. Reward functions share a pool of processes, which ``close`` stops."""
 
     def __init__(self, names: RewardNames, data: Judged, options: Options, tokenizer: str | None) -> None:
         """``tokenizer``: the folder whose tokenizer encodes the data; reward models must have the same
@@ -305,7 +321,7 @@ class Rewards:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The columns that reward roles read with these settings."""
+        """The columns that reward roles read, given these rewards and data."""
         if self._null:
             return ()
         functions = [spec for spec in self.names.named if spec.judges_text]
@@ -335,13 +351,17 @@ class Rewards:
         return self._data.sources or {"": self._data}
 
     def _judged(self, data: Judged) -> bool:
-        """True if rewards are named, or the data have their own scorer. A flow without rewards needs
-        neither."""
+        """True if rewards are named, or if the data have their own scorer.
+
+        A flow without rewards needs neither.
+        """
         return bool(self._options.reward) or data.scorer is not None
 
     def _bind(self, specs: Iterable[RewardSpec], source: str) -> list[Reward]:
-        """The rewards that score rows of a source. Raises PlanError for a reward that reads columns which
-        only other sources have."""
+        """The rewards that score the rows of a source.
+
+        Raises PlanError for a reward that reads columns which only other sources have.
+        """
         own = [spec for spec in specs if not source or spec.source in ("", source)]
         bound = bind(
             own, self._pool, self._sources[source], self._options.reward_timeout, self._options.unsafe_scorers
@@ -366,9 +386,12 @@ class Rewards:
         return BySource(self._dtype, sums) if self._data.sources else sums[""]
 
     def scorer(self, role: str, weighed: Collection[str] = ()) -> Scorer:
-        """Return the scorer of a reward role's rows: all rewards, its own reward (--ROLE.reward), or for
-        ``*rewards`` the one in its position. ``weighed``: roles whose weight the flow applies itself; their
-        scores are unweighted."""
+        """Return the scorer of a reward role's rows.
+
+        It scores with the role's own reward (--ROLE.reward), or for ``*rewards`` with the reward at the
+        role's position, otherwise with all rewards. ``weighed``: roles whose rewards the flow weights itself;
+        the scores of these roles are unweighted.
+        """
         if self._null:
             return self._null
         specs = self.names.of_role(role)
@@ -388,15 +411,16 @@ class Rewards:
         return self._bound[-1]
 
     def reasons(self) -> dict[Cause, str]:
-        """Return the first message of each cause of missing scores."""
+        """Return the first error message for each cause of missing scores."""
         return {cause: message for scorer in self._bound for cause, message in scorer.reasons.items()}
 
     def judge(self) -> HeldOutJudge | None:
-        """Return the judge of answers to prompts held out of the data; None if a source does not have one.
+        """Return the judge of answers to held-out prompts; None if some data source has no judge.
 
-        It is the reward ``math`` or ``task`` if named, otherwise the data's own scorer, otherwise the first
-        reward that is a function or a server: a reward for style does not check correctness. Each of several
-        sources has its own judge.
+        The judge is the reward ``math`` or ``task`` if one of them is named, otherwise the data's own scorer,
+        otherwise the first reward that is a function or a server. The built-in scorers come first because a
+        custom reward, for example for style, may not check correctness. If there are several sources, each
+        has its own judge.
         """
         chosen = [self._judge(source, data) for source, data in self._sources.items()]
         if any(spec is not None and spec.kind == "env" for spec in chosen):
@@ -413,9 +437,12 @@ class Rewards:
         )
 
     def judge_of_set(self, name: str, data: Judged) -> HeldOutJudge:
-        """Return the judge of a held-out set of ``--eval``: the reward named for it, otherwise chosen as in
-        ``judge`` among rewards without a source. Raises PlanError if there is no such reward, or if it reads
-        a column that the set does not have."""
+        """Return the judge of a held-out set of ``--eval``.
+
+        The judge is the reward named for the set. If none is named, it is chosen as in ``judge`` from the
+        rewards that have no source. Raises PlanError if no reward fits, or if the reward reads a column that
+        the set does not have.
+        """
         unsourced = tuple(spec for spec in self.names.named if not spec.source)
         spec = self.names.judges.get(name) or _chosen(unsourced, data)
         if spec is None:
@@ -431,13 +458,16 @@ class Rewards:
         return _chosen([spec for spec in self.names.named if not source or spec.source in ("", source)], data)
 
     def load_models(self, device: str, options: Options, roles: Collection[str] | None = None) -> None:
-        """Load the reward models of some roles, or of all. ``options``: of the run, with its longest row."""
+        """Load the reward models of the named roles, or of all roles if ``roles`` is None.
+
+        ``options``: the run's options, in which the longest row is known.
+        """
         for role, models in self._models.items():
             for model in models if roles is None or role in roles else ():
                 model.load(device, options)
 
     def on_output(self, on_output: OnOutput) -> None:
-        """Forward what rewards print from now on to ``on_output``, from several threads."""
+        """Forward everything that rewards print from now on to ``on_output``. Several threads call it."""
         self._pool.on_output = on_output
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""List the tools of an environment in the prompts of the data, by the chat template."""
+"""List the tools of an environment in the data's prompts, with the chat template."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def with_tools_of(specs: Specs) -> EnvironmentSpec | None:
-    """Return the environment whose tools the prompts of the data list; None without tools."""
+    """Return the environment whose tools the data's prompts list; None if no environment has tools."""
     return next((spec for spec in specs.values() if spec.tools), None)
 
 
@@ -30,8 +30,11 @@ def schemas(spec: EnvironmentSpec) -> list[Mapping[str, Any]]:
 
 
 def with_tools(data: Dataset, spec: EnvironmentSpec | None) -> Encoder:
-    """Return the encoder of a data set with an environment's tools in its prompts. Raises PlanError for
-    prompts without a chat template, and for a template that cannot list tools."""
+    """Return the encoder of a data set, changed so that prompts list an environment's tools.
+
+    If there is no environment, the encoder is unchanged. Raises PlanError for prompts without a chat
+    template, and for a template that cannot list tools.
+    """
     if spec is None:
         return data.encoder
     telling = encoder_with_tools(data.encoder, spec)
@@ -49,8 +52,11 @@ def with_tools(data: Dataset, spec: EnvironmentSpec | None) -> Encoder:
 
 
 def encoder_with_tools(encoder: Encoder, spec: EnvironmentSpec | None) -> Encoder:
-    """Return an encoder that lists an environment's tools in prompts, if there is an environment. Raises
-    PlanError for a template that cannot list them."""
+    """Return an encoder whose prompts list an environment's tools.
+
+    If there is no environment, the encoder is unchanged. Raises PlanError for a template that cannot list
+    tools.
+    """
     if spec is None:
         return encoder
     try:
@@ -66,11 +72,13 @@ def template_problems(
     specs: Specs,
     variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[Problem]:
-    """Yield problems of the model folders of roles whose environments have tools. Only files are read;
-    tokenizers are not loaded.
+    """Yield problems in the model folders of roles whose environments have tools.
 
-    A run finds the same problems later, with its data. ``default``: the folder whose tokenizer encodes the
-    data. ``own``: role → its folder, if it names one. ``variables``: of the chat template.
+    The check only reads files and loads no tokenizer.
+
+    A run finds the same problems later, when it opens its data. ``default``: the folder whose tokenizer
+    encodes the data. ``own``: role → its own folder, if it has one. ``variables``: the chat template's
+    variables.
     """
     for role, spec in by_role(specs, graph).items():
         for folder in dict.fromkeys(filter(None, (default, own.get(role)))) if spec.tools else ():
@@ -83,5 +91,5 @@ def template_problems(
 
 
 def _at(spec: EnvironmentSpec, error: PlanError) -> Iterator[Problem]:
-    """The problems of an error, with the class of the tools as their place."""
+    """The problems of an error, with their place set to the class that defines the tools."""
     yield from (replace(problem, place=problem.place or spec.place) for problem in error.problems)
