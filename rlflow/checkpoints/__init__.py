@@ -1,7 +1,9 @@
-"""Checkpoints: the saved state of a run, with which it can continue. A crash at any moment leaves the last
-intact checkpoint, and a damaged checkpoint is never loaded. No stored file is a pickle.
+"""Checkpoints: the saved states from which a run can continue.
 
-Here: writing, verifying, loading, exporting, the lock of a run's folder, files that are replaced atomically
-(`rlflow.checkpoints.durable`). Not here: the content of a run's state and the time of saving
-(`rlflow.runs.state`, `rlflow.runs.loop`).
+A crash at any moment leaves the last intact checkpoint unchanged, and a damaged checkpoint is never loaded.
+No stored file is a pickle.
+
+The package writes, verifies, loads and exports checkpoints, locks a run's folder, and replaces files
+atomically (`rlflow.checkpoints.durable`). `rlflow.runs.state` decides what a checkpoint contains, and
+`rlflow.runs.loop` decides when to save one.
 """

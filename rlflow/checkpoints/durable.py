@@ -1,5 +1,8 @@
-"""Writes files durably and atomically. All files of a run's folder are written here, so a process that is
-killed leaves each file either unchanged or complete."""
+"""Write files durably and atomically.
+
+All files of a run's folder are written with these functions, so a process that is killed leaves each file
+either unchanged or complete.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ from rlflow.processes.process import Process
 
 CHUNK = 8 << 20  # bytes hashed and written at a time
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # does not follow links or wait for pipes
+PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # do not follow links or wait for pipes
 _ASIDE = re.compile(r"\.(?:writing|removing)-([0-9]{1,10})-([0-9]*)-([0-9a-f]*)-.*")
-_LONGEST = 100  # letters of a file's name that are used in its temporary name
+_LONGEST = 100  # characters of a file's name that its temporary name contains
 
 
 class Written(NamedTuple):
@@ -32,8 +35,10 @@ class Written(NamedTuple):
 
 
 def write(path: Path, pieces: Iterable[bytes | memoryview], flush: bool = True) -> Written:
-    """Write a new file and flush it to the disk. The digest is computed from ``pieces``, not read back from the
-    file. Raises OSError."""
+    """Write a new file and flush it to the disk. Return its length and digest.
+
+    The digest is computed from ``pieces``, not read back from the file. Raises OSError.
+    """
     digest, total = hashlib.sha256(), 0
     file = os.open(path, NEW, 0o666)
     try:
@@ -54,15 +59,17 @@ def _chunks(data: memoryview) -> Iterable[memoryview]:
 
 
 def write_all(file: int, data: memoryview) -> None:
-    """Write all of ``data``. Raises OSError, with a part written, if the disk is full."""
+    """Write all of ``data``. Raises OSError if the disk is full; part of the data is then already written."""
     while data:
-        data = data[os.write(file, data) :]  # a disk that fills up takes a part first
+        data = data[os.write(file, data) :]  # on a nearly full disk, os.write writes only a part
 
 
 def replace(path: Path, *pieces: bytes, flush: bool = True) -> None:
-    """Replace a file atomically by one with these bytes, and flush it to the disk. Raises OSError, and then
-    leaves the file unchanged. With ``flush`` false, for data that are soon out of date, it does not wait for
-    the disk; a power failure may then leave an empty file."""
+    """Replace a file atomically with one with these bytes, and flush it to the disk.
+
+    If it raises OSError, the file is unchanged. If ``flush`` is false, the function does not wait for the
+    disk, and a power failure may leave an empty file; this is for data that are soon out of date.
+    """
     temporary = aside(path)
     try:
         write(temporary, pieces, flush)
@@ -76,14 +83,17 @@ def replace(path: Path, *pieces: bytes, flush: bool = True) -> None:
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename within one folder, and flush the folder. Raises OSError."""
+    """Rename a file or folder within one folder, and flush that folder. Raises OSError."""
     os.rename(source, target)
     flush_folder(target.parent)
 
 
 def take_place(folder: Path, target: Path) -> None:
-    """Rename a folder to ``target``, after flushing it and giving it the usual rights; remove the previous
-    ``target`` afterwards. For a moment in between there is no ``target``. Raises OSError."""
+    """Rename a folder to ``target`` and delete the previous ``target``.
+
+    Before renaming, the folder gets the usual permissions and is flushed. For a moment, no ``target`` exists.
+    Raises OSError.
+    """
     give_usual_rights(folder)
     flush_tree(folder)
     old = aside(target, "removing")
@@ -95,8 +105,11 @@ def take_place(folder: Path, target: Path) -> None:
 
 
 def give_usual_rights(folder: Path) -> None:
-    """Give a folder and its content the rights of new files of this process, because libraries that write
-    weights make them unreadable for others. Files of other users stay unchanged. Raises OSError."""
+    """Give a folder and its content the permissions that new files of this process get.
+
+    This is needed because libraries write weights that other users cannot read. Files that belong to other
+    users stay unchanged. Raises OSError.
+    """
     mask = umask()
     for where, _, names in os.walk(folder, onerror=_raise):
         for path, usual in ((where, 0o777), *((os.path.join(where, name), 0o666) for name in names)):
@@ -108,8 +121,8 @@ def give_usual_rights(folder: Path) -> None:
 
 
 def umask() -> int:
-    """The umask of this process: the rights that its new files do not get."""
-    # os.umask would change the mask of other threads for a moment
+    """Return the umask of this process: the permission bits that its new files do not get."""
+    # os.umask would change the mask of all threads for a moment
     with contextlib.suppress(OSError, StopIteration), open("/proc/self/status") as file:
         return int(next(line for line in file if line.startswith("Umask:")).split()[1], 8)
     mask = os.umask(0o077)
@@ -118,7 +131,7 @@ def umask() -> int:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder, unless it exists, and flush its name to the disk. Raises OSError."""
+    """Create a folder if it does not exist, and flush its name to the disk. Raises OSError."""
     try:
         os.mkdir(path)
     except FileExistsError:
@@ -127,7 +140,7 @@ def make_folder(path: Path) -> None:
 
 
 def flush_folder(path: Path) -> None:
-    """Flush a folder's names to the disk. Raises OSError."""
+    """Flush a folder's list of names to the disk. Raises OSError."""
     _flush(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
@@ -159,7 +172,10 @@ def _flush(file: int) -> None:
 
 
 def aside(path: Path, purpose: str = "writing") -> Path:
-    """A hidden name next to ``path`` that identifies the process which is writing or removing there."""
+    """Return a hidden name next to ``path``, which identifies this process.
+
+    The process writes or removes a file or folder under this name.
+    """
     own = Process.this()
     return path.with_name(
         f".{purpose}-{own.pid}-{own.started}-{_short(own.boot)}-{path.name[:_LONGEST]}-{time.monotonic_ns()}"
@@ -171,8 +187,11 @@ def _short(boot: str) -> str:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder. It is renamed to a hidden name first, since an interrupted removal must not
-    look like damage. Raises OSError."""
+    """Remove a file or folder. Raises OSError.
+
+    The file or folder is first renamed to a hidden name, so that an interrupted removal does not look like
+    damage.
+    """
     hidden = aside(path, "removing")
     os.rename(path, hidden)
     delete(hidden)
@@ -187,16 +206,18 @@ def delete(path: Path) -> None:
 
 
 def clear(where: Path, older: float = 0.0) -> None:
-    """Delete temporary files of dead processes that are older than ``older`` seconds. Only a process with
-    exclusive access to the folder may use 0, because processes of other machines count as dead. Raises
-    OSError."""
+    """Delete temporary files of dead processes, if they are older than ``older`` seconds.
+
+    Processes on other machines count as dead. Therefore only a process with exclusive access to the folder
+    may pass 0. Raises OSError.
+    """
     for path in leftovers(where):
         if not older or time.time() - path.lstat().st_mtime > older:
             delete(path)
 
 
 def leftovers(where: Path) -> list[Path]:
-    """The temporary files of dead processes. Raises OSError."""
+    """Return the paths of temporary files that dead processes left in a folder. Raises OSError."""
     own = Process.this()
     paths = []
     for name in os.listdir(where) if where.is_dir() else []:
@@ -214,12 +235,15 @@ def leftovers(where: Path) -> list[Path]:
 
 
 def open_plain(path: Path) -> int:
-    """Open a regular file for reading, without following links or waiting for pipes. Raises OSError."""
+    """Open a regular file for reading and return its descriptor.
+
+    Does not follow links or wait for pipes. Raises OSError for anything except a regular file.
+    """
     return checked(os.open(path, os.O_RDONLY | PLAIN), path)
 
 
 def checked(file: int, path: Path) -> int:
-    """The descriptor, if it belongs to a regular file; otherwise close it and raise OSError."""
+    """Return the descriptor if it belongs to a regular file; otherwise close it and raise OSError."""
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
@@ -227,7 +251,10 @@ def checked(file: int, path: Path) -> int:
 
 
 def read(path: Path, limit: int = 1 << 30) -> bytes:
-    """Read at most ``limit`` + 1 bytes of a regular file. Raises OSError."""
+    """Read a regular file and return at most its first ``limit`` + 1 bytes. Raises OSError.
+
+    A result longer than ``limit`` means that the file is too long.
+    """
     with open(open_plain(path), "rb", buffering=0) as file:
         pieces: list[bytes] = []
         left = limit + 1
@@ -238,6 +265,6 @@ def read(path: Path, limit: int = 1 << 30) -> bytes:
 
 
 def lines(path: Path) -> Iterator[bytes]:
-    """Iterate over the lines of a regular file, with their ends. Raises OSError."""
+    """Yield the lines of a regular file, with their line ends. Raises OSError."""
     with open(open_plain(path), "rb") as file:
         yield from file

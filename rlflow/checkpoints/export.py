@@ -1,4 +1,4 @@
-"""Exports a checkpoint as a standard Hugging Face folder."""
+"""Export a checkpoint as a standard Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from rlflow.checkpoints.reading import Damaged, Loaded, load_latest, read
 from rlflow.checkpoints.role_tensors import PARAMETERS, no_role, roles_of
 from rlflow.errors import PlanError
 
-SHARD = 5 << 30  # bytes of a weights file
-# prefix of a critic's value head, which Hugging Face models do not have; it goes into its own file
+SHARD = 5 << 30  # maximum bytes of a weights file
+# prefix of a critic's value head; Hugging Face models have none, so the value head gets its own file
 VALUE_HEAD = "value_head."
 
 
 def export(source: Path, out: Path, role: str | None = None, *, shard_bytes: int = SHARD) -> Loaded:
-    """Write a role's model from a run's newest intact checkpoint, or from one checkpoint, into ``out``. The
-    folder gets config, generation config, tokenizer and safetensors. ``role`` can be omitted if there is only
-    one. Returns the exported checkpoint.
+    """Export a role's model from a checkpoint into the folder ``out``. Return the exported checkpoint.
+
+    ``source``: a checkpoint, or a run's folder, from which the newest intact checkpoint is used. The exported
+    folder contains the config, generation config, tokenizer and safetensors files. ``role`` can be omitted if
+    the checkpoint has only one role.
 
     Raises PlanError if ``out`` has content or cannot be written, if the role is missing, or if no checkpoint
     is intact.
@@ -60,8 +62,10 @@ def export(source: Path, out: Path, role: str | None = None, *, shard_bytes: int
 
 
 def _open(source: Path, role: str | None, states: dict[str, Mapping[str, Tensor]]) -> Loaded:
-    """Load the checkpoint with the parameters of the role. ``states`` gets the names of all groups, for error
-    messages."""
+    """Load the checkpoint, with only the parameters of the role.
+
+    ``states`` is filled with the names of all groups, for error messages.
+    """
 
     def wanted(group: str) -> bool:
         states[group] = {}
@@ -82,8 +86,10 @@ def _open(source: Path, role: str | None, states: dict[str, Mapping[str, Tensor]
 
 
 def _content(loaded: Loaded, role: str) -> dict[str, bytes]:
-    """The small files. The config gets the dtype of the saved weights, which may differ from the dtype of the
-    initial model."""
+    """The small files of the exported folder, by name.
+
+    The config gets the dtype of the saved weights, because it may differ from the dtype of the initial model.
+    """
     files = {
         name.removeprefix(f"{role}/"): data
         for name, data in loaded.snapshot.files.items()
@@ -111,8 +117,11 @@ def _is_model(name: str) -> bool:
 
 
 def _place(files: Mapping[str, bytes], parameters: Mapping[str, Tensor], out: Path, shard_bytes: int) -> None:
-    """Write everything under a temporary name, then rename it, so that an existing folder is always complete.
-    Raises OSError."""
+    """Write all files under a temporary name, then rename the folder, so that ``out`` is complete if it
+    exists.
+
+    Raises OSError.
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
     aside = out.parent / f".{out.name}-{os.getpid()}"
     os.mkdir(aside)

@@ -1,5 +1,6 @@
-"""Names of files and folders that are allowed in a checkpoint. None of them can refer to a path outside of
-it."""
+"""Check the names of files and folders in a checkpoint, so that no name can refer to a path outside of the
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +16,32 @@ EXPECTED = "letters, digits, '.', '_' and '-', not starting with '.' or '-', and
 
 
 def is_group(name: str) -> bool:
-    """Whether a name is allowed for a group of tensors."""
+    """Return whether a group of tensors may have this name."""
     return _GROUP.fullmatch(name) is not None
 
 
 def is_file(name: str) -> bool:
-    """Whether a name is ``NAME`` or ``FOLDER/NAME``. Everything else is refused: absolute paths, '..',
-    encoded characters, NUL, other separators."""
+    """Return whether a file may have this name: ``NAME`` or ``FOLDER/NAME``.
+
+    All other names are refused, for example absolute paths and names with '..', encoded characters, NUL or
+    other separators.
+    """
     return _FILE.fullmatch(name) is not None and name.partition("/")[0] != MANIFEST
 
 
 def step(iteration: int, revision: int = 1) -> str:
-    """The folder name of an iteration's checkpoint. A second save of the iteration gets a suffix, so that
-    nothing is ever replaced."""
+    """Return the folder name of an iteration's checkpoint.
+
+    If the iteration is saved again, the new checkpoint gets a revision as suffix, so that no checkpoint is
+    replaced.
+    """
     return f"step-{iteration:08d}" + (f"-{revision}" if revision > 1 else "")
 
 
 def of_step(name: str) -> tuple[int, int] | None:
-    """(iteration, revision) from the name of a checkpoint's folder, which sort by age; None for any other
-    name."""
+    """Return (iteration, revision) from the folder name of a checkpoint; None for any other name.
+
+    These tuples sort checkpoints by age.
+    """
     match = _STEP.fullmatch(name)
     return (int(match[1]), int(match[2] or 1)) if match else None

@@ -1,5 +1,6 @@
-"""The folder ``checkpoints`` of a run: its checkpoints by age, and the pointer ``latest`` to the newest
-complete one."""
+"""The folder ``checkpoints`` of a run: its checkpoints, and the pointer ``latest`` to the newest complete
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from rlflow.errors import PlanError
 
 FOLDER = "checkpoints"
 POINTER = "latest"
-SMALL = 4096  # most bytes that are read of a pointer or a lock
+SMALL = 4096  # maximum bytes that are read from a pointer or a lock
 _POINTER = re.compile(rb"(step-[0-9-]{8,32}) ([0-9a-f]{64}) ([0-9a-f]{16})\n")
 
 
@@ -26,8 +27,10 @@ class Pointer:
     digest: str
 
     def encode(self) -> bytes:
-        """The pointer as one line that ends with a digest of itself, which tells a damaged pointer from a
-        damaged checkpoint."""
+        """Return the pointer as one line that ends with a digest of the line.
+
+        The digest shows whether the pointer itself or its checkpoint is damaged.
+        """
         text = f"{self.name} {self.digest}"
         return f"{text} {_short(text)}\n".encode()
 
@@ -37,7 +40,7 @@ def _short(text: str) -> str:
 
 
 def of_run(run_folder: Path) -> Path:
-    """The folder of a run's checkpoints. Raises PlanError if it is a symbolic link."""
+    """Return the folder of a run's checkpoints. Raises PlanError if it is a symbolic link."""
     folder = run_folder / FOLDER
     if folder.is_symlink():
         raise PlanError.of(
@@ -51,7 +54,7 @@ def of_run(run_folder: Path) -> Path:
 
 
 def steps(folder: Path) -> list[Path]:
-    """All entries with the name of a checkpoint, newest first. Raises OSError."""
+    """Return all entries that have the name of a checkpoint, newest first. Raises OSError."""
     try:
         entries = [name for name in os.listdir(folder) if file_names.of_step(name)]
     except FileNotFoundError:
@@ -63,8 +66,10 @@ def steps(folder: Path) -> list[Path]:
 
 
 def free_name(folder: Path, iteration: int) -> Path:
-    """The path of a new checkpoint after ``iteration``: a new revision if the iteration already has
-    checkpoints."""
+    """Return the path for a new checkpoint after ``iteration``.
+
+    If the iteration already has checkpoints, the path gets a new revision.
+    """
     revision = 1
     while os.path.lexists(folder / file_names.step(iteration, revision)):
         revision += 1
@@ -72,7 +77,10 @@ def free_name(folder: Path, iteration: int) -> Path:
 
 
 def write_aside(folder: Path, pointer: Pointer, aside: str) -> Path:
-    """Write the pointer into a temporary file next to it, ready to be renamed. Raises OSError."""
+    """Write the pointer into a temporary file next to it and return the file's path. Raises OSError.
+
+    The caller then renames the file. ``aside``: its name.
+    """
     durable.write(folder / aside, [pointer.encode()])
     return folder / aside
 

@@ -1,5 +1,8 @@
-"""The lock of a run's folder: one process per folder. The kernel releases the lock when its holder dies. On
-filesystems without locks, a file names the holder, and the lock of a dead process is taken over."""
+"""The lock of a run's folder: at most one process uses the folder.
+
+The kernel releases the lock when its holder dies. On filesystems without locks, a file names the holder, and
+another process takes over the lock of a dead process.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,10 @@ _PAUSE = 0.01  # seconds between two checks of a holder that has not written its
 
 
 class Lock:
-    """A lock that is held from ``acquire`` to ``release``, or inside ``with``. A process started by fork
-    shares it with its parent."""
+    """A lock that is held from ``acquire`` to ``release``, or inside ``with``.
+
+    A process started by fork shares the lock with its parent.
+    """
 
     def __init__(self, run_folder: Path, patience: float = 1.0) -> None:
         self.folder, self.patience = run_folder, patience
@@ -36,8 +41,11 @@ class Lock:
         self._owns = False
 
     def acquire(self) -> Lock:
-        """Take the lock. Raises RunHeld, which names the holder, and PlanError if the lock cannot be
-        written."""
+        """Take the lock and return this object.
+
+        Raises RunHeld, which names the holder, if another process holds the lock, and PlanError if the lock's
+        file cannot be written.
+        """
         deadline = time.monotonic() + self.patience
         try:
             while not self._attempt():
@@ -62,7 +70,7 @@ class Lock:
                 os.ftruncate(self._file, 0)
             fcntl.flock(
                 self._file, fcntl.LOCK_UN
-            )  # also releases it for forked children, which share the lock
+            )  # also releases the lock for forked children, which share it
             os.close(self._file)
         if self._owns:
             self._owner.unlink(missing_ok=True)
@@ -98,8 +106,11 @@ class Lock:
                 os.close(file)
 
     def _attempt_without(self) -> bool:
-        """Take the lock without the kernel's help, by creating a file that only one process can create. A
-        process that finds the file of a dead process replaces it; only one process at a time may do so."""
+        """Take the lock without the kernel's help, by creating a file that only one process can create.
+
+        Returns False if a living process holds the lock. A file that a dead process left is replaced; only
+        one process at a time may do so.
+        """
         self._holder_file = self._owner
         self._owns = _create(self._owner)
         if self._owns or not self._is_stale() or not _create(self._takeover):
@@ -114,7 +125,7 @@ class Lock:
             self._takeover.unlink()
 
     def _is_stale(self) -> bool:
-        """Whether the owner's file belongs to a dead process, or is a copy that came with a copied folder."""
+        """Whether the owner's file belongs to a dead process, or was copied together with the folder."""
         values = read_object(self._owner, SMALL)
         process = parsed(values)
         try:
@@ -148,8 +159,10 @@ class Lock:
 
 
 def _write(file: int) -> None:
-    """Write the holder of the lock. ``file`` in it is the inode of the lock's file, which a copy of the file
-    does not have."""
+    """Write who holds the lock.
+
+    The value ``file`` is the inode of the lock's file, which shows whether the file is a copy.
+    """
     since = datetime.now().astimezone().isoformat(timespec="seconds")
     values = json.loads(Process.this().as_json()) | {"since": since, "file": os.fstat(file).st_ino}
     os.ftruncate(file, 0)
@@ -158,7 +171,7 @@ def _write(file: int) -> None:
 
 
 def _create(path: Path) -> bool:
-    """Create the file with this process's name in it; False if it exists. Raises OSError."""
+    """Create the file with this process's name in it; return False if the file exists. Raises OSError."""
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except FileExistsError:

@@ -1,5 +1,7 @@
-"""Log files: files of lines that only grow. A killed process leaves at most its last line incomplete; the
-next process removes that line."""
+"""Log files: files of lines that only grow.
+
+If a process is killed, at most its last line is incomplete, and the next process removes that line.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +15,24 @@ from typing import Any
 
 from rlflow.checkpoints import durable
 
-LIMIT = 64 << 20  # most bytes that wait in memory while the disk is full
+LIMIT = 64 << 20  # maximum bytes that wait in memory while the disk is full
 TAIL = 256 * 1024  # bytes at the end of a file that `tail` reads
 Keep = Callable[[bytes], bool]
 
 
 def everything(line: bytes) -> bool:
-    """A filter that keeps every line."""
+    """Return True. This filter keeps every line."""
     return True
 
 
 class Log:
-    """Appends lines to a file, which is created with the first line. While the disk is full, at most LIMIT
-    bytes wait in memory and are written with later lines. ``failed`` is called for each write that failed.
+    """Appends lines to a file, which is created with the first line.
 
-    keep: selects the lines of an earlier process that stay in the file; the others are removed before
-    anything is added.
+    While the disk is full, up to LIMIT bytes wait in memory and are written with later lines. ``failed`` is
+    called for each failed write.
+
+    keep: selects the lines of an earlier process that stay in the file. All other lines of that process are
+    removed before a new line is added.
     """
 
     def __init__(self, path: Path, failed: Callable[[OSError], None], keep: Keep = everything) -> None:
@@ -36,13 +40,16 @@ class Log:
         self._file: int | None = None
         self._cut = False  # whether the existing lines were filtered by ``keep``
         self._waiting = bytearray()  # complete lines
-        self._sent = 0  # bytes of the first of these lines that are already in the file
+        self._sent = 0  # bytes of the first waiting line that are already in the file
         self._turn = threading.Lock()  # another thread may call `flush`
         with self._turn:
             self._attempt(self._prepare)
 
     def add(self, text: str) -> None:
-        """Add text that ends with a line end. If it does not fit into memory, all of it is lost."""
+        """Add text that ends with a line end.
+
+        If the text does not fit into the memory for waiting lines, all of it is lost.
+        """
         data = text.encode(errors="backslashreplace")
         with self._turn:
             if self._waiting:
@@ -52,7 +59,7 @@ class Log:
             self._attempt(self._write)
 
     def flush(self) -> None:
-        """Flush written lines to the disk. Other threads can add lines in the meantime."""
+        """Flush written lines to the disk. Other threads can add lines at the same time."""
         with self._turn:
             file = None if self._file is None else os.dup(self._file)
         if file is not None:
@@ -92,14 +99,14 @@ class Log:
         if not self._waiting:
             return
         self._prepare()
-        # the file was deleted: write further lines into a new one
+        # if the file was deleted, write further lines into a new one
         if self._file is not None and not os.fstat(self._file).st_nlink:
             self._shut()
         if self._file is None:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | durable.PLAIN
             self._file = durable.checked(os.open(self.path, flags, 0o666), self.path)
         while self._waiting:
-            # a disk that fills up takes a part first
+            # on a nearly full disk, os.write writes only a part
             self._sent += os.write(self._file, bytes(self._waiting[self._sent :]))
             complete = self._waiting.rfind(b"\n", 0, self._sent) + 1
             del self._waiting[:complete]
@@ -116,9 +123,12 @@ def _kept(data: bytes, keep: Keep) -> bytes:
 
 
 def cut(path: Path, keep: Keep) -> None:
-    """Keep only the complete lines of a file that ``keep`` selects. If these are its first lines, the file is
-    truncated in place, which needs no free space. Otherwise it is rewritten; if there is no space for that,
-    it is truncated before the first removed line. Raises OSError."""
+    """Remove all lines of a file except the complete lines that ``keep`` selects. Raises OSError.
+
+    If the kept lines are the first lines of the file, the file is truncated in place, which needs no free
+    space. Otherwise the file is rewritten. If there is no space for a new file, the file is truncated before
+    the first removed line.
+    """
     try:
         size, end, offset, later = path.lstat().st_size, 0, 0, False
         for line in durable.lines(path):
@@ -153,15 +163,19 @@ def _truncate(path: Path, size: int) -> None:
 
 
 class Growing:
-    """Reads the lines of a file that may still grow, each once and only when it is complete. ``offset``:
-    bytes to skip at the start."""
+    """Reads the lines of a file that may still grow. Each line is returned once, when it is complete.
+
+    ``offset``: bytes to skip at the start.
+    """
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self._path, self._offset = path, offset
 
     def lines(self) -> list[bytes]:
-        """The new lines since the last call, without their ends. Empty if the file cannot be read. A file
-        that has shrunk is read again from its start."""
+        """Return the lines that were completed since the last call, without their line ends.
+
+        Returns [] if the file cannot be read. If the file has shrunk, it is read again from its start.
+        """
         try:
             with open(durable.open_plain(self._path), "rb") as file:
                 self._offset = 0 if os.fstat(file.fileno()).st_size < self._offset else self._offset
@@ -176,7 +190,7 @@ class Growing:
 
 
 def tail(path: Path) -> list[bytes]:
-    """The last complete lines of a file, within TAIL bytes; empty if it cannot be read."""
+    """Return the complete lines within the last TAIL bytes of a file; [] if the file cannot be read."""
     start = 0
     with contextlib.suppress(OSError):
         start = max(path.stat().st_size - TAIL, 0)
@@ -184,12 +198,12 @@ def tail(path: Path) -> list[bytes]:
 
 
 def objects(lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    """The JSON objects in lines; incomplete and damaged lines are skipped."""
+    """Return the JSON objects in lines; incomplete and damaged lines are skipped."""
     return [value for line in lines if (value := as_object(line)) is not None]
 
 
 def as_object(text: bytes) -> dict[str, Any] | None:
-    """The JSON object in a text; None if the text is not one."""
+    """Return the JSON object in a text; None if the text is not a JSON object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -198,7 +212,10 @@ def as_object(text: bytes) -> dict[str, Any] | None:
 
 
 def read_object(path: Path, limit: int = 1 << 30) -> dict[str, Any]:
-    """The JSON object in a file of at most ``limit`` bytes; empty if the file has none or cannot be read."""
+    """Return the JSON object in a file; {} if there is none or the file cannot be read.
+
+    ``limit``: maximum bytes of the file.
+    """
     try:
         return as_object(durable.read(path, limit)) or {}
     except OSError:

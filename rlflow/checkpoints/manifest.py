@@ -1,6 +1,7 @@
 """The manifest of a checkpoint: every file with its size and digest, the tensors in each file, and the state.
-It starts with a digest of its own bytes, so that a flipped bit in the state is detected like one in a
-weight."""
+It starts with a digest of its own content. A changed bit in the state is therefore detected, like a changed
+bit in a weight.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from rlflow.checkpoints import file_names, plain_state
 
 FORMAT = "rlflow-checkpoint"
 VERSION = 1
-LARGEST = 256 << 20  # most bytes of a manifest; a larger one is not read
+LARGEST = 256 << 20  # maximum bytes of a manifest; a larger file is not read
 _HEAD, _MIDDLE, _END = b'{"sha256": "', b'",\n"manifest": ', b"}\n"
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -29,14 +30,14 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The list of a checkpoint's files; it is written last."""
+    """The list of a checkpoint's files, with the checkpoint's state. It is the last file that is written."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     format: Literal["rlflow-checkpoint"] = "rlflow-checkpoint"
     version: Literal[1] = 1
     iteration: Count  # number of finished iterations
     files: dict[str, FileEntry]  # name of each file → length and digest
-    # group → file → names of the tensors in it, in their given order
+    # group → file → names of the tensors in the file, in the order of the snapshot
     groups: dict[str, dict[str, list[str]]]
     state: dict[str, Any]  # plain JSON values
 
@@ -51,21 +52,26 @@ class Manifest(BaseModel):
         return self
 
     def shards(self) -> dict[str, tuple[str, list[str]]]:
-        """File → its group and the names of its tensors. Files that are not in a group are missing here."""
+        """Return file → (its group, names of its tensors).
+
+        Files that do not belong to a group are missing.
+        """
         return {
             file: (group, tensors) for group, files in self.groups.items() for file, tensors in files.items()
         }
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The bytes of a manifest's file, which start with a digest of the rest."""
+    """Return the bytes of a manifest's file. They start with a digest of the rest."""
     body = plain_state.dumps(manifest.model_dump())
     return _HEAD + hashlib.sha256(body).hexdigest().encode() + _MIDDLE + body + _END
 
 
 def decode(data: bytes) -> Manifest:
-    """The manifest from bytes that ``encode`` returned. Raises ValueError with the reason if they are
-    damaged."""
+    """Return the manifest from bytes that ``encode`` returned.
+
+    Raises ValueError, with the reason, if the bytes are damaged or have another format or version.
+    """
     digest, body = data[len(_HEAD) : len(_HEAD) + 64], data[len(_HEAD) + 64 + len(_MIDDLE) : -len(_END)]
     if data != _HEAD + digest + _MIDDLE + body + _END or hashlib.sha256(body).hexdigest().encode() != digest:
         raise ValueError("it is damaged: its own digest differs")

@@ -1,5 +1,6 @@
-"""The files of a Hugging Face model folder: small files that describe the model and its tokenizer, and the
-weights."""
+"""Find the files of a Hugging Face model folder: the small files that describe the model and its tokenizer,
+and the weights.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +40,10 @@ BESIDE = ("value_head.safetensors", "adapter_model.safetensors", "adapter_model.
 
 
 def small_files(folder: Path, patterns: tuple[str, ...] = (*CONFIG, *TOKENIZER)) -> list[Path]:
-    """The files of a model folder except its weights: config, generation config and tokenizer, sorted by
-    name. Other files do not belong to the model. Raises OSError."""
+    """Return the files that describe a model: config, generation config and tokenizer, sorted by name.
+
+    Weights and unrelated files are not returned. Raises OSError.
+    """
     return sorted(
         path
         for path in folder.iterdir()
@@ -49,15 +52,18 @@ def small_files(folder: Path, patterns: tuple[str, ...] = (*CONFIG, *TOKENIZER))
 
 
 def index_files(folder: Path) -> list[Path]:
-    """The index files of weights, and the configuration of adapters."""
+    """Return the index files of weights and the configuration of adapters, if they exist."""
     return [
         folder / name for name in (*(index for _, index in WEIGHTS), ADAPTER) if (folder / name).is_file()
     ]
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files from which a model is loaded: one weight file or all files of an index, and a value head and
-    adapters next to them."""
+    """Return the files from which a model's weights are loaded.
+
+    These are one weight file or all files that an index lists, together with the files of a value head and of
+    adapters.
+    """
     files_of_kind = next((files for one, index in WEIGHTS if (files := list(_named(folder, one, index)))), [])
     return [*files_of_kind, *(folder / name for name in BESIDE if (folder / name).is_file())]
 
@@ -74,5 +80,8 @@ def _named(folder: Path, one: str, index: str) -> Iterator[Path]:
 
 
 def model_files(folder: Path, role: str) -> dict[str, bytes]:
-    """The small files of a model folder that an export needs, as ``ROLE/NAME`` → bytes. Raises OSError."""
+    """Return the small files of a model folder that an export needs, as ``ROLE/NAME`` → bytes.
+
+    Raises OSError.
+    """
     return {f"{role}/{path.name}": path.read_bytes() for path in small_files(folder)}

@@ -1,4 +1,4 @@
-"""State as JSON: only plain values; floats are restored bit for bit."""
+"""State as JSON. It contains only plain values, and floats are restored bit for bit."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from rlflow.errors import PlanError
 
 FLOAT = "$float"  # {"$float": "7ff8000000000000"}: the bits of a float that JSON cannot represent
 DEPTH = 64
-BITS = 8192  # most bits of an integer; the state of a random generator has a few hundred
+BITS = 8192  # maximum bits of an integer; a random generator's state has a few hundred
 
 
 def plain(value: Any, where: str = "state", depth: int = 0) -> Any:
-    """A deep copy of plain values; tuples become lists. Raises PlanError, with the place of the value, for
-    values that JSON cannot hold."""
+    """Return a deep copy of plain values; tuples become lists.
+
+    Raises PlanError, with the place of the value, for a value that JSON cannot represent. ``where``: place of
+    ``value``, for the message. ``depth``: its nesting level.
+    """
     if depth > DEPTH:
         raise _unfit(where, "a value that is nested too deeply", f"at most {DEPTH} levels")
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, float):
-        return float(value)  # also for numpy's float64, which prints differently
+        return float(value)  # also converts numpy's float64, which prints differently
     if isinstance(value, int):
         if value.bit_length() > BITS:
             raise _unfit(where, f"an integer of {value.bit_length()} bits", f"at most {BITS}")
@@ -49,15 +52,20 @@ def _unfit(where: str, value: str, expected: str) -> PlanError:
 
 
 def dumps(value: Any) -> bytes:
-    """Plain values as ASCII JSON. Python writes the shortest digits that give the same float when read."""
+    """Return plain values as ASCII JSON.
+
+    Python writes the shortest digits that give the same float when they are read.
+    """
     return json.dumps(_spelled(value), ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode(
         "ascii"
     )
 
 
 def loads(data: bytes) -> Any:
-    """The value from bytes that ``dumps`` returned. Raises ValueError for anything else: duplicate keys, NaN
-    or infinity, too many levels."""
+    """Return the value from bytes that ``dumps`` returned.
+
+    Raises ValueError for other bytes, for example with duplicate keys, NaN, infinity or too many levels.
+    """
     try:
         return json.loads(data.decode("ascii"), object_pairs_hook=_object, parse_constant=_refused)
     except (RecursionError, TypeError, struct.error) as error:

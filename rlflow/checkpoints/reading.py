@@ -1,4 +1,4 @@
-"""Reads checkpoints: every byte is checked against the manifest before a tensor is returned."""
+"""Read checkpoints. Every byte is checked against the manifest before a tensor is returned."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Loaded:
     snapshot: Snapshot  # its content
     path: Path  # its folder
     rejected: list[tuple[Path, str]]  # newer checkpoints that are damaged, each with the reason
-    #: files in its folder that do not belong to it, such as files of desktop programs; they are not read
+    #: files in its folder that are not part of the checkpoint, such as files of desktop programs; they are
+    #: not read
     ignored: list[str] = field(default_factory=list)
 
 
@@ -42,9 +43,11 @@ class Damaged(Exception):
 
 
 def load_latest(run_folder: Path, wanted: Wanted = lambda group: True) -> Loaded:
-    """Load the checkpoint that ``latest`` names, or if that is damaged, the newest intact one. ``wanted``
-    selects groups of tensors; all files are checked anyway. Raises PlanError with every reason if no
-    checkpoint is intact."""
+    """Load the checkpoint that ``latest`` names; if that checkpoint is damaged, load the newest intact one.
+
+    ``wanted`` selects groups of tensors to return; all files are checked anyway. Raises PlanError, with every
+    reason, if no checkpoint is intact.
+    """
     rejected: list[tuple[Path, str]] = []
     for path, digest in _candidates(folder.of_run(run_folder), rejected):
         try:
@@ -55,8 +58,10 @@ def load_latest(run_folder: Path, wanted: Wanted = lambda group: True) -> Loaded
 
 
 def _candidates(where: Path, rejected: list[tuple[Path, str]]) -> Iterator[tuple[Path, str | None]]:
-    """Checkpoints to try, newest first, with the manifest's digest if it is known. A checkpoint that differs
-    from its pointer is not tried again."""
+    """Checkpoints to try, newest first, with the manifest's digest if it is known.
+
+    The checkpoint that ``latest`` names comes first and is tried only once, with the digest in ``latest``.
+    """
     try:
         every = folder.steps(where)
     except OSError as error:
@@ -95,7 +100,7 @@ def _none_good(run_folder: Path, rejected: list[tuple[Path, str]]) -> PlanError:
 
 
 def verify(path: Path) -> list[str]:
-    """The faults of a checkpoint, one line each; empty if it is intact."""
+    """Return the faults of a checkpoint, one line each; [] if the checkpoint is intact."""
     try:
         read(path, lambda group: False)
     except Damaged as damage:
@@ -104,8 +109,11 @@ def verify(path: Path) -> list[str]:
 
 
 def read(path: Path, wanted: Wanted = lambda group: True, digest: str | None = None) -> Snapshot:
-    """Read a checkpoint with the wanted groups of tensors. Raises Damaged if any byte differs from what was
-    written."""
+    """Read a checkpoint, with the groups of tensors that ``wanted`` selects.
+
+    ``digest``: the expected digest of the manifest, if known. Raises Damaged if any byte differs from the
+    bytes that were written.
+    """
     manifest = _manifest(path, digest)
     problems = [f"{name} is missing" for name in _compared(path, manifest)[0]]
     owners = manifest.shards()
@@ -152,12 +160,12 @@ def _manifest(path: Path, digest: str | None) -> Manifest:
 
 
 def unlisted(path: Path) -> list[str]:
-    """Files in a checkpoint's folder that its manifest does not list. Raises Damaged."""
+    """Return the files in a checkpoint's folder that its manifest does not list. Raises Damaged."""
     return _compared(path, _manifest(path, None))[1]
 
 
 def _compared(path: Path, manifest: Manifest) -> tuple[list[str], list[str]]:
-    """(listed files that are missing or are not plain files, files that are not listed)."""
+    """(listed files that are missing or not regular, files that are not listed)."""
     try:
         present = set(_listing(path))
     except OSError as error:
@@ -181,8 +189,10 @@ def _listing(path: Path, prefix: str = "") -> Iterator[str]:
 
 
 def _content(path: Path, entry: FileEntry, *, keep: bool) -> bytes:
-    """The bytes of a file after checking its size and digest; empty unless ``keep``. The file is read only
-    once, so that exactly the checked bytes are used. Raises ValueError and OSError."""
+    """Return the bytes of a file after checking its size and digest; empty unless ``keep``.
+
+    The file is read only once, so the returned bytes are the checked bytes. Raises ValueError and OSError.
+    """
     if path.parent.is_symlink():
         raise ValueError("its folder is a link")
     with open(durable.open_plain(path), "rb") as file:

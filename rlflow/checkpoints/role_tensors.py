@@ -1,4 +1,4 @@
-"""A role's part of a snapshot: the state of its trainer as groups of tensors with Hugging Face names."""
+"""A role's part of a snapshot: the state of its trainer, as groups of tensors with Hugging Face names."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ OPTIMIZER = "optimizer"
 
 
 def role_tensors(role: str, state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The tensors of ``Trainer.state()`` in two groups: ``ROLE.parameters``, with Hugging Face names, and
-    ``ROLE.optimizer``, all others."""
+    """Return the tensors of ``Trainer.state()`` in two groups.
+
+    ``ROLE.parameters`` has the parameters under their Hugging Face names, and ``ROLE.optimizer`` has all
+    other tensors.
+    """
     prefix = PARAMETERS + "/"
     own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
     rest = {name: tensor for name, tensor in state.items() if not name.startswith(prefix)}
@@ -23,8 +26,10 @@ def role_tensors(role: str, state: Mapping[str, Tensor]) -> dict[str, dict[str, 
 
 
 def trainer_state(tensors: Groups, role: str) -> dict[str, Tensor]:
-    """The state of a role's trainer, for ``Trainer.restore()``. Raises PlanError if the checkpoint does not
-    have the role."""
+    """Return the state of a role's trainer, for ``Trainer.restore()``.
+
+    Raises PlanError if the checkpoint does not have the role.
+    """
     parameters, rest = (tensors.get(f"{role}.{kind}") for kind in (PARAMETERS, OPTIMIZER))
     if parameters is None or rest is None:
         raise no_role(role, tensors)
@@ -32,13 +37,12 @@ def trainer_state(tensors: Groups, role: str) -> dict[str, Tensor]:
 
 
 def roles_of(tensors: Groups) -> list[str]:
-    """The roles with weights in a checkpoint."""
+    """Return the roles that have weights in a checkpoint."""
     return [group.removesuffix("." + PARAMETERS) for group in tensors if group.endswith("." + PARAMETERS)]
 
 
 def no_role(role: str | None, tensors: Groups) -> PlanError:
-    """The error if a checkpoint does not have the role, or if no role is given and the checkpoint has
-    several."""
+    """Return the error that a checkpoint does not have the role, or has several roles and none is named."""
     roles = roles_of(tensors)
     message = (
         f"the checkpoint has no role '{role}'"

@@ -1,4 +1,4 @@
-"""A snapshot: everything that a run needs to continue after an iteration, in memory."""
+"""A snapshot: all state in memory that a run needs to continue after an iteration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Snapshot:
     or state that is not JSON."""
 
     iteration: int  # number of finished iterations
-    #: group, such as ``actor.parameters`` → name → tensor; tensors must not change while they are written
+    #: group, such as ``actor.parameters`` → name → tensor; the tensors must not change while they are written
     #: (see ``host_copy``)
     tensors: Groups = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)  # plain JSON values, copied here
@@ -46,7 +46,7 @@ class Snapshot:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all tensors and files. On disk, headers and state are added to this."""
+        """Bytes of all tensors and files. On disk, a checkpoint also has headers and the state."""
         return sum(tensors.size(members) for members in self.tensors.values()) + sum(
             len(data) for data in self.files.values()
         )
@@ -74,8 +74,10 @@ def _refused(what: str, name: str, expected: str) -> PlanError:
 
 
 def host_copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies in host memory, so that training can continue while they are written. Tied tensors become
-    separate ones."""
+    """Return copies of tensors in host memory, so that training can continue while the copies are written.
+
+    Tied tensors become separate tensors.
+    """
     return {
         name: torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
         for name, tensor in tensors.items()

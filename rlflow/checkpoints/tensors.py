@@ -1,7 +1,7 @@
-"""Writes tensors as safetensors files, in pieces straight from memory without a second copy.
+"""Write tensors as safetensors files, in pieces straight from memory without a second copy.
 
-The library's own writer is not used, because it blocks the interpreter, and so the training thread, while it
-copies.
+The library's own writer is not used, because it blocks the interpreter while it copies, and that would also
+block the training thread.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ DTYPES = {
 
 
 def size(tensors: Mapping[str, Tensor]) -> int:
-    """Bytes of the tensors' data."""
+    """Return the number of bytes of the tensors' data."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def shards(tensors: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]]:
-    """The tensors in order, split into files of at most ``limit`` bytes; a larger tensor gets its own
-    file."""
+    """Split tensors, in order, into files of at most ``limit`` bytes. A larger tensor gets its own file."""
     out: list[dict[str, Tensor]] = [{}]
     for name, tensor in tensors.items():
         if out[-1] and size(out[-1]) + size({name: tensor}) > limit:
@@ -48,7 +47,7 @@ def shards(tensors: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]]
 
 
 def shard_names(stem: str, count: int) -> list[str]:
-    """The file names of ``count`` shards, in Hugging Face's form."""
+    """Return the file names of ``count`` shards, in Hugging Face's form."""
     return (
         [f"{stem}.safetensors"]
         if count == 1
@@ -57,8 +56,10 @@ def shard_names(stem: str, count: int) -> list[str]:
 
 
 def pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file: length of the header, header, data without gaps. Wide types come
-    first, so that all data are aligned."""
+    """Yield the bytes of a safetensors file: length of the header, header, data without gaps.
+
+    Tensors with wide dtypes come first, so that all data are aligned.
+    """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0

@@ -1,5 +1,7 @@
-"""Writes checkpoints in the background: under a temporary name, flushed, then renamed. A failed save is
-reported and leaves earlier checkpoints unchanged."""
+"""Write checkpoints in the background. A failed save is reported and leaves earlier checkpoints unchanged.
+
+A checkpoint is written under a temporary name, flushed to the disk, and then renamed.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from rlflow.checkpoints.manifest import FileEntry, Manifest, encode
 from rlflow.checkpoints.reading import verify
 from rlflow.checkpoints.snapshot import Snapshot
 
-SHARD = 2 << 30  # bytes of a file of tensors
-SPARE = 1 << 20  # bytes in addition to the files: headers, the manifest, the filesystem's own needs
+SHARD = 2 << 30  # maximum bytes of a file with tensors
+SPARE = 1 << 20  # additional bytes for headers, the manifest and the filesystem
 
 
 def _shout(message: str) -> None:
@@ -27,11 +29,12 @@ def _shout(message: str) -> None:
 
 
 class Writer:
-    """Saves snapshots of one run, one at a time, in a thread; keeps the newest ``keep`` intact checkpoints.
+    """Saves snapshots of one run in a thread, one at a time, and keeps the newest ``keep`` intact
+    checkpoints.
 
-    failures: messages of all failures so far. The writing thread also calls ``on_failure`` with each of them,
-    and calls ``before`` before each checkpoint. Only the holder of the run's lock may have a writer. Raises
-    PlanError if the folder is a symbolic link.
+    failures: messages of all failures so far. The writing thread calls ``on_failure`` with each message, and
+    calls ``before`` before it writes a checkpoint. Only the holder of the run's lock may have a writer.
+    Raises PlanError if the folder is a symbolic link.
     """
 
     def __init__(
@@ -53,9 +56,9 @@ class Writer:
         self.on_failure, self.before = on_failure, before
         self.failures: list[str] = []
         self.saved: Path | None = None  # the newest checkpoint that this writer has saved
-        # why the newest submitted snapshot is not on the disk; empty if it is, or if it is still being written
+        # why the newest submitted snapshot is not on the disk; empty if it is saved or still being written
         self.missed = ""
-        self.in_a_row = 0  # snapshots in a row that could not be saved
+        self.in_a_row = 0  # number of snapshots in a row that could not be saved
         self._good: dict[Path, bool] = {}
         self._changed = threading.Condition()
         self._waiting: Snapshot | None = None
@@ -65,9 +68,12 @@ class Writer:
         self._thread.start()
 
     def submit(self, snapshot: Snapshot) -> None:
-        """Queue a snapshot for writing. Waits at most ``patience`` seconds while the previous snapshot is
-        being written. After that, this snapshot replaces a snapshot that is still waiting. Raises no disk
-        errors."""
+        """Queue a snapshot for writing.
+
+        If the previous snapshot is still being written, the call waits up to ``patience`` seconds. After
+        that, this snapshot replaces any snapshot that is still waiting. Disk errors are not raised here.
+        Raises ValueError if the writer is closed.
+        """
         with self._changed:
             if self._closed:
                 raise ValueError("submit: the writer is closed")
@@ -82,13 +88,15 @@ class Writer:
             )
 
     def wait(self, seconds: float) -> bool:
-        """Wait until all submitted snapshots are written or failed; False if ``seconds`` were not enough."""
+        """Wait until all submitted snapshots are written or failed. Returns False after ``seconds``."""
         with self._changed:
             return self._changed.wait_for(self._idle, seconds)
 
     def close(self, seconds: float = 600.0) -> bool:
-        """Finish the submitted snapshots and end the thread. If ``seconds`` are not enough, returns False and
-        records a failure; the next writer then removes the unfinished files."""
+        """Finish the submitted snapshots and end the thread. Returns True if all finished within ``seconds``.
+
+        Otherwise it returns False and records a failure, and the next writer removes the unfinished files.
+        """
         done = self.wait(seconds)
         with self._changed:
             self._closed = True
@@ -115,7 +123,7 @@ class Writer:
                 functools.partial(self._save, snapshot),
             )
             self.in_a_row = self.in_a_row + 1 if self.missed else 0
-            del snapshot  # it is a copy of the model, so free it before waiting
+            del snapshot  # it contains copies of the models, so free it before waiting
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
@@ -128,8 +136,10 @@ class Writer:
             return snapshot
 
     def _attempt(self, what: str, action: Callable[[], None]) -> str:
-        """Carry out a part of a save; an error is reported, and training and this thread continue. Returns
-        the reported text; empty if all went well."""
+        """Run one part of a save and return the error's text; empty if it succeeded.
+
+        An error is reported, and training and this thread continue.
+        """
         try:
             action()
         except OSError as error:
@@ -170,8 +180,10 @@ class Writer:
         self._attempt(f"removing checkpoints older than iteration {snapshot.iteration}", self._prune)
 
     def _undo(self, aside: Path, pointer: Path, target: Path) -> None:
-        """Remove all files of a failed save. If the pointer was already renamed, the save counts as
-        successful."""
+        """Remove all files of a failed save.
+
+        If the pointer was already renamed, the save counts as successful, and its checkpoint stays.
+        """
         shutil.rmtree(aside, ignore_errors=True)
         if os.path.lexists(pointer):
             with contextlib.suppress(OSError):  # the original error is reported by the caller
@@ -188,7 +200,10 @@ class Writer:
             )
 
     def _prune(self) -> None:
-        """Remove checkpoints older than the newest ``keep`` intact ones. Damaged checkpoints do not count."""
+        """Remove checkpoints that are older than the newest ``keep`` intact ones.
+
+        Damaged checkpoints do not count.
+        """
         count = 1  # the checkpoint just written, which 'latest' names
         for path in folder.steps(self.folder):
             if path == self.saved:
@@ -209,8 +224,10 @@ class Writer:
 
 
 def write_folder(path: Path, snapshot: Snapshot, shard_bytes: int) -> str:
-    """Write a checkpoint into a new folder and flush it, the manifest last. Returns the manifest's digest.
-    Raises OSError."""
+    """Write a checkpoint into a new folder and flush it. Returns the manifest's digest.
+
+    The manifest is written last. Raises OSError.
+    """
     os.mkdir(path)
     files: dict[str, FileEntry] = {}
     groups: dict[str, dict[str, list[str]]] = {}
