@@ -1,4 +1,4 @@
-"""The Python API: turn keywords or flags into a configuration, and ``rlflow.roles``."""
+"""The Python API: turn keywords or flags into a configuration, and make role objects (``rlflow.roles``)."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def resolve_config(
 ) -> tuple[RunConfig, Any]:
     """Return the run's configuration and the flow's settings from keywords or flags.
 
-    The values of the packaged task fill in missing ones, unless ``use_packaged_task`` is false. Secrets among
-    the values are registered, and rlflow masks them in all later output. Raises PlanError.
+    Missing values are taken from the packaged task, unless ``use_packaged_task`` is false. rlflow masks
+    secrets among the values in all later output. Raises PlanError for invalid values.
     """
     if isinstance(hp, Mapping):
         values, hp = {**{f"hp.{name}": value for name, value in hp.items()}, **values}, None
@@ -74,8 +74,10 @@ def resolve_config(
 
 
 def named_reward(reward: Any) -> Any:
-    """Return a reward in the form of a flag: ``FILE:NAME`` for a function. Raises PlanError if no file
-    defines the function."""
+    """Return a reward in the form of a flag: ``FILE:NAME`` for a function. Other values are unchanged.
+
+    Raises PlanError if no file defines the function.
+    """
     if not callable(reward):
         return reward
     spec = from_function(reward)
@@ -83,8 +85,10 @@ def named_reward(reward: Any) -> Any:
 
 
 def suitable_values(flow: Flow, roles: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the packaged values that this flow can take. The default task also has settings and roles that a
-    flow may not have."""
+    """Return those values of a packaged task that this flow can take.
+
+    The default task also has settings and roles that a flow may not have.
+    """
     hp = flow.parameters.hp
     known = {f"hp.{name}" for name in vars(hp)} if hp is not None else set()
     heads = {"data", "env", *roles}
@@ -96,20 +100,23 @@ def suitable_values(flow: Flow, roles: list[str], values: Mapping[str, Any]) -> 
 
 
 class Roles(dict[str, Any]):
-    """Role objects by name, for ``flow(batch, **roles)``. ``take(n)`` returns the next prompts. ``close()``,
-    or the end of a ``with`` block, stops everything that was started."""
+    """Role objects by name, for ``flow(batch, **roles)``.
+
+    ``take(n)`` returns the next prompts. ``close()``, or the end of a ``with`` block, stops everything that
+    was started for the roles.
+    """
 
     def __init__(self, context: RunContext, roles: Mapping[str, Any], hp: Any) -> None:
         super().__init__({**roles, **({"hp": hp} if hp is not None else {})})
         self.prepared = context
 
     def take(self, count: int | None = None) -> Batch:
-        """Return the next ``count`` prompts of the data; by default as many as one iteration takes."""
+        """Return the next ``count`` prompts of the data; by default, the number of prompts of one iteration."""
         return self.prepared.prompts.take(count or self.prepared.options.prompts)
 
     @property
     def state(self) -> dict[str, float]:
-        """The scalars that are kept across iterations, by name."""
+        """The flow's scalars that keep their values across iterations, by name."""
         return self.prepared.engine.state
 
     @property
@@ -129,10 +136,11 @@ class Roles(dict[str, Any]):
 
 
 def roles(flow: Flow | str, hp: Any = None, **keywords: Any) -> Roles:
-    """Return the role objects of a run for eager calls, with its seed and its position in the data:
-    ``flow(roles.take(), **roles)`` is one iteration.
+    """Return the role objects of a run, for eager calls of a flow.
 
-    If the flow has ``*rewards``, pass them by position: ``flow(roles.take(), actor, *rewards)``.
+    ``flow(roles.take(), **roles)`` is one iteration. The roles use the run's seed, and ``take`` returns its
+    data in order. If the flow has ``*rewards``, pass them by position: ``flow(roles.take(), actor,
+    *rewards)``.
     """
     flow = load_flow(flow) if isinstance(flow, str) else flow
     config, hp = resolve_config(flow, hp, flat(keywords))

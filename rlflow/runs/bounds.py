@@ -1,5 +1,8 @@
-"""Where the time of a run went: time and share of each node, the critical path, the load of queues, and a
-lower bound for any schedule."""
+"""Where the time of a run went, and how fast it could be.
+
+The module computes the time and share of each node, the critical path, the load of queues, and a lower bound
+for the time of any schedule.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 
 from rlflow.compiler.spans import Span, chain, critical_path, divided, flat, longest_path
 
-PATH = "the longest path"  # the bound, unless a queue has more work
+PATH = "the longest path"  # sets the bound, unless a queue has more work
 
 
 @dataclass
@@ -18,7 +21,7 @@ class NodeTime:
 
     node: str
     seconds: float = 0.0  # its own time, without the nodes that ran inside it
-    # its part of the iterations' time; nodes that run at the same time share it equally
+    # its share of the iterations' time, in seconds; nodes that run at the same time share that time equally
     part: float = 0.0
     critical: float = 0.0  # its time on critical paths
     calls: int = 0
@@ -30,7 +33,7 @@ class Path:
 
     nodes: dict[str, float]  # node → seconds on the path, in the order of the path
     iterations: int = 0
-    seconds: float = 0.0  # total of these iterations
+    seconds: float = 0.0  # total time of these iterations
 
 
 @dataclass(frozen=True)
@@ -43,13 +46,15 @@ class TimeBounds:
     work: Mapping[str, float]  # queue → seconds of its nodes divided by its slots
     # node → seconds on the most frequent critical path, in the order of the path
     critical: Mapping[str, float] = field(default_factory=dict)
-    alike: int = 0  # iterations that had this path
-    outside: float = 0.0  # the rest of their time: before, between and after nodes
+    alike: int = 0  # number of iterations with this path
+    outside: float = 0.0  # seconds before, between and after nodes
 
     @property
     def bound(self) -> float:
-        """Seconds that no schedule of these nodes can beat: the longest path, or the work of the busiest
-        queue."""
+        """Seconds per iteration that no schedule of these nodes can undercut.
+
+        The bound is the longest path, or the work of the busiest queue if that is longer.
+        """
         return max(self.path, *self.work.values(), 0.0)
 
     @property
@@ -60,14 +65,17 @@ class TimeBounds:
 
     @property
     def busy(self) -> dict[str, float]:
-        """Queue → share of its slots that was in use."""
+        """Queue → share of its slots that was in use, on average."""
         return {lane: work / self.seconds if self.seconds else 0.0 for lane, work in self.work.items()}
 
 
 class RunTotals:
-    """Adds up iterations. ``room``: how many nodes each queue runs at once. ``staleness``: how many
-    iterations are in progress in addition to the current one. ``within``: node → the node that it runs inside
-    (``Plan.within``)."""
+    """Adds up the times of iterations.
+
+    ``room``: queue → number of nodes that it runs at the same time. ``staleness``: number of iterations in
+    progress in addition to the current one. ``within``: node → the node that it runs inside
+    (``Plan.within``).
+    """
 
     def __init__(
         self,
@@ -83,8 +91,10 @@ class RunTotals:
         self._path = 0.0
 
     def add(self, spans: Sequence[Span], start: float, seconds: float) -> None:
-        """Add an iteration that began at ``start`` and took ``seconds``. Nodes that ran ahead of training,
-        before ``start``, delayed nothing."""
+        """Add an iteration that began at ``start`` and took ``seconds``.
+
+        Nodes that ran ahead of training, before ``start``, are not counted as delays.
+        """
         self.iterations += 1
         self.seconds += seconds
         for span in spans:
@@ -103,8 +113,11 @@ class RunTotals:
         return self.shares.setdefault(node, NodeTime(node))
 
     def _decided(self, path: Sequence[Span], start: float, seconds: float) -> None:
-        """Count an iteration under its critical path. If a node contains others, only its last piece is a
-        step of the path; all of its time counts there."""
+        """Count an iteration under its critical path.
+
+        If a node contains other nodes, only its last piece is a step of the path, and all of the node's time
+        counts for that step.
+        """
         on_path: dict[str, float] = {}
         for span in path:
             on_path[span.node] = on_path.get(span.node, 0.0) + span.end - max(span.start, start)
@@ -128,7 +141,7 @@ class RunTotals:
 
     @property
     def bounds(self) -> TimeBounds:
-        """The means over all iterations, and the most frequent critical path."""
+        """Return the means over all iterations, and the most frequent critical path."""
         each = 1 / max(self.iterations, 1)
         most = max(self._paths.values(), key=lambda path: (path.iterations, path.seconds), default=Path({}))
         critical = {node: seconds / most.iterations for node, seconds in most.nodes.items()}

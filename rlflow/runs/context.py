@@ -29,7 +29,7 @@ from rlflow.training.protocols import Trainer
 
 @dataclass(frozen=True)
 class EngineInputs:
-    """The inputs that an engine gets from its run, in addition to a plan, options and models."""
+    """The inputs that an engine gets from its run, besides a plan, options and models."""
 
     prompts: Prompts  # the cursor over the data
     asking: Asking
@@ -46,9 +46,9 @@ class Runtime:
     queues: Queues
     # returns the first message of each cause of missing scores
     reasons: Callable[[], Mapping[Cause, str]]
-    close: Callable[[], object]  # stops everything that was started for it
+    close: Callable[[], object]  # stops everything that was started for this runtime
     ahead: Ahead | None = None  # samples later iterations, with --staleness above 0
-    workers: Workers | None = None  # of pools, as recovery uses them
+    workers: Workers | None = None  # the workers of pools, for recovery; None in one process
 
 
 @dataclass(kw_only=True)
@@ -70,12 +70,12 @@ class RunContext:
     stop: Callable[[], None]  # stops everything that was started, except the watchdog
     watchdog: Watchdog
     ahead: Ahead | None = None  # samples later iterations, with --staleness above 0
-    workers: Workers | None = None  # of pools, as recovery uses them
+    workers: Workers | None = None  # the workers of pools, for recovery; None in one process
     weight_check: WeightCheck | None = None  # compares trainer and generator on fixed tokens
     on_output: Callable[[Callable[[bytes], object]], object] = lambda on_output: (
         None
     )  # forwards what rewards print
-    # processes next to the run
+    # the services of the run, and their processes
     services: Services = field(default_factory=lambda: Services((), {}, {}, Path(), ""))
     # role that several ranks train → makes its trainer in this process
     alone: Mapping[str, Callable[[], Trainer]] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class RunContext:
     resizing: frozenset[str] = frozenset()  # roles whose trainers can change the number of tokens per pass
 
     def computing(self) -> AbstractContextManager[None]:
-        """A context that gives models all threads, and everything else one thread."""
+        """A context in which models may use all threads, and everything else uses one thread."""
         return all_for(self.executor.queues, "model")
 
     def close(self) -> None:
@@ -97,12 +97,12 @@ class RunContext:
 
 @dataclass(frozen=True)
 class RunStart:
-    """The starting point of a run: its first iteration, or the iteration of a checkpoint."""
+    """The starting point of a run: before its first iteration, or after the last iteration in a checkpoint."""
 
     iteration: int = 0
-    before: Accuracy | None = None  # accuracy of the first weights, known if the run began earlier
-    answers: list[dict[str, str]] = field(default_factory=list)  # answers of the first weights, likewise
-    # accuracy of the weights at this point, known if they were evaluated
+    before: Accuracy | None = None  # accuracy of the first weights; None if not yet measured
+    answers: list[dict[str, str]] = field(default_factory=list)  # answers of the first weights
+    # accuracy of the weights at this point; None if they were not evaluated
     here: Accuracy | None = None
 
 
@@ -121,11 +121,11 @@ class RunResult:
     last: dict[str, float] = field(default_factory=dict)  # metrics of the last iteration
     skipped: int = 0  # iterations without rows to train on
     unmeasured: str = ""  # why no accuracy was measured although held-out prompts exist
-    unsaved: str = ""  # the state that could not be saved, and its place instead; empty if all was saved
-    shown: str = ""  # the folder, relative to where the run was started if it is below that folder
+    unsaved: str = ""  # why the state is not in the run's folder, and where it is; empty if saved
+    shown: str = ""  # ``folder`` for messages, relative if it is below the working folder
 
     def _repr_html_(self) -> str:
-        """Numbers and the learning curve, as notebooks show them."""
+        """Return the numbers and the learning curve as HTML, for notebooks."""
         from rlflow.monitoring.page import run_html
 
         rows = [
@@ -141,7 +141,7 @@ class RunResult:
         return run_html(self.folder, rows)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the content of the last line of ``--json``."""
+        """Return the last line of the output of ``--json``, as plain values."""
         return {
             "accuracy_before": self.before and self.before.sampled,
             "accuracy_after": self.after and self.after.sampled,
@@ -157,9 +157,9 @@ class RunResult:
 
 @dataclass(frozen=True)
 class LoopTotals:
-    """The counts of a loop."""
+    """The counts and totals of a loop."""
 
     totals: RunTotals  # times of the nodes
     last: dict[str, float]  # metrics of the last iteration
     skipped: int  # iterations without rows to train on
-    bad: int  # iterations in a row in which some update took no step
+    bad: int  # number of iterations in a row in which some update took no step

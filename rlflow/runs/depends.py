@@ -1,5 +1,7 @@
-"""Find the dependencies of a run before its models are loaded: model folders, rewards, modules, data,
-packages and the machine. On resume, compare them with those at the start of the run."""
+"""Find the dependencies of a run before its models are loaded, and compare them when the run is resumed.
+
+Dependencies are model folders, rewards, modules, data, packages and the machine.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ BY_KEY = (
     "special_tokens_map.json",
     "adapter_config.json",
 )
-NO_MATTER = {"transformers_version", "_name_or_path"}  # keys of a config that only name its writer
+NO_MATTER = {"transformers_version", "_name_or_path"}  # keys of a config that only say where it came from
 DATA = "data"  # name for a folder that is only read for its tokenizer
 LONG = 2000  # characters; a longer group of values is compared as one value
 LARGE = 1 << 30  # bytes; a larger file is compared by its size only
@@ -57,8 +59,8 @@ class Sources:
     """The files, models and data that a run is made from."""
 
     file: Path  # of the flow
-    roles: Roles  # those that are models
-    # by a name that stays the same if the files have moved
+    roles: Roles  # the roles that are models
+    # by a name that stays the same if the files are moved
     rewards: Mapping[str, RewardSpec]
     training: Dataset
     held_out: Dataset
@@ -68,8 +70,10 @@ class Sources:
 
 
 def named_rewards(roles: Iterable[str], rewards: RewardNames) -> dict[str, RewardSpec]:
-    """Return the rewards of a run, each once, by a name that stays the same if the files have moved.
-    ``roles``: those that are rewards."""
+    """Return the rewards of a run, each once, by a name that stays the same if files are moved.
+
+    ``roles``: the names of reward roles.
+    """
     specs = [
         *rewards.named,
         *(rewards.own[role] for role in roles if role in rewards.own),
@@ -87,7 +91,7 @@ class Dependencies:
     """Everything that a run depends on, as found now."""
 
     identity: Identity  # digests of weights may still be missing
-    paths: Mapping[str, Path]  # part of the identity → file of weights
+    paths: Mapping[str, Path]  # name of a part of the identity → its file of weights
 
 
 def find_dependencies(sources: Sources, options: Options) -> Dependencies:
@@ -132,7 +136,7 @@ def unreadable(folder: Path | None, error: OSError) -> PlanError:
 
 
 def folders(sources: Sources) -> dict[Path, str]:
-    """Return the model folders that are read, each with the names of its readers."""
+    """Return the model folders that the run reads, each with the names of the roles and rewards that read it."""
     readers: dict[Path, list[str]] = {}
     for name, role in sources.roles.items():
         if role.folder is not None:
@@ -147,7 +151,7 @@ def folders(sources: Sources) -> dict[Path, str]:
 
 
 def _small(folder: Path) -> Iterator[tuple[str, str]]:
-    """(file, or file and key, value) of the files that describe a model and its tokenizer."""
+    """Yield (file, or file and key, value) for the files that describe a model and its tokenizer."""
     for path in [*small_files(folder, (*CONFIG, *TOKENIZER)), *index_files(folder)]:
         data = path.read_bytes()
         values = as_object(data) if path.name in BY_KEY else None
@@ -159,7 +163,10 @@ def _small(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _leaves(name: str, value: object) -> Iterator[tuple[str, str]]:
-    """Yield a value of a config; if it is a small dict, yield its values by dotted names."""
+    """Yield (name, value) for a value of a config.
+
+    If the value is a small dict, yield its values under dotted names.
+    """
     text = json.dumps(value, sort_keys=True)
     if isinstance(value, dict) and value and len(text) <= LONG:
         for key in sorted(value):
@@ -173,8 +180,11 @@ def _digest(data: bytes) -> str:
 
 
 def _code(sources: Sources, modules: Imports) -> Iterator[tuple[str, str]]:
-    """Python files outside the graph: rewards, environments and backends that rlflow does not ship, and the
-    imports of rewards, environments and the flow from their own folders."""
+    """Yield (name, digest) of the Python files that the run executes and that are not part of the graph.
+
+    These are rewards, environments and backends that rlflow does not ship, and everything that rewards,
+    environments and the flow import from their own folders.
+    """
     if not sources.file.is_relative_to(algorithms_folder().resolve()):
         yield from _imported(f"flow {sources.file.name}", sources.file, "", modules)
     for name, spec in sources.rewards.items():
@@ -187,7 +197,7 @@ def _code(sources: Sources, modules: Imports) -> Iterator[tuple[str, str]]:
         yield f"environment {environment.name}", f"sha256 {meaning(file)}"
         for name in environment.paths:
             yield f"environment {environment.name}: {name}", _held(Path(environment.settings[name]))
-        if not environment.module:  # rlflow's version already covers the shipped ones
+        if not environment.module:  # rlflow's version already covers shipped environments
             yield from _imported(f"environment {environment.name}", file, "", modules)
         elif environment.library:
             modules.outside.add(environment.library)
@@ -200,8 +210,11 @@ def _code(sources: Sources, modules: Imports) -> Iterator[tuple[str, str]]:
 
 
 def _held(path: Path) -> str:
-    """The digest of a file that a setting names; of a very large file its size; for a folder only that it is
-    a folder."""
+    """Return the content of a file that a setting names, as a short text.
+
+    The text is the file's digest, or its size if the file is very large. For a folder it is "a folder",
+    because the content is not compared.
+    """
     if not path.is_file():
         return "a folder" if path.is_dir() else "nothing"
     if path.stat().st_size > LARGE:
@@ -211,7 +224,7 @@ def _held(path: Path) -> str:
 
 
 def _files_of(backend: str) -> list[Path]:
-    """The files of a backend; empty for a module without a file."""
+    """The files of a backend; empty for a module that does not come from a file."""
     try:
         return [path for path in source_files(backend) if path.is_file()]
     except ValueError:
@@ -226,7 +239,7 @@ def _imported(name: str, file: Path, module: str, modules: Imports) -> Iterator[
 
 
 def versions(sources: Sources, options: Options, modules: Imports) -> dict[str, str]:
-    """Return the versions of packages, and the device and threads that compute."""
+    """Return the versions of packages, and the device and thread count of the run, by name."""
     packages = [
         *ALWAYS,
         *(name for spec in sources.rewards.values() for name in OF_SCORERS.get(spec.kind, ())),
@@ -270,7 +283,7 @@ def _version(package: str) -> str | None:
 
 
 def module_version(name: str) -> str | None:
-    """Return the version of the package that a module belongs to; None if unknown."""
+    """Return the version of the package that contains a module; None if it is unknown."""
     if version := _version(name):
         return version
     packages = _packages().get(name, [])
@@ -279,15 +292,18 @@ def module_version(name: str) -> str | None:
 
 @cache
 def _packages() -> Mapping[str, list[str]]:
-    """Module → the packages that provide it. Scanning all installed packages takes a fifth of a second, so a
-    process does it once."""
+    """Module → the packages that provide it.
+
+    The result is cached, because scanning all installed packages takes a fifth of a second.
+    """
     return importlib.metadata.packages_distributions()
 
 
 def same_inputs(folder: Path, name: str, reporter: Reporter, dependencies: Dependencies) -> Dependencies:
-    """Compare a run's dependencies with those at its start. Returns them with the digests that are known.
+    """Compare a run's dependencies with the dependencies at its start.
 
-    Raises PlanError with everything that has changed. A changed version is only reported.
+    Returns the dependencies with all digests that are now known. Raises PlanError with all changes. A changed
+    package version is only reported.
     """
     before = recorded_identity(folder, reporter)
     if before is None:
@@ -306,7 +322,10 @@ def same_inputs(folder: Path, name: str, reporter: Reporter, dependencies: Depen
 
 
 def other_inputs(folder: Path, reporter: Reporter, graph: Graph, dependencies: Dependencies) -> Dependencies:
-    """Compare a fork's dependencies with those at the start of its run. Changes are accepted and reported."""
+    """Compare a fork's dependencies with those at the start of the forked run, and report changes.
+
+    Returns the dependencies with all digests that are now known.
+    """
     before = recorded_identity(folder, reporter)
     if before is None:
         return dependencies
@@ -319,8 +338,10 @@ def other_inputs(folder: Path, reporter: Reporter, graph: Graph, dependencies: D
 def compare_inputs(
     before: Identity, dependencies: Dependencies, reporter: Reporter
 ) -> tuple[Dependencies, list[Change]]:
-    """Return the dependencies with the digests that are known, and the changes since ``before``. Raises
-    PlanError if weights cannot be read."""
+    """Return the dependencies with all digests that are now known, and their changes since ``before``.
+
+    Raises PlanError if weights cannot be read.
+    """
     for change in differences(before.told, dependencies.identity.told):
         reporter.note(f"changed since the run was started: {change}; numbers may differ from here on")
     try:
@@ -334,7 +355,10 @@ def compare_inputs(
 
 
 def recorded_identity(folder: Path, reporter: Reporter) -> Identity | None:
-    """Return the identity that a run recorded. Reports a missing or unreadable one, and returns None."""
+    """Return the identity that a run recorded.
+
+    If the identity is missing or cannot be read, reports this and returns None.
+    """
     try:
         recorded, why = identity.read(folder), f"the run has no {identity.FILE}"
     except ValueError as error:

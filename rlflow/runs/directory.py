@@ -1,5 +1,7 @@
-"""A run's folder: its name, the files that describe the run, and a check that the folder is still in its
-place. Also writes what reward functions print."""
+"""A run's folder: its name and the files that describe the run.
+
+The module also checks that the folder is still in its place, and writes what reward functions print.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,16 @@ from rlflow.monitoring.secrets import MaskedLines, masked, redacted
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 SETTINGS, GRAPH = "settings.json", "graph.msgpack"
-ABANDONED = 3600.0  # seconds after which another run removes a half-made folder of a dead process
+ABANDONED = 3600.0  # seconds until another run removes an unfinished folder
 
 
 def create(out: Path, name: str | None, flow: str, texts: Mapping[str, bytes] = MappingProxyType({})) -> Path:
-    """Create a new folder in ``out`` and return its absolute path. It is named ``name``, or the flow's name
-    with the next free number.
+    """Create a new folder in ``out`` and return its absolute path.
 
-    The folder appears with all of ``texts`` or not at all. Raises PlanError for a name that is taken or is
-    not a single folder name.
+    The folder's name is ``name``, or the flow's name with the next free number.
+
+    The folder appears together with all files in ``texts``, or not at all. Raises PlanError if the name is
+    taken or is not a single folder name.
     """
     check_free(out, name)
     try:
@@ -70,8 +73,10 @@ def _place(out: Path, names: Iterable[str], texts: Mapping[str, bytes]) -> Path:
 
 
 def _taken(folder: Path, name: Path) -> bool:
-    """Move the folder to this name; no other process can get the name too. Returns whether it worked. Raises
-    OSError."""
+    """Move the folder to this name, and return False if the name is taken.
+
+    No other process can get the same name. Raises OSError.
+    """
     try:
         durable.move(folder, name)
     except OSError as error:
@@ -114,8 +119,10 @@ def check_name(name: str | None) -> None:
 
 
 def check_place(options: Options) -> None:
-    """Check the options' run folder before anything is loaded. Raises PlanError if a run can neither get that
-    name nor be resumed under it."""
+    """Check ``--name``, ``--out`` and ``--resume`` before anything is loaded.
+
+    Raises PlanError if the run can neither create a folder of that name nor resume the run in it.
+    """
     out, name = Path(options.out), options.name
     if options.resume is not None and name is None:
         raise PlanError.of(
@@ -141,8 +148,11 @@ def _exists(folder: Path) -> PlanError:
 
 
 def texts(settings: Mapping[str, Any], graph: Graph) -> dict[str, bytes]:
-    """Return the files that describe a run, by name: settings as JSON; the graph as text, as JSON, and as
-    msgpack to compare on resume. Secrets are masked."""
+    """Return the files that describe a run, as name → content. Secrets are masked.
+
+    The files are the settings as JSON, and the graph as text, as JSON, and as msgpack. Resuming compares the
+    msgpack file.
+    """
     graph = without_secrets(graph)
     return {
         SETTINGS: f"{json.dumps(settings, indent=1, default=str)}\n".encode(),
@@ -153,8 +163,10 @@ def texts(settings: Mapping[str, Any], graph: Graph) -> dict[str, bytes]:
 
 
 def without_secrets(graph: Graph) -> Graph:
-    """Return the graph with masked secrets in its settings and file names. Masking twice changes nothing
-    more."""
+    """Return the graph with secrets masked in its settings and file names.
+
+    Masking a graph again changes nothing.
+    """
     nodes = (
         replace(
             node,
@@ -185,7 +197,10 @@ def _masked(settings: Pairs) -> Pairs:
 
 
 class Lost(Exception):
-    """The run's folder is no longer in its place. moved: its new path; None if it was deleted."""
+    """The run's folder is no longer in its place.
+
+    moved: the folder's new path; None if it was deleted.
+    """
 
     def __init__(self, folder: Path, moved: Path | None) -> None:
         self.folder, self.moved = folder, moved
@@ -195,7 +210,7 @@ class Lost(Exception):
 
 
 class RunFolder:
-    """An absolute path, and the folder that it named when this object was made."""
+    """The folder of a running run. It remembers which folder its path named when this object was made."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder.absolute()
@@ -203,7 +218,7 @@ class RunFolder:
         self._handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def look(self) -> None:
-        """Raise Lost if the folder was moved or deleted; ignore I/O errors."""
+        """Raise Lost if the folder was moved or deleted. I/O errors are ignored."""
         try:
             there = os.stat(self.path)
         except (FileNotFoundError, NotADirectoryError):
@@ -214,7 +229,7 @@ class RunFolder:
             raise Lost(self.path, self._moved())
 
     def _moved(self) -> Path | None:
-        """The new path of the folder, if the kernel knows it and the folder still exists."""
+        """The new path of the folder; None if the kernel does not know it or the folder no longer exists."""
         try:
             path = Path(os.readlink(f"/proc/self/fd/{self._handle}"))
             return path if os.path.samestat(os.stat(path), os.fstat(self._handle)) else None
@@ -227,7 +242,7 @@ class RunFolder:
 
 
 def shown(folder: Path) -> str:
-    """Return a path for messages: relative if it is below the working directory, otherwise absolute."""
+    """Return a path for messages: relative if the folder is below the working directory, otherwise absolute."""
     try:
         return os.path.relpath(folder) if folder.is_relative_to(os.getcwd()) else str(folder)
     except FileNotFoundError:  # the working directory is gone
@@ -235,12 +250,14 @@ def shown(folder: Path) -> str:
 
 
 FILE = "rewards.txt"
-LIMIT = 1 << 20  # bytes of the file
+LIMIT = 1 << 20  # maximum bytes of the file
 
 
 class Printed:
-    """Writes what processes print, in complete lines without secrets and control characters. Text may arrive
-    in pieces and from several threads."""
+    """Writes the output of processes to a file, in complete lines without secrets and control characters.
+
+    The output may arrive in pieces and from several threads.
+    """
 
     def __init__(self, folder: Path, failed: Callable[[OSError], None]) -> None:
         self._path, self._failed = folder / FILE, failed

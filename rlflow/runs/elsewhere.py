@@ -1,4 +1,4 @@
-"""Save a run in another folder if its own cannot store its state. Otherwise the training would be lost."""
+"""Save a run in another folder if its own folder cannot store its state, so that the training is not lost."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from rlflow.runs.loop import Loop
 
 
 def texts(context: RunContext) -> dict[str, bytes]:
-    """Return the files that describe the run."""
+    """Return the files that describe a run, as name → content."""
     known = {identity.FILE: context.inputs.identity.encode()} if context.inputs else {}
     return known | directory.texts(context.settings, context.plan.graph)
 
 
 def save_lost(loop: Loop, lost: Lost) -> PlanError:
-    """Save a run whose folder is gone: in the moved folder, or in a new one at the same place. Returns the
-    error that ends the run, with the place of the saved state."""
+    """Save a run whose folder is gone.
+
+    If the folder was moved, the state is saved there; if it was deleted, in a new folder at the same place.
+    Returns the error that ends the run and names the place of the saved state.
+    """
     context = loop.context
     try:
         folder = lost.moved or _anew(context, lost.folder.parent, lost.folder.name)
@@ -53,11 +56,11 @@ def save_lost(loop: Loop, lost: Lost) -> PlanError:
 
 
 def save_elsewhere(loop: Loop, folder: Path, why: str) -> Path | None:
-    """Save the newest complete iteration elsewhere if the run's folder cannot store it.
+    """Save the newest complete iteration in another folder, if the run's folder cannot store it.
 
-    It tries the parent folder, then the system's temporary folder and the user's home, which may be on
-    another disk. Returns the new run folder. Returns None if all of them fail, or if the models are in the
-    middle of an iteration. ``why``: why the run's own folder failed.
+    The parent folder is tried first, then the system's temporary folder and the user's home, which may be on
+    another disk. Returns the new run folder; None if no folder works, or if the models are in the middle of
+    an iteration. ``why``: why the run's own folder failed.
     """
     for parent in _places(folder):
         with contextlib.suppress(OSError, PlanError):
@@ -82,7 +85,7 @@ def _places(folder: Path) -> Iterator[Path]:
 
 
 def _anew(context: RunContext, parent: Path, name: str) -> Path:
-    """Create a folder of this name, or of a free name if this one is taken. Raises PlanError."""
+    """Create a folder with this name, or with a free name if this one is taken. Raises PlanError."""
     flow, files = context.plan.graph.name, texts(context)
     try:
         return directory.create(parent, name, flow, files)

@@ -1,5 +1,7 @@
-"""Evaluation on held-out prompts. Prompts and random seeds are the same each time, so two results differ only
-by the weights."""
+"""Evaluation on held-out prompts.
+
+Prompts and random seeds are the same in every evaluation, so two results differ only because of the weights.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,10 @@ PART = 256  # prompts that a flow's own evaluation gets at once: it may sample m
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Share of held-out answers that score 1.0, sampled at temperature 1 and greedy.
+    """The share of held-out answers that score 1.0, sampled at temperature 1 and greedily.
 
-    For a flow with its own evaluation: the share of the rows that it returns, and their mean score. None if
-    no prompts are held out of the data.
+    If the flow has its own evaluation, the share is that of the rows that the evaluation returns, and
+    ``score`` is their mean score. ``sampled`` is None if no prompts are held out of the data.
     """
 
     sampled: float | None
@@ -46,7 +48,7 @@ class Accuracy:
     # mean@n, pass@k and maj@k, if several answers are sampled
     repeated: dict[str, float] = field(default_factory=dict)
     sets: dict[str, dict[str, float]] = field(default_factory=dict)  # set of --eval → its figures
-    # set → role → its figures, if figures name the role
+    # set → role → its figures, if several roles are named
     set_roles: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
 
 
@@ -56,14 +58,14 @@ class HeldOutSet:
 
     prompts: Batch
     judge: HeldOutJudge
-    name: str = ""  # of --eval; empty for the prompts held out of the data
+    name: str = ""  # name in --eval; empty for prompts held out of the data
 
 
 KeepAnswers = Callable[[Mapping[str, Any]], object]  # called with the record of the answers to one prompt
 
 
 def forget(answers: Mapping[str, Any]) -> None:
-    """Keep no answers."""
+    """Ignore the answers. This is the default callback."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Evaluation:
     engine: Engine
     role: str
     sets: tuple[HeldOutSet, ...]
-    sampling: Sampling  # of one or several answers to each prompt
+    sampling: Sampling  # how one or several answers to each prompt are sampled
     others: tuple[Evaluation, ...] = ()  # the evaluations of further roles
     named: bool = False  # whether figures and answers name their role
 
@@ -89,8 +91,10 @@ class Evaluation:
         return replace(self, sets=tuple(each for each in self.sets if each.name in names), others=others)
 
     def __call__(self, keep: KeepAnswers = forget) -> Accuracy:
-        """Measure the accuracy of the role, and of each further role by name. ``keep`` is called with the
-        answers to each prompt."""
+        """Measure the accuracy of the role, and of each other evaluated role by name.
+
+        ``keep`` is called with the answers to each prompt.
+        """
         return self.queues.do("model", partial(self._accuracy, keep))
 
     def _accuracy(self, keep: KeepAnswers) -> Accuracy:
@@ -117,8 +121,10 @@ class Evaluation:
         )
 
     def answers(self, count: int) -> list[dict[str, str]]:
-        """Return the first ``count`` prompts with the model's sampled answers, and with the right answers if
-        the data have them."""
+        """Return the first ``count`` prompts, each with the model's sampled answer.
+
+        The right answers are included if the data have them.
+        """
         return self.queues.do("model", partial(self._answers, count))
 
     def _answers(self, count: int) -> list[dict[str, str]]:
@@ -134,8 +140,10 @@ class Evaluation:
         ]
 
     def _figures(self, held_out: HeldOutSet, keep: KeepAnswers) -> dict[str, float]:
-        """The share of right answers of a set, sampled and greedy, and by source as ``NAME/SOURCE``. With
-        several answers to each prompt, also mean@n, pass@k and maj@k."""
+        """The share of right answers in a set, sampled and greedy, and for each source as ``NAME/SOURCE``.
+
+        If several answers to each prompt are sampled, also mean@n, pass@k and maj@k.
+        """
         prompts, samples = held_out.prompts, self.sampling.samples
         sampled: list[Answers] = []
         greedy: list[bool] = []
@@ -170,7 +178,7 @@ class Evaluation:
     def _judged(
         self, judge: HeldOutJudge, prompts: Batch, temperature: float, samples: int
     ) -> list[DrawnAnswers]:
-        """The scored answers to each prompt."""
+        """The sampled and scored answers to each prompt."""
         rows = self._sampled(prompts, temperature, samples)
         answered = (*prompts.columns, *SAMPLED, *(name for name in OF_EPISODES if name in rows))
         rows = self.engine.gather(rows.select(*answered, "tokens"))
@@ -195,8 +203,10 @@ class Evaluation:
         ]
 
     def _sampled(self, prompts: Batch, temperature: float, samples: int) -> Batch:
-        """The prompts' rows with completions, adjacent for each prompt. The seeds are the same at every
-        evaluation."""
+        """The prompts' rows with completions; the rows of a prompt are adjacent.
+
+        The seeds are the same at every evaluation.
+        """
         sampling = replace(self.sampling, temperature=temperature, samples=samples)
         rows = self.engine.sample(
             self.role,
@@ -234,8 +244,10 @@ class DrawnAnswers:
 
 
 def records(prompts: Batch) -> Iterator[dict[str, Any]]:
-    """Yield an object for each prompt: its source, the number of its record, its text and its right answer,
-    as far as the data have them."""
+    """Yield an object for each prompt: its source, its record's number, its text and its right answer.
+
+    Parts that the data do not have are omitted.
+    """
     names = {"source": SOURCE, "record": "prompt_id", "prompt": "prompt", "answer": "answer"}
     columns = {
         name: values if isinstance(values := prompts[column], list) else values.tolist()
@@ -251,8 +263,11 @@ def mean(values: Sequence[float]) -> float:
 
 
 def by_source(name: str, sources: Sequence[str], right: Sequence[float]) -> dict[str, float]:
-    """Return the share of right answers of each source, as ``name/SOURCE``. ``sources``: one per answer;
-    empty if the data have one source."""
+    """Return the share of right answers of each source, as ``name/SOURCE``.
+
+    ``sources``: the source of each answer; empty if the data have only one source. ``right``: 1 for each
+    right answer, otherwise 0.
+    """
     hits: dict[str, list[float]] = {}
     for source, hit in zip(sources, right, strict=bool(sources)):
         hits.setdefault(source, []).append(hit)
@@ -273,8 +288,10 @@ class FlowEvaluation:
         return len(self.prompts)
 
     def __call__(self, keep: KeepAnswers = forget) -> Accuracy:
-        """Return the share of the returned rows that score 1.0, or 0 without rows, and the mean of their
-        scores."""
+        """Return the share of returned rows that score 1.0, and the mean of their scores.
+
+        The share is 0 if the evaluation returns no rows.
+        """
         scores: list[float] = []
         sources: list[str] = []
         for start in range(0, len(self.prompts), PART):
@@ -293,8 +310,11 @@ class FlowEvaluation:
         )
 
     def answers(self, count: int) -> list[dict[str, str]]:
-        """Return the first ``count`` prompts with the first completion that the evaluation returns for each,
-        or an empty one. Right answers are included if the data have them."""
+        """Return the first ``count`` prompts, each with the first completion that the evaluation returns for
+        it.
+
+        The completion is empty if there is none. The right answers are included if the data have them.
+        """
         prompts = self.prompts.rows(range(min(count, len(self.prompts))))
         rows = self._rows(prompts, ("completion",), first=True)
         completions = (
@@ -311,8 +331,10 @@ class FlowEvaluation:
         ]
 
     def _rows(self, prompts: Batch, names: tuple[str, ...], first: bool = False) -> Batch:
-        """Columns of the rows that the evaluation returns, as far as they exist. ``first``: only the first
-        row of each prompt."""
+        """The named columns of the rows that the evaluation returns; columns that do not exist are omitted.
+
+        ``first``: only the first row of each prompt.
+        """
         executor = self.executor.evaluating()
         try:
             rows = executor.run_body(self.plan, prompts, Outcome(), {})
@@ -328,8 +350,11 @@ class FlowEvaluation:
 
 
 def shown(accuracy: Accuracy) -> dict[Figure, float]:
-    """Return an accuracy as metrics: of the first role or of the flow's own evaluation, by source if the data
-    have several, by role if roles are named, and the figures of each further set."""
+    """Return an accuracy as metrics.
+
+    They are the shares of the first role or of the flow's own evaluation, the shares by source if the data
+    have several sources, the shares by role if roles are named, and the figures of each extra set.
+    """
     plain = {
         "sampled": accuracy.sampled,
         "greedy": accuracy.greedy,
@@ -353,14 +378,16 @@ def shown(accuracy: Accuracy) -> dict[Figure, float]:
 
 
 def of_source(name: str, role: str = "") -> Figure:
-    """Return the metric for a share that ``by_source`` has named. The part after the first slash is the
-    source, because metric names contain no slash."""
+    """Return the metric for a share that ``by_source`` has named.
+
+    In ``name``, the part after the first slash is the source, because names of metrics contain no slash.
+    """
     figure, _, source = name.partition("/")
     return Figure(Of.EVALUATION, figure, role=role, part=source)
 
 
 def unvoted(accuracy: Accuracy) -> Iterator[str]:
-    """Yield a line for each set of prompts that has pass@k but no maj@k."""
+    """Yield a message for each set of prompts that has pass@k but no maj@k."""
     every = {
         "the prompts held out of the data": accuracy.repeated,
         **{f"the set '{name}'": each for name, each in accuracy.sets.items()},

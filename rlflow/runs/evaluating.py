@@ -1,5 +1,6 @@
-"""`rlflow eval`: evaluate a run at one of its checkpoints, as the run does itself, or evaluate a model
-folder."""
+"""`rlflow eval`: evaluate a model folder, or a run at one of its checkpoints in the same way as the run
+itself.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ from rlflow.runs.trust import check_trusted
 class Answering:
     """How answers are sampled, in addition to ``--actor.generate.NAME``."""
 
-    # length of an answer; by default at most half of the model's positions
+    # maximum tokens of an answer; by default at most half of the model's positions
     max_tokens: Annotated[int, Ge(1)] = 512
 
 
@@ -50,13 +51,13 @@ def answer(prompts: Any, actor: Any, hp: Any = Answering()) -> None:
 ANSWER = Flow(answer, trains=False)
 
 
-ANSWERS, FIGURES = "answers.jsonl", "evaluation.json"  # in the folder of an evaluation
-NO_SETTINGS = ("name", "track", "out")  # flags that an evaluation does not take from its run
+ANSWERS, FIGURES = "answers.jsonl", "evaluation.json"  # files in the folder of an evaluation
+NO_SETTINGS = ("name", "track", "out")  # flags of the run that an evaluation does not use
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The figures of a model, and the folder with its answers."""
+    """The figures of a model, and the folder with the model's answers."""
 
     model: Path  # the model's folder, or the checkpoint
     iteration: int | None  # of the checkpoint; None for a model folder
@@ -64,7 +65,7 @@ class Evaluated:
     folder: Path
 
     def as_json(self) -> dict[str, Any]:
-        """Return the content of evaluation.json without the settings."""
+        """Return the content of evaluation.json, without the settings."""
         figures = plainly(shown(self.accuracy))
         return {
             "model": str(self.model),
@@ -77,8 +78,9 @@ class Evaluated:
 def evaluate_folder(folder: Path, values: Mapping[str, Any], out: Path, reporter: Reporter) -> Evaluated:
     """Evaluate a Hugging Face folder on the sets of ``--eval``.
 
-    ``values``: by flag, as for a run, except that a reward scores every set without its own reward. ``out``:
-    parent of the new folder with the answers. Raises PlanError.
+    ``values``: flag → value, as for a run. A reward that names no set scores every set without a reward of
+    its own. ``out``: the parent of the new folder with the answers. Raises PlanError if the values are
+    invalid.
     """
     model_folder(str(folder), "rlflow eval")
     if not values.get("eval"):
@@ -108,10 +110,11 @@ def evaluate_run(
     checkpoint: int | None = None,
     trust: bool = False,
 ) -> Evaluated:
-    """Evaluate a run at its newest good checkpoint, or at the one after ``checkpoint`` iterations.
+    """Evaluate a run at its newest intact checkpoint, or at its checkpoint after ``checkpoint`` iterations.
 
-    It evaluates on the sets of ``--eval`` if ``values`` has some, otherwise on the run's own prompts.
-    ``trust``: as for ``resume``. Raises PlanError.
+    If ``values`` has sets of ``--eval``, the run is evaluated on these sets, otherwise on its own held-out
+    prompts. ``trust``: as for ``resume``. Raises PlanError if the run cannot be prepared again, for example
+    because a checkpoint is missing.
     """
     folder = folder.absolute()
     saved = read_settings(folder)
@@ -137,8 +140,10 @@ def evaluate_run(
 
 
 def without_sets(saved: Mapping[str, Any], names_of_sets: Collection[str]) -> dict[str, Any]:
-    """Return the values of a run without its sets that are missing in ``names_of_sets``: without their
-    fields, and without the rewards that score them."""
+    """Return a run's values without the extra held-out sets that are not in ``names_of_sets``.
+
+    The settings of these sets and the rewards that score only them are removed too.
+    """
     dropped = [name for name in evaluation_names(saved.get("eval") or ()) if name not in names_of_sets]
     values = {
         name: value
@@ -152,8 +157,11 @@ def without_sets(saved: Mapping[str, Any], names_of_sets: Collection[str]) -> di
 
 
 def with_rewards(saved: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with rewards that score only sets. A reward without a set scores each set that lacks
-    its own reward; the rewards of the run stay. ``saved``: values of the run."""
+    """Return the values with rewards that score only extra sets.
+
+    In ``values``, a reward that names no set scores each set without a reward of its own. The rewards of the
+    run are kept, except rewards that score only one of these sets. ``saved``: the values of the run.
+    """
     if not values.get("reward"):
         return dict(values)
     sets = evaluation_names(values.get("eval") or saved.get("eval") or ())
@@ -167,7 +175,7 @@ def with_rewards(saved: Mapping[str, Any], values: Mapping[str, Any]) -> dict[st
 
 
 def _judges(reward: Any, name: str) -> bool:
-    """True if the reward scores only this set."""
+    """True if the reward scores only the set ``name``."""
     return bool(sort_rewards({"reward": (reward,), "eval": (f"{name}=-",)})[1])
 
 

@@ -1,5 +1,8 @@
-"""The results of a run: a plain Hugging Face folder for each trained role, and the answers of its evaluations
-as JSON lines. A folder or file appears complete or not at all."""
+"""The results of a run: a Hugging Face folder for each trained role, and the answers of evaluations as JSON
+lines.
+
+A folder or file appears complete or not at all.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,7 @@ FOLDER = "final"
 
 
 def finished(folder: Path, iterations: int, roles: Mapping[str, RoleModel]) -> bool:
-    """True if a run has recorded that it finished after ``iterations`` iterations, and its final models
-    exist."""
+    """True if a run has recorded that it finished after ``iterations`` iterations, and its models exist."""
     try:
         record = status.read(folder)
     except ValueError:
@@ -37,8 +39,11 @@ def finished(folder: Path, iterations: int, roles: Mapping[str, RoleModel]) -> b
 
 
 def write_models(context: RunContext, folder: Path) -> None:
-    """Write ``final/ROLE`` for each trained role. The folder is written under a temporary name, flushed to
-    disk and renamed, so it is always complete. Raises PlanError."""
+    """Write a folder ``final/ROLE`` for each trained role.
+
+    The folder is written under a temporary name, flushed to disk and renamed, so it is always complete.
+    Raises PlanError if it cannot be written.
+    """
     roles = trained(context)
     if not roles:
         return
@@ -63,8 +68,10 @@ def write_models(context: RunContext, folder: Path) -> None:
 
 
 def _write(context: RunContext, role: str, model: RoleModel, folder: Path) -> None:
-    """Write one model: the files of its trainer, and the tokenizer from the start of the run. Raises
-    OSError."""
+    """Write one model: the files of its trainer, and the tokenizer that the run started with.
+
+    Raises OSError.
+    """
     assert model.trainer is not None
     context.engine.offloads.settle(computing(role))
     model.trainer.save(folder)
@@ -80,20 +87,21 @@ def _write(context: RunContext, role: str, model: RoleModel, folder: Path) -> No
             durable.write(path, [data])
 
 
-ANSWERS = "evaluations"  # of a run, with a file for each evaluation
+ANSWERS = "evaluations"  # folder in a run's folder, with a file for each evaluation
 
 
 def name_of(iteration: int) -> str:
-    """Return the name of the file of the evaluation after ``iteration`` iterations."""
+    """Return the file name for the evaluation after ``iteration`` iterations."""
     return f"{ANSWERS}/after-{iteration:06}.jsonl"
 
 
 @contextlib.contextmanager
 def answer_file(path: Path, failed: Callable[[OSError], object]) -> Iterator[KeepAnswers]:
-    """Return a context in which the answers to one prompt after another are written to ``path``.
+    """Return a context that writes the answers to each prompt to the file ``path``.
 
-    The file appears when all answers are on disk; without answers it does not appear. A write error does not
-    end the run: ``failed`` is called with it, once.
+    The context's value is a function that is called with the answers to one prompt. The file appears when all
+    answers are on disk; without answers it does not appear. A write error does not end the run: ``failed`` is
+    called once with the error.
     """
     file = _Lines(path)
 
@@ -117,7 +125,7 @@ class _Lines:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.error: OSError | None = None  # what ended the writing
+        self.error: OSError | None = None  # the error that ended the writing
         self._aside = durable.aside(path)
         self._file: int | None = None
 

@@ -1,5 +1,8 @@
-"""Checks that stop a run or warn: missing rewards, numbers that are not finite, sampler and trainer that
-disagree. Also screens data for records that a model cannot take."""
+"""Checks that stop a run or print a warning.
+
+They find missing rewards, numbers that are not finite, and samplers that disagree with trainers. The module
+also removes records from the data that a model cannot take.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +34,23 @@ from rlflow.training.metrics import MERGE_ROUNDING
 
 
 class Guard:
-    """Stops a run. ``reasons`` returns the first message of each cause of missing rewards."""
+    """Decides after each iteration whether the run must stop.
+
+    ``reasons`` returns the first message of each cause of missing rewards.
+    """
 
     def __init__(self, options: Options, reasons: Callable[[], Mapping[Cause, str]]) -> None:
         self.options, self.reasons = options, reasons
-        self.bad = 0  # iterations in a row in which some update took no step
+        self.bad = 0  # number of iterations in a row in which some update took no step
         self._merged: set[str] = set()  # updates with a warning about merged adapters
         self._known: set[Cause] = set()  # causes of missing rewards that were reported
 
     def check(self, iteration: int, figures: Mapping[Figure, float], summary: IterationSummary) -> None:
-        """Raise StageError if too many rewards are missing, or if updates had nothing finite to learn from
-        for too many iterations in a row."""
+        """Raise StageError if the run must stop after an iteration.
+
+        It must stop if too many rewards are missing, or if some update took no finite step for too many
+        iterations in a row.
+        """
         self._missing(iteration, figures, summary)
         stuck = [
             figure.node
@@ -60,12 +69,12 @@ class Guard:
             )
 
     def missing_warnings(self, figures: Mapping[Figure, float]) -> Iterator[str]:
-        """Yield a warning with the first message of each new cause of missing rewards."""
+        """Yield a warning for each new cause of missing rewards, with its first message."""
         counts: Counter[Cause] = Counter()
         for figure, count in figures.items():
             counts[Cause(figure.name, figure.part)] += int(count) if figure.of is Of.MISSING else 0
         causes = [cause for cause, count in counts.items() if count and cause not in self._known]
-        if not causes or _rate(figures) > self.options.max_missing:  # then the error names them
+        if not causes or _rate(figures) > self.options.max_missing:  # the error that ends the run names them
             return
         messages = self.reasons()
         for cause in causes:
@@ -78,8 +87,10 @@ class Guard:
             )
 
     def merge_warnings(self, figures: Mapping[Figure, float]) -> Iterator[str]:
-        """Yield a warning, once per update, if merging loses more than half of an adapter's learned
-        change."""
+        """Yield a warning if merging an adapter into its model loses more than half of the learned change.
+
+        Each update gets at most one warning.
+        """
         for figure, share in figures.items():
             if (
                 figure.of is Of.UPDATE
@@ -116,8 +127,10 @@ class Guard:
 
 
 def _of_gradient(column: str, largest: float) -> str:
-    """The reason why no step is finite although all rows are finite. ``largest``: the largest absolute number
-    in a column."""
+    """The reason why no optimizer step is finite although all rows are finite.
+
+    ``column``: the column with the largest absolute number. ``largest``: that number.
+    """
     if largest <= OVERFLOWS:
         return "none; the gradient is not finite"
     return (
@@ -137,7 +150,7 @@ def loss_warnings(figures: Mapping[Figure, float]) -> Iterator[str]:
 
 
 def _rate(figures: Mapping[Figure, float]) -> float:
-    """The highest share of missing rewards among the rows of any role."""
+    """The highest share of missing rewards, over roles."""
     return max(
         (
             value
@@ -148,18 +161,19 @@ def _rate(figures: Mapping[Figure, float]) -> float:
     )
 
 
-HALF = 0.5  # of the change that adapters have learned
+HALF = 0.5  # share of the change that adapters have learned
 OVERFLOWS = 1e18  # the squares of larger numbers overflow float32
 # the cause of missing rewards if the user's function raised; it prints the traceback
 RAISED = "raised"
-LONGEST = 300  # characters of a reward's message in a warning
+LONGEST = 300  # maximum characters of a reward's message in a warning
 
 
 def mismatch_warnings(options: Options, figures: Mapping[Figure, float], role: str = "") -> Iterator[str]:
-    """Yield a warning for each role whose sampler gives tokens other log-probs than its trainer.
+    """Yield a warning for each role whose sampler and trainer give tokens different log-probs.
 
-    ``role``: the role of figures without one, if several roles sample. With a staleness there is no warning,
-    because samples come from older weights; the null backend's numbers come from no weights.
+    ``role``: the role of figures that do not name one, if several roles sample. There is no warning with
+    ``--staleness``, because samples then come from older weights, and none for the null backend, because it
+    has no weights.
     """
     if options.staleness or options.backend == "null":
         return
@@ -188,9 +202,10 @@ def short_repeat_warnings(plan: Plan, figures: Mapping[Figure, float]) -> Iterat
 
 
 ROWS = 4
-WEIGHT_CHECK_TOKENS = 64  # tokens of a row in a weight check
-# how many times further from 1 the mean factor may be than in float32. Unlikely tokens round the most, and a
-# prompt may have them: Gemma 3 270M has factors of 1.03 to 1.08 between two engines of equal precision.
+WEIGHT_CHECK_TOKENS = 64  # maximum tokens of a row in a weight check
+# how many times further from 1 the mean factor may be than in float32. Unlikely tokens have the largest
+# rounding errors, and a prompt may contain them: Gemma 3 270M has factors of 1.03 to 1.08 between two engines
+# of equal precision.
 ROUNDING = {"bfloat16": 3.0}
 
 
@@ -200,12 +215,15 @@ class WeightCheck:
 
     engine: Engine
     roles: tuple[str, ...]
-    rows: Batch  # the tokens that are scored, and prompts before them
+    rows: Batch  # prompts, and the tokens after them that are scored
     every: int  # iterations between two checks
 
     def __call__(self, iteration: int) -> dict[Figure, float]:
-        """Return metrics of each role: the largest and the mean difference of a token's log-prob, and the
-        mean factor between its probabilities. Empty unless a check is due."""
+        """Return the metrics of the check, for each role; empty if no check is due.
+
+        The metrics are the largest and the mean difference between the two log-probs of a token, and the mean
+        factor between its two probabilities.
+        """
         if self.every == 0 or iteration % self.every:
             return {}
         metrics: dict[Figure, float] = {}
@@ -228,8 +246,10 @@ class WeightCheck:
 
 
 def make_weight_check(roles: Roles, engine: Engine, data: Dataset, options: Options) -> WeightCheck | None:
-    """Return the weight check of a run; None without roles to compare, or if all prompts are shorter than two
-    tokens."""
+    """Return the weight check of a run.
+
+    Returns None if there are no roles to compare, or if all prompts are shorter than two tokens.
+    """
     names = tuple(name for name, role in roles.items() if has_weight_check(role, options))
     if not names:
         return None
@@ -238,7 +258,9 @@ def make_weight_check(roles: Roles, engine: Engine, data: Dataset, options: Opti
 
 
 def weight_check_rows(prompts: Batch) -> Batch:
-    """Return each prompt cut in two: the first tokens are the prompt, the others are scored."""
+    """Return each prompt cut in two: the first half is the prompt, and the tokens of the second half are
+    scored.
+    """
     tokens = [row[:WEIGHT_CHECK_TOKENS] for row in prompts.data["prompt_tokens"].lists() if len(row) > 1]
     return Batch.of(
         prompt_tokens=[row[: len(row) // 2] for row in tokens],
@@ -249,8 +271,10 @@ def weight_check_rows(prompts: Batch) -> Batch:
 def weight_check_warnings(
     metrics: Mapping[Figure, float], most: float, dtype: str = "float32"
 ) -> Iterator[str]:
-    """Yield a warning for each role whose weight check differs by more than a factor of ``most``. Shorter
-    dtypes are allowed more, for their rounding."""
+    """Yield a warning for each role whose trainer and generator differ by more than a factor of ``most``.
+
+    Dtypes shorter than float32 may differ more, because they round more.
+    """
     allowed = 1 + (most - 1) * ROUNDING.get(dtype, 1.0)
     limit = f"--max-mismatch {most:g}" + (
         f", with the rounding of {dtype} {allowed:g}" if allowed > most else ""
@@ -265,7 +289,7 @@ def weight_check_warnings(
             )
 
 
-SECONDS = 10.0  # for checking training records; the rest are checked when they are drawn
+SECONDS = 10.0  # time limit for checking records; the rest are checked later
 
 
 def screen_records(
@@ -276,12 +300,11 @@ def screen_records(
     note: Callable[[str], None],
     begun: bool = False,
 ) -> tuple[Prompts, Dataset]:
-    """Return the cursor over the training records and the held-out records, without records that cannot be
-    used.
+    """Return the cursor over the training records, and the held-out records, without unusable records.
 
-    Raises PlanError for unusable records. With --bad-records skip, or if the run has ``begun``, they are
-    skipped and reported to ``note`` instead. Pairs with two equal responses are reported, and refused if all
-    pairs are such.
+    Raises PlanError for records that a model cannot take. With --bad-records skip, or if the run has
+    ``begun``, such records are skipped and reported to ``note`` instead. Pairs with two equal responses are
+    reported; if all pairs have equal responses, they raise PlanError.
     """
     limited = replace(data, room=room(graph, roles, options.reward, data.shape != "prompts"))
     training, held_out = split_records(limited, options.held_out)
@@ -309,5 +332,5 @@ def screen_records(
 
 
 def in_order(faults: Sequence[Fault]) -> list[Fault]:
-    """Return faults in the order of their records in the data."""
+    """Return faults in the order in which their records appear in the data."""
     return sorted(faults, key=lambda fault: (fault.place.path, fault.place.line) if fault.place else ("", 0))

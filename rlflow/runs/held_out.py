@@ -36,15 +36,17 @@ PASSED = ("top_p", "top_k", "stop", "stop_token_ids", "min_tokens", "skip_specia
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The records of a run that it does not train on."""
+    """The records that a run does not train on."""
 
-    data: Dataset  # held out of the training data
-    sets: Mapping[str, Dataset] = field(default_factory=dict)  # of --eval, by name
+    data: Dataset  # records held out of the training data
+    sets: Mapping[str, Dataset] = field(default_factory=dict)  # the sets of --eval, by name
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest response, 0 without responses. A flow that never samples may sample this many
-        tokens in its evaluation."""
+        """Tokens of the longest response in the held-out records; 0 without responses.
+
+        If a flow never samples, its evaluation may sample this many tokens.
+        """
         for data in (self.data, *self.sets.values()):
             tokens = (
                 data.batch(range(len(data))).data.get("tokens")
@@ -56,8 +58,10 @@ class HeldOut:
         return 0
 
     def judged(self, rewards: Rewards) -> tuple[HeldOutSet, ...]:
-        """Return the sets that a reward can score, as rows. Raises PlanError for a set of ``--eval`` without
-        such a reward."""
+        """Return the held-out sets that a reward can score, with their judges.
+
+        Raises PlanError for a set of ``--eval`` that no reward can score.
+        """
         judge = rewards.judge() if len(self.data) else None
         own = (HeldOutSet(questions(replace(self.data, numbered=True)), judge),) if judge is not None else ()
         return (
@@ -70,7 +74,7 @@ class HeldOut:
 
 
 def questions(data: Dataset) -> Batch:
-    """Return the records as prompts, each once, without responses."""
+    """Return the records as prompts without responses. Each prompt appears once."""
     prompts = data.batch(range(len(data)))
     if prompts.axis.grouped:  # pairs: a prompt appears in two rows
         prompts = prompts.rows(prompts.axis.heads)
@@ -85,11 +89,11 @@ def usable_sets(
     note: Callable[[str], None],
     begun: bool,
 ) -> dict[str, Dataset]:
-    """Return the sets of ``--eval`` that are measured, without records that a model cannot take.
+    """Return the sets of ``--eval``, by name, without records that a model cannot take.
 
-    ``note`` gets the skipped records, and a warning for each set whose prompts contain control tokens.
-    ``opened``: opens the sets, by name, given the names of roles. Raises PlanError for a flow with its own
-    evaluation, and for unusable records unless they are to be skipped or the run has ``begun``.
+    ``note`` is called with the skipped records, and with a warning for each set whose prompts contain control
+    tokens. ``opened``: a function that opens the sets, given the names of roles. Raises PlanError if the flow
+    has its own evaluation, and for unusable records unless --bad-records is skip or the run has ``begun``.
     """
     if options.eval and graph.evaluation is not None:
         raise PlanError.of(
@@ -122,7 +126,7 @@ def usable_sets(
 
 
 def evaluated_role(graph: Graph, roles: Roles, sets: Sequence[HeldOutSet], options: Options) -> str | None:
-    """Return the first role that is evaluated; None without held-out prompts that a reward can score."""
+    """Return the first role that is evaluated; None if there are no held-out prompts that a reward can score."""
     return evaluation_role(graph, roles, options) if sets else None
 
 
@@ -136,15 +140,17 @@ def evaluations(
     sets: tuple[HeldOutSet, ...],
     options: Options,
 ) -> Evaluation:
-    """Return the evaluation of the role ``first`` and of each other role that samples from the prompts of the
-    data. Figures name the role if the flow trains several."""
+    """Return the evaluation of the role ``first``, and of each other role that answers prompts of the data.
+
+    Figures name their role if the flow trains several language models.
+    """
     names = [first, *(name for name in evaluation_roles(plan.graph, roles, options) if name != first)]
     own, *others = (evaluation(plan, roles[name], engine, queues, held_out, sets, options) for name in names)
     return replace(own, others=tuple(others), named=len(policies(roles)) > 1)
 
 
 def flow_evaluation(executor: Executor, plan: Plan, held_out: Dataset) -> FlowEvaluation | None:
-    """Return the flow's own evaluation; None without one, and without held-out prompts."""
+    """Return the flow's own evaluation; None if it has none, or if there are no held-out prompts."""
     if plan.evaluation is None or not len(held_out):
         return None
     return FlowEvaluation(executor, plan.evaluation, questions(held_out))

@@ -1,5 +1,7 @@
-"""A run's identity: the model files, data, code, packages and machine that its numbers depend on, in addition
-to its settings and its graph. Each part has a name, which `rlflow resume` prints if the part changed.
+"""A run's identity: everything that its numbers depend on, in addition to its settings and its graph.
+
+It covers model files, data, code, packages and the machine. Each part has a name, which `rlflow resume`
+prints if the part has changed.
 
 Digests of weights are computed in a thread while the run starts.
 """
@@ -32,21 +34,24 @@ SHOWN = 60  # characters of a value that messages show
 
 
 class WeightFile(BaseModel):
-    """A file of weights. While its length, times and inode stay the same, the file is unchanged and need not
-    be read again."""
+    """A file of weights.
+
+    While the file's length, times and inode stay the same, the file counts as unchanged and is not read
+    again.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     bytes: int
     modified: int  # nanoseconds since the epoch, of the last change of its content
     changed: int  # nanoseconds since the epoch, of the last change of its inode
     inode: int
-    # True if it was changed so recently that a later change may get the same time
+    # True if the file was changed so recently that a later change may get the same time
     recent: bool = False
     # digest of its bytes; None if it has not been read yet
     sha256: Annotated[str, Field(pattern=rf"^([0-9a-f]{{64}}|{UNSTEADY})$")] | None = None
 
     def same_file(self, other: WeightFile) -> bool:
-        """True if the file was not written in between, as far as this can be known without reading it."""
+        """True if both describe the same unchanged file, as far as this is known without reading the file."""
         return (self.bytes, self.modified, self.changed, self.inode) == (
             other.bytes,
             other.modified,
@@ -78,7 +83,7 @@ class Identity(BaseModel):
 
 @dataclass(frozen=True)
 class Change:
-    """A part that has changed. Prints as a line."""
+    """A part of the identity that has changed. ``str()`` gives a line of text."""
 
     name: str
     before: str
@@ -89,7 +94,7 @@ class Change:
 
 
 def shortened(value: str) -> str:
-    """Return a value shortened for a line; of a digest, its first digits."""
+    """Return a value shortened to fit on a line. A digest is shortened to its first digits."""
     kind, _, digits = value.partition(" ")
     if kind == "sha256":
         return f"sha256 {digits[:12]}"
@@ -97,7 +102,7 @@ def shortened(value: str) -> str:
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[Change]:
-    """Return the parts that changed, disappeared or are new."""
+    """Return the parts that changed, disappeared or are new, as values by name in ``before`` and ``now``."""
     names = list(dict.fromkeys((*before, *now)))
     return [
         Change(name, before.get(name, GONE), now.get(name, GONE))
@@ -107,8 +112,10 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[Chang
 
 
 def read(folder: Path) -> Identity | None:
-    """Return the identity that a run recorded; None if there is none. Raises ValueError if it is damaged or
-    of another version."""
+    """Return the identity that a run recorded; None if there is none.
+
+    Raises ValueError if it is damaged or has another version.
+    """
     try:
         return Identity.model_validate_json(durable.read(folder / FILE))
     except FileNotFoundError:
@@ -119,7 +126,7 @@ def read(folder: Path) -> Identity | None:
 
 
 PIECE = 1 << 20  # bytes that are read at a time
-RECENT = 2 * 10**9  # nanoseconds within which a filesystem may give two changes the same time
+RECENT = 2 * 10**9  # nanoseconds in which two changes may get the same time
 NICE = 10  # nice value of the thread that reads weights during a run
 LARGE = 1 << 30  # bytes; reading more than this is reported
 AT_ONCE = 4  # files that are read at once while a run waits for them
@@ -139,7 +146,10 @@ def weight_file(path: Path, clock: Callable[[], int] = time.time_ns) -> WeightFi
 
 
 def digest(path: Path, going_on: Callable[[], bool] = lambda: True) -> str | None:
-    """Return the sha256 of a file's bytes; None if ``going_on`` becomes false. Raises OSError."""
+    """Return the sha256 of a file's bytes, in hexadecimal.
+
+    Returns None if ``going_on`` returns false before the end. Raises OSError.
+    """
     total, piece = hashlib.sha256(), memoryview(bytearray(PIECE))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(piece):
@@ -155,8 +165,11 @@ def compare_weights(
     paths: Mapping[str, Path],
     say: Callable[[str], None],
 ) -> tuple[dict[str, WeightFile], list[Change]]:
-    """Return the current weights with the digests that are known, and what changed. Only touched files are
-    read; if that may take long, ``say`` reports it. Raises OSError."""
+    """Return the current weight files with the digests that are now known, and the changed files.
+
+    Only files whose length, times or inode changed are read. If this may take long, ``say`` is called with a
+    message. Raises OSError.
+    """
     changes = [
         Change(name, _told(before.get(name)), _told(now.get(name))) for name in before.keys() ^ now.keys()
     ]
@@ -187,7 +200,7 @@ def _told(weights: WeightFile | None) -> str:
 def _read(
     paths: Mapping[str, Path], stats: Mapping[str, WeightFile], say: Callable[[str], None]
 ) -> dict[str, str | None]:
-    """Digests of files that the caller waits for."""
+    """The digests of files. The caller waits for them."""
     total, stop, began = sum(stats[name].bytes for name in paths), threading.Event(), time.monotonic()
     if total > LARGE:
         say(
@@ -211,11 +224,10 @@ def _read(
 
 
 class DigestReader:
-    """Computes the missing digests of an identity in a thread of low priority, and passes the completed
-    identity on.
+    """Computes the missing digests of an identity in a thread of low priority.
 
-    ``put`` is called once with it, in that thread. ``say`` reports files that changed since they were first
-    looked at.
+    ``put`` is called once, in that thread, with the completed identity. ``say`` is called with a message
+    about each file that changed while it was being read.
     """
 
     def __init__(
@@ -230,18 +242,18 @@ class DigestReader:
         self._thread = threading.Thread(target=self._work, name="digests of weights", daemon=True)
 
     def start(self) -> DigestReader:
-        """Start to read. Returns this reader."""
+        """Start the thread. Returns this reader."""
         self._thread.start()
         return self
 
     def close(self) -> None:
-        """Stop reading. Digests that are missing then are computed on resume."""
+        """Stop reading. Digests that are still missing are computed when the run is resumed."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def wait(self, seconds: float) -> None:
-        """Wait until everything is read, at most ``seconds``."""
+        """Wait until all files are read, at most ``seconds``."""
         self._thread.join(seconds)
 
     def _work(self) -> None:
@@ -258,7 +270,7 @@ class DigestReader:
             self._put(self._identity.model_copy(update={"weights": files}))
 
     def _digest(self, name: str, weights: WeightFile) -> str | None:
-        """The digest of a file, UNSTEADY if it changed, None if the run ends first."""
+        """The digest of a file; UNSTEADY if the file changed; None if the run ends first."""
         path = self._paths[name]
         try:
             digits = digest(path, lambda: not self._stop.is_set())

@@ -1,6 +1,6 @@
 """The loop over iterations: take prompts, run the plan, record, evaluate, save, report.
 
-It also decides what can be saved of a run that an error ends.
+If an error ends the run, the loop also decides which state can be saved.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from rlflow.runs.state import KeptState, MemoryCopy, copied
 
 @dataclass(frozen=True)
 class Between:
-    """The state of a run before an iteration, while its models still have the weights of that time."""
+    """The state of a run before an iteration, except the weights, which the models still have."""
 
     iteration: int
-    cursor: Mapping[str, Any]  # of the prompts
-    scalars: Mapping[str, float]  # kept across iterations
+    cursor: Mapping[str, Any]  # position in the prompts
+    scalars: Mapping[str, float]  # the flow's scalars that are kept across iterations
     versions: Mapping[str, int]  # role → number of updates that its weights have had
 
     @staticmethod
     def of(engine: Engine, iteration: int, cursor: Mapping[str, Any]) -> Between:
-        """Capture the state before the iteration that comes next."""
+        """Capture the state before the iteration ``iteration``, which has not started."""
         return Between(
             iteration,
             cursor,
@@ -60,21 +60,27 @@ class Between:
         )
 
     def put_back(self, engine: Engine) -> None:
-        """Restore everything except weights: flows set scalars, and updates without a step raise versions."""
+        """Restore everything except weights.
+
+        This is needed even if no weights changed, because flows set scalars, and updates without a step raise
+        version numbers.
+        """
         engine.state = dict(self.scalars)
         for role, version in self.versions.items():
             engine.models[role].version = version
 
 
 def took_steps(figures: Mapping[Figure, float]) -> bool:
-    """True if an iteration's updates changed weights. An update that does not report its steps is assumed to
-    have changed them."""
+    """True if the updates of an iteration changed weights.
+
+    An update that does not report its steps is assumed to have changed them.
+    """
     steps = [value for figure, value in figures.items() if figure.of is Of.UPDATE and figure.name == "steps"]
     return not steps or any(steps)
 
 
 UNSAVED = 3  # the run ends after this many checkpoints in a row could not be saved
-REPORTED = 20  # skipped records that are reported one by one
+REPORTED = 20  # number of skipped records that are reported one by one
 
 
 T = TypeVar("T")
@@ -84,8 +90,8 @@ T = TypeVar("T")
 class LoopState:
     """The loop's own state before an iteration, for recovery."""
 
-    cursor: Mapping[str, Any]  # of the prompts
-    scalars: dict[str, float]  # kept across iterations
+    cursor: Mapping[str, Any]  # position in the prompts
+    scalars: dict[str, float]  # the flow's scalars that are kept across iterations
     totals: LoopTotals
 
 
@@ -104,7 +110,10 @@ class Loop:
         take: TakeSnapshot,
         look: Callable[[], object] = lambda: None,
     ) -> None:
-        """``look`` is called between iterations and raises if the run's folder is gone."""
+        """Make a loop.
+
+        ``look`` is called between iterations, and raises an error if the run's folder is gone.
+        """
         self.context = context
         self.records = records
         self.writer = writer
@@ -118,11 +127,11 @@ class Loop:
         self.last: dict[str, float] = {}
         self.skipped = self.reported = 0
         self.evaluated: dict[int, Accuracy] = {}
-        self.done = 0  # iterations, at the last look at the folder
+        self.done = 0  # number of finished iterations, when the folder was last checked
         # the newest state between two iterations that the models still have
         self.between: Between | None = None
         self.lost = ""  # why the newest complete iteration cannot be saved after an error
-        self.taken = 0  # the iteration of the newest checkpoint, otherwise the iteration at the start
+        self.taken = 0  # iteration of the newest checkpoint; at first, of the start
         # with --commit-every, the in-memory checkpoint of a run in one process
         self.copy: MemoryCopy | None = None
         self.recovery = Recovery(
@@ -133,7 +142,10 @@ class Loop:
         )
 
     def run(self, start: RunStart) -> RunResult:
-        """Run from ``start`` to the end. Raises Stopped, StageError and RemoteError."""
+        """Run from ``start`` to the end.
+
+        Raises Stopped on a stop request, StageError and RemoteError.
+        """
         began = time.monotonic()
         self.start, self.taken = start, start.iteration
         if start.here:
@@ -154,11 +166,12 @@ class Loop:
         )
 
     def to_the_end(self, first: int) -> tuple[Accuracy | None, list[dict[str, str]]]:
-        """Run from iteration ``first`` to the end: the first iteration, or the iteration that recovery
-        restarted from.
+        """Run from iteration ``first`` to the end.
 
-        Returns the accuracy of the last weights, and held-out prompts with the answers of the first and the
-        last weights.
+        ``first`` is the iteration that the run starts with, or the iteration that recovery restarts from.
+
+        Returns the accuracy of the last weights, and a list of held-out prompts with the answers before and
+        after training.
         """
         start = self.start
         self.start = replace(
@@ -173,7 +186,7 @@ class Loop:
         last = self.answers()
         self.done = self.options.iterations
         self.look()
-        if first < self.options.iterations:  # otherwise the run was resumed from this checkpoint
+        if first < self.options.iterations:  # otherwise this checkpoint exists already
             self.save(self.options.iterations, self.context.prompts.state())
         pairs = zip(self.start.answers, last, strict=True)
         compared = [one | {"before": one["completion"], "after": other["completion"]} for one, other in pairs]
@@ -181,16 +194,19 @@ class Loop:
         return after, compared
 
     def capture(self) -> LoopState:
-        """Return a copy of the loop's own state."""
+        """Return a copy of the loop's own state, for recovery."""
         totals = LoopTotals(deepcopy(self.totals), self.last, self.skipped, self.guard.bad)
         return LoopState(self.context.prompts.state(), dict(self.context.engine.state), totals)
 
     def rewind(self, state: LoopState) -> None:
-        """Put the stream of prompts back."""
+        """Set the stream of prompts back to its position in ``state``."""
         self.context.prompts.load(state.cursor)
 
     def replay(self, iteration: int, state: LoopState) -> None:
-        """Forget an iteration and all later ones. ``state`` is from before that iteration."""
+        """Prepare to repeat an iteration and all later ones.
+
+        ``state``: the loop's state before that iteration.
+        """
         self.context.engine.state = dict(state.scalars)
         counts = state.totals
         self.totals, self.last, self.skipped, self.guard.bad = (
@@ -205,7 +221,7 @@ class Loop:
         self.records.back_to(iteration)
 
     def step(self, iteration: int) -> None:
-        """Run one iteration, then the evaluation and the checkpoint that are due after it."""
+        """Run one iteration, then the evaluation and checkpoint that are due after it."""
         cursor, self.context.engine.iteration = self.context.prompts.state(), iteration
         self.between = Between.of(self.context.engine, iteration, cursor)
         self._end_if_lost(iteration, cursor)
@@ -228,7 +244,7 @@ class Loop:
             self.save(done, self.context.prompts.state())
 
     def _copy(self, iteration: int, cursor: Mapping[str, Any]) -> None:
-        """Copy the state of a run in one process before an iteration, if a copy is due."""
+        """Make an in-memory checkpoint of a run in one process, if one is due before this iteration."""
         every = self.options.copies_every
         if self.context.workers is None and every and iteration % every == 0:
             self.copy = self.compute(partial(copied, self.context, iteration, cursor))
@@ -242,8 +258,7 @@ class Loop:
             raise RemoteError(lost)
 
     def _end_if_unsaved(self, iteration: int) -> None:
-        """End a run that could not save several checkpoints in a row, before more work is lost. Raises
-        PlanError."""
+        """Raise PlanError if several checkpoints in a row could not be saved, before more work is lost."""
         if self.writer.in_a_row >= UNSAVED:
             why = (
                 f"the run ends before iteration {iteration}: {UNSAVED} checkpoints in a row could not "
@@ -275,8 +290,10 @@ class Loop:
         return outcome
 
     def iterate(self, iteration: int) -> None:
-        """Run the plan once, record the iteration and report it. Raises StageError if the run must not
-        continue."""
+        """Run the plan once, record the iteration, and report it.
+
+        Raises StageError if the run must not continue.
+        """
         checked = (
             self.compute(partial(self.context.weight_check, iteration)) if self.context.weight_check else {}
         )
@@ -336,8 +353,10 @@ class Loop:
                 self.reporter.note(f"iteration {iteration}: {warning}")
 
     def passed_over(self) -> Iterator[str]:
-        """Yield a warning for each drawn record that cannot be used. After many warnings, records are only
-        counted."""
+        """Yield a warning for each drawn record that cannot be used.
+
+        After REPORTED warnings, records are only counted.
+        """
         for fault in self.context.prompts.untold():
             self.reported += 1
             if self.reported <= REPORTED:
@@ -346,8 +365,10 @@ class Loop:
                 yield "further skipped records are only counted, in the metrics data/left_out_*"
 
     def save(self, iteration: int, cursor: Mapping[str, Any]) -> None:
-        """Take a snapshot before an iteration; another thread writes it. ``cursor``: position in the prompts
-        before the iteration's own."""
+        """Take a snapshot before an iteration. Another thread writes it.
+
+        ``cursor``: position in the data before the prompts of this iteration.
+        """
         self._save(iteration, cursor, None)
 
     def _save(self, iteration: int, cursor: Mapping[str, Any], kept: KeptState | None) -> None:
@@ -357,11 +378,11 @@ class Loop:
         self.taken = iteration
 
     def rescue(self, again: bool = False) -> None:
-        """Save the newest complete iteration of a run that an error ends, unless it is saved already.
+        """Save the newest complete iteration of a run that an error ends, unless it is already saved.
 
         The state comes from the models or from the in-memory checkpoint. If it cannot be saved, ``lost`` says
-        why and nothing is raised, because the error that ends the run matters more. ``again``: save it even
-        if a checkpoint of it was taken before.
+        why and nothing is raised, because the error that ends the run matters more. ``again``: save the
+        iteration even if it has a checkpoint.
         """
         taken = -1 if again else self.taken
         try:
@@ -381,7 +402,7 @@ class Loop:
             self.lost = f"the last complete iteration cannot be saved: {type(error).__name__}: {error}"
 
     def _newest_copy(self) -> MemoryCopy | None:
-        """Return the newest in-memory checkpoint, of the pools or of this process."""
+        """Return the newest in-memory checkpoint, from the pools or from this process; None without one."""
         point = self.recovery.newest()
         if point is None or self.context.workers is None:
             return self.copy
@@ -394,7 +415,10 @@ class Loop:
         return self.context.executor.queues.do("model", call)
 
     def evaluate(self, iteration: int) -> Accuracy | None:
-        """Return the accuracy after ``iteration`` iterations. It is measured once for each number."""
+        """Return the accuracy after ``iteration`` iterations; None without an evaluation.
+
+        The accuracy is measured once per iteration and then reused.
+        """
         if self.context.evaluation is None:
             return None
         if iteration not in self.evaluated:
@@ -417,7 +441,7 @@ class Loop:
 
 
 def stage_seconds(outcome: Outcome, plan: Plan) -> dict[str, float]:
-    """Return the seconds of each node, by name. A `repeat` counts without its body."""
+    """Return the seconds of each node, by name. The time of a `repeat` does not include its body."""
     seconds: dict[str, float] = {}
     for span in flat(outcome.spans, plan.within):
         seconds[span.node] = seconds.get(span.node, 0.0) + span.end - span.start
@@ -425,7 +449,10 @@ def stage_seconds(outcome: Outcome, plan: Plan) -> dict[str, float]:
 
 
 def speed(outcome: Outcome, graph: Graph) -> dict[Figure, float]:
-    """Return sampled tokens per second of sampling, over all nodes that sample."""
+    """Return the number of sampled tokens per second of sampling, over all nodes that sample.
+
+    Empty if nothing was sampled.
+    """
     nodes = {node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE}
     seconds = sum(span.end - span.start for span in outcome.spans if span.node in nodes)
     tokens = sum(count.tokens for source, count in outcome.account.sampled.items() if source in nodes)

@@ -1,15 +1,16 @@
-"""The funnel of rows: how many sampled rows are left to learn from, step by step, as metrics of an iteration.
+"""The funnel of rows: how many sampled rows remain after each step before an update, as metrics.
 
     funnel/rows_sampled      rows sampled for training, including carry-over of earlier iterations
     funnel/rows_kept         sampled rows that a `repeat` or `choose` kept, if any were dropped
     funnel/rows_scored       rows with a score
     funnel/rows_mixed        scored rows in groups whose scores differ, if there are groups
-    funnel/rows_untruncated  rows of the step above that ended before max_tokens
+    funnel/rows_untruncated  rows counted in rows_mixed (or rows_scored) that ended before max_tokens
     funnel/rows_used         rows that an update used
 
-Sampled, kept and used come from the row accounting; the other three are measured with the health of the
-iteration. A flow that does not sample has only used rows. If several trained roles sample, each has its own
-funnel. `rlflow/training/learning.py` counts the tokens of an update that have a gradient.
+rows_sampled, rows_kept and rows_used come from the row accounting. The other three are measured with the
+iteration's health metrics. A flow that does not sample has only the metric rows_used. If several trained
+roles sample, each has its own funnel. `rlflow/training/learning.py` counts the tokens of an update that have
+a gradient.
 
 The module also turns the row accounting into text and metrics, and computes pass@k of several answers to a
 prompt.
@@ -30,22 +31,24 @@ from rlflow.compiler.graph.model import Graph, Node, Op
 from rlflow.compiler.trace.compile import all_nodes
 from rlflow.execution.account import Count, End, RowAccount, RowOutcome, sampler_of
 
-# steps of the funnel that are measured with the health of the iteration
+# steps of the funnel that are measured with the health metrics of the iteration
 MEASURED = ("scored", "mixed", "untruncated")
 # causes for which rows are dropped before they are scored
 BEFORE = ("not chosen", "not kept")
 
 
 def step(name: str, role: str = "") -> Figure:
-    """Return a step of the funnel, of one role if several trained roles sample."""
+    """Return the metric of a step of the funnel. ``role``: set if several trained roles sample."""
     return Figure(Of.ROWS, f"funnel/rows_{name}", role=role)
 
 
 def funnel_metrics(
     account: RowAccount, graph: Graph, health: Mapping[Figure, float], roles: Collection[str] = ()
 ) -> dict[Figure, float]:
-    """Return the funnel of an iteration from its row accounting and its health metrics. ``roles``: the roles
-    with their own funnel, if several trained roles sample."""
+    """Return the funnel of an iteration from its row accounting and its health metrics.
+
+    ``roles``: the trained roles that sample, if there are several; each has its own funnel.
+    """
     nodes = {node.name: node for node in all_nodes(graph.nodes)}
     funnel: dict[Figure, float] = {}
     for role in roles or ("",):
@@ -71,8 +74,10 @@ def without_funnel(health: Mapping[Figure, float]) -> dict[Figure, float]:
 
 
 def _of_account(account: RowAccount, nodes: Mapping[str, Node], role: str) -> dict[str, float]:
-    """The steps that the row accounting knows: how many rows a role, or any role, sampled for training, kept
-    and used."""
+    """The steps that the row accounting knows: number of rows that were sampled for training, kept and used.
+
+    ``role``: count only this role's rows; empty for all roles.
+    """
     sources = [
         source
         for source in {*account.sampled, *account.opened}
@@ -101,14 +106,16 @@ def _of_account(account: RowAccount, nodes: Mapping[str, Node], role: str) -> di
 
 
 def _samples(node: Node, role: str) -> bool:
-    """True if a node samples; with a role, if it samples with that role's model."""
+    """True if a node samples. If ``role`` is given, true if the node samples with that role's model."""
     samplers = sampler_of(node)
     return node.op in (Op.GENERATE, Op.REPEAT) and (role in samplers if role else bool(samplers))
 
 
 def _learned(account: RowAccount, source: str) -> bool:
-    """True if rows of a node are used for more than reading; the rows of a baseline, for example, are only
-    read."""
+    """True if some rows of a node are used for more than reading.
+
+    For example, the rows of a baseline are only read.
+    """
     return any(end.fate is not RowOutcome.READ for (name, end), _ in account.ends.items() if name == source)
 
 
@@ -122,7 +129,10 @@ FILE = "fates.jsonl"
 
 
 def run_account(folder: Path) -> RowAccount:
-    """Return the row accounting of all iterations of a run, from its folder; empty without a file."""
+    """Return the row accounting of all iterations of a run, from its folder.
+
+    It is empty if the file does not exist.
+    """
     total = RowAccount()
     for values in objects(Growing(folder / FILE).lines()):
         with contextlib.suppress(ValueError):  # skip an object that is not a row accounting
@@ -131,8 +141,10 @@ def run_account(folder: Path) -> RowAccount:
 
 
 def outcome_metrics(account: RowAccount) -> dict[Figure, float]:
-    """Return the number of rows of an iteration for each outcome that occurs. Prompts without tokens are not
-    counted."""
+    """Return the number of an iteration's rows with each outcome.
+
+    Outcomes that do not occur are omitted, and prompts without tokens are not counted.
+    """
     rows = {
         fate: sum(count.rows for _, end, count in _sampled(account) if end.fate is fate)
         for fate in RowOutcome
@@ -141,7 +153,7 @@ def outcome_metrics(account: RowAccount) -> dict[Figure, float]:
 
 
 def outcomes_text(account: RowAccount) -> str:
-    """Return lines with the rows and tokens of each sampling node, and their outcomes."""
+    """Return lines of text with the rows and tokens of each sampling node, and their outcomes."""
     ends = _sampled(account)
     lines = []
     for source in dict.fromkeys(source for source, _, _ in ends):
@@ -152,12 +164,12 @@ def outcomes_text(account: RowAccount) -> str:
 
 
 def _amount(count: Count) -> str:
-    """Rows with their tokens; only tokens if the rows are counted elsewhere."""
+    """The number of rows and tokens as text; only tokens if the rows are counted elsewhere."""
     return f"{count.rows} rows, {count.tokens} tokens" if count.rows else f"{count.tokens} tokens"
 
 
 def end_text(end: End) -> str:
-    """Return an outcome as text, with its node, its cause and the setting that decided it."""
+    """Return an outcome as text, with its node, its cause and the setting that led to it."""
     where = f" {'by' if end.fate is RowOutcome.TRAINED else 'at'} {end.node}" if end.node else ""
     setting = f" ({end.setting})" if end.setting else ""
     return f"{end.fate}{where}{setting}{f': {end.cause}' if end.cause else ''}"
@@ -177,7 +189,7 @@ class Answers:
     """The sampled answers to one prompt, in the order of sampling."""
 
     scores: Sequence[float]  # NaN where the score is missing
-    extracted: Sequence[str | None]  # the answer that each votes for; None without a vote
+    extracted: Sequence[str | None]  # the extracted answer; None if there is none
 
     @property
     def right(self) -> list[bool]:
@@ -186,11 +198,12 @@ class Answers:
 
 
 def repeated_figures(prompts: Sequence[Answers]) -> dict[str, float]:
-    """Return mean@n, pass@k for powers of two up to n, and maj@k for those from 2 on, of prompts with n
-    answers each.
+    """Return mean@n, pass@k and maj@k of prompts with n answers each.
 
-    mean@n is the mean of the scores without missing ones. It is omitted if all are missing. maj@k is omitted
-    if all answers are without a vote.
+    k takes the powers of two up to n, for maj@k from 2 on.
+
+    mean@n is the mean of all scores that are not missing; without such scores it is omitted. maj@k is omitted
+    if no answer could be extracted.
     """
     count = len(prompts[0].scores)
     scores = [score for answers in prompts for score in answers.scores if not math.isnan(score)]
@@ -216,8 +229,9 @@ def powers_of_two(most: int) -> list[int]:
 
 
 def pass_at(samples: int, right: int, k: int) -> float:
-    """Return the probability that at least one of k answers is right. They are drawn without replacement from
-    ``samples`` answers, ``right`` of them right.
+    """Return the probability that at least one of k answers is right.
+
+    The k answers are drawn without replacement from ``samples`` answers, of which ``right`` are right.
 
     This is the unbiased estimate of Chen et al., "Evaluating Large Language Models Trained on Code", 2021,
     equation 1.
@@ -226,7 +240,7 @@ def pass_at(samples: int, right: int, k: int) -> float:
 
 
 def majority_at(answers: Answers, k: int) -> float:
-    """Return the share of lots of k answers whose most frequent answer is right.
+    """Return maj@k: the share of lots of k answers in which the most frequent answer is right.
 
     Lots are taken in the order of sampling and do not overlap, so the estimate is unbiased. Answers that do
     not fill a lot are not used.
@@ -242,8 +256,11 @@ def majority_at(answers: Answers, k: int) -> float:
 
 
 def majority(extracted: Sequence[str | None], right: Sequence[bool]) -> float:
-    """Return the probability that a vote is right. Equal answers vote together; a tie is decided at random; 0
-    without votes. If equal answers were scored differently, the share of right ones counts."""
+    """Return the probability that a majority vote is right.
+
+    Equal extracted answers count as votes for the same answer, and a tie is decided at random. If equal
+    answers have different scores, the share of right ones counts. Returns 0 if no answer was extracted.
+    """
     voters: dict[str, list[bool]] = defaultdict(list)
     for answer, hit in zip(extracted, right, strict=True):
         if answer is not None:

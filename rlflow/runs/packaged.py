@@ -1,5 +1,7 @@
-"""Packaged tasks: the data, model and settings of a run without --model and --data. An algorithm has its own
-TOML file, or uses the default."""
+"""Packaged tasks: the data, model and settings of a run without --model and --data.
+
+Some algorithms have their own TOML file; all others use the default file.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,18 @@ from rlflow.config.flags import read_toml
 
 
 def uses_packaged(values: Mapping[str, Any]) -> bool:
-    """True if a run uses the packaged task: neither a model nor data are given. ``values``: by flag."""
+    """True if a run uses the packaged task, because neither a model nor data are given.
+
+    ``values``: flag → value.
+    """
     return values.get("model") is None and not values.get("data") and values.get("backend") != "null"
 
 
 def packaged_values(flow: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the packaged task of a flow, or nothing if the run does not use it. If an
-    environment is given, the task's rewards and environment settings are dropped."""
+    """Return the values of a flow's packaged task; empty if the run does not use it.
+
+    If an environment is given, the task's rewards and environment settings are removed.
+    """
     if not uses_packaged(values):
         return {}
     task = packaged(flow)[1]
@@ -30,8 +37,10 @@ def packaged_values(flow: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def packaged_environment(flow: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the environment and its settings from the packaged task, if the run uses it. They shape the
-    flow's graph."""
+    """Return the environment of the packaged task and its settings, if the run uses the task.
+
+    They determine the flow's graph.
+    """
     return {
         name: value
         for name, value in packaged_values(flow, values).items()
@@ -40,7 +49,7 @@ def packaged_environment(flow: str, values: Mapping[str, Any]) -> dict[str, Any]
 
 
 def packaged(flow: str) -> tuple[str, dict[str, Any]]:
-    """Return the name of the task file for a flow and its values. Folders and files are absolute paths."""
+    """Return the name of the task file for a flow, and the file's values. Paths are absolute."""
     folder = Path(next(iter(rlflow.data.tasks.__path__)))
     path = folder / f"{flow}.toml"
     path = path if path.is_file() else folder / "default.toml"

@@ -1,8 +1,8 @@
-"""Plan a run: the place of its roles, and the steps of an iteration. `plan`, `run` and `resume` each use it
-once.
+"""Plan a run: where its roles are placed, and the steps of an iteration.
 
-It starts nothing, loads no model and opens no data. A run needs two steps: ``place_roles`` before its data
-are open, ``make_plan`` after, because only the data decide whether held-out records can be scored.
+`plan`, `run` and `resume` plan a run once. Planning starts nothing, loads no model and opens no data. A run
+plans in two steps: ``place_roles`` before its data are open, and ``make_plan`` afterwards, because only the
+data determine whether held-out records can be scored.
 
 The module also spreads trainers and generators over the ranks of their pools, and decides which parts of a
 run can be streamed.
@@ -46,8 +46,10 @@ from rlflow.training.protocols import GivesChunks
 
 
 def with_parallelism(placement: Placement | None, graph: Graph, roles: Roles) -> Placement | None:
-    """Add to a placement how each trainer and generator is distributed over its pool. Returns None for one
-    process. Raises PlanError if it does not fit."""
+    """Add to a placement how each trainer and generator is distributed over its pool.
+
+    Returns None for a run in one process. Raises PlanError if a role's parallelism does not fit its pool.
+    """
     pools = placement.pools if placement is not None else {}
     sides: dict[tuple[str, str], Parallel] = {}
     problems: list[Problem] = []
@@ -91,7 +93,7 @@ def _unfit(
 
 
 def _lone_stages(graph: Graph, sides: Mapping[tuple[str, str], Parallel]) -> Iterator[Problem]:
-    """Stages that compute with a model on rank 0 alone, although rank 0 has only a part of its weights."""
+    """Problems of stages that compute with a model on rank 0 alone, if rank 0 has only a part of the weights."""
     for node in used_nodes(graph):
         if (
             node.op is Op.STAGE
@@ -112,8 +114,10 @@ def _lone_stages(graph: Graph, sides: Mapping[tuple[str, str], Parallel]) -> Ite
 
 
 def _lone_changes(graph: Graph, placement: Placement | None) -> Iterator[Problem]:
-    """Stages that may change the weights of a role on one of several ranks, or on each rank from different
-    rows. The ranks would then have different weights."""
+    """Problems of stages with which the ranks of a role could get different weights.
+
+    Such a stage may change the role's weights on one rank only, or on each rank from different rows.
+    """
     for node in used_nodes(graph):
         pool = (
             placement.trainers.get(node.role or "")
@@ -138,8 +142,11 @@ def _lone_changes(graph: Graph, placement: Placement | None) -> Iterator[Problem
 
 
 def streaming(graph: Graph, roles: Roles, rewards: RewardNames, options: Options) -> Streaming:
-    """Return how rows may be streamed with ``--stream``. ``roles``: those that are models. A reward function
-    scores row by row; a reward model does so only if its backend computes each row exactly on its own."""
+    """Return which parts of a run may be streamed with ``--stream``.
+
+    A reward function scores row by row. A reward model does so only if its backend computes the same result
+    for each row alone. ``roles``: the roles that are models.
+    """
     if options.stream < 2:
         return Streaming()
     samplers = {name for name, role in roles.items() if role.generator.offers(GivesChunks)}
@@ -161,25 +168,30 @@ class PlacedRoles:
     roles: Roles
     rewards: RewardNames
     options: Options
-    placement: Placement | None  # None: all in one process
+    placement: Placement | None  # None for a run in one process
     evaluated: str | None = None  # the role that samples held-out prompts, if any does
-    # why that role's generator got no pool; set only if the flow itself does not need this generator
+    # error that no flag gives that role's generator a pool, if only the evaluation needs this generator
     undecided: PlanError | None = None
 
     @cached_property
     def needs(self) -> dict[str, Sides]:
-        """Role → the sides that it needs. The evaluated role needs a generator, even if the flow never
-        samples."""
+        """Role → the sides that it needs.
+
+        The evaluated role needs a generator even if the flow never samples.
+        """
         return needed(self.roles, self.evaluated)
 
     @property
     def where(self) -> Placement:
-        """The placement; for a run in one process, a placement with that process."""
+        """The placement. For a run in one process, this is a placement on that process."""
         return self.placement or here(self.needs)
 
 
 def needed(roles: Roles, evaluated: str | None) -> dict[str, Sides]:
-    """Role → the sides that it needs. ``evaluated``: the role that samples held-out prompts."""
+    """Return the sides that each role needs.
+
+    ``evaluated``: the role that samples held-out prompts, if any.
+    """
     return {
         name: Sides(role.needs.trainer, role.needs.generator or name == evaluated)
         for name, role in roles.items()
@@ -187,16 +199,16 @@ def needed(roles: Roles, evaluated: str | None) -> dict[str, Sides]:
 
 
 def evaluation_role(graph: Graph, roles: Roles, options: Options) -> str | None:
-    """Return the first role that is evaluated if held-out records can be scored."""
+    """Return the first role that is evaluated if held-out records can be scored; None without such a role."""
     return next(iter(evaluation_roles(graph, roles, options)), None)
 
 
 def evaluation_roles(graph: Graph, roles: Roles, options: Options) -> tuple[str, ...]:
     """Return the roles that are evaluated if held-out records can be scored.
 
-    They are the trained language models that sample from prompts of the data; if none of the trained ones
-    does, the first trained one. If several roles sample in training, only those count whose rows from these
-    prompts a reward scores, since the others do not answer the data's questions. In a flow that trains
+    These are the trained language models that sample from prompts of the data. If no trained model does, it
+    is the first trained one. If several roles sample in training, a role counts only if a reward scores its
+    rows from these prompts, since the other roles do not answer the data's questions. In a flow that trains
     nothing, ``--eval`` evaluates all roles that sample from these prompts. Empty if the flow has its own
     evaluation.
     """
@@ -214,9 +226,11 @@ def evaluation_roles(graph: Graph, roles: Roles, options: Options) -> tuple[str,
 
 
 def unmeasured(graph: Graph, roles: Roles, options: Options) -> str:
-    """Return a line that says why held-out accuracy is not measured although held-out prompts exist: several
-    roles sample, and none of them answers the data's questions. Empty if an accuracy is measured or not
-    wanted."""
+    """Return a message that says why held-out accuracy is not measured although held-out prompts exist.
+
+    The reason is that several roles sample and none of them answers the data's questions. Empty if accuracy
+    is measured or not requested.
+    """
     playing = [name for name in policies(roles) if roles[name].use.generates]
     asked = (options.held_out or options.eval) and options.backend != NULL and graph.evaluation is None
     if not asked or len(playing) < 2 or evaluation_roles(graph, roles, options):
@@ -233,8 +247,10 @@ def policies(roles: Roles) -> list[str]:
 
 
 def answering_roles(graph: Graph) -> set[str]:
-    """Return the roles that sample from the prompts of the data, or from a selection of them, also inside a
-    `repeat`."""
+    """Return the roles that sample from the prompts of the data or from a selection of these prompts.
+
+    Calls inside a `repeat` count too.
+    """
     roles: set[str] = set()
     for node in graph.nodes:
         if node.body is not None:
@@ -245,8 +261,11 @@ def answering_roles(graph: Graph) -> set[str]:
 
 
 def scored_roles(graph: Graph) -> set[str]:
-    """Return the roles whose rows a reward scores, if these rows were sampled from the prompts of the data or
-    from a selection of them, also inside a `repeat`."""
+    """Return the roles with rows that a reward scores.
+
+    Only rows that were sampled from the prompts of the data, or from a selection of these prompts, count.
+    Calls inside a `repeat` count too.
+    """
     sampled: dict[int, set[str]] = {}
     scored: set[str] = set()
     for node in graph.nodes:
@@ -263,8 +282,10 @@ def scored_roles(graph: Graph) -> set[str]:
 def place_roles(
     program: Program, roles: Roles, config: RunConfig, problems: Iterable[Problem] = ()
 ) -> PlacedRoles:
-    """Place trainers and generators on the pools of ``--pools``, once for a run. Raises PlanError with
-    ``problems`` and every other reason to refuse the run: rows, rewards, pools, groups of ranks, staleness.
+    """Place trainers and generators on the pools of ``--pools``, once for a run.
+
+    Raises PlanError with ``problems`` and all other reasons to refuse the run, such as row counts, rewards,
+    pools, groups of ranks or staleness.
     """
     options, rewards = config.options, RewardNames.of(config, program.flow)
     stale = [problem for problem in stale_problems(program, options.staleness) if problem.severity == "error"]
@@ -285,9 +306,11 @@ def place_roles(
 def problems_before_backends(
     graph: Graph, options: Options, values: Callable[[str], Mapping[str, Any]]
 ) -> Iterator[Problem]:
-    """Yield the problems of a configuration that ``place_roles`` can find before a backend is loaded: too
-    many rows, pools, and a staleness that the pools do not allow. ``values``: name of a role → values of its
-    flags."""
+    """Yield the problems of a configuration that can be found before a backend is loaded.
+
+    These are too many rows, invalid pools, and a staleness that the pools do not allow. ``values``: a
+    function that returns the flags of a role.
+    """
     yield from too_many_rows(Sizes.of(graph, Assumed(options.prompts)))
     yield from pool_problems(options)
     placement = None
@@ -307,8 +330,11 @@ def problems_before_backends(
 
 
 def _placed(program: Program, roles: Roles, rewards: RewardNames, options: Options) -> PlacedRoles:
-    """Place trainers and generators. If there is room, the generator of the role that may be evaluated is
-    placed too; the data decide later whether it is evaluated."""
+    """Place trainers and generators.
+
+    The generator of a role that may be evaluated is placed too, if there is room. The data decide later
+    whether the role is evaluated.
+    """
     evaluated = evaluation_role(program.graph, roles, options)
     try:
         return PlacedRoles(
@@ -343,7 +369,7 @@ def _placement(
 
 
 def share_problems(pools: Pools, options: Options) -> Iterator[Problem]:
-    """Yield a problem if --pools shares a kind of device that the run does not use."""
+    """Yield a problem if --pools divides a kind of device that the run does not use."""
     device = "gpu" if device_in(options.device) == "cuda" else "cpu"
     if pools.kind and device != pools.kind:
         yield Problem(
@@ -356,8 +382,10 @@ def share_problems(pools: Pools, options: Options) -> Iterator[Problem]:
 
 
 def thread_problems(placement: Placement, roles: Roles, options: Options) -> Iterator[Problem]:
-    """Yield a problem for each thing that ranks as threads of one process cannot do: use a backend that needs
-    its own process, move weights between processes, or use Ray."""
+    """Yield a problem for each feature that ranks cannot have if they are threads of one process.
+
+    These are backends that need a process of their own, weight transfers between processes, and Ray.
+    """
     if not placement.threads:
         return
     for half, pools in (("trainer", placement.trainers), ("generator", placement.generators)):
@@ -374,8 +402,11 @@ def thread_problems(placement: Placement, roles: Roles, options: Options) -> Ite
 
 
 def pool_problems(options: Options) -> Iterator[Problem]:
-    """Pools that do not go with other flags of the run, whatever the backends are: parts of devices of which a
-    run uses none, and what ranks that are threads cannot do."""
+    """Yield problems of pools that do not depend on backends.
+
+    These are pools that divide a kind of device that the run does not use, and flags that do not work if
+    ranks are threads.
+    """
     if options.pools:
         yield from share_problems(options.pools, options)
     if not options.pools or not options.pools.threads:
@@ -404,9 +435,11 @@ def _as_processes(options: Options) -> str:
 
 
 def settle_evaluation(placed: PlacedRoles, program: Program, evaluated: str | None) -> PlacedRoles:
-    """Return the placement once the data are known. ``evaluated``: the role that is really evaluated. A
-    generator that only an evaluation would need is dropped if there is none. Raises PlanError if the role
-    needs a pool that no flag decides."""
+    """Return the placement once the data are known.
+
+    ``evaluated``: the role that is evaluated, or None. A generator that only an evaluation needs is removed
+    if there is no evaluation. Raises PlanError if the evaluated role needs a pool and no flag names one.
+    """
     if evaluated is not None:
         if placed.undecided is not None:
             raise placed.undecided
@@ -420,8 +453,10 @@ def settle_evaluation(placed: PlacedRoles, program: Program, evaluated: str | No
 
 
 def make_plan(program: Program, placed: PlacedRoles) -> Plan:
-    """Run all compiler passes over the program, once for a run. Raises PlanError for chunks that no node
-    waits for, and if memory does not suffice."""
+    """Run all compiler passes over the program and return the plan.
+
+    Raises PlanError if ``--stream`` has no benefit for this flow, and if the memory does not suffice.
+    """
     options, chunks = placed.options, streaming(program.graph, placed.roles, placed.rewards, placed.options)
     packing = [name for name, role in placed.roles.items() if role.trainer.can.packs]
     passed = share(plan(program, placed.placement, chunks), packing)
@@ -437,6 +472,6 @@ def pool_warnings(plan: Plan, sizes: Sizes) -> Iterator[Problem]:
 
 
 def crowd_warnings(placed: PlacedRoles) -> Iterator[Problem]:
-    """Yield a warning if more ranks run on this machine than it has cores."""
+    """Yield a warning if this machine has fewer cores than ranks."""
     if placed.placement is not None and placed.options.ray_address is None:
         yield from crowded(placed.placement, os.cpu_count() or 1)
