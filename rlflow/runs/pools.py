@@ -1,5 +1,7 @@
-"""A run on pools: the driver's part, and pools whose ranks are threads of its process. Pools on Ray are in
-`rlflow.runs.ray_pools`."""
+"""A run on pools: the driver's side, and pools whose ranks are threads of the driver's process.
+
+Pools on Ray are in `rlflow.runs.ray_pools`.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +38,17 @@ from rlflow.execution.queues import Queues
 from rlflow.extras import VERSION
 from rlflow.runs.context import EngineInputs, Runtime
 
-GRACE = 5.0  # extra seconds after a deadline, so that the engine can name the ranks that did not answer
+GRACE = 5.0  # extra seconds, so that the engine can name the ranks that do not answer
 
 
 @dataclass(frozen=True)
 class WorkerSetups:
-    """The part of a worker's setup that is the same on all ranks."""
+    """The parts of a worker's setup that are the same on all ranks."""
 
     program: Program
     config: RunConfig
     data: Judged
-    options: TraceOptions  # of the program's trace
+    options: TraceOptions  # options that the program was traced with
     updates: Mapping[str, int]  # role → optimizer steps over the run
 
     def of_pools(
@@ -56,8 +58,10 @@ class WorkerSetups:
         rendezvous_points: Mapping[str, str],
         residency: Iterable[MemorySchedule] = (),
     ) -> dict[str, list[Setup]]:
-        """Return the setup of each rank of each pool. ``rendezvous_points``: pool → the file or address where
-        its ranks meet."""
+        """Return the setup of each rank, as pool → setups by rank.
+
+        ``rendezvous_points``: pool → the file or address where its ranks meet.
+        """
         program, schedules = self.program, {schedule.pool: schedule for schedule in residency}
         source, shape = (
             FlowSource.of(program.flow),
@@ -96,8 +100,10 @@ class WorkerSetups:
 def worker_setups(
     program: Program, config: RunConfig, data: Judged, options: TraceOptions, updates: Mapping[str, int]
 ) -> WorkerSetups:
-    """Collect what workers need to know of a run. ``auto`` is replaced by the driver's device, because
-    workers may see other devices."""
+    """Collect everything that workers need to know about a run.
+
+    The device ``auto`` is replaced with the driver's device, because workers may see other devices.
+    """
     device: Any = device_in(config.options.device)
     return WorkerSetups(
         program, replace(config, options=replace(config.options, device=device)), data, options, updates
@@ -110,8 +116,10 @@ def threads_of_rank(options: Options, placement: Placement) -> int:
 
 
 def in_threads(plan: Plan, options: Options, setups: WorkerSetups, inputs: EngineInputs) -> Runtime:
-    """Load the models of pools whose ranks are threads of this process. If it raises PlanError, everything
-    that it started is stopped."""
+    """Load the models of pools whose ranks are threads of this process, and return the runtime.
+
+    If this raises PlanError, everything that it started is stopped.
+    """
     placement = plan.placement
     assert placement is not None
     with ExitStack() as started:
@@ -131,8 +139,11 @@ def runtime(
     pools: Mapping[str, Pool[Worker]],
     started: ExitStack,
 ) -> Runtime:
-    """Make the runtime of a run from pools that are up. ``started``: stops everything that was started; the
-    runtime takes it over."""
+    """Make the runtime of a run from pools that are already running.
+
+    ``started``: an exit stack that stops everything that was started. The runtime takes over the stack, and
+    its ``close`` closes it.
+    """
     engine = engine_of(plan, options, inputs, pools)
     queues = Queues(room_of(plan.placement))
     started.callback(queues.close)
@@ -142,13 +153,14 @@ def runtime(
             plan, engine, queues, inputs.prompts, options.staleness, options.iterations, options.prompts
         )
         started.callback(ahead.close)
-    started.callback(run_workers.unwatch)  # runs first at the end: queues may be waiting for workers
+    # called first at the end, because queues may be waiting for workers
+    started.callback(run_workers.unwatch)
     workers = Workers(run_workers, engine, plan.graph.changed_roles, ahead)
     return Runtime(plan, engine, queues, lambda: reasons(pools), started.pop_all().close, ahead, workers)
 
 
 def roles_of(placement: Placement) -> dict[str, str]:
-    """Return a text for each pool with the roles on it."""
+    """Return pool → the names of the roles on it, as text."""
     names: dict[str, list[str]] = {pool: [] for pool in placement.pools}
     for role, pool in [*placement.trainers.items(), *placement.generators.items()]:
         names[pool] += [role] if role not in names[pool] else []
@@ -158,7 +170,7 @@ def roles_of(placement: Placement) -> dict[str, str]:
 def engine_of(
     plan: Plan, options: Options, inputs: EngineInputs, pools: Mapping[str, Pool[Worker]]
 ) -> ClusterEngine:
-    """Return the engine that executes a plan on pools that are up."""
+    """Return the engine that executes a plan on pools that are already running."""
     program, graph, placement = plan.program, plan.graph, plan.placement
     assert placement is not None
     models = {
@@ -204,8 +216,11 @@ def engine_of(
 def transfer(
     role: str, options: Options, placement: Placement, pools: Mapping[str, Pool[Worker]]
 ) -> WeightTransfer | None:
-    """Return the planned transfer of a role's weights to another pool. None if the weights need none, or use
-    another way."""
+    """Return the planned transfer of a role's weights to the pool of its generator.
+
+    Returns None if trainer and generator are on the same pool, if one of them is missing, or if ``--weights
+    gather`` is used.
+    """
     source, target = placement.trainers.get(role), placement.generators.get(role)
     if source is None or target is None or source == target or options.weights == "gather":
         return None
@@ -213,7 +228,7 @@ def transfer(
 
 
 def reasons(pools: Mapping[str, Pool[Worker]]) -> dict[Cause, str]:
-    """Return the first message of each cause of missing scores, from all ranks."""
+    """Return the first message of each cause of missing scores, collected from all ranks."""
     messages: dict[Cause, str] = {}
     for pool in pools.values():
         for each in pool.call(Worker.reasons, seconds=60.0, group="control").result():

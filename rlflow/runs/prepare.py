@@ -1,5 +1,7 @@
-"""Prepare a run: from a flow and a configuration to data, rewards, models and a plan. Reports every
-configuration error before loading a model."""
+"""Prepare a run: make data, rewards, models and a plan from a flow and a configuration.
+
+All configuration errors are reported before a model is loaded.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,7 @@ Judge = Callable[[Graph, Dependencies], Dependencies]
 
 
 def accept(graph: Graph, dependencies: Dependencies) -> Dependencies:
-    """Return the dependencies of a new run unchanged: it has nothing to compare them with."""
+    """Return the dependencies unchanged. A new run has no earlier dependencies to compare them with."""
     return dependencies
 
 
@@ -106,10 +108,11 @@ def prepare(
 ) -> RunContext:
     """Make everything that a run needs.
 
-    ``note``: progress callback. ``judge``: called with the graph and the dependencies before any model is
-    loaded; it may add digests that it knows; None if nothing will resume the run. ``begun``: true if the run
-    started earlier, so bad records no longer stop it. ``data``: used instead of the configured data.
-    ``folder``: as for ``services_of``. Raises FlowError and PlanError, and the errors of ``judge``.
+    ``note``: called with progress messages. ``judge``: called with the graph and the dependencies before any
+    model is loaded; it returns the dependencies, possibly with more digests. It is None if the run will never
+    be resumed. ``begun``: true if the run started earlier; bad records are then skipped. ``data``: a data set
+    to use instead of the configured data. ``folder``: as for ``services_of``. Raises FlowError and PlanError,
+    and the errors of ``judge``.
     """
     if in_worker():
         raise PlanError.of(
@@ -188,7 +191,10 @@ def prepare(
 
 
 def unrepeatable(specs: Specs) -> Iterator[str]:
-    """Yield a line for each environment that cannot replay episodes: a resumed run may sample differently."""
+    """Yield a message for each environment that cannot replay episodes.
+
+    A run with such an environment may sample different rows after it is resumed.
+    """
     for spec in specs.values():
         if not spec.source.repeatable:
             yield (
@@ -205,9 +211,12 @@ def rotated_rows(
     datasets: Iterable[Dataset],
     note: Callable[[str], None],
 ) -> int:
-    """Return the length in tokens of the longest possible row if a model's rotary frequencies depend on it.
-    Returns 0 if none do, or if the length is unknown. Raises PlanError if --longest-row is shorter than the
-    data's longest row."""
+    """Return the longest row in tokens that is possible in a run, if a model's rotary frequencies depend on
+    it.
+
+    Returns 0 if no model's do, or if the length is unknown. Raises PlanError if --longest-row is shorter than
+    the longest row of the data.
+    """
     folders_of = {name: role.folder for name, role in placed.roles.items()}
     folders_of |= {
         spec.name: Path(spec.path) for spec in map(parse_reward, options.reward) if spec.kind == "model"
@@ -247,8 +256,11 @@ def rotated_rows(
 def replies(
     program: Program, placed: PlacedRoles, tokenizer: str | None, data: Dataset, specs: Specs
 ) -> list[Problem]:
-    """Return warnings and notes about chat templates and stop tokens in the models' folders. Raises PlanError
-    for a template that lacks what the flow needs, and for stop tokens that a model does not have."""
+    """Return warnings and notes about chat templates and stop tokens in the models' folders.
+
+    Raises PlanError if a template lacks something that the flow needs, and for stop tokens that a model does
+    not have.
+    """
     folders = {name: role.folder for name, role in placed.roles.items()}
     problems = [
         *reply_problems(
@@ -263,8 +275,10 @@ def replies(
 def compile_with_data(
     flow: Flow, hp: Any, options: TraceOptions, note: Callable[[str], None] = QUIET.note
 ) -> Program:
-    """Trace the flow with the columns that the data actually have. Warnings are passed to ``note``. Raises
-    FlowError."""
+    """Trace the flow with the columns that the data have, and return the program.
+
+    Warnings are passed to ``note``. Raises FlowError.
+    """
     traced = trace(flow, hp, options)
     program = traced.sound()
     note_warnings(traced.problems, note)
@@ -272,8 +286,9 @@ def compile_with_data(
 
 
 def amounts(training: Dataset, prompts: int) -> Iterator[str]:
-    """Yield lines about the share of each source of data, and about data with fewer records than one
-    iteration takes prompts."""
+    """Yield messages about the share of each data source, and about data with too few records for one
+    iteration.
+    """
     total = sum(training.weights.values())
     records = (
         Counter(record.more[SOURCE] for record in training.records)
@@ -307,7 +322,7 @@ def note_warnings(problems: Iterable[Problem], note: Callable[[str], None]) -> N
 
 
 def first_options(options: Options, sampling: Mapping[str, Mapping[str, Any]], specs: Specs) -> TraceOptions:
-    """The options that shape the graph of a run before its data are opened. See ``trace_options``."""
+    """Return the options that shape the graph of a run, before its data are opened. See ``trace_options``."""
     reads = (
         ("episode_score",)
         if default_rewards(options.reward, specs) == ("env",)
@@ -331,8 +346,10 @@ def trace_options(
     rewards: bound.Rewards,
     specs: Specs = MappingProxyType({}),
 ) -> TraceOptions:
-    """The options that shape the graph of a run once its data are open. ``sampling``: as
-    ``RunConfig.sampling``; ``specs``: environments."""
+    """Return the options that shape the graph of a run, once its data are open.
+
+    ``sampling``: as ``RunConfig.sampling``. ``specs``: role → environment.
+    """
     return TraceOptions(
         max(len(options.reward), 1),
         rewards.reads,
@@ -392,7 +409,7 @@ def _assemble(
     single_rank(
         traced_with.environments, graph, {name: role.generator.can.tensor for name, role in roles.items()}
     )
-    services.start()  # they start up while models are loaded
+    services.start()  # services start while models are loaded
     updates = {
         name: expected_steps(graph, role.use, options.prompts, options.iterations)
         for name, role in roles.items()
@@ -412,7 +429,7 @@ def _assemble(
         runtime.engine.on_output(on_output)
 
     def stop() -> None:
-        rewards.close()  # first: a queue may be waiting for a score
+        rewards.close()  # closed first, because a queue may be waiting for a score
         environments.close()
         runtime.close()
 
@@ -481,7 +498,7 @@ def depends_on(
     held_out: HeldOut,
     specs: Specs = MappingProxyType({}),
 ) -> Dependencies:
-    """Find everything that the run's numbers depend on, in addition to its settings and its graph."""
+    """Find everything that the run's numbers depend on, besides its settings and its graph."""
     rewards = named_rewards([use.name for use in program.graph.roles if use.rewards], placed.rewards)
     sources = Sources(
         Path(program.flow.place.path),
@@ -497,11 +514,11 @@ def depends_on(
 
 
 def kept_files(folder: Path | None, replies: bool, variables: Variables = NONE) -> dict[str, bytes]:
-    """Return the small files of a role's model folder. Checkpoints and final models get them, so the folder
-    is not needed later.
+    """Return the small files of a role's model folder, as name → content; {} without a folder.
 
-    ``replies``: the model generates text, so its generation config must name all tokens that end a reply.
-    ``variables``: of its chat template. Raises PlanError.
+    They are copied into checkpoints and final models, so the folder is not needed later. ``replies``: whether
+    the model generates text; its generation config must then name all tokens that end a reply. ``variables``:
+    the variables of its chat template. Raises PlanError if a file cannot be read.
     """
     if folder is None:
         return {}
@@ -560,8 +577,11 @@ def _in_process(
 
 
 def expected_steps(graph: Graph, use: RoleUse, prompts: int, iterations: int) -> int:
-    """Return the number of optimizer steps of a role over the run, for learning-rate schedules that end. A
-    `repeat` that keeps fewer rows takes fewer steps."""
+    """Return the number of optimizer steps of a role over the run.
+
+    Learning-rate schedules that end need this number. If a `repeat` keeps fewer rows than expected, the role
+    takes fewer steps.
+    """
     steps, expected = 0, expected_rows(graph, prompts, repeats="prompts")
     for node in graph.nodes:
         if isinstance(update := node.settings, UpdateOptions) and node.role == use.name:
@@ -571,7 +591,7 @@ def expected_steps(graph: Graph, use: RoleUse, prompts: int, iterations: int) ->
 
 
 def working_folder() -> str | None:
-    """The folder that relative paths in the settings start from; None if it was deleted."""
+    """Return the folder that relative paths in the settings start from; None if it was deleted."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -579,8 +599,10 @@ def working_folder() -> str | None:
 
 
 def recorded_settings(program: Program, config: RunConfig) -> Mapping[str, Any]:
-    """Return the content of settings.json: everything needed to resume the run or to run the same again. A
-    secret that is a default in the flow's own file is not copied."""
+    """Return the content of settings.json: everything needed to resume or repeat the run.
+
+    A secret that is a default in the flow's own file is not copied.
+    """
     default = vars(program.flow.parameters.hp) if program.flow.parameters.hp is not None else {}
     hp = {
         name: value for name, value in program.graph.hp if not (telling(name) and value == default.get(name))

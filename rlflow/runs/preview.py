@@ -1,7 +1,8 @@
-"""`rlflow plan`: describe the run of a flow. Starts nothing, loads no model, opens no data and does not need
-Ray.
+"""`rlflow plan`: describe the run that a flow and a configuration would give.
 
-The module also runs one flow under two plans, and finds the first difference.
+This starts nothing, loads no model, opens no data and does not need Ray.
+
+The module also runs one flow under two plans and finds the first difference.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ from rlflow.runs.run import run
 
 
 def preview(flow: Flow, hp: Any, config: RunConfig, options: TraceOptions) -> Explanation:
-    """Explain the run that a flow and its configuration would give. ``options``: the part of the flags that
-    shapes the graph. Raises FlowError and PlanError for everything that a run would refuse, and for flags
-    without an effect."""
+    """Explain the run that a flow and its configuration would give.
+
+    ``options``: the flags that shape the graph. Raises FlowError and PlanError for all reasons to refuse the
+    run that are known without data, and for flags without an effect.
+    """
     report = check(flow, hp, options, with_variants=False)
     if report.program is None or not report.ok:
         raise FlowError(*report.errors)
@@ -84,8 +87,10 @@ def preview(flow: Flow, hp: Any, config: RunConfig, options: TraceOptions) -> Ex
 
 
 def evaluation_warnings(placed: PlacedRoles) -> Iterator[Problem]:
-    """Yield a warning if a run may refuse to evaluate. Only data and rewards decide whether anything is
-    evaluated."""
+    """Yield a warning if the run may need a pool for its evaluation and no flag names one.
+
+    Whether anything is evaluated depends on the data and rewards, so this is not an error here.
+    """
     if placed.undecided is not None and placed.placement is not None:
         role, pool = placed.evaluated, next(iter(placed.placement.pools))
         yield Problem(
@@ -99,7 +104,10 @@ def evaluation_warnings(placed: PlacedRoles) -> Iterator[Problem]:
 
 
 def room_warnings(graph: Graph, roles: Roles, rewards: Iterable[str]) -> list[Problem]:
-    """Return warnings if sampled tokens leave no room for a prompt. A run refuses this once it has data."""
+    """Return warnings if the sampled tokens leave no room for a prompt.
+
+    A run refuses to start in this case, once it has data.
+    """
     try:
         room(graph, roles, rewards, False)
     except PlanError as error:
@@ -108,11 +116,10 @@ def room_warnings(graph: Graph, roles: Roles, rewards: Iterable[str]) -> list[Pr
 
 
 def transports(options: Options) -> tuple[str, str]:
-    """Return how weights are moved to generators on the trainer's pool and on another pool, as far as this is
-    known before the start.
+    """Return how weights get to a generator on the trainer's pool, and to a generator on another pool.
 
-    On one machine it is shared memory. On its GPUs it is shared handles within a pool, and the store between
-    pools.
+    On one machine, weights use shared memory. On the GPUs of one machine, they use shared handles within a
+    pool, and Ray's object store between pools. What only the start of the run decides is left open.
     """
     gpus = device_in(options.device) == "cuda"
     way = (
@@ -130,7 +137,7 @@ def transports(options: Options) -> tuple[str, str]:
 
 
 def _owned(role: BoundRole) -> dict[str, set[str]]:
-    """For each side, the settings that only its backend has."""
+    """The settings of each side that only its own backend has."""
     names = [set(fields(half.kind.Settings)) if half.kind is not None else set[str]() for half in role.sides]
     return {half: own - other for half, own, other in zip(SIDES, names, reversed(names), strict=True)}
 
@@ -139,14 +146,18 @@ def _prompt_tokens(data: Mapping[str, Any]) -> dict[str, int]:
     return {"prompt_tokens": int(data["max_prompt"])} if "max_prompt" in data else {}
 
 
-# relative difference of weights: transformers normalises and rotates in float32 in a float64 model too
+# relative difference of weights; even a float64 model has float32 steps in transformers (normalisation,
+# rotary embeddings)
 ROUNDING = 1e-7
 TIMES = (Of.RUN, Of.WEIGHT_CHECK)  # metrics of time and transport, which may differ
 
 
 def compared(flow: Flow, one: Mapping[str, Any], other: Mapping[str, Any], folder: Path) -> Claim:
-    """Run both plans for K + 2 iterations in float64, where K is the larger staleness. Returns the claim that
-    they are equal, or their first difference and its cause."""
+    """Run a flow under two plans in float64, and return the claim that the runs are equal.
+
+    If they differ, the claim names the first difference and its cause. The runs have K + 2 iterations, where
+    K is the larger staleness.
+    """
     if short := without_float64(flow, one, other):
         return Claim(
             "plans",
@@ -204,8 +215,10 @@ def compared(flow: Flow, one: Mapping[str, Any], other: Mapping[str, Any], folde
 
 
 def without_float64(flow: Flow, *plans: Mapping[str, Any]) -> list[str]:
-    """Return the backends of two plans that do not compute in float64, such as ``generator vllm``. Raises
-    PlanError for invalid flags."""
+    """Return the backends of two plans that do not compute in float64, such as ``generator vllm``.
+
+    Raises PlanError for invalid flags.
+    """
     configs = [resolve_config(flow, None, values)[0] for values in plans]
     used = (
         (half, name)
@@ -217,8 +230,9 @@ def without_float64(flow: Flow, *plans: Mapping[str, Any]) -> list[str]:
 
 
 def _first_difference(one: Path, other: Path) -> str | None:
-    """The first column or metric that differs between two runs, with its iteration; None if they are
-    equal."""
+    """The first column or metric that differs between two runs, with its iteration; None if the runs are
+    equal.
+    """
     table = keys.read(one)
     for file, names in (("samples.jsonl", ("prompt", "completion", "scores")), ("metrics.jsonl", ())):
         lines = [objects(Growing(folder / file).lines()) for folder in (one, other)]
@@ -232,7 +246,9 @@ def _first_difference(one: Path, other: Path) -> str | None:
 
 
 def weights_distance(one: RunResult, other: RunResult) -> float:
-    """Return the distance between the last weights of two runs, relative to the size of the first."""
+    """Return the distance between the last weights of two runs, relative to the norm of the first run's
+    weights.
+    """
     apart = size = 0.0
     for path in sorted((one.folder / "final").rglob("*.safetensors")):
         left, right = (

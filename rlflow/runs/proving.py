@@ -1,5 +1,7 @@
-"""The proof of a run before its first iteration: the quick part of `rlflow prove`, which does not change
-weights."""
+"""The proof of a run before its first iteration.
+
+It is the quick part of `rlflow prove` and changes no weights.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from rlflow.runs.proof.claims import Claim
 from rlflow.runs.proof.dry_run import DryRuns, zero_or_one
 from rlflow.runs.proof.flow_claims import FlowClaims
 
-ROWS = 16  # at least, of a dry run
-LONGEST = 16  # tokens of a row
+ROWS = 16  # minimum number of rows in a dry run
+LONGEST = 16  # maximum sampled tokens of a row
 QUICK_SETS, QUICK_LONGEST = 3, 8
-# time limit, 2 % of a packaged run. The first group of claims, which may end a run, is always checked
+# time limit, 2 % of a packaged run. The first group of claims is always checked, because it may stop the run
 QUICK_SECONDS = 0.8
 IN_DRY_RUN = (
     "this happened in the dry run before iteration 1, with a few short rows and synthetic scores; if the "
@@ -30,8 +32,10 @@ SHORT = 10  # iterations; in a shorter run a proof is not worth its time
 
 
 def dry_runs(context: RunContext, longest: int = LONGEST) -> DryRuns:
-    """Return the dry runs of a run: with its own engine and plan, and prompts from the beginning of its data.
-    The run's own position in the data does not change."""
+    """Return the dry runs of a run, with its own engine and plan and the first prompts of its data.
+
+    The run's own position in the data does not change.
+    """
     prompts = Prompts(context.prompts.data, context.options.seed)
     rows = max(expected_rows(context.plan.graph, 1, "prompts").values())
     count = min(max(-(-ROWS // rows), 4), context.options.prompts, len(context.prompts.data))
@@ -47,8 +51,11 @@ def dry_runs(context: RunContext, longest: int = LONGEST) -> DryRuns:
 
 
 def wanted(context: RunContext) -> bool:
-    """True if a run checks itself before it begins. By default, a run does so unless it is short, uses pools
-    or an environment, or has a backend without models. A dry run might have effects in an environment."""
+    """True if a run proves itself before it starts.
+
+    With --prove auto, a run does so unless it is short, uses pools, uses an environment (in which a dry run
+    might have effects), or has a backend without models.
+    """
     options, engine = context.options, context.engine
     asked = options.prove in ("quick", "strict", "warn")
     modelled = all(hasattr(model.trainer or model.generator, "settings") for model in engine.models.values())
@@ -57,10 +64,11 @@ def wanted(context: RunContext) -> bool:
 
 
 def quick(context: RunContext) -> list[Claim]:
-    """Check the claims about the run's flow that need no update. With --prove strict all of them are checked,
-    otherwise as many as the time limit allows.
+    """Check the claims about the run's flow that need no update of weights.
 
-    Raises the errors of a dry run, except if a stage rejects only the synthetic scores.
+    With --prove strict all of these claims are checked, otherwise as many as the time limit allows.
+
+    Errors in a dry run are raised, unless a stage rejects only the synthetic scores.
     """
     began, stage = time.monotonic(), dry_runs(context, QUICK_LONGEST)
     try:
@@ -69,7 +77,7 @@ def quick(context: RunContext) -> list[Claim]:
         error.message += f"\n  {IN_DRY_RUN}"
         raise
     finally:
-        context.engine.moved()  # reset counters, so that the run's records exclude the dry run
+        context.engine.moved()  # reset counters, so that the run's records do not include the dry run
         context.engine.ran()
         context.engine.traffic()
 
@@ -106,15 +114,15 @@ def _first_line(error: Exception) -> str:
 
 
 def unfinished(context: RunContext, why: str) -> Claim:
-    """Return the claim that replaces those that were not checked."""
+    """Return the claim that stands for the claims that were not checked. ``why``: the reason."""
     return Claim("rehearsed", context.plan.graph.name, "unproved", why)
 
 
 def refusal(claims: list[Claim], prove: str) -> PlanError | None:
     """Return the error that stops a run before its first iteration; None if the run may begin.
 
-    With --prove strict, any falsified claim stops it. Otherwise only a claim with ``ends_run`` does: the
-    update makes rows with higher scores less likely. With --prove warn, nothing does.
+    With --prove strict, any falsified claim stops the run. Otherwise only a falsified claim with ``ends_run``
+    stops it: the update makes rows with higher scores less likely. With --prove warn, no claim stops it.
     """
     wrong = [
         claim

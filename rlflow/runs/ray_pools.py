@@ -33,8 +33,11 @@ def on_ray(
     watchdog: Watchdog,
     note: Callable[[str], None],
 ) -> Runtime:
-    """Start the pools of ``--pools`` on Ray and load the models there. This takes seconds or minutes;
-    ``note`` reports progress. If it raises PlanError, everything that it started is stopped."""
+    """Start the pools of ``--pools`` on Ray, load the models there, and return the runtime.
+
+    This takes seconds or minutes; ``note`` is called with progress messages. If this raises PlanError,
+    everything that it started is stopped.
+    """
     options, began = placed.options, time.monotonic()
     with ExitStack() as started:
         folder = launch.run_folder(watchdog.name, options.ray_address)
@@ -75,9 +78,12 @@ def _on(placed: PlacedRoles) -> Placement:
 
 
 def _forking(placed: PlacedRoles, folder: Path, threads: int) -> str | None:
-    """Start a process that imports the workers' modules while Ray starts, and return the command that starts
-    workers from it. None for accelerators: a forked process cannot use them if its parent has looked for
-    them."""
+    """Start a process that imports the workers' modules while Ray starts. Return the command that forks
+    workers from it.
+
+    Returns None for accelerators, because a forked process cannot use an accelerator that its parent has
+    looked for.
+    """
     if device_in(placed.options.device) != "cpu":
         return None
     private.share(folder)
@@ -98,7 +104,10 @@ def _room(
     watchdog: Watchdog,
     note: Callable[[str], None],
 ) -> tuple[launch.Groups, Controllers]:
-    """Start or join a Ray, and reserve the ranks of each pool. ``changed``: the roles that commits copy."""
+    """Start or join a Ray, and reserve the ranks of each pool.
+
+    ``changed``: the roles that in-memory checkpoints copy.
+    """
     options = placed.options
     address = options.ray_address
     note(
@@ -122,8 +131,10 @@ def _room(
 
 
 def room_for_commits(roles: Roles, changed: Collection[str], options: Options) -> int:
-    """Return the bytes that two commits need, the last and the next one, for the models whose size is
-    known."""
+    """Return the bytes of memory that in-memory checkpoints need.
+
+    Two of them exist at a time: the last one and the next one. Models of unknown size are not counted.
+    """
     if not options.copies_every:
         return 0
     return 2 * sum(

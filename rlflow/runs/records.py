@@ -1,5 +1,8 @@
-"""The files that a run writes while it runs: metrics, samples and a timeline as logs, and small files that
-are replaced as a unit. The timeline has the format of Chrome trace events."""
+"""The files that a run writes while it runs.
+
+Metrics, samples and a timeline are logs; small files are replaced as a whole. The timeline has the format of
+Chrome trace events.
+"""
 
 from __future__ import annotations
 
@@ -25,25 +28,30 @@ from rlflow.runs.final import answer_file, name_of
 
 Event = dict[str, Any]
 QUEUES = {"": "models", "cpu": "stages", "io": "rewards"}  # queues of a pool, in the order of display
-RANKS = 16  # ranks of a pool that are shown
-ROWS = 100  # row numbers of a queue or rank: it has several rows if its nodes run at the same time
+RANKS = 16  # maximum ranks of a pool that are shown
+ROWS = 100  # row numbers of a queue or rank; nodes that overlap need several rows
 
 
 class Timeline:
-    """Turns spans into trace events. ``pools``: their names; a queue of no pool belongs to this process."""
+    """Turns spans into trace events.
+
+    ``pools``: the names of the pools. A queue that belongs to no pool is a queue of this process.
+    """
 
     def __init__(self, pools: Iterable[str] = ()) -> None:
         self._processes = {name: number for number, name in enumerate(("", *pools), 1)}
         self._queues: dict[str, int] = {}
         self._ends: dict[int, list[float]] = {}
-        self._named: set[str | int] = set()  # pools and rows
+        self._named: set[str | int] = set()  # pools and rows whose names were written
         self._origin: float | None = None
 
     def events(
         self, iteration: int, spans: Sequence[Span], ranks: Sequence[RankSpan] = ()
     ) -> Iterator[Event]:
-        """Yield an event per node, and per rank for its part of the node. The name of a row comes before its
-        first event."""
+        """Yield an event for each node, and for each rank's part of a node.
+
+        The name of a timeline row comes before the first event in it.
+        """
         if self._origin is None:
             self._origin = min(
                 (*(span.start for span in spans), *(part.start for part in ranks)), default=0.0
@@ -70,7 +78,7 @@ class Timeline:
             )
 
     def _of_queue(self, lane: str) -> tuple[str, int, str]:
-        """Pool, number and name of a queue."""
+        """The pool, number and name of a queue."""
         pool, _, kind = lane.partition(".")
         if pool in self._processes and kind in QUEUES:
             return pool, [*QUEUES].index(kind), QUEUES[kind]
@@ -99,7 +107,7 @@ class Timeline:
         }
 
     def _row(self, first: int, span: Span | RankSpan) -> int:
-        """The first row of a queue that is free at the start of the span."""
+        """The first timeline row of a queue that is free when the span starts."""
         ends = self._ends.setdefault(first, [])
         place = next((place for place, end in enumerate(ends) if end <= span.start + TICK), len(ends))
         ends[place : place + 1] = [span.end]
@@ -126,15 +134,15 @@ class Timeline:
 
 
 TRAFFIC = "traffic.jsonl"
-# written first; then every later line can start with a comma
+# written first, so that every later line can start with a comma
 FIRST_EVENT = {"name": "process_labels", "ph": "M", "pid": 1, "args": {"labels": "rlflow"}}
 
 
 class Records:
-    """The files of a run for people and tools. None of them is needed to resume.
+    """Writes the files of a run that people and tools read. None of them is needed to resume the run.
 
-    A full disk does not end the run: it is reported once, and lines that do not fit are kept in memory and
-    written later, as far as memory allows.
+    A full disk does not end the run. The error is reported once, and lines that do not fit on the disk are
+    kept in memory, up to a limit, and written later.
     """
 
     def __init__(
@@ -146,9 +154,12 @@ class Records:
         *,
         evaluated: bool = True,
     ) -> None:
-        """``start``: the first iteration; lines that an earlier process wrote for it and later ones are
-        dropped. ``evaluated``: the evaluation after ``start`` iterations, if it exists, is kept. ``pools``:
-        of the run."""
+        """``start``: the first iteration; lines that an earlier process wrote for this and later iterations
+        are removed.
+
+        ``evaluated``: whether an existing evaluation after ``start`` iterations is kept. ``say``: called with
+        messages. ``pools``: the run's pools.
+        """
         self.folder, self._say, self._said = folder, say, False
         self.named = keys.FigureNames(keys.read(folder))
         self._metrics = self._log("metrics.jsonl", start, evaluated)
@@ -167,14 +178,16 @@ class Records:
         return Log(self.folder / name, self._failing(name), before(start, evaluated, self.named.table))
 
     def back_to(self, iteration: int) -> None:
-        """Drop the lines of an iteration and of later ones, because these iterations are repeated."""
+        """Remove the lines of an iteration and of later ones, because these iterations are repeated."""
         for log in (self._metrics, self._samples, self._outcomes, self._traffic):
             log.keep_only(before(iteration, table=self.named.table))
         self._timeline.keep_only(lambda line: of_event(line) < iteration)
 
     def metrics(self, iteration: int, figures: Figures) -> dict[str, float]:
-        """Write a line of metrics, and return them by their names in the file. Numbers that are not finite
-        are written as null."""
+        """Write a line of metrics. Return the metrics by their names in the file.
+
+        Numbers that are not finite are written as null.
+        """
         known = len(self.named.table)
         values = {self.named.of(figure): value for figure, value in figures.items()}
         if len(self.named.table) > known:
@@ -184,7 +197,10 @@ class Records:
         return values
 
     def samples(self, iteration: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write lines of sampled rows. Columns are sorted, because their order differs between processes."""
+        """Write sampled rows as lines of samples.jsonl.
+
+        The columns of a row are sorted, because their order differs between processes.
+        """
         self._samples.add(
             "".join(json.dumps({"iteration": iteration, **dict(sorted(row.items()))}) + "\n" for row in rows)
         )
@@ -195,13 +211,15 @@ class Records:
             self._outcomes.add(json.dumps({"iteration": iteration, **account.as_json()}) + "\n")
 
     def traffic(self, iteration: int, sizes: Mapping[str, int]) -> None:
-        """Write the bytes that moved between processes in an iteration or an evaluation to traffic.jsonl, if
-        the run has pools."""
+        """Write to traffic.jsonl the bytes that moved between processes in an iteration or an evaluation.
+
+        Without pools nothing is written.
+        """
         if sizes:
             self._traffic.add(json.dumps({"iteration": iteration, **sizes}) + "\n")
 
     def timeline(self, iteration: int, outcome: Outcome) -> None:
-        """Write Chrome trace events, one a line. Perfetto and chrome://tracing open the file."""
+        """Write Chrome trace events, one per line. Perfetto and chrome://tracing can open the file."""
         lines = [] if self._events else [f"[{json.dumps(FIRST_EVENT)}\n"]
         lines += [
             f",{json.dumps(event)}\n" for event in self._rows.events(iteration, outcome.spans, outcome.ranks)
@@ -211,8 +229,11 @@ class Records:
 
     @contextlib.contextmanager
     def evaluation(self, iteration: int) -> Iterator[KeepAnswers]:
-        """Return a context that takes the answers of the evaluation after ``iteration`` iterations, and
-        writes them to their own file."""
+        """Return a context whose value is called with the answers of an evaluation, and writes them to their
+        own file.
+
+        ``iteration``: the number of iterations before the evaluation.
+        """
         name = name_of(iteration)
         with answer_file(self.folder / name, self._failing(name)) as keep:
             yield keep
@@ -222,19 +243,23 @@ class Records:
         self.whole("answers.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
 
     def bounds(self, words: str, values: Mapping[str, Any]) -> None:
-        """Write what bounded the run's time: bounds.txt to read, bounds.json for tools."""
+        """Write what limited the speed of the run: bounds.txt for people, bounds.json for tools."""
         for name, text in (("bounds.txt", words), ("bounds.json", json.dumps(values, indent=1))):
             self.whole(name, f"{text}\n".encode())
 
     def weights(self, moved: Mapping[str, Any]) -> None:
-        """Write weights.json: for planned transfers from a trainer to its generator, the most bytes that a
-        rank receives, the most that it needs, and the time."""
+        """Write weights.json, about planned transfers of weights from a trainer to its generator.
+
+        The file has the maximum bytes that a rank receives, the maximum that a rank needs, and the time.
+        """
         # the next iteration writes it again
         self.whole("weights.json", f"{json.dumps(moved, indent=1)}\n".encode(), flush=False)
 
     def whole(self, name: str, data: bytes, anew: bool = False, flush: bool = True) -> None:
-        """Write a small file in one piece if its content changed, or if ``anew``. If it cannot be written, it
-        is tried again before each checkpoint."""
+        """Write a small file as a whole if its content changed, or if ``anew`` is true.
+
+        If the file cannot be written, writing is tried again before each checkpoint.
+        """
         if self._written.get(name) == data and not anew:
             return
         try:
@@ -246,7 +271,10 @@ class Records:
             self._complain(name, error)
 
     def flush(self) -> None:
-        """Flush all lines to disk before a checkpoint refers to them. Can be called from any thread."""
+        """Flush all lines to disk. This is done before a checkpoint refers to them.
+
+        Any thread can call this.
+        """
         for name, data in list(self._unwritten.items()):
             self.whole(name, data)
         for log in (self._metrics, self._samples, self._outcomes, self._traffic, self._timeline):
@@ -269,27 +297,31 @@ class Records:
 
 
 def before(start: int, evaluated: bool = True, table: Mapping[str, Figure] = MappingProxyType({})) -> Keep:
-    """Return a filter that keeps lines from before an iteration. Unparseable lines are kept. ``table``:
-    metric name → its figure."""
+    """Return a filter that keeps the lines of iterations before ``start``. Lines that cannot be parsed are
+    kept.
+
+    ``evaluated``: also keep the evaluation after ``start`` iterations. ``table``: metric name → its figure.
+    """
 
     def keep(line: bytes) -> bool:
         values = as_object(line) or {}
         number = values.get("iteration")
         if not isinstance(number, int):
             return True
-        judged = keys.is_evaluation(table, values)  # after n iterations is before iteration n begins
+        # an evaluation after n iterations comes before iteration n
+        judged = keys.is_evaluation(table, values)
         return number < start + (judged and evaluated)
 
     return keep
 
 
 def nothing(line: bytes) -> bool:
-    """Keep no line of an earlier process."""
+    """Return False. This filter keeps no line of an earlier process."""
     return False
 
 
 def of_event(line: bytes) -> int:
-    """Return the iteration of a line of the timeline; -1 without an iteration."""
+    """Return the iteration of a line of the timeline; -1 if the line has none."""
     args = (as_object(line.strip(b"[,\n")) or {}).get("args")
     number = args.get("iteration") if isinstance(args, dict) else None
     return number if isinstance(number, int) else -1

@@ -1,7 +1,9 @@
-"""Recovery of a run on pools. State is copied out of the workers while the run continues. If a worker dies,
-its pool is restarted from the newest copy.
+"""Recovery of a run on pools.
 
-At most ``--commit-every`` finished iterations are repeated, in addition to the one in progress.
+While the run continues, state is copied out of the workers. If a worker dies, its pool is restarted and all
+pools continue from the newest copy.
+
+At most ``--commit-every`` finished iterations are repeated, in addition to the iteration in progress.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from rlflow.errors import PlanError, RemoteError, StageError
 
-DEATHS = 3  # the run ends after this many deaths without a newly finished iteration in between
+DEATHS = 3  # the run ends after this many deaths without a newly finished iteration
 COPIED_SECONDS = 600.0  # time limit for copying state out of the workers
 
 R = TypeVar("R")
@@ -22,57 +24,61 @@ S = TypeVar("S")
 
 
 class Commit(Protocol):
-    """An in-memory checkpoint: a copy of the workers' state outside the workers."""
+    """An in-memory checkpoint: a copy of the workers' state, stored outside the workers."""
 
     @property
     def versions(self) -> Mapping[str, int]:
-        """Role → number of updates that its weights have had."""
+        """Role → number of updates that its copied weights have had."""
 
     @property
     def queue(self) -> tuple[Mapping[str, Any], Mapping[str, bytes]] | None:
-        """The rows that were sampled ahead of training; None if there are none."""
+        """The rows that were sampled ahead of training, as ``Ahead.saved`` returns them; None if there are
+        none.
+        """
 
     @property
     def complete(self) -> bool:
         """True if all parts of the copy have arrived."""
 
     def settled(self, seconds: float) -> bool:
-        """Wait up to ``seconds`` until the copy is complete. Returns whether it is."""
+        """Wait up to ``seconds`` until the copy is complete. Return whether it is complete."""
 
     def then(self, action: Callable[[], object]) -> None:
-        """Call ``action`` when each part of the copy arrives, maybe in another thread."""
+        """Call ``action`` each time a part of the copy arrives, possibly in another thread."""
 
 
 class Workers(Protocol):
     """The pools of a run, as recovery uses them."""
 
     def commit(self, iteration: int) -> Any:
-        """Start to copy the state before an iteration."""
+        """Start to copy the state before an iteration. Return the in-memory checkpoint (a Commit)."""
 
     def death(self, error: BaseException) -> Any:
-        """Return a description of the death behind an error. None if nobody died, or if the remaining
-        processes cannot be stopped."""
+        """Return a description of the worker death that caused an error.
+
+        Returns None if no worker died, or if the remaining processes cannot be stopped.
+        """
 
     def lost(self) -> str | None:
-        """Return a description of a loss that rules out restarting a pool; None without one."""
+        """Return why pools can no longer be restarted, as text; None if they can."""
 
     def restart(self, death: Any) -> list[str]:
-        """Restart what died. Returns the names of the restarted pools."""
+        """Restart the pools of the workers that died. Return the names of these pools."""
 
     def restore(self, commit: Any) -> None:
-        """Put all pools back to a commit."""
+        """Set all pools back to an in-memory checkpoint."""
 
     def copied(self, commit: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield (role, state of its trainer) of a complete commit."""
+        """Yield (role, state of its trainer) from a complete in-memory checkpoint."""
 
 
 @dataclass(frozen=True)
 class DriverState(Generic[S]):
-    """The run's own state outside the workers, and how to restore it."""
+    """Functions that copy and restore the run's own state, which is outside the workers."""
 
     capture: Callable[[], S]  # returns a copy of the current state
-    rewind: Callable[[S], object]  # put back the stream of prompts, before workers are restored
-    replay: Callable[[int, S], object]  # forget an iteration and all later ones; they are repeated
+    rewind: Callable[[S], object]  # sets the stream of prompts back, before workers are restored
+    replay: Callable[[int, S], object]  # prepares to repeat an iteration and all later ones
 
 
 @dataclass(frozen=True)
@@ -81,29 +87,36 @@ class RecoveryPoint(Generic[S]):
 
     iteration: int
     commit: Commit  # the workers' state
-    driver: S  # the run's own
+    driver: S  # the run's own state outside the workers
 
 
 class Recovery(Generic[S]):
-    """Keeps the newest point that a run can return to, and the point that is being copied."""
+    """Keeps the newest point that a run can return to, and the next point while it is being copied."""
 
     def __init__(
         self, workers: Workers | None, every: int, driver: DriverState[S], note: Callable[[str], None]
     ) -> None:
-        """``workers``: None without pools. ``every``: iterations between commits; 0 turns recovery off.
-        ``note``: called with a line for each recovery."""
+        """``workers``: None without pools. ``every``: iterations between in-memory checkpoints; 0 turns
+        recovery off.
+
+        ``note``: called with a message for each recovery.
+        """
         self.workers = workers if every else None
         self.every, self.driver, self.note = every, driver, note
         self.last: RecoveryPoint[S] | None = None
         self.next: RecoveryPoint[S] | None = None
         self._turn = threading.Lock()
-        self.furthest = -1  # the latest iteration that began
+        self.furthest = -1  # the latest iteration that has started
         self.current = 0  # the iteration in progress
-        self.deaths = 0  # since the furthest iteration began
+        self.deaths = 0  # number of deaths since the furthest iteration started
 
     def run(self, offload_plan: Callable[[int], R], first: int) -> R:
-        """Call ``offload_plan`` with the first iteration, and restart it from a commit after each worker death.
-        Returns its result. Raises its errors if they are not a death, or if recovery is impossible."""
+        """Run iterations from ``first`` to the end, and recover after each worker death.
+
+        ``offload_plan``: called with the first iteration; after a worker death it is called again with the
+        iteration to restart from. Returns its result. Raises its error if no worker died, or if recovery is
+        impossible.
+        """
         self.commit(first)
         while True:
             try:
@@ -112,8 +125,10 @@ class Recovery(Generic[S]):
                 first = self._go_back(error)
 
     def commit(self, iteration: int) -> None:
-        """Copy the state before the iteration, if a copy is due. The former commit is dropped when this one
-        is complete."""
+        """Start to copy the state before an iteration, if a copy is due.
+
+        The previous copy is dropped when the new copy is complete.
+        """
         self.current = iteration
         if self.workers is None:
             return
@@ -129,20 +144,20 @@ class Recovery(Generic[S]):
         commit.then(self._take_next)
 
     def _take_next(self) -> None:
-        """Replace the last point by the next one, once that is complete."""
+        """Replace the last point with the next one, if the next one is complete."""
         with self._turn:
             if self.next is not None and self.next.commit.complete:
                 self.last, self.next = self.next, None
 
     def newest(self) -> RecoveryPoint[S] | None:
-        """Return the newest point, for a run that ends; None without one."""
+        """Return the newest complete point, for a run that ends; None if there is none."""
         if self.workers is None:
             return None
         self._settle()
         return self.last
 
     def _settle(self) -> None:
-        """Wait for the next point. It is dropped if it does not become complete."""
+        """Wait until the next point is complete. If it does not become complete, drop it."""
         with self._turn:
             point = self.next
         if point is not None:
@@ -151,8 +166,10 @@ class Recovery(Generic[S]):
             self.next = None
 
     def _go_back(self, error: StageError | RemoteError) -> int:
-        """Recover. Returns the iteration to restart from, or raises the error with the reason why recovery is
-        impossible."""
+        """Recover and return the iteration to restart from.
+
+        If recovery is impossible, raise the error with the reason.
+        """
         failure: Exception = error
         while self.workers is not None and (death := self.workers.death(failure)) is not None:
             self.deaths += 1
@@ -167,7 +184,7 @@ class Recovery(Generic[S]):
         raise error if failure is error else with_reason(error, f"not recovered: {failure}")
 
     def _restore(self, workers: Workers, death: Any, error: StageError | RemoteError) -> int:
-        """Restart what died, put everything back to the last point, and return its iteration."""
+        """Restart the workers that died, restore the last point on all workers, and return its iteration."""
         began = time.monotonic()
         pools = workers.restart(death)
         self._settle()
@@ -184,7 +201,7 @@ class Recovery(Generic[S]):
 def recovery_note(
     death: Any, error: StageError | RemoteError, pools: list[str], back: int, under_way: int, seconds: float
 ) -> str:
-    """Return a line that says who died, when, and from where the run continues."""
+    """Return a message that says which worker died, when, and from which iteration the run continues."""
     noticed = (
         f"stage '{error.stage}' of iteration {error.iteration}"
         if isinstance(error, StageError)

@@ -1,6 +1,6 @@
-"""Reasons to refuse a run whose flow is sound, found without opening data or loading a model.
+"""Reasons to refuse a run although its flow is valid, found without opening data or loading a model.
 
-`rlflow check` calls the same functions as a run.
+`rlflow check` and runs call the same functions.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from rlflow.runs.api import resolve_config
 from rlflow.runs.planning import make_plan, place_roles, problems_before_backends
 from rlflow.runs.run_services import gpu_shares
 
-# Codes of what another machine may have: check warns of it, since the run may be meant for that machine.
+# Codes of problems that may not exist on another machine. `rlflow check` only warns about them, since the run
+# may be meant for another machine.
 OF_THE_MACHINE = ("device", "model-folder", "too-few-gpus")
-UNNAMED = "no-model"  # code of a role without a model, which check does not ask for
-LIGHT = {"local"}  # backends that accept every placement that passes the checks made without them
+UNNAMED = "no-model"  # code of a role without a model; `rlflow check` does not need models
+LIGHT = {"local"}  # backends that need no checks of the placement of their own
 
 
 def refusals(flow: Flow, program: Program, values: Mapping[str, Any]) -> list[Problem]:
-    """Return the problems for which a run of the program would be refused. ``values``: the flags of the run.
+    """Return the problems for which a run of the program would be refused.
 
-    A model folder or a GPU that this machine does not have is a warning. Loads backends only if the flags
-    name a backend other than ``local``, or set ``--memory``. Raises PlanError if the values are not a
-    configuration.
+    ``values``: the flags of the run, by name. A model folder or GPU that this machine does not have is only a
+    warning. Backends are imported only if the flags name a backend other than ``local``, or set ``--memory``.
+    Raises PlanError if the values are not a valid configuration.
     """
     config, _ = resolve_config(flow, None, values)
     asked = _Decisions(flow, program, config)
@@ -50,7 +51,7 @@ def refusals(flow: Flow, program: Program, values: Mapping[str, Any]) -> list[Pr
 
 @dataclass(frozen=True)
 class _Decisions:
-    """The decisions of a run that need no data and no models; each raises PlanError if it refuses the run."""
+    """Decisions of a run that need no data and no models. Each raises PlanError if it refuses the run."""
 
     flow: Flow
     program: Program
@@ -62,7 +63,7 @@ class _Decisions:
         return [use.name for use in model_uses(self.program.graph)]
 
     def before_backends(self) -> Iterator[Callable[[], object]]:
-        """Yield the decisions that load no backend."""
+        """Yield the decisions that import no backend, as functions."""
         options = self.config.options
         if options.ray_address is None:
             yield partial(device_of, options.device)
@@ -73,7 +74,7 @@ class _Decisions:
         yield self._data_settings
 
     def plan(self) -> None:
-        """Plan the run; this loads the backends."""
+        """Plan the run. This imports the backends."""
         placed = place_roles(self.program, bind_roles(self.program.graph, self.config), self.config)
         make_plan(self.program, placed)
 

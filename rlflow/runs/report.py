@@ -24,8 +24,11 @@ WIDTHS = {"prompt": 40, "answer": 14, "before": 14, "after": 14}
 
 
 def summary(result: RunResult) -> str:
-    """Return the summary of a run: accuracy before and after, and for each node its time, its share, and its
-    part of the critical path."""
+    """Return the summary of a run as text.
+
+    It has the accuracy before and after, and for each node its time, its share of the time, and its part of
+    the critical path.
+    """
     parts = []
     if result.before and result.after:
         parts += [_rendered(_learning(result)), _rendered(_answers(result))]
@@ -72,13 +75,16 @@ def _answers(result: RunResult) -> Table:
 
 
 def _cut(text: str, width: int) -> str:
-    """The end of a text, on one line. The end is shown because questions often start with the same words."""
+    """The end of a text, on one line.
+
+    The end is shown because questions often start with the same words.
+    """
     line = " ".join(text.split())
     return line if len(line) <= width else "…" + line[1 - width :]
 
 
 def bounds_text(totals: RunTotals) -> str:
-    """Return a table of the nodes of a run, and lines that say what bounded its time."""
+    """Return a table of the nodes of a run, and lines that say what limited its speed."""
     bounds = totals.bounds
     if not bounds.iterations:
         return "no iteration was completed"
@@ -103,7 +109,7 @@ def bounds_text(totals: RunTotals) -> str:
 
 
 def _chain(bounds: TimeBounds) -> str:
-    """The nodes of the critical path as text; … replaces nodes that took almost no time."""
+    """The nodes of the critical path as text. Nodes that took almost no time are replaced with "…"."""
     words = [
         f"{node} {seconds:.3f} s" if seconds >= SHOWN * bounds.seconds else "…"
         for node, seconds in bounds.critical.items()

@@ -1,4 +1,4 @@
-"""Resume a run from its newest good checkpoint, or fork it there as a new run with other settings."""
+"""Resume a run from its newest intact checkpoint, or fork it: start a new run there with other settings."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ MAY_CHANGE = (
     "memory",
     "resume",
 )
-PATHS = ("model", "data", "eval", "reward", "env")  # settings of the run or of a role that may be paths
+PATHS = ("model", "data", "eval", "reward", "env")  # settings, of the run or of a role, that may be paths
 
 
 def resume(
@@ -72,10 +72,10 @@ def resume(
 ) -> RunResult:
     """Resume a run, or finish the remaining work if all its iterations are done.
 
-    ``trust``: execute files that the run names even if ``check_trusted`` cannot vouch for them. ``begin``: if
-    the run has no checkpoint yet, begin with its first iteration. Raises PlanError for such files without
-    ``trust``, and if the algorithm, the data, a model folder, a reward or another setting changed. Raises
-    RunHeld if another process runs it.
+    ``changes``: new values of flags. ``trust``: execute files that the run names even if ``check_trusted``
+    doubts them; otherwise such files raise PlanError. ``begin``: if the run has no checkpoint yet, start with
+    its first iteration. Raises PlanError if the algorithm, the data, a model folder, a reward or a setting
+    that must stay the same has changed. Raises RunHeld if another process executes the run.
     """
     name, folder = shown(folder.absolute()), folder.absolute()
     saved = read_settings(folder)
@@ -108,8 +108,10 @@ def resume(
 
 
 def _first_or_next(folder: Path, name: str, context: RunContext, reporter: Reporter, begin: bool) -> RunStart:
-    """Return the point to continue from. ``begin``: as for ``resume``. Raises PlanError if no work is left,
-    or if every checkpoint is unusable."""
+    """Return the point to continue from.
+
+    ``begin``: as for ``resume``. Raises PlanError if no work is left, or if no checkpoint can be used.
+    """
     if begin and not any((folder / CHECKPOINTS).glob("step-*")):
         reporter.note(f"{name} has no checkpoint yet: the run starts with its first iteration")
         return BEGUN
@@ -119,8 +121,10 @@ def _first_or_next(folder: Path, name: str, context: RunContext, reporter: Repor
 
 
 def fork(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bool = False) -> RunResult:
-    """Start a new run from the checkpoint of another, with other settings or a changed algorithm. ``trust``:
-    as for ``resume``."""
+    """Start a new run from the checkpoint of another run, with other settings or a changed algorithm.
+
+    ``changes``: new values of flags. ``trust``: as for ``resume``.
+    """
     name, folder = shown(folder.absolute()), folder.absolute()
     saved = read_settings(folder)
     check_trusted(folder, saved, unchanged_settings(saved, changes), trust, reporter)
@@ -146,7 +150,9 @@ EVALUATION: dict[str, Any] = {"held_out": 512, "eval": [], "eval_samples": 1}
 
 
 def _same_evaluation(saved: Mapping[str, Any], options: Options) -> bool:
-    """True if a fork evaluates like its run, so that the run's last evaluation is still valid."""
+    """True if a fork evaluates in the same way as its original run, so that run's last evaluation is still
+    valid.
+    """
     before, now = saved.get("options"), json.loads(json.dumps(dataclasses.asdict(options), default=str))
     return isinstance(before, dict) and all(
         before.get(name, default) == now[name] for name, default in EVALUATION.items()
@@ -192,20 +198,22 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def recorded_values(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that a run was configured with, by flag, with the settings of its flow."""
+    """Return the values that a run was configured with, including the settings of its flow, by flag."""
     return {**saved["values"], **{f"hp.{name}": value for name, value in saved["hp"].items()}}
 
 
 def unchanged_settings(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recorded settings that ``changes`` does not replace. Their relative paths are made valid in
-    this folder."""
+    """Return the recorded settings that ``changes`` does not replace.
+
+    Relative paths in them are changed so that they are valid in the current folder.
+    """
     changed = {short(name) for name in changes}
     recorded = {name: value for name, value in recorded_values(saved).items() if short(name) not in changed}
     return anchor_paths(recorded, saved.get("started_in"))
 
 
 def masked_values(saved: Mapping[str, Any]) -> list[str]:
-    """Return the flags whose values are not in settings.json because they are secrets."""
+    """Return the flags whose values are masked in settings.json because they are secrets."""
     return [name for name, value in recorded_values(saved).items() if MASK in str(value)]
 
 
@@ -216,8 +224,10 @@ def prepare_again(
     judge: Judge | None = None,
     beside: Path | None = None,
 ) -> RunContext:
-    """Prepare a recorded run again, with changes. ``beside``: the ``folder`` of ``prepare``. Raises FlowError
-    and PlanError."""
+    """Prepare a recorded run again, with changes.
+
+    ``saved``: settings.json. ``beside``: the ``folder`` of ``prepare``. Raises FlowError and PlanError.
+    """
     flow = load_flow(f"{saved['file']}::{saved['flow']}")
     missing = [name for name in masked_values(saved) if name not in changes]
     if missing:
@@ -245,11 +255,10 @@ def prepare_again(
 def _of_former_backends(
     roles: Sequence[RoleConfig], shared: Iterable[str], changes: Mapping[str, Any]
 ) -> list[str]:
-    """If a change selects a backend: the flags, not among the changes, whose settings the new backends do not
-    have.
+    """If a change selects another backend, return the flags with settings that the new backends do not have.
 
-    ``shared``: names of settings for all roles. The last of ``roles`` represents all roles without settings
-    of their own, on their default backends.
+    Flags among the changes are not returned. ``shared``: names of settings for all roles. The last of
+    ``roles`` stands for all roles without settings of their own, on their default backends.
     """
     if not any(flag.rpartition(".")[2] in ("backend", *SIDES) for flag in changes):
         return []
@@ -267,8 +276,10 @@ def _of_former_backends(
 
 
 def anchor_paths(recorded: Mapping[str, Any], start: object) -> dict[str, Any]:
-    """Return the settings with relative paths that do not exist here changed to start from the folder where
-    the run was started."""
+    """Return the settings with relative paths that are valid in the current folder.
+
+    Paths that do not exist here are taken relative to ``start``, the folder where the run was started.
+    """
     if not isinstance(start, str):
         return dict(recorded)
     recorded = {
@@ -294,7 +305,7 @@ def anchor_paths(recorded: Mapping[str, Any], start: object) -> dict[str, Any]:
 
 
 def _anchored_data(value: Any, start: str) -> Any:
-    """A source of data, whose path may have a name before it and a weight after it."""
+    """Anchor the path in a data source, which may have a name before it and a weight after it."""
     if not isinstance(value, str) or os.path.exists(os.path.join(start, value)):
         return _anchored(value, start)
     source = parse_source(value)
@@ -326,8 +337,10 @@ def same_run(
     graph: Graph,
     dependencies: Dependencies,
 ) -> Dependencies:
-    """Compare a run with its recorded start. Returns its dependencies with the digests that are known. Raises
-    PlanError if the algorithm or a dependency has changed."""
+    """Compare a run with its recorded start. Return its dependencies with all digests that are now known.
+
+    Raises PlanError if the algorithm or a dependency has changed.
+    """
     same_algorithm(folder, name, saved, graph, reporter)
     return same_inputs(folder, name, reporter, dependencies)
 
@@ -335,7 +348,10 @@ def same_run(
 def same_algorithm(
     folder: Path, name: str, saved: Mapping[str, Any], graph: Graph, reporter: Reporter
 ) -> None:
-    """Raise PlanError with the differences if the graph is not that of the run. Deadlines may differ."""
+    """Raise PlanError with the differences if the graph differs from the run's recorded graph.
+
+    Deadlines may differ.
+    """
     try:
         before = timeless(wire.unpack(durable.read(folder / directory.GRAPH)))
     except (OSError, PlanError) as error:
@@ -351,8 +367,10 @@ def same_algorithm(
 
 
 def _same_identity(name: str, before: object, now: str) -> None:
-    """Refuse a graph whose digest differs from the one in settings.json. The differences cannot be shown,
-    because only the digest is known."""
+    """Raise PlanError if the graph's digest differs from the digest in settings.json.
+
+    The differences cannot be shown, because only the digest is known.
+    """
     if before != now:
         raise _changed(
             name, f"graph {now} instead of {before}; without {directory.GRAPH} the difference is unknown"
@@ -370,7 +388,7 @@ def _changed(name: str, differences: str) -> PlanError:
 
 
 def timeless(graph: Graph) -> Graph:
-    """Return the graph without deadlines, which may change."""
+    """Return the graph without deadlines, which may change between starts of a run."""
     return dataclasses.replace(graph, nodes=tuple(_timeless(node) for node in graph.nodes))
 
 
@@ -379,7 +397,10 @@ def _timeless(node: Node) -> Node:
 
 
 def newest(folder: Path, reporter: Reporter) -> Loaded:
-    """Return the newest good checkpoint. Reports damaged checkpoints and foreign files."""
+    """Return the newest intact checkpoint.
+
+    Damaged checkpoints and files that are not part of the checkpoint are reported.
+    """
     loaded = load_latest(folder)
     for path, reason in loaded.rejected:
         reporter.note(f"skipped {path.name}, which is damaged: {reason}")
@@ -389,7 +410,7 @@ def newest(folder: Path, reporter: Reporter) -> Loaded:
 
 
 def restore_checkpoint(loaded: Loaded, context: RunContext, reporter: Reporter) -> RunStart:
-    """Put a prepared run into the state of a checkpoint."""
+    """Restore the state of a checkpoint in a prepared run. Return the starting point of the run."""
     start = context.executor.queues.do("control", partial(state.restore, context, loaded.snapshot))
     reporter.note(f"resuming from {loaded.path.name}")
     return start
@@ -398,8 +419,10 @@ def restore_checkpoint(loaded: Loaded, context: RunContext, reporter: Reporter) 
 def _something_left(
     folder: Path, name: str, start: RunStart, context: RunContext, reporter: Reporter
 ) -> None:
-    """Raise PlanError if the run has finished. A run without its final models has not, even if it was stopped
-    after its last iteration."""
+    """Raise PlanError if the run has finished.
+
+    A run without its final models has not finished, even if it was stopped after its last iteration.
+    """
     iterations = context.options.iterations
     if start.iteration != iterations or final.finished(folder, iterations, state.trained(context)):
         return _iterations_left(name, start, iterations)

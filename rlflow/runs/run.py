@@ -1,5 +1,8 @@
-"""``rlflow.run`` starts a run. With ``--resume auto`` it resumes the run of that name if it exists, which
-lets a job scheduler repeat one command."""
+"""``rlflow.run`` starts a run.
+
+With ``--resume auto`` it resumes the run of that name if the run exists, so a job scheduler can repeat the
+same command.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,14 @@ from rlflow.runs.session import start_run
 
 
 def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any) -> RunResult:
-    """Run a flow: ``rlflow.run(ppo, PPO(clip=0.1), model=…, data=…, reward=…, iterations=100, actor={"lr":
+    """Run a flow and return the result.
+
+    Example: ``rlflow.run(ppo, PPO(clip=0.1), model=…, data=…, reward=…, iterations=100, actor={"lr":
     1e-5})``.
 
-    It takes the flags of `rlflow run` as keywords. A role's settings are a dict under its name; the flow's
-    own settings may be a dict too. A reward may be a function that a file defines. Raises FlowError,
-    PlanError, StageError, and Interrupted after ctrl-C.
+    Keywords are the flags of `rlflow run`. A role's settings are a dict under the role's name, and the flow's
+    own settings may be a dict too. A reward may be a function if a file defines it. ``quiet``: print no
+    progress. Raises FlowError, PlanError, StageError, and Interrupted after ctrl-C.
     """
     flow = load_flow(flow) if isinstance(flow, str) else flow
     config, hp = resolve_config(flow, hp, flat(keywords))
@@ -52,11 +57,12 @@ def start_or_resume(
     reporter: Reporter,
     start: Callable[[], RunResult],
 ) -> RunResult:
-    """Call ``start``. With ``--resume auto``, resume the run of that name if it exists, from its first
-    iteration if it has no checkpoint yet.
+    """Call ``start``, or with ``--resume auto`` resume the run of that name if the run exists.
 
-    ``values``: the given flags, by name. Raises the errors of ``start`` and ``resume``: RunHeld if another
-    process runs it, PlanError with code resume-done if it has finished.
+    If that run has no checkpoint yet, it starts with its first iteration.
+
+    ``values``: the given flags, by name. Raises the errors of ``start`` and ``resume``. These include RunHeld
+    if another process executes the run, and PlanError with the code resume-done if the run has finished.
     """
     if options.resume is None or options.name is None:
         return start()
@@ -72,8 +78,11 @@ def start_or_resume(
 
 
 def _changed(folder: Path, flow: Flow, hp: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags with other values than in the run of the folder. Raises PlanError if that run uses
-    another algorithm, or if a flag is missing that the run cannot continue without."""
+    """Return the given flags whose values differ from those of the run in the folder.
+
+    Raises PlanError if that run uses another algorithm, or if a flag is missing that the run needs to
+    continue.
+    """
     saved = read_settings(folder)
     if saved["flow"] != flow.name:
         raise PlanError.of(
@@ -102,7 +111,7 @@ def _changed(folder: Path, flow: Flow, hp: Any, values: Mapping[str, Any]) -> di
 
 
 def _settings(hp: Any, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """The flow's settings as flags, limited to those that the run recorded."""
+    """The flow's settings as flags, without settings that the run did not record."""
     return {
         f"hp.{name}": value
         for name, value in (vars(hp) if hp is not None else {}).items()
@@ -111,7 +120,7 @@ def _settings(hp: Any, recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """A value in one form, whether it came from a flag, a configuration file or settings.json."""
+    """A value as text, in the same form for flags, configuration files and settings.json."""
     if isinstance(value, list | tuple):
         return json.dumps([_text(each) for each in value])
     return value if isinstance(value, str) else json.dumps(value, default=str, sort_keys=True)

@@ -23,8 +23,10 @@ from rlflow.services.running import Gpus, Services
 
 
 def reserved_gpus(declared: Sequence[Service], options: Options) -> Gpus:
-    """Return the GPUs of a run's services, and leave the others to the run. Call it before the run
-    initialises a GPU. Raises PlanError as ``gpu_shares`` does."""
+    """Return the GPUs of a run's services, and hide these GPUs from the run itself.
+
+    Call this before the run initialises a GPU. Raises PlanError as ``gpu_shares`` does.
+    """
     shares, left = gpu_shares(declared, options)
     if shares:
         os.environ[VISIBLE] = ",".join(left)
@@ -32,8 +34,11 @@ def reserved_gpus(declared: Sequence[Service], options: Options) -> Gpus:
 
 
 def gpu_shares(declared: Sequence[Service], options: Options) -> tuple[Gpus, Sequence[str]]:
-    """Return the GPUs of a run's services, and the GPUs left for the run. Raises PlanError if the GPUs do not
-    suffice, or if the run joins a Ray, which assigns GPUs itself."""
+    """Return the GPUs of a run's services, and the GPUs left for the run.
+
+    Raises PlanError if there are too few GPUs, or if the run joins a running Ray, because Ray assigns GPUs
+    itself.
+    """
     wanting = [each.name for each in declared if each.gpus]
     if not wanting:
         return {}, ()
@@ -68,9 +73,9 @@ def services_of(
 ) -> Services:
     """Return the services of a run, not started yet.
 
-    ``joined``: the run joins a running Ray. ``folder``: a path on the file system of the run's folder; the
-    output of services goes next to it until the run's folder exists. None: a temporary folder, removed at the
-    end.
+    ``joined``: whether the run joins a running Ray. ``folder``: a path on the filesystem of the run's folder.
+    Until the run's folder exists, services write their output next to this path. If ``folder`` is None, they
+    write to a temporary folder, which is removed at the end.
     """
     if joined and any(not each.external for each in declared):
         note(
@@ -88,9 +93,11 @@ def services_of(
 
 
 def with_urls(program: Program, urls: Mapping[str, str]) -> Program:
-    """Return the program whose stages and losses get the URL of a service instead of ``{NAME}``. ``urls``: by
-    name of the service. The graph keeps the names, so it stays the same when the run is resumed with other
-    ports."""
+    """Return the program with ``{NAME}`` of a service replaced with its URL, for stages and losses.
+
+    ``urls``: name of a service → its URL. The graph keeps the names, so it stays the same if the run is
+    resumed with other ports.
+    """
     settings = {
         node: {name: in_place(value, urls) for name, value in values.items()}
         for node, values in program.settings.items()
@@ -99,7 +106,7 @@ def with_urls(program: Program, urls: Mapping[str, str]) -> Program:
 
 
 def settings_with_urls(hp: Any, urls: Mapping[str, str]) -> Any:
-    """Return a flow's settings with URLs instead of ``{NAME}``, for calls without a graph."""
+    """Return a flow's settings with ``{NAME}`` replaced with the service's URL, for calls without a graph."""
     changed = (
         {name: in_place(value, urls) for name, value in vars(hp).items()} if urls and hp is not None else {}
     )

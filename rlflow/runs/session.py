@@ -1,4 +1,4 @@
-"""The life of a run: its folder and lock, its writers and reporters, and how it ends."""
+"""The lifetime of a run: its folder and lock, its writers and reporters, and how it ends."""
 
 from __future__ import annotations
 
@@ -30,27 +30,33 @@ from rlflow.runs.records import Records
 from rlflow.runs.report import bounds_text
 
 BEGUN = RunStart()
-# the claims that the run checked about itself: for people, and for `rlflow explain`
+# the claims that the run checked about itself, for people and for `rlflow explain`
 PROOF, PROOF_JSON = "proof.txt", "proof.json"
 NO_CHECKPOINT = "no checkpoint was written by this process"
-TRACEBACK = "traceback.txt"  # of the exception that ended the run
+TRACEBACK = "traceback.txt"  # file with the traceback of the exception that ended the run
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was stopped on request. The message names the saved checkpoint and the command that resumes the
-    run."""
+    """The run was stopped on request.
+
+    The message names the saved checkpoint and the command that resumes the run.
+    """
 
 
 def start_run(context: RunContext, reporter: Reporter) -> RunResult:
-    """Start a new run in its own folder. Everything that it starts is stopped at the end, also after an
-    error."""
+    """Start a new run in its own folder and return its result.
+
+    Everything that the run starts is stopped at the end, also after an error.
+    """
     with Lock(new_folder(context)) as lock:
         return continue_run(context, lock.folder, reporter, BEGUN)
 
 
 def new_folder(context: RunContext) -> Path:
-    """Create the run's folder with the files that describe the run. Raises PlanError; the context is closed
-    then."""
+    """Create the run's folder with the files that describe the run, and return its path.
+
+    If the folder cannot be created, the context is closed and PlanError is raised.
+    """
     try:
         return directory.create(
             Path(context.options.out), context.options.name, context.plan.graph.name, texts(context)
@@ -61,8 +67,10 @@ def new_folder(context: RunContext) -> Path:
 
 
 def continue_run(context: RunContext, folder: Path, reporter: Reporter, start: RunStart) -> RunResult:
-    """Run from ``start`` in a folder whose lock is held. If all iterations are done, finish the remaining
-    work. Raises Interrupted, StageError, PlanError."""
+    """Continue a run from ``start`` in a folder whose lock this process holds. Return its result.
+
+    If all iterations are done, the remaining work is finished. Raises Interrupted, StageError and PlanError.
+    """
 
     def ask() -> None:
         if not signals.over:
@@ -130,7 +138,7 @@ def _continue(
             context.on_output(records.rewards.on_output)
             if start is BEGUN and proving.wanted(context):
                 prove(context, records, reporter)
-            # entered again: a proof that took too long leaves a different thread in the model queue
+            # entered again, because a proof that took too long leaves a different thread in the model queue
             with context.computing():
                 result = loop.run(start)
             writer.wait(600.0)
@@ -177,12 +185,12 @@ def _continue(
             reader.close()
             writer.close()
             _close(context, records, loop, run_folder)
-        finally:  # a ctrl-C may arrive here too, and the terminal must be restored
+        finally:  # ctrl-C may interrupt this too, and the terminal must be restored
             reporter.close(ended, error)  # type: ignore[arg-type]
 
 
 def _close(context: RunContext, records: Records, loop: Loop, run_folder: RunFolder) -> None:
-    """Write the time bounds of the run, and close everything that belongs to it."""
+    """Write the time bounds of the run, and close its records and its folder."""
     # without iterations, keep the bounds that an earlier process wrote
     if loop.totals.iterations or not (run_folder.path / "bounds.json").exists():
         records.bounds(bounds_text(loop.totals), loop.totals.as_json())
@@ -193,10 +201,10 @@ def _close(context: RunContext, records: Records, loop: Loop, run_folder: RunFol
 
 
 def prove(context: RunContext, records: Records, reporter: Reporter) -> None:
-    """Check the quick claims about the run, write them to its folder, and print a summary line. Each
-    falsified claim is a warning.
+    """Check the quick claims about the run, write them to its folder, and print a summary.
 
-    Raises PlanError if the run must not start, and StageError if a stage raised in the dry run.
+    Each falsified claim is a warning. Raises PlanError if the run must not start, and StageError if a stage
+    fails in the dry run.
     """
     began = time.monotonic()
     with context.computing():
@@ -217,9 +225,11 @@ def prove(context: RunContext, records: Records, reporter: Reporter) -> None:
 
 
 def _failure(raised: Exception, iteration: int, then: str, note: Callable[[str], object]) -> Exception:
-    """Return the error that ends the run, with the text ``then`` added. If the error cannot carry it,
-    ``note`` prints it. A worker error between stages, for example in an evaluation or a save, becomes an
-    error of the run itself."""
+    """Return the error that ends the run, with the text ``then`` added.
+
+    If the error cannot contain the text, ``note`` prints it. An error of a worker outside any stage, for
+    example in an evaluation or a save, is turned into an error of the run.
+    """
     failure = (
         StageError("", iteration, 0, str(raised), lines=raised.lines)
         if isinstance(raised, RemoteError)
@@ -236,8 +246,10 @@ def _failure(raised: Exception, iteration: int, then: str, note: Callable[[str],
 
 
 def write_traceback(raised: Exception, records: Records, run_folder: RunFolder) -> str:
-    """Write the full traceback of an exception from code, the user's or rlflow's, to the run's folder.
-    Returns a line with its path, or an empty string if the error explains itself."""
+    """Write the full traceback of an exception to the run's folder. Return a line with its path.
+
+    If the error explains itself, nothing is written and the line is empty.
+    """
     if (
         isinstance(raised, FlowError | PlanError)
         or isinstance(raised, StageError)
@@ -251,8 +263,11 @@ def write_traceback(raised: Exception, records: Records, run_folder: RunFolder) 
 def _how_to_go_on(
     writer: Writer, run_folder: RunFolder, start: RunStart, loop: Loop, at_once: bool = False
 ) -> str:
-    """Return a text with the command that resumes a run that ended early, and with the state that is lost. It
-    is empty if nothing is saved and nothing is lost. ``at_once``: nothing more can be saved."""
+    """Return a text for the end of a run that ended early.
+
+    It has the command that resumes the run, and names the state that is lost. It is empty if nothing is saved
+    and nothing is lost. ``at_once``: do not try to save anything more.
+    """
     writer.wait(600.0)
     unsaved, place = (
         _unsaved(writer, run_folder, loop) if writer.missed and not at_once else (loop.lost, None)
@@ -270,8 +285,10 @@ def _how_to_go_on(
 
 
 def _unsaved(writer: Writer, run_folder: RunFolder, loop: Loop) -> tuple[str, Path | None]:
-    """Try to save the newest state elsewhere. Returns a text that says why the run's folder could not store
-    it, and the new run folder, if any."""
+    """Try to save the newest state in another folder.
+
+    Returns a text that says why the run's folder could not store the state, and the new run folder, or None.
+    """
     place = save_elsewhere(loop, run_folder.path, writer.missed)
     where = (
         f"it is saved in {shown(place)}"
@@ -282,7 +299,7 @@ def _unsaved(writer: Writer, run_folder: RunFolder, loop: Loop) -> tuple[str, Pa
 
 
 def clear_leftovers(folder: Path, reporter: Reporter) -> None:
-    """Remove files that a killed process left half written in this folder."""
+    """Remove incomplete files that a killed process left in this folder."""
     try:
         for where in (folder, folder / final.ANSWERS):
             durable.clear(where)
@@ -294,8 +311,11 @@ def clear_leftovers(folder: Path, reporter: Reporter) -> None:
 
 
 def look(run_folder: RunFolder, context: RunContext, records: Records, reporter: Reporter) -> None:
-    """Check the run's folder between iterations. Raises Lost if the folder is gone; if the files that
-    describe the run were deleted, they are written again."""
+    """Check the run's folder between iterations.
+
+    Raises Lost if the folder is gone. If the files that describe the run were deleted, they are written
+    again.
+    """
     run_folder.look()
     if not (run_folder.path / directory.SETTINGS).exists():
         reporter.note(
@@ -306,8 +326,10 @@ def look(run_folder: RunFolder, context: RunContext, records: Records, reporter:
 
 
 def describe(context: RunContext, records: Records) -> None:
-    """Update the files that describe the run if their content differs: a resumed run may have more
-    iterations."""
+    """Write the files that describe the run if their content has changed.
+
+    For example, a resumed run may have more iterations.
+    """
     for name, data in texts(context).items():
         try:
             same = durable.read(records.folder / name) == data
@@ -318,6 +340,6 @@ def describe(context: RunContext, records: Records) -> None:
 
 
 def identify(context: RunContext, inputs: Dependencies, records: Records, known: identity.Identity) -> None:
-    """Store the identity once all digests of weights are known."""
+    """Store the run's identity, now that all digests of weights are known."""
     context.inputs = replace(inputs, identity=known)
     records.whole(identity.FILE, known.encode())

@@ -1,4 +1,7 @@
-"""The state of a run between two iterations: the content of a checkpoint, from which a run is resumed."""
+"""The state of a run between two iterations.
+
+A checkpoint contains this state, and a run is resumed from it.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +26,21 @@ QUEUE = "queue"  # files of rows that were sampled ahead of training
 
 
 def trained(context: RunContext) -> dict[str, RoleModel]:
-    """Return the models that updates train, by role."""
+    """Return the models of the trained roles, by role."""
     return {use.name: context.engine.models[use.name] for use in context.plan.graph.roles if use.trained}
 
 
 def changed(context: RunContext) -> dict[str, RoleModel]:
-    """Return the models whose weights the run may change, by role: trained ones, and those that a stage with
-    side effects gets."""
+    """Return the models whose weights the run may change, by role.
+
+    These are the trained models, and models that a stage with side effects gets.
+    """
     return {role: context.engine.models[role] for role in context.plan.graph.changed_roles}
 
 
 @dataclass(frozen=True)
 class KeptState:
-    """The state of models before an iteration, copied outside the models because later iterations have
-    changed them."""
+    """The state of models before an iteration, copied because later iterations have changed the models."""
 
     # (role, state of its trainer) of each role that the run may change
     states: Iterable[tuple[str, Mapping[str, Any]]]
@@ -49,11 +53,12 @@ class KeptState:
 def snapshot(
     context: RunContext, at: RunStart, cursor: Mapping[str, Any], kept: KeptState | None = None
 ) -> Snapshot:
-    """Return a copy in host memory of everything that the iterations from ``at`` on depend on.
+    """Return a snapshot of the run before iteration ``at``, as a copy in host memory.
 
-    ``cursor``: position in the data of the first iteration that is not sampled yet, unless rows were sampled
-    ahead. ``kept``: the state at that time, if the models no longer have it. Raises StageError for weights
-    that are not finite.
+    It contains everything that this and later iterations depend on. ``cursor``: position in the data of the
+    first iteration that is not sampled yet; if rows were sampled ahead, their own position is used. ``kept``:
+    the state at that time, if the models no longer have it. Raises StageError for weights that are not
+    finite.
     """
     kept = kept or _state_now(context, at.iteration)
     tensors: dict[str, Any] = {}
@@ -80,8 +85,10 @@ def snapshot(
 
 
 def _check_finite(context: RunContext, role: str, weights: Mapping[str, Tensor]) -> None:
-    """Raise StageError if weights to be saved have NaN or infinities. Updates check their own results; this
-    check finds the errors of stages with side effects."""
+    """Raise StageError if weights to be saved contain NaN or infinities.
+
+    Updates check their own results; this check finds errors of stages with side effects.
+    """
     bad = [
         name
         for name, weight in weights.items()
@@ -108,26 +115,26 @@ class MemoryCopy:
     """An in-memory checkpoint: a copy of a run's state before an iteration."""
 
     iteration: int
-    cursor: Mapping[str, Any]  # of the prompts
+    cursor: Mapping[str, Any]  # position in the prompts
     kept: KeptState
 
 
 def copied(context: RunContext, iteration: int, cursor: Mapping[str, Any]) -> MemoryCopy:
-    """Copy the current state of the models, before the iteration that comes next."""
+    """Copy the current state of the models, before iteration ``iteration`` starts."""
     kept = _state_now(context, iteration)
     states = [(role, host_copy(state)) for role, state in kept.states]
     return MemoryCopy(iteration, cursor, replace(kept, states=states, flow_state=dict(kept.flow_state)))
 
 
 def _state_now(context: RunContext, iteration: int) -> KeptState:
-    """The state before the iteration that comes next."""
+    """The current state of the models, not copied, before iteration ``iteration`` starts."""
     versions = {role: model.version for role, model in context.engine.models.items()}
     queue = context.ahead.saved(iteration) if context.ahead else None
     return KeptState(_trainer_states(context), versions, context.engine.state, queue)
 
 
 def _trainer_states(context: RunContext) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(role, state of its trainer), one at a time because a state is as large as the model."""
+    """Yield (role, state of its trainer), one at a time because a state is as large as the model."""
     for role, model in changed(context).items():
         assert model.trainer is not None
         context.engine.offloads.settle(copying(role))
@@ -137,8 +144,9 @@ def _trainer_states(context: RunContext) -> Iterator[tuple[str, Mapping[str, Any
 def restore_models(context: RunContext, saved: Snapshot) -> None:
     """Load the weights and optimizers of a snapshot into the models of a prepared run.
 
-    Raises PlanError if a role is missing, or has weights of another model. In a fork, a stage with side
-    effects may get a role that the former run never changed; that role keeps the weights of its folder.
+    Raises PlanError if a role is missing from the snapshot, or if its weights are of another model. In a
+    fork, a stage with side effects may get a role that the original run never changed. That role keeps the
+    weights of its model folder.
     """
     same_flow = saved.state.get("graph") == identity(context.plan.graph)
     for role, model in changed(context).items():
@@ -154,12 +162,12 @@ def restore_models(context: RunContext, saved: Snapshot) -> None:
     for role, version in saved.state["versions"].items():
         if role in context.engine.models:
             context.engine.models[role].version = version
-            # the generator was loaded from the first weights
+            # the generator was loaded with the first weights
             context.engine.models[role].sampled_version = -1 if version else 0
 
 
 def _misfit(role: str, error: Exception) -> PlanError:
-    """The error if a role's model cannot load the weights of a checkpoint."""
+    """The error that a role's model cannot load the weights of a checkpoint."""
     reason = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
     return PlanError.of(
         "checkpoint-model",
@@ -172,8 +180,10 @@ def _misfit(role: str, error: Exception) -> PlanError:
 
 
 def restore(context: RunContext, saved: Snapshot) -> RunStart:
-    """Put a prepared run into the state of a snapshot. Raises PlanError if the data differ, or a role is
-    missing."""
+    """Restore a snapshot in a prepared run. Return the starting point of the run.
+
+    Raises PlanError if the data differ, or if a role is missing.
+    """
     restore_models(context, saved)
     context.engine.state = dict(saved.state["flow_state"])
     context.prompts.load(saved.state["prompts"])

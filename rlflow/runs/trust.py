@@ -1,7 +1,8 @@
-"""Decide which files named in a run's settings `rlflow resume` may execute without asking, because the run's
-folder may belong to someone else.
+"""Decide which files named in a run's settings `rlflow resume` may execute without asking.
 
-Also finds the files that a Python file imports, its own and those of packages.
+Files may be doubtful because the run's folder may belong to another user.
+
+The module also finds the files that a Python file imports, both its own files and those of packages.
 """
 
 from __future__ import annotations
@@ -32,16 +33,18 @@ from rlflow.runs import identity
 
 @dataclass
 class Imports:
-    """The files and modules that a file imports."""
+    """The files and modules that a Python file imports, directly or indirectly."""
 
-    files: set[Path] = field(default_factory=set)  # in its own folder
+    files: set[Path] = field(default_factory=set)  # imported files in its own folder
     # top-level modules from elsewhere, except Python's standard library
     outside: set[str] = field(default_factory=set)
 
 
 def imports(file: Path, module: str = "") -> Imports:
-    """Return the imports of a file and of everything that it imports from its own folder. With a ``module``
-    of a package, the package takes the place of the folder."""
+    """Return the imports of a file and of every file that it imports from its own folder.
+
+    If the file is the module ``module`` of a package, the package is used instead of the folder.
+    """
     closure, waiting = Imports(), [file]
     root, own = root_of(file, module), module.partition(".")[0]
     known = {file}
@@ -67,13 +70,15 @@ def root_of(file: Path, module: str = "") -> Path:
 
 
 def _base(path: Path, root: Path, level: int) -> Path:
-    """The folder for looking up a name: leading dots go up from the file's own package."""
+    """The folder in which an imported name is looked up. Leading dots go up from the file's own package."""
     return path.parents[level - 1] if level else root
 
 
 def _named(path: Path) -> Iterator[tuple[str, int]]:
-    """(dotted name, number of leading dots) of each import of a file, also inside functions. ``from a import
-    b`` yields a and a.b."""
+    """Yield (dotted name, number of leading dots) for each import in a file, also inside functions.
+
+    ``from a import b`` yields a and a.b.
+    """
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
@@ -87,8 +92,10 @@ def _named(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def _inside(name: str, folder: Path) -> Iterator[Path]:
-    """The files of a dotted name below a folder: the ``__init__`` of its packages, and the module. The last
-    part may be an attribute instead of a module."""
+    """The files of a dotted name below a folder: each package's ``__init__``, and the module.
+
+    The last part of the name may be an attribute instead of a module.
+    """
     for part in name.split("."):
         if (folder / f"{part}.py").is_file():
             yield folder / f"{part}.py"
@@ -101,21 +108,24 @@ def _inside(name: str, folder: Path) -> Iterator[Path]:
 def meaning(file: Path) -> str:
     """Return a digest of a Python file that ignores comments and layout. Raises OSError."""
     data = file.read_bytes()
-    with contextlib.suppress(SyntaxError, ValueError, RecursionError):  # then its bytes are digested
+    # if the file cannot be parsed, its bytes are digested
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError):
         data = ast.unparse(ast.parse(data)).encode(errors="backslashreplace")
     return hashlib.sha256(data).hexdigest()
 
 
 FILE_DIGEST = "file_sha256"  # key of settings.json: digest of the flow's file at the start of the run
-REWARDS, ENVIRONMENTS = ("reward",), ("env",)  # settings of the run or of a role that may name Python files
+REWARDS, ENVIRONMENTS = ("reward",), ("env",)  # settings, of the run or of a role, that may name Python files
 SERVE = ["rlflow", "serve"]
 BACKENDS = ("backend", "trainer", "generator")  # settings that may name Python modules
 
 
 @dataclass(frozen=True)
 class Doubt:
-    """A file or a service's command that would be executed, and the reason not to trust it. Prints as a
-    line."""
+    """A file or a service's command that would be executed, and the reason not to trust it.
+
+    ``str()`` gives a line of text.
+    """
 
     what: Path | str
     why: str
@@ -129,8 +139,9 @@ def check_trusted(
 ) -> None:
     """Check all files that a resumed run would execute, before anything is executed.
 
-    ``saved``: settings.json. ``values``: the recorded settings that stay in use, with their paths valid in
-    this folder. Raises PlanError with all files in doubt; with ``trust`` they are reported instead.
+    ``saved``: settings.json. ``values``: the recorded settings that are still used, with paths that are valid
+    in the current folder. Raises PlanError with all doubtful files and commands; if ``trust`` is true, they
+    are only reported.
     """
     doubts = list(doubted(folder, saved, values))
     if doubts and not trust:
@@ -146,7 +157,7 @@ def check_trusted(
 
 
 def doubted(folder: Path, saved: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Doubt]:
-    """Yield the files and commands that cannot be trusted, with the reason."""
+    """Yield the files and commands that cannot be trusted, each with the reason."""
     recorded = _digests(folder, saved)
     for file in dict.fromkeys(named_files(saved, values)):
         if why := _doubt(file, folder.resolve(), saved.get("started_in"), recorded):
@@ -159,8 +170,10 @@ def doubted(folder: Path, saved: Mapping[str, Any], values: Mapping[str, Any]) -
 
 
 def commands(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the commands of services among the settings. `rlflow serve` is excluded, because ``named_files``
-    lists everything that it executes."""
+    """Yield the commands of services in the settings.
+
+    `rlflow serve` is excluded, because ``named_files`` yields everything that it executes.
+    """
     for name, value in values.items():
         head, _, rest = name.partition(".")
         commands = (
@@ -174,8 +187,11 @@ def commands(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def named_files(saved: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield the Python files that the settings name. Packaged files and modules that Python finds without
-    this run are excluded. Raises PlanError if a flow or a reward does not exist."""
+    """Yield the Python files that the settings name.
+
+    Files that rlflow ships, and modules that Python finds without this run, are excluded. Raises PlanError if
+    a flow or a reward does not exist.
+    """
     flow = target(f"{saved['file']}::{saved['flow']}").path.resolve()
     if flow.parent != algorithms_folder().resolve():
         yield flow
@@ -196,8 +212,10 @@ def named_files(saved: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator
 
 
 def _module_files(name: str, folder: Path) -> Iterator[Path]:
-    """The files that Python would import a module from; none if Python finds it without this run. A package
-    is named by its ``__init__``."""
+    """The files from which Python would import a module; none if Python finds the module without this run.
+
+    A package is represented by its ``__init__``.
+    """
     here = ("", os.getcwd(), str(folder))
     top = name.partition(".")[0]
     for places, own in (
@@ -216,7 +234,7 @@ def _module_files(name: str, folder: Path) -> Iterator[Path]:
 
 
 def _digests(folder: Path, saved: Mapping[str, Any]) -> set[str]:
-    """The recorded digests of the Python files that the run was started with."""
+    """The digests of Python files that were recorded when the run was started."""
     try:
         recorded = identity.read(folder)
     except ValueError:
@@ -227,7 +245,7 @@ def _digests(folder: Path, saved: Mapping[str, Any]) -> set[str]:
 
 
 def _doubt(file: Path, run: Path, start: object, recorded: Iterable[str]) -> str:
-    """A reason not to trust a file; empty if it may be executed."""
+    """The reason not to trust a file; empty if the file may be executed."""
     if file.is_relative_to(run):
         return "it is in the run's own folder, where a run never writes code"
     try:
@@ -252,7 +270,10 @@ def _doubt(file: Path, run: Path, start: object, recorded: Iterable[str]) -> str
 
 
 def _others(path: Path) -> str:
-    """A reason if users other than this one and root own a file or can write to it."""
+    """The reason not to trust a path: users other than this one and root own it or can write to it.
+
+    Empty if there are none.
+    """
     status = path.stat()
     if status.st_uid not in (0, os.geteuid()):
         return f"it belongs to user {status.st_uid}"
@@ -265,7 +286,9 @@ def _others(path: Path) -> str:
 
 
 def digest_of(file: Path) -> str | None:
-    """Return the digest of the flow's file for settings.json; None without a file, as in a notebook."""
+    """Return the digest of the flow's file, for settings.json; None without a file, for example in a
+    notebook.
+    """
     try:
         return f"sha256 {meaning(file)}"
     except OSError:

@@ -169,9 +169,8 @@ class BySource:
             name: torch.tensor([row for row, source in enumerate(names) if source == name])
             for name in dict.fromkeys(names)
         }
-        asked = {
-            name: self.sums[name].ask(batch.rows(index)) for name, index in rows.items()
-        }  # all sources at once
+        # submit the rows of all sources before waiting
+        asked = {name: self.sums[name].ask(batch.rows(index)) for name, index in rows.items()}
         metrics: list[PartialMetrics] = []
         for name, index in rows.items():
             scores, numbers = self.sums[name].answer(asked[name])

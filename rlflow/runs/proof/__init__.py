@@ -1,6 +1,6 @@
-"""Prove that a run learns from its rewards, on a few of its own rows, before its first iteration.
+"""Prove before a run's first iteration, on a few of its own rows, that it learns from its rewards.
 
-The package has dry runs of an iteration with synthetic scores, the gradients of its losses, and the claims
-that are checked with them and on real weights. Checks of the graph without rows are in
-`rlflow.compiler.check.reached`; `rlflow.runs.proving` checks a run at its start.
+The package runs an iteration with synthetic scores, computes the gradients of its losses, and checks claims
+about these gradients and about real weights. `rlflow.compiler.check.reached` checks the graph without rows,
+and `rlflow.runs.proving` checks a run at its start.
 """

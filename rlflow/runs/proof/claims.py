@@ -1,5 +1,7 @@
-"""Claims about a run and their verdicts. Each claim has a measured number and the line of code that it is
-about."""
+"""Claims about a run and their verdicts.
+
+A claim has a measured number and names a line of code.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,15 @@ Verdict = Literal["proved", "falsified", "unproved"]
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence that is true of a correct run, with the verdict on it."""
+    """A sentence that is true for every correct run, and the verdict on it for this run."""
 
-    name: str  # stable, such as reward-direction
-    subject: str  # the node or role that it is about
+    name: str  # a stable name, such as reward-direction
+    subject: str  # the node or role that the claim is about
     verdict: Verdict
     sentence: str
     number: str = ""  # the measurement behind the verdict, as text
     place: Place | None = None
-    ends_run: bool = False  # if it is falsified, the run does not begin (unless --prove warn or off)
+    ends_run: bool = False  # a falsified claim stops the run, except with --prove warn or off
 
     def __str__(self) -> str:
         where = f"{self.place}: " if self.place and self.verdict == "falsified" else ""
@@ -33,8 +35,10 @@ class Claim:
 def judged(
     name: str, subject: str, holds: bool, sentences: tuple[str, str], number: str, place: Place | None = None
 ) -> Claim:
-    """Return a claim that is proved if ``holds``, otherwise falsified. ``sentences``: one for either
-    verdict."""
+    """Return a claim that is proved if ``holds`` is true, otherwise falsified.
+
+    ``sentences``: the sentence for each verdict, first for proved.
+    """
     return Claim(
         name,
         subject,
@@ -46,14 +50,17 @@ def judged(
 
 
 def encoded(claims: list[Claim]) -> bytes:
-    """Return the claims as JSON: ``{"claims": [{"name": …, "subject": …, "verdict": …, "sentence": …,
-    "number": …, "place": "path:line"}]}``."""
+    """Return the claims as JSON bytes.
+
+    The form is ``{"claims": [{"name": …, "subject": …, "verdict": …, "sentence": …, "number": …, "place":
+    "path:line"}]}``.
+    """
     plain = [{**vars(claim), "place": str(claim.place) if claim.place else None} for claim in claims]
     return (json.dumps({"claims": plain}, indent=1) + "\n").encode()
 
 
 def summary(claims: list[Claim]) -> str:
-    """Return a line with the number of claims per verdict."""
+    """Return a text with the number of claims for each verdict."""
     counts = {
         verdict: sum(claim.verdict == verdict for claim in claims)
         for verdict in ("proved", "falsified", "unproved")

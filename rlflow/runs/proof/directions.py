@@ -1,5 +1,8 @@
-"""Gradients of an update's losses by the model's outputs: how strongly the update makes each row's tokens
-more likely. They need the model's outputs, but not its weights."""
+"""Gradients of an update's losses with respect to the model's outputs.
+
+They show how strongly the update makes each row's tokens more likely. Computing them needs the model's
+outputs, but not its weights.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +25,23 @@ Row = tuple[tuple[int, ...], tuple[int, ...]]  # token ids of the prompt and of 
 
 @dataclass(frozen=True)
 class Direction:
-    """The gradient direction of one update: minus the gradient of its objective by each output of the model,
-    over the rows that it learns from."""
+    """The gradient direction of one update.
+
+    It is minus the gradient of the update's objective with respect to each output of the model, over the rows
+    that the update learns from.
+    """
 
     rows: Batch  # the trainable rows, with their columns
-    by: Mapping[str, Tensor]  # output of the model → [rows, T] or [rows]
+    by: Mapping[str, Tensor]  # output of the model → direction [rows, T] or [rows]
 
     @property
     def main(self) -> Tensor:
-        """The gradient direction by the output that the loss uses first: log-probs, values or scores."""
+        """The direction for the output that the loss reads first: log-probs, values or scores."""
         return next(iter(self.by.values()))
 
     @property
     def of_rows(self) -> Tensor:
-        """float64 [rows]: the mean gradient direction per token of a row."""
+        """The mean gradient direction per token of each row, float64 [rows]."""
         counts = mask_counts(self.rows).clamp(min=1)
         direction = self.main.double()
         return direction.sum(1) / counts if direction.dim() == 2 else direction
@@ -43,15 +49,15 @@ class Direction:
     def felt(self, new: New) -> tuple[float, float]:
         """Return two shares of the gradient, from 0 to 1, that remain after cancellation.
 
-        The first remains after the gradients of rows with equal tokens are added up. For the second, each
-        token's gradient is also multiplied by 1 - p: if the model is certain of a token, this token moves no
-        weight. ``new``: the model's outputs. Without a gradient both are 1.
+        The first share remains after adding up the gradients of rows with equal tokens. For the second share,
+        each token's gradient is also multiplied by 1 - p, because a token that the model is certain of moves
+        no weight. ``new``: the model's outputs. Both shares are 1 if there is no gradient.
         """
         rows, numbers = keys(self.rows), dict[Row, int]()
         index = torch.tensor([numbers.setdefault(row, len(numbers)) for row in rows], dtype=torch.int64)
         total, left, followed = 0.0, 0.0, 0.0
         for direction in map(Tensor.double, self.by.values()):
-            # 1 - p
+            # 1 - p: how much a token can still move weights
             doubt = (
                 -torch.expm1(new.logprobs.double())
                 if new.logprobs is not None and direction.dim() == 2
@@ -69,8 +75,10 @@ class Direction:
         return (left / total, followed / total) if total else (1.0, 1.0)
 
     def apart(self, other: Direction) -> float:
-        """Return the distance to another gradient direction, relative to the size of this one; infinite if
-        the rows differ."""
+        """Return the distance to another gradient direction, relative to the norm of this one.
+
+        The distance is infinite if the rows differ.
+        """
         if (
             len(self.rows) != len(other.rows)
             or self.main.shape != other.main.shape
@@ -86,20 +94,23 @@ class Direction:
 
 
 def keys(batch: Batch) -> list[Row]:
-    """Return the tokens of each row, which identify it."""
+    """Return the token ids of each row (prompt, response). They identify the row."""
     prompts, tokens = (map(tuple, batch.data[name].lists()) for name in ("prompt_tokens", "tokens"))
     return list(zip(prompts, tokens, strict=True))
 
 
 def learned_rows(update: RecordedUpdate) -> RecordedUpdate:
-    """Return the update with only its trainable rows, and its settings as numbers."""
+    """Return the update with only its trainable rows, and with its settings as numbers."""
     settings, batch = with_numbers(update.settings, update.batch, update.loss.signature)
     return replace(update, batch=learnable(batch, update.loss).batch, settings=settings)
 
 
 def objective(update: RecordedUpdate, new: New, also: Mapping[str, Tensor] | None = None) -> Tensor:
-    """Return the number that an update minimises in one step over all its rows, averaged as in the trainer:
-    0-d float64. ``also``: columns that replace the rows' own."""
+    """Return the objective that an update minimises in one step over all its rows, as a 0-d float64 tensor.
+
+    It is averaged as in the trainer. ``new``: the model's outputs. ``also``: columns that replace the rows'
+    own columns.
+    """
     batch = update.batch
     counts, mask = mask_counts(batch), (also or {}).get("mask", batch["mask"])
     if also and "mask" in also:
@@ -134,7 +145,10 @@ def _columns(batch: Batch, loss: object, index: Tensor, also: Mapping[str, Tenso
 
 
 def pushed(update: RecordedUpdate, new: New, also: Mapping[str, Tensor] | None = None) -> Direction:
-    """Return the gradient direction of an update for the model's outputs ``new``."""
+    """Return the gradient direction of an update, given the model's outputs ``new``.
+
+    ``also``: columns that replace the rows' own columns.
+    """
     leaves = New(
         **{name: x if x is None else x.detach().clone().requires_grad_() for name, x in vars(new).items()}
     )

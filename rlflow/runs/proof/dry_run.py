@@ -1,8 +1,9 @@
-"""A dry run: one iteration of the run's own plan on a few prompts, with synthetic scores instead of rewards
-and without changing weights.
+"""A dry run: one iteration of the run's own plan on a few prompts, without changing weights.
+
+Synthetic scores replace the rewards.
 
 Each update is recorded with the rows and columns that it would have learned from. A dry run stops before the
-first stage with side effects, which only the run itself may call.
+first stage with side effects, because only the run itself may call such a stage.
 """
 
 from __future__ import annotations
@@ -33,15 +34,19 @@ from rlflow.execution.tally import PartialMetrics
 from rlflow.processes.watchdog.heartbeat_page import HeartbeatPage
 from rlflow.training.protocols import Sampling
 
-# shapes of the synthetic scores. Groups get different means; in half of the sets each group reaches 1
+# shapes of the synthetic scores. Groups have different means; in half of the sets of scores, each group
+# reaches 1
 POWERS, SCALES = (1 / 3, 1.0, 3.0), (1.0, 0.6)
-Scoring = Callable[[str, Axis], Tensor]  # node of a reward, rows → scores [rows]
+Scoring = Callable[[str, Axis], Tensor]  # (node of a reward, axis of its rows) → scores [rows]
 
 
 @dataclass(frozen=True)
 class RecordedUpdate:
-    """An update that was recorded instead of made: node, role, rows with the columns that it reads, loss, the
-    loss's settings, number of the call, and options."""
+    """An update that was recorded instead of executed.
+
+    ``batch`` has the rows with the columns that the update reads, ``settings`` are the loss's, and ``call``
+    is the number of the call.
+    """
 
     node: str
     role: str
@@ -53,7 +58,7 @@ class RecordedUpdate:
 
     @property
     def terms(self) -> list[LossTerm]:
-        """The losses of its step."""
+        """The losses that are added up in one step."""
         return terms(self.loss, self.settings, self.options.mean)
 
 
@@ -68,8 +73,11 @@ class ScoredRows:
 
 @dataclass(frozen=True)
 class RepeatedScores:
-    """Scores of the run's own reward for some rows, each [rows]: from one call, from a second equal call, and
-    from a call with the rows shuffled. All are in the order of the first call."""
+    """Scores of the run's own reward for some rows, each [rows] and in the order of ``once``.
+
+    ``once`` is from a first call, ``again`` from a second equal call, and ``shuffled`` from a call with the
+    rows shuffled.
+    """
 
     node: str
     once: Tensor
@@ -79,7 +87,7 @@ class RepeatedScores:
 
 @dataclass
 class DryRunRecord:
-    """The record of a dry run."""
+    """The updates and scores that a dry run recorded."""
 
     updates: list[RecordedUpdate] = field(default_factory=list)
     scored: list[ScoredRows] = field(default_factory=list)
@@ -88,33 +96,41 @@ class DryRunRecord:
 
 
 class DryRunEngine(Engine):
-    """Overrides of an engine for a dry run. Mixed into the class of the run's own engine."""
+    """Methods that replace an engine's methods in a dry run.
+
+    The class is mixed into the class of the run's engine.
+    """
 
     scoring: Scoring | None  # None: the run's own rewards give the scores
     record: DryRunRecord
     longest: int
     fill: float
-    # node of a role that is not trained → amount that is added to every other row
+    # node of a role that is not trained → amount to add to its outputs for every other row
     shift: Mapping[str, float]
     sampled: dict[tuple[int, int], tuple[Batch, Batch]]
-    asks: bool  # also call the run's own rewards
+    asks: bool  # whether the run's own rewards are called too
 
     def generate(
         self, role: str, prompts: Batch, sampling: Sampling, call: int, terms: CallOptions = HERE
     ) -> Batch:
-        """Sample at most ``longest`` tokens. The same prompts get the same rows again."""
+        """Sample at most ``longest`` tokens per row.
+
+        If the same prompts are sampled again, the recorded rows are returned.
+        """
         key = (call, id(prompts.axis))
         if key not in self.sampled:
             most = min(sampling.max_tokens, self.longest)
             least = sampling.min_tokens if sampling.min_tokens <= most else 0
-            # without recorded lengths, which would make rows longer
+            # without recorded lengths, because they would make rows longer
             short = replace(sampling, max_tokens=most, min_tokens=least, lengths=())
             self.sampled[key] = prompts, super().generate(role, prompts, short, call, terms)
         return self.sampled[key][1]
 
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: CallOptions = HERE) -> Batch:
-        """Run the real forward pass, raise every other row if asked for, and never keep the result for an
-        update."""
+        """Run the real forward pass. The result is never kept for an update.
+
+        If ``shift`` names the node, an amount is added to every other row of the result.
+        """
         rows = super().forward(role, want, batch, replace(terms, ahead=False))
         if terms.node not in self.shift:
             return rows
@@ -124,7 +140,7 @@ class DryRunEngine(Engine):
         return self.spread(Batch(rows.axis, columns), self.near(batch, terms))
 
     def reward(self, role: str, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
-        """Return synthetic scores."""
+        """Return synthetic scores, or the run's own rewards if ``scoring`` is None."""
         if self.asks:
             self.record.judged.append(self.judged(role, self.gather(batch), terms))
         if self.scoring is None:
@@ -136,7 +152,7 @@ class DryRunEngine(Engine):
         return self.spread(rows, self.near(batch, terms)), {}
 
     def judged(self, role: str, batch: Batch, terms: CallOptions) -> RepeatedScores:
-        """Call the run's own reward on the rows three times."""
+        """Call the run's own reward three times: twice on the rows, and once on the shuffled rows."""
         order = torch.randperm(
             len(batch), generator=torch.Generator().manual_seed(derived(0, "proof", terms.node))
         )
@@ -149,7 +165,7 @@ class DryRunEngine(Engine):
     def stage(
         self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
-        """Run the real stage. The padding value is set to ``fill``, which must not change any result."""
+        """Run the real stage with the padding value set to ``fill``, which must not change any result."""
         with padding(self.fill):
             return super().stage(stage, batch, settings, call, terms)
 
@@ -163,7 +179,7 @@ class DryRunEngine(Engine):
         call: int,
         terms: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
-        """Record the update instead of making it."""
+        """Record the update instead of executing it."""
         self.record.updates.append(
             RecordedUpdate(terms.node, role, self.gather(batch), loss, settings, call, options)
         )
@@ -182,16 +198,19 @@ def raised(data: Data, by: float) -> Data:
 
 @dataclass
 class DryRuns:
-    """Runs dry runs, with the run's engine, queues and plan and a few of its prompts. ``impure``: the stage
-    with side effects that stops them; ``plan`` then ends before it."""
+    """Executes dry runs with the run's own engine, queues and plan, on a few of its prompts.
+
+    ``impure`` is the first stage with side effects, or None; ``plan`` ends before this stage.
+    """
 
     engine: Engine
     queues: Queues
     plan: Plan
     prompts: Batch
-    fresh: Callable[[int], Batch]  # returns further prompts
+    fresh: Callable[[int], Batch]  # returns this many further prompts
     longest: int = 16
-    # heartbeat page that lists the running nodes; it lets processes that a stage starts end with the run
+    # heartbeat page that lists the running nodes; with it, processes that a stage starts end together with
+    # the run
     heartbeat_page: HeartbeatPage = field(default_factory=HeartbeatPage)
 
     def __post_init__(self) -> None:
@@ -201,7 +220,8 @@ class DryRuns:
         self.impure = first.impure_stage if first else None
         if first is not None:
             self.plan = self.plan.before(first.id)
-        self._sound = type(self.engine) is LocalEngine  # workers free their rows after each iteration
+        # workers free their rows after each iteration, so only one process can reuse sampled rows
+        self._sound = type(self.engine) is LocalEngine
 
     def dry_run_once(
         self,
@@ -210,8 +230,11 @@ class DryRuns:
         shift: Mapping[str, float] | None = None,
         asks: bool = False,
     ) -> DryRunRecord:
-        """Run one iteration with these scores; with None, the run's own rewards give them. ``asks``: also
-        call the run's own rewards on its rows."""
+        """Run one iteration with synthetic scores, and return its record.
+
+        ``scoring``: gives the scores; None: the run's own rewards give the scores. ``asks``: call the run's
+        own rewards too, and record their scores. ``fill`` and ``shift``: as in DryRunEngine.
+        """
         engine: Any = copy.copy(self.engine)
         engine.__class__ = type("Rehearsing" + type(engine).__name__, (DryRunEngine, type(engine)), {})
         engine.record, engine.scoring, engine.longest, engine.fill = (
@@ -235,7 +258,10 @@ class DryRuns:
         return engine.record  # type: ignore[no-any-return]
 
     def _prompts(self) -> Callable[[int], Batch]:
-        """Further prompts for a `repeat`, the same ones in each dry run."""
+        """A function that returns further prompts for a `repeat`.
+
+        It returns the same prompts in each dry run.
+        """
         place = iter(range(1 << 30))
 
         def take(count: int) -> Batch:
@@ -254,15 +280,17 @@ def stretched(scoring: Scoring, factor: float) -> Scoring:
 
 
 def zero_or_one(node: str, axis: Axis) -> Tensor:
-    """Return alternating scores of 0 and 1, the values that most rewards of answers give."""
+    """Return alternating scores of 0 and 1. Most rewards for answers give these values."""
     return torch.arange(len(axis)).remainder(2).float()
 
 
 def uneven(seed: int, only: str | None = None, base: int = 0) -> Scoring:
-    """Return seeded scores from 0 to 1. Scores within a group are all different, and each group has its own
-    order and mean. Without groups, all rows are one group.
+    """Return a function that gives seeded scores from 0 to 1.
 
-    ``only``: the node whose scores use this seed; scores of other nodes use the seed ``base``.
+    All scores within a group differ, and each group has its own order and mean. Without groups, all rows are
+    one group.
+
+    ``only``: the node whose scores use ``seed``; scores of other nodes use the seed ``base``.
     """
 
     def scores(node: str, axis: Axis) -> Tensor:

@@ -1,6 +1,8 @@
-"""Claims about a flow, checked in dry runs: scores reach the gradient, in the right direction and at the
-right rows, and every input of a loss has an effect. They need forward passes of the models and change no
-weights."""
+"""Claims about a flow, checked in dry runs.
+
+The claims are that scores reach the gradient, in the right direction and at the right rows, and that every
+input of a loss has an effect. Checking them needs forward passes of the models and changes no weights.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +32,15 @@ from rlflow.runs.proof.dry_run import (
 from rlflow.training.objective import New
 
 SETS = 6  # sets of synthetic scores
-# applied to the synthetic scores, which are from 0 to 1. The later factors are tried if the first has no
-# effect, for example below a threshold
+# factors for the synthetic scores, which are from 0 to 1. Later factors are tried if the first has no effect,
+# for example because a threshold is higher
 FACTORS = (1.0, 100.0, -100.0)
 FOLLOWS = 0.1  # minimum correlation between changes of the scores and changes of the gradient direction
-# a lower correlation is not an accident of the few rows of a dry run: higher scores make rows less likely
+# below this correlation, higher scores make rows less likely; the few rows of a dry run cannot explain it
 AGAINST = -0.3
 ROUNDING = 1e-4  # relative rounding error of a gradient in float32
 FAR = 0.01  # relative difference of gradients above which optimizer steps must differ
-LARGE_STEP = 1.0  # nats; log-probs are moved by it, to try a loss away from the sampling policy
+LARGE_STEP = 1.0  # nats to move log-probs by, to test a loss far from the sampling policy
 
 
 @dataclass
@@ -56,7 +58,7 @@ class FlowClaims:
     def __post_init__(self) -> None:
         self._news: dict[tuple[str, tuple[Row, ...]], New] = {}
         self._base = self.stage.dry_run_once(uneven(0))
-        # dry runs with different scores that give a different gradient
+        # dry runs whose different scores give a different gradient
         self.rescored: list[tuple[DryRunRecord, dict[str, Direction]]] = []
 
     @property
@@ -66,17 +68,17 @@ class FlowClaims:
 
     @cached_property
     def players(self) -> set[str]:
-        """The trained roles that sample; if none samples, all trained roles."""
+        """The names of the trained roles that sample; if none samples, of all trained roles."""
         trained = {use.name for use in self.graph.roles if use.trained}
         return {use.name for use in self.graph.roles if use.trained and use.generates} or trained
 
     def place(self, node: str) -> Place | None:
-        """Return the line of a call."""
+        """Return the line of code that calls a node; None if the graph does not have the node."""
         call = self.graph.by_name.get(node)
         return call.place if call else None
 
     def new(self, update: RecordedUpdate) -> New:
-        """Return the model's outputs for the rows of an update, computed by the run's own trainer."""
+        """Return the model's outputs for the rows of an update. The run's own trainer computes them."""
         key = (update.role, tuple(keys(update.batch)))
         if key not in self._news:
             want = tuple(update.loss.new)
@@ -90,8 +92,10 @@ class FlowClaims:
         return self._news[key]
 
     def directions(self, record: DryRunRecord) -> dict[str, Direction]:
-        """Return the gradient direction of each update of a dry run, by node. Updates without rows are
-        omitted."""
+        """Return the gradient direction of each update of a dry run, by node.
+
+        Updates without trainable rows are omitted.
+        """
         updates = (learned_rows(update) for update in record.updates)
         return {update.node: pushed(update, self.new(update)) for update in updates if len(update.batch)}
 
@@ -101,8 +105,11 @@ class FlowClaims:
             yield from group
 
     def groups(self) -> Iterator[list[Claim]]:
-        """Yield the claims in groups. The first group decides whether a run may begin: rows follow all
-        rewards. Each later group needs more dry runs."""
+        """Yield the claims in groups.
+
+        The first group decides whether a run may start: the rows must follow all rewards. Each later group
+        needs more dry runs.
+        """
         begins = list(self.unrehearsed())
         own = self.directions(self.base)
         rewarded = (
@@ -117,7 +124,7 @@ class FlowClaims:
             yield list(self.of_update(*self.telling(update, own)))
 
     def unrehearsed(self) -> Iterator[Claim]:
-        """The parts of an iteration that the dry run did not reach."""
+        """Yield claims about the parts of an iteration that the dry run did not reach."""
         if (impure := self.stage.impure) is not None:
             yield Claim(
                 "rehearsed",
@@ -139,10 +146,10 @@ class FlowClaims:
     # --------------------------------------------------------------------------------------------------------
 
     def rewarded(self, node: str, own: dict[str, Direction]) -> tuple[list[Claim], list[Iterator[Claim]]]:
-        """Check one call of a reward: different scores give a different gradient, towards higher scores.
+        """Check that different scores of one reward call give a different gradient, towards higher scores.
 
-        Returns these claims, and iterators over further claims that need more dry runs: new scores of some
-        rows change the gradient of these rows most.
+        Returns these claims, and iterators over claims that need more dry runs. The latter check that new
+        scores for some rows change the gradient of these rows most.
         """
         if sum(len(rows.scores) for rows in self.base.scored if rows.node == node) < 2:
             return [
@@ -202,13 +209,16 @@ class FlowClaims:
         return claims, further
 
     def pushed_by(self, scoring: Scoring, factor: float) -> tuple[DryRunRecord, dict[str, Direction]]:
-        """Run a dry run with scores times a factor. Returns its record and its gradient directions."""
+        """Execute a dry run with scores times ``factor``. Return its record and its gradient directions."""
         record = self.stage.dry_run_once(stretched(scoring, factor))
         return record, self.directions(record)
 
     def apart(self, runs: list[dict[str, Direction]]) -> dict[str, float]:
-        """Return, for each update of a role that samples, the largest difference of gradient directions
-        between the first dry run and the others."""
+        """Return how much the gradient direction of each update differs between dry runs.
+
+        The value is the largest distance between the first dry run and the others. Only updates of roles that
+        sample are included.
+        """
         own, others = runs[0], runs[1:]
         learning = {name: push for name, push in own.items() if self.graph.by_name[name].role in self.players}
         far = {
@@ -218,13 +228,15 @@ class FlowClaims:
         return far | {name: float("inf") for name in learning if any(name not in other for other in others)}
 
     def waived(self) -> str:
-        """The reason that a loss declares for not needing a reward; empty without one."""
+        """The reason that a loss declares for learning without a reward; empty if it declares none."""
         losses = (term.loss for one in self.base.updates for term in one.terms)
         return next((loss.unrewarded for loss in losses if loss.unrewarded), "")
 
     def direction(self, node: str, name: str, runs: list[tuple[DryRunRecord, Direction]]) -> Claim | None:
-        """Check that higher scores make rows more likely. None if the update learns from other rows than the
-        scored ones."""
+        """Check that higher scores make rows more likely.
+
+        Returns None if the update does not learn from the scored rows.
+        """
         update = next(update for update in self.base.updates if update.node == name)
         scored = [row for row in self.base.scored if row.node == node]
         if not _about(update, scored):
@@ -267,8 +279,11 @@ class FlowClaims:
     def locality(
         self, node: str, name: str, base: tuple[DryRunRecord, Direction], factor: float
     ) -> Iterator[Claim]:
-        """Change the scores of one group, or of two rows without groups: the gradient must change most
-        there."""
+        """Check that scores act locally.
+
+        The scores of one group, or of two rows without groups, are changed; the gradient must change most at
+        these rows.
+        """
         axes = [rows.batch.axis for rows in base[0].scored if rows.node == node]
         own = {place for axis in axes for place in axis.keys[_first(axis), 0].tolist()}
         if own == {place for axis in axes for place in axis.keys[:, 0].tolist()}:
@@ -308,8 +323,10 @@ class FlowClaims:
     def telling(
         self, update: RecordedUpdate, own: dict[str, Direction]
     ) -> tuple[RecordedUpdate, Direction | None]:
-        """Return the update and its gradient direction from the first dry run whose synthetic scores give a
-        gradient; if none does, from the first dry run."""
+        """Return the update and its gradient direction from a dry run whose scores give a gradient.
+
+        Larger synthetic scores are tried in turn. If none gives a gradient, the first dry run is used.
+        """
         push = own.get(update.node)
         if push is None or bool(push.main.any()) or not self.base.scored:
             return update, push
@@ -320,8 +337,10 @@ class FlowClaims:
         return update, push
 
     def furthest(self, node: str, push: Direction | None) -> RecordedUpdate | None:
-        """Return the update with different scores whose gradient differs most from ``push``. None if none
-        differs much; the claim `reward-reaches` covers this case."""
+        """Return the update under different scores whose gradient differs most from ``push``.
+
+        Returns None if none differs much; the claim `reward-reaches` covers this case.
+        """
         apart = [
             (push.apart(directions[node]), record)
             for record, directions in self.rescored
@@ -333,7 +352,7 @@ class FlowClaims:
         return next(learned_rows(one) for one in record.updates if one.node == node)
 
     def of_update(self, update: RecordedUpdate, push: Direction | None) -> Iterator[Claim]:
-        """Check one update. These claims do not depend on the scores of its rows."""
+        """Check the claims about one update that do not depend on the scores of its rows."""
         if push is None:
             yield Claim("rehearsed", update.node, "unproved", "the dry run produced no trainable rows")
             return
@@ -354,7 +373,7 @@ class FlowClaims:
         yield from self.beyond(update, push)
 
     def far(self, update: RecordedUpdate) -> list[New]:
-        """Return the model's outputs one large, uneven step away, once up and once down."""
+        """Return the model's outputs after a large, uneven step up, and after the same step down."""
         new = self.new(update)
         return [
             New(**{name: None if x is None else _step(name, x, sign) for name, x in vars(new).items()})
@@ -362,7 +381,9 @@ class FlowClaims:
         ]
 
     def columns(self, update: RecordedUpdate) -> Iterator[Claim]:
-        """Check that each column that a loss reads changes its gradient, or at least its value or metrics."""
+        """Check that each column that a loss reads changes the loss's gradient, or at least its value or
+        metrics.
+        """
         news, batch = [self.new(update), *self.far(update)], update.batch
         silent, shown = [], []
         for term in update.terms:
@@ -393,8 +414,11 @@ class FlowClaims:
         )
 
     def signs(self, update: RecordedUpdate, push: Direction) -> Iterator[Claim]:
-        """Check directions that need no reward: values move towards returns, chosen responses rise over
-        rejected ones, given responses become more likely."""
+        """Check directions that need no reward.
+
+        Values must move towards returns, chosen responses must become more likely than rejected ones, and
+        given responses must become more likely.
+        """
         batch, mask = update.batch, update.batch["mask"]
         if "values" in push.by and "returns" in batch:
             error = torch.where(mask, batch["returns"] - self.new(update).values, 0.0).double().flatten()
@@ -412,7 +436,7 @@ class FlowClaims:
                 f"correlation {toward:.3f}",
                 update.loss.place,
             )
-        if update.loss.rows == "group" and self.given(update):  # pairs, chosen first
+        if update.loss.rows == "group" and self.given(update):  # pairs, with the chosen response first
             rows = push.main.double().sum(1) if push.main.dim() == 2 else push.main.double()
             chosen = batch["chosen"].bool() if "chosen" in batch else torch.arange(len(batch)) % 2 == 0
             over = float(rows[chosen].mean() - rows[~chosen].mean())
@@ -442,7 +466,7 @@ class FlowClaims:
             )
 
     def given(self, update: RecordedUpdate) -> bool:
-        """True if the rows of an update come directly from the data."""
+        """True if the rows of an update are responses from the data."""
         node = self.graph.by_name[update.node]
         return any(
             item.parameter == "tokens" and self.graph.nodes[item.column.node].op is Op.DATA
@@ -498,8 +522,10 @@ def _times(factor: float) -> str:
 
 
 def _about(update: RecordedUpdate, scored: list[ScoredRows]) -> bool:
-    """True if an update learns from the scored rows themselves, and not only from other rows of the same
-    prompts."""
+    """True if an update learns from the scored rows themselves.
+
+    False if it learns only from other rows of the same prompts.
+    """
     axis = update.batch.axis
     if any(step.step != "taken" for step in axis.line):
         return any(axis.took_from(rows.batch.axis) for rows in scored)
@@ -508,7 +534,7 @@ def _about(update: RecordedUpdate, scored: list[ScoredRows]) -> bool:
 
 
 def _by_row(scored: list[ScoredRows]) -> dict[Row, float]:
-    """The scores of rows, identified by their tokens; scores of equal rows are added."""
+    """The score of each row, by the row's tokens. The scores of rows with equal tokens are added up."""
     sums: dict[Row, float] = {}
     for rows in scored:
         for row, score in zip(keys(rows.batch), rows.scores.tolist(), strict=True):
@@ -529,8 +555,10 @@ Change = tuple[dict[Row, float], dict[Row, float]]
 def _change(
     node: str, one: tuple[DryRunRecord, Direction], other: tuple[DryRunRecord, Direction]
 ) -> Change | None:
-    """By how much scores and gradient directions differ between two dry runs, by row. None if no trained row
-    was scored in both."""
+    """The change of scores and of gradient directions between two dry runs, by row.
+
+    None if no row was both trained on and scored in both dry runs.
+    """
     before, after = (
         _by_row([row for row in record.scored if row.node == node]) for record, _ in (one, other)
     )
@@ -545,15 +573,20 @@ def _change(
 
 
 def _correlation(changes: list[Change]) -> float:
-    """The correlation between changes of scores and changes of gradient directions, over all rows and
-    sets."""
+    """The correlation between changes of scores and changes of gradient directions.
+
+    It is computed over all rows and all sets of scores.
+    """
     scores = torch.tensor([value for score, _ in changes for value in score.values()], dtype=torch.float64)
     directions = torch.tensor([push[row] for score, push in changes for row in score], dtype=torch.float64)
     return float(torch.nn.functional.cosine_similarity(scores, directions, 0))
 
 
 def _direction_by_place(push: Direction) -> dict[tuple[int, ...], float]:
-    """The gradient direction of each row, by its path, which begins with its position in the data."""
+    """The gradient direction of each row, by the row's path.
+
+    The path begins with the position in the data.
+    """
     return dict(zip(map(tuple, push.rows.axis.keys.tolist()), push.of_rows.tolist(), strict=True))
 
 
@@ -564,7 +597,7 @@ def _first(axis: Axis) -> Tensor:
 
 
 def _first_reversed(node: str) -> Scoring:
-    """The scores of the first dry run, with the scores of the first group's rows in reverse order."""
+    """The scores of the first dry run, except that the scores of the first group's rows are in reverse order."""
     same = uneven(0)
 
     def scores(name: str, axis: Axis) -> Tensor:
@@ -578,7 +611,7 @@ def _first_reversed(node: str) -> Scoring:
 
 
 def _differ(update: RecordedUpdate, new: New, also: Mapping[str, Tensor]) -> bool:
-    """True if other columns change the gradient or the value of the loss."""
+    """True if replacing columns with ``also`` changes the gradient or the value of the loss."""
     one, other = pushed(update, new), pushed(update, new, also)
     if any(not torch.equal(push, other.by[name]) for name, push in one.by.items()):
         return True
@@ -591,7 +624,7 @@ def _step(name: str, x: Tensor, sign: int) -> Tensor:
 
 
 def _with_holes(mask: Tensor) -> Tensor:
-    """The mask without the second token of every row that has at least three."""
+    """The mask, without the second token of every row that has at least three tokens."""
     holes = mask.clone()
     long = mask.sum(1) >= 3
     second = (mask.long().cumsum(1) == 2) & mask & long[:, None]

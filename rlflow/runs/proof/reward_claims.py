@@ -1,5 +1,7 @@
-"""The claim that the score of a row depends on this row alone. It is the only claim that calls the run's own
-rewards."""
+"""The claim that the score of a row depends on this row alone.
+
+It is the only claim for which the run's own rewards are called.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,11 @@ CLOSE = 1e-3  # tolerance of a score, relative to the spread of all scores: rewa
 def reward_claims(
     stage: DryRuns, reasons: Callable[[], Mapping[Cause, str]], scoring: Scoring | None
 ) -> Iterator[Claim]:
-    """Yield a claim for each call of a reward in a dry run with these scores. Each reward is called three
-    times. ``reasons``: returns the first message of each cause of missing scores."""
+    """Yield a claim for each call of a reward in a dry run.
+
+    Each reward is called three times. ``scoring``: the scores for the updates of the dry run; None: the
+    rewards' scores. ``reasons``: returns the first message of each cause of missing scores.
+    """
     for rows in stage.dry_run_once(scoring, asks=True).judged:
         call = stage.plan.graph.by_name.get(rows.node)
         yield of_rows(rows, call.place if call else None, reasons())
@@ -28,8 +33,11 @@ def reward_claims(
 def of_rows(
     rows: RepeatedScores, place: Place | None = None, reasons: Mapping[Cause, str] | None = None
 ) -> Claim:
-    """Return the claim that scores do not change when the rows are shuffled. A function that scores several
-    rows in one call may return them in the wrong order."""
+    """Return the claim that scores do not change when the rows are shuffled.
+
+    It can be falsified because a function that scores several rows in one call may return the scores in the
+    wrong order. ``reasons``: the first message of each cause of missing scores.
+    """
     count, known = len(rows.once), rows.once[~rows.once.isnan()]
     causes = "".join(f"; {cause}: {' '.join(message.split())}" for cause, message in (reasons or {}).items())
     missing = f"; {count - len(known)} have no score{causes}" if len(known) < count else ""
@@ -70,5 +78,5 @@ def of_rows(
 
 
 def differing(one: Tensor, other: Tensor, close: float) -> int:
-    """Return how many scores differ by more than ``close``. Two missing scores are equal."""
+    """Return how many scores differ by more than ``close``. Two missing scores count as equal."""
     return int((~((one - other).abs() <= close) & ~(one.isnan() & other.isnan())).sum())

@@ -1,6 +1,8 @@
-"""Claims about the run's own trainers and samplers, checked on their real weights: an update moves all
-weights along its gradient, and the sampler gets the new weights. Afterwards all weights are restored, bit for
-bit."""
+"""Claims about the run's own trainers and samplers, checked on their real weights.
+
+The claims are that an update moves all weights along its gradient, and that the sampler gets the new weights.
+Afterwards all weights are restored, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,10 @@ from rlflow.training.protocols import Sampling, Trainer
 
 State = dict[str, Tensor]
 SMALL = 0.02  # standard deviation of the numbers that replace weights that are all zero
-CLOSE = 2e-3  # nats between two computations of a log-prob in float32
-CLOSE_SHORT = 0.25  # the same in a shorter dtype
-# share of a gradient that must remain after cancellation: below it, the weights' gradient, a sum in float32,
-# has fewer than four digits above rounding
+CLOSE = 2e-3  # tolerance in nats between two float32 computations of a log-prob
+CLOSE_SHORT = 0.25  # the same tolerance in a shorter dtype
+# share of a gradient that must remain after cancellation. Below it, the gradient of the weights, which is a
+# sum in float32, has fewer than four reliable digits
 FELT = 1e-3
 MICRO = 24  # tokens of a small micro-batch
 LARGE = 1e9  # number of weights above which a model is too large for a second copy in this process
@@ -36,10 +38,10 @@ LARGE = 1e9  # number of weights above which a model is too large for a second c
 
 @dataclass
 class WeightsClaims:
-    """Checks the trainers and samplers of a run."""
+    """Checks the claims about a run's trainers and samplers."""
 
     flow: FlowClaims
-    short: bool = False  # models compute in a dtype shorter than float32
+    short: bool = False  # whether models compute in a dtype shorter than float32
     # role that several ranks train → makes its trainer in this process
     alone: Mapping[str, Callable[[], Trainer]] = field(default_factory=dict)
     resizing: frozenset[str] = frozenset()  # roles whose trainers can change the number of tokens per pass
@@ -61,7 +63,7 @@ class WeightsClaims:
         return trainer
 
     def do(self, call: Any) -> Any:
-        """Make a call in the thread that works with models."""
+        """Make a call in the thread that works with models, and return its result."""
         return self.flow.stage.queues.do("model", call)
 
     def claims(self) -> Iterator[Claim]:
@@ -96,8 +98,10 @@ class WeightsClaims:
 
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
-        """Return a context that at its end restores weights, optimizers and counters of all trained roles.
-        Samplers get their weights again."""
+        """Return a context that restores all trained roles when it ends.
+
+        Weights, optimizers and counters are restored, and samplers get their weights again.
+        """
         saved = {
             role: self.do(lambda role=role: copied(self.trainer(role).state()))
             for role in self.roles
@@ -120,8 +124,12 @@ class WeightsClaims:
     # --------------------------------------------------------------------------------------------------------
 
     def of_update(self, update: RecordedUpdate, other: RecordedUpdate | None) -> Iterator[Claim]:
-        """Check one update: it moves the weights along its gradient, every parameter has a gradient, and
-        splitting rows into passes has no effect. ``other``: the update with different scores."""
+        """Check one update on real weights.
+
+        The update must move the weights along its gradient, every parameter must have a gradient, and
+        splitting the rows into passes must have no effect. ``other``: the update with different scores, or
+        None.
+        """
         start = self.perturbed(update.role)
         here = self.now(update)
         direction = pushed(update, here)
@@ -140,8 +148,10 @@ class WeightsClaims:
             yield self.again(other, start, after)
 
     def perturbed(self, role: str) -> State:
-        """Restore the role's state with small random numbers instead of tensors that are all zero, because
-        zeros hide gradients. Returns this state."""
+        """Restore the role's state, except that all-zero tensors get small random numbers. Return this state.
+
+        Tensors of zeros would hide gradients.
+        """
         state = self.do(lambda: copied(self.trainer(role).state()))
         chance = torch.Generator().manual_seed(0)
         for name, tensor in state.items():
@@ -162,7 +172,10 @@ class WeightsClaims:
         return New(**{name: result[name] for name in want})
 
     def updated(self, update: RecordedUpdate, start: State, rows: Batch | None = None) -> State:
-        """Return the state after one step on all rows from ``start``. ``after=`` and epochs are ignored."""
+        """Return the trainer's state after one step from ``start`` on all rows.
+
+        ``after=`` and epochs are ignored. ``rows``: used instead of the update's own rows.
+        """
         options = replace(update.options, epochs=1, minibatch=None, after=0)
         self.do(lambda: self.trainer(update.role).restore(copied(start)))
         self.do(
@@ -173,7 +186,7 @@ class WeightsClaims:
         return self.do(lambda: copied(self.trainer(update.role).state()))  # type: ignore[no-any-return]
 
     def moves(self, update: RecordedUpdate, direction: Direction, here: New, moved: float) -> Iterator[Claim]:
-        """Check that weights move, and that the model's outputs then move along the gradient."""
+        """Check that the weights move, and that the model's outputs then move along the gradient."""
         place = self.flow.place(update.node)
         yield judged(
             "weights-move",
@@ -209,8 +222,7 @@ class WeightsClaims:
         )
 
     def parameters(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
-        """Find parameters without a gradient, or with a zero gradient. Read from the optimizer's first
-        moments."""
+        """Find parameters without a gradient or with a zero gradient, from the optimizer's first moments."""
         known = {
             name.removeprefix("exp_avg/"): bool(tensor.any())
             for name, tensor in after.items()
@@ -237,7 +249,7 @@ class WeightsClaims:
         )
 
     def frozen_logprobs(self, update: RecordedUpdate) -> dict[str, Tensor]:
-        """Return log-probs of the rows by the models that are not trained."""
+        """Return the log-probs of the update's rows under each model that is not trained, by role."""
         names = [
             use.name
             for use in self.flow.graph.roles
@@ -299,8 +311,10 @@ class WeightsClaims:
         )
 
     def order(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
-        """Check that groups of rows in reverse order give the same gradient. Other ranks compute the rows
-        then."""
+        """Check that groups of rows in reverse order give the same gradient.
+
+        In that order, other ranks compute the rows.
+        """
         slots = update.batch.axis.slots
         if not any(name.startswith("exp_avg/") for name in after) or int(slots.max()) == 0:
             yield Claim(
@@ -325,8 +339,10 @@ class WeightsClaims:
         )
 
     def ranks(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
-        """Check that several ranks compute the same gradient as one process with all rows: this process, with
-        a trainer on its CPU."""
+        """Check that several ranks together compute the same gradient as one process.
+
+        The one process is this process. It computes all rows with a trainer on its CPU.
+        """
         if update.role not in self.alone:
             return
         size = sum(tensor.numel() for _, tensor in _weights(start))
@@ -355,7 +371,7 @@ class WeightsClaims:
         )
 
     def again(self, other: RecordedUpdate, start: State, after: State) -> Claim:
-        """Check that different scores move the real weights differently."""
+        """Return the claim that different scores move the real weights differently."""
         state = self.updated(other, start)
         apart, size = distance(after, state), distance(start, after)
         return judged(
@@ -371,8 +387,11 @@ class WeightsClaims:
     # --------------------------------------------------------------------------------------------------------
 
     def sampler(self, role: str) -> Iterator[Claim]:
-        """Check that a large change of the trainer's weights reaches the sampler by the run's own transfer,
-        and that the sampler applies the temperature."""
+        """Check that a large change of the trainer's weights reaches the sampler, and that the sampler
+        applies the temperature.
+
+        The weights are moved by the run's own transfer.
+        """
         node = next(
             (node for node in self.flow.graph.nodes if node.role == role and node.op is Op.GENERATE), None
         )
@@ -409,8 +428,10 @@ class WeightsClaims:
         )
 
     def compared(self, role: str, temperature: float) -> tuple[Batch, float]:
-        """Return newly sampled rows, and the largest difference between their sampled log-probs and the
-        trainer's."""
+        """Sample new rows.
+
+        Return them, and the largest difference between the sampler's and the trainer's log-probs.
+        """
         sampling = Sampling(samples=2, max_tokens=self.flow.stage.longest, temperature=temperature)
         prompts = self.flow.stage.prompts
         rows = self.do(lambda: self.engine.gather(self.engine.sample(role, prompts, sampling, 17)))
@@ -424,14 +445,16 @@ class WeightsClaims:
         return rows, float(apart.max()) if len(apart) else 0.0
 
     def logprobs(self, role: str, rows: Batch) -> Tensor:
-        """Return log-probs of rows by the trainer, [rows, T]."""
+        """Return the trainer's log-probs of rows, [rows, T]."""
         own = rows.select("prompt_tokens", "tokens", "temperature")
         return self.do(lambda: self.engine.gather(self.engine.forward(role, ("logprobs",), own)))["logprobs"]  # type: ignore[no-any-return]
 
 
 def only_rounding(node: str, direction: Direction, new: New) -> Claim | None:
-    """Return the claim that replaces those about the weights if their gradient is only rounding; None
-    otherwise."""
+    """Return the claim that an update's gradient is only rounding; None if the gradient is larger.
+
+    This claim replaces the claims about the weights.
+    """
     left, followed = direction.felt(new)
     if followed > FELT:
         return None
@@ -461,15 +484,17 @@ def _weights(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 
 def distance(one: State, other: State) -> float:
-    """Return the distance between the weights of two states, relative to the size of the first."""
+    """Return the distance between the weights of two states, relative to the norm of the first."""
     apart = sum(float((tensor - other[name].double()).square().sum()) for name, tensor in _weights(one))
     size = sum(float(tensor.square().sum()) for _, tensor in _weights(one))
     return float((apart / size) ** 0.5) if size else 0.0
 
 
 def moments_distance(one: State, other: State) -> float:
-    """Return the distance between the first moments of two states, relative to the size of the first. After
-    one step they are proportional to the gradient."""
+    """Return the distance between the first moments of two states, relative to the norm of the first.
+
+    After one step, first moments are proportional to the gradient.
+    """
     names = [name for name in one if name.startswith("exp_avg/")]
     apart = sum(float((one[name].double() - other[name].double()).square().sum()) for name in names)
     size = sum(float(one[name].double().square().sum()) for name in names)
@@ -477,8 +502,10 @@ def moments_distance(one: State, other: State) -> float:
 
 
 def shaken(state: State) -> State:
-    """Return the state with very different weights: each matrix is moved by noise of a fifth of its own
-    standard deviation."""
+    """Return the state with very different weights.
+
+    Noise with a fifth of each matrix's standard deviation is added to the matrix.
+    """
     chance, result = torch.Generator().manual_seed(5), copied(state)
     for name, tensor in result.items():
         if name.startswith(("parameters/", "adapters/")) and tensor.is_floating_point() and tensor.dim() >= 2:
@@ -488,5 +515,5 @@ def shaken(state: State) -> State:
 
 
 def modules(names: list[str]) -> list[str]:
-    """Return the modules of the given parameters, each once."""
+    """Return the names of the modules that contain these parameters, each once."""
     return list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
