@@ -36,9 +36,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Problem:
-    """One finding, in the form that `rlflow check` and errors print."""
+    """One finding, as `rlflow check` and errors print it."""
 
-    code: str  # stable name of the kind of mistake
+    code: str  # stable name for the kind of mistake
     message: str
     place: Place | None = None  # the location of the mistake
     definition: Place | None = None  # the definition of the object with the mistake
@@ -84,11 +84,11 @@ class PlanError(_Reported):
 
     @classmethod
     def of(cls, code: str, message: str, **details: object) -> PlanError:
-        """An error with one ``Problem`` with these fields."""
+        """Return an error with one ``Problem``, made from these fields."""
         return cls(Problem(code, message, **details))  # type: ignore[arg-type]
 
     def at(self, place: Place | None) -> PlanError:
-        """The same error, with this place for problems without a place."""
+        """Return the same error, with ``place`` filled in for problems without a place."""
         self.problems = tuple(replace(problem, place=problem.place or place) for problem in self.problems)
         return self
 
@@ -99,16 +99,16 @@ class RunHeld(PlanError):
 
 @dataclass(eq=False)
 class StageError(Exception):
-    """A stage raised an error or missed its deadline."""
+    """A stage raised an error or did not finish by its deadline."""
 
     stage: str  # empty if the run failed between two stages
     iteration: int
     rows: int  # rows in the call
     message: str
-    place: Place | None = None  # of the call in the flow
+    place: Place | None = None  # place of the call in the flow
     columns: Mapping[str, str] = field(default_factory=dict)  # input → its padded shape
-    then: str = ""  # which part of the run is saved, and how to continue
-    # last lines of the user's files in the traceback, the line that raised first
+    then: str = ""  # which part of the run is saved, and how to continue it
+    # the last lines of the user's own files in the traceback; the line that raised comes first
     lines: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -130,20 +130,20 @@ class StageError(Exception):
 class SkipIteration(Exception):
     """An iteration has no rows to train on; the run continues with the next iteration."""
 
-    account: object = None  # row accounting of the rows that were sampled for it
+    account: object = None  # accounting of the rows that were sampled in the iteration
 
 
 class Stopped(Exception):
-    """An iteration was stopped on request before any weights changed. It can be run again from its start."""
+    """An iteration was stopped on request before any weights changed. It can be repeated from its start."""
 
 
 @dataclass(frozen=True)
 class RemoteFailure:
-    """An error that another process raised, in the form in which it arrives here."""
+    """The record of an error that another process raised."""
 
     type: str  # the name of the exception's class
     text: str
-    # last lines of the user's files in the traceback, the line that raised first
+    # the last lines of the user's own files in the traceback; the line that raised comes first
     lines: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # notes for a full traceback, such as the traceback in the other process
 
@@ -176,16 +176,17 @@ class Dead(RemoteError):
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The known name that was probably meant, or None. It is the name with the fewest changed, missing, added
-    or swapped letters: at most three, and at most a third of the longer name."""
+    """Return the known name that was probably meant, or None. Letters that are changed, missing, added or
+    swapped count as differences; the result is the name with the fewest. A name is accepted with at most
+    three differences, and at most a third of the longer name's length."""
     close = [(apart, each) for each in names if (apart := misspelt(name, each)) is not None]
     return min(close, key=lambda pair: pair[0])[1] if close else None
 
 
 def misspelt(written: str, meant: str) -> int | None:
-    """The number of letters that differ between two names: changed, missing, added, or two neighbours
-    swapped. Ignores case, and the difference between ``-`` and ``_``. None if too many differ for a
-    misspelling."""
+    """Return the number of letters in which two names differ: letters that are changed, missing, added, or
+    swapped with a neighbour. Ignores case, and the difference between ``-`` and ``_``. None if the names
+    differ too much for a misspelling."""
     first, second = (text.casefold().replace("-", "_") for text in (written, meant))
     most = min(max(len(first), len(second)) // 3, 3)
     if abs(len(first) - len(second)) > most:
@@ -202,13 +203,14 @@ def misspelt(written: str, meant: str) -> int | None:
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    """The text with control characters escaped except those in ``keep``, so that a file name or a sample
-    cannot control a terminal."""
+    """Return the text with control characters escaped, except those in ``keep``. Otherwise a file name or a
+    sample could control the terminal."""
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 def listed(names: Iterable[str], limit: int = 16) -> str:
-    """Names for a message: comma-separated, at most ``limit`` of them."""
+    """Return names as text for a message: comma-separated, at most ``limit`` of them, followed by their total
+    number if some are omitted."""
     names = list(names)
     suffix = f", … ({len(names)} in all)" if len(names) > limit else ""
     return (", ".join(names[:limit]) or "none") + suffix

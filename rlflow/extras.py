@@ -1,5 +1,5 @@
-"""Optional packages: they are imported when they are first needed, and an error about a missing one gives the
-command that installs it. Also rlflow's own version."""
+"""Optional packages. They are imported when they are first needed; the error about a missing package gives
+the command that installs it. Also rlflow's own version."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from typing import Any, cast
 from rlflow.errors import PlanError, Problem
 
 VERSION = "0.1.0"  # of rlflow
-INSTALL = {  # backend → the command that installs its package, which has the same name
+INSTALL = {  # backend → the command that installs the package of the same name
     "deepspeed": "pip install --no-build-isolation 'rlflow-dag[deepspeed]'",
     "vllm": "pip install 'rlflow-dag[vllm]'",
 }
 ON_CPU = {"vllm": "python -m rlflow.backends.vllm.install"}  # the command for machines without a GPU
-# module → packages that only few of its tasks need: cellpylib imports matplotlib
+# module → packages that only a few of its tasks need: cellpylib imports matplotlib
 LATE = {"reasoning_gym.factory": ("cellpylib",)}
 
 
 def require(module: str, extra: str, install: str = "") -> Any:
-    """Import a module of an optional package. Raises PlanError if the package is missing, with the command
-    ``install``, or else the command that installs the extra."""
+    """Import and return a module of an optional package. If the package is missing, raises PlanError with the
+    command ``install``, or by default the command that installs ``extra``."""
     try:
         with late(LATE.get(module, ())):
             return importlib.import_module(module)
     except ModuleNotFoundError as missing:
         package = module.partition(".")[0]
-        # the package itself is installed, and another import failed: its own message is better
+        # the package itself is installed, but it failed to import another one: Python's own message is better
         if (missing.name or "").partition(".")[0] != package:
             raise
         raise _missing_package(package, extra, install) from missing
@@ -43,8 +43,8 @@ def require(module: str, extra: str, install: str = "") -> Any:
 
 @contextmanager
 def late(packages: Sequence[str]) -> Iterator[None]:
-    """Delay packages that are imported within the context: the code of each runs when one of its names is
-    first read."""
+    """Delay packages that are imported inside the context: the code of each package runs when one of the
+    package's names is first read."""
     finder = _Late(packages)
     sys.meta_path.insert(0, finder)
     try:
@@ -62,7 +62,7 @@ class _Late:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a late package; None for other names."""
+        """Return the spec of a delayed package; None for other names."""
         spec = PathFinder.find_spec(name, path, target) if name in self.packages else None
         if spec is not None and spec.loader is not None:
             spec.loader = cast(Loader, _LateLoader(spec.loader))
@@ -70,7 +70,7 @@ class _Late:
 
 
 class _LateLoader:
-    """Creates a module whose code runs when a name is read that it does not have yet. Python's LazyLoader
+    """A loader that creates a module whose code runs when a missing name is first read. Python's LazyLoader
     would run the code at the second import."""
 
     def __init__(self, loader: Any) -> None:
@@ -81,7 +81,7 @@ class _LateLoader:
         return _LateModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do not run the module yet; reading one of its names runs it."""
+        """Mark the module as delayed. Reading one of its names runs it later."""
         module.__dict__["_loader"] = self.loader
 
 
@@ -101,8 +101,8 @@ class _LateModule(ModuleType):
 
 
 def ask(package: str, extra: str) -> None:
-    """Check that a package is installed, without importing it. Raises PlanError with the command that
-    installs the extra if it is missing."""
+    """Check that a package is installed, without importing it. If it is missing, raises PlanError with the
+    command that installs the extra."""
     if not _installed(package):
         raise _missing_package(package, extra)
 
@@ -117,8 +117,8 @@ def _missing_package(package: str, extra: str, install: str = "") -> PlanError:
 
 
 def missing(backend: str, device: str) -> Problem | None:
-    """The problem if a shipped backend's package is not installed, with the command that installs it for
-    ``device`` (auto, cpu, cuda). None if nothing is missing. Imports nothing."""
+    """Return the problem if the package of a shipped backend is not installed, else None. The problem gives
+    the command that installs the package for ``device`` (auto, cpu, cuda). Imports nothing."""
     if backend not in INSTALL or _installed(backend):
         return None
     return Problem(
@@ -130,8 +130,8 @@ def missing(backend: str, device: str) -> Problem | None:
 
 
 def install_line(backend: str, device: str) -> str:
-    """The command that installs a backend's package for ``device``. With ``auto``, the command for GPUs if a
-    GPU driver is installed."""
+    """Return the command that installs a backend's package for ``device``. For ``auto``, this is the GPU
+    command if a GPU driver is installed."""
     gpu = device == "cuda" or (device == "auto" and Path("/proc/driver/nvidia/version").exists())
     return INSTALL[backend] if gpu else ON_CPU.get(backend, INSTALL[backend])
 

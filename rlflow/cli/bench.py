@@ -29,7 +29,7 @@ from rlflow.processes.watchdog.signals import ending_at_once
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-CELLS = "cells.json"  # key → name of each cell of a comparison
+CELLS = "cells.json"  # maps the name of each cell of a comparison to its key
 
 
 def bench(
@@ -40,8 +40,9 @@ def bench(
     markdown_file: str | None,
     against: str | None = None,
 ) -> int:
-    """Run a suite, or the unfinished part of it, and print its table and verdicts. Returns 1 if a cell or a
-    gate failed or the row accounting does not add up. Raises FlowError and PlanError."""
+    """Run a suite, or the measurements of it that are still missing, and print its table and verdicts.
+    Returns 1 if a cell or a gate failed or the row accounting does not add up, else 0. Raises FlowError and
+    PlanError."""
     seconds = duration(budget) if budget is not None else None
     suite = read_suite(find_suite(name))
     other = None if against is None else compared(Path(against))
@@ -85,8 +86,8 @@ def bench(
 
 
 def run_until_stopped(runner: Runner) -> bool:
-    """Run all remaining measurements; True if none is left. Raises KeyboardInterrupt, with a message on how
-    to continue, after ctrl-C or another stop signal."""
+    """Run all remaining measurements. Returns True if none is left. After ctrl-C or another stop signal,
+    raises KeyboardInterrupt with a message on how to continue."""
     try:
         with ending_at_once():
             return runner.run()
@@ -97,7 +98,8 @@ def run_until_stopped(runner: Runner) -> bool:
 
 
 def compared(folder: Path) -> dict[str, str]:
-    """Name → key of the cells of a comparison. Raises PlanError if the folder has none."""
+    """Return the key of each cell of the comparison in ``folder``, by the cell's name. Raises PlanError if
+    the folder does not contain a comparison."""
     try:
         return {name: key for key, name in loads(durable.read(folder / CELLS)).items()}
     except (OSError, ValueError) as error:
@@ -111,8 +113,8 @@ def compared(folder: Path) -> dict[str, str]:
 
 
 def compared_lines(rows: Sequence[Row], folder: Path, names: dict[str, str]) -> Iterator[str]:
-    """Lines that compare each cell with the cell of the same name in another comparison. ``names``: name →
-    key of the other comparison's cells."""
+    """Yield a line for each cell that compares it with the cell of the same name in the comparison in
+    ``folder``. ``names``: cell name → cell key in that comparison, as ``compared`` returns it."""
     known = read(folder)
     for one in rows:
         earlier = row(
@@ -129,7 +131,8 @@ def compared_lines(rows: Sequence[Row], folder: Path, names: dict[str, str]) -> 
 
 
 def trust_folders(folders: Sequence[str]) -> int:
-    """Add comparisons to the history, which is stored next to their folders. Raises PlanError."""
+    """Add comparisons to the history file next to their folders. Raises PlanError if no folder is given, or
+    if a folder does not contain a comparison."""
     if not folders:
         raise PlanError.of(
             "bench-trust",
@@ -144,8 +147,8 @@ def trust_folders(folders: Sequence[str]) -> int:
 
 
 def record_lengths(files: Sequence[str], out: str | None) -> int:
-    """Write the lengths of the sampled answers of an evaluation to a file for --ROLE.generate.lengths. Raises
-    PlanError."""
+    """Read the lengths of the sampled answers from an evaluation's file, and write them to the file ``out``
+    for --ROLE.generate.lengths. Raises PlanError if ``files`` is not one file or ``out`` is None."""
     if len(files) != 1 or out is None:
         raise PlanError.of(
             "bench-record",
@@ -162,8 +165,8 @@ def record_lengths(files: Sequence[str], out: str | None) -> int:
 
 
 def made(suite: Suite, folder: Path) -> Path:
-    """The folder of the files that a suite generates, once. Raises PlanError if its generator script
-    fails."""
+    """Return the folder with the files that a suite's generator script writes. Runs the script if the folder
+    does not exist yet. Raises PlanError if the script fails."""
     place = (folder / "made").absolute()
     if suite.maker is None or place.is_dir():
         return place
@@ -183,7 +186,7 @@ def made(suite: Suite, folder: Path) -> Path:
 
 
 def duration(text: str) -> float:
-    """Seconds in a text such as 90s, 25m or 1h30m. Raises PlanError."""
+    """Return the seconds in a text such as 90s, 25m or 1h30m. Raises PlanError for other texts."""
     if not text or not re.fullmatch(r"(\d+(\.\d+)?[smh])+", text):
         raise PlanError.of(
             "budget",

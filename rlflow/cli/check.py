@@ -38,8 +38,8 @@ from rlflow.runs.packaged import packaged, packaged_environment, uses_packaged
 
 
 def check_file(file: str, arguments: Sequence[str]) -> int:
-    """Print every finding; 2 if one is an error, else 0. Raises FlowError and PlanError if the file or the
-    flags cannot be loaded."""
+    """Print every finding on a file's flow. Returns 2 if a finding is an error, else 0. Raises FlowError and
+    PlanError if the file or the flags cannot be loaded."""
     report = check_flow(file, arguments)
     for problem in report.problems:
         print(problem)
@@ -55,8 +55,8 @@ def check_file(file: str, arguments: Sequence[str]) -> int:
 
 
 def check_flow(file: str, arguments: Sequence[str]) -> Report:
-    """Check a file's flow with the flags of a run. Raises FlowError and PlanError if the file or the flags
-    cannot be loaded."""
+    """Check a file's flow with the flags of a run, and return the report. Raises FlowError and PlanError if
+    the file or the flags cannot be loaded."""
     flow = load_flow(file)
     values = read_flags(arguments)
     config = read_config(flow, values)
@@ -79,7 +79,7 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
     if report.program is None or not report.ok:
         return report
 
-    # loads torch, which is not needed for a flow that was refused above
+    # loads torch, which is not needed for a flow that has already been refused
     from rlflow.runs.refusals import refusals
 
     written = {name: value for name, value in values.items() if name not in ("json", "quiet")}
@@ -87,12 +87,14 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
 
 
 def roles_of(flow: Flow, rewards: Sequence[str]) -> list[str]:
-    """The names of a flow's roles; ``*rewards`` becomes one role for each reward."""
+    """Return the names of a flow's roles. A parameter ``*rewards`` becomes one role for each of
+    ``rewards``."""
     return [name for names in role_names(flow, max(len(rewards), 1)).values() for name in names]
 
 
 def read_config(flow: Flow, values: Mapping[str, Any]) -> RunConfig:
-    """Sort the flags of a command. Raises PlanError."""
+    """Sort the flags of a command into the parts of a ``RunConfig``. Raises PlanError for an unknown or
+    invalid flag."""
     values = packaged_environment(flow.name, values) | dict(values)
     remember(values)
     names = roles_of(flow, sort_rewards(values)[0])
@@ -105,7 +107,8 @@ def read_config(flow: Flow, values: Mapping[str, Any]) -> RunConfig:
 
 
 def settings(flow: Flow, values: Mapping[str, Any]) -> Any:
-    """The flow's settings with these values instead of its defaults. Raises PlanError."""
+    """Return the flow's settings, with ``values`` in place of their defaults. Returns None for a flow without
+    settings. Raises PlanError for values that the flow does not accept."""
     hp = flow.parameters.hp
     if hp is None and values:
         raise PlanError.of(
@@ -122,8 +125,8 @@ def settings(flow: Flow, values: Mapping[str, Any]) -> Any:
 
 
 def trace_options(config: RunConfig) -> TraceOptions:
-    """The facts about ``--reward`` and ``--ROLE.generate.…`` that shape the graph. Imports nothing. Raises
-    PlanError for a reward that does not exist."""
+    """Return the options that shape the graph, from ``--reward``, ``--data`` and ``--ROLE.generate.…``.
+    Imports no user code. Raises PlanError for a reward that does not exist."""
     environments = environments_of(config.environments)
     rewards = default_rewards(config.options.reward, environments)
     specs = [parse_reward(reward) for reward in (rewards if rewards == ("env",) else config.options.reward)]
@@ -143,8 +146,8 @@ def trace_options(config: RunConfig) -> TraceOptions:
 
 
 def record_fields(sources: Sequence[SourceSpec], mapped: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of data fields that rewards may read. These are the fields of the first record of each file,
-    and the fields that ``--data.NAME`` and ``--data.SOURCE.NAME`` map. Empty for data that are not files.
+    """Return the names of the data fields that rewards may read: the fields of the first record of each file,
+    and the fields that ``--data.NAME`` and ``--data.SOURCE.NAME`` map. Empty if the data are not files.
     Raises PlanError for a missing file."""
     paths = [path for source in sources if (path := Path(os.path.expanduser(source.path))).suffix]
     if not paths:
@@ -167,7 +170,8 @@ def record_fields(sources: Sequence[SourceSpec], mapped: Mapping[str, Any]) -> t
 
 
 def reward_reads(reward: RewardSpec) -> tuple[str, ...]:
-    """The columns that a reward reads; for a function its required parameters, found in its source."""
+    """Return the columns that a reward reads. For a function, these are its required parameters, read from
+    its source text."""
     if reward.kind == "function":
         return reads(reward.path, reward.function).required
     if reward.kind == "remote":
@@ -178,8 +182,8 @@ def reward_reads(reward: RewardSpec) -> tuple[str, ...]:
 
 
 def check_names(config: RunConfig, flow: Flow, roles: Sequence[str]) -> None:
-    """Check the settings of roles against the sources of their backends, and that the backends' packages are
-    installed. Loads no backend. Raises PlanError."""
+    """Check that the settings of roles exist in the source code of the roles' backends, and that the packages
+    of these backends are installed. Loads no backend. Raises PlanError."""
     problems: list[Problem] = []
     known = Known(config.own, tuple(roles), partial(sampling_roles, flow))
     for role in map(config.role, roles):

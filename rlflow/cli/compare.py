@@ -21,13 +21,13 @@ from rlflow.monitoring.recorded import Recorded, recorded
 from rlflow.monitoring.tables import output
 
 GRAPH = "graph.msgpack"
-LINES = 12  # most printed lines of the difference of two graphs
+LINES = 12  # most printed lines of the difference between two graphs
 WIDTH = 100  # columns of charts if the width of the terminal is unknown
 
 
 def compare_runs(names: Sequence[str], metrics: Sequence[str], as_json: bool) -> int:
-    """Print how runs differ in settings and results. Raises PlanError for a folder without a run, for a
-    single run, and for a metric that no run has."""
+    """Print how runs differ in settings and results. Returns 0. Raises PlanError for a folder without a run,
+    for fewer than two runs, and for a metric that no run has."""
     folders = list(dict.fromkeys(find_run(name).resolve() for name in names))
     if len(folders) < 2:
         raise PlanError.of(
@@ -47,13 +47,14 @@ def compare_runs(names: Sequence[str], metrics: Sequence[str], as_json: bool) ->
 
 
 def columns() -> int:
-    """The width of charts: the width of the terminal, or WIDTH if the output goes elsewhere."""
+    """Return the width of charts: the width of the terminal, or WIDTH if the output does not go to a
+    terminal."""
     return Console().width if sys.stdout.isatty() else shutil.get_terminal_size((WIDTH, 0)).columns
 
 
 def graph_differences(runs: Sequence[Recorded]) -> Mapping[str, list[str]]:
-    """Run → lines on how its graph differs from the first run's, without settings. Has only runs whose graph
-    differs."""
+    """Return lines on how the graph of each run differs from the first run's graph, by run name. Differences
+    in settings are not listed. Runs with the first run's graph are not included."""
     first, *others = runs
     differences = {}
     for run in others:
@@ -66,7 +67,7 @@ def graph_differences(runs: Sequence[Recorded]) -> Mapping[str, list[str]]:
 
 
 def _lines(first: Path, other: Path) -> list[str]:
-    """The lines of a difference, without differences of settings."""
+    """Return lines on the differences between two runs' graphs, without differences in settings."""
     try:
         differences = diff(_graph(first), _graph(other))
     except (OSError, PlanError) as error:

@@ -19,12 +19,12 @@ from rlflow.data.source import open_data
 from rlflow.errors import PlanError, nearest
 from rlflow.monitoring.tables import output, plain
 
-IDS = 32  # token ids that are shown from the beginning of a text, and as many from its end
+IDS = 32  # token ids that are shown from the beginning of a text, and also from its end
 
 
 def show_data(file: str, arguments: Sequence[str]) -> int:
-    """Print how the records of a file, folder or task become prompts. ``arguments``: further sources as
-    --data, and flags. Raises PlanError."""
+    """Print how the records of a file, folder or task become prompts. Returns the exit code. ``arguments``:
+    flags, among them further sources as --data. Raises PlanError."""
     flags = parse_flags(arguments)
     sources = parse_sources((file, *flags.pop("data", ())))
     as_json, model, rows = (
@@ -61,7 +61,7 @@ def show_data(file: str, arguments: Sequence[str]) -> int:
 
 
 def _opened(source: SourceSpec, folder: str | None, settings: Mapping[str, Any]) -> Dataset:
-    """Open a source in the way that a run of the model in ``folder`` does."""
+    """Open a source as a run of the model in ``folder`` opens it."""
     data = open_data(source.path, tokenizer=folder, bad="skip", **data_settings(settings, ()))
     positions = positions_of(Path(folder)) if folder else None
     return (
@@ -72,7 +72,7 @@ def _opened(source: SourceSpec, folder: str | None, settings: Mapping[str, Any])
 
 
 def lines(preview: Preview) -> Iterator[str]:
-    """The lines that `rlflow data` prints for one source."""
+    """Yield the lines that `rlflow data` prints for one source."""
     yield f"{preview.name}: {preview.records} usable records, {preview.shape}"
     yield from (f"  {name:<12} read from the field '{field}'" for name, field in preview.fields.items())
     if preview.unread:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 def evaluate(what: str, arguments: Sequence[str], checkpoint: int | None, out: str, trust: bool) -> int:
-    """Evaluate a model folder, a run, or one checkpoint of a run. ``arguments``: flags. Raises PlanError,
-    StageError."""
+    """Evaluate a model folder, a run, or one checkpoint of a run, and return the exit code. ``arguments``:
+    flags. Raises PlanError, StageError."""
     flags = parse_flags(arguments)
     quiet, as_json = bool(flags.pop("quiet", False)), bool(flags.pop("json", False))
     reporter = Quiet() if quiet else Plain(sys.stderr if as_json else sys.stdout)
@@ -77,7 +77,7 @@ def _after(iteration: int | None) -> str:
 
 
 def table(evaluated: Evaluated) -> Table:
-    """A table with a line for each measured value."""
+    """Return a table with a line for each measured value."""
     from rlflow.runs.evaluate import shown
 
     lines = Table("held-out accuracy", "", box=None, padding=(0, 2, 0, 0))

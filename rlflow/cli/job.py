@@ -21,7 +21,7 @@ def print_job(file: str, arguments: Sequence[str]) -> int:
     for line in target.warnings:
         print(line, file=sys.stderr)
     sys.stdout.flush()
-    # bypasses the guard of `rlflow.monitoring.secrets`, which would mask names of secrets
+    # does not use the streams of `rlflow.monitoring.secrets`, which would mask the names of secrets
     sys.stdout.buffer.write(FORMS[kind](target).encode())
     sys.stdout.buffer.flush()
     return 0

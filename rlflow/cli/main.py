@@ -359,15 +359,16 @@ def doctor() -> None:
     raise typer.Exit(print_doctor())
 
 
-RUNS = ("run", "resume")  # commands that may take long and that execute users' code
+RUNS = ("run", "resume")  # commands that may run for long and that execute users' code
 
 
 def main() -> None:
-    """The entry point. Exit codes: 0 done · 1 a stage failed · 2 an error in the user's file, settings or
-    placement · 3 another process holds the run · 130 interrupted."""
+    """Run the command line and exit. Exit codes: 0 done · 1 a stage failed · 2 an error in the user's file,
+    settings or placement · 3 another process holds the run · 130 interrupted."""
     share_cores()
     terminal.open_all()
-    # before the launcher forks: both processes show the command line, and this call masks its secrets
+    # before the launcher forks, because this call masks the secrets in the command line that both processes
+    # show
     words = take_arguments()
     runs = words[:1] in ([name] for name in RUNS)
     if runs and (code := launcher.apart()) is not None:
@@ -385,7 +386,7 @@ def exit_code(words: list[str]) -> int:
     except BrokenPipeError:  # `rlflow plan … | head`
         code = discard_output()
     except KeyboardInterrupt as stop:
-        code = _report_error(stop, 130)  # a run that has started gives a message about what is saved
+        code = _report_error(stop, 130)  # a run that has started raises with a message on what is saved
     except RunHeld as error:
         code = _report_error(error, 3)
     except (FlowError, PlanError) as error:
@@ -400,7 +401,7 @@ def exit_code(words: list[str]) -> int:
 
 
 def run_command(words: list[str]) -> int:
-    """Run the command and return its exit code; mask secrets in all printed text. This does not use typer's
+    """Run the command and return its exit code. Masks secrets in all printed text. This does not use typer's
     own `main`, which would drop the message of a stopped run."""
     command = typer.main.get_command(app)
     guard(sys.stdout, sys.stderr)
@@ -419,20 +420,20 @@ def discard_output() -> int:
 
 
 def share_cores() -> None:
-    """Let waiting OpenMP threads sleep after some hundred microseconds; call this before torch is imported.
-    By default libgomp spins for milliseconds. The run then nearly stops if other processes, such as its own
-    rewards, need the same cores."""
+    """Let waiting OpenMP threads sleep after a few hundred microseconds. Call this before torch is imported.
+    By default, libgomp's threads spin for milliseconds, and the run nearly stops if other processes, such as
+    its own rewards, need the same cores."""
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def leave(code: int) -> None:
-    """Exit the process. After a failure a stage may still run in a thread that cannot be stopped, and Python
-    would wait for it or abort."""
+    """Exit the process with this code at once. After a failure, a stage may still run in a thread that cannot
+    be stopped; a normal exit would wait for the thread or abort."""
     sys.stdout.flush()
     sys.stderr.flush()
     if code in (0, 2) and not launcher.leaves_at_once():
-        if "triton" not in sys.modules:  # triton would report all remaining objects as leaks
-            # otherwise the interpreter collects garbage in all modules once more, which takes a third of a second
+        if "triton" not in sys.modules:  # otherwise triton reports all remaining objects as leaks
+            # otherwise the interpreter collects garbage in all modules again, which takes a third of a second
             gc.freeze()
         sys.exit(code)
     os._exit(code)
@@ -444,7 +445,8 @@ def _report_error(error: BaseException, code: int) -> int:
 
 
 def _file_problem(error: OSError) -> PlanError:
-    """An error that the operating system reported for a file: a full disk, a limit, a missing folder."""
+    """Return the error for a file operation that the operating system refused, for example because of a full
+    disk, a limit or a missing folder."""
     what = error.strerror or str(error)
     return PlanError.of(
         "system",
@@ -455,8 +457,8 @@ def _file_problem(error: OSError) -> PlanError:
 
 
 def _report_usage(error: Exception) -> int:
-    """Print click's error about the command line and return 2. Raises any other error again, with its
-    traceback, because it is a defect of rlflow."""
+    """Print click's error about the command line and return 2. Raises any other error again, since such an
+    error is a defect of rlflow and needs its traceback."""
     show = getattr(error, "show", None)
     if show is None:
         raise error

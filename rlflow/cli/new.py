@@ -1,5 +1,5 @@
 """`rlflow new`, which writes a file to start an algorithm from, and `rlflow import`, which writes a
-configuration file."""
+configuration file from another project's settings."""
 
 from __future__ import annotations
 
@@ -62,8 +62,9 @@ def {name}(prompts, actor, reward, hp=Settings()):
 
 
 def write_new(target: Path, source: str | None = None) -> int:
-    """Write the file: the template, or a copy of the shipped algorithm ``source``. Raises PlanError if the
-    file exists or cannot be written, its name is not a Python name, or there is no such algorithm."""
+    """Write the file ``target``: the template, or a copy of the shipped algorithm ``source``. Returns 0.
+    Raises PlanError if the file exists or cannot be written, if its name is not a Python name, or if there is
+    no such algorithm."""
     path = target if target.suffix == ".py" else target.with_name(target.name + ".py")
     if not path.stem.isidentifier() or keyword.iskeyword(path.stem):
         raise PlanError.of(
@@ -102,8 +103,9 @@ def write_new(target: Path, source: str | None = None) -> int:
 
 
 def copied(source: str, name: str) -> str:
-    """The text of a shipped algorithm with its flow and its settings class renamed. Raises PlanError if there
-    is no such algorithm, or if its file uses the new name for something else."""
+    """Return the text of a shipped algorithm, with its flow and its settings class renamed after ``name``.
+    Raises PlanError if there is no such algorithm, or if its file already uses the new name for something
+    else."""
     shipped = {
         path.stem: path for path in Path(algorithms.__path__[0]).glob("*.py") if path.stem != "__init__"
     }
@@ -134,7 +136,7 @@ def copied(source: str, name: str) -> str:
 
 
 def _flow_of(tree: ast.Module) -> ast.FunctionDef:
-    """The function with the flow decorator in a file."""
+    """Return the function with the flow decorator."""
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     return next(
         node
@@ -144,7 +146,8 @@ def _flow_of(tree: ast.Module) -> ast.FunctionDef:
 
 
 def _settings_of(flow: ast.FunctionDef) -> list[str]:
-    """The class whose instance is the default of the flow's settings; empty if the flow has no settings."""
+    """Return the name of the flow's settings class, in a list that is empty if the flow has no settings. The
+    flow's default settings are an instance of this class."""
     defaults = (*flow.args.defaults, *flow.args.kw_defaults)
     return [
         default.func.id
@@ -161,7 +164,7 @@ def _class_name(name: str) -> str:
 
 
 def _code(text: str) -> str:
-    """The names in a file's code, without comments and strings."""
+    """Return the names in a file's code, without comments and strings."""
     words = (
         getattr(node, field, None)
         for node in ast.walk(ast.parse(text))
@@ -171,7 +174,7 @@ def _code(text: str) -> str:
 
 
 def _renamed(text: str, renames: dict[str, str]) -> str:
-    """The text with names changed in the code only; comments and docstrings stay unchanged."""
+    """Return the text with names replaced in the code only. Comments and docstrings stay unchanged."""
     lines = text.splitlines(keepends=True)
     places = []
     for node in ast.walk(ast.parse(text)):
@@ -220,7 +223,7 @@ def import_settings(project: str, file: Path, out: Path) -> int:
 
 
 def _check_out(file: Path, out: Path) -> None:
-    """Refuse to overwrite the input file, and anything that is not a regular file."""
+    """Raise PlanError if ``out`` is the input file, or exists and is not a regular file."""
     if out.exists() and (not out.is_file() or (file.exists() and out.samefile(file))):
         found = "the input file" if out.is_file() else "not a regular file"
         raise PlanError.of(
@@ -233,7 +236,8 @@ def _check_out(file: Path, out: Path) -> None:
 
 
 def _text(file: Path) -> str:
-    """The text of a regular file of at most LONGEST bytes. Raises PlanError."""
+    """Return the text of a regular file. Raises PlanError if the file is unreadable or longer than LONGEST
+    bytes."""
     expected = f"a script of at most {LONGEST >> 20} MiB; for verl also a .yaml"
     try:
         data = durable.read(Path(os.path.realpath(file)), LONGEST)

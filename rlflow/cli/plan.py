@@ -35,8 +35,8 @@ TRANSPORTS = {
 
 
 def plan_file(file: str, arguments: Sequence[str]) -> int:
-    """Print the plan of a run of the file. Raises FlowError and PlanError for an invalid flow, flag or
-    placement."""
+    """Print the plan for a run of the file, and return the exit code. Raises FlowError and PlanError for an
+    invalid flow, flag or placement."""
     flow, values = load_flow(file), read_flags(arguments)
     as_json = bool(values.pop("json", False))
 
@@ -54,8 +54,8 @@ def plan_file(file: str, arguments: Sequence[str]) -> int:
 
 
 def options_of(config: RunConfig) -> TraceOptions:
-    """The options that shape the graph, read from the flags as `check` reads them. With the null backend the
-    reward reads no columns."""
+    """Return the options that shape the graph, read from the flags as `check` reads them. With the null
+    backend the reward reads no columns."""
     options = trace_options(config)
     return (
         replace(options, reward_reads=(), reward_places={}, fields=())
@@ -65,7 +65,7 @@ def options_of(config: RunConfig) -> TraceOptions:
 
 
 def printed(explanation: Explanation) -> Iterator[RenderableType]:
-    """The text of `rlflow plan`, section by section."""
+    """Yield the text of `rlflow plan`, section by section."""
     pools = explanation.placement.pools if explanation.placement else {}
     where = (
         "pools " + ", ".join(f"{pool} ({ranks} rank{'s' * (ranks > 1)})" for pool, ranks in pools.items())
@@ -105,15 +105,15 @@ def printed(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def services(declared: Sequence[Service]) -> Iterator[str]:
-    """A line for each service of the run."""
+    """Yield a line for each service of the run."""
     for each in declared:
         gpus = f", {each.gpus} GPU{'s' * (each.gpus > 1)}" if each.gpus else ""
         yield f"{each.name}: {each.run}" + (", not started by this run" if each.external else gpus)
 
 
 def shared_devices(explanation: Explanation) -> Iterator[str]:
-    """A line for each set of devices that pools share: the part of each pool, the unused part, and which
-    nodes overlap."""
+    """Yield a line for each set of devices that several pools share: the share of each pool, the unused
+    share, and the nodes that overlap."""
     for entry in devices(explanation.placement) if explanation.placement else ():
         shares = ", ".join(f"{part:g} by {pool}" for pool, part in entry["parts"].items())
         left = (
@@ -129,7 +129,7 @@ def shared_devices(explanation: Explanation) -> Iterator[str]:
 
 
 def environments(explanation: Explanation) -> Iterator[str]:
-    """A line for each generate call that runs in an environment."""
+    """Yield a line for each generate call that runs in an environment."""
     for node in used_nodes(explanation.graph):
         if isinstance(node.settings, GenerateOptions) and node.settings.environment:
             yield (
@@ -139,7 +139,7 @@ def environments(explanation: Explanation) -> Iterator[str]:
 
 
 def section(title: str, parts: Iterable[RenderableType]) -> Iterator[RenderableType]:
-    """A title and its parts; nothing if there are no parts."""
+    """Yield a title and its parts; nothing if there are no parts."""
     parts = list(parts)
     if parts:
         yield plain(f"\n{title}")
@@ -147,7 +147,7 @@ def section(title: str, parts: Iterable[RenderableType]) -> Iterator[RenderableT
 
 
 def table(*heads: str, right: Iterable[str] = ()) -> Table:
-    """An empty table with these heads; columns named in ``right`` are right-aligned."""
+    """Return an empty table with these column heads. The columns named in ``right`` are right-aligned."""
     rows = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for number, head in enumerate(heads):
         rows.add_column(
@@ -157,7 +157,7 @@ def table(*heads: str, right: Iterable[str] = ()) -> Table:
 
 
 def evaluation(explanation: Explanation) -> Iterator[RenderableType]:
-    """A table of the nodes of the flow's own evaluation."""
+    """Yield a table of the nodes in the flow's own evaluation."""
     rows = table("wave", "node", *(("pool",) if explanation.placement else ()), "dispatch", "queue")
     for step in explanation.evaluation:
         rows.add_row(
@@ -177,7 +177,7 @@ def evaluation(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def nodes(explanation: Explanation) -> Iterator[RenderableType]:
-    """A table of the nodes, in an order in which they may run."""
+    """Yield a table of the nodes, in an order in which they may run."""
     rows = table(
         "wave",
         "node",
@@ -204,8 +204,8 @@ def nodes(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def lineage(explanation: Explanation) -> Iterator[str]:
-    """Lines on the number of rows that each node makes, if the flow makes follow-up prompts, or chooses or
-    joins rows."""
+    """Yield lines on the number of rows that each node makes. There are such lines only if the flow makes
+    follow-up prompts, or chooses or joins rows."""
     for each in explanation.lineage:
         groups = f" in {each.groups} groups" if each.groups < each.rows else ""
         unknown = (
@@ -215,7 +215,8 @@ def lineage(explanation: Explanation) -> Iterator[str]:
 
 
 def columns(explanation: Explanation) -> Iterator[RenderableType]:
-    """The table of columns: with pools those that move between ranks, in one process all that nodes read."""
+    """Yield the table of columns. With pools, these are the columns that move between ranks; in one process,
+    all columns that nodes read."""
     rows = table(
         "columns",
         "from",
@@ -239,14 +240,14 @@ def columns(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def sums(explanation: Explanation) -> Iterator[str]:
-    """A line on the bytes that an iteration reads, moves between ranks and records."""
+    """Yield a line on the bytes that an iteration reads, moves between ranks and records."""
     read = decimal(sum(edge.bytes for edge in explanation.edges))
     moved = f", {decimal(explanation.moved)} move between ranks" if explanation.placement else ""
     yield f"in all: nodes read {read}{moved}, the run's records read {decimal(explanation.recorded)}"
 
 
 def weights(explanation: Explanation) -> Iterator[str]:
-    """Lines on each transfer of weights from a trainer to its generator."""
+    """Yield lines on each transfer of weights from a trainer to its generator."""
     for each in explanation.weights:
         size = "" if each.bytes is None else f": {decimal(each.bytes)} over all ranks"
         most = "" if each.each is None else f", at most {decimal(each.each)} to one rank, the least possible"
@@ -267,8 +268,8 @@ def weights(explanation: Explanation) -> Iterator[str]:
 
 
 def together(explanation: Explanation) -> Iterator[str]:
-    """For each node, the later nodes in program order that may run at the same time, or that share its
-    queue."""
+    """Yield lines for each node: later nodes in program order that may run at the same time, and later nodes
+    that share its queue."""
     for name in dict.fromkeys(pair.first for pair in explanation.pairs):
         own = [pair for pair in explanation.pairs if pair.first == name]
         concurrent, queued = (
@@ -282,7 +283,7 @@ def together(explanation: Explanation) -> Iterator[str]:
 
 
 def memory(entries: Sequence[MemoryItem]) -> Table:
-    """A table of the memory on each rank of each pool, by role."""
+    """Return a table of the memory on each rank of each pool, by role."""
     rows = table("pool", "role", "holds", "bytes", right=("bytes",))
     for pool in dict.fromkeys(item.pool for item in entries):
         own = [item for item in entries if item.pool == pool]
@@ -297,7 +298,7 @@ def memory(entries: Sequence[MemoryItem]) -> Table:
 
 
 def moves(explanation: Explanation) -> Iterator[str]:
-    """Lines on the model parts that are offloaded or loaded before each node, if memory has a limit."""
+    """Yield lines on the model parts that are offloaded or loaded before each node, if memory has a limit."""
     for schedule in explanation.residency:
         for step in dict.fromkeys(move.before for move in schedule.moves):
             own = [move for move in schedule.moves if move.before == step]
@@ -316,7 +317,7 @@ def moves(explanation: Explanation) -> Iterator[str]:
 
 
 def commits(explanation: Explanation) -> Iterator[str]:
-    """Lines on in-memory checkpoints, if their sizes are known."""
+    """Yield lines on in-memory checkpoints, if their sizes are known."""
     sizes, every = (explanation.commits.bytes, explanation.commits.every) if explanation.commits else ({}, 0)
     known = [size for size in sizes.values() if size is not None]
     if known:
@@ -329,12 +330,12 @@ def commits(explanation: Explanation) -> Iterator[str]:
 
 
 def amount(size: int | None) -> str:
-    """A size as text; "not known" for None."""
+    """Return a size as text; "not known" for None."""
     return "not known" if size is None else decimal(size)
 
 
 def total(parts: Sequence[MemoryItem]) -> str:
-    """The sum of the known sizes as text; "and more" follows if some sizes are unknown."""
+    """Return the sum of the known sizes as text, followed by "and more" if some sizes are unknown."""
     known = [item.bytes for item in parts if item.bytes is not None]
     return (decimal(sum(known)) if known else "not known") + (
         " and more" if known and len(known) < len(parts) else ""
@@ -342,13 +343,13 @@ def total(parts: Sequence[MemoryItem]) -> str:
 
 
 def packed(explanation: Explanation) -> Iterator[str]:
-    """A line for each forward or update whose rows share prompts."""
+    """Yield a line for each forward or update whose rows share prompts."""
     for each in explanation.packed:
         yield f"{each.node}: {each.computed:,} of {each.tokens:,}, as each prompt is computed once ({each.computed / each.tokens:.0%})"
 
 
 def times(explanation: Explanation) -> Iterator[str]:
-    """Lines on the duration of an iteration in units of the default costs, and what decides it."""
+    """Yield lines on the duration of an iteration, in units of the default costs, and on what limits it."""
     time = explanation.time
     yield f"an iteration takes {time.makespan:g}; the lower bound of any schedule is {time.bound:g}"
     yield "decided by " + ", ".join(time.decided_by)
@@ -356,7 +357,7 @@ def times(explanation: Explanation) -> Iterator[str]:
 
 
 def assumptions(explanation: Explanation) -> Iterator[str]:
-    """Lines on the assumptions of a plan about the data and the run."""
+    """Yield lines on what the plan assumes about the data and the run."""
     long = (
         "all of their max_tokens"
         if any(step.op == "generate" for step in explanation.steps)
@@ -381,7 +382,7 @@ def assumptions(explanation: Explanation) -> Iterator[str]:
 
 
 def print_graph(file: str, format: str, arguments: Sequence[str]) -> int:
-    """Print the graph of a file's flow in one of the formats. Raises FlowError and PlanError."""
+    """Print the graph of a file's flow in one of the formats. Returns 0. Raises FlowError and PlanError."""
     if format not in FORMATS:
         raise PlanError.of(
             "graph-format",
@@ -399,7 +400,7 @@ def print_graph(file: str, format: str, arguments: Sequence[str]) -> int:
 
 
 def print_diff(first: str, second: str) -> int:
-    """Print the differences between the graphs of two files: 0 if there are none, else 1. Raises
+    """Print the differences between the graphs of two files. Returns 0 if there are none, else 1. Raises
     FlowError."""
     one, two = compile_flow(load_flow(first)).graph, compile_flow(load_flow(second)).graph
     differences = diff(one, two)

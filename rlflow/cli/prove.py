@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def prove_file(file: str, arguments: Sequence[str]) -> int:
-    """Print each claim with its verdict; 2 if one is falsified, else 0. Takes the flags of `run`. Raises
-    FlowError, PlanError, StageError."""
+    """Print each claim with its verdict. Returns 2 if a claim is falsified, else 0. Takes the flags of `run`.
+    Raises FlowError, PlanError, StageError."""
     plans, arguments = split_plans(arguments)
     flow, values = load_flow(file), read_flags(arguments)
     if plans:
@@ -46,8 +46,8 @@ def prove_file(file: str, arguments: Sequence[str]) -> int:
 
 
 def split_plans(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The flags of each ``--as``, and the other arguments. Raises PlanError unless ``--as`` is given twice or
-    not at all."""
+    """Return the flags of each ``--as``, and the other arguments. Raises PlanError unless ``--as`` is given
+    twice or not at all."""
     plans, rest, words = [], [], list(arguments)
     while words:
         word = words.pop(0)
@@ -69,8 +69,8 @@ def split_plans(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def compare_plans(file: str, plans: Sequence[str], values: Mapping[str, Any]) -> int:
-    """Run the file under two plans and print where they first differ; 2 if the difference is more than
-    rounding, else 0."""
+    """Run the file under two plans, and print where the two results first differ. Returns 2 if they differ by
+    more than rounding, else 0."""
     from rlflow.runs.preview import compared
 
     flow = load_flow(file)
@@ -82,8 +82,8 @@ def compare_plans(file: str, plans: Sequence[str], values: Mapping[str, Any]) ->
 
 
 def whole(context: RunContext) -> Iterator[Claim]:
-    """All claims about a prepared run. Raises StageError if a stage fails on the run's own scores as well as
-    on synthetic ones."""
+    """Yield all claims about a prepared run. If a stage does not accept synthetic scores, yields the claims
+    that need only the run's own scores. Raises StageError if the stage fails on these too."""
     from rlflow.runs.proof.reward_claims import reward_claims
     from rlflow.runs.proving import dry_runs, unfinished
 

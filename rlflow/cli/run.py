@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from rlflow.monitoring.reporter import Reporter
     from rlflow.runs.context import RunResult
 
-COLUMNS = 100  # width of the lines on a packaged task
+COLUMNS = 100  # width of the lines about a packaged task
 NO_BREAK = "\N{NO-BREAK SPACE}"  # keeps a flag and its value on one line
 
 
 def run_file(file: str, arguments: Sequence[str], general_help: Callable[[], str]) -> int:
-    """Run the flow of a file. Raises FlowError, PlanError, StageError."""
+    """Run the flow in a file, and return the exit code. Raises FlowError, PlanError, StageError."""
     wants_help = "--help" in arguments or file == "--help"
     if not file or file.startswith("-"):
         print(general_help())
@@ -77,8 +77,8 @@ def _run(flow: Flow, values: dict[str, Any]) -> int:
 
 
 def packaged_note(flow: str, used: Mapping[str, Any], values: Mapping[str, Any]) -> str:
-    """Return short lines on the packaged task of a flow: its data, its model, and as flags the values that it
-    sets. ``used``: all values of the run; ``values``: those that the user gave."""
+    """Return short lines on the packaged task of a flow: its data, its model, and the flags that it sets.
+    ``used``: all values of the run; ``values``: the values that the user gave."""
     from rlflow.monitoring.recorded import as_text
     from rlflow.runs.packaged import packaged
 
@@ -98,8 +98,8 @@ def packaged_note(flow: str, used: Mapping[str, Any], values: Mapping[str, Any])
 
 
 def report(result: RunResult, reporter: Reporter, as_json: bool) -> int:
-    """Print the summary of a run that has ended, and with ``as_json`` its results. Returns the exit code: 1
-    if something could not be saved, else 0."""
+    """Print the summary of a run that has ended, and with ``as_json`` also its results as JSON. Returns the exit
+    code: 1 if something could not be saved, else 0."""
     from rlflow.runs.report import summary
 
     reporter.note(summary(result))
@@ -109,7 +109,7 @@ def report(result: RunResult, reporter: Reporter, as_json: bool) -> int:
 
 
 def help_text(file: str, flow: Flow) -> str:
-    """The text of `rlflow run FILE --help`: every flag of a flow with its type, its default and its
+    """Return the text of `rlflow run FILE --help`: every flag of the flow with its type, its default and its
     purpose."""
     from rlflow.runs.packaged import packaged
 
@@ -186,8 +186,8 @@ def _backends(packaged_values: Mapping[str, Any]) -> list[str]:
 def _described(
     prefix: str, settings: type, values: Any = None, packaged_values: Mapping[str, Any] | None = None
 ) -> list[str]:
-    """A line for each flag. ``values``: the defaults, if they differ from the type's; ``packaged_values``: values of
-    the packaged task."""
+    """Return a line for each flag. ``values``: the defaults, if they differ from those in the type;
+    ``packaged_values``: values that the packaged task sets."""
     lines = []
     for entry in fields(settings).values():
         default = getattr(values, entry.name) if values is not None else entry.default

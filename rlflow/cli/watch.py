@@ -25,8 +25,9 @@ from rlflow.monitoring.tables import output, plain, story
 
 
 def list_runs(text: str, sort: str = "updated", where: Sequence[str] = (), as_json: bool = False) -> int:
-    """Print a table of a folder's runs that meet all conditions ``where``, sorted by the name ``sort``.
-    Raises PlanError for a missing folder, an unknown name and an invalid condition."""
+    """Print a table of the runs in a folder that meet all conditions ``where``, sorted by the setting or
+    metric ``sort``. Returns 0. Raises PlanError for a missing folder, an unknown name and an invalid
+    condition."""
     conditions = [condition(each) for each in where]
     base = Path(text)
     if not base.is_dir():
@@ -62,24 +63,26 @@ def list_runs(text: str, sort: str = "updated", where: Sequence[str] = (), as_js
 
 
 def show_run(text: str) -> int:
-    """Print the summary of a run. Raises PlanError if there is no such run."""
+    """Print the summary of a run, named by its folder or its name. Returns 0. Raises PlanError if there is no
+    such run."""
     output(story(find_run(text)))
     return 0
 
 
 def watch_run(text: str, once: bool) -> int:
-    """Follow a run to its end: 0 if it ends in the state "done", else 1. Raises PlanError if there is no such
-    run."""
+    """Follow a run until it ends: return 0 if it ends in the state "done", else 1. With ``once``, print its
+    present state and return 0. Raises PlanError if there is no such run."""
     folder = find_run(text)
     if once:
         console = Console(highlight=False)
         console.print(draw(frame(folder), console.width))
         return 0
     view = Live(sys.stdout) if lively(sys.stdout) else Plain(sys.stdout)
-    # ctrl-C must end the view even if the parent process ignores the signal, as scripts do for background jobs
+    # ctrl-C must end the view even if the parent process ignores this signal, as scripts do for background
+    # jobs
     if isinstance(view, Live):
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    state = "running"  # after ctrl-C the run itself continues
+    state = "running"  # ctrl-C ends only the view; the run itself continues
     try:
         last = follow(folder, view)
         state = last.state
@@ -91,14 +94,16 @@ def watch_run(text: str, once: bool) -> int:
 
 
 def print_doctor() -> int:
-    """Print what is installed, whether it can be used, and which processes listen on the network."""
+    """Print which packages and devices are installed, whether they can be used, and which processes listen on
+    the network. Returns 0."""
     for title, lines in sections():
         output([plain(f"{title}"), *(plain(f"  {line}") for line in lines)])
     return 0
 
 
 def explain_run(text: str, wants_json: bool) -> int:
-    """Print why a run learns little and what limited its speed. Raises PlanError if there is no such run."""
+    """Print why a run learns little and what limited its speed. Returns 0. Raises PlanError if there is no
+    such run."""
     folder = find_run(text)
     if wants_json:
         print(json.dumps(as_json(folder)))

@@ -1,4 +1,4 @@
-"""The result of importing settings of another project: flags of a run, and a report for each key."""
+"""The result of importing another project's settings: the flags of a run, and a report on each key."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from rlflow.cli.importers.script import unresolved
 from rlflow.errors import Problem, printable
 
-# the name of a model on the Hugging Face hub, from which rlflow loads nothing
+# the name of a model on the Hugging Face hub; rlflow does not load models from the hub
 HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-PATHS = ("data", "eval", "model", "reward")  # last parts of flags that name files
+PATHS = ("data", "eval", "model", "reward")  # last parts of the flags whose values are files
 Whole = Annotated[int, Ge(-(2**63)), Lt(2**63)]
 Pair = Annotated[list[float], Len(2, 2)]
 
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of a project at one release."""
+    """The settings keys of one release of a project."""
 
     project: str
     release: str
-    defaults: Mapping[str, Any]  # of the keys that have a counterpart
+    defaults: Mapping[str, Any]  # defaults of the keys that have a counterpart
     # for keys without a counterpart: values at which they have no effect, the default first
     neutral: Mapping[str, tuple[Any, ...]]
-    # patterns of keys that only affect placement, speed or logging
+    # patterns of the keys that only affect placement, speed or logging
     meaningless: tuple[str, ...]
-    # types of keys with a counterpart whose type may differ from their default's
+    # expected types of some keys with a counterpart, if they differ from the type of the default
     kinds: Mapping[str, Any] = field(default_factory=dict)
 
     def lists(self, key: str) -> list[str]:
-        """The names of the lists that contain a key: taken, unsupported, meaningless. Exactly one for each
-        key of the release."""
+        """Return the names of the lists that contain a key: taken, unsupported, meaningless. Each key of the
+        release is in exactly one list; a key of another release may be in none."""
         return [
             name
             for name, known in (
@@ -52,8 +52,8 @@ class Keys:
         ]
 
     def wrong(self, key: str, value: Any) -> str:
-        """The expected form of a key's value, if the value is invalid; empty for a valid value and for keys
-        that rlflow ignores."""
+        """Return the expected form of a key's value if ``value`` is invalid. Returns an empty text for a
+        valid value, and for keys that rlflow ignores."""
         if self.lists(key) == ["meaningless"]:
             return ""
         if unresolved(value):
@@ -72,21 +72,23 @@ class Keys:
 
 @lru_cache(maxsize=64)
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """A validator for values of a type. Numbers must be finite; booleans and strings are not numbers."""
+    """Return a validator for values of a type. It accepts only finite numbers, and does not accept booleans
+    and strings as numbers."""
     return TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
 @dataclass
 class Imported:
-    """The settings of another project and their counterparts so far."""
+    """Another project's settings, with the counterparts that have been found so far."""
 
     keys: Keys
     source: Mapping[str, Any]  # the other project's settings, by key
-    flow: str = ""  # the algorithm that they become, with the flags
+    flow: str = ""  # the algorithm of rlflow that corresponds to the settings
     flags: dict[str, Any] = field(default_factory=dict)
-    # given key → its flag, or what it decided
+    # given key → the flag that it became, or the choice that it determined
     counterparts: dict[str, str] = field(default_factory=dict)
-    differs: dict[str, str] = field(default_factory=dict)  # key whose default differs here → how
+    # key whose default differs in rlflow → the difference
+    differs: dict[str, str] = field(default_factory=dict)
     # given key → why it has no counterpart
     unsupported: dict[str, str] = field(default_factory=dict)
     by_hand: list[str] = field(default_factory=list)  # flags that cannot be derived from the settings alone
@@ -97,8 +99,8 @@ class Imported:
         self.wrong = {key: why for key, value in self.source.items() if (why := self.keys.wrong(key, value))}
 
     def value(self, key: str, says: str = "") -> Any:
-        """The value of a key, or its default if it is not given or is invalid. A given key counts as taken
-        from here on."""
+        """Return the value of a key, or the key's default if it is not given or its value is invalid. If the
+        key is given, this also records it as supported, with ``says`` as its counterpart."""
         if key not in self.source or key in self.wrong:
             return self.keys.defaults[key]
         if key not in self.unsupported:
@@ -106,14 +108,15 @@ class Imported:
         return self.source[key]
 
     def take(self, key: str, flag: str, change: Callable[[Any], Any] = lambda value: value) -> None:
-        """Set a flag from a key. A key without a value leaves rlflow's default."""
+        """Set a flag from a key's value, converted by ``change``. If the value is None or empty, rlflow's
+        default stays."""
         value = self.value(key, f"--{flag}")
         if value is not None and value != "":
             self.flags[flag] = change(value)
 
     def refuse(self, key: str, why: str) -> None:
-        """Record that a key's value has no counterpart: as unsupported if the value was given, as a
-        difference if it is the default."""
+        """Record that a key's value has no counterpart, with the reason ``why``. A given value that is not
+        the default becomes an unsupported setting; a default becomes a difference."""
         if key in self.source and self.source[key] != self.keys.defaults.get(
             key, self.keys.neutral.get(key, (None,))[0]
         ):
@@ -123,8 +126,8 @@ class Imported:
             self.differs[key] = why
 
     def check_rest(self) -> None:
-        """Mark keys that no step has taken as unsupported, if they are unknown, or if they have no
-        counterpart and their value has an effect."""
+        """Mark the remaining keys as unsupported if they are unknown, or if they have no counterpart and a
+        value that has an effect."""
         for key, value in self.source.items():
             lists = self.keys.lists(key)
             if key in self.wrong:
@@ -135,7 +138,7 @@ class Imported:
                 self.unsupported[key] = "rlflow has no counterpart"
 
     def finish(self) -> None:
-        """Check the keys that no step took, and expand paths in the flags for this machine."""
+        """Check the keys that no step has used, and expand ``~`` in the flags that name files."""
         self.check_rest()
         self.flags = {flag: expand_home(flag, value) for flag, value in self.flags.items()}
         for flag, value in self.flags.items():
@@ -145,8 +148,8 @@ class Imported:
                 )
 
     def meaningless(self) -> list[str]:
-        """The given keys that have no effect here: on placement, speed or logging only, or at a neutral
-        value."""
+        """Return the given keys that have no effect in rlflow: keys for placement, speed or logging, and keys
+        at a neutral value."""
         reported = {*self.counterparts, *self.unsupported, *self.differs, *self.wrong}
         return [key for key in self.source if key not in reported]
 
@@ -180,7 +183,8 @@ class Imported:
         return _short(repr(self.source[key]))
 
     def report(self) -> Iterator[str]:
-        """The lines of the report: for each key its flag, its difference, or why it is not supported."""
+        """Yield the lines of the report: each key with its flag, the difference, or the reason why it is not
+        supported."""
         yield from _section(
             "taken", {key: f"{says} ({_short(self.source[key])})" for key, says in self.counterparts.items()}
         )
@@ -195,7 +199,8 @@ class Imported:
         yield from (f"by hand: {line}" for line in self.by_hand)
 
     def toml(self, out: str) -> str:
-        """The text of the configuration file, with the command that runs it."""
+        """Return the text of the configuration file. It begins with the command that runs the file
+        ``out``."""
         lines = [
             f"# rlflow run {self.flow} --config {out}",
             f"# from settings of {self.keys.project} {self.keys.release}",
@@ -216,7 +221,8 @@ class Imported:
 
 
 def expand_home(flag: str, value: Any) -> Any:
-    """The value with ``~`` expanded to the user's folder, if the flag names files."""
+    """Return the value with ``~`` expanded to the user's home folder if the flag names files, else the value
+    unchanged."""
     if flag.rpartition(".")[2] not in PATHS:
         return value
     if isinstance(value, list):
@@ -232,8 +238,8 @@ def _section(title: str, rows: Mapping[str, str]) -> Iterator[str]:
 
 
 def _written(value: Any) -> str:
-    """A value as TOML, which equals JSON except for one control character. Raises ValueError for a number
-    that is not finite."""
+    """Return a value as TOML. TOML equals JSON for these values, except for one control character. Raises
+    ValueError for a number that is not finite."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
 
 

@@ -196,8 +196,8 @@ CHARGES = ("ppo", "rloo", "reinforce_pp")
 
 
 def read(text: str, name: str) -> dict[str, Any]:
-    """The settings in a script, by key; former names become the present ones. Raises PlanError if the script
-    starts no trainer."""
+    """Return the settings in the script ``name``, by key. Former names are replaced with present ones. Raises
+    PlanError if the script does not start the trainer."""
     words = script.arguments(text, PROGRAMS, name)
     if words is None:
         raise PlanError.of(
@@ -210,7 +210,8 @@ def read(text: str, name: str) -> dict[str, Any]:
 
 
 def _flags(words: Sequence[str], name: str) -> Iterator[tuple[str, Any]]:
-    """Each flag with its value: True without one, a list if there are several."""
+    """Yield each flag with its value. The value is True for a flag without one, and a list for a flag with
+    several values."""
     flags: list[tuple[str, list[Any]]] = []
     for word in words:
         if word.startswith("--"):
@@ -230,7 +231,7 @@ def _flags(words: Sequence[str], name: str) -> Iterator[tuple[str, Any]]:
 
 
 def imported(source: Mapping[str, Any]) -> Imported:
-    """The settings of rlflow that correspond to OpenRLHF's."""
+    """Return rlflow's counterparts of OpenRLHF's settings."""
     settings = Imported(KEYS, source)
     settings.flow = _flow(settings)
     for step in (_data, _rewards, _sampling, _algorithm, _weights, _kl, _optimizers, _run):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-MOVED = {  # section → names that are in it now, otherwise unchanged
+MOVED = {  # section → names that moved into it without another change
     "actor": "freeze_visual_encoder policy_loss_type aux_loss_coef eps_clip eps_clip_low_high dual_clip",
     "critic": "value_clip save_value_network",
     "algo.advantage": "lambd gamma",
@@ -86,7 +86,7 @@ RENAMED = {
     "enable_vllm_is_correction": "algo.advantage.is_correction_enable",
     "vllm_is_correction_type": "algo.advantage.is_correction_type",
 }
-TWO = {  # former name → two present names
+TWO = {  # former name → the two present names that replace it
     **{
         name: (f"actor.{now}", f"critic.{now}")
         for name, now in (
@@ -118,19 +118,19 @@ GONE = (
     "ptx_coef",
     "pretrain_data_probs",
     "pretrain_split",
-)  # former names that have no present name and no effect here
+)  # former names without a present name; they have no effect here
 REPLACED = (
     "prompt_max_len",
     "generate_max_len",
     "algo.advantage.is_correction_enable",
     "algo.advantage.is_correction_type",
 )
-# type → level and mode
+# former type of importance weights → present level and mode
 WEIGHTS = {"tis": ("token", "clip"), "icepop": ("token", "mask"), "seq-mask-tis": ("seq", "mask")}
 
 
 def present(flags: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Settings under their present names, in the order of the command."""
+    """Return the settings under their present names, in the order of the command."""
     pairs = [(now, value) for name, value in flags for now in FORMER.get(name, (name,))]
     given = dict(pairs)
     return [pair for pair in pairs if pair[0] not in REPLACED] + [
@@ -140,8 +140,8 @@ def present(flags: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def _lengths(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The present limits for former ones: a prompt and its response had a limit each, 1024 by default; now
-    they share one."""
+    """Return the present limits for the former ones. A prompt and its response each had a limit of 1024 by
+    default; now one limit applies to both together."""
     prompt, answer = given.get("prompt_max_len"), given.get("generate_max_len")
     if prompt is None and answer is None:
         return {}
@@ -155,7 +155,7 @@ def _lengths(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _weights(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The present names for the former switch and type of importance weights."""
+    """Return the present settings for the former switch and type of importance weights."""
     on, kind = (given.get(f"algo.advantage.is_correction_{name}") for name in ("enable", "type"))
     level, mode = WEIGHTS.get(str(kind or "tis"), (kind, "mask"))
     return (

@@ -1,4 +1,4 @@
-"""Reads the arguments of a trainer's command from a shell script, with the script's variables substituted."""
+"""Read the arguments of a trainer's command from a shell script, and substitute the script's variables."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any
 
 from rlflow.errors import PlanError, listed
 
-ENDS = {"|", "||", "&", "&&", ";", ">", ">>", "2>&1", "&>"}  # words after which another command begins
+ENDS = {"|", "||", "&", "&&", ";", ">", ">>", "2>&1", "&>"}  # words that end a command
 SET = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\S*|\"[^\"\n]*\"|'[^'\n]*')\s*(?:#.*)?$")
 NAMED = re.compile(r"\$(?:\{(\w{1,100})(?::-([^}]{0,1000}))?\}|(\w{1,100}))")
 CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
-LONGEST = 1 << 16  # characters of a script without its comments; shlex needs seconds for more
+LONGEST = 1 << 16  # most characters of a script without its comments; shlex needs seconds for longer scripts
 ROOM = 1 << 20  # most characters of all substituted variables together
 DIGITS = 64  # most characters of a text that is read as a number
 
 
 def arguments(text: str, programs: Sequence[str], name: str) -> list[str] | None:
-    """The words after the first of ``programs`` in the script ``name``, with the script's variables
-    substituted. None if the script starts none of them. A comment within a command does not end it. Raises
-    PlanError if the script is truncated, too long, or starts several trainers."""
+    """Return the words after the first of ``programs`` in a script, with the script's variables substituted.
+    None if the script starts none of the programs. A comment within a command does not end the command.
+    ``name``: the script's name in messages. Raises PlanError if the script is truncated, is too long, or
+    starts several trainers."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     body = re.sub(r"\\\s*(#.*)?\n", " ", "\n".join(lines) + "\n")
     if len(body) > LONGEST:
@@ -86,20 +87,21 @@ def _of_line(line: str, programs: Sequence[str], name: str) -> list[str]:
 
 
 def _is(word: str, program: str) -> bool:
-    """Whether a word starts a program: its module name, or the file of that module."""
+    """Whether a word starts a program: the word is the program's module name, or the path of the module's
+    file."""
     return word == program or word.endswith(f"/{program.rpartition('.')[2]}.py")
 
 
 class Variables:
-    """The variables that a script sets. The total length of all substitutions is limited, since each variable
+    """The variables that a script sets. The total length of all substitutions is limited, because a variable
     may contain another one several times."""
 
     def __init__(self, name: str) -> None:
         self.name, self.values, self.left = name, {"HOME": os.path.expanduser("~")}, ROOM
 
     def placed(self, text: str) -> str:
-        """The text with known variables and defaults substituted. Raises PlanError if the substitutions
-        become too long."""
+        """Return the text with the known variables and the defaults of unknown variables substituted. Raises
+        PlanError if the substitutions become too long."""
         return NAMED.sub(self._value, text)
 
     def _value(self, match: re.Match[str]) -> str:
@@ -117,15 +119,16 @@ class Variables:
 
 
 def unresolved(value: Any) -> bool:
-    """Whether a value depends on something outside the file: a variable, the output of a command, or ``???``
-    of Hydra."""
+    """Whether a value depends on something outside the file: on a variable, on the output of a command, or on
+    Hydra's ``???``."""
     if isinstance(value, list):
         return any(map(unresolved, value))
     return isinstance(value, str) and (value == "???" or re.search(r"\$[A-Za-z_{(]|`", value) is not None)
 
 
 def once(pairs: Iterable[tuple[str, Any]], name: str) -> dict[str, Any]:
-    """Settings by key. Raises PlanError for a key with two values."""
+    """Return settings by key. Raises PlanError for a key that is given twice with different values. ``name``:
+    the file's name in messages."""
     settings: dict[str, Any] = {}
     for key, value in pairs:
         if key in settings and settings[key] != value:
@@ -141,7 +144,8 @@ def once(pairs: Iterable[tuple[str, Any]], name: str) -> dict[str, Any]:
 
 
 def value(text: Any) -> Any:
-    """The value of a text: a number, true, false, None, a list of these in brackets, or the text itself."""
+    """Return the value that a text denotes: a number, true, false, None, a list of these in brackets, or the
+    text itself. A value that is not a text is returned unchanged."""
     if not isinstance(text, str):
         return text
     bare = text.strip().strip("\"'")

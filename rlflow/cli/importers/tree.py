@@ -1,5 +1,5 @@
-"""Reads a YAML file of settings as nested mappings, with limits, since a few lines with aliases can expand to
-more than memory holds."""
+"""Read a YAML file of settings as nested mappings, with size limits. Without limits, a few lines with aliases
+could expand to more data than fit in memory."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import yaml
 from rlflow.errors import PlanError
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-MOST = 20_000  # values, including repetitions by aliases
-LONGEST = 1 << 20  # characters of all values together
-DEEPEST = 32  # levels
-DIGITS = 64  # of a number
+MOST = 20_000  # most values, counted again for each alias
+LONGEST = 1 << 20  # most characters of all values together
+DEEPEST = 32  # most levels
+DIGITS = 64  # most digits of a number
 NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 def read(text: str, name: str) -> Mapping[str, Any]:
-    """The mapping in the YAML file ``name``. Raises PlanError if the file is damaged, is not a mapping, gives
-    a key twice, or is too large once aliases are expanded."""
+    """Return the mapping in a YAML text. Raises PlanError if the text is damaged, is not a mapping, gives a
+    key twice, or is too large once aliases are expanded. ``name``: the file's name in messages."""
     try:
         _check_nesting(text)
         loader = LOADER(text)
@@ -50,7 +50,8 @@ def read(text: str, name: str) -> Mapping[str, Any]:
 
 
 def _check_nesting(text: str) -> None:
-    """Check the number of levels and values as written, before anything reads them recursively."""
+    """Check the number of levels and values as written in the text. This happens first, because later steps
+    read them recursively."""
     depth = 0
     for number, event in enumerate(yaml.parse(text, LOADER)):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -59,7 +60,7 @@ def _check_nesting(text: str) -> None:
 
 
 def _check_nodes(root: Any) -> None:
-    """Check the sizes with all aliases expanded, and that no mapping has a key twice."""
+    """Check the size with all aliases expanded, and that no mapping has a key twice."""
     letters = 0
     for values, (node, depth) in enumerate(_nodes(root, 0)):
         letters += len(node.value) if isinstance(node, yaml.ScalarNode) else 0

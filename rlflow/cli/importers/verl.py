@@ -94,7 +94,8 @@ DEFAULTS: dict[str, Any] = {
     "trainer.nnodes": 1,
     "trainer.n_gpus_per_node": 8,
 }
-NEUTRAL: dict[str, tuple[Any, ...]] = {  # values without effect, the default first
+# keys without a counterpart → the values that have no effect, the default first
+NEUTRAL: dict[str, tuple[Any, ...]] = {
     **{
         f"{section}.optim.{name}": values
         for section in (ACTOR, "critic")
@@ -381,14 +382,15 @@ MEANS = {
     "remax": "seq-mean-token-sum-norm",
 }
 OF_GRPO = {"token-mean": "tokens", "seq-mean-token-mean": "row-tokens", "seq-mean-token-sum-norm": "constant"}
-# with +, the gradient of k2
+# verl's "+" variant uses the gradient of k2
 ESTIMATORS = {"low_var_kl": "k3", "k3": "k3", "mse": "k2", "k2": "k2", "low_var_kl+": "k2", "k3+": "k2"}
 TWO_CLIPS, CHARGES = ("dapo", "gspo", "gmpo"), ("ppo", "rloo", "remax", "reinforce_pp")
 LINKED = re.compile(r"\$\{(?:oc\.select:\s*)?([\w.]+)(?:\s*,\s*([^{}]*))?\}")
 
 
 def read(text: str, name: str) -> dict[str, Any]:
-    """The settings in a script or a YAML file, by key. Raises PlanError for a text without settings."""
+    """Return the settings in the script or YAML file ``name``, by key. Raises PlanError for a text without
+    settings."""
     if name.endswith((".yaml", ".yml")):
         texts = script.once(_leaves(tree.read(text, name)), name)
     else:
@@ -429,7 +431,8 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _linked(value: Any, texts: Mapping[str, Any], depth: int = 4) -> Any:
-    """The value; for ``${KEY}`` or ``${oc.select:KEY,DEFAULT}`` the value of that key."""
+    """Return the value. For ``${KEY}`` or ``${oc.select:KEY,DEFAULT}``, return the value of that key
+    instead."""
     match = LINKED.fullmatch(value) if isinstance(value, str) else None
     if match is None or not depth:
         return value
@@ -441,7 +444,7 @@ def _linked(value: Any, texts: Mapping[str, Any], depth: int = 4) -> Any:
 
 
 def imported(source: Mapping[str, Any]) -> Imported:
-    """The settings of rlflow that correspond to verl's."""
+    """Return rlflow's counterparts of verl's settings."""
     settings = Imported(KEYS, _with_template_variables(source))
     settings.flow = _flow(settings)
     for step in (_data, _sampling, _algorithm, _clips, _kl, _optimizers, _run):
@@ -451,8 +454,8 @@ def imported(source: Mapping[str, Any]) -> Imported:
 
 
 def _with_template_variables(source: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with the variables of the chat template, which have a key each in verl, collected under
-    one key."""
+    """Return the settings with the variables of the chat template in one mapping. verl has a separate key for
+    each variable."""
     own = {
         key.removeprefix(f"{KWARGS}."): value for key, value in source.items() if key.startswith(f"{KWARGS}.")
     }
@@ -462,7 +465,7 @@ def _with_template_variables(source: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mapping(value: Any) -> dict[str, Any]:
-    """A mapping, given as one or written as in a command: {a: 1, b: true}."""
+    """Return a mapping that is given as such, or as text as on a command line: {a: 1, b: true}."""
     if not isinstance(value, str):
         return dict(value or {})
     entries = (part.partition(":") for part in value.strip("{} ").split(",") if part.strip())
