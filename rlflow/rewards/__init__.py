@@ -1,13 +1,13 @@
 """Score responses with reward functions, in processes that are killed at a deadline.
 
-A failed score is missing, never 0. The package parses reward names, reads a reward file without importing it,
-and keeps the pool of scoring processes, with a deadline for each row. Model-based rewards and the assignment
-of rewards to roles are in `rlflow.config.roles.rewards`; metrics of missing scores are also elsewhere.
-Importing this package does not load torch, since worker processes start through it.
+If scoring a row fails, its score is missing, never 0. The package parses reward names, reads a reward's file
+without importing it, and runs the pool of scoring processes, with a deadline for each row. Model-based
+rewards and the assignment of rewards to roles are in `rlflow.config.roles.rewards`. Importing this package
+does not load torch, because worker processes import it at their start.
 
-Pools of the standard library and of Pebble do not fit. They start workers by multiprocessing, which inherits
-the complete environment. They exchange pickles, which a reward's code could forge. Their deadlines apply to a
-task instead of a row.
+The process pools of the standard library and of Pebble are not used, for three reasons. They start workers
+with multiprocessing, which passes on the complete environment. They exchange pickles, which a reward's code
+could forge. Their deadlines apply to a task instead of a row.
 """
 
 from rlflow.rewards.reward import Reward, Scores, Sum, bind, score_all

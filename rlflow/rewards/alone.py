@@ -1,6 +1,6 @@
-"""Score rows in a forked child of the worker that ends afterwards.
+"""Score rows in a child that the worker forks, and that ends after scoring.
 
-Any change that scoring makes to the process ends with the child.
+Any change that scoring makes to the process is lost when the child ends.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from rlflow.processes.sandbox import sandboxes
 from rlflow.rewards import frames
 
 FAILED = 1
-Judge = Callable[[], Any]  # returns a row's score, or (cause, message) for a missing score
+# called without arguments; returns a row's score, or (cause, message) for a missing score
+Judge = Callable[[], Any]
 
 
 def judged(judges: Sequence[Judge], closed: Sequence[int]) -> Iterator[Any]:
     """Call each judge in a forked child, and yield the results in order.
 
-    ``closed``: descriptors that the child closes first. If the child ends early, the current row gets the
-    cause "died", and the remaining rows go to a new child.
+    ``closed``: file descriptors that the child closes first. If the child ends early, the row that it was
+    scoring gets the cause "died", and a new child scores the remaining rows.
     """
     count = 0
     while count < len(judges):
@@ -48,7 +49,7 @@ class _Child:
         os.close(far)
 
     def message(self) -> Any:
-        """Return the next result; None after the last one, or if the bytes are not a message."""
+        """Return the next result. Returns None after the last result, or if the bytes are not a message."""
         try:
             while (body := self._reader.next()) is None:
                 data = os.read(self._near, 1 << 16)
@@ -60,9 +61,9 @@ class _Child:
             return None
 
     def ended(self) -> str:
-        """Wait for the child's end, and describe how it ended.
+        """Wait until the child has ended, and return a text on how it ended.
 
-        A child that does not end is killed together with this process, at the deadline of its row.
+        A child that does not end is killed at the deadline of its row, together with this process.
         """
         os.close(self._near)
         code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
@@ -70,7 +71,7 @@ class _Child:
 
 
 def _work(judges: Sequence[Judge], far: int, closed: Sequence[int]) -> None:
-    """Run the child: enter the sandbox, write each result to ``far``, and exit."""
+    """Do the child's work: enter the sandbox, write each result to the descriptor ``far``, and exit."""
     code = FAILED
     try:
         for descriptor in closed:

@@ -1,7 +1,7 @@
-"""Define the rights of reward processes.
+"""Define the permissions of reward processes.
 
-Processes of rlflow's own scorers may only compute. Processes of users' rewards have the rights that the user
-gives them.
+Processes with rlflow's own scorers may only compute. Processes with users' rewards have the permissions that
+the user gives them.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ OWN = {MARK: "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 @dataclass(frozen=True)
 class Confinement:
-    """The rights of processes with users' rewards."""
+    """The permissions of processes with users' rewards."""
 
-    variables: tuple[str, ...] = ()  # names of environment variables that they can read
-    folders: tuple[str, ...] = ()  # where they may change files, besides the private folder of each process
+    variables: tuple[str, ...] = ()  # names of the environment variables that the processes can read
+    # folders whose files they may change, in addition to the private folder of each process
+    folders: tuple[str, ...] = ()
     network: bool = False  # whether they may open network connections
-    memory: int | None = None  # most bytes of a process; None: a share of the machine's memory
+    memory: int | None = None  # most bytes of memory for each process; None: a share of the machine's memory
 
     def words(self, built_in: bool, folder: str) -> str:
-        """Return the confinement as JSON for a worker's command line.
+        """Return the permissions of a worker as JSON for its command line.
 
-        ``folder``: the worker's private folder.
+        ``built_in``: whether the worker is for rlflow's own scorers, which only compute. ``folder``: the
+        worker's private folder.
         """
         folders = [os.path.abspath(os.path.expanduser(folder_name)) for folder_name in self.folders]
         return json.dumps(
@@ -44,10 +46,10 @@ class Confinement:
         )
 
     def environment(self, built_in: bool, folder: str, name: str) -> dict[str, str]:
-        """Return the environment variables of a worker.
+        """Return the environment variables for a worker.
 
-        ``folder``: its private folder. ``name``: added to the run's process tag; by the tag rlflow finds the
-        worker and its descendants.
+        ``folder``: the worker's private folder. ``name``: added to the run's process tag. rlflow uses the tag
+        to find the worker and its descendants.
         """
         mark = process_tag.marks(name, os.environ.get(process_tag.MARK, ""))
         return {

@@ -1,7 +1,7 @@
 """Call reward functions written for other projects, recognised by their parameters.
 
 verl calls ``compute_score(data_source, solution_str, ground_truth, extra_info)`` for one row. OpenRLHF calls
-``reward_func(queries, prompts, labels)`` for a batch; a query is a prompt with its completion.
+``reward_func(queries, prompts, labels)`` for a batch; a query is a prompt followed by its completion.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Form:
-    """How another project calls a reward function."""
+    """The way in which another project calls a reward function."""
 
     project: str
     parameters: tuple[str, ...]  # the parameters that the project passes
@@ -45,7 +45,8 @@ FORMS = {form.project: form for form in (VERL, OPENRLHF)}
 
 
 def form_of(parameters: Collection[str]) -> Form | None:
-    """Return the form of a function with these parameters; None if its parameters name columns."""
+    """Return the form of a function with these parameters. Returns None for rlflow's own form, in which
+    parameters name columns."""
     if "solution_str" in parameters and "ground_truth" in parameters:
         return VERL
     return (
@@ -54,7 +55,7 @@ def form_of(parameters: Collection[str]) -> Form | None:
 
 
 def by_row(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function of verl's form as a function of columns and fields."""
+    """Return a function of columns and fields that calls a function of verl's form."""
     takes = _takes(function, VERL)
 
     def scored(*, completion: str, answer: Any = None, **fields: Any) -> Any:
@@ -68,9 +69,9 @@ def by_row(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def by_batch(function: Callable[..., Any], rows: Sequence[Row]) -> Iterator[Any]:
-    """Yield the verdict on each row by a function of OpenRLHF's form.
+    """Yield the verdict on each row, from a function of OpenRLHF's form.
 
-    If a call for all rows raises, each row is scored separately.
+    If the call for all rows raises, each row is scored in a separate call.
     """
     try:
         yield from _verdicts(_called(function, rows), len(rows))
@@ -100,25 +101,25 @@ def _called(function: Callable[..., Any], rows: Sequence[Row]) -> Any:
 def asked(row: Row) -> tuple[str, str, Any]:
     """Return (query, prompt, label) of a row, as OpenRLHF passes them.
 
-    The query is the prompt with its completion. The prompt is the text that the model read. For follow-up
-    prompts it is the column ``prompt``, without the chat template.
+    The query is the prompt followed by its completion. The prompt is the text that the model read, except for
+    follow-up prompts: there it is the column ``prompt``, without the chat template.
     """
     prompt = row.get(MODEL_PROMPT, row["prompt"])
     return prompt + row["completion"], prompt, row.get("label", row.get("answer"))
 
 
 def _takes(function: Callable[..., Any], form: Form) -> list[str]:
-    """Return the parameters of a form that the function accepts."""
+    """Return those parameters of a form that the function accepts."""
     parameters = inspect.signature(function).parameters
     rest = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     return [name for name in form.parameters if rest or name in parameters]
 
 
 def _verdicts(returned: Any, count: int) -> list[Any]:
-    """Return the verdict on each of ``count`` rows from a function's return value.
+    """Return the verdict on each of ``count`` rows from the return value of one call for all of them.
 
-    The value is a list of numbers, or a dictionary with ``rewards`` and further lists with a number for each
-    row. The further lists are in the dictionary itself or in its ``extra_logs``.
+    The value is a list with a number for each row, or a dictionary whose key ``rewards`` has such a list.
+    Further lists are in the dictionary itself or in its ``extra_logs``.
     """
     rewards = returned.get("rewards") if isinstance(returned, Mapping) else returned
     scores = _row_values(rewards, count)
@@ -126,7 +127,7 @@ def _verdicts(returned: Any, count: int) -> list[Any]:
         return [_bad(rewards, count)] * count
     if not isinstance(returned, Mapping):
         return [values.number(score, LISTED) for score in scores]
-    logs = returned.get("extra_logs")  # a number for the batch applies to each of its rows
+    logs = returned.get("extra_logs")  # a single number for the batch applies to each of its rows
     beside = {
         name: value for name, value in returned.items() if name not in ("rewards", "extra_logs", values.SCORE)
     }
@@ -141,7 +142,8 @@ def _verdicts(returned: Any, count: int) -> list[Any]:
 
 
 def _row_values(value: Any, count: int) -> list[Any] | None:
-    """Return the values of rows in a list, tensor or array; None if it does not have one value per row."""
+    """Return the values for ``count`` rows from a list, tensor or array; None if it does not have one value
+    per row."""
     listed = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(listed, int | float) and count == 1:
         return [listed]

@@ -1,4 +1,4 @@
-"""Encode messages between a pool and its worker processes: four bytes of length, then msgpack.
+"""Encode messages between a pool and its worker processes: four bytes of length, then the message as msgpack.
 
 Pickle is never used.
 """
@@ -11,12 +11,12 @@ from typing import Any
 import msgpack
 
 LIMIT = 1 << 20  # most bytes of a reply, so that user code cannot fill the pool's memory
-WHOLE = -1  # the place of a reply to the complete request
+WHOLE = -1  # the place in a reply that concerns the complete request instead of a row
 _LENGTH = struct.Struct("<I")
 
 
 def packed(message: Any) -> bytes:
-    """Return a message of plain values as a frame of length and msgpack.
+    """Return a message of plain values as a frame.
 
     Lone surrogates in text are preserved.
     """
@@ -25,17 +25,18 @@ def packed(message: Any) -> bytes:
 
 
 def unpacked(body: bytes) -> Any:
-    """Return the message in a frame's body. Raises ValueError if the bytes are not msgpack."""
+    """Return the message in a frame's body. Raises ValueError if the body is not msgpack."""
     return msgpack.unpackb(body, strict_map_key=False, unicode_errors="surrogatepass")
 
 
 def reply(number: int, place: int, body: Any) -> list[Any]:
-    """Return a reply with its request's number and its row's place in the request, or ``WHOLE``."""
+    """Return a reply message: the number of its request, the place of its row in the request or ``WHOLE``,
+    and the body."""
     return [number, place, body]
 
 
 class FrameReader:
-    """Splits a stream of bytes into message bodies. ``limit``: the most bytes of a body."""
+    """Splits a stream of bytes into message bodies. ``limit``: most bytes in a body."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self._buffer, self._start = limit, bytearray(), 0

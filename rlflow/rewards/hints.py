@@ -1,4 +1,5 @@
-"""Add a hint to a reward's error if the sandbox caused it: the flag that allows the refused action."""
+"""If the sandbox caused a reward's error, add a hint to the error: the flag that allows the refused
+action."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import socket
 import traceback
 from collections.abc import Iterator
 
-DEEP = 20  # most errors of a chain of causes that are examined
+DEEP = 20  # most errors in a chain of causes that are examined
 
 NETWORK = "rewards have network access only with --reward-network true"
 WRITE = "rewards may change files only in their private folder, unless --reward-write FOLDER allows another"
@@ -17,7 +18,7 @@ VARIABLE = "rewards can read only the environment variables given by --reward-en
 
 
 def hint(error: BaseException) -> str:
-    """Return a hint for the end of the error's text; empty if the sandbox did not cause the error."""
+    """Return a hint to append to the error's text; empty if the sandbox did not cause the error."""
     for cause in causes(error):
         if remark := _remark(cause):
             return f" ({remark})"
@@ -25,7 +26,7 @@ def hint(error: BaseException) -> str:
 
 
 def _remark(error: BaseException) -> str:
-    """Return the hint for one error of the chain; empty for an error that the sandbox does not cause."""
+    """Return the hint for one error in the chain; empty if the sandbox does not cause such errors."""
     if isinstance(error, socket.gaierror):
         return NETWORK
     if isinstance(error, PermissionError):
@@ -46,7 +47,7 @@ def _remark(error: BaseException) -> str:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, its causes, and errors passed to them as arguments, as urllib does.
+    """Yield the error, its causes, and errors that are arguments of other errors, as in urllib.
 
     Causes hidden by ``from None`` are skipped.
     """

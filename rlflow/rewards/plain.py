@@ -1,7 +1,7 @@
-"""Restrict the answers that reach reasoning-gym scorers which evaluate text.
+"""Restrict the answers that reach reasoning-gym scorers which evaluate text as code.
 
-Only plain answers reach such a scorer. A plain answer has the format of its task, and contains no name, call
-or attribute that could do more than compute a value. Other answers are only compared as text.
+Only plain answers reach such a scorer. A plain answer has the format that its task expects, and contains no
+name, call or attribute that could do more than compute a value. Other answers are only compared as text.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ HIDDEN = re.compile(r"\)\s*\(|\.\s*[A-Za-z]|[A-Za-z]\s*\.")  # calls of parenthe
 
 
 def is_literal(text: str) -> bool:
-    """Whether the text is a Python literal, or words without a call. Evaluating it gives the same value."""
+    """Whether the text is a Python literal, or words without a call. Evaluating such text only gives a value
+    and does nothing else."""
     if WORDS.fullmatch(text):
         return True
     try:
@@ -84,7 +85,7 @@ def is_formula(text: str) -> bool:
     return all(name in FUNCTIONS for name in CALL.findall(text) if name)
 
 
-# Task whose scorer evaluates answers → function that decides whether an answer is plain.
+# For each task whose scorer evaluates answers: the function that decides whether an answer is plain.
 EVALUATING: Mapping[str, Callable[[str], bool]] = {
     "spiral_matrix": is_literal,
     "string_insertion": is_literal,
@@ -96,8 +97,8 @@ EVALUATING: Mapping[str, Callable[[str], bool]] = {
     "simple_integration": is_formula,
     "intermediate_integration": is_formula,
 }
-COMPOSITE = "composite"  # passes an answer to the task of its row
-# These tasks only evaluate text that they wrote into the row themselves, never the answer.
+COMPOSITE = "composite"  # the task whose scorer passes an answer on to the scorer of its row's own task
+# The scorers of these tasks evaluate only text that the tasks wrote into the row, never the answer.
 OWN = frozenset({"number_sorting", "bitwise_arithmetic"})
 UNREADABLE = ")"  # text that the scorers cannot parse
 
@@ -110,9 +111,9 @@ def evaluates(task: str) -> bool:
 def readable(task: str, answer: str, entry: Mapping[str, Any]) -> str:
     """Return the text that a task's scorer gets for an answer.
 
-    This is the answer itself if it is plain, or if the scorer does not evaluate text. If a non-plain answer
-    equals the correct answer of the row's ``entry``, it is the correct answer. Otherwise it is unparseable
-    text, which gets the score of a meaningless answer.
+    This is the answer itself if it is plain, or if the scorer does not evaluate text as code. If a non-plain
+    answer equals the correct answer in the row's ``entry``, the text is the correct answer. Otherwise it is a
+    text that cannot be parsed, so that the answer gets the score of a meaningless one.
     """
     plain = EVALUATING.get(str(entry["metadata"]["source_dataset"]) if task == COMPOSITE else task)
     if plain is None or (len(answer) <= LONGEST and plain(answer)):

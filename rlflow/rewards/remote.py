@@ -1,8 +1,8 @@
 """Score rows with a server that uses the protocol of OpenRLHF's remote reward models.
 
-A batch goes as ``POST URL`` with ``{"query": […], "prompts": […], "labels": […]}``; a query is a prompt with
-its completion. The server answers ``{"rewards": […]}`` with a number for each row. A failed score is missing,
-never 0.
+A batch is sent as ``POST URL`` with ``{"query": […], "prompts": […], "labels": […]}``; a query is a prompt
+followed by its completion. The server answers ``{"rewards": […]}`` with a number for each row. If scoring a
+row fails, its score is missing, never 0.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from rlflow.rewards import values
 from rlflow.rewards.forms import asked
 from rlflow.rewards.values import NAN, STEP, Results
 
-BATCH = 64  # rows of a request
-IN_FLIGHT = 8  # concurrent requests
+BATCH = 64  # most rows in a request
+IN_FLIGHT = 8  # most concurrent requests
 
 
 @dataclass(frozen=True)
 class _Batches:
-    """The submitted rows of one call."""
+    """The rows submitted in one call, in batches."""
 
     futures: Sequence[Future[list[Any]]]  # for each batch, the verdicts on its rows
 
 
 class RemoteReward:
-    """Scores rows by asking a server, with up to IN_FLIGHT concurrent requests of BATCH rows.
+    """Scores rows with a server, by up to IN_FLIGHT concurrent requests of BATCH rows.
 
     ``submit`` and ``wait`` work as in `RewardPool`.
     """
@@ -47,7 +47,7 @@ class RemoteReward:
     def submit(
         self, scorer: ScorerSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float
     ) -> _Batches:
-        """Start scoring rows, each with the values of the columns ``names``.
+        """Start scoring rows, each with the values of the columns ``names``. Returns the call for ``wait``.
 
         ``timeout``: seconds for a batch, including retries while the server is busy.
         """
@@ -58,7 +58,7 @@ class RemoteReward:
         )
 
     def wait(self, call: _Batches) -> Results:
-        """Wait for the results of submitted rows, and return them.
+        """Wait for the results of the submitted rows, and return them.
 
         Raises RuntimeError if the reward was closed.
         """
@@ -66,7 +66,8 @@ class RemoteReward:
         try:
             while waiting:
                 waiting = wait(waiting, STEP).not_done
-        except BaseException:  # interrupted: the remaining requests are not needed
+        # this thread was interrupted: the results of the remaining requests are not needed
+        except BaseException:
             for future in waiting:
                 future.cancel()
             raise
@@ -86,7 +87,7 @@ class RemoteReward:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _verdicts(self, rows: Sequence[Mapping[str, Any]], timeout: float) -> list[Any]:
-        """Return a number for each row, or [cause, message]."""
+        """Return a number or [cause, message] for each row, from one request."""
         try:
             rewards = _read(self._client.post(self.url, _question(rows), timeout), len(rows))
         except Unanswered as missing:
@@ -100,7 +101,7 @@ def _question(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _read(body: bytes, count: int) -> list[Any]:
-    """Return the rewards in an answer. Raises Unanswered."""
+    """Return the ``count`` rewards in an answer. Raises Unanswered for an invalid answer."""
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError) as error:

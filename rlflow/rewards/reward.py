@@ -1,6 +1,6 @@
-"""Reward: a scorer bound to a pool of processes, with a weight.
+"""Reward: a scorer with a weight, bound to a pool of processes.
 
-The score of several rewards is their weighted sum. If one score is missing, the sum is missing.
+The score of several rewards is their weighted sum. If one of their scores is missing, the sum is missing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ REST = ("prompt", "answer")  # columns that a function with **kwargs gets if the
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of a batch by one reward."""
+    """The scores of a batch from one reward."""
 
     values: Tensor  # float [rows]; NaN if the score is missing
     missing: Mapping[str, int] = field(default_factory=dict)  # cause → number of missing scores
@@ -49,9 +49,9 @@ class Scores:
 
 @dataclass(frozen=True)
 class Sum:
-    """The weighted sum of the scores of several rewards."""
+    """The weighted sum of the scores from several rewards."""
 
-    values: Tensor  # float64 [rows]; NaN if a score is missing
+    values: Tensor  # float64 [rows]; NaN if any score of the row is missing
     parts: Mapping[str, Scores]  # reward → its unweighted scores
 
 
@@ -73,14 +73,14 @@ class Reward:
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """Names of the row columns that the reward uses if a batch has them."""
+        """Names of the row columns that the reward uses only if a batch has them."""
         return self.scorer.optional
 
     def check(self, columns: Mapping[str, Kind]) -> None:
         """Check the columns that the reward reads.
 
-        Raises PlanError if a required column is missing in ``columns``, or a column does not have one value
-        per row.
+        Raises PlanError if a required column is missing in ``columns``, or if a column that is read does not
+        have one value per row.
         """
         readable = [name for name, kind in columns.items() if kind.level in READABLE]
         for name in (*self.reads, *(name for name in self.optional if name in columns)):
@@ -115,9 +115,9 @@ class Reward:
         return _scores(self.judged(self._submit(batch)), torch.float32)
 
     def judged(self, call: Any) -> Results:
-        """Return the results of submitted rows.
+        """Return the results of ``call``, whose rows were submitted before.
 
-        If a function did not return a number, the message names the function's place.
+        If a function did not return a number, the message names the place where the function is defined.
         """
         results = self.pool.wait(call)
         for cause in OF_VALUES if self.place else ():
@@ -134,15 +134,16 @@ class Reward:
 
 
 def _judged(name: str, scorer: ScorerSpec, batch: Batch) -> str:
-    """Return the column that a scorer reads under a name.
+    """Return the column that a scorer reads for the parameter ``name``.
 
-    In episodes, rlflow's own scorers read the last turn of the model instead of the full completion.
+    In episodes, rlflow's own scorers read the model's last turn instead of the full completion.
     """
     return "said" if name == "completion" and scorer.kind in BUILT_IN and "said" in batch else name
 
 
 def _column(name: str, batch: Batch) -> str | None:
-    """Return the column for a parameter: its column, else its data field, else None."""
+    """Return the column for a parameter: the column of that name, else the data field of that name, else
+    None."""
     return next((column for column in (name, field_column(name)) if column in batch), None)
 
 
@@ -162,20 +163,26 @@ def _scores(results: Results, dtype: Dtype) -> Scores:
 
 
 def score_all(rewards: Sequence[Reward], batch: Batch, dtype: Dtype) -> Sum:
-    """Return the weighted sum of several rewards, which score in parallel; NaN if any score is missing.
+    """Return the weighted sum of several rewards, which score in parallel. A row's sum is NaN if any of its
+    scores is missing.
 
-    ``dtype``: dtype of the single scores.
+    ``dtype``: dtype of each reward's scores; the sum is float64.
     """
     return sum_up(submit_all(rewards, batch), len(batch), dtype)
 
 
 def submit_all(rewards: Sequence[Reward], batch: Batch) -> list[tuple[Reward, Any]]:
-    """Submit rows to several rewards, which score them in parallel. Returns the calls for ``sum_up``."""
+    """Submit rows to several rewards, which score them in parallel. Returns (reward, call) for each reward,
+    which ``sum_up`` takes."""
     return [(reward, reward._submit(batch)) for reward in rewards]
 
 
 def sum_up(calls: Sequence[tuple[Reward, Any]], rows: int, dtype: Dtype) -> Sum:
-    """Wait for all calls, and return the weighted sum of their rewards."""
+    """Wait for all calls, and return the weighted sum of their rewards.
+
+    ``calls``: as ``submit_all`` returns them. ``rows``: the number of rows. ``dtype``: dtype of each reward's
+    scores; the sum is float64.
+    """
     import torch
 
     parts = {reward.name: _scores(reward.judged(call), dtype) for reward, call in calls}
@@ -190,7 +197,7 @@ def sum_up(calls: Sequence[tuple[Reward, Any]], rows: int, dtype: Dtype) -> Sum:
 def held(total: Tensor, dtype: Dtype) -> tuple[Tensor, int]:
     """Convert float64 sums to ``dtype``.
 
-    Returns (sums, overflows): NaN for each overflow, and their number.
+    Returns (sums, number of overflows). A sum that is too large for ``dtype`` becomes NaN.
     """
     out = total.to(dtype)
     lost = out.isinf()
@@ -198,10 +205,10 @@ def held(total: Tensor, dtype: Dtype) -> tuple[Tensor, int]:
 
 
 def same_fields(reward: Reward, source: str, own: Mapping[str, Kind], every: Mapping[str, Kind]) -> None:
-    """Check that one source's rows have the columns that a reward reads.
+    """Check that the rows from one data source have the columns that a reward reads.
 
-    Raises PlanError if only other sources have a column. ``own``: columns of the source. ``every``: columns
-    of all sources.
+    Raises PlanError if only other sources have a column that the reward reads. ``own``: columns of
+    ``source``. ``every``: columns of all sources.
     """
     for name in reward.reads:
         if not {name, field_column(name)} & own.keys() and {name, field_column(name)} & every.keys():
@@ -226,8 +233,8 @@ def bind(
     """Return rewards that are ready to score rows, with unique names.
 
     ``data``: the data set; the reward ``task`` uses its scorer. ``unsafe``: whether scorers that evaluate
-    text may run if they cannot be isolated. Raises PlanError if the data has no scorer, or if the scorer
-    cannot be isolated. Raises ValueError for a model, which is bound as a role instead.
+    text as code may run if they cannot be isolated. Raises PlanError if the data set has no scorer, or if the
+    scorer cannot be isolated. Raises ValueError for a model, which must be bound as a role.
     """
     names = Counter[str]()
     rewards = []
@@ -269,7 +276,8 @@ def _scorer(spec: RewardSpec, data: Judged | None, unsafe: bool) -> ScorerSpec:
 
 
 def _required(names: tuple[str, ...], form: Form | None, data: Judged | None) -> tuple[str, ...]:
-    """Return the required columns of a reward. If the data have the form's field, it replaces the answer."""
+    """Return the columns that a reward requires. If the data have the data field of ``form``, this field
+    replaces the column ``answer``."""
     if form is None or data is None or field_column(form.truth) not in data.columns:
         return names
     return tuple(form.truth if name == "answer" else name for name in names)
@@ -290,7 +298,7 @@ def _task(data: Judged | None, unsafe: bool) -> ScorerSpec:
 
 
 def _must_be_isolated(task: str) -> None:
-    """Raise PlanError if this machine cannot isolate the scorer of a task that evaluates text."""
+    """Raise PlanError if a task's scorer evaluates text as code and this machine cannot isolate it."""
     if lacks := probe.missing():
         raise PlanError.of(
             "scorer-unsafe",

@@ -1,10 +1,11 @@
 """RewardPool: worker processes that stay loaded and score rows.
 
-A row that hangs or crashes loses only its own score; another process scores the rows after it.
+If a row hangs or crashes its process, only that row's score is lost; another process scores the rows after
+it.
 
-Starting a process takes more processor time than most rewards need for a batch. So the pool starts with one
-process, and adds others when rows have waited. It grows up to the number of cores, and further only if the
-processes mostly wait themselves, for example for a judge on another machine.
+Starting a process takes more processor time than most rewards need for a batch. The pool therefore starts
+with one process, and adds processes when rows have waited. It grows up to the number of cores. It grows
+further only if its processes mostly wait, for example for a judge on another machine.
 """
 
 from __future__ import annotations
@@ -44,24 +45,25 @@ from rlflow.rewards.worker_pool import (
 if TYPE_CHECKING:
     from rlflow.rewards.remote import RemoteReward
 
-CHUNK = 32  # most rows of one message
+CHUNK = 32  # most rows in one message
 # The pool starts another process after rows have waited this many seconds for processes, summed over all
 # calls.
 GROWTH = 0.5
 ALTOGETHER = 32  # most processes of a pool without a configured size
-# Processes count as waiting if they compute, or would with a free core, for less than this share of the time.
+# A process counts as waiting if it computes, or would compute on a free core, for less than this share of the
+# time.
 IDLE = 0.5
-AT_ONCE = 64  # most rows of one message to an async function
+AT_ONCE = 64  # most rows in one message to an async function
 # Causes of a missing score; see Results in values.py.
 CAUSES = ("none", "nan", "overflow", "type", "raised", "timeout", "died")
 
 
 @dataclass(eq=False)
 class _Call:
-    """One request in progress: threads of slots store results, and one thread waits for all of them."""
+    """One request in progress. Slot threads store results, and one thread waits for all of them."""
 
     scorer: ScorerSpec
-    names: tuple[str, ...]  # columns of the rows
+    names: tuple[str, ...]  # names of the columns in ``rows``
     rows: Sequence[Sequence[Any]]  # values of these columns, for each row
     timeout: float  # seconds for each row
     results: Results
@@ -74,7 +76,7 @@ class _Call:
     def put(self, row: int, reply: Any) -> None:
         """Store the result of a row.
 
-        A result is a number, a dictionary with the score and further numbers or an answer, or (cause,
+        ``reply``: a number; a dictionary with the score and further numbers or an answer; or (cause,
         message).
         """
         with self.lock:
@@ -95,26 +97,27 @@ class _Call:
                 self.done.set()
 
     def fail(self, error: BaseException) -> None:
-        """End the call with an error. The first error counts."""
+        """End the call with an error. Later errors are ignored."""
         self.error = self.error or error
         self.done.set()
 
 
 @dataclass(frozen=True, eq=False)
 class _Chunk:
-    """Adjacent rows of a call that go to one worker in one message."""
+    """Adjacent rows of a call that are sent to one worker in one message."""
 
     call: _Call
     rows: range
-    tries: int = 0  # workers that died before they took the first of these rows
+    tries: int = 0  # number of workers that died before they took the chunk
 
 
 class RewardPool(WorkerPool[_Chunk]):
     """Up to ``workers`` processes for users' rewards, and as many for built-in scorers.
 
-    All rewards of a run share the pool, and several threads may use it at once. Without ``workers``, the
-    machine and the rewards determine the number. The first process starts with the first request.
-    ``confinement``: the rights of users' rewards. ``clock``: returns the seconds used for row deadlines.
+    All rewards of a run share the pool, and several threads may use it at once. If ``workers`` is not given,
+    the number of processes depends on the machine and the rewards. The first process starts with the first
+    request. ``confinement``: the permissions of users' rewards. ``clock``: returns the seconds used for row
+    deadlines.
     """
 
     def __init__(
@@ -129,24 +132,25 @@ class RewardPool(WorkerPool[_Chunk]):
         self.cores = max(2, os.cpu_count() or 1)
         self.workers, self._named = workers or max(self.cores, ALTOGETHER), workers is not None
         self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
-        self._remotes: dict[str, RemoteReward] = {}  # by URL
+        self._remotes: dict[str, RemoteReward] = {}  # URL → connection to the server
         self._waited = 0.0
-        # At the last growth: processor seconds of the processes, and the time.
+        # At the last growth: processor seconds used by the processes, and the time.
         self._counted = (0.0, 0.0)
 
     def score(
         self, scorer: ScorerSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float = 60.0
     ) -> Results:
-        """Score rows, each with the values of the columns ``names``, within ``timeout`` seconds per row.
+        """Score rows, and return their results.
 
-        Raises PlanError if the scorer cannot be loaded.
+        Each row has the values of the columns ``names``, and ``timeout`` seconds to be scored. Raises
+        PlanError if the scorer cannot be loaded.
         """
         return self.wait(self.submit(scorer, names, rows, timeout))
 
     def submit(
         self, scorer: ScorerSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float = 60.0
     ) -> _Call:
-        """Start scoring rows, as ``score`` does. ``wait`` returns the results."""
+        """Start scoring rows, with the arguments of ``score``. Returns the call for ``wait``."""
         with self.lock:
             self.check_open()
             if not self.slots:
@@ -170,7 +174,7 @@ class RewardPool(WorkerPool[_Chunk]):
         try:
             while not call.done.wait(STEP):
                 self._grow(call.scorer)
-        except BaseException:  # interrupted: the remaining scores are not needed
+        except BaseException:  # this thread was interrupted: the remaining scores are not needed
             call.fail(RuntimeError("scoring was interrupted, so that these rewards are not needed"))
             raise
         if call.error is not None:
@@ -202,9 +206,10 @@ class RewardPool(WorkerPool[_Chunk]):
         self.close()
 
     def _grow(self, scorer: ScorerSpec) -> None:
-        """Count a wait, and add slots once enough waiting time has accumulated.
+        """Record that rows have waited, and add slots once enough waiting time has accumulated.
 
-        Adds none while a process still loads the scorer, since another process would slow it down.
+        Adds no slot while a process still loads the scorer, since a further process would slow down the
+        loading.
         """
         with self.lock:
             if (
@@ -221,8 +226,8 @@ class RewardPool(WorkerPool[_Chunk]):
     def _more(self) -> int:
         """Return how many slots to add after rows have waited.
 
-        With a configured size, all remaining slots are added. Otherwise one is added up to the number of
-        cores; beyond that, the number doubles if the processes mostly wait.
+        With a configured size, these are all remaining slots. Otherwise it is one slot until there are as
+        many as cores. Beyond that, the number of slots doubles if the processes mostly wait.
         """
         count = len(self.slots)
         if self._named:
@@ -235,7 +240,8 @@ class RewardPool(WorkerPool[_Chunk]):
 
 
 class _RewardSlot(Slot[_Chunk]):
-    """Scores chunks of rows. If a process dies or is late at a row, that row's score is missing."""
+    """Scores chunks of rows. If a process dies or is late while it scores a row, that row's score is
+    missing."""
 
     def do(self, job: _Chunk) -> None:
         if job.call.error is not None:
@@ -271,9 +277,9 @@ class _RewardSlot(Slot[_Chunk]):
     def _go_on(self, call: _Call, left: range, several: bool, stopped: Died | RewardLate) -> None:
         """Arrange the scoring of the remaining rows after a process died or was late at the first of them.
 
-        ``several``: whether the process had several rows.
+        ``left``: the remaining rows. ``several``: whether the message to the process had several rows.
         """
-        if _is_together(call.scorer) and several:  # the faulty row is unknown: score each row separately
+        if _is_together(call.scorer) and several:  # the faulty row is unknown, so score each row separately
             for unknown in left:
                 self.pool.put(self.jobs, _Chunk(call, range(unknown, unknown + 1)))
             return
@@ -294,10 +300,10 @@ def _has(slot: Slot[_Chunk], scorer: ScorerSpec) -> bool:
 
 
 def computed(processes: Sequence[int]) -> float:
-    """Return the processor seconds of processes, plus the seconds for which they waited for a free core.
+    """Return the processor seconds used by processes, plus the seconds for which they waited for a free core.
 
-    On a busy machine, a computing process would otherwise look like a waiting one. Only Linux reports the
-    waiting time; elsewhere it is 0.
+    Without the waiting time, a computing process on a busy machine would look like one that waits for
+    something else. Only Linux reports the waiting time; elsewhere it counts as 0.
     """
     import psutil
 
@@ -312,19 +318,20 @@ def computed(processes: Sequence[int]) -> float:
 
 
 def _is_together(scorer: ScorerSpec) -> bool:
-    """Whether one message's rows are scored concurrently or by one call.
+    """Whether the rows of one message are scored concurrently, or by one call.
 
-    If they are, a late row cannot be identified.
+    If so, a late row cannot be identified.
     """
     form = FORMS.get(scorer.settings.get("form", ""))
     return bool(scorer.settings.get("later")) or (form is not None and form.batch)
 
 
 def _verdict(reply: Any, built_in: bool) -> Any:
-    """Return a valid reply unchanged: a score, or [cause, message].
+    """Return a reply if it is valid: a score, or [cause, message].
 
-    A score is a finite number, from 0 to 1 for built-in scorers. A built-in score outside that range becomes
-    a missing one. Raises Died for any other reply, since a scorer cannot have sent it.
+    A score is a finite number; for built-in scorers it is from 0 to 1. If a built-in score is outside that
+    range, returns (cause, message) instead. Raises Died for any other reply, since a scorer cannot have sent
+    it.
     """
     score = reply["score"] if isinstance(reply, dict) and _with_more(reply, built_in) else reply
     if isinstance(score, float) and math.isfinite(score):
@@ -339,7 +346,8 @@ def _verdict(reply: Any, built_in: bool) -> Any:
 
 
 def _with_more(reply: dict[Any, Any], built_in: bool) -> bool:
-    """Whether the reply has a score and an answer or, from users' functions, further numbers."""
+    """Whether the reply is valid and has, in addition to a score, an answer or further numbers. Only users'
+    functions may send further numbers."""
     others, answer = reply.get("others", {}), reply.get("answer", "")
     if not {"score"} < reply.keys() <= {"score", "answer"} | (set() if built_in else {"others"}):
         return False

@@ -1,7 +1,7 @@
 """Parse the rewards that a user names.
 
-These are ``task``, ``math``, ``env``, ``file.py:function``, a model folder or a server's URL, each with an
-optional source and weight.
+A reward is ``task``, ``math``, ``env``, ``file.py:function``, a model folder or a server's URL, optionally
+with a data source and a weight.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ FORMS = (
 class RewardSpec:
     """A reward as the user names it, not yet bound to data.
 
-    A reward of kind "model" is bound as a role. A reward of kind "env" is bound to the environment of its
-    episodes. Both happen in `rlflow.config.roles.rewards`.
+    A reward of kind "model" is later bound as a role. A reward of kind "env" is later bound to the
+    environment of its episodes. Both happen in `rlflow.config.roles.rewards`.
     """
 
     kind: Literal["task", "math", "function", "model", "remote", "env"]
-    name: str  # in metrics
+    name: str  # name in metrics
     weight: float = 1.0  # factor in the sum of several rewards
     path: str = ""  # the function's file, the model's folder or the server's URL
     function: str = ""
@@ -48,14 +48,15 @@ class RewardSpec:
 
     @property
     def judges_text(self) -> bool:
-        """Whether a process or a server scores its rows from their text, not a model or an environment."""
+        """Whether a process or a server scores the text of rows. False for a model or an environment as the
+        reward."""
         return self.kind not in ("model", "env")
 
 
 def parse_reward(written: str) -> RewardSpec:
-    """Return the reward that the text names, such as ``file.py:function:0.5``.
+    """Return the reward that a text such as ``file.py:function:0.5`` names.
 
-    A function's file is read, not imported. Raises PlanError if the text does not name a reward.
+    A function's file is read, but not imported. Raises PlanError if the text does not name a reward.
     """
     if written.startswith(("http://", "https://")):
         return _remote(written)
@@ -73,8 +74,8 @@ def parse_reward(written: str) -> RewardSpec:
 def check_sources(rewards: Sequence[RewardSpec], sources: Sequence[str]) -> None:
     """Check that rewards and data sources match.
 
-    Raises PlanError for a reward that names an unknown source, and for a source without a reward.
-    ``rewards``: the rewards of one role, or of all roles.
+    ``rewards``: the rewards of one role, or of all roles. Raises PlanError for a reward that names an unknown
+    source, and for a source without a reward.
     """
     for reward in rewards:
         if reward.source and reward.source not in sources:
@@ -100,7 +101,8 @@ def check_sources(rewards: Sequence[RewardSpec], sources: Sequence[str]) -> None
 
 
 def readers(specs: Iterable[RewardSpec]) -> dict[str, Place]:
-    """Return column → place of the function that reads it, the first if there are several."""
+    """Return the place of the function that reads a column, by column. If several functions read it, the
+    first one counts."""
     places: dict[str, Place] = {}
     for spec in specs:
         if spec.kind == "function":
@@ -123,7 +125,7 @@ def wanted(specs: Iterable[RewardSpec]) -> Wanted:
 
 
 def weights(rewards: Iterable[str]) -> tuple[float, ...]:
-    """Return the weight of each reward as written.
+    """Return the weight of each reward, given as the user's text.
 
     Raises PlanError for a text that does not name a reward.
     """
@@ -131,9 +133,10 @@ def weights(rewards: Iterable[str]) -> tuple[float, ...]:
 
 
 def from_function(function: Callable[..., Any], weight: float = 1.0) -> RewardSpec:
-    """Return the spec of a Python function.
+    """Return the spec for a Python function.
 
-    Raises PlanError if another process cannot load it, since it is not at the top level of a file.
+    Raises PlanError if the function is not at the top level of a file, since another process could not load
+    it.
     """
     code, name = getattr(function, "__code__", None), getattr(function, "__qualname__", repr(function))
     if code is None or "." in name or "<" in name or not os.path.isfile(code.co_filename):
@@ -168,13 +171,14 @@ def _package_module(module: str, path: str) -> str:
 
 
 def _split_weight(text: str) -> tuple[str, float]:
-    """Return (the text without its weight, the weight). The default weight is 1."""
+    """Return (the text without its weight, the weight). Without a weight in the text, the weight is 1."""
     body, _, last = text.rpartition(":")
     try:
         weight = float(last) if body else 1.0
     except ValueError:
         return text, 1.0
-    if not body or (body.endswith(".py") and last.isidentifier()):  # a function may be called nan or inf
+    # the function of a reward may be called nan or inf, which would also parse as a weight
+    if not body or (body.endswith(".py") and last.isidentifier()):
         return text, 1.0
     if not math.isfinite(weight) or weight == 0:
         raise PlanError.of(
@@ -187,9 +191,9 @@ def _split_weight(text: str) -> tuple[str, float]:
 
 
 def _split_source(text: str) -> tuple[str, str]:
-    """Return (the text without its source, the source). The source is empty if the text names none.
+    """Return (the text without its source, the source). The source is empty if the text does not name one.
 
-    An existing path does not name a source, even if it contains an @.
+    In an existing path, an @ does not separate a source.
     """
     body, at, source = text.rpartition("@")
     return (
@@ -198,7 +202,8 @@ def _split_source(text: str) -> tuple[str, str]:
 
 
 def _remote(written: str) -> RewardSpec:
-    """Parse a server's URL. A number after the path is a weight; a number after the host is a port."""
+    """Parse a reward that is a server's URL. A number after the path is a weight; a number after the host is
+    a port."""
     scheme, _, rest = written.partition("://")
     host, slash, path = rest.partition("/")
     path, weight = _split_weight(path) if path else (path, 1.0)
@@ -238,7 +243,7 @@ def _function(written: str, body: str, weight: float) -> RewardSpec:
 
 
 def _no_function(written: str, path: str) -> PlanError:
-    """Return the error for a reward with a file but no function. It lists the file's functions."""
+    """Return the error for a reward that names a file but no function. It lists the file's functions."""
     names = [f"{path}:{name}" for name in text.functions(path)] if path.endswith(".py") else []
     return PlanError.of(
         "reward-function",

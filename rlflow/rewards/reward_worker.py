@@ -1,9 +1,10 @@
 """Reward worker: a process that loads scorers, scores rows, and ends with its parent.
 
 It runs as ``python -m rlflow.rewards.reward_worker PARENT REPLIES SANDBOX``: the parent's process id, the
-descriptor for replies, and the process's rights as JSON (``Confinement.words``). Requests arrive on standard
-input; each row gets one reply with the row's place. Requests and replies use other descriptors than standard
-input and output, so that user code that reads or prints cannot disturb them.
+descriptor for replies, and the process's permissions as JSON (``Confinement.words``). Requests arrive on
+standard input. Each row gets one reply, which contains the row's place in the request. At its start, the
+process moves requests and replies to other descriptors than standard input and output, so that user code that
+reads or prints cannot disturb them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from rlflow.rewards.forms import OPENRLHF, by_batch
 if TYPE_CHECKING:
     from rlflow.rewards.together import SideBySide
 
-# Additional bytes that a parser may allocate: an answer such as 9**9**9 must not exhaust the machine.
+# Bytes that a built-in scorer may allocate in addition to the memory of its process. Without a limit, an
+# answer such as 9**9**9 would exhaust the machine's memory.
 BUILT_IN_MEMORY = 4 << 30
 
 
@@ -39,8 +41,7 @@ def main() -> None:
 def begun() -> tuple[int, int]:
     """Prepare the process according to its command line, and return the descriptors (requests, replies).
 
-    It ties the process to its parent, moves requests and replies to other descriptors, and enters the
-    sandbox.
+    The process is tied to its parent and enters the sandbox. Requests and replies move to new descriptors.
     """
     parent, replies = int(sys.argv[1]), int(sys.argv[2])
     process_tag.die_with(parent)
@@ -53,9 +54,9 @@ def begun() -> tuple[int, int]:
 
 
 def confine(words: dict[str, Any]) -> None:
-    """Enter the sandbox for built-in scorers or users' rewards.
+    """Enter the sandbox for built-in scorers, or the one for users' rewards.
 
-    ``words``: the process's rights (``Confinement.words``).
+    ``words``: the process's permissions (``Confinement.words``).
     """
     if words["built_in"]:
         sandboxes.around_scorers(words["folder"])
@@ -66,14 +67,15 @@ def confine(words: dict[str, Any]) -> None:
 class RequestWorker:
     """Loads objects and answers requests, with one reply for each part of a request.
 
-    ``requests`` and ``replies`` are descriptors. Subclasses define how to load and how to answer.
+    ``requests`` and ``replies`` are file descriptors. Subclasses define how to load an object and how to
+    answer a request.
     """
 
     def __init__(self, requests: int, replies: int) -> None:
         self._requests, self._replies = requests, replies
 
     def load(self, key: str, packed: dict[str, Any]) -> None:
-        """Load the object that requests call ``key``. May raise any exception."""
+        """Load the object to which requests refer as ``key``. May raise any exception."""
         raise NotImplementedError
 
     def answers(self, request: dict[str, Any]) -> Iterator[Any]:
@@ -91,8 +93,8 @@ class RequestWorker:
     def _answer(self, request: dict[str, Any]) -> None:
         """Answer one request.
 
-        Only this process replies: if a function forks a child and the child returns from the function, the
-        child ends there.
+        Only this process replies. If a function forks a child and the child returns from the function, the
+        child exits there.
         """
         number = request["number"]
         if "load" in request:
@@ -102,7 +104,7 @@ class RequestWorker:
             return
         self._reply(frames.reply(number, frames.WHOLE, {"ready": True}))
         for place, answer in enumerate(self.answers(request)):
-            # Send it at once: the pool already counts the time of the next answer.
+            # Send the reply at once: for the pool, the time of the next answer already runs.
             self._reply(frames.reply(number, place, answer))
 
     def _loaded(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -131,7 +133,7 @@ class RewardWorker(RequestWorker):
         self._scorers[key] = (packed, scorers.build(packed["kind"], packed["settings"]))
 
     def answers(self, request: dict[str, Any]) -> Iterator[Any]:
-        """Yield the verdict on each row."""
+        """Yield the verdict on each row of the request."""
         described, scorer = self._scorers[request["key"]]
         rows = [given_back(dict(zip(request["names"], values, strict=True))) for values in request["rows"]]
         with _memory(described["kind"]):
@@ -164,7 +166,7 @@ class RewardWorker(RequestWorker):
 
 
 def _score(scorer: scorers.Score, row: scorers.Row) -> Any:
-    """Return the verdict on the row; see ``values.verdict``."""
+    """Return the verdict on the row, in the form that ``values.verdict`` returns."""
     try:
         return values.verdict(scorer(**row))
     except BaseException as error:  # a user's function may raise anything, SystemExit included
@@ -175,7 +177,7 @@ def _score(scorer: scorers.Score, row: scorers.Row) -> Any:
 def _memory(kind: str) -> Iterator[None]:
     """Limit the memory that a built-in scorer may allocate inside the context.
 
-    Users' functions are not limited: they may hold a model.
+    Users' functions are not limited here, since they may load a model.
     """
     if kind == "function" or sys.platform != "linux":
         yield
@@ -194,7 +196,8 @@ def _memory(kind: str) -> Iterator[None]:
 
 
 def line_of(error: BaseException, file: str) -> int:
-    """Return the last line of the user's file in the error's traceback."""
+    """Return the line number of the user's file at which the error was raised: the last one in the
+    traceback."""
     if isinstance(error, SyntaxError):
         return error.lineno or 1
     return next(

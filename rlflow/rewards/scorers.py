@@ -1,6 +1,6 @@
-"""Scorers, as a worker process builds them.
+"""Scorers, built in a worker process.
 
-A scorer is a function of named row columns that returns a number, or None for no score.
+A scorer is a function of named row columns. It returns a number, or None for no score.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from rlflow.rewards.values import SCORE
 
 Score = Callable[..., Any]
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-FINAL = "####"  # GSM8K writes it before the final answer
+FINAL = "####"  # GSM8K writes this text before the final answer
 # Does not match a heading such as "#### 2. Check".
 FINAL_NUMBER = re.compile(r"####[ \t]*\$?(-?\d[\d,]*(?:\.\d+)?)\.?[ \t]*$", re.MULTILINE)
-# Words of programs, which do not occur in mathematics.
+# Words of programs, which do not occur in mathematical answers.
 CODE = re.compile(r"__|\b(?:import|lambda|eval|exec|compile|getattr|globals|open|os|sys|subprocess)\b")
-BUILT_IN = ("match", "math", "reasoning_gym")  # kinds that come with rlflow; they score from 0 to 1
+# kinds of scorers that come with rlflow; their scores are from 0 to 1
+BUILT_IN = ("match", "math", "reasoning_gym")
 
 
 def build(kind: str, settings: Mapping[str, Any]) -> Score:
@@ -37,9 +38,9 @@ def build(kind: str, settings: Mapping[str, Any]) -> Score:
 
 
 def match(extract: bool = False) -> Score:
-    """Return the scorer that compares texts: ``exact``.
+    """Return the scorer ``exact``, which compares texts.
 
-    ``extract``: also return the compared answer, for votes.
+    ``extract``: whether the scorer also returns the compared answer, for votes.
     """
     return _with_answer(exact, compared) if extract else exact
 
@@ -47,7 +48,7 @@ def match(extract: bool = False) -> Score:
 def exact(*, completion: str, answer: str) -> float:
     """Return 1.0 if the response's answer equals the correct answer exactly, else 0.0.
 
-    If the correct answer has ``####`` (GSM8K), the numbers after it are compared.
+    If the correct answer contains ``####`` (GSM8K), the numbers after this mark are compared.
     """
     if FINAL in answer:
         return float(_final(answer) == _final(completion))
@@ -55,12 +56,12 @@ def exact(*, completion: str, answer: str) -> float:
 
 
 def compared(*, completion: str, answer: str) -> str:
-    """Return the part of a response that ``exact`` compares; may be empty."""
+    """Return the part of a response that ``exact`` compares; it may be empty."""
     return _final(completion) if FINAL in answer else final_answer(completion)
 
 
 def _with_answer(score: Score, read: Callable[..., str]) -> Score:
-    """Return a scorer that also returns the answer that ``read`` extracts, unless it is empty."""
+    """Return a scorer that also returns the answer extracted by ``read``, unless that answer is empty."""
 
     def both(**row: Any) -> dict[str, Any]:
         answer = read(**row)
@@ -70,7 +71,8 @@ def _with_answer(score: Score, read: Callable[..., str]) -> Score:
 
 
 def final_answer(completion: str) -> str:
-    """Return the text of the last ``<answer>…</answer>`` in a response, else the full response."""
+    """Return the text in the last ``<answer>…</answer>`` of a response, or the full response if it has
+    none."""
     tagged = ANSWER.findall(completion)
     return (tagged[-1] if tagged else completion).strip()
 
@@ -84,8 +86,8 @@ def _final(text: str) -> str:
 def reasoning_gym(task: str, parameters: Mapping[str, Any], extract: bool = False) -> Score:
     """Return the scorer that comes with a reasoning-gym task.
 
-    A scorer that evaluates text only gets plain answers; see ``rlflow.rewards.plain``. ``extract``: also
-    return the answer in the response, for votes.
+    A scorer that evaluates text as code gets only plain answers; see ``rlflow.rewards.plain``. ``extract``:
+    whether it also returns the answer in the response, for votes.
     """
     from rlflow.data.frozen import thawed
 
@@ -105,10 +107,10 @@ Row = Mapping[str, Any]
 def portions(
     kind: str, settings: Mapping[str, Any], rows: Sequence[Row]
 ) -> Iterator[tuple[Sequence[Row], bool]]:
-    """Yield the rows in portions, each with whether to score it in a process that ends afterwards.
+    """Yield (portion of the rows, whether to score it in a child process that ends afterwards).
 
-    This is true for all rows of a scorer that evaluates text, and for rows of ``math`` whose completion
-    contains words of programs.
+    A child process scores all rows of a scorer that evaluates text as code. It also scores the rows of
+    ``math`` whose completion contains words of programs.
     """
     if kind != "math":
         yield rows, kind == "reasoning_gym" and plain.evaluates(settings["task"])
@@ -120,23 +122,23 @@ def portions(
 def math(extract: bool = False) -> Score:
     """Return the scorer that compares mathematical expressions with math-verify.
 
-    ``extract``: also return the expression found in the response, for votes. Raises PlanError if math-verify
-    is not installed.
+    ``extract``: whether it also returns the expression found in the response, for votes. Raises PlanError if
+    math-verify is not installed.
     """
     verifier = require("math_verify", extra="tasks")
     logging.getLogger("math_verify").setLevel(logging.ERROR)
 
     def scored(*, completion: str, answer: str) -> Any:
-        """Return 1.0 if both are the same number, set or expression, else 0.0.
+        """Return 1.0 if response and correct answer are the same number, set or expression, else 0.0.
 
-        Returns None if the correct answer cannot be parsed. In a correct answer with ``####`` (GSM8K), only
-        the text after it counts. In a response, the number after the last ``####`` counts; without such a
-        number, the last box or the last expression.
+        Returns None if the correct answer cannot be parsed. If the correct answer contains ``####`` (GSM8K),
+        only the text after it counts. In a response, the number after the last ``####`` counts; without such
+        a number, the last box or the last expression.
         """
         right = _read(verifier, answer.rpartition(FINAL)[2])
         if not right:
             return None
-        # Text before it may contain dollars, which would be parsed as LaTeX.
+        # The text before it may contain dollar signs, which would be parsed as LaTeX.
         final = FINAL_NUMBER.findall(final_answer(completion))
         claim = (
             _read(verifier, final[-1])
@@ -150,18 +152,19 @@ def math(extract: bool = False) -> Score:
 
 
 def _expression_text(claim: Sequence[Any]) -> str:
-    """Return the expression found in a response as text, or an empty string if that fails.
+    """Return the expression found in a response as text, or an empty string if there is none or it cannot be
+    printed.
 
     Equal expressions give the same text.
     """
     for each in claim:
-        with contextlib.suppress(Exception):  # such as a number of too many digits
+        with contextlib.suppress(Exception):  # raised for example for a number with too many digits
             return str(each)
     return ""
 
 
 def _read(verifier: Any, answer: str) -> Any:
-    """Return an answer parsed by math-verify, also if it is not between dollars or in a box."""
+    """Return an answer parsed by math-verify, even if it is not between dollar signs or in a box."""
     answer = answer.strip()
     marked = "$" in answer or "\\boxed" in answer or "\\(" in answer or "\\[" in answer
     return verifier.parse(answer if marked or not answer else f"\\boxed{{{answer}}}", parsing_timeout=None)
@@ -170,18 +173,18 @@ def _read(verifier: Any, answer: str) -> Any:
 def function(
     file: str, function: str, source: str, module: str = "", later: bool = False, form: str = ""
 ) -> Score:
-    """Return the named function of a user's file.
+    """Return the named function from a user's file.
 
-    It is loaded from ``source``, the text that the run read at its start. If the file is part of a package,
-    it is imported as ``module``. ``later``: whether the function is async. ``form``: the project whose form
-    it has.
+    The file is loaded from ``source``, its text as the run read it at its start. If the file is part of a
+    package, it is imported as ``module``. ``later``: whether the function is async. ``form``: the project for
+    which the function was written; empty for rlflow.
     """
     scorer: Score = getattr(user_module(file, source, module), function)
     return by_row(scorer) if form == VERL.project else scorer
 
 
 def user_module(file: str, source: str, module: str = "") -> types.ModuleType:
-    """Return a user's file as a module, built from its text.
+    """Return a user's file as a module, executed from its text ``source``.
 
     If the file is part of a package, it is imported as ``module``.
     """

@@ -12,7 +12,8 @@ from rlflow.errors import Place, PlanError, listed, nearest
 from rlflow.rewards.forms import Form, form_of
 
 Def = ast.FunctionDef | ast.AsyncFunctionDef
-# In CPython 3.11 all parsers share one depth counter: two threads that parse at once may get a SystemError.
+# In CPython 3.11 all parsers share one depth counter, so that two threads that parse at once may get a
+# SystemError.
 _PARSING = threading.Lock()
 
 
@@ -23,16 +24,16 @@ class Reads:
     required: tuple[str, ...]  # names without a default
     optional: tuple[str, ...]  # names with a default
     place: Place  # where the function is defined
-    rest: bool = False  # whether it has **kwargs, which take all fields of the data
+    rest: bool = False  # whether it has **kwargs, which receives all data fields
     # The other project's form, if the function has one; None if its parameters name columns.
     form: Form | None = None
     later: bool = False  # whether it is async, so that one process can score rows concurrently
 
 
 def reads(file: str, function: str) -> Reads:
-    """Return the parameters of a top-level function of a file.
+    """Return the parameters of a top-level function in a file.
 
-    Raises PlanError if the file cannot be read, does not define the function, or the function cannot be a
+    Raises PlanError if the file cannot be read, does not define the function, or if the function cannot be a
     reward.
     """
     functions = {node.name: node for node in _functions(tree(file).body)}
@@ -50,9 +51,9 @@ def reads(file: str, function: str) -> Reads:
 
 
 def source(file: str, what: str = "reward") -> str:
-    """Return the text of a reward's file, or of another user file named ``what`` in messages.
+    """Return the text of a reward's file, or of another user file.
 
-    Raises PlanError if it cannot be read.
+    ``what``: the name for the file in messages. Raises PlanError if it cannot be read.
     """
     path = Path(file)
     if not path.is_file():
@@ -73,15 +74,16 @@ def source(file: str, what: str = "reward") -> str:
 
 
 def functions(file: str) -> list[str]:
-    """Return the names of the top-level functions of a file.
+    """Return the names of the top-level functions in a file.
 
-    Raises PlanError if it cannot be read or parsed.
+    Raises PlanError if the file cannot be read or parsed.
     """
     return [node.name for node in _functions(tree(file).body)]
 
 
 def tree(file: str, what: str = "reward") -> ast.Module:
-    """Return the parsed text of a user's file. Raises PlanError if it cannot be read or is not Python."""
+    """Return the syntax tree of a user's file. Raises PlanError if the file cannot be read or is not
+    Python."""
     try:
         with _PARSING:
             return ast.parse(source(file, what), file)
@@ -93,7 +95,7 @@ def tree(file: str, what: str = "reward") -> ast.Module:
 
 
 def _functions(body: list[ast.stmt]) -> Iterator[Def]:
-    """Yield the functions that a module's body defines, also under ``if`` and ``try``."""
+    """Yield the functions that a module's body defines, including those under ``if`` and ``try``."""
     for node in body:
         if isinstance(node, Def):
             yield node

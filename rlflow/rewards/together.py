@@ -12,9 +12,9 @@ from rlflow.rewards import values
 
 
 class SideBySide:
-    """An event loop that lives as long as its process.
+    """An event loop that stays open for the lifetime of its process.
 
-    Objects that user code keeps between calls, such as connections, stay usable.
+    Objects that user code keeps between calls, such as connections, therefore stay usable.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,8 @@ class SideBySide:
             self._runner.close()
 
     def results(self, waiting: Sequence[Coroutine[Any, Any, Any]]) -> Iterator[Any]:
-        """Yield each coroutine's result in order, as soon as it and all earlier ones are finished."""
+        """Yield the result of each coroutine in order, as soon as this coroutine and all earlier ones are
+        finished."""
         self._runner = self._runner or asyncio.Runner()
         loop = self._runner.get_loop()
         tasks = [loop.create_task(each) for each in waiting]
@@ -36,14 +37,15 @@ class SideBySide:
         finally:
             for task in tasks:
                 task.cancel()
-            # In a child that the user's code forked while the loop was running, the loop cannot run.
+            # The loop cannot run in a child that user code has forked while the loop was running.
             with contextlib.suppress(RuntimeError):
                 loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
     def scores(self, function: Callable[..., Any], rows: Sequence[Any], timeout: float) -> Iterator[Any]:
-        """Yield the verdict on each row, in the order of ``results``.
+        """Yield the verdict on each row, in order.
 
-        A row that takes longer than ``timeout`` seconds is cancelled, and its score is missing.
+        If scoring a row takes longer than ``timeout`` seconds, its call is cancelled and its score is
+        missing.
         """
         return self.results([_score(function, row, timeout) for row in rows])
 

@@ -1,6 +1,6 @@
 """Convert a reward function's return value to the message about its row, and collect the scores of a request.
 
-The message is a number, a number with further numbers and an answer, or the cause of a missing score.
+The message is a number; a number with further numbers and an answer; or the cause of a missing score.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ SCORE = "score"  # the key of the score in a returned dictionary
 # The key of the answer extracted from the response in a returned dictionary, as in verl.
 ANSWER = "pred"
 LONGEST = 1000  # most characters of an answer in a message
-OTHERS = 32  # most further numbers of a row that are logged
+OTHERS = 32  # most further numbers that are logged for a row
 NOT_HELD = "too large for float32: scale it down"
 RETURNED = "the function returned"
 LARGEST = 3.4028234663852886e38  # the largest float32; scores are stored as float32
-# Causes that concern the returned value, so that their message contains no line of the function.
+# Causes that concern the returned value. Their messages contain no line of the function, since no line
+# raised.
 OF_VALUES = ("none", "nan", "type", "overflow")
 _PRINTED: set[str] = set()  # the lines of users' files whose tracebacks this process has printed
-KEY = re.compile(r"[\w.@/-]{1,64}")  # valid keys of further numbers; others are skipped
+KEY = re.compile(r"[\w.@/-]{1,64}")  # valid keys of further numbers; entries with other keys are skipped
 
 
 @dataclass
@@ -54,11 +55,11 @@ class Results:
 
 
 def verdict(value: Any, source: str = RETURNED) -> Any:
-    """Convert a reward's return value for a row.
+    """Convert the value that a reward returned for a row.
 
-    Returns a finite float, or [cause, message] if there is no score. For a dictionary with more than its
-    score, returns {"score": float, "others": {key: float}, "answer": text}; "others" and "answer" are
-    optional. ``source``: see ``number``.
+    Returns a finite float, or [cause, message] if there is no score. If the value is a dictionary with more
+    than a score, returns {"score": float, "others": {key: float}, "answer": text}, of which "others" and
+    "answer" are optional. ``source``: see ``number``.
     """
     if not isinstance(value, Mapping):
         return number(value, source)
@@ -71,12 +72,13 @@ def verdict(value: Any, source: str = RETURNED) -> Any:
 
 
 def _answer(value: Any) -> str | None:
-    """Return an answer as text, for counting votes; None for an empty text or another type."""
+    """Return an extracted answer as text, so that votes can be counted; None for an empty text or another
+    type."""
     return str(value)[:LONGEST] or None if isinstance(value, str | numbers.Real) else None
 
 
 def _others(value: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
-    """Yield the finite numbers of a dictionary except its score, at most OTHERS."""
+    """Yield (key, value) for the finite numbers in a dictionary except its score, at most OTHERS of them."""
     count = 0
     for key, other in value.items():
         if (
@@ -92,9 +94,9 @@ def _others(value: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
 
 
 def number(value: Any, source: str = RETURNED) -> Any:
-    """Return the value as a finite float, or [cause, message] if it is not one.
+    """Return the value as a finite float, or [cause, message] if it cannot be one.
 
-    ``source``: the beginning of the message, which names where the value comes from.
+    ``source``: the beginning of the message, which says where the value comes from.
     """
     if value is None:
         return ["none", f"{source} None"]
@@ -115,7 +117,8 @@ def number(value: Any, source: str = RETURNED) -> Any:
 
 
 def _instead(value: Any) -> str:
-    """Return advice for a function that returns a dictionary, list or coroutine."""
+    """Return advice to append to the message about a dictionary, list or coroutine; empty for other
+    values."""
     if isinstance(value, Mapping):
         keys = [repr(name) for name, score in value.items() if isinstance(score, numbers.Real)]
         return f": use the key '{SCORE}' for the score instead of {keys[0]}" if keys else ""
@@ -125,10 +128,11 @@ def _instead(value: Any) -> str:
 
 
 def raised(error: BaseException) -> list[str]:
-    """Return [cause, message] for a row whose function raised: the error's text with its place, shortened.
+    """Return [cause, message] for a row whose function raised. The message is the error's text with its
+    place, shortened.
 
-    The full traceback is printed once for each raising line of the user's file; the run folder keeps what
-    rewards print.
+    For each line of the user's file that raises, the full traceback is printed once. The run folder keeps
+    everything that rewards print.
     """
     place = own_place(error) if own_lines(error) else ""
     if place and place not in _PRINTED:
@@ -150,5 +154,5 @@ def message(error: BaseException) -> str:
 
 
 def _callers(lines: Sequence[str]) -> str:
-    """Return the user's lines that called the raising one, the nearest first."""
+    """Return the lines of the user's files that led to the raising line, the nearest caller first."""
     return f"; called by {', '.join(lines[1:])}" if lines[1:] else ""

@@ -1,6 +1,6 @@
 """Check that a reward model has the policy's tokenizer.
 
-Rows go from the policy to the reward model as token ids and are never encoded again.
+Rows are passed from the policy to the reward model as token ids, and are not encoded again.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ FILE = "tokenizer.json"
 
 
 def check_same(reward: Path, model: Path) -> None:
-    """Raise PlanError if the tokenizers of a reward model and a policy give a text different ids.
+    """Raise PlanError if the tokenizers of a reward model and a policy give different ids for the same text.
 
-    Compares the tokenizer.json of both folders, if both have one.
+    Compares the tokenizer.json in both folders. Does nothing if a folder does not have one.
     """
     if reward.resolve() == model.resolve() or not ((reward / FILE).is_file() and (model / FILE).is_file()):
         return
@@ -33,7 +33,7 @@ def check_same(reward: Path, model: Path) -> None:
 
 
 def _ids(file: Path) -> tuple[Any, Any]:
-    """Return (vocabulary, added tokens) of a tokenizer.json. Together they determine the ids of a text."""
+    """Return (vocabulary, added tokens) from a tokenizer.json. Together they determine the ids for a text."""
     content = json.loads(file.read_text("utf-8"))
     added = {token["id"]: token["content"] for token in content.get("added_tokens") or ()}
     return (content.get("model") or {}).get("vocab") or {}, added

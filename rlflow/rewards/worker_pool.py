@@ -1,6 +1,6 @@
-"""Run worker processes in a pool: send requests with deadlines, read output, kill and restart processes.
+"""Run worker processes in a pool: send requests with deadlines, read output, and kill and restart processes.
 
-A kill also ends the children of a process.
+Killing a process also ends its children.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from rlflow.rewards.confinement import MARK, STRICT, Confinement
 
 TAIL = 4096  # last bytes of a worker's output that are kept
 START = 120.0  # seconds for a worker to start, load its object and take a request
-GRACE = 1.0  # seconds after a deadline until a process with concurrent requests is killed
-TRIES = 3  # workers in a row that may end while they load, or before they take a request
+GRACE = 1.0  # after a deadline, seconds until a process with concurrent requests is killed
+TRIES = 3  # how many workers in a row may end while they load or before they take a request
 
 OnOutput = Callable[[bytes], object]
 Job = TypeVar("Job")
@@ -47,22 +47,24 @@ class RewardLate(Exception):
 
 
 class Idle(Exception):
-    """A worker process ended before it took its request, so that no part of the request is at fault."""
+    """A worker process ended before it took its request. Therefore no part of the request can be the
+    cause."""
 
 
 def in_worker() -> bool:
     """Whether this process is a reward worker.
 
-    A user's file that starts a run when it is loaded must not start one in a worker.
+    A user's file may start a run when it is loaded. In a worker, which also loads the file, it must not do
+    so.
     """
     return MARK in os.environ
 
 
 class WorkerProcess:
-    """A running worker in a private folder, for built-in scorers or for users' rewards.
+    """A running worker process with a private folder, for built-in scorers or for users' rewards.
 
-    The thread that creates it must live as long as the worker: on Linux the kernel kills the worker when that
-    thread ends. ``on_output``: called with the worker's output.
+    The thread that creates the object must not end before the worker: on Linux, the kernel kills the worker
+    when that thread ends. ``on_output``: called with the worker's output.
     """
 
     def __init__(
@@ -126,7 +128,8 @@ class WorkerProcess:
     def send(self, message: dict[str, Any], seconds: float) -> None:
         """Send a request.
 
-        Raises Died if the process has ended, RewardLate if it does not take the complete message in time.
+        Raises Died if the process has ended, and RewardLate if the process does not take the complete message
+        within ``seconds``.
         """
         self._number += 1
         unsent, until = (
@@ -145,9 +148,9 @@ class WorkerProcess:
             self._events.unregister(self._requests)
 
     def receive(self, seconds: float, place: int = frames.WHOLE) -> Any:
-        """Return the reply to the last request, or to its row at ``place``.
+        """Return the reply to the last request, or the reply for the request's row at ``place``.
 
-        Raises RewardLate after ``seconds``. Raises Died if the process has ended, or if user code has broken
+        Raises RewardLate after ``seconds``. Raises Died if the process has ended, or if user code has damaged
         the stream or replied for another row.
         """
         until = Deadline(seconds, self._clock)
@@ -156,7 +159,7 @@ class WorkerProcess:
                 self._wait(until)
             number, replied_place, reply = frames.unpacked(body)
             if self._output in self._events.get_map():
-                # Read the output printed before the reply, since nobody may read it later.
+                # Read the output that was printed before the reply now, because it might not be read later.
                 self._take(self._output)
         except (ValueError, TypeError) as error:
             raise Died(f"the process sent an invalid reply: {error}") from None
@@ -165,7 +168,7 @@ class WorkerProcess:
         return reply
 
     def _wait(self, until: Deadline) -> None:
-        """Wait until the deadline for data from the process, and read it.
+        """Wait for data from the process until the deadline, and read it.
 
         Checks once more after the deadline.
         """
@@ -193,7 +196,7 @@ class WorkerProcess:
             raise Died(self._last_words())
 
     def _last_words(self) -> str:
-        """Return a text that states how the process ended, with the end of its output."""
+        """Return a text on how the process ended, with the end of its output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.child.wait(0.5)
         code = self.child.returncode
@@ -212,18 +215,19 @@ class WorkerProcess:
         return f"the process {ending}" + (f"; it last printed: {printed[-500:]}" if printed else "")
 
     def signal_group(self) -> None:
-        """Kill the process and its process group; callable from any thread.
+        """Kill the process and its process group. Any thread may call this.
 
-        Descendants that have left the group are ended by ``kill``.
+        Descendants that have left the group are killed by ``kill``.
         """
         self.child.note_descendants()
         self.child.signal_group()
 
     def kill(self) -> None:
-        """Kill the process and all its descendants, also in other sessions, and wait until it has ended."""
+        """Kill the process and all its descendants, including those in other sessions, and wait until the
+        process has ended."""
         self.child.note_descendants()
         self.child.end()
-        with contextlib.suppress(BlockingIOError, OSError):  # output after the last reply
+        with contextlib.suppress(BlockingIOError, OSError):  # read the output that came after the last reply
             self._hear(os.read(self._output, 1 << 16))
         self._events.close()
         os.close(self._replies)
@@ -235,17 +239,17 @@ class WorkerProcess:
 
 @dataclass(frozen=True)
 class Load:
-    """The object that a process loads before it takes a request."""
+    """An object that a process must load before it can take a request."""
 
-    key: str  # by which a process recognises an object that it has loaded
+    key: str  # name by which a process recognises an object that it has loaded
     packed: Mapping[str, Any]  # plain values from which the worker builds it
     file: str  # the user's file; empty if there is none
     built_in: bool  # whether it comes with rlflow; such objects have their own processes
-    rule: str  # rule of the error if it cannot be loaded
-    name: str  # in messages
+    rule: str  # code of the error if the object cannot be loaded
+    name: str  # name of the object in messages
 
     def cannot(self, reply: Mapping[str, Any]) -> PlanError:
-        """Return the error for a worker's reply that it cannot load this object."""
+        """Return the error for this object from a worker's reply that it could not be loaded."""
         return PlanError.of(
             self.rule,
             f"the {self.name} cannot be loaded: {reply['failed']}",
@@ -255,11 +259,11 @@ class Load:
 
 
 class WorkerPool(Generic[Job]):
-    """Slots with worker processes, which start with the first job and end with the pool.
+    """Slots with worker processes. Processes start with the first job, and end when the pool is closed.
 
-    Several threads may use it at once. ``name``: name of its threads. ``closed``: message of the error for a
-    closed pool. ``program``: the module that processes run. ``confinement``: the rights of users' code.
-    ``clock``: returns the seconds used for deadlines.
+    Several threads may use the pool at once. ``name``: name for its threads. ``closed``: message of the error
+    for a closed pool. ``program``: the module that processes run. ``confinement``: the permissions of users'
+    code. ``clock``: returns the seconds used for deadlines.
     """
 
     def __init__(
@@ -276,11 +280,12 @@ class WorkerPool(Generic[Job]):
         self.program, self.confinement, self.clock = program, confinement, clock
         self.slots: list[Slot[Job]] = []
         self.closed = threading.Event()
-        self.lock = threading.Lock()  # held while slots and jobs start, so that none starts after the end
+        # held while slots and jobs start, so that none starts after the pool is closed
+        self.lock = threading.Lock()
         self._message = closed
 
     def begin(self, slot: Slot[Job]) -> None:
-        """Start a slot. The caller holds the lock. Raises RuntimeError for a closed pool."""
+        """Start a slot. The caller must hold ``lock``. Raises RuntimeError for a closed pool."""
         self.check_open()
         if not self.slots:
             atexit.register(self.close)
@@ -318,17 +323,18 @@ class Slot(threading.Thread, Generic[Job]):
     """A thread that runs jobs with up to two worker processes: one for users' code, one for built-in scorers.
 
     It starts the processes, sends them requests, kills them at a deadline and restarts them. Subclasses
-    define how jobs are done.
+    define how a job is done.
     """
 
     def __init__(self, pool: WorkerPool[Job], jobs: queue.SimpleQueue[Job | None]) -> None:
         super().__init__(name=pool.name, daemon=True)
         self.pool, self.jobs = pool, jobs
-        self.processes: dict[bool, WorkerProcess] = {}  # key: whether the process is for built-in scorers
+        # True → the process for built-in scorers; False → the process for users' code
+        self.processes: dict[bool, WorkerProcess] = {}
         self._guard = threading.Lock()
 
     def do(self, job: Job) -> None:
-        """Run a job. An exception goes to ``fail``."""
+        """Run a job. An exception that it raises is passed to ``fail``."""
         raise NotImplementedError
 
     def fail(self, job: Job, error: BaseException) -> None:
@@ -346,7 +352,7 @@ class Slot(threading.Thread, Generic[Job]):
             self.kill(built_in)
 
     def stop(self) -> None:
-        """Kill the slot's processes, and let the thread end. Called from another thread."""
+        """Kill the slot's processes, and let the thread end. Another thread calls this."""
         with self._guard:
             for process in self.processes.values():
                 process.signal_group()
@@ -358,8 +364,8 @@ class Slot(threading.Thread, Generic[Job]):
         """Send a request, and yield its replies as they arrive, each converted by the next of ``checks``.
 
         Each reply must arrive within ``seconds``. Raises Idle if the process ends before it takes the
-        request, and Died or RewardLate if it ends or is late after that. Raises PlanError for an object that
-        cannot be loaded, and RuntimeError for a closed pool.
+        request; later, Died if it ends and RewardLate if it misses a deadline. Raises PlanError for an object
+        that cannot be loaded, and RuntimeError for a closed pool.
         """
         try:
             process = self._ready(load)
@@ -376,14 +382,15 @@ class Slot(threading.Thread, Generic[Job]):
             raise
 
     def kill(self, built_in: bool) -> None:
-        """Kill a process. The next request starts another one."""
+        """Kill the process for built-in scorers, or the one for users' code. The next request starts a new
+        process."""
         with self._guard:
             process = self.processes.pop(built_in, None)
         if process is not None:
             process.kill()
 
     def _ready(self, load: Load) -> WorkerProcess:
-        """Return the slot's process after it has loaded the object."""
+        """Return the slot's process once it has loaded the object."""
         pool = self.pool
         with self._guard:
             pool.check_open()
@@ -410,7 +417,7 @@ class Slot(threading.Thread, Generic[Job]):
 
 
 def _own_folder() -> str:
-    """Create an empty folder that only this user can read.
+    """Create an empty folder that only this user can read, and return its path.
 
     If this process is killed, the run's watchdog removes the folder, which it recognises by its name.
     """

@@ -1,5 +1,5 @@
-"""Divides the GPUs of this machine between a run and its services: each service gets its own GPUs, the run
-gets the others."""
+"""Divide the GPUs of this machine between a run and its services: each service gets its own GPUs, and the run
+gets the rest."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible(count: int) -> list[str]:
-    """The names of the GPUs that this process may use: those in CUDA_VISIBLE_DEVICES, or all ``count`` of the
-    machine."""
+    """Return the names of the GPUs that this process may use: those in CUDA_VISIBLE_DEVICES, or without that
+    variable all ``count`` GPUs of the machine."""
     named = os.environ.get(VISIBLE)
     return (
         [name.strip() for name in named.split(",") if name.strip()]
@@ -26,8 +26,9 @@ def visible(count: int) -> list[str]:
 def share(
     services: Iterable[Service], there: Sequence[str]
 ) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
-    """(service → its GPUs, remaining GPUs for the run). Services get GPUs from the end of ``there``, since a
-    run uses the first ones. Raises PlanError if there are too few."""
+    """Return (service name → its GPUs, the remaining GPUs for the run). ``there``: all available GPUs.
+    Services get GPUs from the end of the list, since a run uses the first ones. Raises PlanError if there are
+    too few."""
     left, shares = tuple(there), dict[str, tuple[str, ...]]()
     for each in services:
         if each.gpus > len(left):

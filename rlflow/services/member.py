@@ -1,5 +1,5 @@
-"""One supervised process of a service: a thread checks whether it is alive and answers, and restarts it if
-not."""
+"""A supervised process of a service. A thread checks whether the process is alive and answers, and otherwise
+restarts it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rlflow.services.probe import unhealthy
 from rlflow.services.recipes import Recipe
 from rlflow.services.service_process import ServiceProcess, ending
 
-PAUSES = (0.0, 1.0, 5.0)  # seconds before each restart; their number is the most restarts of a process
-LOOK = 0.1  # seconds between health checks until a service serves
-PROBE = 2.0  # seconds between health checks afterwards
+PAUSES = (0.0, 1.0, 5.0)  # seconds before each restart; a process is restarted at most this many times
+LOOK = 0.1  # seconds between health checks while a service starts
+PROBE = 2.0  # seconds between health checks once the service serves
 IDLE = 0.02  # share of a processor; a silent process that uses less counts as idle
 
 Note = Callable[[str], object]
 
 
 class Member:
-    """Starts a process, waits until it is healthy and keeps it running. ``changed`` is called when its state
-    changes, from several threads."""
+    """Starts a process, waits until it is healthy and keeps it running. ``changed`` is called when the
+    process's state changes, from several threads."""
 
     def __init__(
         self, recipe: Recipe, log: Path, run: str, note: Note, changed: Callable[[], object]
@@ -35,7 +35,7 @@ class Member:
         self.until = 0.0  # during a restart: the time by which it must serve again, on the monotonic clock
         self.process: ServiceProcess | None = None
         self._closing, self.over = threading.Event(), False
-        self._lock = threading.Lock()  # around starts, so that nothing is started after the end
+        self._lock = threading.Lock()  # held around starts, so that nothing is started after the end
         self._thread = threading.Thread(target=self._keep, name=f"service {recipe.name}", daemon=True)
 
     def start(self) -> None:
@@ -46,7 +46,8 @@ class Member:
                 self.starts += 1
 
     def wait_until_serving(self) -> str:
-        """Wait until the process serves. Returns why it does not, or an empty text if it does."""
+        """Wait until the process serves. Returns an empty text if it does, else the reason why it does
+        not."""
         process = self.process
         assert process is not None
         limit, why = process.began + self.recipe.wait, ""
@@ -61,12 +62,12 @@ class Member:
                 return f"{why}, {self.recipe.wait:g} s after its start"
 
     def keep(self) -> None:
-        """Supervise the process from now on. Call this once it serves."""
+        """Supervise the process from now on in a thread. Call this once the process serves."""
         self._is("serving")
         self._thread.start()
 
     def move_log(self, folder: Path) -> None:
-        """Move the log file, to which the process keeps writing, into a folder of the same file system.
+        """Move the log file into a folder on the same file system. The process keeps writing to the file.
         Raises OSError."""
         with self._lock:
             endings = itertools.chain([""], (f".{again}" for again in itertools.count(2)))
@@ -84,7 +85,7 @@ class Member:
                 self.process.ask_to_end()
 
     def end(self, seconds: float) -> None:
-        """End the process within ``seconds``; kill it if it does not end by itself."""
+        """Let the process end by itself within ``seconds``; kill it if it does not."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(seconds + PROBE)
@@ -113,7 +114,7 @@ class Member:
             )
             if self._closing.wait(pause):
                 return
-            # if the command no longer exists, the dead process stays the last one
+            # if the command no longer exists, the dead process stays in ``process``
             with contextlib.suppress(OSError):
                 self.start()
         why = self._wait_for_failure()
@@ -125,15 +126,15 @@ class Member:
             )
 
     def _wait_for_failure(self) -> str:
-        """Wait for the end of the process, or kill it after it was silent and idle for too long. Returns what
-        happened."""
+        """Wait until the process ends, or kill it if it is silent and idle for too long. Returns what
+        happened; empty if the service was closed."""
         process = self.process
         assert process is not None
         silence = Silence(self.recipe.wait, process.worked)
         while not self._closing.is_set():
             code = process.ended_within(PROBE if self.state == "serving" else LOOK)
             if code is not None:
-                process.end()  # its child processes may still run and use its port
+                process.end()  # child processes of the dead process may still run and use its port
                 return ending(code)
             why = unhealthy(self.recipe.url, self.recipe.health, PROBE)
             self._is("silent" if why and self.state != "starting" else "starting" if why else "serving")
@@ -144,8 +145,8 @@ class Member:
 
 
 class Silence:
-    """Measures how long a process has neither answered nor computed. Time in which this process could not
-    check does not count."""
+    """Measures for how long a process has neither answered nor computed. Does not count time in which this
+    process itself could not check."""
 
     def __init__(
         self, most: float, worked: Callable[[], float], clock: Callable[[], float] = time.monotonic
@@ -156,7 +157,8 @@ class Silence:
         self._idle, self._looked, self._used = 0.0, clock(), worked()
 
     def lasts(self, silent: bool) -> bool:
-        """Record the result of a health check, and return whether the silence has lasted too long."""
+        """Record whether the process was ``silent`` at a health check. Returns whether the silence has lasted
+        too long."""
         now, used = self._clock(), self._worked()
         elapsed = min(now - self._looked, 3 * PROBE)
         busy = used - self._used > IDLE * elapsed

@@ -9,7 +9,7 @@ from rlflow.processes.addresses import Address
 from rlflow.processes.declare import PORT, Service
 from rlflow.services.gpus import VISIBLE
 
-# variables from which libraries read their number of threads
+# variables that set the number of threads in libraries
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -17,13 +17,14 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 class Recipe:
     """The command, address and environment from which the process of a service is started."""
 
-    name: str  # of the service
+    name: str  # name of the service
     command: Sequence[str]
-    url: str  # at which it must listen
-    health: str  # its health path, or an empty text
-    wait: float  # most seconds until it serves, and most seconds of silence without work
-    delay: float  # seconds for which it keeps running after a successful run
-    variables: Mapping[str, str]  # of its environment, in addition to the run's
+    url: str  # the URL at which the process must listen
+    health: str  # the health path of the service, or an empty text
+    # most seconds until the process serves; later, most seconds for which it may be silent and idle
+    wait: float
+    delay: float  # seconds for which the process keeps running after a successful run
+    variables: Mapping[str, str]  # variables of its environment, in addition to the run's
 
 
 def recipe(
@@ -33,8 +34,8 @@ def recipe(
     gpus: Sequence[str],
     variables: Mapping[str, str],
 ) -> Recipe:
-    """The recipe of a service. ``urls``: of all services, by name; ``gpus``: of its process; ``variables``:
-    the URLs of all services as environment variables."""
+    """Return the recipe for a service. ``urls``: service name → URL, for all services; ``gpus``: GPUs of the
+    process; ``variables``: environment variables with the URLs of all services."""
     own = {VISIBLE: ",".join(gpus), PORT: str(place.port)}
     threads = dict.fromkeys(THREADS, str(service.cpus)) if service.cpus else {}
     return Recipe(

@@ -39,9 +39,9 @@ class Services:
         run: str,
         note: Note = lambda text: None,
     ) -> None:
-        """places: service → its address; logs: the folder for their output, which this creates and removes at
-        the end unless ``settle`` has moved its content; run: the name of the run in the tag of its
-        processes."""
+        """``places``: service name → its address. ``logs``: the folder for the output of services; it is
+        created here, and removed at the end unless ``settle`` has moved its content. ``run``: the run's name
+        in the tag of its processes."""
         self.services, self._places, self._logs, self._note = tuple(services), places, logs, note
         self._lock, self._closing = threading.Lock(), threading.Event()
         self._folder: Path | None = None  # the run's folder, once it exists
@@ -68,12 +68,13 @@ class Services:
 
     @property
     def away(self) -> float:
-        """The most seconds for which any service may be away: all restarts of all processes together."""
+        """Return the most seconds for which services may be unavailable: the time of all restarts of all
+        processes."""
         return sum(pause + member.recipe.wait for member in self.members for pause in PAUSES)
 
     def start(self) -> None:
-        """Start all processes, and set the variables in which rewards and environments find them. Raises
-        PlanError, and ends all processes, if a command cannot be started."""
+        """Start all processes, and set the environment variables in which rewards and environments find their
+        URLs. If a command cannot be started, ends all processes and raises PlanError."""
         os.environ.update(self._variables)
         try:
             if self.members:
@@ -85,14 +86,15 @@ class Services:
             raise
 
     def ready(self) -> None:
-        """Wait until all services serve, and supervise them from then on. Raises PlanError with each service
-        that does not serve within its ``wait``."""
+        """Wait until all services serve, and supervise them from then on. Raises one PlanError with all
+        services that do not serve within their ``wait``."""
         PlanError.refuse([*filter(None, map(_unready, self.members)), *_external_problems(self.services)])
         for member in self.members:
             member.keep()
 
     def settle(self, folder: Path) -> None:
-        """Move the output of the services into the run's folder, and record them there from now on."""
+        """Move the output of the services into the run's folder, and record their state in that folder from
+        now on."""
         own = folder / served.FOLDER
         try:
             for member in self.members:
@@ -104,7 +106,8 @@ class Services:
         self._show()
 
     def close(self, ended_well: bool = False) -> None:
-        """End all started processes: after a successful run each after its ``delay``, else at once."""
+        """End all started processes. If the run ``ended_well``, each process continues for its ``delay``
+        first."""
         waited = 0.0
         try:
             for delay in sorted({member.recipe.delay for member in self.members}) if ended_well else ():
@@ -128,8 +131,8 @@ class Services:
             shutil.rmtree(self._logs, ignore_errors=True)
 
     def _changed(self) -> None:
-        """Update the list of unavailable services for clients, and services.json."""
-        # without the file, a request only waits until its own deadline
+        """Update the file that tells clients of unavailable services, and services.json."""
+        # without this file, a request does not wait beyond its own deadline
         with self._lock, contextlib.suppress(OSError):
             self._outages.last_until(
                 max((member.until for member in self.members if member.state == "starting"), default=0.0)
@@ -137,7 +140,7 @@ class Services:
         self._show()
 
     def _show(self) -> None:
-        """Write services.json into the run's folder. A full disk does not end a service."""
+        """Write services.json into the run's folder. If the disk is full, the services continue."""
         with self._lock:
             if self._folder is None or not self.services:
                 return
@@ -183,7 +186,7 @@ def _start(member: Member) -> None:
 
 
 def _unready(member: Member) -> Problem | None:
-    """The problem of a started service that does not serve; None if it does."""
+    """Return the problem of a service that the run has started and that does not serve; None if it serves."""
     why = member.wait_until_serving()
     if not why:
         return None
@@ -202,12 +205,13 @@ def _unready(member: Member) -> Problem | None:
 
 
 def _sign(url: str, health: str) -> str:
-    """A text on how rlflow recognises that a service serves."""
+    """Return a text on how rlflow recognises that a service serves."""
     return f"status 200 from {url}{health}" if health else f"a connection at {url}"
 
 
 def _external_problems(services: Iterable[Service]) -> Iterator[Problem]:
-    """Wait for each service that the run does not start; yields the problems of those that do not serve."""
+    """Wait for each service that the run does not start. Yields a problem for each of them that does not
+    serve."""
     for each in services:
         if each.external and (why := _wait_for_external(each)):
             yield Problem(
@@ -220,7 +224,8 @@ def _external_problems(services: Iterable[Service]) -> Iterator[Problem]:
 
 
 def _wait_for_external(service: Service) -> str:
-    """Why a service does not serve within its ``wait``; empty if it does."""
+    """Wait until a service serves. Returns an empty text, or the reason if it does not serve within its
+    ``wait``."""
     limit, turn = time.monotonic() + service.wait, threading.Event()
     while why := unhealthy(service.run.rstrip("/"), service.health, PROBE):
         if time.monotonic() > limit:
@@ -230,7 +235,7 @@ def _wait_for_external(service: Service) -> str:
 
 
 def _end(members: Iterable[Member]) -> None:
-    """Ask all processes to end at the same time, then kill those that do not."""
+    """Ask all processes to end at the same time, then kill those that do not end."""
     there = [member for member in members if not member.over]
     for member in there:
         member.ask_to_end()

@@ -24,19 +24,20 @@ from rlflow.processes.children import Child
 from rlflow.processes.watchdog import process_tag
 
 GRACE = 5.0  # seconds between the request to end and the kill
-LINES = 12  # last lines of a service's output in a message
+LINES = 12  # last lines of a service's output that a message shows
 BEGUN = "--- "  # prefix of the line that each start writes into the file
-LONGEST = 1 << 16  # bytes after which a line of its output is split
-OUTPUT_SECONDS = 1.0  # most seconds to wait for the rest of its output after it has ended
-TAIL = 8192  # last bytes of its output that are searched for these lines
+LONGEST = 1 << 16  # most bytes of a line of the output; longer lines are split
+OUTPUT_SECONDS = 1.0  # most seconds to wait for the rest of the output after the process has ended
+TAIL = 8192  # last bytes of the output in which these lines are searched
 
 
 class ServiceProcess:
     """A running process of a service."""
 
     def __init__(self, command: Sequence[str], log: Path, variables: Mapping[str, str], run: str) -> None:
-        """``variables``: of the environment, in addition to this process's; ``run``: the name of the run in
-        the process tag. Raises OSError if the command cannot be started."""
+        """Start the process. ``log``: the file for its output; ``variables``: environment variables in
+        addition to this process's; ``run``: the run's name in the process tag. Raises OSError if the command
+        cannot be started."""
         mark = secrets.token_hex(8)
         self.began = time.monotonic()
         with contextlib.ExitStack() as opened:
@@ -63,28 +64,29 @@ class ServiceProcess:
         return self.child.pid
 
     def ended_within(self, seconds: float) -> int | None:
-        """The exit code (negative: a signal's number) if the process ends within ``seconds``; None if it does
-        not."""
+        """Return the exit code if the process ends within ``seconds``, else None. After a signal, the code is
+        the negative number of the signal."""
         try:
             code = self.child.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
-        self._output.join(OUTPUT_SECONDS)  # a child process may still hold the output, so wait only briefly
+        self._output.join(OUTPUT_SECONDS)  # a child process may keep the output open, so wait only briefly
         return code
 
     def ask_to_end(self) -> None:
-        """Send SIGTERM to the process and its group; a stopped process is continued so that it receives the
+        """Send SIGTERM to the process and its group. A stopped process is continued so that it receives the
         signal."""
         self.child.signal_group(signal.SIGTERM)
         self.child.signal_group(signal.SIGCONT)
 
     def end(self, seconds: float = 0.0) -> None:
-        """Wait ``seconds`` for the end of the process, then kill it and all its child processes."""
+        """Wait up to ``seconds`` for the process to end, then kill it and all its child processes."""
         self.ended_within(seconds)
         self.child.end()
 
     def worked(self) -> float:
-        """The processor seconds that the process and its children have used; 0 if it has ended."""
+        """Return the processor seconds that the process and its children have used; 0 if the process has
+        ended."""
         total = 0.0
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(self.pid)
@@ -96,8 +98,8 @@ class ServiceProcess:
 
 
 def _keep(output: IO[bytes], file: IO[bytes]) -> None:
-    """Write the output of a process into a file, line by line with secrets masked, until its output is
-    closed. A full disk loses lines but does not end the service."""
+    """Write the output of a process into a file until the output is closed, line by line and with secrets
+    masked. If the disk is full, lines are lost, but the service continues."""
     mask = MaskedLines()
 
     def add(line: bytes) -> None:
@@ -113,7 +115,7 @@ def _keep(output: IO[bytes], file: IO[bytes]) -> None:
 
 
 def environment(variables: Mapping[str, str], run: str, mark: str) -> dict[str, str]:
-    """The environment of a service: this process's environment, with the `python` and `rlflow` of this
+    """Return the environment of a service: this process's environment, with the `python` and `rlflow` of this
     process first in PATH."""
     names = os.environ.get(process_tag.MARK, "").split("/")
     marks = [name for name in (*names, *(() if run in names else (run,)), mark) if name]
@@ -130,7 +132,7 @@ def environment(variables: Mapping[str, str], run: str, mark: str) -> dict[str, 
 
 
 def ending(code: int) -> str:
-    """A text on how a process ended."""
+    """Return a text on how a process ended. ``code``: its exit code, or the negative number of a signal."""
     if code >= 0:
         return f"exited with code {code}"
     try:
@@ -140,7 +142,8 @@ def ending(code: int) -> str:
 
 
 def last_lines(log: Path) -> str:
-    """The last lines of a service's output, with control characters escaped; empty if there are none."""
+    """Return the last lines of a service's output, with control characters escaped; empty if there are
+    none."""
     try:
         with open(log, "rb") as file:
             size = file.seek(0, os.SEEK_END)

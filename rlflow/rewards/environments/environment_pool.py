@@ -1,7 +1,7 @@
-"""EnvironmentPool: processes that hold episodes.
+"""EnvironmentPool: processes that run episodes.
 
-If a call hangs or ends its process, only its own episode fails. The other episodes of the process are
-replayed in a new process, with the same replies, and continue.
+If a call hangs or ends its process, only the episode of that call fails. The other episodes in the process
+are replayed in a new process, with the same replies, and continue.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rlflow.rewards.worker_pool import (
     WorkerProcess,
 )
 
-HELPERS = 8  # after a call has hung, its process's other calls are split among this many processes
+HELPERS = 8  # after a call has hung, the remaining calls of its process are split among this many processes
 # Causes of a failed episode; see Failure.
 CAUSES = ("raised", "type", "overflow", "timeout", "died", "diverged", "lost")
 
@@ -64,21 +64,21 @@ Answer = Mapping[str, Any] | Failure  # answer to a call, as the worker's ``chec
 
 @dataclass(eq=False)
 class Episode:
-    """The episode of one row, with its calls and answers, so that it can be replayed."""
+    """The episode of one row. It stores its calls and answers, so that it can be replayed."""
 
     number: int
     slot: int
     calls: list[Sequence[Any]] = field(default_factory=list)
     answers: list[Mapping[str, Any]] = field(default_factory=list)
     failure: Failure | None = None
-    process: WorkerProcess | None = None  # the process that answered its last call
+    process: WorkerProcess | None = None  # the process that answered the episode's last call
 
 
 class EnvironmentPool(WorkerPool["_Calls"]):
     """Up to ``spec.bounds.parallel`` processes with episodes of one environment.
 
     The first episodes start the processes. Several threads may use the pool at once. ``confinement``: the
-    rights of users' code. ``clock``: returns the seconds used for call deadlines.
+    permissions of users' code. ``clock``: returns the seconds used for call deadlines.
     """
 
     def __init__(
@@ -100,16 +100,17 @@ class EnvironmentPool(WorkerPool["_Calls"]):
         self.load = Load("", spec.packed, spec.path, False, "env-load", f"environment {spec.name}")
         self.processes = spec.bounds.parallel or max(2, os.cpu_count() or 1)
         self.failures: dict[str, str] = {}  # cause → message of the first failure
-        self.failed: Counter[str] = Counter()  # cause → number of episodes
+        self.failed: Counter[str] = Counter()  # cause → number of failed episodes
         self._numbers = itertools.count()
-        self._episode_slots: list[_EnvironmentSlot] = []  # the slots of episodes, by Episode.slot
+        # the slots that run episodes; ``Episode.slot`` is an index of this list
+        self._episode_slots: list[_EnvironmentSlot] = []
 
     def open(
         self, rows: Sequence[Mapping[str, Any]], seeds: Sequence[int]
     ) -> tuple[list[Episode], list[Answer]]:
-        """Start an episode for each row, with its columns by name and its seed.
+        """Start an episode for each row, with the row's columns by name and its seed.
 
-        Returns (episodes, the first message of each).
+        Returns (episodes, the first message of each episode or its failure).
         """
         self._start(min(self.processes, max(len(rows), 1)))
         count = min(self.processes, max(len(rows), 1))
@@ -124,7 +125,7 @@ class EnvironmentPool(WorkerPool["_Calls"]):
         return episodes, self.call(episodes, calls)
 
     def step(self, episodes: Sequence[Episode], replies: Sequence[str]) -> list[Answer]:
-        """Return the answers of episodes to their models' replies."""
+        """Send each episode the model's reply, and return the episodes' answers."""
         return self.call(
             episodes,
             [["step", episode.number, text] for episode, text in zip(episodes, replies, strict=True)],
@@ -133,7 +134,8 @@ class EnvironmentPool(WorkerPool["_Calls"]):
     def tools(
         self, episodes: Sequence[Episode], calls: Sequence[Sequence[tuple[str, Mapping[str, Any]]]]
     ) -> list[Answer]:
-        """Return the results of each episode's tool calls."""
+        """Return the results of each episode's tool calls. ``calls``: for each episode, (tool name,
+        arguments) of its calls."""
         return self.call(
             episodes,
             [
@@ -143,7 +145,8 @@ class EnvironmentPool(WorkerPool["_Calls"]):
         )
 
     def end(self, episodes: Sequence[Episode]) -> list[Answer]:
-        """End episodes. Returns a score for each episode that has one."""
+        """End episodes. Returns for each episode an answer that contains a score if the environment gives
+        one."""
         if not self.spec.source.ends:
             for episode in episodes:
                 self._episode_slots[episode.slot].forget(episode)
@@ -151,7 +154,7 @@ class EnvironmentPool(WorkerPool["_Calls"]):
         return self.call(episodes, [["end", episode.number] for episode in episodes])
 
     def call(self, episodes: Sequence[Episode], calls: Sequence[Sequence[Any]]) -> list[Answer]:
-        """Run one call of each episode, and return the answers.
+        """Run one call for each episode, and return the answers in order.
 
         Raises PlanError if the class cannot be loaded, RuntimeError for a closed pool.
         """
@@ -185,21 +188,21 @@ class EnvironmentPool(WorkerPool["_Calls"]):
 
 @dataclass(frozen=True, eq=False)
 class _Calls:
-    """Calls of episodes that one slot runs, and the future for their answers."""
+    """Calls that one slot runs, and the future for their answers."""
 
     calls: Sequence[tuple[Episode, Sequence[Any]]]
     answers: Future[list[Answer]] = field(default_factory=Future)
 
 
 class _EnvironmentSlot(Slot[_Calls]):
-    """Holds episodes in its process, and runs their calls one after another."""
+    """Runs the calls of its episodes in its process, one message after another."""
 
     def __init__(self, pool: EnvironmentPool, helps: bool = False) -> None:
-        """Create a slot. ``helps``: whether it only takes over a few calls of another slot."""
+        """Create a slot. ``helps``: whether the slot only takes over some calls of another slot."""
         super().__init__(pool, queue.SimpleQueue())
         self._environments, self._helps = pool, helps
         self.spec = pool.spec
-        self._over: list[int] = []  # finished episodes, which its process can drop
+        self._over: list[int] = []  # finished episodes that the process does not need any more
 
     def do(self, job: _Calls) -> None:
         job.answers.set_result(self._answered(job.calls))
@@ -214,11 +217,11 @@ class _EnvironmentSlot(Slot[_Calls]):
         return job.answers
 
     def forget(self, episode: Episode) -> None:
-        """Let the process drop an episode at its next request. Called from another thread."""
+        """Let the process drop an episode at the next request. Called from another thread."""
         self._over.append(episode.number)
 
     def _answered(self, calls: Sequence[tuple[Episode, Sequence[Any]]]) -> list[Answer]:
-        """Return the answer to each call. A failure is also stored in its episode."""
+        """Return the answer to each call. A failure is also stored in the call's episode."""
         answers: dict[int, Answer] = {}
         helped: dict[int, Answer] = {}  # answers from helper processes
         left, together, idle = list(range(len(calls))), True, 0
@@ -237,7 +240,7 @@ class _EnvironmentSlot(Slot[_Calls]):
                 continue
             answers |= zip(portion, replied, strict=False)
             if culprit is not None and self.spec.source.later and len(portion) > 1:
-                # The faulty one among the concurrent calls is unknown: run each call separately.
+                # It is unknown which of the concurrent calls is faulty, so run each call separately.
                 together = False
             elif culprit is not None:
                 answers[portion[len(replied)]] = calls[portion[len(replied)]][0].failure = culprit
@@ -259,10 +262,11 @@ class _EnvironmentSlot(Slot[_Calls]):
     def _helped(
         self, calls: Sequence[tuple[Episode, Sequence[Any]]], left: Sequence[int]
     ) -> dict[int, Answer]:
-        """Return the answers to the calls that remain after a call has hung, by place.
+        """After a call has hung, return the answers to the remaining calls, by their index in ``calls``.
 
-        Also stores them in their episodes. Other calls may hang too. So that they do not wait for each
-        other's deadlines, the calls are split among helper processes, which first replay the episodes.
+        ``left``: the indices of these calls. Other calls may hang too. To avoid waiting for one deadline
+        after another, the calls are split among helper processes, which first replay the episodes. The
+        answers are also stored in the episodes.
         """
         pool = self._environments
         helpers = [_EnvironmentSlot(pool, helps=True) for _ in range(min(len(left), HELPERS))]
@@ -289,7 +293,8 @@ class _EnvironmentSlot(Slot[_Calls]):
                 helper.join()
 
     def _kept(self, episode: Episode, call: Sequence[Any], answer: Answer | None) -> Answer:
-        """Store the answer in its episode, and return it. Without an answer, return the episode's failure."""
+        """Store the answer in its episode, and return it. If there is no answer, return the episode's
+        failure."""
         if answer is None or isinstance(answer, Failure):
             episode.failure = answer or episode.failure
             assert episode.failure is not None
@@ -301,7 +306,8 @@ class _EnvironmentSlot(Slot[_Calls]):
     def _fed(
         self, calls: Sequence[tuple[Episode, Sequence[Any]]], side_by_side: bool
     ) -> tuple[list[Answer], Failure | None]:
-        """Return (answers, failure): the answers up to the call at which the process died or was late.
+        """Send calls to the process. Returns (answers, failure), with the answers up to the call at which the
+        process died or was late.
 
         The failure is None if all calls were answered. Raises Idle if the process ended before it took the
         calls.
@@ -325,9 +331,9 @@ class _EnvironmentSlot(Slot[_Calls]):
         return answers, None
 
     def _bring(self, episodes: Sequence[Episode]) -> None:
-        """Replay the episodes that an earlier process had in the present process.
+        """Replay in the present process the episodes that an earlier process ran.
 
-        If a replay ends the process, that episode fails, and the other episodes are replayed in the next
+        If a replay ends the process, its episode fails, and the other episodes are replayed in the next
         process.
         """
         while episode := next(
@@ -362,7 +368,7 @@ class _EnvironmentSlot(Slot[_Calls]):
 
 
 def _answer(reply: Any, call: Sequence[Any]) -> Answer:
-    """Return the reply if it can come from an environment. Raises Died for any other reply."""
+    """Return the reply if an environment can have sent it. Raises Died for any other reply."""
     if isinstance(reply, list) and len(reply) == 2 and reply[0] in CAUSES and isinstance(reply[1], str):
         return Failure(*reply)
     if isinstance(reply, dict) and _sound(reply, call):

@@ -22,15 +22,15 @@ Def = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class EnvironmentSetting:
-    """A parameter of the class's ``__init__``."""
+    """A setting of an environment: a parameter of the class's ``__init__``."""
 
-    type: Any  # as annotated; Any without an annotation
-    default: Any  # the value, REQUIRED or UNKNOWN
+    type: Any  # type as annotated; Any without an annotation
+    default: Any  # the default value, REQUIRED or UNKNOWN
 
 
 @dataclass(frozen=True)
 class ClassSource:
-    """An environment's class, as its file's text describes it."""
+    """An environment's class, as the text of its file describes it."""
 
     place: Place  # where the class is defined
     text: str  # text of the complete file
@@ -43,17 +43,20 @@ class ClassSource:
     repeatable: bool = True
     # Whether the class gives rewards: it has ``score``, or a turn with a reward.
     scores: bool = False
-    later: bool = False  # whether a method is async, so that episodes of one process can wait concurrently
-    opens: bool = True  # whether it has ``reset``; without it, an episode begins with its first turn
+    # whether a method is async, so that one process can run calls of several episodes concurrently
+    later: bool = False
+    # whether the class has ``reset``; without it, an episode begins with the model's first turn
+    opens: bool = True
     ends: bool = (
-        True  # whether it has ``score`` or ``close``; without them, no method is called at an episode's end
+        # whether the class has ``score`` or ``close``; without them, nothing is called at an episode's end
+        True
     )
 
 
 def read_class(file: str, name: str) -> ClassSource:
     """Return the description of a class in a file.
 
-    Raises PlanError if the file cannot be read, does not have the class, or the class cannot be an
+    Raises PlanError if the file cannot be read or does not define the class, or if the class cannot be an
     environment.
     """
     tree = text.tree(file, "environment")
@@ -108,9 +111,9 @@ def read_class(file: str, name: str) -> ClassSource:
 
 
 def class_names(file: str) -> list[str]:
-    """Return the names of the top-level classes of a file.
+    """Return the names of the top-level classes in a file.
 
-    Raises PlanError if it cannot be read or parsed.
+    Raises PlanError if the file cannot be read or parsed.
     """
     return [node.name for node in text.tree(file, "environment").body if isinstance(node, ast.ClassDef)]
 
@@ -176,7 +179,7 @@ def _columns(method: Def | None, file: str) -> tuple[tuple[str, ...], tuple[str,
 
 
 def _flag(known: list[ast.ClassDef], name: str, default: bool) -> bool:
-    """Return the value of a boolean class attribute."""
+    """Return the value of the boolean class attribute ``name``, or ``default`` if no class sets it."""
     for each in known:
         for statement in each.body:
             match statement:

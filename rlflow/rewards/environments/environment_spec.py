@@ -55,16 +55,16 @@ class Bounds:
 class EnvironmentSpec:
     """An environment with its settings, from which any process can create episodes.
 
-    Plain values, so that it can be sent.
+    It has only plain values, so that it can be sent to another process.
     """
 
-    name: str  # in messages and graphs, such as search.py:Search
-    path: str  # the file
-    cls: str  # the class
+    name: str  # name in messages and graphs, such as search.py:Search
+    path: str  # the file that defines the class
+    cls: str  # name of the class
     module: str  # dotted name of the file's module if it is part of a package; else empty
     source: ClassSource
     settings: Mapping[str, Any]  # settings of the class, plain values
-    paths: tuple[str, ...]  # names of the settings that are paths
+    paths: tuple[str, ...]  # names of the settings whose values are paths
     bounds: Bounds
 
     @property
@@ -74,17 +74,18 @@ class EnvironmentSpec:
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """The tools that a model may call; empty for an environment with ``step``."""
+        """The tools that a model may call; empty for an environment that has ``step`` instead of tools."""
         return self.source.tools
 
     @property
     def library(self) -> str:
-        """The library of the environment; empty for the user's own and for those that come with rlflow."""
+        """The library of the environment; empty for users' own environments and for those that come with
+        rlflow."""
         return self.name.partition(":")[0] if self.module and ":" in self.name else ""
 
     @cached_property
     def packed(self) -> dict[str, Any]:
-        """Plain values from which a worker process loads the class."""
+        """Return plain values from which a worker process loads the class."""
         return {
             "file": self.path,
             "source": self.source.text,
@@ -98,7 +99,8 @@ class EnvironmentSpec:
 
     @cached_property
     def digest(self) -> str:
-        """16 hex digits that change with the file's text, the settings, and the length bounds of episodes."""
+        """Return 16 hex digits that change with the file's text, the settings, and the length bounds of
+        episodes."""
         code = ast.unparse(ast.parse(self.source.text))
         shaping = [
             self.cls,
@@ -118,8 +120,9 @@ class EnvironmentSpec:
 def parse_environment(written: str, values: Mapping[str, Any], flag: str = "env") -> EnvironmentSpec:
     """Return the environment that a flag names.
 
-    ``values``: values of ``--env.NAME``. ``flag``: the flag, such as actor.env. The file is read, not
-    imported. Raises PlanError for an unknown environment, and for unknown or invalid settings.
+    ``values``: the values given with ``--env.NAME``. ``flag``: the name of the flag, such as actor.env. The
+    file is read, but not imported. Raises PlanError for an unknown environment, and for unknown or invalid
+    settings.
     """
     path, cls, module = _named(written, flag)
     library, _, named = written.partition(":")
@@ -153,7 +156,7 @@ def parse_environment(written: str, values: Mapping[str, Any], flag: str = "env"
 
 
 def _named(written: str, flag: str) -> tuple[str, str, str]:
-    """Return (file, class, module) of an environment. Raises PlanError."""
+    """Return (file, class name, module name) of an environment. Raises PlanError for an unknown one."""
     own = SHIPPED.get(written) or ADAPTERS.get(written.partition(":")[0] if ":" in written else "")
     if own is not None:
         module, cls = own
@@ -178,10 +181,10 @@ def _named(written: str, flag: str) -> tuple[str, str, str]:
 def _settings(
     source: ClassSource, texts: Mapping[str, Any], cls: str, flag: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return (setting values in their types, names of the settings that are paths).
+    """Return (settings with values converted to their types, names of the settings that are paths).
 
-    ``texts``: values given by flags. Paths become absolute. Raises one PlanError for all unknown, missing and
-    invalid settings.
+    ``texts``: values given by flags. Relative paths become absolute. Raises one PlanError for all unknown,
+    missing and invalid settings.
     """
     known, problems = source.settings, []
     values: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""Environment worker: a process that holds episodes, answers their calls, and ends with its parent.
+"""Environment worker: a process that runs episodes, answers their calls, and ends with its parent.
 
-It sends one reply for each call, in their order. It runs as ``python -m
-rlflow.rewards.environments.environment_worker PARENT REPLIES WALLS``, like reward workers.
+It sends one reply for each call, in the order of the calls. It runs as ``python -m
+rlflow.rewards.environments.environment_worker PARENT REPLIES SANDBOX``, with the arguments of reward workers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 class Refused(Exception):
-    """An environment returned an invalid answer. ``cause``: as in ``Failure``."""
+    """An environment returned an invalid answer. ``cause``: a cause as in ``Failure``."""
 
     def __init__(self, message: str, cause: str = "type") -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ class Refused(Exception):
 
 
 class EnvironmentWorker(RequestWorker):
-    """Answers the calls of episodes with the class that it has loaded."""
+    """Answers the calls of episodes, with the class that it has loaded."""
 
     def __init__(self, requests: int, replies: int) -> None:
         super().__init__(requests, replies)
@@ -59,7 +59,7 @@ class EnvironmentWorker(RequestWorker):
         self._together = SideBySide()
 
     def load(self, key: str, packed: dict[str, Any]) -> None:
-        """Load the class, with its settings."""
+        """Load the environment's class and its settings. May raise any exception."""
         kind = getattr(user_module(packed["file"], packed["source"], packed["module"]), packed["class"])
         settings = {
             name: Path(value) if name in packed["paths"] else from_environment(value)
@@ -68,7 +68,7 @@ class EnvironmentWorker(RequestWorker):
         self._make, self._later = lambda: kind(**settings), packed["later"]
 
     def answers(self, request: dict[str, Any]) -> Iterator[Any]:
-        """Return the answer to each call, as an iterator. Finished episodes are dropped first."""
+        """Return an iterator over the answers to the request's calls. Finished episodes are dropped first."""
         for over in request["over"]:
             self._episodes.pop(over, None)
         calls, seconds = request["calls"], request["seconds"]
@@ -92,7 +92,8 @@ class EnvironmentWorker(RequestWorker):
             return failed(error)
 
     def _failed(self, number: int) -> Any:
-        """Drop a failed episode, and call its ``close``. Returns an awaitable if ``close`` is async."""
+        """Drop a failed episode, and call the ``close`` of its environment. Returns an awaitable if ``close``
+        is async."""
         episode = self._episodes.pop(number, None)
         with contextlib.suppress(Exception):  # only the episode's own failure is reported
             return _close(episode)
@@ -101,7 +102,7 @@ class EnvironmentWorker(RequestWorker):
     async def _awaited(self, call: Call, seconds: float) -> Any:
         """Return the answer to a call of an async method.
 
-        Calls run concurrently; each has its own deadline.
+        Several such calls run concurrently, each with its own deadline.
         """
         limit = TimeLimit(seconds)
         try:
@@ -109,7 +110,7 @@ class EnvironmentWorker(RequestWorker):
                 answer = self._called(call)
                 return checked(call, await answer if inspect.isawaitable(answer) else answer)
         except BaseException as error:  # as above
-            if limit.expired():  # it gets no further calls
+            if limit.expired():  # the episode gets no further calls
                 self._episodes.pop(call[1], None)
                 return ["timeout", f"no answer after {seconds:g} s"]
             with contextlib.suppress(Exception):
@@ -118,7 +119,8 @@ class EnvironmentWorker(RequestWorker):
             return failed(error)
 
     def _called(self, call: Call) -> Any:
-        """Call the method for a call. Returns its value, or an awaitable of it for an async method."""
+        """Call the environment's method for a call. Returns the method's value, or an awaitable for an async
+        method."""
         kind, number, *rest = call
         if kind == "open":
             columns, seed = rest
@@ -146,7 +148,8 @@ class EnvironmentWorker(RequestWorker):
     def _used(
         self, episode: Any, calls: Sequence[tuple[str, Mapping[str, Any]]]
     ) -> list[str] | Awaitable[list[str]]:
-        """Call tools. Returns their results as text, in the order of the calls."""
+        """Call tools. Returns the results as text, in the order of the calls, or an awaitable for async
+        tools."""
         return (
             self._used_later(episode, calls)
             if self._later
@@ -154,7 +157,8 @@ class EnvironmentWorker(RequestWorker):
         )
 
     def _ended(self, episode: Any) -> Any:
-        """Return the episode's own score if it has one, or an awaitable of it; then call its ``close``."""
+        """Return the episode's own score, or an awaitable for it; None if the class has no ``score``. Then
+        call ``close``."""
         if self._later:
             return _ended_later(episode)
         score = episode.score() if hasattr(episode, "score") else None
@@ -182,10 +186,10 @@ def _takes_seed(reset: Callable[..., Any]) -> bool:
 
 
 def _use(episode: Any, name: str, arguments: Mapping[str, Any]) -> Any:
-    """Call a tool, and return its result: a text unchanged, anything else as JSON.
+    """Call a tool, and return its result as text: a text unchanged, any other value as JSON.
 
-    The text of an error is a result too, since the model may call the tool differently. Service errors are
-    raised, since the model did not cause them.
+    If the tool raises, the error's text is the result, since the model may call the tool differently. Service
+    errors are raised instead, since the model did not cause them.
     """
     try:
         result = getattr(episode, name)(**arguments)
@@ -210,8 +214,8 @@ async def _awaited_tool(result: Awaitable[Any]) -> str:
 def is_service_error(error: BaseException) -> bool:
     """Whether an error means that a service does not answer.
 
-    True for network errors, also if a library has wrapped them, and for errors whose class has ``service =
-    True``.
+    This is true for network errors, including those that a library has wrapped, and for errors whose class
+    has ``service = True``.
     """
     return any(
         getattr(each, "service", False) or isinstance(each, ConnectionError | TimeoutError)
@@ -220,24 +224,24 @@ def is_service_error(error: BaseException) -> bool:
 
 
 def as_result(error: Exception) -> str:
-    """Return an error of a tool as the model reads it."""
+    """Return an error from a tool as the text that the model reads."""
     return f"{type(error).__name__}: {error}"
 
 
 def shown(value: Any) -> str:
-    """Return the result of a tool as text."""
+    """Return a tool's result as text."""
     if isinstance(value, str):
         return value
     return json.dumps(value, default=str, ensure_ascii=False)
 
 
 def failed(error: BaseException) -> list[str]:
-    """Return [cause, message] of a call that raised."""
+    """Return [cause, message] for a call that raised."""
     return [error.cause, str(error)] if isinstance(error, Refused) else values.raised(error)
 
 
 def checked(call: Call, answer: Any) -> dict[str, Any]:
-    """Return an answer as plain values. Raises Refused for an invalid answer."""
+    """Return an environment's answer to a call as plain values. Raises Refused for an invalid answer."""
     kind = call[0]
     if kind == "open":
         said, changes = _said(answer if answer is not None else "", "reset")
@@ -276,9 +280,10 @@ def _together(changes: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _said(value: Any, what: str) -> tuple[Any, dict[str, float]]:
-    """Return (text or messages that a tokenizer accepts, changes). The changes have the keys of CHANGES.
+    """Return (text or messages that a tokenizer accepts, changes made to them). The changes have the keys in
+    CHANGES.
 
-    Raises Refused for other values.
+    Raises Refused for other values. ``what``: the value's name in messages.
     """
     value, cut = _shortened(value)
     value, replaced = without_invalid_characters(value)
@@ -303,7 +308,8 @@ def _said(value: Any, what: str) -> tuple[Any, dict[str, float]]:
 
 
 def _shortened(value: Any) -> tuple[Any, bool]:
-    """Return text, or messages, with the (last) text cut to LONGEST characters, and whether it was longer.
+    """Return (value, whether it was shortened). A text is cut to LONGEST characters; in messages, the last
+    text is cut.
 
     Other values are returned unchanged.
     """

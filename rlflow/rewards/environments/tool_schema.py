@@ -29,19 +29,19 @@ ARGUMENT = re.compile(r"^\s*(?::param\s+)?(\w+)(?:\s*\([^)]*\))?:\s*(.+)$")
 
 @dataclass(frozen=True)
 class Tool:
-    """A method that a model may call."""
+    """A method of an environment that a model may call."""
 
     name: str
-    schema: Mapping[str, Any]  # as chat templates expect it: {"type": "function", "function": {…}}
+    schema: Mapping[str, Any]  # in the form that chat templates expect: {"type": "function", "function": {…}}
 
     @property
     def required(self) -> tuple[str, ...]:
-        """The parameters without a default."""
+        """The names of the parameters without a default."""
         return tuple(self.schema["function"]["parameters"]["required"])
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The schema of each parameter, by name."""
+        """The JSON schema of each parameter, by name."""
         properties: Mapping[str, Any] = self.schema["function"]["parameters"]["properties"]
         return properties
 
@@ -49,7 +49,7 @@ class Tool:
 def tool_of(method: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Tool:
     """Return the tool for a method.
 
-    Raises PlanError for a method without a docstring, and for a parameter without a type that JSON supports.
+    Raises PlanError if the method has no docstring, or if a parameter has no type that JSON supports.
     """
     place, docstring = Place(file, method.lineno), ast.get_docstring(method)
     if not docstring:
@@ -100,20 +100,21 @@ def tool_of(method: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Tool:
 
 
 def _summary(docstring: str) -> str:
-    """Return the docstring up to the description of arguments."""
+    """Return the part of the docstring before the description of the arguments."""
     first, *rest = docstring.splitlines()
     more = itertools.takewhile(lambda line: not HEADING.match(line) and not ARGUMENT.match(line), rest)
     return " ".join(" ".join([first, *more]).split())
 
 
 def _described(docstring: str) -> dict[str, str]:
-    """Return name → description of the parameters in a docstring, one on each line."""
+    """Return the descriptions of parameters in a docstring, by parameter name. Each description is on its own
+    line."""
     matches = (ARGUMENT.match(line) for line in docstring.splitlines()[1:])
     return {match[1]: match[2].strip() for match in matches if match}
 
 
 def _schema(annotation: ast.expr | None) -> dict[str, Any] | None:
-    """Return the JSON schema of an annotation; None if JSON does not support it."""
+    """Return the JSON schema for an annotation; None if JSON does not support the type."""
     match annotation:
         case ast.Name(id=name) if name in SIMPLE:
             return {"type": SIMPLE[name]}

@@ -33,8 +33,8 @@ LANGUAGES = ("python",)  # supported languages
 SECONDS, LONGEST = 10.0, 60.0  # time limit of a request: default, maximum
 MEGABYTES, MOST_MEGABYTES = 512, 4096  # memory limit of a request: default, maximum
 FILES = 1000  # most files of a request
-BODY = 16 << 20  # most bytes of a request
-PREFIX = "rlflow-code-"  # prefix of the names of servers' folders
+BODY = 16 << 20  # most bytes of a request's body
+PREFIX = "rlflow-code-"  # prefix of the names of servers' temporary folders
 
 
 class Code(BaseModel):
@@ -51,8 +51,8 @@ class Code(BaseModel):
 
 
 def runner(parallel: int, unsafe: bool = False) -> Any:
-    """The application that runs code, in at most ``parallel`` processes at the same time. Raises PlanError if
-    this machine lacks a part of the sandbox, unless ``unsafe``."""
+    """Return the application that runs code, in at most ``parallel`` processes at the same time. Raises
+    PlanError if this machine does not support a part of the sandbox, unless ``unsafe``."""
     lacks = probe.missing("code")
     if lacks and not unsafe:
         raise PlanError.of(
@@ -82,8 +82,8 @@ def runner(parallel: int, unsafe: bool = False) -> Any:
 
 
 class Folder:
-    """A server's folder for the folders of its requests. It is locked while the server lives, so that the
-    next server removes it if this one was killed."""
+    """A server's folder, in which each request has its own folder. The folder is locked while the server
+    runs. If a server was killed, the next server therefore finds the folder unlocked and removes it."""
 
     def __init__(self) -> None:
         for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
@@ -101,7 +101,7 @@ class Folder:
 
 
 def _remove_left(path: Path) -> None:
-    """Remove a folder of this user whose server has ended."""
+    """Remove a folder of this user if the server that made it has ended."""
     with contextlib.suppress(OSError):
         file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
@@ -113,8 +113,8 @@ def _remove_left(path: Path) -> None:
 
 
 def run_request(request: Code, where: str | None = None) -> dict[str, Any]:
-    """Run the code of a request and return SandboxFusion's answer. ``where``: the parent of the request's
-    folder."""
+    """Run the code of a request, and return the answer in SandboxFusion's format. ``where``: the folder in
+    which the request's own folder is created; None: the system's temporary folder."""
     refused = unsupported(request)
     if refused:
         return _answer("SandboxError", refused, None)
@@ -129,7 +129,7 @@ def run_request(request: Code, where: str | None = None) -> dict[str, Any]:
 
 
 def unsupported(request: Code) -> str:
-    """Why a request is not supported; empty if it is."""
+    """Return why a request is not supported; empty if it is."""
     if request.language not in LANGUAGES:
         return f"language: found {ascii(request.language)}, expected one of {listed(LANGUAGES)}"
     for name, text in (("code", request.code), ("stdin", request.stdin or "")):
@@ -152,8 +152,8 @@ def _answer(status: str, message: str, result: Mapping[str, Any] | None) -> dict
 
 
 def _place(files: Mapping[str, str | None], folder: Path) -> None:
-    """Write the files of a request. Raises ValueError and OSError for names outside the folder and contents
-    that are not base64."""
+    """Write the files of a request into ``folder``. Raises ValueError and OSError for names outside the
+    folder, and for contents that are not base64."""
     for name, content in files.items():
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts:
@@ -166,7 +166,7 @@ def _place(files: Mapping[str, str | None], folder: Path) -> None:
 
 
 def _run(request: Code, folder: str) -> dict[str, Any]:
-    """Run code in its own process, which is killed at its deadline."""
+    """Run code in a separate process, which is killed at its deadline, and return the answer."""
     memory = min(request.memory_limit_MB, MOST_MEGABYTES) if request.memory_limit_MB > 0 else MEGABYTES
     seconds = min(request.run_timeout if request.run_timeout > 0 else SECONDS, LONGEST)
     done = sandboxed.ended(request.code, folder, memory, seconds, request.stdin or "")

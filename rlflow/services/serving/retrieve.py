@@ -1,12 +1,12 @@
 """`rlflow serve retrieve CORPUS`: searches passages, in the request format of verl's and SkyRL-gym's search
 clients.
 
-``POST /retrieve`` with ``{"queries": […]}``, or ``{"query": "…"}`` for one, and optionally ``topk`` and
-``return_scores``, gives ``{"result": [[…], …]}``: a list of documents for each query, the best first. A
-document is ``{"id": …, "contents": "…", "text": "…"}``; in ``contents`` a title is on its own line. With
-``return_scores`` it is inside ``{"document": …, "score": …}``.
+``POST /retrieve`` takes ``{"queries": […]}``, or ``{"query": "…"}`` for one query, and optionally ``topk``
+and ``return_scores``. It answers ``{"result": [[…], …]}``: a list of documents for each query, the best
+first. A document is ``{"id": …, "contents": "…", "text": "…"}``; in ``contents``, the title is on the first
+line. With ``return_scores``, a document is returned as ``{"document": …, "score": …}``.
 
-Passages are ranked by BM25, or by the embeddings of a local encoder with faiss.
+Passages are ranked by BM25, or with faiss by the embeddings of a local encoder.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from rlflow.rewards.environments.shipped.passages import Passages
 from rlflow.services.serving.server import application
 from rlflow.training import pretrained
 
-BATCH = 32  # texts that are encoded together
+BATCH = 32  # number of texts that are encoded together
 READ_TOKENS = 256  # tokens after which a text is truncated
 
 
 class Vectors:
-    """Ranks texts by embeddings: the mean of a model's last hidden states over a text's tokens, scaled to
-    length 1. The score is the inner product."""
+    """Ranks texts by embeddings. An embedding is the mean of a model's last hidden states over a text's
+    tokens, scaled to length 1. The score is the inner product of two embeddings."""
 
     def __init__(self, texts: Sequence[str], folder: Path) -> None:
-        """``folder``: a Hugging Face folder of a model with a tokenizer. Raises PlanError."""
+        """Encode ``texts``. ``folder``: a Hugging Face folder of a model with a tokenizer. Raises PlanError
+        if it cannot be used."""
         self._faiss = require("faiss", "vectors")
         from transformers import AutoModel
 
@@ -44,7 +45,7 @@ class Vectors:
         self._model = pretrained.read_model(AutoModel, folder).eval()
         self._turn = (
             threading.Lock()
-        )  # one text at a time, since the threads of requests share the model's cores
+        )  # encode one query at a time, since the threads of requests share the cores
         vectors = torch.cat(
             [self._encoded(texts[start : start + BATCH]) for start in range(0, len(texts), BATCH)]
         )
@@ -53,14 +54,14 @@ class Vectors:
         self._count = len(texts)
 
     def ranked(self, query: str, count: int) -> list[tuple[int, float]]:
-        """(number of a passage, score) of the best passages for a query, the best first."""
+        """Return (number of a passage, score) for the ``count`` best passages, the best first."""
         with self._turn:
             scores, places = self._index.search(self._encoded([query]).numpy(), min(count, self._count))
         return [(int(place), float(score)) for place, score in zip(places[0], scores[0], strict=True)]
 
     @torch.inference_mode()
     def _encoded(self, texts: Sequence[str]) -> torch.Tensor:
-        """float32 [texts, width], each row of length 1."""
+        """Return the embeddings of texts: float32 [texts, width], each row of length 1."""
         tokens = self._tokenizer(
             list(texts), padding=True, truncation=True, max_length=READ_TOKENS, return_tensors="pt"
         )
@@ -71,20 +72,21 @@ class Vectors:
         return torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1).clamp(min=1), dim=-1)
 
 
-MOST = 1000  # most queries of a request, and most documents of a query
-# most characters of all queries of a request: splitting more into words would delay other requests by seconds
+MOST = 1000  # most queries in a request, and most documents for a query
+# most characters of all queries in a request: splitting longer ones into words would delay other requests by
+# seconds
 LONGEST = 1 << 18
 
 
 class Index(Protocol):
-    """Ranks passages."""
+    """The interface of an index that ranks passages."""
 
     def ranked(self, query: str, count: int) -> list[tuple[int, float]]:
-        """(number of a passage, score) of the best passages for a query, the best first."""
+        """Return (number of a passage, score) for the ``count`` best passages, the best first."""
 
 
 class Query(BaseModel):
-    """A request."""
+    """A request to /retrieve."""
 
     queries: Annotated[list[str], MaxLen(MOST)] = []
     query: str | None = None
@@ -104,8 +106,8 @@ class Query(BaseModel):
 
 
 def retriever(corpus: Path, encoder: Path | None, topk: int) -> Any:
-    """The application that searches a corpus by BM25, or by the embeddings of a local ``encoder``. ``topk``:
-    passages per query if the request gives no number. Raises PlanError."""
+    """Return the application that searches a corpus, by BM25 or by the embeddings of a local ``encoder``.
+    ``topk``: passages per query if a request does not give a number. Raises PlanError."""
     passages = Passages.of(corpus)
     index = _index(passages, encoder)
     app = application(

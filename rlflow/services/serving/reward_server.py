@@ -1,11 +1,13 @@
 """`rlflow serve reward`: rewards over HTTP, in the request formats of OpenRLHF's remote reward models and of
 SkyPilot's reward server.
 
-``POST /get_reward`` with ``{"query": […], "prompts": […], "labels": […]}``, in which a query is a prompt with
-its completion, gives ``{"rewards": […]}``: the weighted sum of all rewards for each row, and null for a row
-without a score. ``missing`` counts such rows by cause. `--reward URL` uses this format. ``POST
-/batch_reward`` with ``{"items": [{"prompt", "response", "ground_truth"}, …]}`` gives ``{"rewards":
-[{"reward", "correct"}, …], "accuracy"}``.
+``POST /get_reward`` takes ``{"query": […], "prompts": […], "labels": […]}``; a query is a prompt followed by
+its completion. It answers ``{"rewards": […]}``: the weighted sum of all rewards for each row, or null for a
+row without a score. The answer also has ``missing``, the number of rows without a score by cause. `--reward
+URL` uses this format.
+
+``POST /batch_reward`` takes ``{"items": [{"prompt", "response", "ground_truth"}, …]}`` and answers
+``{"rewards": [{"reward", "correct"}, …], "accuracy"}``.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ from rlflow.rewards.reward_spec import RewardSpec
 from rlflow.services.serving.server import application
 from rlflow.training.protocols import ModelSpec
 
-GIVEN = ("prompt", "completion", "answer", "label")  # columns of a row of a request
-ROWS = 64  # rows that a model scores together
+GIVEN = ("prompt", "completion", "answer", "label")  # columns that a row of a request has
+ROWS = 64  # number of rows that a model scores together
 
 
 class Question(BaseModel):
@@ -42,8 +44,8 @@ class Question(BaseModel):
     labels: list[Any] = []
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of the request, with the columns that rewards read. Raises ValueError if the lists differ
-        in length."""
+        """Return the rows of the request, with the columns that rewards read. Raises ValueError if the lists
+        differ in length."""
         labels = self.labels or [None] * len(self.query)
         if not len(self.query) == len(self.prompts) == len(labels):
             counts = f"query {len(self.query)}, prompts {len(self.prompts)}, labels {len(labels)}"
@@ -55,7 +57,7 @@ class Question(BaseModel):
 
 
 class ScoredItem(BaseModel):
-    """A row of a request to /batch_reward."""
+    """A row in a request to /batch_reward."""
 
     response: str
     prompt: str = ""
@@ -69,28 +71,29 @@ class ScoredItems(BaseModel):
 
 
 def _row(prompt: str, completion: str, label: Any) -> dict[str, str]:
-    """The columns that rewards read."""
+    """Return a row's columns that rewards read."""
     text = "" if label is None else label if isinstance(label, str) else str(label)
     return {"prompt": prompt, "completion": completion, "answer": text, "label": text}
 
 
 class RowScorer(Protocol):
-    """Scores rows."""
+    """The interface of a reward that scores rows."""
 
     weight: float
 
     def scores(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], Mapping[str, int]]:
-        """The score of each row, NaN for rows without a score, and the number of these by cause."""
+        """Return the score of each row, and the number of rows without a score by cause. A missing score is
+        NaN."""
 
 
 class ServedRewards:
-    """The rewards of a server; ``close`` ends their processes."""
+    """The rewards of a server. ``close`` ends their processes."""
 
     def __init__(
         self, specs: Sequence[RewardSpec], pool: RewardPool, timeout: float, device: str = "cpu"
     ) -> None:
-        """``timeout``: seconds for a row. Raises PlanError for a reward that reads a column that requests do
-        not have."""
+        """Load the rewards. ``timeout``: seconds for a row. Raises PlanError for a reward that reads a column
+        that requests do not have."""
         texts = bind([spec for spec in specs if spec.judges_text], pool, DataShape({}, MATCH), timeout)
         for reward in texts:
             _check(reward)
@@ -98,7 +101,7 @@ class ServedRewards:
         self.scorers: list[RowScorer] = [*map(_Text, texts), *models]
 
     def rewards(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The server's answer for rows."""
+        """Return the server's answer for rows."""
         total, missing = [0.0] * len(rows), Counter[str]()
         for scorer in self.scorers:
             scores, lacking = scorer.scores(rows)
@@ -111,7 +114,7 @@ class ServedRewards:
 
 
 class _Text:
-    """A reward that scores text, in the processes of a pool."""
+    """A reward that scores text in the processes of a pool."""
 
     def __init__(self, reward: Reward) -> None:
         self.weight, self._reward = reward.weight, reward
@@ -127,8 +130,8 @@ class _Text:
 
 
 class _Model:
-    """A reward model. Prompt and completion are tokenized separately, so that no token contains parts of
-    both."""
+    """A reward that is a model. The prompt and the completion are tokenized separately, so that no token
+    contains parts of both."""
 
     def __init__(self, spec: RewardSpec, device: str) -> None:
         kind = side_class("local", "trainer")
@@ -173,7 +176,7 @@ def _check(reward: Reward) -> None:
 
 
 def reward_application(served: ServedRewards, names: Sequence[str]) -> Any:
-    """The application that scores rows. ``names``: the names of its rewards."""
+    """Return the application that scores rows. ``names``: the names of its rewards."""
     from fastapi import HTTPException
 
     app = application("reward", lambda: {"rewards": list(names)})

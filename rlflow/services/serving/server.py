@@ -1,4 +1,4 @@
-"""The common part of all servers: address, token, `/health`, and `/metrics` for Prometheus."""
+"""The parts that all servers share: address, token, `/health`, and `/metrics` for Prometheus."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 from rlflow.errors import PlanError
 from rlflow.extras import require
 
-# a variable instead of a flag, since other users can see the flags of processes
+# a variable instead of a flag, since other users can see the flags of a process
 from rlflow.processes.clients.http import TOKEN, token
 from rlflow.processes.declare import PORT
 
 DEFAULT_PORT = 8000
 EXTRA = "services"
 OPEN = ("/health",)  # paths that need no token
-LONGEST = 64 << 20  # bytes of a request's body
+LONGEST = 64 << 20  # most bytes of a request's body
 
 
 def application(
@@ -30,10 +30,10 @@ def application(
     longest: int = LONGEST,
     end: Callable[[], object] = lambda: None,
 ) -> Any:
-    """A FastAPI application with `/health`, which returns the value of ``health``, and `/metrics`. If the
-    variable TOKEN is set, all paths except `/health` require it as ``Authorization: Bearer``. ``longest``:
-    most bytes of a request's body. ``end`` is called when the server ends. Raises PlanError if a package is
-    missing."""
+    """Return a FastAPI application with `/health`, which returns the value of ``health``, and `/metrics`. If
+    the variable TOKEN is set, all paths except `/health` require the token as ``Authorization: Bearer``.
+    ``longest``: most bytes of a request's body. ``end`` is called when the server ends. Raises PlanError if a
+    package is missing."""
     fastapi, prometheus = require("fastapi", EXTRA), require("prometheus_client", EXTRA)
     responses, exceptions = require("fastapi.responses", EXTRA), require("fastapi.exceptions", EXTRA)
 
@@ -64,8 +64,8 @@ def application(
         return answer
 
     async def malformed(request: Any, error: Any) -> Any:
-        """A description of the error without the request's content: a text with a lone surrogate could not be
-        sent back."""
+        """Return a response that describes the error without the request's content. A text with a lone
+        surrogate could not be sent back."""
         detail = [{"loc": each["loc"], "msg": each["msg"]} for each in error.errors()]
         return fastapi.Response(json.dumps({"detail": detail}), 422, media_type="application/json")
 
@@ -91,8 +91,8 @@ def application(
 
 
 class _Bounded:
-    """Refuses bodies of more than ``longest`` bytes: before reading them, or if their length is not given,
-    once too many bytes have arrived."""
+    """Refuses request bodies of more than ``longest`` bytes. If a request gives its length, it is refused
+    before its body is read; otherwise, once too many bytes have arrived."""
 
     def __init__(self, app: Any, longest: int, refusal: Any) -> None:
         self._app, self._longest, self._refusal = app, longest, refusal
@@ -113,14 +113,14 @@ class _Bounded:
             return message if left >= 0 else {"type": "http.disconnect"}
 
         async def sent(message: Any) -> None:
-            if left >= 0:  # otherwise the refusal was already sent
+            if left >= 0:  # otherwise the refusal has already been sent
                 await send(message)
 
         await self._app(scope, received, sent)
 
 
 class _Paths:
-    """The paths of an application, including paths that are added later."""
+    """The paths of an application, including those that are added later."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -130,13 +130,13 @@ class _Paths:
 
 
 def allowed(header: str, token: str) -> bool:
-    """Whether a request with this Authorization header may be answered. With an empty ``token``, every
-    request may."""
+    """Whether a request with the Authorization header ``header`` may be answered. If ``token`` is empty,
+    every request may."""
     return not token or hmac.compare_digest(header.encode(), f"Bearer {token}".encode())
 
 
 def check_host(host: str) -> None:
-    """Raise PlanError for an address that other machines can reach, if no token is required."""
+    """Raise PlanError if other machines can reach the address ``host`` and no token is required."""
     try:
         inside = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -157,8 +157,8 @@ def check_host(host: str) -> None:
 
 
 def chosen_port(port: int | None) -> int:
-    """The given port, else the port in the variable PORT, which services of a run receive, else 8000. Raises
-    PlanError for an invalid PORT."""
+    """Return the given port. Without one, return the port in the variable PORT, which services of a run
+    receive, or else 8000. Raises PlanError for an invalid PORT."""
     written = os.environ.get(PORT, "")
     if port is None and written and not (written.isdigit() and 0 < int(written) < 1 << 16):
         raise PlanError.of(
@@ -172,6 +172,6 @@ def chosen_port(port: int | None) -> int:
 
 
 def serve(app: Any, host: str, port: int) -> None:
-    """Answer requests until a signal ends the process."""
+    """Serve an application at this address until a signal ends the process."""
     uvicorn = require("uvicorn", EXTRA)
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=2)

@@ -1,6 +1,6 @@
 """Adapters for environments of other libraries.
 
-Their names are `textarena:ID`, `skyrl_gym:ID`, `openenv:URL` and `openrlhf:FILE`, given with `--env`. Each
-module has one class, which holds an episode of a library and returns its answers as turns. The adapters use
-nothing that a user's own environment could not use.
+Users name these environments with `--env`: `textarena:ID`, `skyrl_gym:ID`, `openenv:URL` and `openrlhf:FILE`.
+Each module has one class. An instance of the class runs one episode of the library and returns its answers as
+turns. The adapters use no interface that a user's own environment could not use.
 """

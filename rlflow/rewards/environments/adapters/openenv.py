@@ -1,4 +1,4 @@
-"""`--env openenv:URL`: an environment on an OpenEnv server, over its WebSocket.
+"""`--env openenv:URL`: an environment on an OpenEnv server, over the server's WebSocket.
 
 A session of the server is an episode (https://github.com/meta-pytorch/OpenEnv). Environment processes have
 network access only with ``--reward-network true``.
@@ -25,7 +25,7 @@ class ServerError(RuntimeError):
 class OpenEnvSession:
     """One episode on the server.
 
-    The model's reply is one field of the action. One field of the observation is the answer.
+    The model's reply is sent as one field of the action. The answer is one field of the observation.
     """
 
     repeatable = False  # the server may use randomness
@@ -46,7 +46,10 @@ class OpenEnvSession:
         self.action, self.observation, self.chat = action, observation, chat
 
     def reset(self, prompt: str, answer: str = "", *, seed: int, **fields: Any) -> Any:
-        """Start an episode. The server's ``reset`` gets the fields of the record that it accepts."""
+        """Start an episode, and return the first text or message for the model.
+
+        The server's ``reset`` gets those fields of the record that it accepts.
+        """
         return self._read(
             self._request("reset", {"seed": seed, "prompt": prompt, "answer": answer, **fields})[
                 "observation"
@@ -54,7 +57,7 @@ class OpenEnvSession:
         )
 
     def step(self, text: str) -> Turn:
-        """Send the model's reply as an action."""
+        """Send the model's reply as an action, and return the server's answer as a turn."""
         result = self._request("step", {self.action: text})
         done = bool(result.get("done"))
         return Turn(
@@ -87,14 +90,14 @@ class OpenEnvSession:
 
 
 def _connected(connect: Callable[..., Any], url: str, seconds: float) -> Any:
-    """Connect to a server, which may redirect to another URL on its host.
+    """Return a connection to a server, which may redirect to another URL on its host.
 
     Raises Unanswered if it cannot connect within ``seconds``.
     """
     exceptions: Any = require("websockets.exceptions", extra="environments")
     for _ in range(REDIRECTS):
         try:
-            # Entered without "with": the connection lives as long as the episode.
+            # Entered without "with", because the connection stays open until the end of the episode.
             return connect(url, max_size=1 << 24, open_timeout=seconds).__enter__()
         except exceptions.InvalidStatus as error:
             reply = _reply(error.response)

@@ -1,7 +1,7 @@
-"""`--env openrlhf:FILE.py`: the class `AgentInstance` of a file for OpenRLHF's `--agent_func_path`.
+"""`--env openrlhf:FILE.py`: the class `AgentInstance` in a file written for OpenRLHF's `--agent_func_path`.
 
 Such a file imports its base classes from `openrlhf.utils.agent`. If OpenRLHF is not installed, empty
-stand-ins replace them, since no OpenRLHF executor runs the episode.
+stand-ins replace these classes. This is enough, since no OpenRLHF executor runs the episode.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ BASES = ("AgentInstanceBase", "AgentExecutorBase", "MultiTurnAgentExecutor", "Si
 
 
 class Agent:
-    """One episode. The reward of a turn is its ``rewards``.
+    """One episode with an OpenRLHF agent.
 
-    The agent's text continues the model's text directly.
+    The reward of a turn is the field ``rewards`` of the agent's answer. The agent's text continues the
+    model's text directly.
     """
 
     def __init__(self, *, id: Path) -> None:
@@ -35,7 +36,7 @@ class Agent:
     async def reset(self, prompt: str, answer: str = "", *, seed: int) -> str:
         """Start with a prompt, and with ``answer`` as its label.
 
-        Text that the agent appends to the prompt precedes the first turn.
+        Returns the text that the agent appends to the prompt, which precedes the model's first turn.
         """
         begun = await self.agent.reset({"observation": prompt, "label": answer})
         self.observation, self.label = str(begun["observation"]), answer
@@ -47,7 +48,7 @@ class Agent:
         return self.observation[len(prompt) :]
 
     async def step(self, text: str) -> Turn:
-        """Send the model's reply to the agent."""
+        """Send the model's reply to the agent, and return the agent's answer as a turn."""
         states = {
             "observation_text": self.observation,
             "action_text": text,

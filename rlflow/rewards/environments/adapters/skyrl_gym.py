@@ -13,8 +13,8 @@ from rlflow.extras import require
 class Gym:
     """One episode of an environment.
 
-    A record's fields are the environment's ``extras``. If the record lacks ``reward_spec``, one is made from
-    ``answer``.
+    A record's fields are passed as the environment's ``extras``. If the record lacks ``reward_spec``, it is
+    made from ``answer``.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Gym:
         self.turns = {} if max_turns is None else {"max_turns": max_turns}
 
     def reset(self, prompt: str, answer: str = "", *, seed: int, **fields: Any) -> Any:
-        """Start with a record of the data."""
+        """Start with a record of the data, and return the first text or messages for the model."""
         extras = {"reward_spec": {"method": "rule", "ground_truth": answer}, **fields, **self.turns}
         self.episode = self.gym.make(self.id, env_config=self.config, extras=extras)
         whole = [{"role": "user", "content": prompt}]
@@ -45,7 +45,7 @@ class Gym:
         return self._says(begun[1:])
 
     def step(self, text: str) -> Turn:
-        """Send the model's reply to the environment."""
+        """Send the model's reply to the environment, and return the environment's answer as a turn."""
         output = self.episode.step(text)
         measured = self.episode.get_metrics() if output["done"] else {}
         log = {name: float(value) for name, value in measured.items() if isinstance(value, numbers.Real)}

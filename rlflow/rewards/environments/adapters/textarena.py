@@ -1,7 +1,5 @@
-"""`--env textarena:ID`: the model plays a single-player game of TextArena (Guertler et al.
-
-2025, arXiv:2504.11442).
-"""
+"""`--env textarena:ID`: the model plays a single-player game from TextArena (Guertler et al. 2025,
+arXiv:2504.11442)."""
 
 from __future__ import annotations
 
@@ -14,14 +12,14 @@ from rlflow.author.turn import Turn
 from rlflow.errors import PlanError, nearest
 from rlflow.extras import require
 
-OWN = 0  # the number of the only player
+OWN = 0  # the game's number for its only player
 
 
 class Game:
     """One game.
 
-    The model reads the prompt of the data, then the rules, and after each turn the game's message. The reward
-    is the game's own, at its end.
+    The model reads the prompt from the data, then the rules, and after each turn the game's message. The
+    reward is the game's own reward, given when the game ends.
     """
 
     def __init__(self, *, id: str, chat: bool = False) -> None:
@@ -43,18 +41,18 @@ class Game:
             )
         raw = f"{id}-raw"  # without wrappers, which would repeat earlier messages
         self.game, self.chat = arena.make(raw if raw in known else id), chat
-        self.rng_state: Any = None  # the state of its random generator
+        self.rng_state: Any = None  # the state of this game's random generator; None before the first use
         self.own_words = arena.ObservationType.PLAYER_ACTION
 
     def reset(self, *, seed: int) -> Any:
-        """Start the game."""
+        """Start the game, and return the rules."""
         with self._own_rng():
             random.seed(seed)
             self.game.reset(num_players=1, seed=seed)
             return self._new_messages()
 
     def step(self, text: str) -> Turn:
-        """Make a move."""
+        """Make a move, and return the game's answer as a turn."""
         with self._own_rng():
             done, _ = self.game.step(action=text)
             if not done:
@@ -76,10 +74,10 @@ class Game:
 
     @contextmanager
     def _own_rng(self) -> Iterator[None]:
-        """Use the episode's own random state inside the context.
+        """Use this episode's own random state inside the context.
 
-        Games draw from the process's one generator. With a state of its own, a game does not depend on other
-        games.
+        All games in a process draw from one shared generator. A separate state per game makes each game
+        independent of the others.
         """
         outer = random.getstate()
         if self.rng_state is not None:

@@ -25,7 +25,7 @@ class Passages:
 
     @staticmethod
     def of(file: Path) -> Passages:
-        """Read a file with one object per line.
+        """Return the passages in a file with one JSON object per line.
 
         An object has ``text`` and optionally ``title``, or ``contents`` as in verl's corpora. Raises
         PlanError for an unreadable or invalid file.
@@ -60,14 +60,14 @@ def _record(file: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def _sound(value: Any) -> bool:
-    """Whether a value is an integer, or a text that can be sent."""
+    """Whether a value is an integer, or a text without lone surrogates, which can be sent."""
     return isinstance(value, int) or (
         isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
     )
 
 
 def _joined(record: dict[str, Any], between: str) -> str:
-    """Return the title, ``between`` and the text; only the text if there is no title."""
+    """Return a passage's title, ``between`` and its text; only the text if there is no title."""
     title, text = str(record.get("title") or ""), record["text"] if "text" in record else record["contents"]
     return f"{title}{between}{text}" if title else text
 
@@ -92,7 +92,8 @@ class BM25:
         self._index.index(self._bm25s.tokenize(list(texts), show_progress=False), show_progress=False)
 
     def ranked(self, query: str, count: int) -> list[tuple[int, float]]:
-        """Return (passage number, score) of the best matches for a query, best first.
+        """Return (passage number, score) for the passages that match a query best, best first: at most
+        ``count``.
 
         Empty for a query without words.
         """

@@ -19,7 +19,7 @@ BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 class Python:
-    """Runs code. A turn without code is the final answer, which the run's rewards score."""
+    """Runs the model's code. A turn without code is the final answer, which the run's rewards score."""
 
     def __init__(
         self, *, timeout: float = 5.0, memory: int = 512, prints: int = 2000, unsafe: bool = False
@@ -38,7 +38,8 @@ class Python:
         self.blocks = 0
 
     def step(self, text: str) -> Turn:
-        """Run the last block of a turn."""
+        """Run the last block in a turn, and return its output as the next message. A turn without a block
+        ends the episode."""
         blocks = BLOCK.findall(text)
         if not blocks:
             return Turn(done=True, log={"blocks": self.blocks})
@@ -47,7 +48,7 @@ class Python:
         return Turn(says=f"\n```output\n{printed[: self.prints].rstrip()}\n```\n")
 
     def run(self, code: str) -> str:
-        """Run code, and return its output and the error that ended it."""
+        """Run code, and return its output, followed by the error that ended it if there was one."""
         with tempfile.TemporaryDirectory() as folder:
             done = sandboxed.ended(code.encode(errors="replace").decode(), folder, self.memory, self.timeout)
         if done.late:

@@ -6,7 +6,7 @@ from rlflow.author.turn import Turn
 
 
 class Retry:
-    """Compares the model's reply with the field ``answer`` exactly.
+    """Compares the model's reply with the field ``answer``; both must be exactly equal.
 
     A correct reply ends the episode with reward 1.
     """
@@ -22,11 +22,12 @@ class Retry:
         self.tries = 0
 
     def reset(self, answer: str, *, seed: int) -> None:
-        """Start with a question whose correct answer is known."""
+        """Start with a question and its correct answer."""
         self.answer = answer.strip()
 
     def step(self, text: str) -> Turn:
-        """Compare a reply with the answer."""
+        """Compare a reply with the answer. A wrong reply gets a message and, if ``cost`` is set, a negative
+        reward."""
         self.tries += 1
         if text.strip() == self.answer:
             return Turn(reward=1.0, done=True, log={"tries": self.tries})

@@ -1,7 +1,8 @@
-"""Program that runs code in this process inside the sandbox, so that the code can only compute.
+"""Program that enters the sandbox and then runs code in its own process, so that the code can only compute.
 
-Run as ``python -m rlflow.rewards.environments.shipped.sandbox PARENT FOLDER MEGABYTES SECONDS FILE``, by the
-process PARENT, with which it ends. FILE contains the code, and standard input belongs to the code.
+Run as ``python -m rlflow.rewards.environments.shipped.sandbox PARENT FOLDER MEGABYTES SECONDS FILE``. PARENT
+is the id of the parent process, with which this process ends. FILE contains the code. Standard input is left
+for the code.
 """
 
 from __future__ import annotations

@@ -21,20 +21,20 @@ OUTPUT = 1 << 20  # most bytes of each stream that are kept; the rest is read an
 
 
 class Ended(NamedTuple):
-    """How the code ended."""
+    """The result of running code: how it ended, and its output."""
 
-    late: bool  # whether it was killed at its deadline
-    code: int  # exit code, or the negative number of the signal that ended it
+    late: bool  # whether the process was killed at its deadline
+    code: int  # exit code; if a signal ended the process, the negative number of the signal
     stdout: str
     stderr: str
     seconds: float
 
 
 def ended(code: str, folder: str, megabytes: int, seconds: float, stdin: str = "") -> Ended:
-    """Run code in ``folder``, whose files it may read.
+    """Run code in ``folder``, whose files the code may read, and return its output and how it ended.
 
-    ``megabytes``: limit of its memory. ``seconds``: it is killed after this time. Raises OSError, and
-    UnicodeEncodeError for texts with lone surrogates.
+    ``megabytes``: limit on the code's memory. ``seconds``: time after which the code is killed. ``stdin``:
+    text for its standard input. Raises OSError, and UnicodeEncodeError for texts with lone surrogates.
     """
     with (
         tempfile.NamedTemporaryFile(dir=Path(folder).parent) as source,
@@ -74,7 +74,7 @@ def ended(code: str, folder: str, megabytes: int, seconds: float, stdin: str = "
 
 
 class _Stream:
-    """Reads a stream to its end in a thread, and keeps its beginning."""
+    """Reads a stream to its end in a thread, and keeps the first OUTPUT bytes."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._kept, self._stream = bytearray(), stream
@@ -87,6 +87,6 @@ class _Stream:
                 self._kept += data[: OUTPUT - len(self._kept)]
 
     def text(self) -> str:
-        """Wait for the end of the stream, and return the kept text."""
+        """Wait for the end of the stream, and return the text that was kept."""
         self._thread.join()
         return self._kept.decode(errors="replace")

@@ -28,7 +28,8 @@ class Corpus:
         self.index = BM25(self.passages)
 
     def best(self, query: str, count: int) -> list[str]:
-        """Return the passages that match a query best, best first; empty for a query without words."""
+        """Return the ``count`` passages that match a query best, best first; empty for a query without
+        words."""
         return [self.passages[number] for number, _ in self.index.ranked(query, count)]
 
 
@@ -39,7 +40,7 @@ class Retriever:
         self.url = url
 
     def best(self, query: str, count: int) -> list[str]:
-        """Return the passages that match a query best, best first.
+        """Return the ``count`` passages that match a query best, best first.
 
         Raises ConnectionError or ValueError if the server fails.
         """
@@ -52,7 +53,7 @@ class Retriever:
 
 @functools.lru_cache(maxsize=4)
 def corpus_of(file: Path) -> Corpus:
-    """Return the corpus in a file, indexed once for all episodes of a process."""
+    """Return the corpus in a file. It is indexed once for all episodes in a process."""
     return Corpus(file)
 
 
@@ -80,7 +81,8 @@ class Search:
         self.searches = 0
 
     def step(self, text: str) -> Turn:
-        """Run the last search of a turn, or end the episode with its answer."""
+        """Run the last search in a turn and return its passages as the next message, or end the episode if
+        the turn has an answer."""
         if ANSWERED.search(text):
             return Turn(done=True, log={"searches": self.searches})
         queries = ASKED.findall(text)
