@@ -47,7 +47,9 @@ def load(folder=None):
 
 
 def mismatch(got, want, rtol=1e-6, atol=1e-8):
-    """Return None if both are equal within tolerance (NaN equals NaN), else a line with the difference."""
+    """Compare two values, which may be nested. Return None if they are equal within tolerance (NaN equals NaN),
+    else a line that describes the first difference.
+    """
     if isinstance(want, dict):
         for k in want:
             m = mismatch(got[k], want[k], rtol, atol)

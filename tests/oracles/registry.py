@@ -1,8 +1,8 @@
-"""The recorded cases and the verdict of each: compared directly, compared after a named transformation, or
-not ours.
+"""The recorded cases, and the verdict of each case: pass, transformed or not ours.
 
-A test module assigns cases to rlflow's own functions with ``as_is``, ``transformed`` and ``not_ours``. An
-assigned test fails unless it compares every output of its case, except the outputs in ``BESIDE``.
+A test module assigns cases to its tests with the decorators ``as_is`` and ``transformed``, and marks cases
+with ``not_ours``. An assigned test fails unless it compares every output of its case, except the outputs in
+``BESIDE``.
 """
 
 import functools
@@ -19,7 +19,7 @@ from rlflow.training.objective import MinibatchTotals, row_weights, weighted_sum
 FOLDER = Path(__file__).parent
 oracle_io = load(FOLDER / "oracle_io.py")
 BESIDE = {  # outputs outside the compared arithmetic
-    "metrics": "what a peer logs",
+    "metrics": "logged",
     "clipfrac": "logged",
     "clip_ratio": "logged",
     "ppo_kl": "logged",
@@ -51,8 +51,10 @@ class Case:
     compared: set[str] = field(default_factory=set)
 
     def agrees(self, where=None, rtol=0.0, atol=0.0, **got):
-        """Check that each output equals the recorded one, or equals it at the rows or entries ``where``,
-        within the case's tolerance or a wider one.
+        """Check that each output in ``got`` equals the recorded output of the same name.
+
+        where: bool, the rows or entries to compare; None compares all. rtol and atol widen the case's
+        tolerances. Raises AssertionError at the first difference.
         """
         for name, value in got.items():
             want = self.expected[name]
@@ -63,7 +65,7 @@ class Case:
 
     @functools.cached_property
     def mask(self):
-        """Return the mask under any of its names in the peers; all True if the case has no mask."""
+        """bool [rows, T]: the case's mask, whose name depends on the peer; all True if the case has none."""
         names = ("response_mask", "loss_mask", "action_mask", "completion_mask", "mask")
         found = next((self.inputs[name] for name in names if name in self.inputs), None)
         tokens = next(x for x in self.inputs.values() if isinstance(x, torch.Tensor) and x.dim() == 2)
@@ -71,14 +73,14 @@ class Case:
 
     @functools.cached_property
     def group(self):
-        """int64 [rows]: groups numbered in the order of their names."""
+        """int64 [rows]: the number of each row's group, in the alphabetical order of the groups' names."""
         index = self.inputs["index"]
         return torch.tensor([sorted(set(index)).index(name) for name in index])
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Pass, transformed or not ours; the reason; and the comparing test."""
+    """The kind (pass, transformed or not ours), the reason, and the test that compares the case."""
 
     kind: str
     why: str = ""
@@ -100,8 +102,9 @@ def as_is(*names):
 
 
 def transformed(why, *names):
-    """Assign these cases to the test, which transforms inputs or outputs before it compares. why: for all of
-    ``names``, or by name.
+    """Assign these cases to the test, which transforms inputs or outputs before it compares.
+
+    why: the reason for all of ``names``, or a dictionary from the name of a case to its reason.
     """
     return lambda test: _tied(
         test, why if isinstance(why, dict) else dict.fromkeys(names, why), "transformed"
@@ -109,7 +112,7 @@ def transformed(why, *names):
 
 
 def not_ours(why, *names):
-    """Mark cases for which rlflow has nothing to compare."""
+    """Mark cases that no function of rlflow can be compared with."""
     for name in names:
         _place(name, Verdict("not ours", why))
 
@@ -132,7 +135,9 @@ def _tied(test, whys, kind):
 
 
 def _place(name, verdict):
-    """Return where a case is assigned. Each case has one place. pytest and the page may both load a module."""
+    """Record the verdict of a case. Raise KeyError for an unknown case, and ValueError for a second, different
+    verdict. The same verdict may come twice, because both pytest and the test of the page load each module.
+    """
     if name not in CASES:
         raise KeyError(f"there is no recorded case '{name}'")
     if VERDICTS.setdefault(name, verdict) != verdict:
@@ -140,6 +145,6 @@ def _place(name, verdict):
 
 
 def averaged(value, mask, mean):
-    """Return the objective of a full minibatch, with rlflow's own divisors."""
+    """Return the mean of a loss over a full minibatch, 0-d, with rlflow's own divisors."""
     counts = mask.sum(1)
     return weighted_sum(value, mask, row_weights(counts, mean, MinibatchTotals.of(counts)), mean)

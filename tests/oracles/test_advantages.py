@@ -23,8 +23,8 @@ def several(case):
 
 
 def compared(case, advantages, **options):
-    """Compare both outputs: verl's estimators without a critic return the advantages a second time, as
-    returns.
+    """Compare rlflow's advantages with the recorded advantages, and with the recorded returns if there are
+    any: verl's estimators without a critic return the advantages a second time, as returns.
     """
     case.agrees(
         **{name: advantages * case.mask for name in ("advantages", "returns") if name in case.expected},
@@ -33,14 +33,22 @@ def compared(case, advantages, **options):
 
 
 def adding(epsilon, scores, group):
-    """Return the factor between rlflow's deviation + 1e-4 and a deviation + epsilon."""
+    """Return (sd + 1e-4) / (sd + epsilon), [rows, 1]; sd is the standard deviation of each row's group."""
     return ((group_std(scores, group) + 1e-4) / (group_std(scores, group) + epsilon))[:, None]
 
 
 ALONE = (
-    "The peer keeps the raw score of a group's only response; rlflow gives it advantage 0. The test "
-    "skips such responses"
+    "If a group has only one response, the peer's advantage is the raw score and rlflow's is 0. The test "
+    "compares all other groups"
 )
+
+
+def divided(epsilon):
+    """Return the reason of a case whose peer adds ``epsilon`` to the standard deviation."""
+    return (
+        f"The peer divides by sd + {epsilon}, rlflow by sd + 1e-4; sd is the standard deviation of the "
+        f"group's scores. The test multiplies rlflow's advantages by (sd + 1e-4) / (sd + {epsilon})"
+    )
 
 
 def grpo_of_verl(case):
@@ -49,11 +57,8 @@ def grpo_of_verl(case):
 
 
 @transformed(
-    f"The peer adds 1e-6 to the deviation, rlflow 1e-4; the test multiplies by the quotient. {ALONE}",
-    "verl-grpo-1",
-    "verl-grpo-3",
-    "verl-grpo-vec",
-    "inv-grpo-perm",
+    dict.fromkeys(("verl-grpo-1", "verl-grpo-3", "verl-grpo-vec"), f"{divided('1e-6')}. {ALONE}")
+    | {"inv-grpo-perm": f"The peer here is verl, whose conventions the case uses. {divided('1e-6')}. {ALONE}"}
 )
 def test_grpo(case):
     compared(case, grpo_of_verl(case), where=several(case))
@@ -63,11 +68,12 @@ def test_grpo(case):
 @transformed(
     {
         "verl-rloo-1": (
-            "The peer keeps the raw score of a group's only response; rlflow excludes it from the "
-            "update (NaN)"
+            "If a group has only one response, the peer's advantage is the raw score; rlflow's is NaN, which "
+            "excludes the response from the update. The test compares all other groups"
         ),
         "verl-rloo-2": (
-            "The peer gives a group's only response advantage 0; rlflow excludes it from the update (NaN)"
+            "If a group has only one response, the peer's advantage is 0; rlflow's is NaN, which excludes "
+            "the response from the update. The test compares all other groups"
         ),
     }
 )
@@ -85,9 +91,9 @@ def test_opo(case):
 
 
 @transformed(
-    "The peer's alpha counts rows with a score other than 0; rlflow's alpha counts rows in groups of "
-    "unequal scores. The test counts both and multiplies by the quotient. "
-    f"{ALONE}",
+    "The peer multiplies advantages by rows / (rows with a nonzero score), rlflow by rows / (rows in groups of "
+    "unequal scores). The test divides rlflow's advantages by rlflow's factor and multiplies them by the peer's "
+    f"factor. {ALONE}",
     "verl-gpg-1",
 )
 def test_gpg(case):
@@ -97,16 +103,18 @@ def test_gpg(case):
         for score, mine in zip(scores, groups, strict=True)
     )
     ours, theirs = len(scores) / unequal, len(scores) / sum(score != 0 for score in scores)
-    assert ours != theirs  # so that the quotient is meaningful
+    assert ours != theirs  # otherwise the factor would be 1, and the test would not check it
     advantages, metrics = gpg.compare(scores_of(case), case.group, case.mask)
     assert float(metrics["alpha"]) == pytest.approx(ours, rel=1e-12)
     compared(case, advantages * theirs / ours, where=several(case))
 
 
 @transformed(
-    "The peer whitens GRPO's advantages, and adds 1e-6 to the deviation; the test does both. "
-    f"{ALONE.partition('. ')[0]}"
-    ". The test uses the raw score before it whitens",
+    "The peer whitens GRPO's advantages. Before that, the peer divides by sd + 1e-6 and rlflow by sd + 1e-4; sd "
+    "is the standard deviation of the group's scores. "
+    f"{ALONE.partition('. ')[0]}. "
+    "The test changes rlflow's GRPO advantages to have the peer's divisor, and the raw score in groups of one "
+    "response. The test then whitens them with rlflow's `whiten`",
     "verl-gdpo-1",
 )
 def test_grpo_whitened(case):
@@ -116,8 +124,9 @@ def test_grpo_whitened(case):
 
 
 @transformed(
-    "The peer's k is the size of the group, so only the best response has an advantage, and it "
-    "divides by the group's deviation + 1e-6. The test divides",
+    "The peer's k is the size of the group, so only the best response has an advantage. The peer also divides "
+    "by sd + 1e-6; sd is the standard deviation of the group's scores. The test calls rlflow with k = 10, for "
+    "which rlflow uses the size of each group, and divides rlflow's advantages by sd + 1e-6",
     "verl-passk-1",
 )
 def test_pass_at_k(case):
@@ -134,7 +143,9 @@ def test_reinforce_pp(case):
 
 
 @transformed(
-    f"{ALONE.partition('. ')[0]}. The test uses the raw score before it whitens", "verl-rfpp-baseline-1"
+    "If a group has only one response, the peer does not subtract the group's mean, so the raw score remains; "
+    "rlflow subtracts it, so 0 remains. The test replaces this 0 with the raw score and then whitens",
+    "verl-rfpp-baseline-1",
 )
 def test_reinforce_pp_with_the_baseline(case):
     centred = torch.where(several(case), reinforce_pp.centre(scores_of(case), case.group), scores_of(case))
@@ -152,8 +163,10 @@ def test_remax(case):
 
 
 @transformed(
-    "The peer clips the difference of scores, and charges each token only its own KL. The test clips "
-    "the difference first and adds the KL afterwards",
+    "The peer subtracts the greedy response's score from the sampled response's score and clips the difference. "
+    "The peer adds to each token only the token's own KL reward; rlflow also adds the KL rewards of later "
+    "tokens. The test calls rlflow without KL and with the clipped difference as the score, and then adds each "
+    "token's own KL reward",
     "remax-returns-1.0",
 )
 def test_remax_of_its_authors(case):
@@ -194,35 +207,33 @@ def test_grpo_of_responses(case):
     row_compared(case, compare(*rows_of(case), deviation=True))
 
 
-@transformed(
-    {
-        "nemo-grpo-loo0-norm1": (
-            "The peer adds 1e-6 to the deviation, rlflow 1e-4; the test multiplies by the quotient"
-        )
-    }
-)
+@transformed(divided("1e-6"), "nemo-grpo-loo0-norm1")
 def test_grpo_with_another_epsilon(case):
     scores, group, mask = rows_of(case)
     row_compared(case, compare(scores, group, mask, deviation=True) * adding(1e-6, scores, group))
 
 
-@transformed(
-    "The peer adds 1e-8 to the deviation, rlflow 1e-4; the test multiplies by the quotient", "oat-grpo"
-)
+@transformed(divided("1e-8"), "oat-grpo")
 def test_grpo_of_the_authors_of_dr_grpo(case):
     scores, group, mask = rows_of(case)
     row_compared(case, compare(scores, group, mask, deviation=True) * adding(1e-8, scores, group))
 
 
-@transformed("The peer divides by the deviation of the complete batch. The test divides", "trl-adv-3")
+@transformed(
+    "The peer divides by sd + 1e-4, where sd is the standard deviation of all scores in the batch; rlflow uses "
+    "the standard deviation of the group's scores. The test calls rlflow without the division, and then divides "
+    "rlflow's advantages by the peer's sd + 1e-4",
+    "trl-adv-3",
+)
 def test_grpo_with_the_deviation_of_the_batch(case):
     scores, group, mask = rows_of(case)
     row_compared(case, compare(scores, group, mask, deviation=False) / (scores.std() + 1e-4))
 
 
 @transformed(
-    "The peer divides by a leave-one-out deviation, and not at all in groups of two. The test "
-    "computes the deviation of the other rows for each row",
+    "In groups of more than two responses, the peer divides a response's RLOO advantage by sd + 1e-6, where sd "
+    "is the standard deviation of the other responses' scores; rlflow does not divide. The test divides "
+    "rlflow's advantages in the same way",
     "nemo-grpo-loo1-norm1",
 )
 def test_leave_one_out_with_a_deviation(case):
@@ -238,8 +249,9 @@ def test_leave_one_out_with_a_deviation(case):
 
 
 @transformed(
-    "The peer normalises each of several rewards, sums them, and normalises over the batch. GRPO's "
-    "stage normalises each reward; the test does the rest",
+    "The peer normalises each of several rewards in its group, adds them with weights, and normalises the sum "
+    "over the batch. The test normalises each reward with rlflow's GRPO stage, and computes the weighted sum "
+    "and the second normalisation itself",
     "trl-adv-5",
 )
 def test_several_rewards(case):
@@ -259,7 +271,11 @@ def test_rloo_of_responses(case):
     row_compared(case, rloo.compare(*rows_of(case)))
 
 
-@transformed("The peer clips the scores first. The test clips them", "trl-rloo-3")
+@transformed(
+    "The peer clips the scores before it subtracts the KL penalty; rlflow does not clip scores. The test clips "
+    "the scores in rlflow's input",
+    "trl-rloo-3",
+)
 def test_rloo_with_kl_in_the_score(case):
     scores, group, mask = rows_of(case)
     inputs = case.inputs
@@ -271,9 +287,10 @@ def test_rloo_with_kl_in_the_score(case):
 
 
 @transformed(
-    "The peer charges each token only its own KL and whitens by a biased deviation; rlflow's "
-    "REINFORCE++ accumulates the KL of later tokens. The test uses its parts without the "
-    "accumulation, multiplied by sqrt(n / (n - 1))",
+    "The peer subtracts from each token only this token's KL penalty; rlflow's REINFORCE++ also subtracts the "
+    "penalties of later tokens. The peer whitens with the biased standard deviation (divisor n), rlflow with "
+    "the unbiased one (divisor n - 1); n is the number of tokens. The test calls rlflow's functions without "
+    "the sum over later tokens, and multiplies the whitened result by sqrt(n / (n - 1))",
     "nemo-rfpp-1",
 )
 def test_reinforce_pp_without_accumulation(case):

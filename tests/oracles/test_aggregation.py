@@ -29,8 +29,8 @@ def test_means(case):
 
 
 SUM = (
-    "The peer has a sum, which grows with the batch; rlflow has means. The test multiplies by the "
-    "number of tokens"
+    "The peer's loss is a sum over tokens, which grows with the batch; rlflow's losses are means. The test "
+    "multiplies rlflow's mean over tokens by the number of tokens"
 )
 
 
@@ -41,7 +41,8 @@ def test_a_sum(case):
 
 
 @transformed(
-    "The peer divides by the padded width, rlflow by a given number. The test gives the width",
+    "The peer divides a response's sum by the padded width of the batch, rlflow by a number from the settings. "
+    "The test sets this number to the padded width",
     "verl-agg-seq-mean-token-sum-norm-local",
 )
 def test_a_mean_over_the_padding(case):
@@ -50,8 +51,8 @@ def test_a_mean_over_the_padding(case):
 
 
 SHARE = (
-    "The peer multiplies one rank's share by the number of ranks, because its engine averages over "
-    "ranks; rlflow sums. The test multiplies"
+    "The peer multiplies the loss of a rank by the number of ranks, because its engine averages over ranks; "
+    "rlflow sums over ranks. The test multiplies rlflow's loss by the number of ranks"
 )
 
 

@@ -27,8 +27,9 @@ def test_the_advantage_is_minus_the_reverse_kl(case):
 
 
 @transformed(
-    "The peer has a KL coefficient and other advantages, and its list of the teacher has one more "
-    "entry. The test multiplies, adds, and shifts by one",
+    "The peer multiplies the negative reverse KL by a KL coefficient and adds it to other advantages; its list "
+    "of teacher log-probs has one more entry at the start. The test drops this entry, multiplies rlflow's "
+    "advantages by the coefficient, and adds the other advantages",
     "tinker-opd-1",
 )
 def test_the_reverse_kl_next_to_other_advantages(case):
@@ -40,13 +41,20 @@ def test_the_reverse_kl_next_to_other_advantages(case):
     )
 
 
+SUMMED = (
+    "The peer's loss is a sum over the vocabulary; rlflow's loss is the policy gradient of the sampled token. "
+    "The test computes the expectation of rlflow's loss over all tokens of the vocabulary"
+)
+
+
 @transformed(
-    "The peer sums over the vocabulary; rlflow has the policy gradient of a sampled token. The test "
-    "takes the expectation over every token",
+    f"{SUMMED}, and compares the value and the gradient of this expectation",
     "trl-gkd-1.0",
 )
 def test_the_expected_gradient_equals_the_reverse_kl_gradient(case):
-    """Σ over tokens of their probability × the loss and its gradient, at a ratio of 1."""
+    """Compare the loss, summed over the vocabulary with the student's probabilities as weights, and the
+    gradient of this sum, at a policy ratio of 1.
+    """
     logits, mask = case.inputs["student_logits"].clone().requires_grad_(), case.inputs["labels"] != -100
     student, teacher = logits.log_softmax(-1), case.inputs["teacher_logits"].log_softmax(-1)
     advantages, _ = distill.judge(
@@ -62,8 +70,8 @@ def test_the_expected_gradient_equals_the_reverse_kl_gradient(case):
 
 
 @transformed(
-    "The peer sums over the vocabulary; rlflow has the policy gradient of a sampled token. The test "
-    "takes the expectation over every token, and the divergence from the logged metric",
+    f"{SUMMED}, and compares the gradient of this expectation. The test compares the peer's loss value with the "
+    "expectation of rlflow's logged metric `divergence`",
     "trl-gkd-0.0",
     "trl-gkd-0.1",
     "trl-gkd-0.5",
@@ -84,5 +92,12 @@ def test_the_expected_gradient_equals_the_generalised_jsd_gradient(case):
     case.agrees(loss=over_vocabulary(metrics["divergence"]), grad_student_logits=gradient)
 
 
-not_ours("forward KL over the teacher's most probable tokens", "verl-opd-topk-1")
-not_ours("weights tokens by the share of the disagreement in later tokens", "trl-iwopd-1")
+not_ours(
+    "A loss that rlflow does not have: the forward KL over only the teacher's most probable tokens",
+    "verl-opd-topk-1",
+)
+not_ours(
+    "A loss that rlflow does not have: each token has a weight, the share of the disagreement between teacher "
+    "and student that is in later tokens",
+    "trl-iwopd-1",
+)

@@ -18,12 +18,15 @@ as_is, transformed, not_ours, averaged = (
 
 
 def verl_weights(case, stage, **settings):
-    """Return the weights of a case with log-ratios; outside the mask verl's weights are 0, rlflow's 1."""
+    """Return rlflow's weights for a case that records log-ratios, with 0 outside the mask as in verl."""
     log_ratio = case.inputs["log_ratio"]
     return stage(log_ratio, torch.zeros_like(log_ratio), case.mask, **settings) * case.mask
 
 
-OUTSIDE = "Outside the mask the peer has 0, rlflow 1. The test masks"
+OUTSIDE = (
+    "Outside the mask, the peer's weights are 0 and rlflow's weights are 1. The test sets rlflow's weights "
+    "outside the mask to 0"
+)
 
 
 @transformed(OUTSIDE, "verl-tis-token")
@@ -37,7 +40,9 @@ def test_masked(case):
 
 
 @transformed(
-    f"{OUTSIDE}. The peer also divides by the mean over responses. The test divides", "verl-tis-seq-norm"
+    f"{OUTSIDE}. The peer also divides the weights by their mean over responses. The test divides rlflow's "
+    "weights by their mean over responses",
+    "verl-tis-seq-norm",
 )
 def test_truncated_by_response(case):
     weights = verl_weights(case, truncated_weights, cap=2.0, ratio="sequence")
@@ -65,7 +70,8 @@ def test_weights_of_tokens(case):
 
 
 @transformed(
-    "The peer has one number per response, rlflow one per token. The test reads the first token",
+    "The peer returns one weight per response; rlflow returns this weight at each token. The test compares the "
+    "weight at the first token",
     "trl-is-sequence_truncate-None",
     "trl-is-sequence_mask-None",
 )
@@ -80,8 +86,9 @@ BANDS = {
 
 
 @transformed(
-    "The peer has a mask from bounds on the inverse ratio; rlflow has weights of 0. The test inverts "
-    "the bounds and compares which weights are 0",
+    "The peer returns a mask, and its bounds are bounds on the inverse of rlflow's ratio. rlflow returns "
+    "weights, and rejects with a weight of 0. The test calls rlflow with the inverted bounds, and checks that "
+    "rlflow's weight is 0 exactly where the peer's mask is 0",
     *BANDS,
 )
 def test_rejected_responses(case):
@@ -95,11 +102,21 @@ KINDS = {
 }
 
 
+REJECTED = (
+    "The peer returns a mask; rlflow returns weights, and rejects with a weight of 0. The test checks that "
+    "rlflow's weight is 0 exactly where the peer's mask is 0"
+)
+
+
 @transformed(
-    "The peer has a mask; rlflow has weights of 0. The test compares which weights are 0. If the peer "
-    "joins two rules with 'and', the first is a band of ratios: the test inverts its bounds and "
-    "applies one stage after the other",
-    *KINDS,
+    dict.fromkeys(KINDS, REJECTED)
+    | {
+        "verl-rs-token_k1+seq_max_k3": (
+            f"{REJECTED}. The peer rejects a token if the inverse of rlflow's ratio is outside bounds, and a "
+            "response if its largest KL estimate is above a limit. The test calls rlflow's `masked_weights` with "
+            "the inverted bounds, and passes its weights to `rejected_weights` with the limit"
+        )
+    }
 )
 def test_responses_rejected_by_kl(case):
     log_ratio = case.inputs["log_ratio"]
@@ -139,8 +156,9 @@ def test_ppo_with_the_geometric_mean_of_responses_in_a_band(case):
 
 
 @transformed(
-    "The peer drops responses by their geometric mean, and the tokens of others keep their own ratio. "
-    "The test multiplies the two",
+    "The peer drops a response if the geometric mean of its importance ratios is outside a band. In the other "
+    "responses, the weight of a token is the token's own ratio. The test computes the token ratios with "
+    "rlflow's `truncated_weights`, and sets them to 0 in responses that rlflow's `masked_weights` drops",
     "orlhf-pl-7",
 )
 def test_ppo_without_the_responses_outside_a_band(case):
@@ -150,6 +168,18 @@ def test_ppo_without_the_responses_outside_a_band(case):
     weighted(case, truncated_weights(*columns, cap=torch.inf) * kept)
 
 
-not_ours("drops responses that have a negative advantage and have drifted", "slime-opsm-1", "trl-opsm-1")
-not_ours("logged metrics of the drift between sampler and trainer", "verl-offpolicy-metrics")
-not_ours("estimates log-probs under weights between two versions", "areal-prox-1")
+not_ours(
+    "A rule that rlflow does not have: it drops a response if the advantage is negative and the policy has "
+    "drifted too far from the sampler on this response",
+    "slime-opsm-1",
+    "trl-opsm-1",
+)
+not_ours(
+    "Logged metrics, which are not compared: they measure the drift between sampler and trainer",
+    "verl-offpolicy-metrics",
+)
+not_ours(
+    "An approximation that rlflow does not have: it estimates the log-probs of a policy between two weight "
+    "versions",
+    "areal-prox-1",
+)

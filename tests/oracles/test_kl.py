@@ -24,7 +24,9 @@ def inputs_of(case):
 
 
 def near(logprobs, reference, limit=20.0):
-    """Return a reference with a clamped log-ratio, because the peers clamp it before an estimator."""
+    """Return reference log-probs whose log-ratio to ``logprobs`` is within [-limit, limit]. Some peers clamp
+    the log-ratio before they compute an estimate.
+    """
     return logprobs + (reference - logprobs).clamp(-limit, limit)
 
 
@@ -35,7 +37,8 @@ def test_kl_without_a_clamp(case):
 
 
 @transformed(
-    "The peer clamps the log-ratio to 20 and the estimate to 10. The test clamps both",
+    "The peer clamps the log-ratio to [-20, 20] and the estimate to [-10, 10]; rlflow does not clamp. The test "
+    "clamps rlflow's log-ratio and estimate to the same ranges",
     "verl-kl-k3",
     "verl-kl-low_var_kl",
 )
@@ -44,14 +47,20 @@ def test_kl_clamped_on_both_sides(case):
     compared(case, logprobs, kl(logprobs, near(logprobs, reference), "k3").clamp(-10, 10))
 
 
-@transformed("The peer clamps to 10. The test clamps", "orlhf-kl-k1", "orlhf-kl-k3")
+@transformed(
+    "The peer clamps the estimate to [-10, 10]; rlflow does not clamp. The test clamps rlflow's estimate to the "
+    "same range",
+    "orlhf-kl-k1",
+    "orlhf-kl-k3",
+)
 def test_kl_clamped(case):
     logprobs, reference = inputs_of(case)
     compared(case, logprobs, kl(logprobs, reference, case.settings["kind"]).clamp(-10, 10))
 
 
 @transformed(
-    "The peer combines the clamped value of k3 with the gradient of k2. The test combines the two",
+    "The peer's estimate has the value of k3, clamped as in `verl-kl-k3`, and the gradient of k2. The test "
+    "combines rlflow's k3 and k2 in the same way",
     "verl-kl-k3+",
 )
 def test_kl_with_the_gradient_of_another(case):
@@ -61,8 +70,11 @@ def test_kl_with_the_gradient_of_another(case):
 
 
 @transformed(
-    "The peer clamps, and weights by exp(logp - sg(logp)) for the gradient of the expectation. The "
-    "test weights and clamps",
+    "The peer clamps the log-ratio to [-20, 20] and the estimate to [-10, 10]. The peer then multiplies the "
+    "estimate by exp(logp - sg(logp)), where sg stops the gradient. The value of this factor is 1; with the "
+    "factor, the gradient is that of the estimate's expectation. If the log-ratio is clamped, the factor has no "
+    "gradient. The test clamps rlflow's log-ratio and estimate to the same ranges, and multiplies the estimate "
+    "by the same factor",
     "nemo-kl-k1",
     "nemo-kl-k3",
 )
@@ -76,7 +88,8 @@ def test_kl_weighted_for_the_gradient_of_its_expectation(case):
 
 
 @transformed(
-    "The peer takes the ratio as input. The test derives the log-probs before the update from it",
+    "The peer takes the policy ratio as input, rlflow the log-probs before the update. The test computes these "
+    "log-probs from the ratio",
     "slime-kl-unbiased",
 )
 def test_kl_weighted_by_the_ratio(case):
@@ -84,7 +97,11 @@ def test_kl_weighted_by_the_ratio(case):
     case.agrees(kl=kl_penalty(now, now - ratio.log(), case.inputs["ref_logprob"], "k3-weighted"))
 
 
-@transformed("The peer has scores per token. The test adds them to the KL penalty", "verl-kl-reward")
+@transformed(
+    "The peer has one score per token, rlflow one per response. The test calls rlflow with scores of 0, and "
+    "adds the peer's scores to the result",
+    "verl-kl-reward",
+)
 def test_the_charge_on_rewards_of_tokens(case):
     inputs, none = case.inputs, torch.zeros(3, dtype=torch.float64)
     charge = ppo.charge_kl(
@@ -95,9 +112,13 @@ def test_the_charge_on_rewards_of_tokens(case):
 
 @transformed(
     {
-        "orlhf-klrew-1": "The peer charges padding too, and masks it later. The test compares under the mask",
+        "orlhf-klrew-1": (
+            "The peer subtracts the KL penalty at padding too, and masks padding later. The test compares only "
+            "tokens under the mask"
+        ),
         "orlhf-klrew-3": (
-            "The peer uses 0 for a KL coefficient below 0; rlflow refuses it. The test compares at 0"
+            "The peer uses 0 in place of a negative KL coefficient; rlflow refuses a negative coefficient. The "
+            "test calls rlflow with 0"
         ),
     }
 )
@@ -129,8 +150,8 @@ def test_a_negative_kl_coefficient_is_refused():
 
 @as_is("inv-kl-gradient")
 def test_the_expected_gradient_of_each_estimate(case):
-    """Over the full vocabulary k1 and k3 have the right value. As losses, k1 has no gradient and k2 has the
-    right gradient.
+    """Compare the expectation of each estimate over the vocabulary. k1 and k3 have the value of the KL. As
+    losses, k1 has a gradient of 0 and k2 has the gradient of the KL.
     """
     logits = case.inputs["logits"].clone().requires_grad_()
     logprobs = logits.log_softmax(0)

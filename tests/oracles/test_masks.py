@@ -36,8 +36,10 @@ class Recorded:
 
 
 def generated(ids, eos):
-    """Return (mask [T], stopped) of the local generator's decode loop over recorded tokens, which continue
-    after the end.
+    """Run the local generator's decode loop over recorded tokens, which continue after the end token ``eos``.
+
+    Returns the response's mask, padded to the number of recorded tokens, and whether the response ended with
+    ``eos``.
     """
     sampling = Sampling(max_tokens=len(ids), temperature=0.0)
     *_, (drawn, _) = decode(
@@ -67,7 +69,8 @@ def test_a_score_is_placed_on_the_last_masked_token(case):
 
 
 @transformed(
-    "The peer's rows begin with the prompt, which is part of the mask, and are padded. The test adds both",
+    "The peer's rows begin with the prompt, where the mask is 1, and end with padding. The test adds prompt and "
+    "padding to rlflow's tokens and mask",
     "searchr1-mask-1",
 )
 def test_tool_output_is_masked_out(case):

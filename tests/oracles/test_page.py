@@ -12,23 +12,25 @@ registry = load(FOLDER / "registry.py")
 INTRODUCTION = """\
 # Correctness
 
-rlflow's arithmetic is compared with {all} recorded results of other projects. Each case has inputs, settings, and the
-outputs and gradients that the other project's own code computed in the named version. `tests/oracles` has the cases,
-and one test module per subject. Each case is one of
+rlflow's arithmetic is compared with {all} recorded cases. A case contains inputs, settings, outputs and gradients.
+Another project's own code computed the outputs and gradients, in the version that the table names. If the source is
+`derived` ({derived} cases), they were instead derived from the mathematics. `tests/oracles` contains the cases, and one
+test module for each subject.
 
-- **pass** ({pass}): the test compares the recorded values;
-- **transformed** ({transformed}): the conventions differ. The test transforms inputs or outputs, as the last column
-  says, and then compares;
-- **not ours** ({not ours}): rlflow has nothing to compare with.
+Each case has a verdict:
 
-The first two kinds are {compared} cases. They compare rlflow's own stages, losses and averages in float64, or in
-float32 if the other project did. Each case has its own tolerance, mostly 1e-6 relative. Padding is compared only if
-both projects define it. Logged metrics of the other project are not compared. Cases of the source `derived` follow
-from the mathematics and come from no project.
+- **pass** ({pass}): the test compares rlflow's results with the recorded values.
+- **transformed** ({transformed}): the two projects use different conventions. The test first transforms inputs or
+  outputs, as the last column explains, and then compares.
+- **not ours** ({not ours}): rlflow has no function that the case could be compared with.
 
-Two more tests cover every algorithm. `tests/algorithms/test_invariance.py` checks that the order of rows, padding,
-micro-batches and repeated groups do not change results. `tests/algorithms/test_exact_gradient.py` compares expected
-gradients with true gradients, by enumeration.
+The tests of the first two kinds, {compared} cases, call rlflow's own stages, losses and averages. They compute in
+float64, or in float32 if the other project did. Each case has its own tolerance, in most cases 1e-6 relative. Values at
+padding are compared only if both projects define them. Metrics that the other project logs are not compared.
+
+Two more test modules cover every algorithm. `tests/algorithms/test_invariance.py` checks that results do not depend on
+the order of rows, padding, micro-batches or repeated groups. `tests/algorithms/test_exact_gradient.py` enumerates all
+responses of a small problem and compares the expected gradient with the true gradient.
 
 `tests/oracles/test_page.py` writes this page. In the last column, *peer* is the other project.
 """
@@ -48,7 +50,8 @@ def compared():
 def written():
     verdicts = placed()
     counts = Counter(verdict.kind for verdict in verdicts.values())
-    lines = [INTRODUCTION.format(all=len(registry.CASES), compared=compared(), **counts)]
+    derived = sum(case.peer == "derived" for case in registry.CASES.values())
+    lines = [INTRODUCTION.format(all=len(registry.CASES), compared=compared(), derived=derived, **counts)]
     lines += ["| case | function | source | verdict | difference |", "| --- | --- | --- | --- | --- |"]
     for name, case in registry.CASES.items():
         verdict, of = (

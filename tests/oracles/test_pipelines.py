@@ -33,12 +33,15 @@ def compared(case, advantages, returns):
 
 
 def biased(white, mask):
-    """Whiten by the biased deviation of the entries under the mask."""
+    """Rescale whitened entries from the unbiased standard deviation under the mask to the biased one."""
     count = mask.sum()
     return white * (count / (count - 1)).sqrt()
 
 
-BIASED = "The peer has a biased deviation. The test multiplies by sqrt(n / (n - 1))"
+BIASED = (
+    "The peer whitens with the biased standard deviation (divisor n), rlflow with the unbiased one (divisor "
+    "n - 1); n is the number of tokens. The test multiplies rlflow's advantages by sqrt(n / (n - 1))"
+)
 
 
 @as_is("orlhf-pipe-drgrpo")
@@ -48,7 +51,8 @@ def test_dr_grpo(case):
 
 
 @transformed(
-    "The peer adds 1e-9 to the deviation, rlflow 1e-4; the test multiplies by the quotient",
+    "The peer divides by sd + 1e-9, rlflow by sd + 1e-4; sd is the standard deviation of the group's scores. The "
+    "test multiplies rlflow's advantages by (sd + 1e-4) / (sd + 1e-9)",
     "orlhf-pipe-group",
 )
 def test_grpo(case):
@@ -59,8 +63,9 @@ def test_grpo(case):
 
 
 @transformed(
-    "The peer charges the KL per token after the baseline, rlflow in the score before it. The test "
-    "calls rlflow's parts in the peer's order",
+    "The peer first subtracts the baseline from the scores, and then the KL penalty from each token; rlflow first "
+    "subtracts the KL penalty from the scores, and then the baseline. The test calls rlflow's functions in the "
+    "peer's order",
     "orlhf-pipe-rloo",
 )
 def test_rloo(case):

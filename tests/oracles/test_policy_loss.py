@@ -32,12 +32,14 @@ def columns_of(case):
 
 
 def valued(loss, now, columns, **settings):
-    """Return the loss's value on the columns that it reads."""
+    """Call the loss with the new log-probs ``now`` and with the columns that it reads. Return its value
+    without its metrics.
+    """
     return loss(New(logprobs=now), *(columns.get(p.name) for p in loss.signature.columns), **settings)[0]
 
 
 def ppo_of(case, now, columns):
-    """Return PPO's loss. By default verl's loss clips a negative advantage on both sides."""
+    """Return PPO's loss; for verl's cases with the dual clip at 3, which is verl's default."""
     return valued(ppo.policy_loss, now, columns, clip=0.2, dual=3.0 if case.peer == "verl" else None)
 
 
@@ -83,7 +85,11 @@ def test_ppo_per_token(case):
     case.agrees(loss=value, grad_ppo_kl=torch.autograd.grad(value.sum(), moved)[0])
 
 
-@transformed("The peer clamps the log-ratio to 20. The test clamps it in the input", "verl-ppo-3")
+@transformed(
+    "The peer clamps the log-ratio to [-20, 20]; rlflow does not clamp. The test passes rlflow new log-probs "
+    "whose log-ratio is clamped to this range",
+    "verl-ppo-3",
+)
 def test_dual_clip(case):
     now, columns = now_of(case), columns_of(case)
     near = columns["logprobs"] + (now - columns["logprobs"]).clamp(-20, 20)
@@ -91,8 +97,8 @@ def test_dual_clip(case):
 
 
 @transformed(
-    "The peer multiplies one rank's share by the four ranks, because its engine averages over ranks; "
-    "rlflow sums. The test multiplies",
+    "The peer multiplies the loss of each of four ranks by 4, because its engine averages over ranks; rlflow "
+    "sums over ranks. The test multiplies rlflow's loss by 4",
     "verl-ppo-5",
 )
 def test_ppo_on_one_rank_of_four(case):
@@ -148,7 +154,10 @@ def test_the_parts_sum_up_to_the_full_loss(case):
 # -- CISPO
 # ------------------------------------------------------------------------------------------------------------
 
-DELTA = "The peer's bound is relative to 1; rlflow's is the largest ratio itself"
+DELTA = (
+    "The peer's setting is the distance of the largest ratio from 1; rlflow's setting is the largest ratio "
+    "itself. The test adds 1 to the peer's setting"
+)
 
 
 @transformed(DELTA, "verl-cispo-1")
@@ -175,9 +184,8 @@ def test_cispo_per_token(case):
 
 
 @transformed(
-    f"{DELTA}"
-    ". The peer also has a lower bound. The test moves the old log-probs so that every ratio is above "
-    "it",
+    f"{DELTA}. The peer also clamps small ratios to a lower bound; rlflow has no lower bound. The test lowers "
+    "old log-probs so that these ratios equal the bound",
     "verl-cispo-3",
 )
 def test_cispo_with_a_lower_bound(case):
@@ -209,17 +217,24 @@ def test_reinforce(case):
 # -- a KL term in the loss
 # ---------------------------------------------------------------------------------------------------------
 
-WEIGHTED = "The peer weights k3 by exp(logp - sg(logp)), which has the gradient of k2"
+WEIGHTED = (
+    "The peer adds k3 times exp(logp - sg(logp)) to the loss, where sg stops the gradient: this product has the "
+    "value of k3 and the gradient of k2"
+)
 
 
 def exchanged(case, now, beta):
-    """Return the constant that turns k2 into k3 without an effect on the gradient."""
+    """Return beta times the mean of k3 - k2, a constant without a gradient. If the loss contains k2, adding
+    this constant replaces the value of k2 with the value of k3.
+    """
     new, reference = now.detach(), case.inputs["ref_log_prob"]
     return beta * averaged(kl(new, reference, "k3") - kl(new, reference, "k2"), case.mask, "tokens")
 
 
 @transformed(
-    f"{WEIGHTED}. The test uses GRPO with k2 and replaces its value by that of k3", "nemo-pg-1", "nemo-pg-3"
+    f"{WEIGHTED}. The test calls rlflow's GRPO loss with k2, and replaces the value of k2 with the value of k3",
+    "nemo-pg-1",
+    "nemo-pg-3",
 )
 def test_grpo_with_kl(case):
     now, columns, beta = now_of(case), columns_of(case), case.settings["reference_policy_kl_penalty"]
@@ -243,7 +258,11 @@ def test_grpo_with_k3(case):
     compared(case, now, averaged(value, case.mask, "tokens"))
 
 
-@transformed(f"{DELTA}. {WEIGHTED}. The test adds k2 and replaces its value by that of k3", "nemo-pg-5")
+@transformed(
+    f"{DELTA}. {WEIGHTED}. The test adds k2 to rlflow's CISPO loss, and replaces the value of k2 with the value "
+    "of k3",
+    "nemo-pg-5",
+)
 def test_cispo_with_kl(case):
     now, settings = now_of(case), case.settings
     beta = settings["reference_policy_kl_penalty"]
@@ -257,8 +276,8 @@ def test_cispo_with_kl(case):
 
 
 def is_masked(case, columns, form, share, **band):
-    """Return for each token whether it is masked. The quota exceeds the tokens of the band, so there is no
-    random choice.
+    """Return for each token whether Clip-Cov or KL-Cov selects it. There is no random choice: the cases of
+    Clip-Cov allow more tokens than the band contains.
     """
     chance = torch.Generator().manual_seed(0)
     return clip_cov.hold(
@@ -293,8 +312,8 @@ def test_clip_cov(case):
 
 
 @transformed(
-    "The peer chooses tokens by their current log-probs, rlflow by the log-probs before the update. "
-    "The test gives rlflow the current ones",
+    "The peer selects tokens by the current log-probs, rlflow by the log-probs before the update. The test "
+    "passes the current log-probs to rlflow's selection",
     "verl-klcov-1",
 )
 def test_kl_cov(case):
@@ -321,6 +340,13 @@ def test_sapo(case):
     )
 
 
-not_ours("VESPO: a gamma density of the sequence's ratio", "trl-loss-vespo")
-not_ours("DRO: a squared log-ratio", "verl-dro-1")
-not_ours("DPPO: clips by divergence", "verl-dppo-tv-1", "verl-dppo-kl-1")
+not_ours(
+    "A loss that rlflow does not have: VESPO weights a response by a gamma density of its ratio",
+    "trl-loss-vespo",
+)
+not_ours("A loss that rlflow does not have: DRO penalises the squared log-ratio", "verl-dro-1")
+not_ours(
+    "A loss that rlflow does not have: DPPO clips by a divergence instead of the ratio",
+    "verl-dppo-tv-1",
+    "verl-dppo-kl-1",
+)

@@ -18,7 +18,7 @@ as_is, transformed, not_ours, averaged = (
 
 
 def pairs(chosen, rejected):
-    """Return rows of one token with the log-prob of the full response: chosen and rejected alternate."""
+    """Return the responses' log-probs as rows of one token, [rows, 1]; chosen and rejected rows alternate."""
     return torch.stack([chosen, rejected], 1).reshape(-1, 1)
 
 
@@ -40,7 +40,8 @@ def test_dpo(case):
 
 
 @transformed(
-    "This is DPO with the policy of the previous iteration as the reference. The test uses that reference",
+    "SPIN is DPO with the policy of the previous iteration as the reference. The test calls rlflow's DPO loss "
+    "with that policy's log-probs as the reference log-probs",
     "spin-sigmoid",
 )
 def test_spin(case):
@@ -63,7 +64,9 @@ ORDER = torch.tensor([0, 2, 1, 3])
 
 
 def chosen_first(case):
-    """Return the rows in TRL's numbering, chosen and rejected alternating."""
+    """Return rlflow's signs [rows], and the row numbers in TRL's order, chosen and rejected alternating. Check
+    that TRL chose the same rows.
+    """
     sign, _ = online_dpo.compare(case.inputs["rewards"][ORDER], torch.tensor([0, 0, 1, 1]))
     rows = [ORDER[[i, i + 1] if sign[i] > 0 else [i + 1, i]] for i in (0, 2)]
     case.agrees(
@@ -86,7 +89,8 @@ def test_online_dpo(case):
 
 
 @transformed(
-    "This is IPO on new pairs. The test uses the pairs of online DPO and the loss of dpo with form='ipo'",
+    "The peer applies the IPO loss to newly sampled pairs. The test builds the pairs with rlflow's `online_dpo`, "
+    "and applies the loss of rlflow's `dpo` with form='ipo'",
     "trl-odpo-3",
 )
 def test_online_ipo(case):

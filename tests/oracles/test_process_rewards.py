@@ -1,5 +1,5 @@
-"""PRIME: token rewards from a model that learns from outcomes. The cases contain beta times that model's
-log-ratio.
+"""PRIME: token rewards from a model that learns from outcomes. The cases contain beta times the log-ratio of
+that model to the reference.
 """
 
 from pathlib import Path
@@ -21,8 +21,9 @@ as_is, transformed, not_ours, averaged = (
 
 
 @transformed(
-    "The peer multiplies a token's own distance from its response's mean by n / (n - 1); the paper "
-    "and rlflow do not. The test adds the difference",
+    "The peer multiplies the distance of a token's reward from its response's mean reward by n / (n - 1), where n "
+    "is the number of responses per prompt; the paper and rlflow do not. The test adds the difference, which is "
+    "the distance divided by n - 1, to rlflow's rewards",
     "prime-rloo-1",
 )
 def test_process_and_outcome_rewards(case):
@@ -51,5 +52,7 @@ def test_the_loss_of_outcomes(case):
 
 
 not_ours(
-    "a logged metric: how many pairs of a correct and a wrong response are ranked correctly", "prime-acc-1"
+    "A logged metric, which is not compared: the share of pairs of a correct and a wrong response that are "
+    "ranked correctly",
+    "prime-acc-1",
 )

@@ -1,4 +1,4 @@
-"""Means and deviations under a mask."""
+"""Means and whitening under a mask."""
 
 from pathlib import Path
 
@@ -23,12 +23,14 @@ def test_masked_means(case):
 
 
 def times(white, x, divisor):
-    """Return ``white`` with another divisor than the unbiased deviation of x."""
+    """Replace rlflow's divisor in ``white``, sqrt(unbiased variance of x + 1e-8), with ``divisor``."""
     return white * (x.var() + 1e-8).sqrt() / divisor
 
 
 @transformed(
-    "The peer has a biased deviation and adds 1e-5. The test multiplies by the quotient of the two divisors",
+    "To whiten, the peer divides by the biased standard deviation + 1e-5, rlflow by sqrt(unbiased variance + "
+    "1e-8). The test "
+    "multiplies rlflow's result by rlflow's divisor and divides it by the peer's divisor",
     "areal-norm-False",
 )
 def test_whiten_with_a_biased_deviation(case):
@@ -39,8 +41,9 @@ def test_whiten_with_a_biased_deviation(case):
 
 
 @transformed(
-    "The peer whitens each row with a biased deviation. The test whitens row by row and multiplies by "
-    "the quotient of the two divisors",
+    "The peer whitens each row separately and divides by the row's biased standard deviation; rlflow whitens the "
+    "complete batch and divides by sqrt(unbiased variance + 1e-8). The test calls rlflow for each row, multiplies "
+    "the result by rlflow's divisor, and divides it by the peer's divisor",
     "orlhf-norm-1",
 )
 def test_whiten_row_by_row(case):
