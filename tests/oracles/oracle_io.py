@@ -47,8 +47,8 @@ def load(folder=None):
 
 
 def mismatch(got, want, rtol=1e-6, atol=1e-8):
-    """Compare two values, which may be nested. Return None if they are equal within tolerance (NaN equals NaN),
-    else a line that describes the first difference.
+    """Compare two values, which may be nested. Return None if they are equal within tolerance (NaN equals
+    NaN), else a line that describes the first difference.
     """
     if isinstance(want, dict):
         for k in want:

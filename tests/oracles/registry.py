@@ -135,8 +135,8 @@ def _tied(test, whys, kind):
 
 
 def _place(name, verdict):
-    """Record the verdict of a case. Raise KeyError for an unknown case, and ValueError for a second, different
-    verdict. The same verdict may come twice, because both pytest and the test of the page load each module.
+    """Record the verdict of a case. Raise KeyError for an unknown case, and ValueError for a second,
+    different verdict. The same verdict may be recorded twice, because pytest and the page's test both load each module.
     """
     if name not in CASES:
         raise KeyError(f"there is no recorded case '{name}'")

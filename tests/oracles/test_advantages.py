@@ -91,9 +91,9 @@ def test_opo(case):
 
 
 @transformed(
-    "The peer multiplies advantages by rows / (rows with a nonzero score), rlflow by rows / (rows in groups of "
-    "unequal scores). The test divides rlflow's advantages by rlflow's factor and multiplies them by the peer's "
-    f"factor. {ALONE}",
+    "The peer multiplies advantages by rows / (rows with a nonzero score), rlflow by rows / (rows in "
+    "groups of unequal scores). The test divides rlflow's advantages by rlflow's factor and multiplies "
+    f"them by the peer's factor. {ALONE}",
     "verl-gpg-1",
 )
 def test_gpg(case):
@@ -110,10 +110,9 @@ def test_gpg(case):
 
 
 @transformed(
-    "The peer whitens GRPO's advantages. Before that, the peer divides by sd + 1e-6 and rlflow by sd + 1e-4; sd "
-    "is the standard deviation of the group's scores. "
-    f"{ALONE.partition('. ')[0]}. "
-    "The test changes rlflow's GRPO advantages to have the peer's divisor, and the raw score in groups of one "
+    "The peer whitens GRPO's advantages. Before that, the peer divides by sd + 1e-6 and rlflow by sd + "
+    f"1e-4; sd is the standard deviation of the group's scores. {ALONE.partition('. ')[0]}. The test "
+    "changes rlflow's GRPO advantages to have the peer's divisor, and the raw score in groups of one "
     "response. The test then whitens them with rlflow's `whiten`",
     "verl-gdpo-1",
 )
@@ -124,9 +123,9 @@ def test_grpo_whitened(case):
 
 
 @transformed(
-    "The peer's k is the size of the group, so only the best response has an advantage. The peer also divides "
-    "by sd + 1e-6; sd is the standard deviation of the group's scores. The test calls rlflow with k = 10, for "
-    "which rlflow uses the size of each group, and divides rlflow's advantages by sd + 1e-6",
+    "The peer's k is the size of the group, so only the best response has an advantage. The peer also "
+    "divides by sd + 1e-6; sd is the standard deviation of the group's scores. The test calls rlflow with "
+    "k = 10, for which rlflow uses the size of each group, and divides rlflow's advantages by sd + 1e-6",
     "verl-passk-1",
 )
 def test_pass_at_k(case):
@@ -143,8 +142,9 @@ def test_reinforce_pp(case):
 
 
 @transformed(
-    "If a group has only one response, the peer does not subtract the group's mean, so the raw score remains; "
-    "rlflow subtracts it, so 0 remains. The test replaces this 0 with the raw score and then whitens",
+    "If a group has only one response, the peer does not subtract the group's mean, so the raw score "
+    "remains; rlflow subtracts it, so 0 remains. The test replaces this 0 with the raw score and then "
+    "whitens",
     "verl-rfpp-baseline-1",
 )
 def test_reinforce_pp_with_the_baseline(case):
@@ -163,10 +163,10 @@ def test_remax(case):
 
 
 @transformed(
-    "The peer subtracts the greedy response's score from the sampled response's score and clips the difference. "
-    "The peer adds to each token only the token's own KL reward; rlflow also adds the KL rewards of later "
-    "tokens. The test calls rlflow without KL and with the clipped difference as the score, and then adds each "
-    "token's own KL reward",
+    "The peer subtracts the greedy response's score from the sampled response's score and clips the "
+    "difference. The peer adds to each token only the token's own KL reward; rlflow also adds the KL "
+    "rewards of later tokens. The test calls rlflow without KL and with the clipped difference as the "
+    "score, and then adds each token's own KL reward",
     "remax-returns-1.0",
 )
 def test_remax_of_its_authors(case):
@@ -220,9 +220,9 @@ def test_grpo_of_the_authors_of_dr_grpo(case):
 
 
 @transformed(
-    "The peer divides by sd + 1e-4, where sd is the standard deviation of all scores in the batch; rlflow uses "
-    "the standard deviation of the group's scores. The test calls rlflow without the division, and then divides "
-    "rlflow's advantages by the peer's sd + 1e-4",
+    "The peer divides by sd + 1e-4, where sd is the standard deviation of all scores in the batch; rlflow "
+    "uses the standard deviation of the group's scores. The test calls rlflow without the division, and "
+    "then divides rlflow's advantages by the peer's sd + 1e-4",
     "trl-adv-3",
 )
 def test_grpo_with_the_deviation_of_the_batch(case):
@@ -231,9 +231,9 @@ def test_grpo_with_the_deviation_of_the_batch(case):
 
 
 @transformed(
-    "In groups of more than two responses, the peer divides a response's RLOO advantage by sd + 1e-6, where sd "
-    "is the standard deviation of the other responses' scores; rlflow does not divide. The test divides "
-    "rlflow's advantages in the same way",
+    "In groups of more than two responses, the peer divides a response's RLOO advantage by sd + 1e-6, "
+    "where sd is the standard deviation of the other responses' scores; rlflow does not divide. The test "
+    "divides rlflow's advantages in the same way",
     "nemo-grpo-loo1-norm1",
 )
 def test_leave_one_out_with_a_deviation(case):
@@ -249,9 +249,9 @@ def test_leave_one_out_with_a_deviation(case):
 
 
 @transformed(
-    "The peer normalises each of several rewards in its group, adds them with weights, and normalises the sum "
-    "over the batch. The test normalises each reward with rlflow's GRPO stage, and computes the weighted sum "
-    "and the second normalisation itself",
+    "The peer normalises each of several rewards in its group, adds them with weights, and normalises the "
+    "sum over the batch. The test normalises each reward with rlflow's GRPO stage, and computes the "
+    "weighted sum and the second normalisation itself",
     "trl-adv-5",
 )
 def test_several_rewards(case):
@@ -272,8 +272,8 @@ def test_rloo_of_responses(case):
 
 
 @transformed(
-    "The peer clips the scores before it subtracts the KL penalty; rlflow does not clip scores. The test clips "
-    "the scores in rlflow's input",
+    "The peer clips the scores before it subtracts the KL penalty; rlflow does not clip scores. The test "
+    "clips the scores in rlflow's input",
     "trl-rloo-3",
 )
 def test_rloo_with_kl_in_the_score(case):
@@ -287,10 +287,10 @@ def test_rloo_with_kl_in_the_score(case):
 
 
 @transformed(
-    "The peer subtracts from each token only this token's KL penalty; rlflow's REINFORCE++ also subtracts the "
-    "penalties of later tokens. The peer whitens with the biased standard deviation (divisor n), rlflow with "
-    "the unbiased one (divisor n - 1); n is the number of tokens. The test calls rlflow's functions without "
-    "the sum over later tokens, and multiplies the whitened result by sqrt(n / (n - 1))",
+    "The peer subtracts from each token only this token's KL penalty; rlflow's REINFORCE++ also subtracts "
+    "the penalties of later tokens. The peer whitens with the biased standard deviation (divisor n), "
+    "rlflow with the unbiased one (divisor n - 1); n is the number of tokens. The test calls rlflow's "
+    "functions without the sum over later tokens, and multiplies the whitened result by sqrt(n / (n - 1))",
     "nemo-rfpp-1",
 )
 def test_reinforce_pp_without_accumulation(case):

@@ -41,8 +41,8 @@ def test_a_sum(case):
 
 
 @transformed(
-    "The peer divides a response's sum by the padded width of the batch, rlflow by a number from the settings. "
-    "The test sets this number to the padded width",
+    "The peer divides a response's sum by the padded width of the batch, rlflow by a number from the "
+    "settings. The test sets this number to the padded width",
     "verl-agg-seq-mean-token-sum-norm-local",
 )
 def test_a_mean_over_the_padding(case):

@@ -27,9 +27,9 @@ def test_the_advantage_is_minus_the_reverse_kl(case):
 
 
 @transformed(
-    "The peer multiplies the negative reverse KL by a KL coefficient and adds it to other advantages; its list "
-    "of teacher log-probs has one more entry at the start. The test drops this entry, multiplies rlflow's "
-    "advantages by the coefficient, and adds the other advantages",
+    "The peer multiplies the negative reverse KL by a KL coefficient and adds it to other advantages; its "
+    "list of teacher log-probs has one more entry at the start. The test drops this entry, multiplies "
+    "rlflow's advantages by the coefficient, and adds the other advantages",
     "tinker-opd-1",
 )
 def test_the_reverse_kl_next_to_other_advantages(case):
@@ -42,8 +42,8 @@ def test_the_reverse_kl_next_to_other_advantages(case):
 
 
 SUMMED = (
-    "The peer's loss is a sum over the vocabulary; rlflow's loss is the policy gradient of the sampled token. "
-    "The test computes the expectation of rlflow's loss over all tokens of the vocabulary"
+    "The peer's loss is a sum over the vocabulary; rlflow's loss is the policy gradient of the sampled "
+    "token. The test computes the expectation of rlflow's loss over all tokens of the vocabulary"
 )
 
 
@@ -70,8 +70,8 @@ def test_the_expected_gradient_equals_the_reverse_kl_gradient(case):
 
 
 @transformed(
-    f"{SUMMED}, and compares the gradient of this expectation. The test compares the peer's loss value with the "
-    "expectation of rlflow's logged metric `divergence`",
+    f"{SUMMED}, and compares the gradient of this expectation. The test compares the peer's loss value with "
+    "the expectation of rlflow's logged metric `divergence`",
     "trl-gkd-0.0",
     "trl-gkd-0.1",
     "trl-gkd-0.5",
@@ -97,7 +97,7 @@ not_ours(
     "verl-opd-topk-1",
 )
 not_ours(
-    "A loss that rlflow does not have: each token has a weight, the share of the disagreement between teacher "
-    "and student that is in later tokens",
+    "A loss that rlflow does not have: each token has a weight, the share of the disagreement between "
+    "teacher and student that is in later tokens",
     "trl-iwopd-1",
 )

@@ -70,8 +70,8 @@ def test_weights_of_tokens(case):
 
 
 @transformed(
-    "The peer returns one weight per response; rlflow returns this weight at each token. The test compares the "
-    "weight at the first token",
+    "The peer returns one weight per response; rlflow returns this weight at each token. The test compares "
+    "the weight at the first token",
     "trl-is-sequence_truncate-None",
     "trl-is-sequence_mask-None",
 )
@@ -87,8 +87,8 @@ BANDS = {
 
 @transformed(
     "The peer returns a mask, and its bounds are bounds on the inverse of rlflow's ratio. rlflow returns "
-    "weights, and rejects with a weight of 0. The test calls rlflow with the inverted bounds, and checks that "
-    "rlflow's weight is 0 exactly where the peer's mask is 0",
+    "weights, and rejects with a weight of 0. The test calls rlflow with the inverted bounds, and checks "
+    "that rlflow's weight is 0 exactly where the peer's mask is 0",
     *BANDS,
 )
 def test_rejected_responses(case):
@@ -112,9 +112,10 @@ REJECTED = (
     dict.fromkeys(KINDS, REJECTED)
     | {
         "verl-rs-token_k1+seq_max_k3": (
-            f"{REJECTED}. The peer rejects a token if the inverse of rlflow's ratio is outside bounds, and a "
-            "response if its largest KL estimate is above a limit. The test calls rlflow's `masked_weights` with "
-            "the inverted bounds, and passes its weights to `rejected_weights` with the limit"
+            f"{REJECTED}. The peer rejects a token if the inverse of rlflow's ratio is outside bounds, and "
+            "a response if its largest KL estimate is above a limit. The test calls rlflow's "
+            "`masked_weights` with the inverted bounds, and passes its weights to `rejected_weights` with "
+            "the limit"
         )
     }
 )
@@ -156,9 +157,10 @@ def test_ppo_with_the_geometric_mean_of_responses_in_a_band(case):
 
 
 @transformed(
-    "The peer drops a response if the geometric mean of its importance ratios is outside a band. In the other "
-    "responses, the weight of a token is the token's own ratio. The test computes the token ratios with "
-    "rlflow's `truncated_weights`, and sets them to 0 in responses that rlflow's `masked_weights` drops",
+    "The peer drops a response if the geometric mean of its importance ratios is outside a band. In the "
+    "other responses, the weight of a token is the token's own ratio. The test computes the token ratios "
+    "with rlflow's `truncated_weights`, and sets them to 0 in responses that rlflow's `masked_weights` "
+    "drops",
     "orlhf-pl-7",
 )
 def test_ppo_without_the_responses_outside_a_band(case):

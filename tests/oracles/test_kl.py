@@ -37,8 +37,8 @@ def test_kl_without_a_clamp(case):
 
 
 @transformed(
-    "The peer clamps the log-ratio to [-20, 20] and the estimate to [-10, 10]; rlflow does not clamp. The test "
-    "clamps rlflow's log-ratio and estimate to the same ranges",
+    "The peer clamps the log-ratio to [-20, 20] and the estimate to [-10, 10]; rlflow does not clamp. The "
+    "test clamps rlflow's log-ratio and estimate to the same ranges",
     "verl-kl-k3",
     "verl-kl-low_var_kl",
 )
@@ -48,8 +48,8 @@ def test_kl_clamped_on_both_sides(case):
 
 
 @transformed(
-    "The peer clamps the estimate to [-10, 10]; rlflow does not clamp. The test clamps rlflow's estimate to the "
-    "same range",
+    "The peer clamps the estimate to [-10, 10]; rlflow does not clamp. The test clamps rlflow's estimate "
+    "to the same range",
     "orlhf-kl-k1",
     "orlhf-kl-k3",
 )
@@ -70,11 +70,11 @@ def test_kl_with_the_gradient_of_another(case):
 
 
 @transformed(
-    "The peer clamps the log-ratio to [-20, 20] and the estimate to [-10, 10]. The peer then multiplies the "
-    "estimate by exp(logp - sg(logp)), where sg stops the gradient. The value of this factor is 1; with the "
-    "factor, the gradient is that of the estimate's expectation. If the log-ratio is clamped, the factor has no "
-    "gradient. The test clamps rlflow's log-ratio and estimate to the same ranges, and multiplies the estimate "
-    "by the same factor",
+    "The peer clamps the log-ratio to [-20, 20] and the estimate to [-10, 10]. The peer then multiplies "
+    "the estimate by exp(logp - sg(logp)), where sg stops the gradient. The value of this factor is 1; "
+    "with the factor, the gradient is that of the estimate's expectation. If the log-ratio is clamped, the "
+    "factor has no gradient. The test clamps rlflow's log-ratio and estimate to the same ranges, and "
+    "multiplies the estimate by the same factor",
     "nemo-kl-k1",
     "nemo-kl-k3",
 )
@@ -88,8 +88,8 @@ def test_kl_weighted_for_the_gradient_of_its_expectation(case):
 
 
 @transformed(
-    "The peer takes the policy ratio as input, rlflow the log-probs before the update. The test computes these "
-    "log-probs from the ratio",
+    "The peer takes the policy ratio as input, rlflow the log-probs before the update. The test computes "
+    "these log-probs from the ratio",
     "slime-kl-unbiased",
 )
 def test_kl_weighted_by_the_ratio(case):
@@ -113,12 +113,12 @@ def test_the_charge_on_rewards_of_tokens(case):
 @transformed(
     {
         "orlhf-klrew-1": (
-            "The peer subtracts the KL penalty at padding too, and masks padding later. The test compares only "
-            "tokens under the mask"
+            "The peer subtracts the KL penalty at padding too, and masks padding later. The test compares "
+            "only tokens under the mask"
         ),
         "orlhf-klrew-3": (
-            "The peer uses 0 in place of a negative KL coefficient; rlflow refuses a negative coefficient. The "
-            "test calls rlflow with 0"
+            "The peer uses 0 in place of a negative KL coefficient; rlflow refuses a negative coefficient. "
+            "The test calls rlflow with 0"
         ),
     }
 )

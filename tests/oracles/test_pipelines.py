@@ -51,8 +51,8 @@ def test_dr_grpo(case):
 
 
 @transformed(
-    "The peer divides by sd + 1e-9, rlflow by sd + 1e-4; sd is the standard deviation of the group's scores. The "
-    "test multiplies rlflow's advantages by (sd + 1e-4) / (sd + 1e-9)",
+    "The peer divides by sd + 1e-9, rlflow by sd + 1e-4; sd is the standard deviation of the group's "
+    "scores. The test multiplies rlflow's advantages by (sd + 1e-4) / (sd + 1e-9)",
     "orlhf-pipe-group",
 )
 def test_grpo(case):
@@ -63,9 +63,9 @@ def test_grpo(case):
 
 
 @transformed(
-    "The peer first subtracts the baseline from the scores, and then the KL penalty from each token; rlflow first "
-    "subtracts the KL penalty from the scores, and then the baseline. The test calls rlflow's functions in the "
-    "peer's order",
+    "The peer first subtracts the baseline from the scores, and then the KL penalty from each token; "
+    "rlflow first subtracts the KL penalty from the scores, and then the baseline. The test calls rlflow's "
+    "functions in the peer's order",
     "orlhf-pipe-rloo",
 )
 def test_rloo(case):

@@ -184,8 +184,8 @@ def test_cispo_per_token(case):
 
 
 @transformed(
-    f"{DELTA}. The peer also clamps small ratios to a lower bound; rlflow has no lower bound. The test lowers "
-    "old log-probs so that these ratios equal the bound",
+    f"{DELTA}. The peer also clamps small ratios to a lower bound; rlflow has no lower bound. The test "
+    "lowers old log-probs so that these ratios equal the bound",
     "verl-cispo-3",
 )
 def test_cispo_with_a_lower_bound(case):
@@ -218,8 +218,8 @@ def test_reinforce(case):
 # ---------------------------------------------------------------------------------------------------------
 
 WEIGHTED = (
-    "The peer adds k3 times exp(logp - sg(logp)) to the loss, where sg stops the gradient: this product has the "
-    "value of k3 and the gradient of k2"
+    "The peer adds k3 times exp(logp - sg(logp)) to the loss, where sg stops the gradient: this product "
+    "has the value of k3 and the gradient of k2"
 )
 
 
@@ -232,7 +232,8 @@ def exchanged(case, now, beta):
 
 
 @transformed(
-    f"{WEIGHTED}. The test calls rlflow's GRPO loss with k2, and replaces the value of k2 with the value of k3",
+    f"{WEIGHTED}. The test calls rlflow's GRPO loss with k2, and replaces the value of k2 with the "
+    "value of k3",
     "nemo-pg-1",
     "nemo-pg-3",
 )
@@ -259,8 +260,8 @@ def test_grpo_with_k3(case):
 
 
 @transformed(
-    f"{DELTA}. {WEIGHTED}. The test adds k2 to rlflow's CISPO loss, and replaces the value of k2 with the value "
-    "of k3",
+    f"{DELTA}. {WEIGHTED}. The test adds k2 to rlflow's CISPO loss, and replaces the value of k2 with the "
+    "value of k3",
     "nemo-pg-5",
 )
 def test_cispo_with_kl(case):

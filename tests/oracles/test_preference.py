@@ -40,8 +40,8 @@ def test_dpo(case):
 
 
 @transformed(
-    "SPIN is DPO with the policy of the previous iteration as the reference. The test calls rlflow's DPO loss "
-    "with that policy's log-probs as the reference log-probs",
+    "SPIN is DPO with the policy of the previous iteration as the reference. The test calls rlflow's DPO "
+    "loss with that policy's log-probs as the reference log-probs",
     "spin-sigmoid",
 )
 def test_spin(case):
@@ -64,8 +64,9 @@ ORDER = torch.tensor([0, 2, 1, 3])
 
 
 def chosen_first(case):
-    """Return rlflow's signs [rows], and the row numbers in TRL's order, chosen and rejected alternating. Check
-    that TRL chose the same rows.
+    """Return rlflow's signs [rows], and the row numbers in TRL's order, chosen and rejected alternating.
+
+    Checks that TRL chose the same rows.
     """
     sign, _ = online_dpo.compare(case.inputs["rewards"][ORDER], torch.tensor([0, 0, 1, 1]))
     rows = [ORDER[[i, i + 1] if sign[i] > 0 else [i + 1, i]] for i in (0, 2)]
@@ -89,8 +90,8 @@ def test_online_dpo(case):
 
 
 @transformed(
-    "The peer applies the IPO loss to newly sampled pairs. The test builds the pairs with rlflow's `online_dpo`, "
-    "and applies the loss of rlflow's `dpo` with form='ipo'",
+    "The peer applies the IPO loss to newly sampled pairs. The test builds the pairs with rlflow's "
+    "`online_dpo`, and applies the loss of rlflow's `dpo` with form='ipo'",
     "trl-odpo-3",
 )
 def test_online_ipo(case):

@@ -21,9 +21,9 @@ as_is, transformed, not_ours, averaged = (
 
 
 @transformed(
-    "The peer multiplies the distance of a token's reward from its response's mean reward by n / (n - 1), where n "
-    "is the number of responses per prompt; the paper and rlflow do not. The test adds the difference, which is "
-    "the distance divided by n - 1, to rlflow's rewards",
+    "The peer multiplies the distance of a token's reward from its response's mean reward by n / (n - 1), "
+    "where n is the number of responses per prompt; the paper and rlflow do not. The test adds the "
+    "difference, which is the distance divided by n - 1, to rlflow's rewards",
     "prime-rloo-1",
 )
 def test_process_and_outcome_rewards(case):

@@ -41,9 +41,9 @@ def test_whiten_with_a_biased_deviation(case):
 
 
 @transformed(
-    "The peer whitens each row separately and divides by the row's biased standard deviation; rlflow whitens the "
-    "complete batch and divides by sqrt(unbiased variance + 1e-8). The test calls rlflow for each row, multiplies "
-    "the result by rlflow's divisor, and divides it by the peer's divisor",
+    "The peer whitens each row separately and divides by the row's biased standard deviation; rlflow "
+    "whitens the complete batch and divides by sqrt(unbiased variance + 1e-8). The test calls rlflow for "
+    "each row, multiplies the result by rlflow's divisor, and divides it by the peer's divisor",
     "orlhf-norm-1",
 )
 def test_whiten_row_by_row(case):
