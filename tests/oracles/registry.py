@@ -135,8 +135,10 @@ def _tied(test, whys, kind):
 
 
 def _place(name, verdict):
-    """Record the verdict of a case. Raise KeyError for an unknown case, and ValueError for a second,
-    different verdict. The same verdict may be recorded twice, because pytest and the page's test both load each module.
+    """Record the verdict of a case.
+
+    The same verdict may be recorded twice, because pytest and the page's test both load each module. Raises
+    KeyError for an unknown case, and ValueError for a second, different verdict.
     """
     if name not in CASES:
         raise KeyError(f"there is no recorded case '{name}'")

@@ -189,7 +189,7 @@ def test_discounted_returns(case):
 
 
 def rows_of(case):
-    """Return scores, group and a mask of one token per response."""
+    """Return (scores [rows], group [rows], mask [rows, 1]): each response counts as one token."""
     found = next(
         case.inputs[name] for name in ("rewards", "token_rewards", "rewards_per_func") if name in case.inputs
     )

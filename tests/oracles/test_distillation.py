@@ -97,7 +97,7 @@ not_ours(
     "verl-opd-topk-1",
 )
 not_ours(
-    "A loss that rlflow does not have: each token has a weight, the share of the disagreement between "
+    "A loss that rlflow does not have: the weight of a token is the share of the disagreement between "
     "teacher and student that is in later tokens",
     "trl-iwopd-1",
 )

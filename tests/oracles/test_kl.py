@@ -71,8 +71,8 @@ def test_kl_with_the_gradient_of_another(case):
 
 @transformed(
     "The peer clamps the log-ratio to [-20, 20] and the estimate to [-10, 10]. The peer then multiplies "
-    "the estimate by exp(logp - sg(logp)), where sg stops the gradient. The value of this factor is 1; "
-    "with the factor, the gradient is that of the estimate's expectation. If the log-ratio is clamped, the "
+    "the estimate by exp(logp - sg(logp)), where sg stops the gradient. The factor has the value 1, and "
+    "makes the gradient equal to the gradient of the expected estimate. If the log-ratio is clamped, the "
     "factor has no gradient. The test clamps rlflow's log-ratio and estimate to the same ranges, and "
     "multiplies the estimate by the same factor",
     "nemo-kl-k1",
@@ -117,7 +117,7 @@ def test_the_charge_on_rewards_of_tokens(case):
             "only tokens under the mask"
         ),
         "orlhf-klrew-3": (
-            "The peer uses 0 in place of a negative KL coefficient; rlflow refuses a negative coefficient. "
+            "The peer replaces a negative KL coefficient with 0; rlflow refuses a negative coefficient. "
             "The test calls rlflow with 0"
         ),
     }

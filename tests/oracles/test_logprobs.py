@@ -18,8 +18,8 @@ as_is, averaged = registry.as_is, registry.averaged
 
 
 def of(case, tokens=3):
-    """Return the log-prob of each label and the entropy, [rows, T], computed ``tokens`` at a time; logits
-    replace the hidden states.
+    """Return the log-prob of each label and the entropy, both [rows, T], computed for ``tokens`` tokens at a
+    time. The recorded logits take the place of the hidden states.
     """
     logits = case.inputs["logits"]
     labels = case.inputs.get("labels", torch.zeros(logits.shape[:2], dtype=torch.int64))
@@ -45,7 +45,7 @@ def test_the_mean_entropy(case):
 
 
 class Recorded(Trainer):
-    """The local trainer over recorded logits: its layout and log-probs, without a model."""
+    """A local trainer without a model: it lays out rows and computes log-probs from recorded logits."""
 
     def __init__(self, logits):
         self.spec, self.settings, self.cached, self.packs = (

@@ -90,8 +90,8 @@ def test_online_dpo(case):
 
 
 @transformed(
-    "The peer applies the IPO loss to newly sampled pairs. The test builds the pairs with rlflow's "
-    "`online_dpo`, and applies the loss of rlflow's `dpo` with form='ipo'",
+    "The peer applies the IPO loss to newly sampled pairs; rlflow's `online_dpo` does not have this loss. "
+    "The test builds the pairs with `online_dpo`, and applies the loss of rlflow's `dpo` with form='ipo'",
     "trl-odpo-3",
 )
 def test_online_ipo(case):
