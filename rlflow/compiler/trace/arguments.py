@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import traceback
 from typing import Any
 
 from rlflow.author.flow import Flow
-from rlflow.errors import Place, Problem
+from rlflow.errors import Place, Problem, listed, nearest
 
 
 def role_names(flow: Flow, rewards: int) -> dict[str, list[str]]:
@@ -60,6 +61,19 @@ def raised(flow: Flow, error: BaseException) -> Problem:
         if f.filename == flow.function.__code__.co_filename
     ]
     place = Place(frames[-1].filename, frames[-1].lineno or 0) if frames else flow.place
+    if isinstance(error, AttributeError) and error.name and dataclasses.is_dataclass(error.obj):
+        names = [field.name for field in dataclasses.fields(error.obj)]
+        close = nearest(error.name, names)
+        return Problem(
+            "flow-raised",
+            f"the settings have no '{error.name}'",
+            place,
+            flow.place,
+            found=error.name,
+            expected=f"a field of {type(error.obj).__name__}: {listed(names)}",
+            nearest=close,
+            remedy=f"read '{close}'" if close else f"add the field to {type(error.obj).__name__}",
+        )
     return Problem(
         "flow-raised",
         f"the flow raised {type(error).__name__}: {error}",

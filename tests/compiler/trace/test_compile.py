@@ -95,6 +95,22 @@ def test_a_python_exception_is_a_problem_at_the_last_user_line():
     assert (problem.place.path, problem.place.line) == (__file__, g.__code__.co_firstlineno + 2)
 
 
+@dataclass(frozen=True)
+class Settings:
+    focus: float = 0.5
+    clip: float = 0.2
+
+
+def test_a_misspelled_setting_gets_the_nearest_field():
+    def f(prompts, actor, hp=Settings()):
+        actor.generate(prompts, max_tokens=hp.focuss)
+
+    [problem] = trace(flow(f), Settings()).problems
+    assert (problem.code, problem.place.line) == ("flow-raised", f.__code__.co_firstlineno + 1)
+    assert (problem.found, problem.nearest, problem.remedy) == ("focuss", "focus", "read 'focus'")
+    assert problem.expected == "a field of Settings: focus, clip"
+
+
 def test_a_second_call_has_a_new_name():
     def f(prompts, actor):
         batch = actor.generate(prompts, max_tokens=4)
