@@ -1,4 +1,4 @@
-"""Divide rows into chunks in the order in which they end."""
+"""Divide rows into chunks by the order in which the rows end."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 def chunked(ended: Iterable[Tensor], rows: int, chunks: int) -> Iterator[Tensor]:
-    """Yield the rows in ``chunks`` chunks by end time, each chunk as soon as its last row has ended.
+    """Yield the row numbers of each of ``chunks`` chunks, as soon as the chunk's last row has ended.
 
-    ended: int64 numbers of rows that have ended, in portions of any size. A chunk has int64 row numbers in
-    ascending order. Chunk sizes differ by at most one. With fewer rows than chunks, the last chunks are
-    empty. Raises ValueError if not all ``rows`` rows end.
+    ended: the numbers of rows that have ended, int64, in portions of any size. Rows that end earlier are in
+    earlier chunks; within a chunk, the int64 row numbers ascend. Chunk sizes differ by at most one. If there
+    are fewer rows than chunks, the last chunks are empty. Raises ValueError if not all ``rows`` rows end.
     """
     waiting = torch.zeros(0, dtype=torch.int64)
     sizes = [len(part) for part in torch.arange(rows).tensor_split(chunks)][::-1]

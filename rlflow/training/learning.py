@@ -1,7 +1,7 @@
 """The update loop, the same for every backend: select rows, divide them into minibatches and micro-batches,
 compute losses and divisors, take or skip optimizer steps, collect metrics.
 
-It also counts how many of the tokens that an update reads have a gradient.
+The loop also counts how many of an update's tokens have a gradient.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ TOKENS = "funnel/tokens"
 def watch(new: New, mask: Tensor, columns: Mapping[str, Tensor], meter: Meter) -> None:
     """Count tokens when the gradient of a micro-batch reaches ``new``. Call this before computing the loss.
 
-    mask: bool [rows, T]. columns: float [rows, T], read by the loss. ``logprobs`` tells whether a ratio is
-    above or below 1; ``advantages`` tells which tokens have a nonzero advantage."""
+    mask: bool [rows, T]. columns: float [rows, T], the loss's columns. ``logprobs`` shows whether a ratio is
+    above or below 1; ``advantages`` shows which tokens have a nonzero advantage."""
     computed = new.logprobs if new.logprobs is not None else new.values
     if computed is None or not computed.requires_grad:
         return
     old = columns.get("logprobs") if new.logprobs is not None else None
-    # a hook with a reference to the tensor itself would keep its graph, and the weights, until the process
-    # ends
+    # if the hook referred to the tensor itself, the tensor's graph and the weights would stay in memory until
+    # the process ends
     values = computed.detach()
 
     def count(gradient: Tensor) -> None:
@@ -100,18 +100,19 @@ class Learner(Protocol):
     peers: Peers
 
     def compute(self, rows: Batch, want: tuple[str, ...]) -> New:
-        """Return the quantities in ``want`` for padded rows, differentiable. Token columns are padded as
-        ``rows["tokens"]``."""
+        """Return the quantities in ``want`` for these rows, differentiable. Per-token quantities are padded
+        like ``rows["tokens"]``."""
 
     def backward(self, objective: Tensor) -> None:
         """Add the gradient of a 0-d objective to the gradient of the current step."""
 
     def idle(self, want: tuple[Quantity, ...]) -> None:
-        """Join a micro-batch of other ranks that compute in lockstep: run a forward and a backward that add
-        nothing."""
+        """Take part in a micro-batch of ranks in lockstep without rows: run a forward and a backward that add
+        no gradient."""
 
     def step(self) -> OptimizerStep:
-        """Sum the gradients of all ranks, clip, change the weights, clear the gradient."""
+        """Take an optimizer step: sum the gradients of all ranks, clip, change the weights, clear the
+        gradient."""
 
 
 @dataclass(frozen=True)
@@ -119,11 +120,12 @@ class Passes:
     """How an update divides and repeats its rows."""
 
     epochs: int = 1  # passes over all rows
-    minibatch: int | None = None  # rows per optimizer step over all ranks; None: all
-    mean: Means = "tokens"  # how the loss values of a minibatch are averaged; with several losses a tuple
+    minibatch: int | None = None  # rows per optimizer step over all ranks; None: all rows
+    # how the loss values of a minibatch are averaged; a tuple if there are several losses
+    mean: Means = "tokens"
     seed: int = 0  # for the order of the rows
-    micro_tokens: int = 16384  # padded tokens per forward
-    # divides a step's units into micro-batches; None: by micro_tokens
+    micro_tokens: int = 16384  # maximum padded tokens per forward
+    # function that divides a step's units into micro-batches; None: divided by micro_tokens
     cut: Callable[[Batch, Sequence[Tensor]], Iterable[list[Tensor]]] | None = None
 
     def __post_init__(self) -> None:
@@ -145,10 +147,10 @@ class RankShare:
 def steps(
     units: Sequence[Tensor], counts: Tensor, passes: Passes, own: Tensor | None = None
 ) -> Iterator[RankShare]:
-    """Yield the optimizer steps of an update. Each step has all its rows.
+    """Yield the optimizer steps of an update, each with all of its rows.
 
     counts: int64 [rows], tokens under the mask. own: bool [rows, losses], the rows of each loss if there are
-    several. A minibatch without any token under its mask takes no step."""
+    several. A minibatch without any token under the mask gives no step."""
     for epoch in range(passes.epochs):
         for minibatch in minibatches(units, rows=passes.minibatch, seed=passes.seed, epoch=epoch):
             rows = torch.cat(minibatch)
@@ -167,7 +169,7 @@ class Meters(NamedTuple):
 def learn(
     engine: Learner, batch: Batch, loss: Loss, settings: Mapping[str, Any], passes: Passes
 ) -> dict[str, float]:
-    """Train ``passes.epochs`` times on every usable row of ``batch``; return the metrics."""
+    """Train ``passes.epochs`` epochs on all rows of ``batch`` that are finite; return the metrics."""
     rows = learnable(batch, loss)
     units = units_of(group_of(rows.batch) if loss.rows == "group" else torch.arange(len(rows.batch)))
     own = own_rows(rows.batch, loss) if isinstance(loss, JointLoss) else None
@@ -185,14 +187,15 @@ def learn_shares(
     passes: Passes,
     shares: Iterable[RankShare],
 ) -> Learned:
-    """Take the given steps. Each rank calls this with its own rows and shares. Every rank has one share per
-    step, even if it is empty."""
+    """Take the optimizer steps in ``shares``; return this rank's results. Each rank calls this with its own
+    rows and shares. Every rank has one share per step, which may be empty."""
     counts, cut = mask_counts(batch), passes.cut or _padded(passes.micro_tokens)
     meters, steps, parts = Meters(Meter(), Meter()), _Steps(), terms(loss, settings, passes.mean)
     for share in shares:
         objective = torch.zeros((), dtype=torch.float64, device=engine.device)
         micros = list(cut(batch, share.units))
-        # every rank exchanges this count before its first micro-batch, because ranks in lockstep wait in each
+        # all ranks exchange this count before their first micro-batch, because ranks in lockstep wait for
+        # each other in each one
         idle = engine.peers.idle(len(micros), engine.device)
         for micro in micros:
             rows = torch.cat(micro)
@@ -213,13 +216,14 @@ def _padded(tokens: int) -> Callable[[Batch, Sequence[Tensor]], Iterable[list[Te
 class Learned:
     """The results of an update on one rank."""
 
-    totals: Mapping[str, Totals]  # of the loss's metrics over this rank's rows
-    signal: Mapping[str, Totals]  # of the token metrics that ``watch`` measures, over this rank's rows
+    totals: Mapping[str, Totals]  # totals of the loss's metrics over this rank's rows
+    signal: Mapping[str, Totals]  # totals of the token metrics that ``watch`` measures, over this rank's rows
     steps: Mapping[str, float]  # totals of the steps; equal on all ranks
 
 
 def together(ranks: Sequence[Learned], left_out: int) -> dict[str, float]:
-    """Combine the results of all ranks into the metrics of an update."""
+    """Combine the results of all ranks into the metrics of an update; ``left_out`` is the number of skipped
+    rows."""
     totals, signal = added(rank.totals for rank in ranks), added(rank.signal for rank in ranks)
     return reported(totals) | token_funnel(signal) | dict(ranks[0].steps) | {"left_out": float(left_out)}
 
@@ -263,8 +267,8 @@ def _backward(
 
 
 def _share(term: LossTerm, rows: Batch, new: New, mask: Tensor, weights: Tensor, meter: Meter) -> Tensor:
-    """Return one loss's part of the objective as 0-d float64: ``scale`` times the share of its rows in its
-    average."""
+    """Return the part of the objective that these rows contribute to one loss, 0-d float64, with the factor
+    ``scale`` applied."""
     value, metrics = term.loss(new, *loss_columns(rows, term.loss, mask.device), **term.settings)
     share = weighted_sum(value, mask, weights.to(mask.device), term.mean)
     groups = int(group_of(rows)[-1]) + 1 if term.loss.rows == "group" else 0
@@ -273,7 +277,7 @@ def _share(term: LossTerm, rows: Batch, new: New, mask: Tensor, weights: Tensor,
 
 
 def _token_columns(rows: Batch, mask: Tensor) -> dict[str, Tensor]:
-    """Return the columns that show clipping, moved to the device of the mask and with its shape [rows, T]."""
+    """Return the columns that show clipping, on the device of the mask and in its shape [rows, T]."""
     values = {name: rows[name] for name in ("logprobs", "advantages") if name in rows.columns}
     return {name: value.to(mask.device) for name, value in values.items() if value.shape == mask.shape}
 
@@ -287,8 +291,8 @@ def loss_columns(rows: Batch, loss: Loss, device: torch.device) -> list[Any]:
 def only_masked(new: New, mask: Tensor) -> New:
     """Return the values with a gradient only under the mask.
 
-    A NaN in a column outside the mask would make 0 · NaN in the backward pass. ``where`` stops it, a
-    multiplication by the mask would not."""
+    Outside the mask, a NaN in a column would become 0 · NaN in the backward pass. ``where`` prevents this;
+    multiplying by the mask would not."""
 
     def cut(x: Tensor | None) -> Tensor | None:
         return x if x is None or x.dim() == 1 else torch.where(mask, x, x.detach())
@@ -316,7 +320,8 @@ class _Steps:
         self.norms.append(step.grad_norm)
 
     def result(self) -> dict[str, float]:
-        """Return means over the steps taken. Without any step, ``loss`` and ``grad_norm`` are absent."""
+        """Return metrics, as means over the steps taken. If no step was taken, ``loss`` and ``grad_norm`` are
+        absent."""
         out = {
             "steps": float(self.count),
             "skipped_steps": float(self.skipped),

@@ -13,7 +13,7 @@ from rlflow.author.joint import JointLoss
 from rlflow.author.loss import Loss
 from rlflow.errors import FlowError
 
-# marks of skipped rows: another row of the group is skipped, or no loss uses the row (`where`)
+# marks of skipped rows: a different row of the group is skipped; no loss uses the row (``where``)
 WITH_GROUP, NO_LOSS = -1, -2
 MODEL_COLUMNS = ("prompt_tokens", "tokens", "mask")  # columns that every update reads
 
@@ -39,9 +39,9 @@ def columns_read(batch: Batch, loss: Loss) -> tuple[str, ...]:
 
 
 def learnable(batch: Batch, loss: Loss) -> KeptRows:
-    """Select the rows whose float columns are finite, among the columns that the loss reads.
+    """Select the rows that are finite in all float columns that the loss reads.
 
-    In a token column, only entries under ``mask`` are checked. If the loss is over groups, a row with a
+    In token columns, only entries under ``mask`` are checked. If the loss is over groups, a row with a
     non-finite value excludes its complete group.
     """
     marks = broken_columns(batch, loss)
@@ -53,8 +53,9 @@ def learnable(batch: Batch, loss: Loss) -> KeptRows:
 
 
 def broken_columns(batch: Batch, loss: Loss) -> Tensor:
-    """Return int64 [rows]: the number of the first non-finite column that the loss reads, from 1; 0 if all
-    are finite. With several losses, each checks its own rows; NO_LOSS if no loss uses the row."""
+    """Return int64 [rows]: 0 if all columns that the loss reads are finite in the row, else the number (from
+    1) of the first column that is not. With several losses, only a loss's own rows are checked for it, and a
+    row that no loss uses gets NO_LOSS."""
     broken = torch.zeros(len(batch), dtype=torch.int64)
     if not isinstance(loss, JointLoss):
         return _first_broken(batch, loss, loss.signature.column_names, broken)
@@ -77,25 +78,24 @@ def _first_broken(batch: Batch, loss: Loss, names: tuple[str, ...], broken: Tens
 
 
 def own_rows(batch: Batch, loss: JointLoss) -> Tensor:
-    """Return bool [rows, losses]: whether the loss uses the row."""
+    """Return bool [rows, losses]: True if the loss uses the row."""
     everything = torch.ones(len(batch), dtype=torch.bool)
     return torch.stack([everything if name is None else batch[name].bool() for name in loss.where], 1)
 
 
 def with_groups(broken: Tensor, groups: Tensor, mark: int) -> Tensor:
-    """Return the marks with ``mark`` added for rows that are skipped because of another row of their
-    group."""
+    """Return ``broken`` with ``mark`` set for unmarked rows whose group has a marked row."""
     return torch.where((broken == 0) & whole_groups(broken > 0, groups), mark, broken)
 
 
 def whole_groups(rows: Tensor, groups: Tensor) -> Tensor:
-    """Return bool [rows]: the rows of all groups with a marked row. ``groups`` count from 0 along the
-    batch."""
+    """Return bool [rows]: True for all rows of groups that have a marked row. ``groups``: each row's group
+    number, counted from 0 along the batch."""
     return torch.bincount(groups, rows.double())[groups] > 0 if len(rows) else rows
 
 
 def _broken(batch: Batch, column: Data) -> Tensor:
-    """Return bool [rows]: whether the column has a non-finite value in the row."""
+    """Return bool [rows]: True if the column has a non-finite value in the row."""
     none = torch.zeros(len(batch), dtype=torch.bool)
     if (
         not isinstance(column.value, Tensor)
@@ -125,8 +125,9 @@ def token_counts(batch: Batch) -> Tensor:
 
 
 def group_of(batch: Batch) -> Tensor:
-    """Return int64 [rows]: the number of each row's group, from 0 along the batch. A group is a run of equal
-    values of ``group``, or, without that column, of one position in the data stream."""
+    """Return int64 [rows]: the number of each row's group, from 0 along the batch. A group is a run of
+    adjacent rows with equal values of ``group``, or, without that column, with the same position in the data
+    stream."""
     if "group" not in batch:
         return batch.axis.slots
     group = batch.data["group"].value

@@ -1,5 +1,5 @@
-"""Metrics of an update: masked means over all values, and maxima if the name ends in ``_max``. NaN means a
-missing value."""
+"""Metrics of an update: masked means over all values, or maxima for names that end in ``_max``. NaN counts as
+a missing value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# share of the adapters' learning that is lost when they are merged into weights of fewer bits
+# share of the adapters' learning that is lost when adapters are merged into weights with fewer bits
 MERGE_ROUNDING = "merge_rounding"
 OWN = (
     "loss",
@@ -37,8 +37,10 @@ class Meter:
         self.totals: dict[str, Tensor] = {}
 
     def add(self, metrics: Mapping[str, Any], mask: Tensor, groups: int) -> None:
-        """Add the metrics of a micro-batch: one value per token [rows, T], row [rows] or group [groups], or a
-        single number, weighted by its rows.
+        """Add the metrics of a micro-batch.
+
+        A metric has one value per token [rows, T], per row [rows] or per group [groups], or is a single
+        number, which is weighted by the number of rows.
 
         mask: bool [rows, T]; rows without a True are ignored. Raises ValueError for other shapes and for
         names that the trainer reserves (OWN).
@@ -54,7 +56,8 @@ class Meter:
             self.totals[name] = _joined(self.totals[name], new) if name in self.totals else new
 
     def observe(self, values: Mapping[str, Tensor], mask: Tensor) -> None:
-        """Add the trainer's own measurements of each token [rows, T], under the mask, bool [rows, T]."""
+        """Add the trainer's own per-token measurements [rows, T]; only tokens under the mask, bool [rows, T],
+        count."""
         for name, value in values.items():
             new = _totals(value.detach()[mask].double(), weight=1)
             self.totals[name] = _joined(self.totals[name], new) if name in self.totals else new
@@ -64,7 +67,7 @@ class Meter:
         return reported(self.rank_totals())
 
     def rank_totals(self) -> dict[str, Totals]:
-        """Return the totals of this rank; ``added`` sums the totals of several ranks."""
+        """Return this rank's totals by name; ``added`` sums the totals of several ranks."""
         return {name: tuple(totals.tolist()) for name, totals in self.totals.items()}
 
 
@@ -82,8 +85,8 @@ def added(parts: Iterable[Mapping[str, Totals]]) -> dict[str, Totals]:
 
 
 def reported(totals: Mapping[str, Totals]) -> dict[str, float]:
-    """Return name → mean, or maximum for ``_max``. ``NAME_nan`` counts missing values, if any. A name without
-    a value is absent."""
+    """Return name → mean, or maximum if the name ends in ``_max``. If values are missing, ``NAME_nan`` counts
+    them. A metric without any value is absent."""
     out = {}
     for name, (total, weight, highest, missing) in totals.items():
         if weight:
@@ -94,7 +97,7 @@ def reported(totals: Mapping[str, Totals]) -> dict[str, float]:
 
 
 def _entries(name: str, value: Tensor, mask: Tensor, groups: int) -> Tensor:
-    """Return the values that count, float64, flat or 0-d."""
+    """Return the values of a metric that count, as float64, flat or 0-d."""
     value = value.double()
     if value.dim() == 0:
         return value

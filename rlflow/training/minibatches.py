@@ -1,8 +1,8 @@
-"""Divide rows: epochs into minibatches (one optimizer step each), minibatches into micro-batches (one forward
-each).
+"""Divide rows: epochs into minibatches (one optimizer step each), and minibatches into micro-batches (one
+forward each).
 
-Rows are kept in units: single rows, or complete groups for a loss over groups. A unit is an int64 tensor of
-row numbers.
+Rows are divided in units: single rows, or complete groups if the loss is over groups. A unit is an int64
+tensor of row numbers.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from rlflow.author.seeds import permutation
 
 
 def units_of(groups: Tensor) -> list[Tensor]:
-    """Return the rows of each group. ``groups``: int64 [rows], non-decreasing from 0. If every row has its
-    own number, each unit is one row."""
+    """Return one unit per group. ``groups``: int64 [rows], non-decreasing from 0. If every row has its own
+    number, each unit is one row."""
     sizes = torch.bincount(groups) if len(groups) else groups
     return list(torch.split(torch.arange(len(groups)), sizes.tolist()))
 
@@ -28,7 +28,8 @@ def minibatches(
 ) -> Iterator[list[Tensor]]:
     """Yield the units of each optimizer step, in an order drawn from (seed, epoch).
 
-    A minibatch has at most ``rows`` rows, or a single larger unit; None: all. The last one may be smaller.
+    A minibatch has at most ``rows`` rows, or a single larger unit. If ``rows`` is None, it has all rows. The
+    last minibatch may be smaller.
     """
     order = (units[i] for i in permutation(len(units), seed, epoch).tolist())
     return _filled(order, lambda first: rows or math.inf)
@@ -44,8 +45,8 @@ def microbatches(units: Sequence[Tensor], lengths: Tensor, *, tokens: int) -> It
 
 
 def _filled(units: Iterable[Tensor], capacity: Callable[[Tensor], float]) -> Iterator[list[Tensor]]:
-    """Yield runs of units. The first unit sets the capacity of its run in rows; a run has at least one
-    unit."""
+    """Yield runs of consecutive units. The first unit of a run determines the run's capacity in rows; a run
+    has at least one unit."""
     rows_taken: list[Tensor] = []
     count, room = 0, 0.0
     for unit in units:

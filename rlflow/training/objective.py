@@ -1,4 +1,5 @@
-"""The minimised objective: loss values averaged over a complete minibatch, even if computed in pieces."""
+"""The minimised objective: loss values averaged over a complete minibatch, even if the minibatch is computed
+in pieces."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ Means = Mean | tuple[Mean, ...]  # for one loss, or for each of several losses i
 
 @dataclass(frozen=True)
 class New:
-    """The quantities that the model computes for a loss; None if the loss does not request one."""
+    """The quantities that the model computes for a loss. A quantity that the loss does not request is
+    None."""
 
     logprobs: Tensor | None = None  # [rows, T]
     entropy: Tensor | None = None  # [rows, T]
@@ -22,7 +24,7 @@ class New:
     scores: Tensor | None = None  # [rows]
 
     def rows(self, index: Tensor, width: int) -> New:
-        """Return the quantities of some rows, int64 [n], cut to ``width`` tokens."""
+        """Return the quantities of the rows at ``index``, int64 [n], cut to ``width`` tokens."""
         return New(
             **{
                 name: None if x is None else x[index, :width] if x.dim() == 2 else x[index]
@@ -33,11 +35,11 @@ class New:
 
 @dataclass(frozen=True)
 class MinibatchTotals:
-    """Token and row counts of a complete minibatch over all ranks. Divisors come from these counts; with
-    several losses, from the counts of each loss's own rows."""
+    """Token and row counts of a complete minibatch over all ranks. These counts determine the divisors of the
+    objective. With several losses, the counts of each loss's own rows do."""
 
     tokens: int  # tokens under the mask
-    rows: int  # rows with such a token
+    rows: int  # rows with at least one token under the mask
     parts: tuple[tuple[int, int], ...] = ()  # (tokens, rows) per loss; () with a single loss
 
     @staticmethod
@@ -59,7 +61,8 @@ def _totals(counts: Tensor) -> tuple[int, int]:
 def row_weights(counts: Tensor, mean: Mean, totals: MinibatchTotals) -> Tensor:
     """Return float64 [rows]: the weight of one value of each row in the objective.
 
-    counts: int64 [rows], each row's tokens under the mask. Rows without any weigh 0 and count in no divisor.
+    counts: int64 [rows], each row's tokens under the mask. Rows without a token under the mask have weight 0
+    and count in no divisor.
     """
     present = (counts > 0).double()
     if mean == "tokens":
@@ -72,7 +75,7 @@ def row_weights(counts: Tensor, mean: Mean, totals: MinibatchTotals) -> Tensor:
 
 
 def weighted_sum(value: Tensor, mask: Tensor, weights: Tensor, mean: Mean) -> Tensor:
-    """Return the share of these rows in the objective, 0-d float64.
+    """Return the part of the objective that these rows contribute, 0-d float64.
 
     value: [rows, T] or [rows], as the loss returned it; mask: bool [rows, T]; weights: float64 [rows] from
     ``row_weights``. Raises ValueError if ``mean`` does not fit the shape of the value.
@@ -84,7 +87,7 @@ def weighted_sum(value: Tensor, mask: Tensor, weights: Tensor, mean: Mean) -> Te
 
 
 def check_mean(mean: Means) -> None:
-    """Raise ValueError for an unknown reduction, or a number that is not above 0."""
+    """Raise ValueError for an unknown average, or for a number that is not above 0."""
     if isinstance(mean, tuple):
         for each in mean:
             check_mean(each)
@@ -96,8 +99,8 @@ def check_mean(mean: Means) -> None:
 
 
 def check_shape(value: Tensor, mask: Tensor, mean: Mean) -> None:
-    """Check that per-row values have mean='rows' or a number, and per-token values have any but 'rows'.
-    Raises ValueError."""
+    """Raise ValueError if ``mean`` does not fit the shape: per-row values need 'rows' or a number, and
+    per-token values need anything but 'rows'."""
     if value.shape not in (mask.shape, mask.shape[:1]):
         raise ValueError(
             f"loss: found a value of shape {list(value.shape)}, expected one number per token "

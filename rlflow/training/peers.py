@@ -17,9 +17,10 @@ BUCKET = 64 << 20  # bytes of gradients in one all-reduce
 class Peers:
     """The ranks that train one model together."""
 
-    # torch's group of the data-parallel ranks; None: the default group, or this process alone without one
+    # torch's group of the data-parallel ranks; None: the default group, or this process alone if there is no
+    # default group
     group: Any = None
-    # whether ranks compute each micro-batch together; required if each rank holds a part of the weights
+    # True if ranks compute each micro-batch together; required if each rank holds a part of the weights
     lockstep: bool = False
 
     @property
@@ -30,7 +31,7 @@ class Peers:
         return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
     def total(self, numbers: Tensor) -> Tensor:
-        """Return the sum over all ranks; with one rank, the tensor itself."""
+        """Return the sum of ``numbers`` over all ranks; with one rank, ``numbers`` itself."""
         if self.ranks > 1:
             numbers = numbers.clone()
             dist.all_reduce(numbers, group=self.group)
@@ -46,7 +47,7 @@ class Peers:
         return int(most) - count
 
     def add_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Replace each gradient by the sum over all ranks. A missing gradient counts as 0."""
+        """Replace each gradient with its sum over all ranks. A missing gradient counts as 0."""
         if self.ranks == 1:
             return
         for bucket in _buckets(parameters):
@@ -63,7 +64,8 @@ class Peers:
 
 
 def _buckets(parameters: Iterable[Tensor]) -> Iterable[list[Tensor]]:
-    """Yield buckets of parameters with one dtype and at most BUCKET bytes; a larger parameter has its own."""
+    """Yield buckets of parameters with one dtype and at most BUCKET bytes; a larger parameter gets its own
+    bucket."""
     bucket: list[Tensor] = []
     for parameter in parameters:
         if bucket and (

@@ -17,16 +17,16 @@ LEAST = 4  # shorter prefixes are not worth sharing
 
 @dataclass(frozen=True)
 class Family:
-    """Rows, ascending, whose prompts share their first ``shared`` tokens and have at least one more. All rows
-    without a shared prefix form one family with ``shared`` 0."""
+    """Row numbers, ascending, whose prompts share their first ``shared`` tokens and have at least one more
+    token. All rows without a shared prefix form one family with ``shared`` 0."""
 
     rows: tuple[int, ...]
     shared: int
 
 
 def families(prompts: Data) -> list[Family]:
-    """Return the families of the rows of a prompt column, sorted by first row. The division computes as few
-    tokens as possible."""
+    """Return the families of the rows of a prompt column, sorted by first row. The rows are divided so that
+    as few tokens as possible are computed."""
     rows_of: dict[bytes, list[int]] = {}
     for row, tokens in enumerate(prompts.split()):
         # big-endian bytes sort in the order of the tokens
@@ -50,8 +50,9 @@ def families(prompts: Data) -> list[Family]:
 def _cut(prompts: Sequence[np.ndarray], counts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """Yield (begin, end, common tokens) of the runs of sorted, distinct prompts that save the most tokens.
 
-    counts: rows of each prompt. In a run of n rows, n - 1 rows save the common tokens. Dynamic programming:
-    the best division of the first prompts extends the best division of fewer prompts."""
+    counts: the number of rows of each prompt. In a run of n rows, the common tokens are computed once instead
+    of n times. Dynamic programming: the best division of the first prompts extends the best division of fewer
+    prompts."""
     before = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     with_next = np.array(
         [_common(one, other) for one, other in zip(prompts, prompts[1:], strict=False)], dtype=np.int64
@@ -80,7 +81,7 @@ def _common(one: np.ndarray, other: np.ndarray) -> int:
 
 def packed_microbatches(batch: Batch, units: Sequence[Tensor], *, tokens: int) -> Iterator[list[Tensor]]:
     """Yield micro-batches of ``units``, family by family. Each computes at most ``tokens`` tokens or has a
-    single unit. A family's shared prefix counts once, the other tokens of each row count in full."""
+    single unit. A family's shared prefix counts once; the remaining tokens of each row count in full."""
     rows = torch.cat(list(units)) if units else torch.zeros(0, dtype=torch.int64)
     prompts = batch.data["prompt_tokens"].take(rows, batch.axis)
     whole = (prompts.row_lengths + batch.data["tokens"].row_lengths[rows]).tolist()

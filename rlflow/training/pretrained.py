@@ -1,9 +1,9 @@
-"""Read model folders: config, tokenizer, and weights as safetensors. Nothing here runs code of the folder or
-unpickles.
+"""Read model folders: config, tokenizer, and weights as safetensors. Nothing here runs code from the folder
+or unpickles data.
 
 All loading through transformers goes through this module. By default, transformers runs Python files that a
-config names under ``auto_map`` once somebody answers y on standard input. Without safetensors it unpickles
-weights. It also fetches and runs an attention kernel that a config names.
+config names under ``auto_map`` after a user answers y on standard input. If there are no safetensors, it
+unpickles the weights. It also fetches and runs an attention kernel that a config names.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ TEMPLATE, TEMPLATES, TOKENS = "chat_template.jinja", "additional_chat_templates"
 # names of chat templates if a tokenizer has several
 DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# keys by which newer and older transformers parse responses
+# keys of a tokenizer config with which newer and older versions of transformers parse responses
 PARSERS = ("response_template", "response_schema")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def read_config(folder: Path, **options: Any) -> Any:
-    """Return the config. Raises PlanError if ``check`` refuses the folder, or if the model needs code of the
-    folder."""
+    """Return the config of a model folder. Raises PlanError if ``check`` refuses the folder, or if the model
+    needs code from the folder."""
     from transformers import AutoConfig
 
     check(folder)
@@ -44,23 +44,24 @@ def read_config(folder: Path, **options: Any) -> Any:
 
 class Boundary(NamedTuple):
     """Row length at which rotary frequencies change. If a batch has a row of more than ``tokens`` tokens, all
-    its rows get other frequencies. grows: they change again with each longer row."""
+    its rows get different frequencies. grows: True if the frequencies change again with each longer row."""
 
     tokens: int
     grows: bool
 
     def reach(self, longest: int) -> int | None:
-        """Return the longest row with the same frequencies as a batch whose longest row has ``longest``
-        tokens; None if there is no limit."""
+        """Return the maximum row length that still gives the same frequencies as a batch whose longest row
+        has ``longest`` tokens; None if there is no limit."""
         if longest <= self.tokens:
             return self.tokens
         return longest if self.grows else None
 
 
 def length_boundaries(config: Any) -> dict[str | None, Boundary]:
-    """Return the boundary at which transformers changes rotary frequencies, by kind of layer (None: all).
+    """Return the row lengths at which transformers changes rotary frequencies: kind of layer → boundary.
 
-    Only rope types longrope and dynamic have one. Empty if the model's frequencies never change."""
+    The kind None stands for all layers. Only the rope types longrope and dynamic have a boundary. Empty if
+    the model's frequencies never change."""
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None)
     if not isinstance(rope, dict):
@@ -82,8 +83,8 @@ def _boundary(config: Any, rope: dict[str, Any]) -> Boundary | None:
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """Return the tokenizer. Raises PlanError if it needs code of the folder; passes on other errors of
-    transformers."""
+    """Return the tokenizer of a model folder. Raises PlanError if it needs code from the folder; other errors
+    of transformers are passed on."""
     from transformers import AutoTokenizer
 
     refuse_folder_code()
@@ -103,8 +104,8 @@ def read_generation_config(folder: Path) -> Any:
 
 
 def read_model(kind: Any, folder: Path, **options: Any) -> Any:
-    """Return a model of the Auto class ``kind``; with ``output_loading_info``, a pair. Raises PlanError as
-    ``read_config`` does."""
+    """Return a model of the Auto class ``kind``. If the options have ``output_loading_info``, returns a pair
+    of the model and that information. Raises PlanError as ``read_config`` does."""
     check(folder)
     refuse_folder_code()
     try:
@@ -118,14 +119,14 @@ def read_model(kind: Any, folder: Path, **options: Any) -> Any:
 
 
 def empty_model(kind: Any, config: Any, dtype: Any) -> Any:
-    """Return a model of the Auto class ``kind`` with random weights."""
+    """Return a model of the Auto class ``kind`` for a config, with random weights."""
     refuse_folder_code()
     return kind.from_config(config, dtype=dtype, trust_remote_code=False)
 
 
 def read_templates(folder: Path) -> dict[str, str]:
     """Return the chat templates by name, without loading the tokenizer. As in transformers, template files
-    override the config. A single template is named default."""
+    override the config. A single template without a name gets the name "default"."""
     files = {"default": folder / TEMPLATE} | {
         path.stem: path for path in sorted((folder / TEMPLATES).glob("*.jinja"))
     }
@@ -140,8 +141,8 @@ def read_templates(folder: Path) -> dict[str, str]:
 
 
 def read_special_tokens(folder: Path) -> dict[str, str]:
-    """Return the special tokens by name, as the folder's files name them. A usual name that the files do not
-    have is an empty text; the tokenizer's class, which is not loaded, may define it."""
+    """Return the special tokens by name, as the folder's files name them. If the files lack one of the usual
+    names, its text is empty; the tokenizer's class, which is not loaded, may still define it."""
     named = {**read_object(folder / TOKENS), **read_object(folder / TOKENIZER)}
     texts = {
         name: value.get("content") if isinstance(value, dict) else value
@@ -152,8 +153,8 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
 
 
 def read_added_tokens(folder: Path) -> dict[str, int]:
-    """Return the ids of added tokens by text, as the folder's files name them. Control tokens are among them.
-    The tokenizer's class, which is not loaded, may define more."""
+    """Return the ids of added tokens by text, as the folder's files name them. They include control tokens.
+    The tokenizer's class, which is not loaded, may define more tokens."""
     decoder = read_object(folder / TOKENIZER).get("added_tokens_decoder")
     listed = read_object(folder / VOCABULARY).get("added_tokens")
     named = decoder if isinstance(decoder, dict) else {}
@@ -172,16 +173,16 @@ def read_tokenizer_file(folder: Path) -> dict[str, Any]:
 
 
 def read_vocabulary_size(folder: Path) -> int | None:
-    """Return the number of token ids that the config names. None if it names none: the model's class then has
-    a default."""
+    """Return the number of token ids that the config names. If the config does not name it, returns None; the
+    model's class then has a default."""
     config = read_object(folder / CONFIG)
     sizes = (part.get("vocab_size") for part in (config.get("text_config"), config) if isinstance(part, dict))
     return next((size for size in sizes if isinstance(size, int)), None)
 
 
 def read_end_tokens(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return the end tokens by file: of the generation config and of the config, including its text part. If
-    neither names any, return the default of transformers for such a model."""
+    """Return file → its end tokens, for the generation config and the config, including the config's text
+    part. If neither names an end token, returns the default of transformers for this class of model."""
     config = read_object(folder / CONFIG)
     parts: dict[str, list[Any]] = {
         GENERATION: [read_object(folder / GENERATION)],
@@ -197,7 +198,7 @@ def read_end_tokens(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _given(folder: Path) -> tuple[int, ...]:
-    """Return the default end tokens of the model's class, for files that name none."""
+    """Return the default end tokens of the model's class, used if the files name none."""
     try:
         config = read_config(folder)
     except Exception:  # loading the model reports the error
@@ -217,14 +218,14 @@ def _numbers(values: Iterable[Any]) -> Iterator[int]:
 
 
 def parses_responses(folder: Path) -> bool:
-    """Return whether the folder's tokenizer defines how to parse responses."""
+    """Return True if the folder's tokenizer defines how to parse responses."""
     own = read_object(folder / TOKENIZER)
     return any(own.get(name) for name in PARSERS)
 
 
 def refuse_folder_code() -> None:
-    """Make transformers refuse code of a folder in this process instead of asking. Without
-    ``trust_remote_code`` it would ask on standard input."""
+    """Make transformers refuse code from a model folder in this process. Without ``trust_remote_code``, it
+    would otherwise ask for permission on standard input."""
     from transformers import dynamic_module_utils
 
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
@@ -232,7 +233,7 @@ def refuse_folder_code() -> None:
 
 def check(folder: Path) -> None:
     """Check a model folder before anything is loaded. Raises PlanError if a config is damaged, the model
-    needs code of the folder, the weights are pickles or an adapter, or the config names code to fetch."""
+    needs code from the folder, the weights are pickles or an adapter, or the config names code to fetch."""
     from transformers import CONFIG_MAPPING
 
     for file in (folder / name for name in (CONFIG, GENERATION)):
@@ -278,7 +279,7 @@ def _check_weights(folder: Path) -> None:
     named = [
         text for _, value in _entries(read_object(folder / INDEX).get("weight_map")) for text in _texts(value)
     ]
-    # an index may name pickles
+    # an index file may name pickles
     elsewhere = sorted({name for name in named if not name.endswith(".safetensors")})
     readable = (folder / WEIGHTS).is_file() or ((folder / INDEX).is_file() and not elsewhere)
     pickles = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLES)
@@ -293,8 +294,8 @@ def _check_weights(folder: Path) -> None:
 
 
 def _conversion(folder: Path) -> str:
-    """Return a command that converts .bin weights. It unpickles them, so the text asks the user to trust
-    them."""
+    """Return a command that converts .bin weights. The command unpickles the weights, so the text asks the
+    user to run it only for trusted weights."""
     names = read_object(folder / CONFIG).get("architectures")
     scores = isinstance(names, list) and any(
         str(name).endswith("ForSequenceClassification") for name in names
@@ -309,8 +310,9 @@ def _conversion(folder: Path) -> str:
 
 
 def named_code(folder: Path) -> list[str]:
-    """Return the Python code that the configs name, in the folder or elsewhere: ``AutoConfig:
-    modeling.OwnConfig``. If transformers supports the model itself, it does not need this code."""
+    """Return the names of Python code in the configs, such as ``AutoConfig: modeling.OwnConfig``; the code
+    may be in the folder or elsewhere. If transformers itself supports the model, it does not need this
+    code."""
     places = [
         f"{name}: {', '.join(_texts(value))}"
         for file in (CONFIG, TOKENIZER)
@@ -320,7 +322,7 @@ def named_code(folder: Path) -> list[str]:
 
 
 def _mapped(file: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the entries of ``auto_map``. In older tokenizers it is a list."""
+    """Yield the entries of ``auto_map``. In older tokenizers, an entry is a list."""
     own = read_object(file).get("auto_map")
     yield from own.items() if isinstance(own, dict) else [("AutoTokenizer", own)] if own else []
 
@@ -345,14 +347,14 @@ def _code(folder: Path, file: str, kind: str) -> PlanError | None:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Return the JSON object in a file of a model folder; an empty object if the file has none. Other checks
-    report damaged files."""
+    """Return the JSON object in a file of a model folder; an empty object if the file is missing, damaged or
+    has another value. Other checks report damaged files."""
     content = _parsed(file)
     return content if isinstance(content, dict) else {}
 
 
 def _parsed(file: Path) -> Any:
-    """Return the JSON value in a regular file; None if there is none."""
+    """Return the JSON value in a regular file; None if there is no readable value."""
     try:
         return json.loads(file.read_bytes()) if file.is_file() else None
     except (OSError, ValueError, RecursionError):
@@ -370,6 +372,6 @@ def _entries(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _texts(value: Any) -> list[str]:
-    """Return the texts of a value: itself, or its items if it is a list or an object."""
+    """Return the texts in a value: the value itself, or its items if it is a list or an object."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (value,)
     return [item for item in inner if isinstance(item, str)]

@@ -3,10 +3,10 @@
 A backend is one module in ``backends/`` that defines ``Trainer``, ``Generator`` or both. Each class has a
 frozen dataclass ``Settings`` with the options of a user (``--ROLE.NAME``); every field has a comment.
 
-A class declares each ability beyond its protocol in one place: in a field of the ``Capabilities`` that it
-returns, or by having the methods of an optional protocol below. Optional protocols are checked with
-``issubclass`` or ``isinstance``. If a class inherits such methods without supporting them, it sets one of
-them to None."""
+A class declares each ability beyond its protocol in one of two ways: by a field of the ``Capabilities`` that
+it returns, or by the methods of an optional protocol below. Optional protocols are checked with
+``issubclass`` or ``isinstance``. If a class inherits the methods of an optional protocol but does not support
+it, the class sets one of these methods to None."""
 
 from __future__ import annotations
 
@@ -34,59 +34,64 @@ Head = Literal["logprobs", "values", "scores"]
 class ModelSpec:
     """The model that a role needs."""
 
-    folder: Path | None  # a Hugging Face model folder; None: the backend needs none
+    folder: Path | None  # a Hugging Face model folder; None: the backend needs no folder
     head: Head = "logprobs"  # what the model computes
-    trained: bool = False  # whether an optimizer is needed
+    trained: bool = False  # True if the model is trained, which needs an optimizer
     device: str = "cpu"  # ``cpu``, ``cuda`` or ``cuda:N``
-    dtype: str = "float32"  # of weights and arithmetic
-    seed: int = 0  # for the weights of a new head
-    updates: int = 0  # optimizer steps expected over the run, for schedules that end; 0: unknown
+    dtype: str = "float32"  # dtype of weights and arithmetic
+    seed: int = 0  # seed for the weights of a new head
+    updates: int = 0  # optimizer steps expected over the run, for learning rates that fall to 0; 0: unknown
     #: tokens of the longest possible row, which selects rotary frequencies; 0: the model's number of
     #: positions
     longest: int = 0
-    # torch's group of the ranks if they are threads of one process; None: torch's default group, if there is
-    # one
+    # torch's group of the ranks if these are threads of one process; None: torch's default group, if it
+    # exists
     group: Any = None
-    # tokens at which a generator ends a row; (): the tokens that the folder's configs and tokenizer name
+    # end tokens of a generator's rows; (): the end tokens that the folder's configs and tokenizer name
     ends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a trainer or generator supports beyond its protocol, and what it needs. This depends on its class
-    and its settings."""
+    """What a trainer or generator supports beyond its protocol, and what it needs. Capabilities depend on its
+    class and settings."""
 
-    tensor: int = 1  # number of adjacent ranks that get the same rows and compute them together
-    # every rank of the pool joins each call, with or without rows, in one order: each holds a part
+    tensor: int = 1  # number of adjacent ranks that get the same rows and compute these rows together
+    # True if every rank of the pool must make each call, even without rows, in the same order, because each
+    # rank holds a part
     collective: bool = False
-    # its ranks may be threads of one process: it communicates only through ``ModelSpec.group``
+    # True if its ranks may be threads of one process, because it communicates only through
+    # ``ModelSpec.group``
     threads: bool = False
-    float64: bool = True  # it computes and keeps weights in float64 if ``ModelSpec.dtype`` requests it
+    # True if it can compute and keep weights in float64 when ``ModelSpec.dtype`` requests this
+    float64: bool = True
     # parts that ``sleep`` can free one by one: weights, optimizer, gradient, cache
     movable: tuple[str, ...] = ()
     passing: tuple[str, ...] = ()  # parts that are in memory only while they are used
-    # of a trainer
-    row_exact: bool = False  # the numbers of a row are bit-equal for any other rows in the batch
-    adapters: bool = False  # it trains adapters; the other weights stay constant
-    live: bool = False  # ``weights()`` returns the trained tensors, not copies, if it trains no adapters
-    packs: bool = False  # it computes a common prefix of prompts once
-    # parts of its memory that are divided among ranks; None: its memory use is unknown
+    # capabilities of a trainer
+    row_exact: bool = False  # True if the numbers of a row are bit-equal whatever other rows the batch has
+    adapters: bool = False  # True if it trains adapters, and all other weights stay constant
+    # True if, without adapters, ``weights()`` returns the trained tensors themselves, not copies
+    live: bool = False
+    packs: bool = False  # True if it computes a common prefix of prompts only once
+    # parts of its memory that are divided among the ranks; None: unknown
     divided: tuple[str, ...] | None = None
-    copied: bool = False  # its optimizer keeps its own copy of the weights
-    flat: bool = False  # it divides flattened tensors
-    # of a generator
-    temperatures: tuple[float, float] = (0.0, math.inf)  # lowest above 0 and highest that it samples at
-    batch_tokens: int = 0  # most tokens that it takes at once; 0: no limit
-    longest: int = 0  # most tokens per row; 0: as many as its model has positions
-    cache_bytes: int = 0  # size of its cache, if settings determine it
-    # it can sample with the tensors of a ``live`` trainer in its process (``SharesWeights``)
+    copied: bool = False  # True if its optimizer keeps a separate copy of the weights
+    flat: bool = False  # True if it divides flattened tensors
+    # capabilities of a generator
+    # lowest temperature above 0, and highest, at which it samples
+    temperatures: tuple[float, float] = (0.0, math.inf)
+    batch_tokens: int = 0  # maximum tokens that it takes at once; 0: no limit
+    longest: int = 0  # maximum tokens per row; 0: the number of its model's positions
+    cache_bytes: int = 0  # bytes of its cache, if settings determine this number; else 0
+    # True if it can sample with the tensors of a ``live`` trainer in its process (``SharesWeights``)
     shares: bool = False
 
 
 @runtime_checkable
 class Declares(Protocol):
-    """A class that declares its capabilities. A subclass with more of them calls ``super().capabilities`` and
-    replaces fields."""
+    """A class that declares its capabilities. A subclass with different capabilities calls
+    ``super().capabilities`` and replaces fields of the result."""
 
     def capabilities(self, settings: Any, device: str) -> Capabilities:
         """Return what the class supports with these settings (a class method). ``device``: cpu or cuda."""
@@ -99,22 +104,25 @@ class Sampling:
     samples: int = 1  # responses per prompt
     max_tokens: int = 16  # longest response
     temperature: float = 1.0  # divides the logits; 0 is greedy
-    top_p: float = 1.0  # smallest set of tokens with this probability; 1: all tokens
-    top_k: int = 0  # tokens of highest probability; 0: all tokens
-    stop: tuple[str, ...] = ()  # strings that end a row; its text includes them
-    # tokens that end a row, in addition to the model's; its text includes them
+    top_p: float = 1.0  # samples from the smallest set of tokens with this total probability; 1: all tokens
+    top_k: int = 0  # samples from this many tokens with the highest probability; 0: all tokens
+    stop: tuple[str, ...] = ()  # strings that end a row; the row's text includes them
+    # tokens that end a row, in addition to the model's end tokens; the row's text includes them
     stop_token_ids: tuple[int, ...] = ()
-    # whether to remove special tokens from the text of a row, also inside it
+    # True: special tokens are removed from a row's text, also in the middle
     skip_special_tokens: bool = False
-    min_tokens: int = 0  # no token ends a row before this many
-    # a recorded list with the number of tokens of each row, whatever is sampled; (): rows end by themselves
+    min_tokens: int = 0  # a token cannot end a row before the row has this many tokens
+    # recorded number of tokens of each row, at which the row ends whatever is sampled; (): rows end by
+    # themselves
     lengths: tuple[int, ...] = ()
 
     def of_rows(self, keys: Tensor) -> list[Sampling]:
-        """Return how each row is sampled, by the keys of their axis [rows, 2 or more].
+        """Return one ``Sampling`` per row. ``keys``: the paths of the rows (``Axis.keys``), [rows, 2 or
+        more].
 
-        With ``lengths``, a row's number of tokens is both its minimum and its maximum. The list has one
-        number per row, in the order of the data stream from its beginning. After its end it starts again."""
+        With ``lengths``, a row's recorded number of tokens becomes both its minimum and its maximum. The list
+        has one number per row, in the order of the data stream. After the last number, it starts again with
+        the first."""
         if not self.lengths:
             return [self] * len(keys)
         numbers = keys[:, -2] * self.samples + keys[:, -1]
@@ -126,8 +134,8 @@ class Sampling:
 
 
 def as_long(rows: Batch, sampling: Sampling) -> Batch:
-    """Return the rows of a generator after checking their lengths. Raises ValueError if they differ from the
-    lengths that ``sampling`` prescribes."""
+    """Return a generator's rows unchanged if they have the lengths that ``sampling`` prescribes. Raises
+    ValueError otherwise."""
     if sampling.lengths:
         lengths = rows.data["tokens"].row_lengths
         expected = [each.max_tokens for each in sampling.of_rows(rows.axis.keys)]
@@ -146,7 +154,8 @@ class Trainer(Protocol):
 
     def forward(self, batch: Batch, want: tuple[str, ...] = ("logprobs",)) -> Batch:
         """Return the columns in ``want`` (logprobs, entropy, values: token level; scores: row level),
-        computed from prompt_tokens, tokens and, if present, temperature. Same axis as ``batch``."""
+        computed from prompt_tokens, tokens and, if present, temperature. The result has the same axis as
+        ``batch``."""
 
     def update(
         self,
@@ -159,14 +168,15 @@ class Trainer(Protocol):
         seed: int = 0,
         **settings: Any,
     ) -> dict[str, float]:
-        """Train on minibatches with ``loss``, in an order drawn from ``seed``. Return metrics: means over the
-        rows, or maxima for ``_max``."""
+        """Train on minibatches with ``loss``, in an order drawn from ``seed``. Returns metrics by name: means
+        over the rows, or maxima if the name ends in ``_max``."""
 
     def update_shares(
         self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Means, settings: Mapping[str, Any]
     ) -> Learned:
-        """Take one rank's part of an update: its rows, and its share of each optimizer step, which may be
-        empty. Every rank takes every step. Gradients are summed over the ranks of torch's default group."""
+        """Take this rank's part of an update: ``batch`` has its rows, and ``shares`` its share of each
+        optimizer step, which may be empty. Every rank takes every step. Gradients are summed over the ranks
+        of torch's default group."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield (Hugging Face name, tensor) of the language model, without rlflow's own heads."""
@@ -179,25 +189,26 @@ class Trainer(Protocol):
 
     def state(self) -> dict[str, Tensor]:
         """Return all tensors that a bit-equal continuation needs, by name: ``parameters/NAME``, optimizer
-        state, ``steps``. They are the live tensors."""
+        state, ``steps``. These are the live tensors, not copies."""
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Load a state that ``state`` returned."""
 
     def sleep(self, *parts: str) -> None:
-        """Free the memory of these parts, or of all ``movable`` ones. A freed part is not used before
-        ``wake``. The views that ``pieces`` returned stay valid: storages are emptied and filled again."""
+        """Free the memory of these parts; without arguments, of all ``movable`` parts. A freed part must not
+        be used before ``wake``. Views that ``pieces`` returned stay valid, because storages are emptied and
+        filled again."""
 
     def wake(self, *parts: str) -> None:
-        """Restore freed parts, bit for bit."""
+        """Restore these freed parts bit for bit; without arguments, all freed parts."""
 
 
 @runtime_checkable
 class ForwardsAhead(Protocol):
-    """A trainer whose next update can continue from a forward."""
+    """A trainer whose next update can continue from an earlier forward pass."""
 
     def forward_ahead(self, batch: Batch, want: tuple[str, ...] = ("logprobs",)) -> Batch:
-        """Do ``forward`` and keep what the next update needs. It is called instead of ``forward`` if the
+        """Do ``forward``, and keep what the next update needs from it. Called instead of ``forward`` if the
         role's next update takes all these rows in its first step."""
 
 
@@ -206,16 +217,17 @@ class ResizesPasses(Protocol):
     """A trainer that can reduce the size of its passes."""
 
     def resize_passes(self, tokens: int) -> int:
-        """Compute at most this many tokens in a pass from now on. Return the previous limit."""
+        """Set the maximum tokens of a forward or backward pass. Return the previous limit."""
 
 
 @runtime_checkable
 class ShowsPieces(Protocol):
-    """A trainer that shows which boxes of its weights a rank holds, for a transfer plan."""
+    """A trainer that shows which boxes of its weights each rank holds, for a transfer plan."""
 
     def pieces(self) -> Mapping[str, TensorViews] | None:
-        """Return this rank's boxes in live memory, by Hugging Face name of each tensor of ``weights``.
-        Nothing is gathered. None if the trained tensors are not such weights (adapters)."""
+        """Return Hugging Face name → views of this rank's boxes in live memory, for each tensor of
+        ``weights``. Nothing is gathered. Returns None if the trained tensors are not the tensors of
+        ``weights`` (adapters)."""
 
 
 class Generator(Protocol):
@@ -227,12 +239,14 @@ class Generator(Protocol):
         """Sample ``sampling.samples`` responses for each prompt.
 
         Returns tokens, mask, completion, finish, sampled_logprobs, temperature and policy_version over
-        ``prompts.axis.repeat(samples)``. ``seeds`` has one number per row. A row's tokens depend only on its
-        prompt and its seed: with a smaller ``max_tokens``, a row is the same, cut off. Before sampling,
-        raises PlanError if the model has too few positions for a prompt and ``max_tokens``."""
+        ``prompts.axis.repeat(samples)``. ``seeds`` has one number per row. A row's tokens depend only on
+        its prompt, its seed and the weights: with a smaller ``max_tokens``, the row is the same but cut
+        off. Raises PlanError before sampling if the model has too few positions for a prompt and
+        ``max_tokens``."""
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Take new weights; ``version`` is the number of updates that produced them."""
+        """Take new weights, as (Hugging Face name, tensor); ``version`` is the number of updates that
+        produced them."""
 
     def sleep(self, *parts: str) -> None:
         """Free the memory of parts (weights, cache), as a trainer's ``sleep`` does."""
@@ -248,9 +262,9 @@ class GivesChunks(Protocol):
     def generate_chunks(
         self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int
     ) -> Iterator[Batch]:
-        """Yield the rows of ``generate``, bit for bit, in ``chunks`` batches. Each batch comes as soon as its
-        last row has ended. Their axes are taken from ``prompts.axis.repeat(samples)``. The rows of a chunk
-        depend on the sampled tokens, never on timing; see ``rlflow.training.chunks``."""
+        """Yield the rows of ``generate``, bit for bit, in ``chunks`` batches, each as soon as its last row
+        has ended. The axes of the batches are selections from ``prompts.axis.repeat(samples)``. Which rows
+        are in a chunk depends on the sampled tokens, never on timing; see ``rlflow.training.chunks``."""
 
 
 @runtime_checkable
@@ -258,33 +272,34 @@ class ScoresTokens(Protocol):
     """A generator that can score tokens that it did not sample."""
 
     def logprobs(self, batch: Batch) -> Batch:
-        """Return `logprobs` of given tokens under the weights that it samples with, as ``Trainer.forward``
-        does."""
+        """Return `logprobs` of given tokens under the sampling weights, in the form that ``Trainer.forward``
+        returns."""
 
 
 @runtime_checkable
 class SharesWeights(Protocol):
-    """A generator that can sample with a trainer's own tensors. Having ``share`` is not enough, because a
-    subclass may change ``receive``: the class must also set ``Capabilities.shares``."""
+    """A generator that can sample with a trainer's own tensors. The method ``share`` alone is not enough,
+    because a subclass may change ``receive``. The class must also set ``Capabilities.shares``."""
 
     def share(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Sample from now on with these tensors themselves, in their dtype. A trainer in the same process
-        trains them. ``receive`` is called as before, and finds them already in place."""
+        trains them. ``receive`` is still called after each update, and then the weights are already in
+        place."""
 
 
 @runtime_checkable
 class ShowsDestinations(Protocol):
-    """A generator that shows where its memory holds each weight, so that a plan can write there."""
+    """A generator that shows the memory of each weight, so that a transfer plan can write there."""
 
     def destinations(self, tensors: Mapping[str, Spread]) -> Destinations:
-        """Return where in its memory each of these tensors belongs."""
+        """Return the places in its memory to which each of these tensors is written."""
 
     def writing(self, version: int) -> AbstractContextManager[None]:
-        """Return a context that permits writing that memory and blocks sampling. After the context, the
-        weights have this version."""
+        """Return a context in which the memory of ``destinations`` may be written and sampling is blocked.
+        Afterwards the weights have this version."""
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Write weights with its own loader."""
+        """Write weights with the engine's own loader."""
 
 
 Metrics = Mapping[str, float]

@@ -13,12 +13,12 @@ Shape = Literal["constant", "linear", "cosine"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """A learning rate by step: it rises linearly, then stays or falls. Raises PlanError if it should fall and
-    ``total`` does not set an end."""
+    """A learning rate by step: it rises linearly, then stays constant or falls. Raises PlanError if it should
+    fall and ``total`` does not set an end."""
 
     peak: float  # highest rate
-    shape: Shape = "constant"  # after the warmup
-    warmup: int = 0  # steps over which it rises from 0
+    shape: Shape = "constant"  # shape of the curve after the warmup
+    warmup: int = 0  # steps over which the rate rises from 0
     total: int = 0  # step at which a falling rate reaches 0
 
     def __post_init__(self) -> None:

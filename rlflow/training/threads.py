@@ -1,9 +1,9 @@
-"""Set the number of threads that torch computes with: all for models, one for everything else.
+"""Set the number of threads that torch computes with: all threads for models, one for everything else.
 
 Each thread that computes keeps its own team of OpenMP threads. If all teams together have more threads than
-there are cores, libgomp puts them to sleep after every operation. Then work with many small operations, such
-as sampling with a small model, takes twice as long. Stages have few operations and compute with one thread.
-Their results do not depend on the number of threads.
+the machine has cores, libgomp puts the threads to sleep after every operation. Work with many small
+operations, such as sampling with a small model, then takes twice as long. Stages have few operations, so they
+compute with one thread; their results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def alone() -> Iterator[None]:
 
 
 def others_alone() -> None:
-    """Make threads that compute for the first time from now on use one torch thread. This thread does not."""
+    """Make all other threads that compute for the first time from now on use one torch thread."""
     keep()
     other = threading.Thread(target=torch.set_num_threads, args=(1,))
     other.start()

@@ -346,10 +346,9 @@ def chosen_prompts(axes: Sequence[RowAxis], rows: int) -> bool:
 
 
 def body_rows(axes: Sequence[RowAxis], rows: int, place: Place | None) -> Iterator[Problem]:
-    """Yield the problem of a `repeat` body that returns other rows than its prompts or rows sampled from
-    them.
+    """Yield the problem of a `repeat` body that returns follow-up prompts or joined rows.
 
-    A `repeat` counts groups of prompts, so it needs such rows."""
+    A `repeat` counts groups of prompts, so its body must return its prompts or rows sampled from them."""
     if any(axes[step].step in ("asked", "cut", "joined") for step in line(axes, rows)):
         yield Problem(
             "repeat-rows",

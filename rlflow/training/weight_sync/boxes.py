@@ -24,19 +24,19 @@ def volume(box: Box) -> int:
 
 
 def overlap(one: Box, other: Box) -> Box:
-    """Return the elements that both boxes have. Its volume is 0 if they have none in common."""
+    """Return the box of the elements that both boxes have. If they have none in common, its volume is 0."""
     return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
 
 
 def within(inner: Box, outer: Box) -> tuple[slice, ...]:
-    """Return slices that select ``inner`` from a tensor with the elements of ``outer``."""
+    """Return slices that select the box ``inner`` from a tensor that holds the box ``outer``."""
     return tuple(
         slice(low - start, high - start) for (low, high), (start, _) in zip(inner, outer, strict=True)
     )
 
 
 def contains(outer: Box, inner: Box) -> bool:
-    """Return whether ``outer`` has all elements of ``inner``."""
+    """Return True if ``outer`` has all elements of ``inner``."""
     return all(a <= c and d <= b for (a, b), (c, d) in zip(outer, inner, strict=True))
 
 
@@ -62,7 +62,7 @@ def _in_row(shape: Sequence[int], row: int, start: int, stop: int) -> list[Box]:
 
 
 def chunk(size: int, index: int, parts: int) -> tuple[int, int]:
-    """Return the range of a chunk of ``torch.chunk``: ceil(size / parts) each, the last ones shorter or
-    empty."""
+    """Return the (start, stop) of chunk ``index`` of ``torch.chunk``: each chunk has ceil(size / parts)
+    elements; the last chunks are shorter or empty."""
     step = -(-size // parts)
     return min(index * step, size), min((index + 1) * step, size)

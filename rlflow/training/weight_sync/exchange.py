@@ -12,13 +12,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from rlflow.training.weight_sync.transport import TransferError
 
-LARGEST = 256 << 20  # most bytes that one rank may send
+LARGEST = 256 << 20  # maximum bytes that one rank may send
 TEXT = TypeAdapter(str)
 T = TypeVar("T")
 
 
 def exchange(own: T, kind: TypeAdapter[T], group: dist.ProcessGroup | None = None) -> list[T]:
-    """Return the value of ``own`` on each rank of the group, in rank order (an all-gather).
+    """Return the ``own`` values of all ranks of the group, in rank order (an all-gather).
 
     Every rank of the group must call it. Raises TransferError for a value that is too long or not of
     ``kind``."""

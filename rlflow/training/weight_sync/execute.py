@@ -1,4 +1,4 @@
-"""Run a plan on one rank: bind it once to the rank's live memory, run it after every update."""
+"""Run a transfer plan on one rank: bind it once to the rank's live memory, and run it after every update."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Copies:
 
 
 class Resharder:
-    """Moves weights from the ``source`` of all ranks to the ``target`` of all ranks. Every rank makes one
-    from the same plan and calls the same methods in the same order.
+    """Moves weights from the ``source`` views of all ranks to the ``target`` views of all ranks. Every rank
+    makes its own Resharder from the same plan, and calls the same methods in the same order.
 
     source: the views that this rank holds. target: the views that it must fill. Both stay bound; if memory
-    moves, make a new Resharder or call ``relocate``. buffers: with 2, a bucket is packed while the last one
-    is sent; 1 takes half the memory. verify_every: runs between comparisons of digests on all ranks (0:
-    never).
+    moves, make a new Resharder or call ``relocate``. buffers: with 2, a bucket is packed while the previous
+    bucket is sent; 1 takes half the memory. verify_every: digests of all ranks are compared once in this many
+    runs (0: never).
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Resharder:
         self.transport.start(self._slot, self.rounds[index])
 
     def _take(self, index: int) -> None:
-        """Wait for a bucket, start the next one, and unpack the first."""
+        """Wait for bucket ``index``, start the bucket after it, and unpack bucket ``index``."""
         more, slot = index + 1 < len(self.rounds), self._slot
         self.transport.wait()
         if more and self.buffers > 1:
@@ -137,7 +137,8 @@ class Resharder:
 
     def pack(self, index: int) -> dict[int, Tensor]:
         """Pack bucket ``index`` into messages, uint8. Ranks that get the same elements share one message,
-        under the first of them (``Round.first``). The bucket ``buffers`` later reuses the memory."""
+        stored under the first of these ranks (``Round.first``). The memory is reused ``buffers`` buckets
+        later."""
         bucket, slot = self.rounds[index], index % self.buffers
         if (index, slot, True) not in self._bound:
             departures = self._departures(bucket, self.transport.outbox(slot), set(bucket.first.values()))
@@ -147,7 +148,7 @@ class Resharder:
         return {peer: parts[peer] for peer in dict.fromkeys(bucket.first.values())}
 
     def relocate(self, source: Mapping[str, TensorViews]) -> None:
-        """Bind to new memory of this rank's shards. Their boxes must equal the plan's."""
+        """Bind to new memory of this rank's shards. The boxes must equal the boxes of the plan."""
         _check_bound(self.plan, self.rank, source, self.target)
         self.source, self.verifier = source, Verifier(self.plan, self.rank, source, self.target)
         self._bound.clear()

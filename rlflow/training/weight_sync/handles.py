@@ -1,10 +1,10 @@
 """Share GPU memory between the processes of one machine (CUDA IPC). Each rank packs into a buffer on its own
-device. The others copy directly from it, on the same device or across devices.
+device. The other ranks copy directly from this buffer, on the same device or across devices.
 
 torch opens the buffers of other processes, as ``torch.multiprocessing`` does for tensors. A buffer is freed
-after its owner and all openers have closed it, or when its owner's process ends. torch checks this when it
-closes another buffer or when memory is short. It counts openers in a small file in /dev/shm, which the last
-process removes. The file stays if all processes are killed.
+after its owner and all openers have closed it, or when its owner's process ends. torch frees such buffers
+when it closes a different buffer or when memory is short. It counts openers in a small file in /dev/shm,
+which the last process removes. The file stays if all processes are killed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from rlflow.errors import PlanError
 from rlflow.training.weight_sync.exchange import TEXT, exchange
 from rlflow.training.weight_sync.segment import HEAD, Segment, check_machines, machine
 
-# machine, key for the exchange of handles, and the problem ("" if there is none)
+# machine, key for the exchange of handles, and problem ("" if there is none)
 OFFER = TypeAdapter(tuple[str, str, str])
 
 
 class Handles(Segment):
     """A transport through shared GPU memory. group: the ranks, all on one machine, with gloo for tensors on
-    the host. device: the device of their buffers.
+    the host. device: the device of this rank's buffer.
 
     A device runs asynchronously. Each rank therefore waits for its own device before it reports to the others
     that a bucket is packed or read.
@@ -59,8 +59,8 @@ class Handles(Segment):
             raise
 
     def _own_buffer(self, size: int) -> tuple[Tensor | None, list[bytes], str]:
-        """Return a buffer, one handle of it per other rank (torch counts each opener), and the problem if
-        there is one."""
+        """Return this rank's buffer, one handle of the buffer for each other rank (torch counts each opener),
+        and the problem, "" if there is none."""
         try:
             memory = torch.empty(size, dtype=torch.uint8, device=self.device)
             return (
@@ -76,8 +76,9 @@ class Handles(Segment):
             return None, [], _line(error)
 
     def _swapped(self, handles: list[bytes], name: str) -> list[bytes]:
-        """Return the handle for this rank from each rank. Handles are pickles, so they go through the group's
-        rendezvous store: on one machine a file of this user alone. Sockets are open to other users."""
+        """Return the handle for this rank from each rank. Handles are pickles, so they are exchanged through
+        the group's rendezvous store, which on one machine is a file that only this user can access. Sockets
+        are open to other users."""
         store: Any = cast(Any, dist).distributed_c10d._get_default_store()
         for rank, handle in enumerate(handles):
             store.set(f"rlflow/handles/{name}/{self.rank}/{rank}", handle)

@@ -1,4 +1,4 @@
-"""Layouts that follow from shapes and a kind of sharding, for plans made before anything is loaded."""
+"""Layouts computed from shapes and a kind of sharding, for plans that are made before anything is loaded."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Dim = Callable[[str, tuple[int, ...]], int | None]
 class Cut:
     """Divide tensors along a dimension as ``torch.chunk`` does."""
 
-    place: Sequence[int]  # the chunk of each rank, of ``parts``
+    place: Sequence[int]  # the number of each rank's chunk, below ``parts``
     parts: int
     dim: Dim = lambda name, shape: 0  # the dimension to divide; None: not divided
 
 
 def sharded(shapes: Shapes, dtype: str, cuts: Sequence[Cut], ranks: int = 0) -> WeightLayout:
-    """Return the layout of tensors under several cuts. Each cut divides the pieces of the one before: tensor
-    parallel first, then FSDP, as on a 2-D mesh. Without cuts, tensors are replicated over ``ranks``."""
+    """Return the layout of tensors under several cuts. Each cut divides the pieces of the previous cut: first
+    tensor parallelism, then FSDP, as on a 2-D mesh. Without cuts, tensors are replicated over ``ranks``."""
     ranks = len(cuts[0].place) if cuts else ranks
     spreads: dict[tuple[object, ...], Spread] = {}
     tensors = {}
@@ -56,8 +56,8 @@ def replicated(shapes: Shapes, dtype: str, ranks: int) -> WeightLayout:
 
 
 def flat(shapes: Shapes, dtype: str, ranks: int) -> WeightLayout:
-    """Return DeepSpeed's ZeRO-3 layout: flattened tensors, ceil(numel / ranks) elements per rank (Rajbhandari
-    et al. 2020)."""
+    """Return DeepSpeed's ZeRO-3 layout: flattened tensors with ceil(numel / ranks) elements per rank
+    (Rajbhandari et al. 2020)."""
     spreads: dict[tuple[int, ...], Spread] = {}
     for shape in shapes.values():
         if shape not in spreads:
@@ -69,14 +69,14 @@ def flat(shapes: Shapes, dtype: str, ranks: int) -> WeightLayout:
 def row_parallel(name: str, shape: tuple[int, ...]) -> int | None:
     """Return the dimension that tensor parallelism divides in a dense decoder (Shoeybi et al. 2019).
 
-    o_proj and down_proj are divided along their inputs, other matrices along their outputs or vocabulary,
-    vectors not at all. For estimates; a real engine's layout is traced."""
+    o_proj and down_proj are divided along their inputs, other matrices along their outputs or vocabulary, and
+    vectors are not divided (None). Use this only for estimates; a real engine's layout is traced."""
     if len(shape) < 2:
         return None
     return 1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0
 
 
 def tensor_parallel(shapes: Shapes, dtype: str, size: int, ranks: int) -> WeightLayout:
-    """Return the layout of ``ranks / size`` replicas of a model divided in ``size``, each on adjacent
-    ranks."""
+    """Return the layout of ``ranks / size`` replicas of a model. Each replica is divided over ``size``
+    adjacent ranks."""
     return sharded(shapes, dtype, [Cut([rank % size for rank in range(ranks)], size, row_parallel)])

@@ -32,12 +32,12 @@ WIDTHS = {
 class TensorShard:
     """The part of a tensor that one rank holds."""
 
-    shape: tuple[int, ...]  # of the complete tensor
-    dtype: str  # without ``torch.``
+    shape: tuple[int, ...]  # shape of the complete tensor
+    dtype: str  # name of the dtype without ``torch.``
     boxes: tuple[Box, ...]  # disjoint
 
 
-HELD = TypeAdapter(dict[str, TensorShard])  # ranks exchange this
+HELD = TypeAdapter(dict[str, TensorShard])  # what ranks exchange: tensor name → shard
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Spread:
         return math.prod(self.shape) * width(self.dtype)
 
     def holders(self) -> dict[Box, list[int]]:
-        """Return the distinct boxes that have elements, each with the ranks that hold it."""
+        """Return each distinct non-empty box → the ranks that hold it."""
         ranks_of: dict[Box, list[int]] = {}
         for rank, boxes in enumerate(self.boxes):
             for box in dict.fromkeys(boxes):
@@ -65,7 +65,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """Every tensor by its Hugging Face name, in transfer order. Hashable, because plans are cached by
+    """Layouts of all tensors by Hugging Face name, in transfer order. Hashable, because plans are cached by
     layout."""
 
     ranks: int
@@ -84,8 +84,8 @@ class WeightLayout:
         return sum(spread.nbytes for spread in self.tensors.values())
 
     def among(self, before: int, after: int) -> WeightLayout:
-        """Return this layout with ranks of other pools added: ``before`` in front and ``after`` behind. They
-        hold nothing."""
+        """Return this layout with ranks of other pools added, ``before`` in front and ``after`` behind. The
+        added ranks hold nothing."""
         padded: dict[tuple[tuple[Box, ...], ...], tuple[tuple[Box, ...], ...]] = {}
         for spread in self.tensors.values():
             padded.setdefault(spread.boxes, (((),) * before) + spread.boxes + (((),) * after))
@@ -104,8 +104,8 @@ class WeightLayout:
 
 
 def join(ranks: Sequence[Mapping[str, TensorShard]]) -> WeightLayout:
-    """Combine the shards that each rank reports into one layout. A rank may lack a name. Raises PlanError if
-    ranks differ in shape or dtype."""
+    """Combine the shards that each rank reports into one layout. A rank need not report every tensor. Raises
+    PlanError if ranks report different shapes or dtypes for a tensor."""
     first: dict[str, tuple[int, TensorShard]] = {}
     for rank, shards in enumerate(ranks):
         for name, shard in shards.items():

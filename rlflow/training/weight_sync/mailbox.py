@@ -1,8 +1,8 @@
 """Shared memory of one machine between ranks without a common group. A sender packs into its own file. The
-caller notifies receivers when a bucket is ready, and the sender when it may reuse the memory.
+caller tells the receivers when a bucket is ready, and the sender when it may reuse the memory.
 
-The file is unlinked as soon as all receivers have opened it (``hide``). Its memory is freed with its last
-process, even after a crash.
+The file is unlinked as soon as all receivers have opened it (``hide``). The memory is freed when the last
+process that uses it ends, even after a crash.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Mailbox(Parcels):
             raise
 
     def outbox(self, slot: int) -> Tensor:
-        """The memory into which this rank packs its messages of a slot, uint8."""
+        """Return the memory into which this rank packs its messages of a slot, uint8."""
         return self._out[slot * self.room : (slot + 1) * self.room]
 
     def where(self, message: Tensor) -> tuple[int, int]:
-        """Return the (first byte, byte after the last) of a message within the file."""
+        """Return the place of a message in the file: (its first byte, the byte after its last)."""
         start = int(message.storage_offset())
         return start, start + message.numel()
 

@@ -1,10 +1,12 @@
-"""Decide which rank sends what to which rank: every missing byte from exactly one holder, in bounded buckets.
+"""Decide which rank sends what to which rank: every missing byte comes from exactly one holder, in bounded
+buckets.
 
-A piece is the overlap of a box that one rank needs with a box that others hold. A rank copies from itself
-what it holds. Every other piece comes from a holder on the same node if there is one, and among these from
-the least loaded. Elements travel in the narrower dtype. Tensors with equal shape and layout are planned once,
-so planning time does not grow with the depth of a model. The plan does not depend on timing, hashes or the
-calling rank: all ranks make the same plan.
+A piece is the overlap of a box that one rank needs and a box that some ranks hold. If the rank itself holds
+the piece, it copies the piece locally. Otherwise the piece comes from a holder on the same node if there is
+one, else from any holder; of several candidates, the least loaded one sends. Elements are sent in the
+narrower of the two dtypes. Tensors with equal shape and layout are planned once, so planning time does not
+grow with the depth of a model. The plan does not depend on timing, hashes or the calling rank: all ranks make
+the same plan.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from rlflow.training.weight_sync.transfer_plan import (
 )
 
 BUCKET = 64 << 20  # bytes
-SHARE = 4  # larger pieces or parts than 1 / SHARE of a bucket are divided, which fills buckets well
+SHARE = 4  # pieces or parts larger than 1 / SHARE of a bucket are divided, so that buckets fill well
 SPLIT = 1 << 20  # bytes: pieces that several ranks could send are divided among them, down to this size
 KEPT = 8  # number of cached plans
 
@@ -38,11 +40,11 @@ _plans: OrderedDict[tuple[object, ...], TransferPlan] = OrderedDict()
 def make_plan(
     source: WeightLayout, target: WeightLayout, node_of: Sequence[int] | None = None, bucket: int = BUCKET
 ) -> TransferPlan:
-    """Return the transfer plan from ``source`` to ``target``. The last plans are cached.
+    """Return the transfer plan from ``source`` to ``target``. The latest plans are cached.
 
     node_of: the machine of each rank (None: all on one). bucket: the most bytes that a rank sends, or
-    receives, at once. Raises PlanError if no rank holds a needed tensor, its shapes differ, or the shards do
-    not tile the tensor.
+    receives, at once. Raises PlanError if no rank holds a needed tensor, if the shapes of a tensor differ, or
+    if the shards do not tile the tensor.
     """
     nodes = tuple(node_of) if node_of is not None else (0,) * source.ranks
     key = (source, target, nodes, bucket)
@@ -83,8 +85,8 @@ def _new_plan(
 
 
 def wire(source: str, wanted: str) -> str:
-    """Return the dtype that travels: the wanted dtype, or the held one if that is narrower. The receiver gets
-    the same bits in both cases."""
+    """Return the dtype in which elements are sent: the wanted dtype, or the held dtype if that is narrower.
+    The receiver gets the same bits either way."""
     return source if width(source) < width(wanted) else wanted
 
 
@@ -139,8 +141,8 @@ def _source(name: str, wanted: Spread, source: WeightLayout) -> Spread:
 def _template(
     name: str, have: Spread, wanted: Spread, node: Numbers, bucket: int, size: int, count: int, load: Numbers
 ) -> Template:
-    """Return the moves of ``count`` tensors with the layout of the first one, ``name``. load: elements that
-    each rank already sends for other tensors."""
+    """Return the moves of one of ``count`` tensors with equal layouts, of which ``name`` is the first. load:
+    elements that each rank already sends for other tensors."""
     check_tiles(name, have)
     ranks, holders = len(node), have.holders()
     holds = np.zeros((len(holders), ranks), bool)
@@ -164,7 +166,8 @@ def _table(boxes: Iterable[Box], ndim: int) -> Numbers:
 
 
 def _needs(name: str, wanted: Spread) -> tuple[Numbers, Numbers]:
-    """Return ranks and boxes of everything that is needed. Each box appears once per rank."""
+    """Return the ranks and boxes of everything that is needed. Each box appears once per rank that needs
+    it."""
     needs = [
         (rank, box) for rank, boxes in enumerate(wanted.boxes) for box in dict.fromkeys(boxes) if volume(box)
     ]
@@ -229,8 +232,8 @@ def _sent(
 def _balanced(
     holds: np.ndarray, box: Numbers, moves: Moves, node: Numbers, size: int, load: Numbers
 ) -> Moves:
-    """Divide large pieces among their possible senders; give each piece to the least loaded sender, or the
-    lowest rank among several."""
+    """Divide large pieces among their possible senders; assign each piece to the least loaded sender, in a
+    tie to the lowest rank."""
     near: dict[tuple[int, int], list[int]] = {}
     could = [
         _candidates(near, holds, int(i), int(where), node)
@@ -250,7 +253,7 @@ def _balanced(
 def _candidates(
     known: dict[tuple[int, int], list[int]], holds: np.ndarray, box: int, where: int, node: Numbers
 ) -> list[int]:
-    """Return the holders of a box on a node, or all its holders if the node has none."""
+    """Return the holders of a box on the node ``where``, or all holders of the box if that node has none."""
     if (box, where) not in known:
         holders = np.nonzero(holds[box])[0]
         close = holders[node[holders] == where]
@@ -263,8 +266,9 @@ def _candidates(
 
 
 def cut(boxes: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
-    """Divide each box into ``counts`` pieces along one dimension: the first, or the longest if that is too
-    short. Also return each piece's box number. A box has at most as many pieces as its longest dimension."""
+    """Divide each box into ``counts`` pieces along one dimension: the first, or the longest if the first
+    is too short. Also return each piece's box number. A box has at most as many pieces as its longest
+    dimension."""
     if not boxes.shape[1]:
         return boxes, np.arange(len(boxes))
     sizes = boxes[:, :, 1] - boxes[:, :, 0]
@@ -288,7 +292,7 @@ def _parts(moves: Moves, limit: int) -> tuple[Moves, ...]:
     if _most(moves) <= max(limit // SHARE, 1):
         return (moves,)
     small, place = _small(moves, max(limit // (2 * SHARE), 1))
-    # rotate: in each round, every rank sends to another peer
+    # rotate: in each round, every rank sends to a different peer
     ring = (small.sender - small.receiver) % (1 + max(small.sender.max(), small.receiver.max()))
     order = np.lexsort((ring, place))
     return tuple(_windows(small.take(order), max(limit // SHARE, 1)))
@@ -300,8 +304,8 @@ def _most(moves: Moves) -> int:
 
 
 def _small(moves: Moves, most: int) -> tuple[Moves, np.ndarray]:
-    """Return pieces of at most ``most`` elements, and for each the fraction of its original piece before
-    it."""
+    """Return pieces of at most ``most`` elements. Also returns, for each, the fraction of the original piece
+    that comes before it."""
     place, share = np.zeros(len(moves)), np.ones(len(moves))
     while (moves.elements > most).any():
         counts = np.minimum(
@@ -342,7 +346,8 @@ def _running(rank: Numbers, elements: Numbers) -> Numbers:
 def _buckets(
     names: Mapping[str, tuple[int, str]], templates: Sequence[Template], limit: int
 ) -> Iterable[Bucket]:
-    """Yield buckets in target order. A bucket has one dtype, which keeps buffers aligned."""
+    """Yield buckets in the order of the target's tensors. A bucket has one dtype, which keeps buffers
+    aligned."""
     for dtype in sorted({dtype for _, dtype in names.values()}, key=lambda dtype: (-width(dtype), dtype)):
         alike = [(name, index) for name, (index, dtype_of) in names.items() if dtype_of == dtype]
         items = [

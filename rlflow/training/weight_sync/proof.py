@@ -1,9 +1,9 @@
 """Prove that writing directly into an engine's memory gives the same bits as its own reload.
 
 A trace cannot see tensors that an engine derives after loading: packed, quantised or absorbed weights.
-Therefore, at the start of a run, the engine first loads one pattern itself. Then it loads a second pattern,
-and the first is written directly over it. If any parameter or buffer now differs, the engine loads its module
-from then on.
+Therefore, at the start of a run, the engine first loads a pattern of numbers itself. Then it loads a second
+pattern, and the first pattern is written directly into its memory. If any parameter or buffer now differs
+from the first load, the engine itself loads that module from then on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Destinations:
     device: torch.device = torch.device("cpu")
 
     def finish(self, reload: Reload) -> None:
-        """Let the engine load the staged tensors, after each run."""
+        """Let the engine load the staged tensors. Call this after each run of the Resharder."""
         if self.staged:
             reload(iter(self.staged.items()))
 
@@ -45,11 +45,11 @@ def prove(
     reload: Reload,
     ties: Mapping[str, str] | None = None,
 ) -> Destinations:
-    """Return the proven destinations. The weights are patterns afterwards.
+    """Return the proven destinations. Afterwards the model's weights are test patterns.
 
-    reload: the engine's own reload, for all tensors or for the tensors of some modules. ties: names of the
-    trainer that are one tensor (``shards.ties_of``). Takes the memory of the engine's weights a second time
-    while it runs."""
+    reload: the engine's own reload, for all tensors or for the tensors of some modules. ties: names under
+    which the trainer has the same tensor (``shards.ties_of``). While the proof runs, it needs the memory of
+    the engine's weights a second time."""
     alike = together(traced.ties, ties or {})
     reload(patterns(tensors, 1, alike))
     expected = {name: tensor.detach().clone() for name, tensor in _state(model)}
@@ -72,7 +72,7 @@ def prove(
 
 
 def _all_by_engine(places: Destinations, tensors: Mapping[str, Spread], differing: list[str]) -> Destinations:
-    """Return destinations for an engine that cannot load parts: it gets the complete model."""
+    """Return destinations for an engine that cannot load single modules: it loads the complete model."""
     why = places.why | {
         name.rpartition(".")[0]: f"{name} differs even if the engine loads its module" for name in differing
     }
@@ -90,7 +90,8 @@ def _stage(tensors: Mapping[str, Spread], device: torch.device) -> dict[str, Ten
 
 
 def destinations(traced: Traced, tensors: Mapping[str, Spread]) -> Destinations:
-    """Return where to write each tensor: views of the engine's memory if possible, else new memory."""
+    """Return the memory to write each tensor to: views of the engine's memory if possible, else new
+    memory."""
     by_engine = traced.loaded_by_engine()
     device = next(
         (piece.view.device for views in traced.pieces.values() for piece in views.pieces), torch.device("cpu")
@@ -108,7 +109,7 @@ def destinations(traced: Traced, tensors: Mapping[str, Spread]) -> Destinations:
 def _write(
     places: Destinations, tensors: Mapping[str, Spread], ties: Mapping[str, str], reload: Reload
 ) -> None:
-    """Write pattern 1, as a Resharder would."""
+    """Write pattern 1 to the destinations, as a Resharder would."""
     for name, values in patterns({name: tensors[name] for name in places.pieces}, 1, ties):
         for piece in places.pieces[name].pieces:
             piece.view.copy_(
@@ -136,7 +137,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def together(*ties: Mapping[str, str]) -> dict[str, str]:
-    """Return, for each tied tensor, one common name of all tensors tied to it."""
+    """Return tied name → one common name for all names of that tensor."""
     pairs = nx.Graph(pair for some in ties for pair in some.items())
     return {name: min(names) for names in nx.connected_components(pairs) for name in names}
 
@@ -144,8 +145,8 @@ def together(*ties: Mapping[str, str]) -> dict[str, str]:
 def patterns(
     tensors: Mapping[str, Spread], salt: int, ties: Mapping[str, str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors of small integers that follow from the name and the position of each element. Tied
-    tensors are equal."""
+    """Yield tensors of small integers. Each is a function of the salt, the tensor's name and the element's
+    position; tied tensors are equal."""
     for name, spread in tensors.items():
         start = zlib.crc32(f"{salt} {ties.get(name, name)}".encode())
         index = torch.arange(spread.nbytes and torch.Size(spread.shape).numel())

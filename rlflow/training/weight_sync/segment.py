@@ -1,10 +1,10 @@
-"""A transport through shared memory of one machine. Each rank packs into its own segment, and the others copy
-directly from it.
+"""A transport through shared memory of one machine. Each rank packs into its own segment, and the other ranks
+copy directly from it.
 
 Each message is written once and read once. The files are unlinked as soon as all ranks have opened them, so
-their memory is freed with the last process, even after a crash. A file can stay only if a process dies within
-``open``. Its name contains the run and the process with its start time. The next ``open`` of the run removes
-files of dead processes.
+their memory is freed when the last process ends, even after a crash. A file can remain only if a process dies
+within ``open``. The file's name contains the run, the process and its start time. The next ``open`` of the
+run removes files of dead processes.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class SharedFile(NamedTuple):
         return cls(str(root / f"rlflow-{name}-{secrets.token_hex(4)}-{Process.this().tag()}"), size)
 
     def create(self) -> str:
-        """Create the file for this user alone and allocate its memory. Return the problem, "" if there is
-        none, because all ranks must know it. Without the allocation, a full /dev/shm would kill the
-        writer."""
+        """Create the file for this user alone and allocate its memory. Returns the problem instead of
+        raising, "" if there is none, because all ranks must learn of it. Without the allocation, a full
+        /dev/shm would kill the writer."""
         try:
             handle = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
             try:
@@ -63,18 +63,19 @@ class SharedFile(NamedTuple):
         return ""
 
     def opened(self) -> Tensor:
-        """Return the memory, uint8 [size], shared with all who open it."""
+        """Return the memory, uint8 [size], shared with all processes that open the file."""
         return torch.from_file(self.path, shared=True, size=self.size, dtype=torch.uint8)
 
     def hide(self) -> None:
-        """Unlink the file when all readers have it open. Its memory is freed with the last process."""
+        """Unlink the file; call this when all readers have opened it. The memory is freed when the last
+        process ends."""
         Path(self.path).unlink(missing_ok=True)
 
 
 class Segment:
     """A transport through shared memory. run: part of the file names. group: the ranks, all on one machine,
-    over gloo (None: the default group). A barrier of the group separates packing from copying; its timeout is
-    the deadline."""
+    over gloo (None: the default group). A barrier of the group separates packing from copying. The group's
+    timeout is the deadline."""
 
     name = "segment"
     copies = False
@@ -137,9 +138,9 @@ class Segment:
         self._version, self._stamped = version, {}
 
     def start(self, slot: int, bucket: Round) -> None:
-        """Stamp the packed bucket with its version. Shared memory needs no sending; others read it after
-        ``wait``. The version is stored with the slot, because a fast rank may begin the next transfer while
-        others still read this one."""
+        """Stamp the packed bucket with its version. Nothing is sent: the other ranks read the shared memory
+        after ``wait``. The version is stored with the slot, because a fast rank may begin the next transfer
+        while other ranks still read this one."""
         self._stamp(self.rank, slot).fill_(self._version)
         self._last = slot, bucket
 
@@ -169,7 +170,7 @@ class Segment:
 
 
 def machine() -> str:
-    """Return a text that is equal for two processes exactly if they can share memory."""
+    """Return a text that is equal for two processes if and only if they can share memory."""
     return f"{socket.gethostname()} {boot()}"
 
 
@@ -201,7 +202,7 @@ def check_room(problems: Mapping[str, str]) -> None:
 
 def sweep(run: str, root: Path = ROOT) -> list[Path]:
     """Remove the files of dead processes of this run from ``root``; return their paths. Files of processes in
-    other containers stay, because their state is unknown."""
+    other containers stay, because it is unknown whether these processes still run."""
     owners = {path: Process.of_tag(path.name.rpartition("-")[2]) for path in root.glob(f"rlflow-{run}-*-*")}
     abandoned = [path for path, owner in owners.items() if owner is not None and owner.alive() is False]
     for path in abandoned:

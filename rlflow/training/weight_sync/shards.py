@@ -57,14 +57,14 @@ def held(pieces: Mapping[str, TensorViews]) -> dict[str, TensorShard]:
 
 
 def pieces_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, TensorViews]:
-    """Return views of a trainer's parameters by Hugging Face name. They may be sharded by FSDP2 or tensor
-    parallelism (DTensor), by ZeRO-3, or complete. Tied parameters appear under each name."""
+    """Return views of a trainer's parameters by Hugging Face name. The parameters may be sharded by FSDP2 or
+    tensor parallelism (DTensor) or by ZeRO-3, or be complete. Tied parameters appear under each name."""
     return {name: _pieces(name, tensor) for name, tensor in tensors}
 
 
 def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Return whether torch has sharded a tensor. The check does not import torch's DTensor module, which
-    takes most of a second per worker: as long as nothing has imported it, DTensors do not exist."""
+    """Return True if torch has sharded the tensor. The check does not import torch's DTensor module, which
+    would take most of a second per worker. Until something imports this module, no DTensor can exist."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
@@ -78,7 +78,7 @@ def _pieces(name: str, tensor: Tensor) -> TensorViews:
 
 
 def ties_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
-    """Return the additional names of tensors that appear more than once, each with the first name."""
+    """Return additional name → first name, for tensors that appear under several names."""
     first: dict[tuple[int, int, torch.Size], str] = {}
     ties = {}
     for name, tensor in tensors:
@@ -131,8 +131,8 @@ def from_dtensor(name: str, tensor: DTensor) -> TensorViews:
 
 
 def _check_order(name: str, mesh: DeviceMesh) -> None:
-    """Check that mesh coordinates follow rank order: torch sorts a group's ranks, and FSDP2 shards by that
-    order."""
+    """Raise PlanError if mesh coordinates do not follow rank order. torch sorts a group's ranks, and FSDP2
+    shards by that order."""
     groups = [dist.get_process_group_ranks(mesh.get_group(dim)) for dim in range(mesh.ndim)]
     if [ranks.index(mesh.get_rank()) for ranks in groups] != list(mesh.get_coordinate() or ()):
         raise PlanError.of(
@@ -153,8 +153,8 @@ def from_zero3(name: str, parameter: Tensor) -> TensorViews:
 
 
 def from_flat(name: str, part: Tensor, shape: Sequence[int], rank: int, ranks: int) -> TensorViews:
-    """Return the views of a flattened tensor's part. part: 1-D, the elements from ``rank * ceil(numel /
-    ranks)`` on. Padding after the tensor's end is never read."""
+    """Return the views of this rank's part of a flattened tensor. part: 1-D, the elements from ``rank *
+    ceil(numel / ranks)`` on. Padding after the tensor's end is never read."""
     start, stop = chunk(volume(whole(shape)), rank, ranks)
     if part.dim() != 1 or part.numel() < stop - start:
         raise PlanError.of(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rlflow.training.weight_sync.boxes import Box
 
-MOST = 4096  # most boxes of one view; a view with more is a shuffle rather than a layout
+MOST = 4096  # maximum boxes of one view; a view with more boxes is a shuffle rather than a layout
 
 
 class Untraceable(Exception):
@@ -18,7 +18,7 @@ class Untraceable(Exception):
 
 @dataclass(frozen=True)
 class StridedAxis:
-    """One dimension of a copy: its size, and the length of a step in the read and in the written tensor, in
+    """One dimension of a copy: its size, and the stride in the read and in the written tensor, in
     elements."""
 
     size: int
@@ -40,9 +40,9 @@ def places(
 ) -> Iterator[CopiedBox]:
     """Yield the boxes that a strided copy reads and writes.
 
-    It reads a contiguous tensor of ``shape`` from element ``offset`` on, and writes another tensor from
-    element ``written`` on. A loader may have narrowed, transposed, split or joined dimensions, or repeated a
-    tensor. Raises Untraceable."""
+    The copy reads a contiguous tensor of ``shape`` from element ``offset`` on, and writes a second tensor
+    from element ``written`` on. A loader may have narrowed, transposed, split or joined dimensions, or
+    repeated a tensor. Raises Untraceable."""
     rows = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     start = [offset // row % size for row, size in zip(rows, shape, strict=True)]
     runs: list[StridedAxis] = [StridedAxis(1, row, 0) for row in rows]
@@ -70,7 +70,7 @@ def places(
 
 
 def _continues(run: StridedAxis, axis: StridedAxis) -> bool:
-    """Return whether ``axis`` steps from one end of the run to the next beginning, on both sides."""
+    """Return True if ``axis`` steps from the end of one run to the beginning of the next, in both tensors."""
     return axis.read == run.read * run.size and (run.size == 1 or axis.written == run.written * run.size)
 
 

@@ -1,4 +1,4 @@
-"""Find where an engine puts each weight, by recording the copies that its own ``load_weights`` makes.
+"""Find where an engine stores each weight, by recording the copies that its own ``load_weights`` makes.
 
 The engine loads meta tensors, which have a shape but no memory. Their views keep storage, offset and strides.
 The copy at the end therefore shows how a loader has narrowed, transposed or split a tensor. The copy itself
@@ -27,7 +27,7 @@ Load = Callable[[Iterable[tuple[str, Tensor]]], Any]
 
 @dataclass
 class Traced:
-    """The copies of a weight loader: which tensors it wrote from which."""
+    """The copies of a weight loader: which memory it wrote from which tensors."""
 
     # Hugging Face tensor → the engine's memory that it is copied to
     pieces: dict[str, TensorViews] = field(default_factory=dict)
@@ -40,8 +40,8 @@ class Traced:
     ties: dict[str, str] = field(default_factory=dict)
 
     def loaded_by_engine(self) -> set[str]:
-        """Return the tensors that the engine must load itself: the tensors of modules in ``fallback``, of
-        modules that share a tensor with them, and so on."""
+        """Return the tensors that the engine must load itself: all tensors of the modules in ``fallback``, of
+        modules that share a tensor with these, and so on."""
         names, modules = set(self.failed), set(self.fallback)
         while more := {name for name, used in self.modules.items() if name not in names and (used & modules)}:
             names |= more
@@ -50,9 +50,10 @@ class Traced:
 
 
 def trace(model: nn.Module, tensors: Mapping[str, Spread], load: Load | None = None) -> Traced:
-    """Return the destinations on this rank of the trainers' tensors (shapes and dtypes).
+    """Return the destinations on this rank of the trainers' tensors. ``tensors`` gives their shapes and
+    dtypes.
 
-    load: a loader instead of the model's ``load_weights``. The model's memory is not written. Raises
+    load: a loader to use instead of the model's ``load_weights``. The model's memory is not written. Raises
     PlanError if a parameter of the engine gets no weight."""
     load = load or model.load_weights  # type: ignore[assignment]
     memory = {name: parameter.data for name, parameter in model.named_parameters()}
@@ -74,7 +75,7 @@ def trace(model: nn.Module, tensors: Mapping[str, Spread], load: Load | None = N
 
 
 def _attempt(load: Load | None, recorder: _Recorder, tensors: Mapping[str, Spread]) -> dict[str, str] | None:
-    """Run the loader once. If it fails at a tensor, return the tensor and the error, else None."""
+    """Run the loader once. If it fails at a tensor, return {tensor: error}, else None."""
     assert load is not None
     try:
         with torch.no_grad(), recorder:
@@ -89,14 +90,14 @@ def _attempt(load: Load | None, recorder: _Recorder, tensors: Mapping[str, Sprea
 
 
 def _restore(model: nn.Module, memory: Mapping[str, Tensor]) -> None:
-    """Put parameters back that a loader has replaced by tensors without memory."""
+    """Restore parameters that a loader has replaced with tensors without memory."""
     for name, parameter in model.named_parameters():
         if name in memory and parameter.data.data_ptr() != memory[name].data_ptr():
             parameter.data = memory[name]
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records each copy from a tensor without memory into the model's, instead of making it."""
+    """Records each copy from a tensor without memory into the model's memory, instead of making the copy."""
 
     def __init__(self, model: nn.Module, tensors: Mapping[str, Spread]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -186,7 +187,8 @@ def _cross(pieces: list[ShardView]) -> bool:
 
 
 def _check_reached(model: nn.Module, traced: Traced, recorder: _Recorder) -> None:
-    """Check that each parameter of the engine is copied to, or is in a module that the engine must load."""
+    """Raise PlanError if a parameter of the engine gets no copy and is in no module that the engine must
+    load."""
     storages = {key[0] for key in recorder.copies}
     missed = []
     for name, parameter in model.named_parameters():

@@ -62,7 +62,7 @@ class Moves:
         return list(zip(peers[index].tolist(), boxes, strict=True))
 
     def traffic(self, ranks: int) -> Numbers:
-        """Return the elements from each rank to each: [ranks, ranks]."""
+        """Return the number of elements from each sender to each receiver: [ranks, ranks]."""
         flat = np.bincount(self.sender * ranks + self.receiver, self.elements, ranks * ranks)
         return flat.astype(np.int64).reshape(ranks, ranks)
 
@@ -71,7 +71,7 @@ class Moves:
 class Template:
     """The moves of all tensors with one shape and layout."""
 
-    parts: tuple[Moves, ...]  # each small enough for a bucket
+    parts: tuple[Moves, ...]  # moves in parts, each small enough for a bucket
     local: Moves  # moves within a rank
     missing: Numbers  # [ranks], elements that each rank needs and does not hold
     outbound: tuple[Numbers, ...] = ()  # for each part, elements sent by rank
@@ -97,7 +97,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Leg:
-    """A box of a tensor that is sent to, or received from, a peer."""
+    """A box of a tensor that is sent to a peer or received from a peer."""
 
     peer: int
     name: str
@@ -134,9 +134,9 @@ class Round:
 class TransferPlan:
     """All moves from one layout of a model to another, in buckets."""
 
-    ranks: int  # of trainers and generators together
+    ranks: int  # ranks of trainers and generators together
     limit: int  # bytes of a bucket, for each rank and direction
-    templates: tuple[Template, ...]  # by number
+    templates: tuple[Template, ...]  # template of each number
     names: Mapping[str, tuple[int, str]]  # tensor → (number of its template, dtype on the wire)
     buckets: tuple[Bucket, ...]  # in transfer order
     source: WeightLayout  # layout of the trainers
@@ -182,7 +182,7 @@ class TransferPlan:
         return tuple(sorted(pieces, key=lambda piece: piece.peer))
 
     def traffic(self, index: int) -> Numbers:
-        """Return the elements from each rank to each in a bucket: [ranks, ranks]."""
+        """Return the number of elements from each sender to each receiver in a bucket: [ranks, ranks]."""
         total = np.zeros((self.ranks, self.ranks), np.int64)
         for part in self._parts(self.buckets[index]):
             total += part.traffic(self.ranks)
@@ -201,7 +201,7 @@ class Stats:
     inbound: Numbers  # received
     outbound: Numbers  # sent
     local: Numbers  # copied within the rank
-    bound: Numbers  # needed and not held: the minimum of any plan without compression
+    bound: Numbers  # needed but not held: the minimum of any plan without compression
     largest: tuple[Numbers, Numbers]  # (most that a rank sends in one bucket, most that it receives)
 
     @staticmethod
@@ -225,18 +225,18 @@ class Stats:
         return Stats(inbound, outbound, local, bound, (sent, received))
 
     def peak(self, rank: int, buffers: int = 2, *, receives: bool = True) -> int:
-        """Return the bytes that a transfer takes in addition to the model: at most 2 buckets with one buffer
-        each way, 4 with two. receives: whether the transport has its own receive buffers, as all-to-all does
-        and a shared segment does not."""
+        """Return the bytes that a transfer takes on a rank in addition to the model: at most 2 buckets with
+        one buffer for each direction, 4 with two. receives: True if the transport has its own receive
+        buffers; all-to-all has them, a shared segment does not."""
         sent, received = (int(side[rank]) for side in self.largest)
         return buffers * (sent + (received if receives else 0))
 
     def extra(self, transport: str) -> int:
-        """Return the most additional bytes of any rank, by transport.
+        """Return the maximum additional bytes on any rank with this transport.
 
         ``store``: Ray's store. The sender has one buffer, and the store holds the messages of two buckets. A
-        receiver on another machine has them a second time. ``frozen``: the store holds everything that a
-        sender sends."""
+        receiver on a second machine holds these messages once more. ``frozen``: the store holds everything
+        that a sender sends."""
         sent, received = (int(side.max(initial=0)) for side in self.largest)
         return {
             "segment": 2 * sent,

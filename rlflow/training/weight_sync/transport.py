@@ -17,13 +17,13 @@ class TransferError(RuntimeError):
 
 
 class Transport(Protocol):
-    """Sends buckets. A bucket is packed into ``outbox``, sent from ``start`` on, and readable in ``inbox``
-    after ``wait``. Slots are buffers used in rotation. With two slots, the next bucket can be packed while
-    the last one is read."""
+    """Sends buckets. A bucket is packed into ``outbox``, is sent after ``start``, and can be read in
+    ``inbox`` after ``wait``. Slots are buffers used in rotation. With two slots, the next bucket can be
+    packed while the previous one is read."""
 
     name: str  # as shown in weights.json and plans
     received: int  # total bytes received from other ranks
-    copies: bool  # whether it needs its own memory for received messages
+    copies: bool  # True if it needs its own memory for received messages
 
     def open(self, send: int, receive: int, slots: int) -> None:
         """Make buffers of this many bytes. Every rank must call it."""
@@ -44,13 +44,13 @@ class Transport(Protocol):
         """Wait until the bucket that was started last has arrived, at most until the group's deadline."""
 
     def release(self) -> None:
-        """Report that this rank has read the bucket. Call it before packing the same slot again."""
+        """Report that this rank has read the bucket. Call this before packing into the same slot again."""
 
     def versions(self) -> dict[int, int]:
-        """Return sender → version of its weights, for all ranks whose messages arrived since ``begin``."""
+        """Return sender → version of its weights, for all senders whose messages arrived since ``begin``."""
 
     def total(self, numbers: Tensor) -> Tensor:
-        """Return the sum of int64 numbers over all ranks. It wraps around."""
+        """Return the sum of int64 numbers over all ranks; the sum wraps around."""
 
     def close(self) -> None:
         """Free the memory of the transport."""

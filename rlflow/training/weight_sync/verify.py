@@ -17,13 +17,13 @@ from rlflow.training.weight_sync.shards import TensorViews
 from rlflow.training.weight_sync.transfer_plan import TransferPlan
 from rlflow.training.weight_sync.transport import TransferError
 
-ROWS = 1 << 16  # elements at once: with more, each step would allocate new memory from the system
+ROWS = 1 << 16  # elements processed at once: with more, each step would allocate new memory from the system
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digest(values: Tensor, box: Box) -> int:
-    """Return the digest of the elements of a box, signed 64 bits: one term of the tensor's digest. ``values``
-    has the shape of the box and any strides."""
+    """Return the digest of the elements of a box, a signed 64-bit integer: one term of the tensor's digest.
+    ``values`` has the shape of the box and any strides."""
     if not values.numel():
         return 0
     if not box:
@@ -53,7 +53,7 @@ def _coefficients(dim: int, span: tuple[int, int], device: torch.device) -> Tens
 
 @lru_cache(maxsize=64)
 def coefficients(dim: int, size: int) -> Tensor:
-    """Return [size] odd numbers by splitmix64. A prefix does not depend on ``size``."""
+    """Return [size] odd numbers by splitmix64. The n-th number does not depend on ``size``."""
     return splitmix((torch.arange(size) + (dim << 40)) * GOLDEN) | 1
 
 
@@ -64,8 +64,8 @@ def wrapped(number: int) -> int:
 
 class Verifier:
     """Compares digests of weights. For each distinct box that any rank needs, the trainers compute a digest
-    of their parts; each element counts on one rank. Every rank compares it with the digests of its own
-    copies. This checks each replica and sends one number per box."""
+    from their parts; each element counts on one rank only. Every rank compares this digest with the digests
+    of its own copies. So each replica is checked, and only one number per box is sent."""
 
     def __init__(
         self,
@@ -100,12 +100,13 @@ class Verifier:
         self.compare(total(self.terms()))
 
     def terms(self) -> Tensor:
-        """Return int64: this rank's term in the digest of each distinct box. Their sums over the ranks wrap
+        """Return int64 [boxes]: this rank's term in the digest of each distinct box. Sums over the ranks wrap
         around."""
         return torch.tensor([self._sent(name, box) for name, box in self._boxes], dtype=torch.int64)
 
     def compare(self, sums: Tensor) -> None:
-        """Raise TransferError with the tensors that differ on this rank. sums: digests of the trainers."""
+        """Raise TransferError that names the tensors that differ on this rank. sums: the trainers' digest of
+        each box."""
         expected = sums.tolist()
         wrong = [
             f"{name} {list(piece.box)}"
