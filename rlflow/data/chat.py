@@ -1,6 +1,6 @@
 """Render the chat templates of model folders.
 
-A chat template is a program by a third party. A separate process renders it, and the kernel kills that
+A chat template is a program by a third party. So a separate process renders it, and the kernel kills that
 process at a deadline.
 """
 
@@ -26,19 +26,19 @@ from rlflow.processes.sandbox import limits
 
 SECONDS = 10.0  # processor time for a call; real templates take less than a thousandth of it
 SECONDS_EACH = 0.05  # additional seconds for each conversation of a call
-# After this many stopped calls, every further call fails at once: a caller may try record after record in
-# search of the faulty ones.
+# After this many stopped calls, every further call fails at once, because a caller may try each record in
+# search of faulty ones.
 STOPS = 5
 # A rendered conversation may have LONGEST characters plus REPEATS times its own length.
 LONGEST = 1 << 18
 REPEATS = 8
-PORTION = 1 << 22  # characters sent at once, since the memory of the rendering process is limited
+PORTION = 1 << 22  # maximum characters sent at once, because the memory of the rendering process is limited
 THOUGHT = "</think>"  # templates recognise the end of a thought by this text
 SEPARATE = "make each turn of the assistant a completion of its own, with the earlier turns in its prompt"
 PROGRAM = Path(__file__).with_name("rendering.py")
 # Variables that rlflow sets for every template.
 SET_HERE = ("messages", "tools", "documents", "add_generation_prompt")
-QUESTION = "question"  # placeholder for the first turn, if only the text after it is needed
+QUESTION = "question"  # placeholder for the first turn, used if only the text after that turn is needed
 # Placeholder for a reply. Its private-use characters occur in no other text.
 REPLY = "\ue000reply\ue000"
 
@@ -46,8 +46,8 @@ REPLY = "\ue000reply\ue000"
 class ChatTemplate:
     """The chat template of a tokenizer.
 
-    ``folder``: the model folder, named in messages. ``variables``: the tokenizer's special tokens, which
-    templates use by name, and the variables of the run.
+    ``folder``: the model folder, for messages. ``variables``: name → value, for the tokenizer's special
+    tokens and the run's own template variables.
     """
 
     def __init__(self, folder: Path, text: str, variables: Mapping[str, Any]) -> None:
@@ -59,9 +59,9 @@ class ChatTemplate:
     def render(self, conversations: Sequence[Sequence[Message]], prompting: bool = True) -> list[str]:
         """Return the rendered text of each conversation.
 
-        If ``prompting`` is true, the text ends where the assistant begins its reply; otherwise it ends with
-        the last message. Raises PlanError if the template refuses a conversation, or exceeds the limits on
-        time, memory or characters.
+        If ``prompting`` is True, the text ends where the assistant's reply begins; otherwise it ends with the
+        last message. Raises PlanError if the template refuses a conversation, or exceeds the limits on time,
+        memory or characters.
         """
         with self._lock:
             return [
@@ -71,8 +71,8 @@ class ChatTemplate:
     def reply(self, messages: Sequence[Message], message: Message) -> str:
         """Return the text of an assistant message after ``messages``, with its tool calls.
 
-        The text excludes the end of the turn. Raises PlanError if the template writes the surrounding text
-        differently than around a plain reply.
+        The text excludes the end of the turn. Raises PlanError if the text around this message differs from
+        the text around a plain reply.
         """
         whole, plain = self.render([[*messages, message], [*messages, _assistant(REPLY)]], prompting=False)
         lead, _, end = plain.partition(REPLY)
@@ -97,11 +97,11 @@ class ChatTemplate:
         later: Sequence[Sequence[Message]],
         given: tuple[Message, str] | None = None,
     ) -> list[str]:
-        """Return the text of each list of ``later`` turns after ``opening`` and a reply.
+        """Return the text that follows ``opening`` and a reply, for each list of turns in ``later``.
 
-        ``given``: (a reply, its text as the template writes it); by default the reply is a placeholder. A
-        template may open the requested reply with a thought, or write a space before earlier replies. Raises
-        PlanError if the template changes earlier turns when later ones follow.
+        ``given``: (a reply, its text as the template writes it); by default the reply is a placeholder.
+        Handles templates that open the requested reply with a thought, or that write a space before earlier
+        replies. Raises PlanError if the template changes earlier turns when later turns follow.
         """
         conversations = [[*opening, _assistant(REPLY), *messages] for messages in later]
         exact = [[*opening, given[0], *messages] for messages in later] if given else []
@@ -112,7 +112,8 @@ class ChatTemplate:
         return [self._after(before, text) for text in texts[: len(later)]]
 
     def closed(self, opening: Sequence[Message], more: Sequence[Message], prompting: bool) -> str:
-        """Return the text after a placeholder reply, followed by the turns ``more``.
+        """Return the text after a placeholder reply that follows ``opening`` and is followed by the turns
+        ``more``.
 
         Raises PlanError if the template refuses the conversation.
         """
@@ -122,8 +123,8 @@ class ChatTemplate:
     def dropped(self) -> str:
         """Describe the parts of a reply that the template removes when later turns follow.
 
-        These can be the opening of the requested reply, and thoughts. Empty if the template keeps everything,
-        or refuses such conversations.
+        These parts can be the opening of the requested reply, and thoughts. The text is empty if the template
+        keeps everything or refuses such conversations.
         """
         question = [{"role": "user", "content": QUESTION}]
         replies = [_assistant(REPLY), _assistant(f"{QUESTION}{THOUGHT}{REPLY}")]
@@ -145,8 +146,9 @@ class ChatTemplate:
     def _after(self, before: str, text: str) -> str:
         """Return the text after the reply in ``text``.
 
-        ``before``: the same conversation up to the reply. One of the two texts may have more text before the
-        reply, which counts as part of the reply. Raises PlanError if both have.
+        ``before``: the same conversation up to the reply. One of the two texts may have additional text
+        before the reply, which counts as part of the reply. Raises PlanError if both texts have additional
+        text.
         """
         lead, reply, after = text.partition(REPLY)
         same = len(os.path.commonprefix([before, lead]))
@@ -174,7 +176,7 @@ class ChatTemplate:
         except BaseException:  # the remaining replies must not reach a later call
             self._end()
             raise
-        # The last reply may report a stop.
+        # The last reply may report that the call was stopped.
         return [self._text(reply, messages) for reply, messages in zip(replies, conversations, strict=False)]
 
     def _text(self, reply: Mapping[str, str], messages: Sequence[Message]) -> str:
@@ -200,7 +202,8 @@ class ChatTemplate:
         )
 
     def _replies(self, request: Mapping[str, Any], limits: Sequence[int]) -> Iterator[dict[str, str]]:
-        """Yield the reply for each conversation, up to and including the first that is stopped."""
+        """Yield the reply for each conversation, up to and including the first conversation that was
+        stopped."""
         process = self._running()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -208,7 +211,7 @@ class ChatTemplate:
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
         for limit in limits:
-            # A character can take two escapes of six bytes.
+            # In JSON, a character can take two escapes of six bytes each.
             line = process.stdout.readline(6 * 2 * limit + 4096)
             reply = json.loads(line) if line.endswith(b"\n") else {"limit": self._died(request)}
             yield reply
@@ -220,7 +223,7 @@ class ChatTemplate:
     def _running(self) -> Child:
         """Return the rendering process. Start it if it is not running.
 
-        It gets a minimal environment, and its own session so that ctrl-C does not reach it.
+        The process gets a minimal environment, and its own session so that ctrl-C does not reach it.
         """
         if self._process is not None and self._process.poll() is None:
             return self._process
@@ -256,7 +259,8 @@ class ChatTemplate:
 def check_variables(variables: Mapping[str, Any], template: ChatTemplate | None) -> None:
     """Check the extra variables of a chat template.
 
-    Raises PlanError for a variable that rlflow sets itself, or that ``template`` does not read.
+    Raises PlanError for a variable that rlflow sets itself, and for a variable that ``template`` does not
+    read.
     """
     set_here = next((name for name in variables if name in SET_HERE), "")
     if set_here:
@@ -283,9 +287,9 @@ def check_variables(variables: Mapping[str, Any], template: ChatTemplate | None)
 
 
 def rewrites(folder: Path, before: str, after: str, remedy: str) -> PlanError:
-    """Return the error for a template that changes earlier turns when later ones follow.
+    """Return the error for a template that changes earlier turns when later turns follow.
 
-    ``before``: the text without later turns. ``after``: the text with them.
+    ``before``: the text without later turns. ``after``: the text with later turns.
     """
     same = len(os.path.commonprefix([before, after]))
     return PlanError.of(
@@ -302,7 +306,7 @@ def _assistant(text: str) -> Message:
 
 
 def _length(messages: Sequence[Message]) -> int:
-    """The number of characters of the messages."""
+    """Return the number of characters of the messages."""
     return sum(
         len(part if isinstance(part, str) else json.dumps(part))
         for message in messages
@@ -311,7 +315,7 @@ def _length(messages: Sequence[Message]) -> int:
 
 
 def _portions(conversations: Sequence[Sequence[Message]]) -> Iterator[list[Sequence[Message]]]:
-    """The conversations in order, in portions of about PORTION characters."""
+    """Yield the conversations in order, in portions of about PORTION characters."""
     portion: list[Sequence[Message]] = []
     size = 0
     for messages in conversations:

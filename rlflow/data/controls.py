@@ -1,4 +1,4 @@
-"""Keep control tokens out of text that comes from users, tools, pages or other models.
+"""Keep control tokens out of text that comes from users, tools, web pages or other models.
 
 Such text is encoded with ordinary tokens. Decoding returns the same text, and none of it can begin or end a
 turn. While a chat template renders the text, an unused character replaces each control token's text.
@@ -31,11 +31,11 @@ class StandIns:
     texts: Mapping[str, str] = field(default_factory=dict)  # character → text
 
     def within(self, text: str) -> bool:
-        """Whether a text contains a placeholder, also if a template wrote it as JSON."""
+        """Return True if a text contains a placeholder, even if a template wrote the placeholder as JSON."""
         return bool(self.texts) and self._pattern.search(text) is not None
 
     def resolved(self, text: str) -> str:
-        """Return the text with each placeholder replaced by the text of its control token."""
+        """Return the text with each placeholder replaced with the text of its control token."""
         return self._pattern.sub(lambda found: self._written[found[0]], text) if self.texts else text
 
     @cached_property
@@ -74,13 +74,17 @@ class Controls:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """Pattern that finds control tokens in a text. Of several that begin alike it finds the longest."""
+        """Pattern that finds control tokens in a text. If several control tokens match at one place, it finds
+        the longest."""
         return re.compile("|".join(map(re.escape, sorted(self.ids, key=len, reverse=True))) or r"(?!)")
 
     def hidden(self, content: Sequence[Any], others: Iterable[str] = ()) -> tuple[list[Any], StandIns]:
-        """Replace each control token in texts or messages by a placeholder.
+        """Replace each control token in texts or messages with a placeholder.
 
-        ``others``: other texts that a template writes; placeholders do not occur in them.
+        Returns the new content and the placeholders.
+
+        ``others``: further texts that a template writes; the placeholders are chosen so that they do not
+        occur there.
         """
         texts = [*_texts(list(content))]
         found = dict.fromkeys(match for text in texts for match in self.pattern.findall(text))
@@ -100,7 +104,7 @@ class Controls:
         return hidden, StandIns({mark: text for text, mark in marks.items()})
 
     def encoded(self, texts: Sequence[str], hidden: StandIns, encode: Encode) -> list[list[int]]:
-        """Return the ids of texts. Only control tokens that a template wrote become control tokens.
+        """Return the ids of each text. Only control tokens that a template wrote become control tokens.
 
         ``encode``: the tokenizer's own encoding, which turns every control token's text into the token.
         Raises PlanError if the tokenizer has no ordinary tokens for a text.
@@ -113,7 +117,8 @@ class Controls:
         return rows
 
     def _pieces(self, text: str, hidden: StandIns, encode: Encode) -> Iterator[list[int]]:
-        """Yield the ids of a text in pieces. Only the template's control tokens become control tokens."""
+        """Yield the ids of a text, piece by piece. Only control tokens that the template wrote become control
+        tokens."""
         stretch = ""
         for piece, control in self._divided(text):
             if not control and (hidden.within(piece) or self.numbers.intersection(encode([piece])[0])):
@@ -127,7 +132,7 @@ class Controls:
             yield encode([stretch])[0]
 
     def _divided(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Yield the parts of a text, and whether each part is a control token.
+        """Yield the parts of a text, each with True if it is a control token.
 
         The part of a control token includes the white space that the token absorbs.
         """
@@ -162,7 +167,7 @@ class Controls:
 
     @cached_property
     def _without(self) -> Callable[[str], list[int]]:
-        """Function that encodes a text as if the tokenizer had no control tokens."""
+        """Return a function that encodes a text as if the tokenizer had no control tokens."""
         if not self.tokenizer.is_fast:
             return lambda text: list(
                 self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
@@ -173,8 +178,8 @@ class Controls:
 def unwritable(folder: Path) -> list[str]:
     """Return the control tokens of a model folder whose text has no encoding in ordinary tokens.
 
-    Reads the folder's files only and loads no transformers tokenizer. Empty if tokenizer.json is missing or
-    unreadable; loading the tokenizer reports that.
+    Reads only the folder's files and loads no transformers tokenizer. If tokenizer.json is missing or
+    unreadable, the list is empty; loading the tokenizer reports such a file.
     """
     state, templates = (
         pretrained.read_tokenizer_file(folder),
@@ -203,7 +208,7 @@ def _inner(state: dict[str, Any], numbers: frozenset[int]) -> Callable[[str], li
 
 
 def _vocabulary(state: dict[str, Any]) -> dict[str, int]:
-    """Text → id of the tokens of the base vocabulary, without added tokens."""
+    """Return text → id of the tokens of the base vocabulary, without added tokens."""
     vocabulary = state["model"]["vocab"]
     return (
         vocabulary
@@ -230,7 +235,8 @@ def without(state: dict[str, Any], ids: Set[int]) -> dict[str, Any]:
 
 
 def _within(part: Any) -> Any:
-    """Return a part of a tokenizer's JSON, changed for text in mid-sentence: without a space before it."""
+    """Return a part of a tokenizer's JSON, changed for text in mid-sentence: no space is put before the
+    text."""
     if isinstance(part, dict):
         changed = {"prepend_scheme": "never"} if part.get("prepend_scheme") == "first" else {}
         return {

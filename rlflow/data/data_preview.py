@@ -1,6 +1,6 @@
-"""Preview a data set as a model will read it.
+"""Show a data set as a model will read it.
 
-A preview has the mapped fields, the lengths of all records, the skipped records, and a few complete rows.
+A preview has the mapped fields, a summary of the lengths, the skipped records, and a few complete rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rlflow.author.batch import Batch
 
 STEP = 1024  # records that are encoded at once
-PLACES = 8  # places listed for each cause
+PLACES = 8  # maximum places listed for each cause
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class LeftOut:
 
     cause: str
     count: int
-    places: tuple[str, ...]  # the first few records
+    places: tuple[str, ...]  # places of the first few records
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Preview:
     shape: str  # prompts, completions or pairs
     fields: Mapping[str, str]  # rlflow's name → the file's field
     unread: tuple[str, ...]  # fields of the file that are not used for any column
-    wording: str  # how prompts are presented to the model
+    wording: str  # a description of how prompts are presented to the model
     prompts: LengthSummary | None
     responses: LengthSummary | None
     left_out: tuple[LeftOut, ...]
@@ -87,7 +87,7 @@ class Preview:
 def preview(data: Dataset, rows: int) -> Preview:
     """Return a preview of ``data`` as a run would read them. Encodes all records once.
 
-    ``rows``: how many records, from the first, are shown in full.
+    ``rows``: the number of first records that are shown in full.
     """
     faults = {**data.faulty(range(len(data)))}
     usable = [index for index in range(len(data)) if index not in faults]
@@ -115,7 +115,7 @@ def _warnings(data: Dataset) -> Iterator[str]:
 
 
 def _lengths(data: Dataset, index: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the tokens of each prompt, and of each response."""
+    """Return the number of tokens of each prompt, and of each response."""
     prompts: list[int] = []
     responses: list[int] = []
     for start in range(0, len(index), STEP):

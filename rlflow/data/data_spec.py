@@ -24,22 +24,22 @@ FILES = (".jsonl", ".parquet")
 class SourceSpec:
     """A data source as the user names it, not opened yet."""
 
-    name: str  # in metrics, and after the @ of a reward
+    name: str  # name in metrics, and after the @ of a reward
     path: str  # the file, the folder, or the task with its prefix as written
     weight: Fraction | None = None  # None if the user gives no weight
-    before: str = ""  # the text before the path
-    after: str = ""  # the text after the path
+    before: str = ""  # the user's text before the path
+    after: str = ""  # the user's text after the path
 
     def at(self, path: str) -> str:
-        """Return the text that names the same source at another path."""
+        """Return the user's text for this source with ``path`` in place of its path."""
         return f"{self.before}{path}{self.after}"
 
 
 def parse_source(written: str) -> SourceSpec:
     """Return the source that the text names.
 
-    If the text is an existing path, it counts as a path even if it contains = or a colon. Raises PlanError
-    for an invalid weight.
+    A text that is an existing path counts as a path even if it contains = or a colon. Raises PlanError for an
+    invalid weight.
     """
     body, weight = _split_weight(written)
     head, equals, path = body.partition("=")

@@ -36,22 +36,23 @@ class Dataset:
     records: Sequence[Record]
     encoder: Encoder
     wording: Wording = Wording()
-    declared: Mapping[str, Kind] = field(default_factory=dict)  # columns beyond the standard ones
+    declared: Mapping[str, Kind] = field(default_factory=dict)  # columns in addition to the standard columns
     task: ScorerSpec | None = None
     # Name → its field in the file.
     fields: Mapping[str, str] = field(default_factory=dict)
     dropped: int = 0  # records dropped because their prompt is longer than ``max_prompt``
     doubles: int = 0  # dropped repetitions of questions that a task drew more than once
-    # Unreadable records of the file; they are not in ``records``.
+    # Faults of unreadable records in the file; these records are not in ``records``.
     faults: tuple[Fault, ...] = ()
     room: Room = Room()  # the longest prompt and row that the models accept
-    alone: int = 0  # single-message prompts used as plain text because the tokenizer has no chat template
+    # prompts of a single message that are used as plain text because the tokenizer has no chat template
+    alone: int = 0
     unread: tuple[str, ...] = ()  # fields of the file that are not used for any column
-    # The data sets of several sources by name, as opened; empty for one source.
+    # Name → data set of each source, as opened; empty for a single source.
     parts: Mapping[str, Dataset] = field(default_factory=dict)
-    numbered: bool = False  # whether rows have the column prompt_id
-    model_prompt: bool = False  # whether rows have the column MODEL_PROMPT
-    # Share of the prompts for each of several sources; any positive sum.
+    numbered: bool = False  # True if rows have the column prompt_id
+    model_prompt: bool = False  # True if rows have the column MODEL_PROMPT
+    # Name → share of the prompts, if there are several sources; the shares may have any positive sum.
     weights: Mapping[str, Fraction] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -67,10 +68,10 @@ class Dataset:
 
     @property
     def worded(self) -> str:
-        """Describe the use of the chat template. Empty for data whose prompts are plain text anyway.
+        """Describe the use of the chat template; empty if all prompts are plain text without one.
 
-        Either prompts go through the template, or single messages are plain text because the tokenizer lacks
-        a template.
+        Either prompts go through the template, or prompts of a single message are used as plain text because
+        the tokenizer has no template.
         """
         folder = getattr(self.encoder, "folder", "")
         if self.alone:
@@ -86,7 +87,7 @@ class Dataset:
     def templated(self, called: str = "") -> Problem | None:
         """Return a warning if prompts for the chat template already contain control tokens; else None.
 
-        Such prompts were probably formatted by a template before. ``called``: the name of the data in the
+        Such prompts were probably formatted by a template already. ``called``: the name of the data in the
         warning, by default ``name``.
         """
         if not isinstance(self.encoder, TokenizerEncoder) or not self.encoder.chats:
@@ -112,9 +113,9 @@ class Dataset:
 
     @property
     def recognised(self) -> str:
-        """Describe which project's field names the records use and how they are mapped.
+        """Describe which project's field names the records use and how these names are mapped.
 
-        Empty for rlflow's own names.
+        The text is empty for rlflow's own names.
         """
         if self.parts:
             return "\n".join(filter(None, (part.recognised for part in self.parts.values())))
@@ -133,7 +134,7 @@ class Dataset:
 
     @property
     def _like(self) -> Record:
-        """A record with the shape of all records. It has an answer if any of several sources has answers."""
+        """A record with the shape of all records. It has an answer if any source has answers."""
         like = self.records[0] if self.records else Record("")
         return (
             replace(like, answer="")
@@ -148,9 +149,11 @@ class Dataset:
 
     @property
     def scorer(self) -> ScorerSpec | None:
-        """The scorer of the reward ``task``: the reasoning-gym task's own, else a comparison with the answer.
+        """The scorer for ``--reward task``: the scorer of the reasoning-gym task, else a comparison with the
+        answer.
 
-        None if the data have neither, or if there are several sources, since each has its own scorer.
+        None if the data have neither, or if there are several sources, because each source has its own
+        scorer.
         """
         if self.parts:
             return None
@@ -158,19 +161,19 @@ class Dataset:
 
     @property
     def sources(self) -> dict[str, DataShape]:
-        """Columns and scorer of each of several sources, by name. Empty for one source."""
+        """Source name → its columns and scorer, if there are several sources; empty for a single source."""
         return {name: DataShape(part.columns, part.scorer) for name, part in self.parts.items()}
 
     @property
     def known(self) -> tuple[str, ...]:
-        """Names of all fields of the file in the first record, used or not."""
+        """Names of all fields in the first record of the file, used or not."""
         return tuple(dict.fromkeys([*self.fields.values(), *self.unread]))
 
     @cached_property
     def digest(self) -> str:
         """First 12 hex digits of a SHA-256 over all records in order.
 
-        A resumed run compares it to detect changed data.
+        A resumed run compares digests to detect changed data.
         """
         total = hashlib.sha256()
         for record in self.records:
@@ -184,8 +187,7 @@ class Dataset:
     def batch(self, index: Sequence[int], start: int = 0, at: Sequence[int] | None = None) -> Batch:
         """Return the records at ``index`` as rows.
 
-        ``at``: each record's position in the data stream; by default positions are consecutive from
-        ``start``.
+        ``at``: each record's position in the data stream; by default, consecutive positions from ``start``.
         """
         positions = range(start, start + len(index)) if at is None else at
         return rows.batch(
@@ -204,7 +206,7 @@ class Dataset:
         return faults(self.records, index, self.encoder, self.wording, self.room, self.name)
 
     def longest(self) -> tuple[int, int]:
-        """Return the longest prompt, and the longest prompt with its response, in tokens.
+        """Return the tokens of the longest prompt, and of the longest prompt with its response.
 
         Only usable records count.
         """
@@ -212,23 +214,24 @@ class Dataset:
         return max((prompt for prompt, _ in every), default=0), max((row for _, row in every), default=0)
 
     def within(self, room: Room) -> Dataset:
-        """Return the data set with other limits on the length of prompts and rows."""
+        """Return the data set with these limits on the length of prompts and rows."""
         return replace(self, room=room)
 
     def usable(self) -> Iterator[int]:
-        """Yield the indices of usable records, in order."""
+        """Yield the indices of the usable records, in order."""
         return (i for i in range(len(self)) if not self.faulty([i]))
 
     def split(self, held_out: int | float | Mapping[str, int], seed: int = 0) -> tuple[Dataset, Dataset]:
         """Return (training, held-out) data sets that share no question.
 
-        ``held_out``: a share below 1, a number of questions, or such a number for each of several sources. A
-        question that one source holds out is held out of all sources.
+        ``held_out``: a share below 1, a number of questions, or source name → number of questions. A question
+        that one source holds out is held out from all sources.
 
-        All records of a question are on one side, which a hash of its text and ``seed`` decides. With a share
-        (0.05), a question is on the same side in any data set. With a number, the questions of lowest hash
-        are held out; if the last of them occurs in several records, a few more records than requested are
-        held out. Repeated questions are kept. Raises PlanError if one side would be empty.
+        All records of a question are in the same set, which a hash of the question's text and ``seed``
+        decides. With a share (0.05), a question is always in the same set, whatever other records there are.
+        With a number, the questions with the lowest hashes are held out; if the last of them occurs in
+        several records, a few more records than requested are held out. Repeated questions are kept. Raises
+        PlanError if either set would be empty.
         """
         if not held_out or not self.records:
             return self, replace(self, records=(), dropped=0, doubles=0, faults=())
@@ -249,7 +252,7 @@ class Dataset:
         )
 
     def _held_out_by_source(self, places: Sequence[int], counts: Mapping[str, int]) -> set[int]:
-        """Return the hashes of held-out questions, with the given number from each source."""
+        """Return the hashes of the held-out questions, with the number in ``counts`` from each source."""
         held_out: set[int] = set()
         for name, count in counts.items():
             own = [
@@ -268,14 +271,14 @@ class Dataset:
 def _place(question: str, seed: int) -> int:
     """Return a hash of the question's words and the seed, from 0 to 2**64 - 1.
 
-    White space and the place in the file do not matter.
+    Neither white space nor the place in the file changes the hash.
     """
     digest = hashlib.sha256(f"{seed}\n{' '.join(question.split())}".encode()).digest()
     return int.from_bytes(digest[:8])
 
 
 def _held_out(places: Sequence[int], held_out: int | float) -> list[bool]:
-    """Return for each record whether it is held out. At least one is."""
+    """Return one bool per record: True if it is held out. At least one record is held out."""
     ordered = sorted(places)
     by_count = isinstance(held_out, int)
     limit = (

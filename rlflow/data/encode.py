@@ -1,7 +1,7 @@
 """Turn prompts into token ids.
 
-``Wording`` applies the template, the system line and the chat template. An encoder then applies the model's
-tokenizer, or uses bytes.
+``Wording`` adds the template and the system message to a prompt. An encoder then applies the chat template
+and the model's tokenizer, or uses bytes.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Wording:
     Prompts that are lists of messages go through the tokenizer's chat template.
     """
 
-    # Whether text prompts also go through the chat template, as a user message.
+    # True: text prompts also go through the chat template, as a user message.
     chat: bool = False
-    system: str | None = None  # system message for conversations that do not begin with one
+    system: str | None = None  # system message for conversations that do not begin with a system message
     template: str | None = None  # text around a plain prompt, such as "Q: {prompt}\\nA:"
     # Additional variables for the chat template.
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -80,7 +80,7 @@ def _check_template(template: str) -> None:
         ]
     except ValueError as error:
         names = [str(error)]
-    if set(names) != {"prompt"}:  # also refuses a format width, since it could be of any size
+    if set(names) != {"prompt"}:  # this also refuses a format width, which could be huge
         raise PlanError.of(
             "data-template",
             "the template must contain {prompt} and no other field",
@@ -103,7 +103,7 @@ def _no_use(setting: str, why: str) -> PlanError:
 class Encoder(Protocol):
     """Turns formatted prompts and responses into token ids."""
 
-    chats: bool  # whether it has a chat template
+    chats: bool  # True if it has a chat template
 
     @property
     def longest(self) -> int:
@@ -118,13 +118,13 @@ class Encoder(Protocol):
     def asked(self, texts: Sequence[str | list[Message]], wording: Wording) -> list[list[int]]:
         """Return the token ids of follow-up prompts, which contain text from models or environments.
 
-        Text from them never becomes a control token.
+        Text from models or environments never becomes a control token.
         """
 
     def responses(self, texts: Sequence[str], chat: bool = True) -> list[list[int]]:
         """Return the token ids of each response with its end token.
 
-        ``chat``: whether the prompt is a chat.
+        ``chat``: True if the prompts are chats.
         """
 
     def turns(self, wording: str | list[Message], response: Sequence[Message]) -> list[Turn]:
@@ -137,9 +137,9 @@ class Encoder(Protocol):
         wording: Wording,
         controls: bool = False,
     ) -> list[list[int]]:
-        """Return the token ids of each further turn, a text or messages, after sampled ids.
+        """Return the token ids of each turn (a text or messages) that follows sampled ids.
 
-        ``controls``: whether the text of a control token in a turn becomes that token.
+        ``controls``: True if the text of a control token in a turn becomes that control token.
         """
 
     def texts(self, rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
@@ -149,10 +149,10 @@ class Encoder(Protocol):
         """
 
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> Encoder:
-        """Return a copy whose chat template describes tools, given by their JSON schemas."""
+        """Return a copy whose chat template describes these tools, which are given as JSON schemas."""
 
     def calls(self, ids: Sequence[int]) -> list[ToolCall]:
-        """Return the tool calls in sampled ids."""
+        """Return the tool calls in sampled ids; empty if there are none."""
 
 
 class ByteEncoder:
@@ -264,23 +264,23 @@ class TokenizerEncoder:
     def prompts(self, wordings: Sequence[str | list[Message]]) -> list[list[int]]:
         """Return the token ids of each prompt.
 
-        Plain text without the tokenizer's first tokens (BOS) gets them; a chat template writes its own.
-        Raises PlanError.
+        The tokenizer's first tokens (BOS) are added to plain text that lacks them; a chat template writes its
+        own. Raises PlanError if a prompt cannot be encoded.
         """
         return self._with_first(wordings, self._encode(self.worded(wordings)))
 
     def asked(self, texts: Sequence[str | list[Message]], wording: Wording) -> list[list[int]]:
         """Return the token ids of each prompt.
 
-        Only the template's control tokens, and the tokens that begin a text, become control tokens. Raises
-        PlanError.
+        Only the template's control tokens and the tokens that begin a text become control tokens. Raises
+        PlanError if a prompt cannot be encoded.
         """
         hidden, marks = self._hidden(texts)
         wordings = _worded(hidden, wording)
         return self._with_first(wordings, self.controls.encoded(self.worded(wordings), marks, self._encode))
 
     def _with_first(self, wordings: Sequence[str | list[Message]], rows: list[list[int]]) -> list[list[int]]:
-        """Return the rows. Plain text begins with the tokens that the tokenizer puts before a text."""
+        """Return the rows, with the tokenizer's first tokens added to rows of plain text that lack them."""
         first = self._first
         return [
             row if not isinstance(wording, str) or row[: len(first)] == first else [*first, *row]
@@ -291,7 +291,8 @@ class TokenizerEncoder:
     def _first(self) -> list[int]:
         """The tokens that the tokenizer puts before any text.
 
-        Tokens that it puts after a text are not included: they end it, and the response is still to come.
+        Tokens that the tokenizer puts after a text are not included, because they would end the text before
+        the response.
         """
         (bare,), (whole,) = self._encode(["a"]), self._encode(["a"], True)
         return whole[: next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), 0)]
@@ -307,7 +308,7 @@ class TokenizerEncoder:
     def worded(self, wordings: Sequence[str | list[Message]]) -> list[str]:
         """Return the text of each prompt; messages go through the chat template.
 
-        The template also writes special tokens. Raises PlanError.
+        The template also writes special tokens. Raises PlanError if the template refuses a prompt.
         """
         conversations = [item for item in wordings if not isinstance(item, str)]
         chats = iter(self._template.render(conversations) if conversations else ())
@@ -321,8 +322,8 @@ class TokenizerEncoder:
     def responses(self, texts: Sequence[str], chat: bool = True) -> list[list[int]]:
         """Return the token ids of each response with its end token.
 
-        In a chat the end token is the one that the template writes after a reply, else the tokenizer's end of
-        text. Raises PlanError if the tokenizer has none.
+        In a chat, the end token is the token that the template writes after a reply. Otherwise it is the
+        tokenizer's end of text. Raises PlanError if the tokenizer has none.
         """
         ends = self.ends
         end, space = (ends.of_chat, ends.space) if chat and ends.of_chat is not None else (ends.of_text, "")
@@ -375,9 +376,9 @@ class TokenizerEncoder:
     ) -> list[list[int]]:
         """Return the token ids of each further turn.
 
-        In a chat this is the text that the template writes between a reply and the next one, found by
-        rendering with a placeholder question and reply. Sampled ids are never encoded again. Raises PlanError
-        if the template changes earlier turns when later ones follow.
+        In a chat, these are the ids of the text that the template writes between one reply and the next,
+        found by rendering a placeholder question and reply. Sampled ids are never encoded again. Raises
+        PlanError if the template changes earlier turns when later turns follow.
         """
         contents, marks = (list(texts), StandIns()) if controls else self._hidden(texts)
         plain = {row: text for row, text in enumerate(contents) if isinstance(text, str) and not wording.chat}
@@ -399,7 +400,7 @@ class TokenizerEncoder:
         ]
 
     def _turns(self, later: Sequence[list[Message]], wording: Wording) -> list[str]:
-        """Return the text of further turns as the chat template writes them after a reply."""
+        """Return the text of each list of later turns as the chat template writes it after a reply."""
         opening = replace(wording, chat=True).of(Record(QUESTION))
         assert isinstance(opening, list)
         return self._template.after_reply(opening, later)
@@ -408,8 +409,8 @@ class TokenizerEncoder:
         """Return the ids between sampled ids and the next reply.
 
         ``turn``: the ids that the template writes after a reply. If sampling ended with an end token, that
-        token replaces the template's own. The template's token is kept if it differs and begins the next
-        turn.
+        token replaces the template's end token. But if the template's end token differs and begins the next
+        turn, it is kept.
         """
         closed, ends = self._closed(turn), self.ends
         if not closed or not sampled or sampled[-1] not in ends.ids:
@@ -420,7 +421,7 @@ class TokenizerEncoder:
     def _closed(self, turn: Sequence[int]) -> int:
         """Return how many of the ids that the template writes after a reply belong to the reply.
 
-        These are white space and the end token; 0 if the template writes no end token.
+        White space and the end token belong to the reply. Returns 0 if the template writes no end token.
         """
         at = next((place for place, token in enumerate(turn) if token in self.ends.ids), None)
         if at is None or self.tokenizer.decode(list(turn[:at]), skip_special_tokens=False).strip():
@@ -449,7 +450,8 @@ class TokenizerEncoder:
             ) from error
 
     def _refused(self, texts: Sequence[Any], special: bool) -> Any:
-        """Return the first text that the tokenizer refuses by itself; else the first of all."""
+        """Return the first text that the tokenizer refuses when it is encoded alone; if there is none, the
+        first text."""
         for text in texts:
             try:
                 self.tokenizer([text], add_special_tokens=special)
@@ -487,7 +489,7 @@ class TokenizerEncoder:
                 str(self.tokenizer.get_chat_template(tools=list(self.tools) or None)),
                 self._variables,
             )
-        except ValueError as error:  # there are several templates without a default
+        except ValueError as error:  # there are several templates and no default
             raise PlanError.of(
                 "chat-template",
                 f"the tokenizer of {self.folder} has several chat templates and no default",

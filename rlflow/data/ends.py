@@ -1,7 +1,7 @@
 """Find the tokens that end a model's replies, from its chat template, configs and tokenizer.
 
-Sampling stops at these tokens, and responses of the data end with one of them. Between two turns rlflow
-inserts the text that the template writes after them.
+Sampling stops at these tokens, and responses in the data end with one of them. Between two turns, rlflow
+inserts the text that the template writes after the end token.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Ends:
 
     folder: Path
     named: Mapping[str, tuple[int, ...]]  # source (a config file, CHAT or TEXT) → its end tokens
-    words: Mapping[int, str]  # the texts of tokens, as far as known
+    words: Mapping[int, str]  # token → its text, as far as it is known
     space: str = ""  # white space that the chat template writes between a reply and its end token
-    # Whether the template writes its end token after every reply, also the last; else the token begins the
-    # next turn.
+    # True if the template writes its end token after every reply, including the last; False if the token
+    # begins the next turn.
     always: bool = False
-    chats: bool = False  # whether the folder has a chat template that can write a reply
+    chats: bool = False  # True if the folder has a chat template that can write a reply
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -55,7 +55,7 @@ class Ends:
 
     @property
     def served(self) -> tuple[int, ...]:
-        """The tokens at which other programs stop sampling when they use the folder unchanged."""
+        """The tokens at which programs other than rlflow stop sampling with this folder."""
         return next(
             (
                 tokens
@@ -68,7 +68,7 @@ class Ends:
     def written(self, files: Mapping[str, bytes]) -> dict[str, bytes]:
         """Return a generation config that names all end tokens, as file name → content.
 
-        Empty if the config in ``files`` (name → content) already names them, or a config is unreadable.
+        Empty if the config in ``files`` (name → content) already names them, or if a config is unreadable.
         """
         try:
             own = json.loads(files.get(pretrained.GENERATION, b"{}"))
@@ -94,7 +94,7 @@ class Ends:
 
     @property
     def problems(self) -> list[Problem]:
-        """Warnings about contradictions between the folder's files."""
+        """Return warnings about contradictions between the folder's files."""
         found = (
             "; ".join(f"{name}: {self._described(tokens)}" for name, tokens in self.named.items())
             or "no end token"
@@ -150,10 +150,10 @@ def ends_of(
 ) -> Ends:
     """Return the end tokens of a model folder.
 
-    Reads the folder's files, and loads the tokenizer only if they do not name its end of text. Unreadable
-    files are ignored here; loading the model reports them. ``variables``: additional variables of the chat
-    template. ``rendering``: returns the folder's chat template with these variables, if one is already in
-    use.
+    Reads the folder's files; loads the tokenizer only if the files do not name its end of text. Unreadable
+    files are ignored here, because loading the model reports them. ``variables``: additional variables of the
+    chat template. ``rendering``: a function that returns the folder's chat template with these variables, if
+    one is already in use.
     """
     folder = folder.absolute()
     key = (folder, repr(sorted(variables.items())))
@@ -169,7 +169,7 @@ def ends_of(
 
 
 def _stamp(folder: Path) -> tuple[object, ...]:
-    """Return a value that changes when one of the relevant files changes."""
+    """Return a value that changes when a relevant file of the folder changes."""
     names = (
         pretrained.CONFIG,
         pretrained.GENERATION,
@@ -213,9 +213,9 @@ def template_of(folder: Path, variables: Variables = NONE) -> ChatTemplate | Non
 
 
 def closing(after: str, added: Mapping[str, int]) -> tuple[str, int | None]:
-    """Return (white space, id) of the end token with which the text after a reply begins.
+    """Return the end token with which the text after a reply begins: (white space before it, id).
 
-    The id is None if the text begins with other text. ``added``: text → id of tokens outside the base
+    The id is None if the text begins with anything else. ``added``: text → id of tokens outside the base
     vocabulary.
     """
     rest = after.lstrip()
@@ -224,9 +224,9 @@ def closing(after: str, added: Mapping[str, int]) -> tuple[str, int | None]:
 
 
 def _after_reply(template: ChatTemplate) -> tuple[str | None, str | None]:
-    """Return the template's text after a reply, (with a following user turn, without one).
+    """Return the template's text after a reply: (if a user turn follows, if none follows).
 
-    None instead of a text if the template refuses the conversation.
+    A text is None if the template refuses the conversation.
     """
     texts: list[str | None] = []
     for more, prompting in (([{"role": "user", "content": QUESTION}], True), ([], False)):
@@ -240,7 +240,7 @@ def _after_reply(template: ChatTemplate) -> tuple[str | None, str | None]:
 def _loaded(folder: Path, added: Mapping[str, int]) -> tuple[dict[str, int], str]:
     """Return the added tokens and the end of text of the loaded tokenizer.
 
-    Its class may define tokens that its files do not name.
+    The tokenizer's class may define tokens that its files do not name.
     """
     if not any((folder / name).is_file() for name in (pretrained.TOKENIZER, pretrained.VOCABULARY)):
         return dict(added), ""  # transformers would invent a tokenizer for some models

@@ -117,8 +117,7 @@ class Sampling:
     lengths: tuple[int, ...] = ()
 
     def of_rows(self, keys: Tensor) -> list[Sampling]:
-        """Return one ``Sampling`` per row. ``keys``: the paths of the rows (``Axis.keys``), [rows, 2 or
-        more].
+        """Return one ``Sampling`` per row; ``keys`` are the paths of the rows (``Axis.keys``).
 
         With ``lengths``, a row's recorded number of tokens becomes both its minimum and its maximum. The list
         has one number per row, in the order of the data stream. After the last number, it starts again with

@@ -50,8 +50,9 @@ class Traced:
 
 
 def trace(model: nn.Module, tensors: Mapping[str, Spread], load: Load | None = None) -> Traced:
-    """Return the destinations on this rank of the trainers' tensors. ``tensors`` gives their shapes and
-    dtypes.
+    """Return where this rank stores the trainers' tensors.
+
+    tensors: their shapes and dtypes.
 
     load: a loader to use instead of the model's ``load_weights``. The model's memory is not written. Raises
     PlanError if a parameter of the engine gets no weight."""
