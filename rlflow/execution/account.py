@@ -1,10 +1,9 @@
-"""Row accounting of an iteration: how many rows and tokens were sampled, and the one outcome of each row.
+"""Row accounting of an iteration: how many rows and tokens were sampled, and each row's single outcome.
 
-This account is the only source of counts of trained and dropped rows. A row that was cut, clipped or not
-scored has that as an attribute; it is not an outcome. The sums close: sampled rows, carry-over from earlier
-iterations and rows that stages put in place of sampled ones add up to the rows of all outcomes. If a stage
-masks out tokens of a row that is trained on, these tokens are counted as dropped by that stage, apart from
-their row.
+This account is the only source of counts of trained and dropped rows. Being cut, clipped or unscored is an
+attribute of a row, not an outcome. The account is complete: sampled rows, carry-over from earlier iterations,
+and rows that stages put in place of sampled rows add up to the rows of all outcomes. If a stage masks out
+tokens of a row that is trained on, these tokens are counted separately, as dropped by that stage.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ class RowOutcome(StrEnum):
 
 
 class End(NamedTuple):
-    """An outcome and the node that decided it.
+    """The outcome of a row, and the node that caused it.
 
-    For a dropped row also the cause, and the setting that decided it.
+    For a dropped row, also the cause, and the setting that led to it.
     """
 
     fate: RowOutcome
@@ -64,17 +63,17 @@ class Count(NamedTuple):
     tokens: int = 0
 
     def plus(self, other: Count) -> Count:
-        """Return the sum of two counts."""
+        """Return the sum of this count and another."""
         return Count(*(a + b for a, b in zip(self, other, strict=True)))
 
     @staticmethod
     def of(
         axis: Axis, lengths: Tensor | None, chosen: Tensor | None = None, elsewhere: Tensor | None = None
     ) -> Count:
-        """Count the rows of an axis.
+        """Count the rows of an axis, with their groups and tokens.
 
         ``lengths``: tokens of each row, int64 [rows]. ``chosen``: rows to count, bool [rows]; None counts all
-        rows. ``elsewhere``: rows that are counted elsewhere, bool [rows]; their groups are not counted here.
+        rows. ``elsewhere``: bool [rows], rows that are counted elsewhere; their groups are not counted here.
         """
         slots = axis.slots
         own = slots if chosen is None else slots[chosen]
@@ -86,7 +85,7 @@ class Count(NamedTuple):
 
 @dataclass
 class RowAccount:
-    """Row counts of an iteration by the node that sampled the rows."""
+    """Row counts of an iteration, by the node that sampled the rows."""
 
     sampled: dict[str, Count] = field(default_factory=dict)  # all rows that the node sampled
     # rows of the node that earlier iterations carried over
@@ -108,7 +107,10 @@ class RowAccount:
         self.placed[source] = self.placed.get(source, Count()).plus(count)
 
     def end(self, source: str, end: End, count: Count) -> None:
-        """Count the outcome of rows, or of single tokens, that ``source`` sampled or put in place."""
+        """Count the outcome of rows, or of single tokens, from ``source``.
+
+        ``source``: the node that sampled the rows, or the stage that put them in place of sampled rows.
+        """
         if count.rows or count.tokens:
             self.ends[source, end] = self.ends.get((source, end), Count()).plus(count)
 
@@ -124,7 +126,7 @@ class RowAccount:
             self.end(source, end, count)
 
     def left(self, source: str) -> Count:
-        """Return the rows of a source that have no outcome yet; zero once an iteration is over."""
+        """Return the count of a source's rows that have no outcome yet; zero at the end of an iteration."""
         known = [count for (name, _), count in self.ends.items() if name == source]
         total = Count()
         for counts in (self.sampled, self.opened, self.placed):
@@ -132,7 +134,10 @@ class RowAccount:
         return Count(*(whole - sum(count[i] for count in known) for i, whole in enumerate(total)))
 
     def of(self, fate: RowOutcome, node: str = "") -> Count:
-        """Return the count of rows with an outcome, at one node or, if ``node`` is empty, at all nodes."""
+        """Return the count of rows with the outcome ``fate`` at a node.
+
+        If ``node`` is empty, the rows at all nodes are counted.
+        """
         total = Count()
         for (_, end), count in self.ends.items():
             if end.fate is fate and node in ("", end.node):
@@ -198,10 +203,10 @@ CAUSES = {WITH_GROUP: "with its group", NO_LOSS: "no loss has it among its rows"
 
 @dataclass(frozen=True)
 class UpdateRows:
-    """What an update did with each of its rows."""
+    """The result of an update for each of its rows."""
 
-    # int64 [rows]: 0 if the update learned from the row, else a key of CAUSES, or the number (from 1) of the
-    # column in ``columns`` that is not finite in this row
+    # int64 [rows]: 0 if the update learned from the row. Otherwise a key of CAUSES, or the number (counted
+    # from 1) of the column in ``columns`` that is not finite in this row
     broken: Tensor
     columns: tuple[str, ...]
     waits: bool = False  # the update was not due yet
@@ -210,12 +215,18 @@ class UpdateRows:
 
     @property
     def metrics(self) -> PartialMetrics:
-        """Return ``left_out``: rows that the update did not learn from. Empty if the update was not due."""
+        """Return the metric ``left_out``: the number of rows that the update did not learn from.
+
+        Returns {} if the update was not due.
+        """
         return {} if self.waits else known({"left_out": float((self.broken != 0).sum())})
 
 
 class RowOrigins(NamedTuple):
-    """The node that sampled each row of an axis (-1: none), and the row's index there. Both int64 [rows]."""
+    """For each row of an axis, the node that sampled the row and the row's index there.
+
+    ``node`` is -1 for a row that no node sampled. Both are int64 [rows].
+    """
 
     node: Tensor
     row: Tensor
@@ -226,7 +237,8 @@ class RowOrigins(NamedTuple):
 
 
 RANKS = {RowOutcome.READ: 0, RowOutcome.LEFT_OUT: 2, RowOutcome.TRAINED: 3}
-# a later decision has a higher rank; an update of the role that sampled the row has the highest
+# a decision with a higher rank replaces an earlier one; an update of the role that sampled the row has the
+# highest rank
 CHOSEN_AWAY, OWN = 1, 4
 
 
@@ -237,7 +249,7 @@ class Ledger:
     """
 
     def __init__(self, graph: Graph, axes: Mapping[int, Axis], longest: float = math.inf) -> None:
-        """``longest``: most tokens that a follow-up prompt may have."""
+        """``longest``: maximum tokens of a follow-up prompt."""
         self.graph, self.axes, self.longest = graph, axes, longest
         self.updates: dict[int, UpdateRows] = {}
         # node → cause of failure of each row's episode; empty if it did not fail
@@ -249,7 +261,10 @@ class Ledger:
         self._lengths: dict[int, Tensor] = {}
 
     def sampled(self, node: Node, rows: Batch) -> None:
-        """Note the rows that a node produced. A `repeat` can produce prompts, which have no tokens."""
+        """Record the rows that a node produced.
+
+        The rows of a `repeat` can be prompts, which have no tokens.
+        """
         tokens = rows.data.get("tokens")
         if tokens is not None and tokens.lengths is not None and node.op in (Op.DATA, Op.GENERATE, Op.REPEAT):
             self._lengths[node.id] = tokens.lengths
@@ -297,11 +312,13 @@ class Ledger:
         return total
 
     def _learns_from(self, stage: int) -> bool:
-        """Whether an update gets the tokens that a stage returns."""
+        """Whether an update learns from the tokens that a stage returns."""
         return any(node.op is Op.UPDATE and self._maker(node, "tokens") == stage for node in self.graph.nodes)
 
     def _maker(self, node: Node, parameter: str) -> int | None:
-        """Return the node that produces the input of this parameter; None without one."""
+        """Return the id of the node that produces the input ``parameter`` of ``node``; None if it has no such
+        input.
+        """
         return next((item.column.node for item in node.inputs if item.parameter == parameter), None)
 
     @property
@@ -334,9 +351,9 @@ class Ledger:
         return where
 
     def replaced(self) -> Tensor | None:
-        """Return which rows that a `repeat` body returns were put there by a stage, bool [rows].
+        """Return bool [rows]: for each row that a `repeat` body returns, whether a stage made it.
 
-        None if the body has no such stage.
+        None if the body has no stage that returns tokens.
         """
         maker = result_maker(self.graph)
         where = (
@@ -350,7 +367,9 @@ class Ledger:
         return where[index] if where is not None and index is not None else None
 
     def _trains(self, axis: int) -> bool:
-        """Whether an update learns from rows of an axis, here or after a `repeat` body has returned them."""
+        """Whether an update learns from rows of an axis, in this graph or after a `repeat` body has returned
+        them.
+        """
         axes = [node.axis for node in self.graph.nodes if node.op is Op.UPDATE] + [
             self.graph.rows
         ] * self._in_body
@@ -434,9 +453,9 @@ class Ledger:
             )
 
     def _with_placed(self, axis: int, maker: int | None, outcomes: Mapping[int, _RowOutcomes]) -> RowOrigins:
-        """Return the origins of rows whose tokens ``maker`` returned.
+        """Return the origins of rows whose tokens the node ``maker`` returned.
 
-        If a stage replaced the tokens of a row, this stage is the origin.
+        If a stage replaced the tokens of a row, the stage is the row's origin.
         """
         origins = self.origins(axis)
         index = (
@@ -458,9 +477,9 @@ class Ledger:
         return RowOrigins(torch.where(gone, maker, origins.node), torch.where(gone, index, origins.row))
 
     def _index(self, axis: int, origin: int) -> Tensor | None:
-        """Return the row of ``origin`` that each row of ``axis`` is, int64 [rows].
+        """For each row of ``axis``, return the index of the same row in ``origin``, int64 [rows].
 
-        None if the rows are not a selection from ``origin``.
+        None if the rows of ``axis`` are not a selection from ``origin``.
         """
         index = torch.arange(len(self.axes[axis]))
         for step in chosen_from(self.graph.axes, axis):
@@ -519,7 +538,7 @@ class PlacedRows:
 class _RowOutcomes:
     """Outcome of each row of a source, as an index into ``ends``, with its rank.
 
-    An outcome of a higher rank replaces one of a lower rank.
+    An outcome with a higher rank replaces an outcome with a lower rank.
     """
 
     def __init__(self, lengths: Tensor, reader: str) -> None:
@@ -553,7 +572,7 @@ class _RowOutcomes:
                 total.end(name, End(RowOutcome.LEFT_OUT, self.maskers[end], "masked"), Count(0, 0, masked))
 
     def set(self, rows: Tensor, end: End, rank: int) -> None:
-        """Set the outcome of rows that do not have an outcome of this rank or a higher one yet."""
+        """Set the outcome of rows, except rows that already have an outcome of this rank or a higher one."""
         rows = rows[self.rank[rows] < rank]
         if end not in self.ends:
             self.ends.append(end)
@@ -564,7 +583,7 @@ class _RowOutcomes:
 def source_of(node: Node) -> str:
     """Return the name under which rows of a node are counted.
 
-    For a `repeat` it is the node that samples the rows its body returns.
+    For a `repeat`, this is the node in its body that samples the returned rows.
     """
     if node.body is None:
         return node.name
@@ -576,7 +595,7 @@ def source_of(node: Node) -> str:
 
 
 def placer_of(node: Node) -> str:
-    """Return the stage in a `repeat` body that made the body's tokens. Empty if they stay as sampled."""
+    """Return the stage in a `repeat` body that produced the returned tokens; empty if they stay as sampled."""
     maker = result_maker(node.body) if node.body is not None else None
     if node.body is None or maker is None:
         return ""

@@ -24,7 +24,7 @@ from rlflow.errors import FlowError, Place, PlanError, RemoteError, SkipIteratio
 from rlflow.execution.tally import Label, PartialMetric, as_kind, merged
 from rlflow.processes.user_frames import own_lines
 
-# rlflow's own folder: its frames are never reported as the user's line
+# rlflow's own folder; a line in it is never reported as the user's line
 _ROOT = str(Path(__file__).parents[1])
 # parts of PyTorch error texts, also in errors from workers
 NO_MEMORY = ("OutOfMemoryError", "DefaultCPUAllocator: can't allocate memory")
@@ -37,10 +37,11 @@ LESS_MEMORY = (
 def apply_stage(
     stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: int, trainer: Any = None
 ) -> tuple[Batch, dict[Label, PartialMetric]]:
-    """Run a stage on a batch and return its columns, under the names it declares, and its metrics.
+    """Run a stage on a batch. Return its columns, under the names that it declares, and its metrics.
 
-    ``batch`` holds the columns that the stage reads; an optional column may be missing. Raises ValueError,
-    with found and expected, if a result does not fit the stage's declaration.
+    ``batch`` has the columns that the stage reads; optional columns may be missing. ``trainer``: the trainer
+    of the stage's role, if it has one. Raises ValueError, with found and expected values, if a result does
+    not fit the stage's declaration.
     """
     if stage.dispatch.split is None or stage.dispatch.merge is None:
         return apply_piece(stage, batch, settings, seed, trainer)
@@ -68,7 +69,7 @@ def merge_pieces(stage: Stage, outputs: list[Batch], batch: Batch) -> Batch:
 def apply_piece(
     stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: int, trainer: Any = None
 ) -> tuple[Batch, dict[Label, PartialMetric]]:
-    """Run the stage's function once, on all rows of a batch."""
+    """Run the stage's function once on all rows of a batch. Return its columns and metrics."""
     columns = [(batch[name] if name in batch else None) for name in stage.signature.column_names]  # noqa: SIM401
     settings = dict(settings)
     if stage.draws:
@@ -103,7 +104,11 @@ def _generators(stage: Stage, batch: Batch, seed: int) -> Any:
 
 
 def split_metrics(result: Any, count: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Split a stage's result into its values and the dict of metrics that may follow them."""
+    """Split a stage's result into the tuple of its values and the dict of its metrics.
+
+    The metrics are optional and come last in the result. ``count``: number of columns that the stage
+    declares.
+    """
     values = result if isinstance(result, tuple) else (result,)
     metrics = values[-1] if values and isinstance(values[-1], dict) else {}
     values = values[:-1] if values and isinstance(values[-1], dict) else values
@@ -111,7 +116,10 @@ def split_metrics(result: Any, count: int) -> tuple[tuple[Any, ...], dict[str, A
 
 
 def as_column(name: str, kind: Kind | None, value: Any, batch: Batch, every_rank: bool = False) -> Data:
-    """Convert a stage's value to a column. Raises ValueError if the shape, dtype or text does not fit."""
+    """Convert a value from a stage to a column. Raises ValueError if its shape, dtype or text does not fit.
+
+    ``kind``: the declared kind; None derives it from the value. ``every_rank``: the stage runs on every rank.
+    """
     if value is None:
         raise ValueError(f"column '{name}': found None, expected {kind or 'a tensor'}")
     kind = kind or _inferred_kind(name, value, batch.axis, token_lengths(batch))
@@ -147,7 +155,10 @@ def _kind_of(level: Level, dtype: torch.dtype) -> Kind:
 
 
 def token_lengths(batch: Batch, level: Level = Level.TOKEN) -> Tensor | None:
-    """Return the lengths of a batch's token columns (or prompt columns); None if it has none."""
+    """Return the row lengths of a batch's token columns (or prompt columns), int64 [rows].
+
+    None if the batch has no such column.
+    """
     return next((data.lengths for data in batch.data.values() if data.kind.level is level), None)
 
 
@@ -202,9 +213,9 @@ def _string(name: str, row: int, item: Any) -> str:
 
 
 def _converted(name: str, kind: Kind, tensor: Tensor) -> Tensor:
-    """Convert a tensor to the standard dtype of its family. float64 stays, because the author asked for it.
+    """Convert a tensor to the standard dtype of its family. float64 is kept, because the author chose it.
 
-    Raises ValueError if the tensor is of another family than the column.
+    Raises ValueError if the tensor's dtype family differs from the column's.
     """
     actual = _kind_of(kind.level, tensor.dtype)
     if kind.family is not None and actual.family != kind.family:
@@ -223,7 +234,7 @@ def _equal_in_groups(tensor: Tensor, axis: Axis) -> bool:
 def metric(name: str, value: Any, batch: Batch) -> PartialMetric:
     """Return a stage's metric: the mean of its values, or the maximum if its name ends in ``_max``.
 
-    NaN is ignored. Values per token count only under the mask.
+    NaN is ignored. Of values per token, only values at unmasked tokens count.
     """
     tensor = torch.as_tensor(value).detach().cpu().double()
     return PartialMetric.of(tensor[_counted(name, tensor, batch)], as_kind(name))
@@ -232,8 +243,7 @@ def metric(name: str, value: Any, batch: Batch) -> PartialMetric:
 def _counted(name: str, value: Tensor, batch: Batch) -> Tensor:
     """Return which entries of a metric count, as bool.
 
-    For values per token these are the entries under the mask, or without a mask all entries that are not
-    padding.
+    For values per token, these are the unmasked tokens, or without a mask all tokens.
     """
     lengths = token_lengths(batch)
     if value.ndim < 2 or lengths is None:
@@ -253,10 +263,10 @@ def _counted(name: str, value: Tensor, batch: Batch) -> Tensor:
 
 @contextlib.contextmanager
 def failing(stage: str, iteration: int, batch: Batch, place: Place | None = None) -> Iterator[None]:
-    """Turn an exception of a stage into a StageError with the stage, iteration, number of rows and shapes.
+    """Return a context that turns an exception of a stage into a StageError.
 
-    The exception is the cause of the StageError. Exceptions such as SystemExit are converted too, except for
-    a KeyboardInterrupt in the main thread.
+    The StageError names the stage, iteration, number of rows and shapes; its cause is the exception.
+    Exceptions such as SystemExit are converted too, except a KeyboardInterrupt in the main thread.
     """
     try:
         yield
@@ -281,12 +291,12 @@ def failing(stage: str, iteration: int, batch: Batch, place: Place | None = None
 
 
 def with_remedy(message: str) -> str:
-    """Return an error's text, with a remedy added if a model ran out of memory."""
+    """Return an error's text. If a model ran out of memory, a remedy is added."""
     return f"{message}\n  {LESS_MEMORY}" if any(text in message for text in NO_MEMORY) else message
 
 
 def ending(error: BaseException) -> str:
-    """Describe a SystemExit or similar of a stage, with the line that raised it."""
+    """Describe a SystemExit or similar exception of a stage, with the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_ROOT)] or frames
     where = f" (raised by {Place(own[-1].filename, own[-1].lineno or 1)})" if own else ""

@@ -1,4 +1,6 @@
-"""Computed settings: numbers that a flow computes are read from a call's columns and checked for range."""
+"""Computed settings: numbers that a flow computes, read from a call's columns and checked against their
+range.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,10 @@ from rlflow.training.protocols import Sampling
 def with_numbers(
     settings: Mapping[str, Any], batch: Batch, signature: Signature | None
 ) -> tuple[Mapping[str, Any], Batch]:
-    """Return the settings with the numbers from setting columns, and the batch without these columns.
+    """Return the settings with numbers from setting columns, and the batch without these columns.
 
-    ``signature``: of a stage or loss; None for `generate`. Raises ValueError for a number out of its range.
+    ``signature``: the signature of the stage or loss; None for `generate`. Raises ValueError for a number out
+    of its range.
     """
     columns = [name for name in batch.data if name.startswith(SETTING)]
     if not columns:
@@ -44,8 +47,8 @@ def sampling_of(options: GenerateOptions, numbers: Mapping[str, float] = Mapping
 def check_range(name: str, number: float, signature: Signature | None) -> None:
     """Check a number against the range of its setting. Raises ValueError if it is out of range.
 
-    The range is the one of `generate`, or the one in the annotation of a stage or loss. Without an annotation
-    the number must be finite.
+    If ``signature`` is None, the setting and its range are those of `generate`. Otherwise the range is the
+    setting's annotation in a stage or loss. Without an annotation, the number must be finite.
     """
     if signature is None:
         expected = "" if methods.GENERATE[name].test(number) else methods.GENERATE[name].expected
@@ -56,7 +59,7 @@ def check_range(name: str, number: float, signature: Signature | None) -> None:
 
 
 def _unfit(type_: Any, number: float) -> str:
-    """Return the expected range if the number is out of it, else an empty text."""
+    """Return the expected range if the number is out of range, otherwise an empty text."""
     if not math.isfinite(number):
         return "a finite number"
     try:
@@ -67,9 +70,9 @@ def _unfit(type_: Any, number: float) -> str:
 
 
 def as_numbers(settings: Mapping[str, Any], takes: Any, signature: Signature | None) -> dict[str, Any]:
-    """Return the settings of an eager call with 0-d tensors as numbers.
+    """Return the settings of an eager call, with 0-d tensors converted to numbers.
 
-    Only settings for which ``takes`` is true are converted. Raises ValueError for a number out of its range.
+    A setting is converted only if ``takes(name)`` is true. Raises ValueError for a number out of its range.
     """
     numbers = {
         name: float(value)

@@ -1,4 +1,4 @@
-"""Eager flows: run a flow's own lines on real batches in this process, for debugging."""
+"""Eager flows: run the lines of a flow on real batches in this process, for debugging."""
 
 from __future__ import annotations
 
@@ -35,15 +35,18 @@ from rlflow.training.threads import alone
 
 
 class OutsideFlow:
-    """The scope outside any flow: stages run at once, without random numbers, roles or state."""
+    """The scope outside any flow: stages run immediately, without random numbers, roles or state."""
 
     def number(self, name: str) -> None:
-        """Return None: outside a flow there is no state."""
+        """Return None, because there is no state outside a flow."""
 
     def stage(
         self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]
     ) -> Batch:
-        """Run a stage outside a flow, in this process."""
+        """Run a stage outside a flow, in this process, and return its columns.
+
+        Raises FlowError for a stage that runs on a role.
+        """
         if stage.on is not None:
             raise FlowError(
                 Problem(
@@ -88,21 +91,22 @@ class OutsideFlow:
         )
 
     def choose(self, batch: Any, column: str, options: ChooseOptions) -> Batch:
-        """Keep the rows that a column chooses."""
+        """Return the rows that a column chooses."""
         rows = real("choose", batch)
         return rows.rows(chosen_rows(rows[column], rows.axis, options))
 
     def concat(self, batches: Sequence[Any]) -> Batch:
-        """Join the rows of several batches."""
+        """Return the joined rows of several batches."""
         return joined_rows([real("concat", batch) for batch in batches])
 
 
 def prepared(
     stage: Stage, batch: Any, state: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> tuple[Batch, dict[str, Any]]:
-    """Return the columns that a stage reads, and all its settings.
+    """Return the columns that a stage reads, and all its settings with defaults filled in.
 
-    Raises the same FlowError as tracing if columns or settings are missing.
+    ``state``: columns of the flow's state. If columns or settings are missing, raises the same FlowError as
+    tracing.
     """
     what, place = f"stage '{stage.name}'", call_place()
     batch = real(what, batch)
@@ -131,9 +135,10 @@ def real(what: str, batch: Any) -> Batch:
 def check_columns(
     what: str, signature: Signature, batch: Batch, place: Place | None, definition: Place | None
 ) -> None:
-    """Check that a batch has the columns of a signature, of the right kinds.
+    """Check that a batch has the columns of a signature, with the right kinds.
 
-    Raises the same FlowError as tracing.
+    Raises the same FlowError as tracing. ``what``, ``place`` and ``definition``: the call's name, its line,
+    and the function's line, for the message.
     """
     problems = []
     for parameter in signature.columns:
@@ -149,7 +154,10 @@ def check_columns(
 def checked(
     what: str, signature: Signature, settings: Mapping[str, Any], skip: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Return settings with defaults filled in. Raises FlowError for unknown and missing settings."""
+    """Return settings with defaults filled in. Raises FlowError for unknown and missing settings.
+
+    ``skip``: parameters that are not settings.
+    """
     known = {name: default for name, default in signature.settings.items() if name not in skip}
     place = call_place()
     problems = [
@@ -190,9 +198,9 @@ def computed_settings(
 
 
 def renamed(what: str, batch: Batch, gives: tuple[str, ...] | None) -> Batch:
-    """Return the result of a call with its columns renamed to ``gives``.
+    """Return the result of a call with its columns renamed to ``gives``. None keeps their names.
 
-    Raises FlowError if the names do not fit.
+    Raises FlowError if the number of names differs from the number of columns.
     """
     names = gives or tuple(batch.data)
     FlowError.refuse(
@@ -210,7 +218,10 @@ def renamed(what: str, batch: Batch, gives: tuple[str, ...] | None) -> Batch:
 
 @dataclass
 class Session:
-    """The scope of an eager iteration. It counts calls like tracing, so random numbers are the same."""
+    """The scope of an eager iteration.
+
+    It counts calls in the same way as tracing, so the random numbers are the same.
+    """
 
     engine: Engine
     metrics: Metrics = field(default_factory=dict)
@@ -226,7 +237,10 @@ class Session:
         return self.calls - 1, name if count == 1 else f"{name}#{count}"
 
     def number(self, name: str) -> Tensor | None:
-        """Return a state or a column of the iteration clock, as in compiled flows; None for other names."""
+        """Return the value of a state, or of a column of the iteration clock, as in compiled flows.
+
+        Returns None for other names.
+        """
         if name not in self.engine.state and name not in CLOCK:
             return None
         value: Tensor = (
@@ -235,7 +249,7 @@ class Session:
         return value
 
     def log(self, node: str, metrics: PartialMetrics, of: Of = Of.NODE, role: str = "") -> None:
-        """Store metrics of a node, and of the role that it calls."""
+        """Store the metrics of a node. ``role``: the role that the node calls."""
         self.metrics |= accumulated(self._tallies, figures(metrics, of, node, role))
 
     def stage(
@@ -261,7 +275,8 @@ class Session:
     def ask(self, batch: Any, column: str, way: AskWay) -> Batch:
         """Make a follow-up prompt from every row.
 
-        Prompts are encoded when a role samples from them: only then is it known which tokenizer to use.
+        The prompts are encoded later, when a role samples from them, because only then the tokenizer is
+        known.
         """
         place, batch = call_place(), real("ask", batch)
         _, node = self.next_call("ask")
@@ -288,9 +303,9 @@ class Session:
         )
 
     def choose(self, batch: Any, column: str, options: ChooseOptions) -> Batch:
-        """Keep the rows that a column chooses.
+        """Return the rows that a column chooses.
 
-        Raises SkipIteration if no row is left and no `repeat` is running.
+        Raises SkipIteration if no row is left, except inside a `repeat`.
         """
         place, batch = call_place(), real("choose", batch)
         _, node = self.next_call("choose")
@@ -302,20 +317,20 @@ class Session:
         return Batch(rows.axis, batch.carried(rows.axis))
 
     def concat(self, batches: Sequence[Any]) -> Batch:
-        """Join the rows of several batches."""
+        """Return the joined rows of several batches."""
         parts = [real("concat", batch) for batch in batches]
         self.next_call("concat")
         return joined_rows(parts)
 
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Batch:
-        """Call ``body`` on fresh prompts until it has kept enough groups."""
+        """Call ``body`` on fresh prompts until it has kept enough groups. Return the kept groups."""
         place, name = call_place(), getattr(body, "__name__", "body")
         bound = methods.bind("repeat", methods.REPEAT, {"groups": groups, "tries": tries}, place)
         prompts = real("repeat", prompts)
         start, names = self.calls, dict(self._names)
 
         def run_body(batch: Batch) -> Batch:
-            self.calls, self._names = start, dict(names)  # each try makes the same calls on other rows
+            self.calls, self._names = start, dict(names)  # each try makes the same calls on different rows
             self.within = True
             try:
                 result = body(batch)
@@ -335,7 +350,7 @@ class Session:
 
 
 class Role:
-    """A role of an eager flow, with the methods of the role contract. Each call runs at once."""
+    """A role in an eager flow, with the methods of the role contract. Each call runs immediately."""
 
     def __init__(self, name: str, engine: Engine, weight: float = 1.0) -> None:
         """``weight``: weight of this reward, as in ``--reward X:WEIGHT`` for one of ``*rewards``."""
@@ -369,7 +384,7 @@ class Role:
     def logprobs(self, batch: Batch, *, gives: str | tuple[str, ...] = "logprobs") -> Batch:
         """Score rows with the role's trainer.
 
-        Returns log-probabilities, and entropies if ``gives`` names two columns.
+        Returns the column of log-probabilities, and a column of entropies if ``gives`` names two columns.
         """
         names = (gives,) if isinstance(gives, str) else tuple(gives)
         return self._forward(
@@ -377,7 +392,7 @@ class Role:
         )
 
     def values(self, batch: Batch, *, gives: str | tuple[str, ...] = "values") -> Batch:
-        """Estimate values of rows with the role's trainer."""
+        """Return estimated values of rows, from the role's trainer."""
         return self._forward(
             "values", ("values",), (gives,) if isinstance(gives, str) else tuple(gives), batch
         )
@@ -399,7 +414,10 @@ class Role:
         return renamed(node, result, (gives,) if isinstance(gives, str) else tuple(gives))
 
     def update(self, batch: Batch, loss: Loss | Sequence[Loss], **settings: Any) -> None:
-        """Train the role on rows, with one loss or with several losses in each step."""
+        """Train the role on rows.
+
+        If ``loss`` is a sequence, each step uses the sum of these losses.
+        """
         session, call, node = self._call("update")
         if wrong := rules.no_losses(loss):
             raise FlowError(rules.not_a_loss(node, wrong[0], call_place()))
@@ -413,7 +431,7 @@ class Role:
         rest = checked(
             f"loss '{loss.name}'", loss.signature, {k: v for k, v in settings.items() if k not in specified}
         )
-        # settings that the update itself takes are not passed to a loss
+        # settings of the update itself are not passed to a loss
         rest = {name: value for name, value in rest.items() if name not in specified}
         batch = Batch(batch.axis, batch.data | self._engine.state_batch(batch).data)
         check_columns(f"loss '{loss.name}'", loss.signature, batch, call_place(), loss.place)
@@ -426,20 +444,23 @@ class Role:
 
 
 def update_reads(loss: Loss) -> tuple[str, ...]:
-    """Return the columns that an update reads: the model's and the loss's."""
+    """Return the columns that an update reads: columns for the model, and columns for the loss."""
     return tuple(
         dict.fromkeys((*methods.MODEL_READS, "mask", "temperature", "group", *loss.signature.column_names))
     )
 
 
 class Eager:
-    """Runs flows and stages that are called as plain functions (`rlflow.author.scope.Interpreter`)."""
+    """Runs flows and stages that are called as plain functions (implements
+    `rlflow.author.scope.Interpreter`).
+    """
 
     def call(self, flow: Flow, prompts: Any, roles: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """Run one eager iteration; inside another flow, just run the flow's lines.
+        """Run one eager iteration. Inside another flow, only run the lines of the flow.
 
-        Afterwards the iteration counter increases by one. If there was nothing to train on, the result is
-        None, and the counter increases too. After an exception the state is as before.
+        After an iteration, the iteration counter increases by one. If there was nothing to train on, the
+        result is None, and the counter also increases. After an exception, the state is the same as before
+        the call.
         """
         if scope._current.get() is not None:
             return flow.function(prompts, *roles, **named)

@@ -1,6 +1,6 @@
 """The engine: models, rewards and RNG of a run, with one method per kind of call.
 
-Eager flows and compiled plans call the same engine, so they give the same results.
+Eager flows and compiled plans call the same engine, so their results are the same.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ Metrics = dict[Figure, float]
 class Model:
     """A role's weights: the trainer, the generator, and the version of each.
 
-    The trainer owns the weights and the generator samples from them. A version is a number of updates.
+    The trainer owns the weights, and the generator samples from a copy or from the same tensors. A version is
+    the number of updates that the weights have had.
     """
 
     trainer: Trainer | None = None
@@ -82,10 +83,10 @@ class Model:
 
 
 class Scorer(Protocol):
-    """A reward function or model bound to a reward role."""
+    """A reward that is bound to a reward role: functions, models, or the score of an environment."""
 
     def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
-        """Return scores and metrics.
+        """Return the scores of rows, and metrics.
 
         Scores: [rows], float32, or float64 in a float64 run; NaN for a missing score.
         """
@@ -95,9 +96,9 @@ class Scorer(Protocol):
 class CallOptions:
     """Options of one call that do not change its result."""
 
-    pool: str | None = None  # pool planned for the call, if the call uses no model
+    pool: str | None = None  # pool that the plan chose for the call, if it uses no model
     seconds: float = 1800.0  # deadline of the call
-    # of a forward: the role's next update takes all these rows in its first step
+    # for a forward pass: whether the role's next update uses all these rows in its first step
     ahead: bool = False
     node: str = ""  # name of the node that makes the call, for the timeline and for messages
 
@@ -107,7 +108,7 @@ HERE = CallOptions()
 
 @dataclass(frozen=True)
 class Chunks:
-    """How the rows of a call are sampled in chunks."""
+    """How many chunks the rows of a call are sampled in, and which columns each chunk needs."""
 
     count: int
     names: tuple[str, ...]  # columns that readers of a chunk need
@@ -123,18 +124,18 @@ def as_bytes(roles: Roles, texts: Sequence[Asked]) -> list[list[int]]:
 
 
 def bytes_after(roles: Roles, texts: Sequence[Asked], sampled: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the UTF-8 bytes of texts that follow sampled ids."""
+    """Return the UTF-8 bytes of texts as token ids. The sampled ids before the texts have no effect."""
     return as_bytes(roles, texts)
 
 
 def text_of_bytes(roles: Roles, rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
-    """Decode token ids from ``as_bytes``."""
+    """Return the texts of token ids that ``as_bytes`` returned."""
     return [bytes(number % 256 for number in row).decode(errors="replace") for row in rows]
 
 
 @dataclass(frozen=True)
 class Asking:
-    """How follow-up prompts are encoded and decoded for the models of some roles."""
+    """The functions that encode follow-up prompts and decode tokens, for the models of some roles."""
 
     encode: Callable[[Roles, Sequence[Asked]], list[list[int]]] = as_bytes  # token ids of texts
     # token ids of a next user turn after sampled ids
@@ -147,7 +148,7 @@ class Asking:
     calls: Callable[[Roles, Sequence[Sequence[int]]], list[list[Any]]] = lambda roles, rows: [
         [] for _ in rows
     ]
-    longest: float = math.inf  # most tokens of a follow-up prompt
+    longest: float = math.inf  # maximum tokens of a follow-up prompt
 
 
 class KeepsState(Protocol):
@@ -157,13 +158,13 @@ class KeepsState(Protocol):
     """
 
     def state(self) -> dict[str, Tensor]:
-        """Return all that a bit-equal continuation needs, as a copy or as live tensors."""
+        """Return all tensors that a bit-equal continuation needs, as a copy or as live tensors."""
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Continue from a result of ``state``."""
+        """Continue from a state that ``state`` returned."""
 
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder."""
+        """Write the model as a Hugging Face folder."""
 
 
 class RoleModel(Protocol):
@@ -174,11 +175,13 @@ class RoleModel(Protocol):
 
     @property
     def trainer(self) -> KeepsState | None:
-        """The trainer, which owns the weights; None if nothing trains or computes with them."""
+        """The trainer, which owns the weights; None if the run does not train or compute with this model."""
 
     @property
     def generator(self) -> Any:
-        """The generator, which samples from the weights, or its pool; None if nothing samples."""
+        """The generator, which samples from the weights, or its pool; None if the run does not sample from
+        this model.
+        """
 
 
 @dataclass
@@ -188,39 +191,40 @@ class Engine:
     models: Mapping[str, RoleModel]  # by role
     scorers: Mapping[str, Scorer]  # by role
     seed: int
-    fresh: Callable[[int], Batch]  # takes this many more prompts from the data
+    fresh: Callable[[int], Batch]  # takes more prompts from the data, given their number
     state: dict[str, float] = field(default_factory=dict)  # state of the flow, by name
     iteration: int = 0
     iterations: int = 1  # number of iterations of the run
     reward_timeout: float = 60.0  # seconds for each row of a reward
-    # seconds after a node's deadline in which the engine can still report an error of its own
+    # seconds after a node's deadline during which the engine can still report its own error
     grace: float = 0.0
-    # role → weights from ``frozen`` to sample with instead of the newest
+    # role → weights from ``frozen``, which sampling uses instead of the newest weights
     weights: Mapping[str, Any] = field(default_factory=dict)
     # loads offloaded parts of models before a call that needs them
     offloads: OffloadManager = field(default_factory=OffloadManager)
-    # dtype of numbers that the engine itself makes, such as the flow's state
+    # dtype of numbers that the engine itself computes, such as the flow's state
     dtype: torch.dtype = torch.float32
     asking: Asking = field(default_factory=Asking)
-    drawn: int | None = None  # number that seeds are derived from instead of the iteration
+    drawn: int | None = None  # number to derive seeds from, instead of the iteration
     # call → sampling settings of the run for `generate` in an eager flow
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    # role → environments that answer it between its turns
+    # role → environments that answer the role between its turns
     environments: Mapping[str, EnvironmentPool] = field(default_factory=dict)
 
     def at(self, iteration: int, weights: Mapping[str, Any] | None = None) -> Self:
-        """Return this engine for the calls of a later iteration.
+        """Return an engine for the calls of a later iteration.
 
-        It uses the seeds of that iteration and keeps columns until that iteration ends.
+        It uses the seeds of that iteration, and its columns are kept until that iteration ends. ``weights``:
+        role → weights to sample with; other roles use the newest weights.
         """
         later = copy.copy(self)
         later.iteration, later.weights = iteration, weights or {}
         return later
 
     def evaluating(self) -> Self:
-        """Return this engine for an evaluation.
+        """Return an engine for an evaluation.
 
-        Its seeds are the same each time and differ from those of training.
+        Its seeds are the same in each evaluation, and differ from the seeds of training.
         """
         other = copy.copy(self)
         other.seed, other.drawn = derived(self.seed, "evaluation"), 0
@@ -233,7 +237,10 @@ class Engine:
     def generate(
         self, role: str, prompts: Batch, sampling: Sampling, call: int, call_options: CallOptions = HERE
     ) -> Batch:
-        """Return sampled rows with the columns of `generate`, ``samples`` adjacent rows per prompt."""
+        """Return sampled rows with the columns of `generate`.
+
+        The ``samples`` rows of a prompt are adjacent. ``call``: the number of the call in the iteration.
+        """
         return self.sample(role, prompts, sampling, self.seed_of(call), call_options)
 
     def sample(
@@ -266,7 +273,10 @@ class Engine:
         into: Chunks,
         call_options: CallOptions = HERE,
     ) -> Iterator[Batch]:
-        """Sample like ``generate``, but yield chunks of rows as they end, and all rows last."""
+        """Sample like ``generate``, but yield chunks of rows as soon as they are complete.
+
+        The last batch that is yielded has all rows.
+        """
         yield from self.sample_chunks(role, prompts, sampling, self.seed_of(call), into, call_options)
 
     def sample_chunks(
@@ -278,9 +288,9 @@ class Engine:
         into: Chunks,
         call_options: CallOptions = HERE,
     ) -> Iterator[Batch]:
-        """Sample rows in chunks. Equal seeds give equal rows.
+        """Sample rows in chunks, like ``chunks``. Equal seeds give equal rows.
 
-        The axis of each chunk is taken from the axis of all rows.
+        The axis of each chunk is a selection from the axis of all rows.
         """
         raise NotImplementedError
 
@@ -301,17 +311,23 @@ class Engine:
     def forward(
         self, role: str, want: tuple[str, ...], batch: Batch, call_options: CallOptions = HERE
     ) -> Batch:
-        """Run a role's trainer forward over rows. ``want``: quantities to return, such as logprobs."""
+        """Run a role's trainer forward over rows, and return the wanted columns.
+
+        ``want``: the quantities to return, such as logprobs.
+        """
         raise NotImplementedError
 
     def score(self, role: str, batch: Batch, call_options: CallOptions = HERE) -> Batch:
-        """Return `logprobs` of given tokens from the role's generator, with the trainer's newest weights."""
+        """Return the column `logprobs` of given tokens from the role's generator.
+
+        The generator first gets the trainer's newest weights.
+        """
         raise NotImplementedError
 
     def reward(
         self, role: str, batch: Batch, call_options: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
-        """Score rows: return ``scores``, and metrics with the number of missing scores.
+        """Score rows. Return the column ``scores``, and metrics with the number of missing scores.
 
         A row whose episode failed is not passed to the reward and has a missing score.
         """
@@ -327,9 +343,9 @@ class Engine:
         call: int,
         call_options: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
-        """Train a role on rows, or wait if the update is not due yet. ``settings``: of the loss.
+        """Train a role on rows, or do nothing if the update is not due in this iteration.
 
-        Returns metrics, and what the update did with each row.
+        ``settings``: the settings of the loss. Returns metrics, and the result for each row.
         """
         if self.iteration < options.after:
             rows = torch.zeros(len(batch), dtype=torch.int64)
@@ -346,7 +362,7 @@ class Engine:
         call: int,
         call_options: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
-        """Run an update that is due."""
+        """Run an update that is due. Parameters and results are as in ``update``."""
         raise NotImplementedError
 
     def stage(
@@ -361,15 +377,15 @@ class Engine:
         raise NotImplementedError
 
     def may_change(self, stage: Stage) -> None:
-        """Count a stage with side effects as an update of its role.
+        """Count a stage with side effects as an update of its role, because it may change the weights.
 
-        So the generator gets the weights again.
+        The generator then gets the weights again.
         """
         if stage.on and not stage.pure:
             self.models[stage.on].version += 1
 
     def spread(self, batch: Batch, pool: str | None) -> Batch:
-        """Place columns of the data on the pool that reads them first."""
+        """Place the driver's columns of a batch on a pool; in one process, return the batch unchanged."""
         return batch
 
     def near(self, batch: Batch, call_options: CallOptions = HERE) -> str | None:
@@ -377,11 +393,11 @@ class Engine:
         return None
 
     def held(self, batch: Batch, pool: str | None) -> Batch:
-        """Return the rows, kept until the iteration of this engine has ended."""
+        """Return the batch, stored until the iteration of this engine has ended."""
         return batch
 
     def frozen(self, role: str) -> Any:
-        """Return the role's current weights, to sample with them later."""
+        """Return the role's current weights in a form that can be sampled with later."""
         raise NotImplementedError("one process samples with the newest weights")
 
     def packed(self, batch: Batch) -> bytes:
@@ -389,7 +405,10 @@ class Engine:
         raise NotImplementedError("one process samples nothing ahead")
 
     def unpacked(self, payload: bytes, axis: Axis | None, pool: str | None) -> Batch:
-        """Load columns from ``packed`` onto a pool, over ``axis`` (None: an axis of their own)."""
+        """Load a batch that ``packed`` returned, and place it on a pool.
+
+        ``axis``: the row axis of the batch; None makes a new axis.
+        """
         raise NotImplementedError("one process samples nothing ahead")
 
     def joined(self, batches: list[Batch]) -> Batch:
@@ -397,10 +416,16 @@ class Engine:
         return Batch.concat(batches)
 
     def on_output(self, on_output: Callable[[bytes], object]) -> None:
-        """Register a receiver of output that rewards print in other processes. Here there are none."""
+        """Register a function that gets the output of rewards in other processes.
+
+        In one process there is none.
+        """
 
     def summarise(self, records: Mapping[str, Batch], judged: ScoredRecords = NO_REWARDS) -> IterationSummary:
-        """Summarise the recorded columns of an iteration."""
+        """Summarise the recorded columns of an iteration.
+
+        ``records``: column name → batch with the column. ``judged``: which columns are scores.
+        """
         return summarise(records, judged)
 
     def fetch(self, batch: Batch) -> Batch:
@@ -408,14 +433,16 @@ class Engine:
         return batch
 
     def gather(self, batch: Batch) -> Batch:
-        """Return the batch with its values in this process, whatever its size.
+        """Return the batch with its values in this process, regardless of its size.
 
-        A run uses it to record evaluations.
+        A run uses this method to record evaluations.
         """
         return batch
 
     def moved(self) -> dict[str, Any]:
-        """Return metrics since the last call: weight transfers, and parts of models offloaded and loaded."""
+        """Return metrics of the time since the last call: weight transfers, and offloaded and loaded parts of
+        models.
+        """
         return self.offloads.moved()
 
     def traffic(self) -> dict[str, int]:
@@ -423,17 +450,17 @@ class Engine:
         return {}
 
     def ran(self) -> list[RankSpan]:
-        """Return when ranks of pools ran their calls, since the last call of this method.
+        """Return the time spans in which ranks of pools ran calls since this method was last called.
 
         Empty in one process.
         """
         return []
 
     def finished(self) -> None:
-        """End the iteration, even after an error: free everything that only this iteration uses."""
+        """End the iteration, also after an error, and free everything that only this iteration uses."""
 
     def state_batch(self, batch: Batch) -> Batch:
-        """Return the state's scalars and the iteration clock as columns over the batch's rows."""
+        """Return the flow's state and the iteration clock as scalar columns over the batch's rows."""
         return Batch(
             batch.axis, self.clock() | {name: self.state_data(value) for name, value in self.state.items()}
         )
@@ -452,10 +479,10 @@ class Engine:
     def ask(
         self, batch: Batch, roles: Roles, call_options: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
-        """Make a follow-up prompt for each row's ``text``, or for each position that ``until`` gives.
+        """Make a follow-up prompt from each row's ``text``, or for each position in the column ``until``.
 
-        Returns the prompts over an axis of their own, without prompts that are too long, and how many were
-        too long. ``roles``: roles whose models read the prompts.
+        Returns the prompts over an axis of their own, without prompts that are too long, and a metric with
+        the number of dropped prompts. ``roles``: the roles that sample from the prompts.
         """
         rows, cut = self._prompts(batch, roles, call_options)
         lengths = rows.data["prompt_tokens"].row_lengths
@@ -477,9 +504,9 @@ class Engine:
         ].kind.level is Level.TOKEN else None
 
     def encoded(self, batch: Batch, roles: Roles, call_options: CallOptions = HERE) -> Batch:
-        """Return ``prompt`` and ``prompt_tokens`` of each row's ``text``.
+        """Return the columns ``prompt`` and ``prompt_tokens`` for each row's ``text``.
 
-        If the rows have responses, the text follows the row's prompt and response.
+        If the rows have responses, the text continues after the row's prompt and response.
         """
         sampled = batch.data["tokens"].lists() if "tokens" in batch else None
         texts = batch["text"]
@@ -500,7 +527,9 @@ class Engine:
         return cut_rows(batch)
 
     def choose(self, batch: Batch, options: ChooseOptions) -> tuple[Batch, PartialMetrics]:
-        """Return the rows that the column ``by`` chooses, without columns."""
+        """Return the rows that the column ``by`` chooses, without columns, and the number of dropped rows as
+        a metric.
+        """
         by = self.fetch(batch)["by"]
         index = chosen_rows(by, batch.axis, options)
         return Batch(batch.axis.take(index), {}), {
@@ -520,9 +549,10 @@ class Engine:
         account: RowAccount,
         names: RepeatNames,
     ) -> tuple[Batch, PartialMetrics]:
-        """Return at most ``groups`` groups that ``body`` keeps, in prompt order, with metrics.
+        """Return up to ``groups`` groups that ``body`` keeps, in prompt order, and metrics.
 
-        ``names``: names for the account. Raises SkipIteration if no group is kept.
+        ``tries``: maximum number of calls of ``body``, each with fresh prompts. ``names``: names for the
+        account. Raises SkipIteration if no group is kept.
         """
         fresh = (self.fresh(len(prompts)) for _ in range(tries - 1))
         batches, tried = self.kept_groups(body, itertools.chain([prompts], fresh), groups, account, names)
@@ -541,10 +571,11 @@ class Engine:
         names: RepeatNames,
         opening: Sequence[Batch] = (),
     ) -> tuple[list[Batch], int]:
-        """Call ``body`` on draws of prompts until it has kept ``groups`` groups, or no draw is left.
+        """Call ``body`` on batches of prompts until it has kept ``groups`` groups, or no batch is left.
 
-        Returns batches of complete groups in prompt order, and the number of draws. ``opening`` comes first.
-        The last draw may bring more groups than needed. Raises SkipIteration if there is no group.
+        Returns batches of complete groups in prompt order, and the number of batches of prompts that were
+        used. The groups in ``opening`` come first. The last call of ``body`` may give more groups than
+        needed. Raises SkipIteration if there is no group.
         """
         batches, count, tried = list(opening), sum(batch.axis.groups for batch in opening), 0
         while count < groups and (prompts := next(draws, None)) is not None:
@@ -627,11 +658,11 @@ class LocalEngine(Engine):
         into: Chunks,
         call_options: CallOptions = HERE,
     ) -> Iterator[Batch]:
-        """Sample rows in chunks. Equal seeds give equal rows.
+        """Sample rows in chunks, like ``chunks``. Equal seeds give equal rows.
 
-        The axis of each chunk is taken from the axis of all rows.
+        The axis of each chunk is a selection from the axis of all rows.
         """
-        # rows take their turns together, so the last rows end together with the first
+        # with an environment all rows take each turn together, so all rows end at the same time
         if role in self.environments:
             rows = self.sample(role, prompts, sampling, seed, call_options)
             lengths = rows.data["tokens"].row_lengths
@@ -654,7 +685,7 @@ class LocalEngine(Engine):
         yield whole(rows, len(prompts) * sampling.samples, (*methods.GENERATE_GIVES, "group"))
 
     def _with_beginnings(self, role: str, prompts: Batch, rows: Batch, bare: bool) -> Batch:
-        """Add to completions the beginnings that their prompts continued from."""
+        """Add to each completion the part of the response that its prompt already contains."""
         if "prefix_length" not in prompts:
             return rows
         return whole_completions(partial(self.asking.decode, (role,), bare=bare), prompts, rows)
@@ -662,7 +693,10 @@ class LocalEngine(Engine):
     def forward(
         self, role: str, want: tuple[str, ...], batch: Batch, call_options: CallOptions = HERE
     ) -> Batch:
-        """Run a role's trainer forward over rows. ``want``: quantities to return, such as logprobs."""
+        """Run a role's trainer forward over rows, and return the wanted columns.
+
+        ``want``: the quantities to return, such as logprobs.
+        """
         trainer = self.models[role].trainer
         assert trainer is not None
         self.offloads.settle(computing(role))
@@ -674,7 +708,10 @@ class LocalEngine(Engine):
         return Batch(batch.axis, whole(forward(batch, want), len(batch), want).data)
 
     def score(self, role: str, batch: Batch, call_options: CallOptions = HERE) -> Batch:
-        """Return `logprobs` of given tokens from the role's generator, with the trainer's newest weights."""
+        """Return the column `logprobs` of given tokens from the role's generator.
+
+        The generator first gets the trainer's newest weights.
+        """
         generator = self._synchronised(role).generator
         assert isinstance(generator, ScoresTokens)
         rows = generator.logprobs(batch)
@@ -683,7 +720,7 @@ class LocalEngine(Engine):
     def reward(
         self, role: str, batch: Batch, call_options: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
-        """Score rows: return ``scores``, and metrics with the number of missing scores.
+        """Score rows. Return the column ``scores``, and metrics with the number of missing scores.
 
         A row whose episode failed is not passed to the reward and has a missing score.
         """
@@ -788,9 +825,8 @@ def repeat_metrics(
 ) -> dict[Label, PartialMetric]:
     """Compute the metrics of a `repeat` from the account.
 
-    Groups beyond ``groups`` are carry-over (`carry_over`).
-
-    They are dropped or carried over to a later iteration.
+    Kept groups beyond ``groups`` are counted as ``surplus``. They are dropped, or carried over to a later
+    iteration.
     """
     node, own, sampled = names.node, (names.source, names.placer), seen(account, names)
     dropped = sum(
@@ -810,7 +846,10 @@ def repeat_metrics(
 
 
 def whole(rows: Batch, count: int, names: tuple[str, ...]) -> Batch:
-    """Check a batch from a backend, and return it. Raises ValueError if rows or columns are missing."""
+    """Return a batch from a backend, after checking it.
+
+    Raises ValueError if it does not have ``count`` rows or lacks one of the columns ``names``.
+    """
     missing = [name for name in names if name not in rows]
     if len(rows) != count or missing:
         also = f" with {listed(missing)}" if missing else ""
@@ -819,7 +858,7 @@ def whole(rows: Batch, count: int, names: tuple[str, ...]) -> Batch:
 
 
 def reads(names: tuple[str, ...], batch: Batch) -> Batch:
-    """Return the columns of ``names`` that the batch has."""
+    """Return those of the columns ``names`` that the batch has."""
     return batch.select(*(name for name in names if name in batch))
 
 

@@ -1,10 +1,10 @@
-"""Episodes: rows that are sampled turn by turn, with answers of an environment between turns.
+"""Episodes: rows that are sampled turn by turn, with answers from an environment between turns.
 
 All rows take a turn together: a generator continues each row, then the environments answer in parallel.
-Sampled tokens are never encoded again. Environment messages are encoded by themselves and masked out. The
-budget of a turn is the rest of ``max_tokens``. Each turn has its own seed, derived from the row's seed; turn
-0 uses the row's seed itself. So if the environment says nothing, the row is bit-equal to a row sampled
-without an environment.
+Sampled tokens are never encoded again. Environment messages are encoded by themselves and masked out. A turn
+may sample the tokens of ``max_tokens`` that are left. Each turn has its own seed, derived from the row's
+seed; turn 0 uses the row's seed itself. Therefore, if the environment writes no message, the row is bit-equal
+to a row sampled without an environment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from rlflow.rewards.environments.environment_pool import Answer, EnvironmentPool
 from rlflow.training.protocols import Sampling
 
 REST = ("prompt", "answer")  # columns that a ``reset`` with **kwargs gets, if the rows have them
-# Characters to encode for each token of the limit. Longer text is encoded only up to there, which is enough.
+# Characters to encode for each token of the limit. If a text is longer, only its beginning is encoded, which
+# gives enough tokens.
 CHARACTERS = 16
 TRIES = 3  # attempts to shorten a message to the allowed number of tokens
 
@@ -37,7 +38,7 @@ EnvironmentText = str | list[Message]
 
 @dataclass(frozen=True)
 class Speech:
-    """How environment messages are encoded and sampled tokens decoded, for the model of a role."""
+    """The functions that encode environment messages and decode sampled tokens, for the model of a role."""
 
     # token ids of texts after sampled ids
     speak: Callable[[Sequence[EnvironmentText], Sequence[Sequence[int]]], list[list[int]]]
@@ -74,7 +75,7 @@ class _Row:
     failure: Failure | None = None
     score: float | None = None  # score of the environment; None if it gives no score of its own
     length: int = 0  # tokens after the prompt
-    # changes to the opening message, until the log of a turn reports them
+    # changes to the opening message; the log of the first turn reports them
     changed: dict[str, float] = field(default_factory=dict)
 
     def add(self, piece: _Piece) -> None:
@@ -84,11 +85,11 @@ class _Row:
 
     @property
     def context(self) -> Tensor:
-        """Token ids from which the next turn is sampled."""
+        """Return the token ids from which the next turn is sampled: the prompt and all tokens so far."""
         return torch.cat([self.prompt, *(piece.tokens for piece in self.pieces)])
 
     def fail(self, failure: Failure) -> None:
-        """End the episode without a score."""
+        """End the episode without a score. ``failure``: the cause."""
         self.failure, self.finish = failure, "failed"
 
 
@@ -105,10 +106,10 @@ class Episodes:
     speech: Speech
 
     def sampled(self, prompts: Batch, seeds: Sequence[int], seed: int) -> Batch:
-        """Return the columns of `generate` and EPISODE_GIVES, ``sampling.samples`` adjacent rows per prompt.
+        """Return the columns of `generate` and EPISODE_GIVES. The ``samples`` rows of a prompt are adjacent.
 
-        ``seeds``: one for each row. ``seed``: seed of the call; the environment gets one seed per prompt,
-        derived from it.
+        ``seeds``: one for each row. ``seed``: the seed of the call, from which the environment's seed for
+        each prompt is derived.
         """
         axis = prompts.axis.repeat(self.sampling.samples)
         rows = self._opened(prompts, axis, seed)
@@ -133,7 +134,7 @@ class Episodes:
         )
 
     def _opened(self, prompts: Batch, axis: Axis, seed: int) -> list[_Row]:
-        """Start the episodes. Episodes of one prompt share a seed."""
+        """Start the episodes. All episodes of a prompt have the same environment seed."""
         own = row_seeds(derived(seed, "environment"), prompts.axis.keys)
         values = _row_values(prompts, self.pool)
         copies = self.sampling.samples
@@ -146,22 +147,25 @@ class Episodes:
         speaking = []
         for row, answer in zip(rows, answers, strict=True):
             if isinstance(answer, Failure):
-                # sample its first turn anyway, because a row needs at least one token
+                # sample the first turn anyway, because a row needs at least one token
                 row.failure = answer
             elif opening := answer["says"]:
                 row.opening, row.changed = opening, _changes(answer)
                 speaking.append(row)
         self._append_messages(speaking, [row.opening for row in speaking], [[] for _ in speaking])
         for row in speaking:
-            if row.finish:  # no budget is left to sample after the opening, so drop the opening
+            if row.finish:  # the opening leaves no token to sample, so drop it
                 row.finish, row.opening = "", ""
         return rows
 
     def _from_here(
         self, rows: Sequence[_Row], places: Sequence[int], axis: Axis, seeds: Sequence[int], turn: int
     ) -> Batch:
-        """Sample one turn of some rows, each from its own context and within its own budget."""
-        # every model of the run has room for this many tokens
+        """Sample one turn of some rows.
+
+        Each row continues from its own context, within its own token budget.
+        """
+        # all models of the run can process this many tokens
         most = max(len(row.prompt) for row in rows) + self.sampling.max_tokens
         parts, left = [], sorted(range(len(places)), key=lambda i: rows[places[i]].length)
         while left:
@@ -239,8 +243,8 @@ class Episodes:
     def _run_tools(self, rows: Sequence[_Row]) -> list[Answer]:
         """Run the tools that rows have called.
 
-        An invalid call is answered with a description of the error, so that the model can call again. A turn
-        without calls ends the episode.
+        The answer to an invalid call describes the error, so that the model can call again. A turn without
+        calls ends the episode.
         """
         calls = self.speech.calls([row.pieces[-1].tokens.tolist() for row in rows])
         faults = [[self._fault(call) for call in own] for own in calls]
@@ -344,9 +348,9 @@ class Episodes:
     def _ids(
         self, texts: Sequence[EnvironmentText], sampled: Sequence[Sequence[int]]
     ) -> list[tuple[list[int], bool]]:
-        """Return the token ids of each message, at most ``says`` of them, and whether the message was cut.
+        """Return the token ids of each message, and whether the message was cut to the limit ``says``.
 
-        Plain text is truncated. Of a list of messages the last message is shortened.
+        Plain text is truncated. In a list of messages, the last message is shortened.
         """
         most = self.pool.spec.bounds.says
         heads = [_head(text, most * CHARACTERS) for text in texts]
@@ -368,7 +372,7 @@ class Episodes:
         return list(zip(ids, long, strict=True))
 
     def _shortened(self, messages: list[Message], tokens: int) -> list[Message]:
-        """Return the messages with the last one shortened by so many tokens."""
+        """Return the messages, with the last one shortened by ``tokens`` tokens."""
         content = self.speech.encode(messages[-1].get("content") or "")
         (text,) = self.speech.decode([content[: max(len(content) - tokens, 0)]])
         return [*messages[:-1], {**messages[-1], "content": text}]
@@ -387,7 +391,7 @@ class Episodes:
     def _completions(self, rows: Sequence[_Row], first: Sequence[str]) -> list[str]:
         """Return the text of each row, including environment messages.
 
-        The text of a row with a single turn comes from its generator.
+        The text of a row with a single turn is the generator's text in ``first``.
         """
         several = [place for place, row in enumerate(rows) if len(row.pieces) > 1]
         texts = dict(
@@ -444,7 +448,10 @@ class Episodes:
 
 
 def _row_values(prompts: Batch, pool: EnvironmentPool) -> list[dict[str, Any]]:
-    """Return the columns that ``reset`` reads, by name, for each prompt; data fields as JSON."""
+    """For each prompt, return the columns that ``reset`` reads, by name.
+
+    Data fields are JSON texts.
+    """
     columns = {name: prompts[name] for name in read_columns(prompts.data, pool)}
     plain = {
         name: list(values) if isinstance(values, list) else values.tolist()
@@ -467,7 +474,7 @@ def _head(text: EnvironmentText, most: int) -> EnvironmentText:
 
 
 def _changes(answer: Mapping[str, Any]) -> dict[str, float]:
-    """Return how an answer was changed before the model reads it."""
+    """Return how an answer was changed before the model reads it, as counts by name."""
     return {name: answer[name] for name in CHANGES if name in answer}
 
 
@@ -494,7 +501,7 @@ def _joined(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def read_columns(columns: Mapping[str, Any], pool: EnvironmentPool) -> tuple[str, ...]:
-    """Return which of these columns sampling under an environment reads."""
+    """Return which of these columns are read when rows are sampled in an environment."""
     source = pool.spec.source
     names = [*source.required, *source.optional, *(REST if source.rest else ())]
     fields = [name for name in columns if source.rest and name.startswith(field_column(""))]

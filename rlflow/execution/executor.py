@@ -1,4 +1,6 @@
-"""The in-process executor: runs the scheduler's nodes in queues, and keeps columns until last read."""
+"""The in-process executor: runs the nodes that the scheduler starts, in queues, and stores columns until
+their last use.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ from rlflow.processes.watchdog.heartbeat_page import HeartbeatPage
 from rlflow.processes.watchdog.process_tag import here_alone
 from rlflow.training.protocols import Sampling
 
-# scope of a node's metrics
+# scope of the metrics of a node, by its operation
 MEASURED = {Op.UPDATE: Of.UPDATE, Op.REWARD: Of.REWARD, Op.STAGE: Of.STAGE}
 
 
@@ -60,8 +62,8 @@ MEASURED = {Op.UPDATE: Of.UPDATE, Op.REWARD: Of.REWARD, Op.STAGE: Of.STAGE}
 class Outcome:
     """The outcome of an iteration.
 
-    It holds metrics, the times in which nodes and ranks ran, the columns that the run records, and the
-    account of all rows. If several trained roles sample, it also holds the columns of each role.
+    It has metrics, the time spans of nodes and ranks, the columns that the run records, and the account of
+    all rows. If several trained roles sample, it also has the recorded columns of each role.
     """
 
     metrics: Metrics = field(default_factory=dict)
@@ -69,7 +71,7 @@ class Outcome:
     ranks: list[RankSpan] = field(default_factory=list)
     records: dict[str, Any] = field(default_factory=dict)
     policies: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # role in ``policies``, or an empty name → columns of its scores among the records
+    # role in ``policies``, or an empty name → which of the recorded columns are scores
     judged: dict[str, ScoredRecords] = field(default_factory=dict)
     state: dict[str, float] = field(default_factory=dict)
     summary: IterationSummary = field(default_factory=IterationSummary)
@@ -78,7 +80,7 @@ class Outcome:
     tallies: dict[Figure, PartialMetric] = field(default_factory=dict)  # sums of the metrics logged so far
 
     def log(self, node: Node, metrics: PartialMetrics) -> None:
-        """Add metrics of a node."""
+        """Add the metrics of a node."""
         self.metrics |= accumulated(
             self.tallies, figures(metrics, MEASURED.get(node.op, Of.NODE), node.name, node.role or "")
         )
@@ -86,22 +88,22 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Rows that were sampled ahead of training for an iteration, with their metrics, times and account."""
+    """Rows that were sampled ahead of training for one iteration, with their metrics, times and account."""
 
     prompts: Batch
     rows: Mapping[int, Batch] = field(default_factory=dict)  # node that samples or repeats → its rows
     metrics: Metrics = field(default_factory=dict)  # metrics of these nodes
     spans: tuple[Span, ...] = ()
-    skipped: str = ""  # why the iteration has nothing to train on; empty if it has rows
+    skipped: str = ""  # why there is nothing to train on; empty if there are rows
     account: RowAccount = field(default_factory=RowAccount)
 
 
 class Executor:
-    """Runs plans, one iteration at a time. After each run, even a failed one, the store is empty.
+    """Runs plans, one iteration at a time. After each iteration, also after an error, the store is empty.
 
-    ``heartbeat_page``: heartbeat page where running nodes are listed for the watchdog. ``clock``: clock of node
-    deadlines, in seconds. ``away``: longest pause of the clock in seconds; the watchdog does not know of such
-    pauses.
+    ``heartbeat_page``: lists the running nodes for the watchdog. ``clock``: the clock for deadlines of nodes,
+    in seconds. ``away``: the longest time in seconds for which the clock may pause; the watchdog does not
+    know about these pauses.
     """
 
     def __init__(
@@ -111,15 +113,16 @@ class Executor:
         self.queues = queues
         self.store = Store()
         self.stopping = False
-        self.wrote = False  # the last iteration changed weights, or started to
+        self.wrote = False  # whether the last iteration changed weights or started to
         self.heartbeat_page = HeartbeatPage()
 
     def run(self, plan: Plan, prompts: Batch, sampled: Sampled | None = None) -> Outcome:
-        """Run one iteration. ``sampled``: rows of it that were sampled ahead of training.
+        """Run one iteration and return its outcome. ``sampled``: its rows that were sampled ahead of
+        training.
 
-        Raises StageError if a stage raises or passes its deadline. Raises Stopped if ``stopping`` is set
-        before weights change: running nodes end, and no others start. Once weights are changing, the
-        iteration runs to its end.
+        Raises StageError if a stage raises or exceeds its deadline. Raises Stopped if ``stopping`` is set
+        before weights change; running nodes then finish, and no other nodes start. After weights have started
+        to change, the iteration always runs to its end.
         """
         outcome = (
             Outcome(dict(sampled.metrics), list(sampled.spans), account=deepcopy(sampled.account))
@@ -141,7 +144,7 @@ class Executor:
             outcome.ranks = self.engine.ran()
         finally:
             self.wrote = run.writing
-            # after a stop, rows sampled ahead for the unfinished iteration are still to be saved
+            # after a stop, rows that were sampled ahead for the unfinished iteration must still be saved
             if not self.stopping:
                 self.engine.finished()
         return outcome
@@ -181,9 +184,10 @@ class Executor:
         ready: Mapping[int, Batch],
         wanted: Collection[int],
     ) -> dict[int, Batch]:
-        """Run a part of a plan; return the outputs of the ``wanted`` nodes.
+        """Run a part of a plan, and return the outputs of the ``wanted`` nodes by node.
 
-        Raises SkipIteration if there is nothing to train on.
+        ``ready``: node → rows that need not be computed. Raises SkipIteration if there is nothing to train
+        on.
         """
         run = _Run(self, plan, prompts, outcome, state, ready, wanted=wanted)
         try:
@@ -194,16 +198,17 @@ class Executor:
         return run.outputs
 
     def evaluating(self) -> Executor:
-        """Return an executor for an evaluation, with the same queues.
+        """Return an executor for an evaluation, which uses the same queues.
 
-        A stop request does not interrupt the evaluation; the run saves the trained state after it.
+        A stop request does not interrupt the evaluation. The run saves the trained state after the
+        evaluation.
         """
         other = Executor(self.engine.evaluating(), self.queues, self.clock, self.away)
         other.heartbeat_page = self.heartbeat_page
         return other
 
     def run_body(self, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data]) -> Batch:
-        """Run the body of a repeat once; return its results."""
+        """Run the body of a `repeat` once, and return its results."""
         run = _Run(self, plan, prompts, outcome, state, body=True)
         run.until_finished()
         assert run.results is not None
@@ -225,9 +230,9 @@ def sampler_of_records(graph: Graph, recorded: Collection[Column]) -> str:
 
 
 class _Run:
-    """One run of a plan: the main plan or, in a thread of its own, the body of a repeat.
+    """One run of a plan: the main plan, or the body of a `repeat`, which runs in its own thread.
 
-    ``ready``: rows by node that need not be computed.
+    ``ready``: node → rows that need not be computed.
     """
 
     def __init__(
@@ -282,7 +287,7 @@ class _Run:
         return self._scheduler.failed(unit) if error else self._scheduler.done(unit)
 
     def _carry_out(self, instructions: list[Instruction]) -> bool:
-        """Carry out instructions of the scheduler. Returns whether the run is over."""
+        """Carry out instructions of the scheduler. Return whether the run has ended."""
         over = any(isinstance(instruction, Finish) for instruction in instructions)
         if over and self._failure is None:
             self._record()
@@ -303,7 +308,7 @@ class _Run:
             self.executor.queues.submit(self.plan.lane[unit], self._job(unit))
 
     def _instant(self, unit: int) -> bool:
-        """Whether a unit needs no computation: its columns exist already, or it joins pieces."""
+        """Whether a unit needs no computation, because its columns exist already or because it joins pieces."""
         return (
             self.plan.node(unit).op in (Op.DATA, Op.STATE)
             or unit in self.ready
@@ -333,7 +338,7 @@ class _Run:
         return job
 
     def _span(self, unit: int) -> None:
-        """Record that the time of a unit ends now. A unit that yields chunks records each chunk."""
+        """Record that a unit ends now. A unit that yields chunks records the time of each chunk."""
         start, end = self._since[unit], time.monotonic()
         self._since[unit] = end
         self.outcome.spans.append(
@@ -341,10 +346,10 @@ class _Run:
         )
 
     def _next(self) -> tuple[int, BaseException | None]:
-        """Return the next unit that ends. Raises StageError if one passes its deadline.
+        """Return the next unit that ends, with its error. Raises StageError if a unit exceeds its deadline.
 
-        A unit that is still queued has no deadline yet. So without a deadline this waits LOOK seconds and
-        looks again.
+        A unit that is still queued has no deadline yet. If no running unit has a deadline, the method waits
+        LOOK seconds and checks again.
         """
         while True:
             begun = [i for i in self._scheduler.running if i in self._deadlines]
@@ -363,7 +368,7 @@ class _Run:
     def _seconds(self, node: Node, rows: int = 0) -> float:
         """Return how many seconds a node may run.
 
-        A reward gets the sum of its rows' deadlines if that is longer.
+        For a reward, this is at least the sum of the deadlines of its rows.
         """
         return max(node.timeout, self.engine.reward_timeout * rows) if node.op is Op.REWARD else node.timeout
 
@@ -431,9 +436,10 @@ class _Run:
                 self._pieces.put(piece, *PERFORM[node.op](self, node, batch))
 
     def _record(self) -> None:
-        """Keep what outlives the run: recorded columns, results of a body, and the last values of the state.
+        """Keep the data that are used after the run: recorded columns, results of a body, and the flow's
+        state.
 
-        A run of a part of a plan keeps only the outputs of its ``wanted`` nodes.
+        If the run executes a part of a plan, only the outputs of its ``wanted`` nodes are kept.
         """
         if self.wanted:
             self.outputs = {i: self._given(self.plan.graph.nodes[i]) for i in self.wanted}
@@ -449,7 +455,7 @@ class _Run:
             self._take_results()
 
     def _record_judged(self) -> None:
-        """Record the scores of rewards, and the columns computed from them that updates read."""
+        """Record the scores of rewards, and columns that are computed from scores and read by updates."""
         for role, judged in self.plan.judged.items():
             names = {reward: f"scores of {reward}" for reward in judged.rewards}
             learned = {f"learned {place}": column for place, column in enumerate(judged.learned)}
@@ -460,7 +466,7 @@ class _Run:
             self.outcome.judged[role] = ScoredRecords(names, tuple(learned))
 
     def _recorded(self, names: Mapping[str, Column]) -> dict[str, Batch]:
-        """Return each of these columns that is kept to the end, each in a batch of its own."""
+        """Return each of these columns that is kept to the end, in its own batch."""
         store, nodes = self.store, self.plan.graph.nodes
         there = {
             name: column
@@ -473,7 +479,7 @@ class _Run:
         }
 
     def _given(self, node: Node) -> Batch:
-        """Return the kept columns of a node."""
+        """Return the stored columns of a node."""
         sources = {output.name: output.source for output in node.outputs}
         data = {sources[name]: self.store.columns[Column(node.id, name)] for name in self.plan.keeps(node)}
         return Batch(self.store.axes[node.rows_axis], data)
@@ -514,7 +520,7 @@ class _Run:
         return self.engine.generate(node.role or "", batch, sampling, node.call, self._call_options(node)), {}
 
     def _streamed(self, node: Node, batch: Batch, sampling: Sampling) -> Batch:
-        """Return all rows. Releases each chunk to its readers as soon as it is sampled."""
+        """Sample all rows and return them. Each chunk is released to its readers as soon as it is sampled."""
         into = self._pieces.into(node)
         rows = self.engine.chunks(node.role or "", batch, sampling, node.call, into, self._call_options(node))
         for number, released in enumerate(self.plan.chunks[node.id]):
@@ -555,9 +561,9 @@ class _Run:
         return result, metrics
 
     def _placed(self, node: Node, batch: Batch, result: Batch) -> None:
-        """Note which rows got other tokens from a stage that returns tokens.
+        """Record for which rows a stage returned changed tokens.
 
-        Such a stage always has all rows, because only nodes that score rows run chunk by chunk.
+        Such a stage always gets all rows, because only nodes that score rows run chunk by chunk.
         """
         source = next((output.source for output in node.outputs if output.name == "tokens"), None)
         if source is None or len(result) != len(self.store.axes.get(node.rows_axis, ())):
@@ -572,7 +578,9 @@ class _Run:
         self.ledger.placed[node.id] = PlacedRows(others, data.row_lengths)
 
     def _keep_state(self, node: Node, result: Batch) -> None:
-        """Round a scalar of the flow's state to its precision across iterations, like eager flows."""
+        """Round a scalar of the flow's state to the precision that is kept across iterations, as eager flows
+        do.
+        """
         for output in node.outputs:
             if Column(node.id, output.name) in {slot.final for slot in self.plan.graph.state}:
                 result.data[output.source] = self.engine.state_data(float(result.data[output.source].value))
@@ -581,9 +589,9 @@ class _Run:
         return self.engine.ask(batch, node.options(AskOptions).roles, self._call_options(node, batch))
 
     def choose(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
-        """Keep the rows that a column chooses. Raises SkipIteration if no row is left.
+        """Return the rows that a column chooses, and metrics. Raises SkipIteration if no row is left.
 
-        Inside a `repeat` an empty result is allowed: the `repeat` continues with other prompts.
+        Inside a `repeat`, an empty result is allowed, because the `repeat` continues with other prompts.
         """
         rows, metrics = self.engine.choose(batch, node.options(ChooseOptions))
         if not len(rows) and not self.body:

@@ -1,4 +1,4 @@
-"""Row operations on real rows: choose rows, pass columns to follow-up prompts, and join batches."""
+"""Operations on rows: choose rows, copy columns to follow-up prompts, and join batches."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from rlflow.errors import FlowError
 def chosen_rows(by: Tensor, axis: Axis, options: ChooseOptions) -> Tensor:
     """Return the chosen rows of an axis in row order, int64.
 
-    ``by`` is bool [rows] and marks the rows; or it is a number per row, and the ``count`` highest of the
-    batch or of each group are chosen. Among equal numbers the first rows win; NaN is never chosen.
+    Without ``options.count``, ``by`` is bool [rows] and marks the rows. With ``count``, ``by`` has a number
+    per row, and the rows with the ``count`` highest numbers in the batch, or in each group, are chosen. Of
+    equal numbers, the first are chosen; NaN is never chosen.
     """
     if not options.count:
         return by.bool().nonzero()[:, 0]
@@ -34,7 +35,10 @@ def chosen_rows(by: Tensor, axis: Axis, options: ChooseOptions) -> Tensor:
 
 
 def asked_data(data: Data, axis: Axis, asked: Axis) -> Data:
-    """Return a column of the parent rows over ``axis``, the axis of their follow-up prompts."""
+    """Return a column of the parent rows, repeated over their follow-up prompts.
+
+    ``axis``: the axis of the prompts. ``asked``: the axis of the parent rows.
+    """
     if data.kind.level is Level.SCALAR:
         return data
     assert axis.index is not None
@@ -44,9 +48,10 @@ def asked_data(data: Data, axis: Axis, asked: Axis) -> Data:
 def cut_rows(batch: Batch) -> tuple[Batch, Tensor]:
     """Return the beginnings of rows to continue from.
 
-    ``until`` is a number of tokens per row, or a bool per token: then one beginning ends before each True.
-    Returns ``prompt_tokens`` and ``prefix_length`` over rows taken from the batch, and the number of response
-    tokens in each beginning. Raises ValueError for a number larger than the row or below 0.
+    The column ``until`` has a number of tokens for each row, or a bool for each token; then a beginning ends
+    before each True. Returns the columns ``prompt_tokens`` and ``prefix_length`` over the new rows, and the
+    number of response tokens in each beginning. Raises ValueError for a number below 0 or larger than the
+    row.
     """
     tokens, until = batch.data["tokens"], batch.data["until"]
     lengths = tokens.row_lengths
@@ -70,7 +75,7 @@ def cut_rows(batch: Batch) -> tuple[Batch, Tensor]:
 
 
 def before(batch: Batch) -> Tensor:
-    """Return how many tokens of the response are already in the prompt, int64 [rows]."""
+    """Return how many response tokens are already part of each prompt, int64 [rows]."""
     return batch["prefix_length"] if "prefix_length" in batch else torch.zeros(len(batch), dtype=torch.int64)
 
 
@@ -87,9 +92,9 @@ def after_each(data: Data, value: Tensor, lengths: Tensor) -> Data:
 def whole_completions(
     decode: Callable[[Sequence[Sequence[int]]], list[str]], prompts: Batch, rows: Batch
 ) -> Batch:
-    """Return sampled rows with ``completion`` including the part of the response that was in the prompt.
+    """Return sampled rows in which ``completion`` includes the part of the response that was in the prompt.
 
-    The stop token that ended a response is not part of any text.
+    The stop token that ended a response is not part of the text. ``prompts``: the prompts of the rows.
     """
     where = rows.axis.back_to(prompts.axis)
     prefix = prompts["prefix_length"][where].tolist()

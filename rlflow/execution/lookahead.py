@@ -1,12 +1,12 @@
 """Sampling ahead of training: later iterations sample while one trains (staleness K).
 
-Rows of iteration j are sampled with the weights after j - K iterations. This is decided by iteration numbers
-and never by timing. A flow with a `repeat` samples one iteration ahead, with the weights after j - 1
-iterations. So groups that it carries over can open later iterations until they are K iterations old. One
-thread samples one iteration after another, because each starts from the data position and the carry-over that
-the previous one left.
+Rows of iteration j are sampled with the weights after j - K iterations. This depends only on iteration
+numbers, never on timing. A flow with a `repeat` samples only one iteration ahead, with the weights after j -
+1 iterations. The groups that it carries over can then be used at the start of later iterations, until they
+are K iterations old. One thread samples the iterations one after another, because each iteration starts from
+the data position and the carry-over of the previous one.
 
-Also here: the carry-over of a `repeat`, which are the groups it kept beyond the number it needs.
+The module also stores the carry-over of a `repeat`: groups that it kept beyond the number that it needs.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class CarryOver:
     pieces: list[CarriedGroups] = field(default_factory=list)
 
     def opening(self, oldest: Versions) -> tuple[list[CarriedGroups], list[CarriedGroups]]:
-        """Take out the carry-over: groups to open an iteration with, and groups that are too old.
+        """Take all groups out of the carry-over, split into usable groups and groups that are too old.
 
-        Groups are young enough if the weights that sampled them are not older than ``oldest``.
+        The usable groups are used at the start of an iteration. Their weights are not older than ``oldest``.
         """
         pieces, self.pieces = self.pieces, []
         young = [
@@ -74,13 +74,13 @@ def groups_of(pieces: Iterable[CarriedGroups]) -> int:
 def counted(
     engine: Engine, pieces: Iterable[CarriedGroups], names: RepeatNames
 ) -> Iterator[tuple[str, Count]]:
-    """Yield groups, rows and tokens of each piece, with the name under which an account counts them."""
+    """Yield the number of groups, rows and tokens of each piece, and the name under which they are counted."""
     for piece in pieces:
         yield from engine.counts(piece.rows, names)
 
 
 def divided(pieces: Iterable[CarriedGroups], groups: int) -> tuple[list[CarriedGroups], list[CarriedGroups]]:
-    """Split pieces into the first ``groups`` groups, or as many as there are, and the rest."""
+    """Split pieces into the first ``groups`` groups, or all if there are fewer, and the rest."""
     first: list[CarriedGroups] = []
     rest: list[CarriedGroups] = []
     for piece in pieces:
@@ -107,7 +107,7 @@ class Stream(Protocol):
         """Go to a position that ``state`` returned."""
 
     def left_out(self, since: Mapping[str, Any]) -> Mapping[Figure, float]:
-        """Return metrics of records that were skipped since a position."""
+        """Return metrics of the records that were skipped since a position."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class SampledIteration:
 
 @dataclass
 class Ahead:
-    """Samples rows of later iterations while one trains, in a thread of its own."""
+    """Samples rows of later iterations in its own thread while an iteration trains."""
 
     plan: Plan
     engine: Engine
@@ -130,7 +130,7 @@ class Ahead:
     iterations: int  # iterations of the run; nothing is sampled after the last
     prompts: int  # prompts per iteration
     queue: dict[int, Future[SampledIteration]] = field(default_factory=dict)
-    # iteration → versions of the sampling weights when it began to train
+    # iteration → versions of the sampling weights when the iteration began to train
     began: dict[int, Versions] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -148,17 +148,17 @@ class Ahead:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
 
     def _from_rows(self, node: Node) -> bool:
-        """Whether a node makes rows from other rows than the data's rows."""
+        """Whether a node makes rows from rows other than the rows of the data."""
         read = (self.plan.graph.nodes[item.column.node].op for item in node.inputs)
         return node.op not in (Op.GENERATE, Op.REPEAT) or (
             node.op is Op.GENERATE and any(op is not Op.DATA for op in read)
         )
 
     def advance(self, iteration: int) -> Sampled:
-        """Start sampling all iterations that may be sampled when ``iteration`` begins to train.
+        """Start to sample all iterations that may be sampled when ``iteration`` begins to train.
 
-        Waits for the rows of ``iteration`` and returns them. Raises SkipIteration if it has nothing to train
-        on.
+        Waits for the rows of ``iteration`` and returns them. Raises SkipIteration if there is nothing to
+        train on.
         """
         versions = self.began[iteration] = {role: self.engine.models[role].version for role in self.roles}
         self.began = {
@@ -184,7 +184,7 @@ class Ahead:
         self.queue.pop(iteration, None)
 
     def close(self) -> None:
-        """Stop sampling: the running call ends, and no other starts."""
+        """Stop sampling. The running call ends, and no other call starts."""
         self._bodies.stopping = True
         self._thread.shutdown(wait=False, cancel_futures=True)
         wait([entry for entry in self.queue.values() if entry.running()], CLOSING_SECONDS)
@@ -202,8 +202,8 @@ class Ahead:
     ) -> SampledIteration:
         """Sample an iteration.
 
-        ``versions``: versions of the weights. ``oldest``: the oldest versions that rows of this iteration may
-        have.
+        ``weights`` and ``versions``: the weights to sample with, and their versions. ``oldest``: the oldest
+        versions that the rows of this iteration may have.
         """
         engine = self._bodies.engine = self.engine.at(number, weights)
         cursor, outcome, prompts = self.stream.state(), Outcome(), _Prompts(self, engine)
@@ -239,7 +239,10 @@ class Ahead:
     def _chained(
         self, engine: Engine, prompts: _Prompts, outcome: Outcome, repeated: Mapping[int, Batch]
     ) -> dict[int, Batch]:
-        """Run nodes that sample from sampled rows, and the nodes between them. Repeats have run before."""
+        """Run nodes that sample from sampled rows, and the nodes between them.
+
+        ``repeated``: the results of `repeat` nodes, which have already run.
+        """
         assert self.chain is not None
         data = prompts.given() if self.always_reads else prompts.so_far()
         wanted = [node.id for node in self.nodes if node.id not in repeated]
@@ -255,9 +258,9 @@ class Ahead:
         bounds: tuple[Versions, Versions],
         outcome: Outcome,
     ) -> Batch:
-        """Return kept groups of the body, after those that earlier iterations carried over.
+        """Return groups that the body kept, after groups that earlier iterations carried over.
 
-        Raises SkipIteration if there are none.
+        Raises SkipIteration if there are no groups.
         """
         (versions, oldest), options, home = bounds, node.options(RepeatOptions), self.plan.home.get(node.id)
         carry_over, groups = self.carry_over[node.id], options.groups
@@ -291,7 +294,7 @@ class Ahead:
         }
         metrics = {**repeat_metrics(account, names, tried, groups), **known(own)}
         outcome.log(node, metrics)
-        if opening:  # pieces from different iterations may name a column differently, so store them again
+        if opening:  # a column may have different names in pieces from different iterations
             first = [CarriedGroups(engine.held(piece.rows, home), piece.versions) for piece in first]
         return engine.joined([piece.rows for piece in first])
 
@@ -299,10 +302,10 @@ class Ahead:
     # --------------------------------------------------------------------------------------------------------
 
     def saved(self, iteration: int) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """Return the sampled rows of ``iteration`` and later iterations for a checkpoint.
+        """Return the sampled rows of ``iteration`` and later iterations, for a checkpoint.
 
-        Returns plain values, and rows as file contents by name. ``cursor`` is the position in the data at
-        which ``iteration`` begins. Waits for rows that are being sampled.
+        The first result has plain values; its ``cursor`` is the position in the data at which ``iteration``
+        begins. The second has the rows, as file name → content. Waits for rows that are being sampled.
         """
         entries = {
             number: entry.result() for number, entry in sorted(self.queue.items()) if number >= iteration
@@ -336,7 +339,9 @@ class Ahead:
         return state, {name: self.engine.packed(batch) for name, batch in rows.items()}
 
     def _indices(self, entry: SampledIteration) -> dict[str, list[list[int]]]:
-        """Return by node which rows each `choose` or `ask` node took, and from which of their tokens."""
+        """Return, by node, the rows that each `choose` or `ask` node took, and for `ask` from which of their
+        tokens.
+        """
         axes = {
             node.id: entry.sampled.rows[node.id].axis
             for node in self.nodes
@@ -349,7 +354,7 @@ class Ahead:
         }
 
     def restore(self, state: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
-        """Continue from a result of ``saved``."""
+        """Continue from a state that ``saved`` returned."""
         for number, entry in state["entries"].items():
             ready: Future[SampledIteration] = Future()
             ready.set_result(self._again(int(number), entry, files))
@@ -392,7 +397,7 @@ class Ahead:
     def _axis(
         self, node: Node, axes: Mapping[int, Axis], index: Mapping[str, list[list[int]]]
     ) -> Axis | None:
-        """Return the row axis of a node; None for a repeat, which has its own axis.
+        """Return the row axis of a node; None for a `repeat`, which has its own axis.
 
         ``index``: from ``_indices``.
         """
@@ -412,9 +417,9 @@ class Ahead:
 
 
 def part_of(plan: Plan, nodes: Collection[int]) -> Plan:
-    """Return the plan of some nodes, with the data and the state.
+    """Return a plan with only some nodes, in addition to the data and the state.
 
-    It keeps the columns that the full plan keeps of them.
+    It stores the same columns of these nodes as the full plan.
     """
     live = tuple(i for i in plan.live if i in nodes or plan.graph.nodes[i].op in (Op.DATA, Op.STATE))
     columns = frozenset(column for column in plan.columns if column.node in live)
@@ -426,7 +431,8 @@ def part_of(plan: Plan, nodes: Collection[int]) -> Plan:
 class _Prompts:
     """The prompts of one iteration.
 
-    First the prompts that the flow gets, taken from the data when something reads them; then fresh ones.
+    The first prompts are the flow's input. They are taken from the data when a node first reads them. Later
+    prompts are fresh ones for `repeat`.
     """
 
     def __init__(self, ahead: Ahead, engine: Engine) -> None:
@@ -463,7 +469,7 @@ def _plain(entry: SampledIteration) -> dict[str, Any]:
 
 
 def sampling(plan: Plan) -> Iterator[Node]:
-    """Yield the nodes that sample, including those in bodies of repeats."""
+    """Yield the nodes that sample, including nodes in the bodies of `repeat` nodes."""
     for i in plan.live:
         if i in plan.bodies:
             yield from sampling(plan.bodies[i])

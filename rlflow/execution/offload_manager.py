@@ -1,4 +1,6 @@
-"""Offload manager: loads parts of models into a rank's memory before calls need them, and offloads others."""
+"""Offload manager: loads parts of models into a rank's memory before calls need them, and offloads other
+parts.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,16 @@ class ModelSide(Protocol):
         """Offload these parts."""
 
     def wake(self, *parts: str) -> None:
-        """Load these parts again."""
+        """Load these parts into memory again."""
 
 
 class OffloadManager:
-    """Offloads parts of models from one process and loads them again, as a schedule plans.
+    """Offloads parts of models from the memory of one process and loads them again, as a schedule plans.
 
     If there is no schedule, or everything fits, nothing moves. Calls follow the schedule of an iteration. A
-    call can come out of order: between two iterations, or on a rank without rows. It then uses the next step
-    of its kind, and the schedule continues from there. Only differences are moved, so an iteration makes the
-    planned moves, and memory never exceeds the limit.
+    call can be out of order, between two iterations or on a rank without rows. Such a call uses the
+    schedule's next step of the same kind, and the schedule continues from that step. Only parts that change
+    place are moved, so an iteration makes the planned moves, and memory never exceeds the limit.
     """
 
     def __init__(self, offload_plan: MemorySchedule | None = None) -> None:
@@ -37,7 +39,7 @@ class OffloadManager:
 
     @staticmethod
     def of(offload_plans: Iterable[MemorySchedule]) -> OffloadManager:
-        """Return the offload manager of a run in one process, which has at most one schedule."""
+        """Return the offload manager of a run in one process. ``offload_plans`` has at most one schedule."""
         return OffloadManager(next(iter(offload_plans), None))
 
     def loaded(self, role: str, half: str, model: ModelSide) -> None:
@@ -64,9 +66,9 @@ class OffloadManager:
                 ) from error
 
     def settle(self, needs: Parts) -> None:
-        """Load these parts before a call, and free memory for what the call allocates temporarily.
+        """Load the parts that a call needs, and free memory for its temporary allocations.
 
-        Calls that use models must come one at a time.
+        Calls that use models must be made one at a time.
         """
         offload_plan = self.offload_plan
         if offload_plan is None or not needs & {*offload_plan.sizes, *self._passing(offload_plan)}:
@@ -76,7 +78,7 @@ class OffloadManager:
         self._move(offload_plan, target - self.in_memory, away=False)
 
     def moved(self) -> dict[str, float]:
-        """Return the number of moves and their bytes since the last call, as metrics.
+        """Return the number of moved parts and their bytes since the last call, as metrics.
 
         Empty without a schedule.
         """
@@ -106,10 +108,10 @@ class OffloadManager:
         )
 
     def _beside(self, offload_plan: MemorySchedule, moment: MemoryStep) -> set[ModelPart]:
-        """Return the parts to keep for work outside an iteration.
+        """Return the parts that stay in memory for work outside an iteration.
 
-        These are the parts that it needs, and loaded parts that also fit; the parts needed soonest come
-        first.
+        These are the parts that the work needs, and other loaded parts that also fit. Of the latter, parts
+        that are needed sooner are kept first.
         """
         target = set(moment.needs)
         for part in sorted(self.in_memory - target, key=lambda part: (self._next(offload_plan, part), part)):
@@ -118,7 +120,7 @@ class OffloadManager:
         return target
 
     def _next(self, offload_plan: MemorySchedule, part: ModelPart) -> int:
-        """Return how many steps later a part is needed."""
+        """Return the number of steps until a part is needed."""
         count = len(offload_plan.moments)
         return next(
             (step for step in range(count) if part in offload_plan.moments[(self._at + step) % count].needs),

@@ -1,4 +1,4 @@
-"""Scoring in pieces: chunks of sampled rows, the results for each chunk, and joining them over all rows."""
+"""Score rows in pieces: store chunks of sampled rows and the results for each chunk, and join the results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlflow.execution.tally import PartialMetrics, merged
 
 
 class Pieces:
-    """The pieces of one run of a plan. Threads of nodes add results.
+    """The pieces in one run of a plan. Nodes add results from their threads.
 
     A chunk is dropped when its last piece is done.
     """
@@ -27,7 +27,7 @@ class Pieces:
         self._lock = threading.Lock()
 
     def into(self, source: Node) -> Chunks:
-        """Return the number of chunks of a sampling node, with the columns that pieces read."""
+        """Return how many chunks a sampling node yields, and the columns of them that pieces read."""
         nodes = {piece.node for piece in self._plan.pieces.values() if piece.source == source.id}
         read = {
             item.column.name
@@ -51,7 +51,7 @@ class Pieces:
         return self._chunks[piece.source, piece.chunk].axis
 
     def gather(self, store: Store, piece: Piece, fetch: Fetch) -> Batch:
-        """Return the inputs of a piece: columns of its chunk, and others taken for the chunk's rows."""
+        """Return the inputs of a piece: columns of its chunk, and the chunk's rows of other columns."""
         nodes, chunk = self._plan.graph.nodes, self._chunks[piece.source, piece.chunk]
         columns: dict[str, Data] = {}
         for item in nodes[piece.node].inputs:
@@ -74,7 +74,7 @@ class Pieces:
                 del self._chunks[piece.source, piece.chunk]
 
     def joined(self, engine: Engine, node: Node) -> tuple[Batch, PartialMetrics]:
-        """Join the results of all pieces of a node over all rows in row order, with its metrics."""
+        """Join the results of all pieces of a node in row order. Return them with the node's metrics."""
         results = self._made.pop(node.id)
         parts = [results[number] for number in sorted(results)]
         return engine.in_order([rows for rows, _ in parts]), merged([metrics for _, metrics in parts])

@@ -45,14 +45,14 @@ class Queues:
         self._threads[-1].start()
 
     def lost(self, lane: str) -> None:
-        """Replace a thread of the queue that does not return."""
+        """Start another thread in the queue, because one of its threads does not return."""
         if lane in self._queues:
             self._open(lane)
 
     def submit(self, lane: str, job: Job) -> None:
-        """Run a job in a thread of the queue, after the jobs already queued.
+        """Run a job in a thread of the queue, after the jobs that are already queued.
 
-        A queue without a limit starts a thread.
+        A queue without a thread limit starts a new thread for the job.
         """
         run = contextvars.copy_context().run
         if lane in self._queues:
@@ -61,7 +61,7 @@ class Queues:
             threading.Thread(target=_begin, args=(lambda: run(job),), name=lane, daemon=True).start()
 
     def do(self, lane: str, call: Callable[[], T]) -> T:
-        """Run a call in a thread of the queue and wait for it. Returns or raises the result of the call."""
+        """Run a call in a thread of the queue, wait for it, and return or raise its result."""
         done: Future[T] = Future()
 
         def job() -> None:
@@ -93,10 +93,10 @@ def _work(jobs: queue.SimpleQueue[Job | None]) -> None:
 
 
 def _begin(job: Job) -> None:
-    """Run a job with the number of threads that torch is set to.
+    """Run a job with the thread count that torch is set to.
 
-    Libraries that torch calls, such as MKL, would start one thread per core. Asking torch for its thread
-    count first in each thread prevents that.
+    Libraries that torch calls, such as MKL, would otherwise start one thread per core. Calling
+    torch.get_num_threads first in each thread prevents that.
     """
     torch.get_num_threads()
     job()
@@ -104,9 +104,9 @@ def _begin(job: Job) -> None:
 
 @contextlib.contextmanager
 def all_for(queues: Queues, lane: str) -> Iterator[None]:
-    """Give all compute threads of this thread to the thread of a queue, while the context is open.
+    """Return a context in which one queue's thread computes with all of this thread's compute threads.
 
-    Torch then computes in that thread with as many threads as this one had, and everywhere else with one.
+    In all other threads, torch computes with one thread while the context is open.
     """
     queues.do(lane, threads.keep)
     with threads.alone():

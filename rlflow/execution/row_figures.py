@@ -40,13 +40,13 @@ from rlflow.author.figures import Figure, Of
 from rlflow.author.functional import kl
 
 TOKENS = ("mask", "logprobs", "ref_logprobs", "sampled_logprobs", "entropy", "values", "returns")
-EVEN = 0.1  # of the range of all scores: a group whose scores differ by at most this much counts as even
-SAME = 1e-6  # of the largest value of a column: smaller differences count as rounding
+EVEN = 0.1  # share of the range of all scores; a group is even if its scores differ by no more
+SAME = 1e-6  # share of a column's largest value; smaller differences count as rounding
 
 
 @dataclass(frozen=True)
 class ScoredRecords:
-    """Recorded columns with scores of rewards, and columns computed from scores that an update reads."""
+    """Which recorded columns are scores of rewards, and which are computed from scores and read by an update."""
 
     # reward role → column of its scores, if several roles score the rows
     rewards: Mapping[str, str] = field(default_factory=dict)
@@ -57,7 +57,10 @@ NO_REWARDS = ScoredRecords()
 
 
 def health(records: Mapping[str, Batch], judged: ScoredRecords = NO_REWARDS) -> dict[Figure, float]:
-    """Return the health metrics of recorded columns. A metric is absent if its columns are."""
+    """Return the health metrics of recorded columns.
+
+    A metric is missing if a column that it needs is missing.
+    """
     flat, scores = _under_mask(records), Scored.of(records, judged)
     rows = {
         **_policy(flat),
@@ -73,7 +76,9 @@ def health(records: Mapping[str, Batch], judged: ScoredRecords = NO_REWARDS) -> 
 
 
 def _under_mask(records: Mapping[str, Batch]) -> dict[str, Tensor]:
-    """Return token columns over the rows of ``mask`` as flat float64 tensors of the unmasked tokens."""
+    """Return the recorded token columns over the rows of ``mask``, as flat float64 tensors of unmasked
+    tokens.
+    """
     if "mask" not in records:
         return {}
     axis, mask = records["mask"].axis, records["mask"].data["mask"].value
@@ -109,21 +114,21 @@ def _critic(flat: Mapping[str, Tensor]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Scored:
-    """Scores of an iteration's rows by reward role; an empty name if there is one reward.
+    """Scores of an iteration's rows, by reward role; if there is one reward, its name is empty.
 
-    Each is float64 [rows], NaN for a missing score.
+    The scores are float64 [rows], NaN for a missing score.
     """
 
     axis: Axis
     scores: Mapping[str, Tensor]
-    # lowest and highest value in each row of columns that the update reads, float64 [rows, 2]
+    # for each column that the update reads, the lowest and highest value in each row, float64 [rows, 2]
     learned: tuple[Tensor, ...]
 
     @staticmethod
     def of(records: Mapping[str, Batch], judged: ScoredRecords) -> Scored | None:
         """Collect the scores from recorded columns; None without scored rows.
 
-        Rewards that score other rows than the last reward are skipped.
+        A reward is skipped if it scores different rows than the last reward.
         """
         names = {role: name for role, name in judged.rewards.items() if name in records} or {"": "scores"}
         last = records.get([*names.values()][-1])
@@ -150,7 +155,7 @@ class Scored:
 
     @property
     def grouped(self) -> bool:
-        """Whether rows are in groups of several."""
+        """Whether some group has several rows."""
         return self.axis.grouped and self.axis.groups < len(self.axis)
 
     def flat(self) -> Tensor:
@@ -165,7 +170,7 @@ class Scored:
     def _same(self, values: Tensor) -> Tensor:
         """Return the groups whose values differ only by rounding, bool [groups].
 
-        values: float64 [rows, 2], lowest and highest of each row.
+        values: float64 [rows, 2], the lowest and highest value of each row.
         """
         low, high = self.extremes(values)
         return ~(high - low > SAME * values.nan_to_num(0.0).abs().max())
@@ -173,8 +178,8 @@ class Scored:
     def extremes(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return the lowest and the highest value of each group, both float64 [groups].
 
-        A group without values has inf as lowest and -inf as highest. values: float64 [rows, 2], lowest and
-        highest of each row.
+        If a group has no values, its lowest is inf and its highest -inf. values: float64 [rows, 2], the
+        lowest and highest value of each row.
         """
         slots, shape = self.axis.slots, (self.axis.groups,)
         low = torch.full(shape, torch.inf, dtype=torch.float64).scatter_reduce_(
@@ -187,7 +192,7 @@ class Scored:
 def _ends(records: Mapping[str, Batch], name: str) -> Tensor:
     """Return the lowest and the highest value of each row of a column, float64 [rows, 2].
 
-    Token values count only under the mask. A row without values has NaN.
+    Of token values, only those at unmasked tokens count. A row without values has NaN.
     """
     data, axis = records[name].data[name], records[name].axis
     values = torch.as_tensor(data.value).double()
@@ -221,9 +226,9 @@ def _scores(scored: Scored) -> dict[Figure, float]:
 
 
 def _groups(scored: Scored) -> dict[Figure, float]:
-    """Return the shares of flat and of even groups, and the mean score of the groups that are not even.
+    """Return the shares of flat and of even groups, and the mean score of groups that are not even.
 
-    Even groups are also counted near the lowest and near the highest score.
+    Also the shares of even groups near the lowest and near the highest score.
     """
     figures = {Figure(Of.SCORES, "flat_groups"): _mean(scored.flat().double())}
     if not all(bool((~scores.isnan()).any()) for scores in scored.scores.values()):
@@ -251,7 +256,9 @@ def _even(scored: Scored, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _funnel(records: Mapping[str, Batch], scored: Scored | None) -> dict[str, float]:
-    """Count rows with a score, of these rows in groups that differ, and of these rows not truncated."""
+    """Count rows with a score; of these, rows in groups whose scores differ; of these, rows that were not
+    truncated.
+    """
     if scored is None:
         return {}
     left = ~scored.missing

@@ -1,6 +1,7 @@
-"""Columns of an iteration, stored until their last reader is done.
+"""Stores the columns of an iteration until their last reader is done.
 
-Also here: how far an update of one step moves the policy, measured with new log-probs of a few rows.
+The module also measures how far an update with a single step moves the policy, by computing the log-probs of
+a few rows again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Fetch = Callable[[Data, Axis], Data]  # brings a column into this process
 
 
 class Store:
-    """Columns of one iteration, and the real row axis of each axis of the graph.
+    """The columns of one iteration, and the row axis of each axis in the graph.
 
     Nodes add columns from their threads. Results that arrive after ``close`` are dropped.
     """
@@ -36,7 +37,10 @@ class Store:
         self._lock = threading.Lock()
 
     def put(self, node: Node, batch: Batch, names: tuple[str, ...]) -> None:
-        """Keep the outputs that are read later. ``batch`` has them under the function's own names."""
+        """Store the outputs ``names`` of a node, which are read later.
+
+        In ``batch``, columns have the names that the node's function gives them.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -54,7 +58,7 @@ class Store:
             self._bytes -= sum(data.nbytes for data in dropped)
 
     def close(self) -> None:
-        """Drop all columns, and all columns that arrive later."""
+        """Drop all columns, and ignore columns that arrive later."""
         with self._lock:
             self._closed = True
             self.columns.clear()
@@ -67,7 +71,7 @@ class Store:
     def parts(self, plan: Plan, node: Node, fetch: Fetch) -> list[Batch]:
         """Return the batches that a joining node reads.
 
-        Each has the columns that are read of the joined rows, over the rows of its part.
+        Each batch has the columns that are later read from the joined rows, over the rows of its part.
         """
         needed, batches = set(plan.keeps(node)), []
         for number, part in enumerate(plan.graph.axes[node.rows_axis].parts):
@@ -95,19 +99,19 @@ class Store:
         return spread(item.parameter, self.columns[item.column], own, axis, fetch)
 
 
-# rows to compute again, spread over the update: enough to tell 1e-3 nats from 1e-1, and cheap compared to the
-# update
+# number of rows to compute again, spread over the update. This is enough to distinguish 1e-3 nats from 1e-1,
+# and cheap compared to the update
 ROWS = 4
-MOVED = "funnel/moved"  # metric of an update; an update of several steps measures it itself
+MOVED = "funnel/moved"  # metric of an update; an update with several steps measures it itself
 
 
 def after_one_step(
     engine: Engine, role: str, batch: Batch, metrics: PartialMetrics, call_options: CallOptions
 ) -> PartialMetrics:
-    """Return the metrics of an update, with MOVED measured now if the update had a single step.
+    """Return the metrics of an update. If the update had a single step, MOVED is measured and added.
 
-    MOVED is the mean of |log-prob - ``logprobs``| over unmasked tokens of up to ROWS rows, in nats. It needs
-    the columns ``logprobs`` and ``mask``; else metrics are returned unchanged.
+    MOVED is the mean of |new log-prob - ``logprobs``| over unmasked tokens of up to ROWS rows, in nats. If
+    the batch lacks the columns ``logprobs`` or ``mask``, the metrics are returned unchanged.
     """
     if (
         MOVED not in metrics

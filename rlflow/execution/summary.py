@@ -1,4 +1,4 @@
-"""Summary of an iteration: health metrics, a few of its rows, and rows with non-finite values."""
+"""Summary of an iteration: health metrics, a few of its rows as samples, and rows with non-finite values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlflow.author.columns import Level
 from rlflow.author.figures import Figure
 from rlflow.execution.row_figures import NO_REWARDS, ScoredRecords, health
 
-SAMPLES = 4  # rows of each iteration written to samples.jsonl
+SAMPLES = 4  # number of rows that each iteration writes to samples.jsonl
 WATCHED = ("scores", "logprobs", "ref_logprobs", "sampled_logprobs", "values", "returns")
 
 
@@ -27,7 +27,7 @@ class IterationSummary:
     rows: list[dict[str, Any]] = field(default_factory=list)  # the first rows as plain values
     # rows with a non-finite value, as ``position.sample``
     broken: list[str] = field(default_factory=list)
-    # the watched column with the finite value furthest from 0, and that value without its sign
+    # the watched column with the finite value furthest from 0, and the absolute value
     largest: tuple[str, float] = ("", 0.0)
     scored: int = 0  # scored rows, including rows with a missing score
 
@@ -41,9 +41,9 @@ def summarise(records: Mapping[str, Batch], judged: ScoredRecords = NO_REWARDS) 
 
 
 def sample_rows(records: Mapping[str, Batch], limit: int) -> list[dict[str, Any]]:
-    """Return the first rows as plain values.
+    """Return the first ``limit`` rows as plain values.
 
-    A row has its prompt, answer, completion, finish, score, and the turns of an episode.
+    A row has its prompt, answer, completion, finish reason, score, and the turns of an episode.
     """
     texts = {
         name: batch
@@ -84,7 +84,10 @@ def broken_rows(records: Mapping[str, Batch]) -> list[str]:
 
 
 def largest(records: Mapping[str, Batch]) -> tuple[str, float]:
-    """Return the watched column with the finite value furthest from 0, and that value without its sign."""
+    """Return the watched column with the finite value furthest from 0, and the absolute value.
+
+    Returns ("", 0.0) if there is none.
+    """
     found = ("", 0.0)
     for name in WATCHED:
         values = torch.as_tensor(records[name].data[name].value).abs() if name in records else torch.zeros(0)

@@ -1,6 +1,6 @@
-"""Partial metrics: each rank or chunk computes a part, and the parts are merged.
+"""Partial metrics: each rank or chunk computes a part of a metric, and the parts are merged.
 
-Sums are exact, so a metric does not depend on how rows were divided.
+Sums are exact, so a metric does not depend on how rows are split over ranks or chunks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Kind = Literal["mean", "max", "sum"]
 
 @dataclass(frozen=True)
 class PartialMetric:
-    """Sum, count and maximum of some values, and how they become a metric: mean, max or sum."""
+    """Sum, count and maximum of some values. ``kind`` selects the metric made from them: mean, max or sum."""
 
     total: Fraction | float
     count: int
@@ -38,7 +38,7 @@ class PartialMetric:
 
     @staticmethod
     def sum(value: float) -> PartialMetric:
-        """Return a count, which is added up over ranks."""
+        """Return a partial metric that is added up over ranks, such as a count."""
         return PartialMetric(float(value), 1, float(value), "sum")
 
     @property
@@ -60,7 +60,7 @@ class PartialMetric:
 Label = str | Figure
 PartialMetrics = Mapping[Label, PartialMetric]
 DIGITS = 53  # binary digits of a float64
-# size of the lower part of the digits: sums of up to 2^26 values of either part are exact in float64
+# number of binary digits in the lower half. Sums of up to 2^26 values of either half are exact in float64
 LOW = 26
 
 
@@ -82,7 +82,7 @@ def exact_sum(values: Tensor) -> Fraction | float:
 
 
 def merged(parts: Sequence[PartialMetrics]) -> dict[Label, PartialMetric]:
-    """Merge the metrics of all ranks."""
+    """Merge partial metrics, for example of all ranks."""
     metrics: dict[Label, PartialMetric] = {}
     for part in parts:
         for name, tally in part.items():
@@ -93,9 +93,9 @@ def merged(parts: Sequence[PartialMetrics]) -> dict[Label, PartialMetric]:
 def accumulated(
     tallies: dict[Figure, PartialMetric], more: Mapping[Figure, PartialMetric]
 ) -> dict[Figure, float]:
-    """Add metrics of a node to ``tallies``, and return the accumulated value of each.
+    """Add a node's metrics to ``tallies``, and return the accumulated value of each metric.
 
-    A node logs several times in an iteration if a `repeat` runs it in each try.
+    A node logs several times in an iteration if a `repeat` runs it in several tries.
     """
     for figure, tally in more.items():
         tallies[figure] = tallies[figure] + tally if figure in tallies else tally
@@ -103,7 +103,10 @@ def accumulated(
 
 
 def figures(metrics: PartialMetrics, of: Of, node: str, role: str = "") -> dict[Figure, PartialMetric]:
-    """Return the metrics of a node as Figures. ``of``: scope of the metrics with a plain name."""
+    """Return the metrics of a node with Figures as keys.
+
+    ``of``: the scope of metrics whose key is a plain name.
+    """
     return {
         label._replace(node=node, role=role)
         if isinstance(label, Figure)
@@ -113,10 +116,10 @@ def figures(metrics: PartialMetrics, of: Of, node: str, role: str = "") -> dict[
 
 
 def known(metrics: Mapping[str, float]) -> dict[Label, PartialMetric]:
-    """Return partial metrics of numbers that are the same on every rank."""
+    """Return numbers that are the same on every rank as partial metrics."""
     return {name: PartialMetric(value, 1, value) for name, value in metrics.items()}
 
 
 def as_kind(name: str) -> Kind:
-    """Return how a stage's metric of this name is merged: max if it ends in ``_max``, else mean."""
+    """Return how a stage's metric with this name is merged: "max" if the name ends in ``_max``, else "mean"."""
     return "max" if name.endswith("_max") else "mean"
