@@ -1,4 +1,4 @@
-"""Selects and sorts the runs of `rlflow runs` by state, settings and last numbers."""
+"""Select and sort the runs for `rlflow runs`, by state, settings and last numbers."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ SIGNS: Mapping[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run of the list, with all values by which it can be selected."""
+    """A run in the list of `rlflow runs`, with all values by which it can be selected."""
 
     summary: RunSummary
-    settings: Mapping[str, Any]  # by the name of the flag
-    # settings, numbers of the last iteration and evaluation, and the run's own columns, by name
+    settings: Mapping[str, Any]  # flag name → value
+    # by name: settings, numbers of the last iteration and evaluation, and the run's own columns
     values: Mapping[str, Any]
 
 
 def listed_run(summary: RunSummary) -> ListedRun:
-    """A run with its settings, read from its folder."""
+    """Return a run with its settings, which are read from the run's folder."""
     settings = flags_of(summary.folder)
     columns = {
         "run": summary.folder.name,
@@ -56,8 +56,8 @@ class Condition:
     value: str
 
     def holds(self, run: ListedRun) -> bool:
-        """Whether the condition is true of a run. Numbers are compared as numbers. A run without the value
-        fails every condition except ``!=``."""
+        """Whether a run meets the condition. Numbers are compared as numbers. A run without the value meets
+        only conditions with ``!=``."""
         if self.name not in run.values:
             return self.sign == "!="
         recorded, wanted = as_text(run.values[self.name]), as_text(self.value)
@@ -68,7 +68,7 @@ class Condition:
 
 
 def as_number(value: Any) -> float | None:
-    """A value as a number, if it is a number or text that is one; None otherwise."""
+    """Return a value as a number if it is a number, or a text that denotes one; else None."""
     if is_number(value):
         return float(value)
     try:
@@ -78,7 +78,7 @@ def as_number(value: Any) -> float | None:
 
 
 def condition(text: str) -> Condition:
-    """Parse a condition. Raises PlanError for an invalid condition."""
+    """Return the condition that a text denotes. Raises PlanError for an invalid condition."""
     match = CONDITION.fullmatch(text)
     if match is None:
         raise PlanError.of(
@@ -100,13 +100,13 @@ def condition(text: str) -> Condition:
 
 
 def full_name(name: str) -> str:
-    """A name as runs record it: ``eval/`` is short for ``evaluation/``."""
+    """Return a name as runs record it. ``eval/`` is short for ``evaluation/``."""
     return EVALUATION + name.removeprefix(SHORT) if name.startswith(SHORT) else name
 
 
 def chosen(runs: Sequence[ListedRun], where: Sequence[Condition], sort: str) -> list[ListedRun]:
-    """The runs that meet all conditions, sorted by the value ``sort`` with the highest last; runs without it
-    come first. Raises PlanError for a name that no run has."""
+    """Return the runs that meet all conditions ``where``, sorted by the value named ``sort``, the highest
+    last. Runs without this value come first. Raises PlanError for a name that no run has."""
     names = sorted({name for run in runs for name in run.values})
     sort = full_name(sort)
     for name in (*(each.name for each in where), sort) if runs else ():
@@ -127,7 +127,7 @@ def chosen(runs: Sequence[ListedRun], where: Sequence[Condition], sort: str) -> 
 
 
 def _order(value: Any) -> tuple[int, float, str]:
-    """A sort key: missing values first, then text, then numbers."""
+    """Return a sort key that puts missing values first, then texts, then numbers."""
     number = as_number(value)
     return (
         (2, number, "") if number is not None else (0, 0.0, "") if value is None else (1, 0.0, as_text(value))

@@ -1,4 +1,4 @@
-"""Masks secrets in the command line, which other users of the machine can read in `ps` and
+"""Mask secrets in the command line, which other users of the machine can read in `ps` and
 /proc/PID/cmdline."""
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ ARGUMENTS = (45, 46)
 
 
 def take_arguments() -> list[str]:
-    """Return the words after the program's name, and mask their secrets everywhere else. From this call on,
-    secrets are masked in the process table, in ``sys.argv`` (which Ray and trackers read), and in printed
+    """Return the words after the program's name, and mask the secrets in them everywhere else. From this call
+    on, secrets are masked in the process table, in ``sys.argv`` (which Ray and trackers read), and in printed
     text. Before this call, other users can see them."""
     words = sys.argv[1:]
     for name, value in flags(words):
         remember({name: value})
     masked_words = [masked_word(words, number) for number in range(len(words))]
-    with contextlib.suppress(OSError, ValueError, IndexError):  # systems that do not give the addresses
+    with contextlib.suppress(OSError, ValueError, IndexError):  # some systems do not report the addresses
         overwrite(words, masked_words)
     sys.argv[1:] = masked_words
     if words and sys.orig_argv[-len(words) :] == words:
@@ -33,7 +33,7 @@ def take_arguments() -> list[str]:
 
 
 def flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """(name, value) of each flag; works for invalid command lines too."""
+    """Yield (name, value) for each flag, even if the command line is invalid."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word[2:].partition("=")
         if word.startswith("--"):
@@ -41,7 +41,7 @@ def flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def masked_word(words: Sequence[str], number: int) -> str:
-    """Word ``number`` with its secret masked."""
+    """Return the word at index ``number`` with its secret masked; unchanged if it has none."""
     word, before = words[number], words[number - 1] if number else ""
     name, equals, value = word.partition("=")
     if word.startswith("--"):

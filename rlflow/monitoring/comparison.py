@@ -1,5 +1,5 @@
-"""Compares recorded runs: their differing settings, their curves in one chart, and the conclusions they
-allow."""
+"""Compare recorded runs: the settings in which they differ, their curves in one chart, and the conclusions
+that they allow."""
 
 from __future__ import annotations
 
@@ -19,34 +19,36 @@ from rlflow.monitoring.chart import chart, color, mark
 from rlflow.monitoring.metric_names import is_mean
 from rlflow.monitoring.recorded import EVALUATED, Curve, Recorded, as_text, differing
 
-ENOUGH = 5  # least seeds of each arm for a ranking
-# if these settings differ, evaluations may be on other prompts or start from other weights
+ENOUGH = 5  # each arm needs at least this many seeds for a ranking
+# if these settings differ, evaluations may use other prompts or start from other weights
 DATA = {"data", "held_out", "eval", "model"}
-NO_ARM = {"seed"}  # settings that may differ within an arm
-GRAPH = "graph"  # the identity of the graph; its difference is printed as text instead
+NO_ARM = {"seed"}  # settings that may differ between the runs of one arm
+GRAPH = "graph"  # the digest of the graph; differences between graphs are printed as text instead
 
 
 @dataclass(frozen=True)
 class Arm:
     """Runs with the same settings except for their seeds."""
 
-    label: str  # its letter in charts
+    label: str  # letter for the arm in charts
     runs: tuple[Recorded, ...]
 
     @property
     def seeds(self) -> int:
-        """The number of different seeds among its runs."""
+        """The number of different seeds among the arm's runs."""
         return len({as_text(run.settings.get("seed")) for run in self.runs})
 
     def curve(self, metric: str) -> Curve:
-        """The mean over its runs, at each number of iterations at which all of them have a value."""
+        """Return the mean curve of the arm's runs. It has a point for each number of iterations at which all
+        runs have a value."""
         curves = [dict(run.curve(metric)) for run in self.runs]
         common = sorted(set.intersection(*map(set, curves)))
         return [(number, sum(curve[number] for curve in curves) / len(curves)) for number in common]
 
 
 def arms_of(runs: Sequence[Recorded]) -> list[Arm]:
-    """Group runs whose settings are the same except for the seed, in the given order."""
+    """Group runs into arms. The runs of an arm have the same settings except for the seed; arms and runs keep
+    the given order."""
     groups: dict[str, list[Recorded]] = {}
     for run in runs:
         key = {name: as_text(value) for name, value in sorted(run.settings.items()) if name not in NO_ARM}
@@ -55,13 +57,14 @@ def arms_of(runs: Sequence[Recorded]) -> list[Arm]:
 
 
 def best(figure: Figure, values: Iterable[float]) -> float:
-    """The highest value of an accuracy or a reward; NaN for other metrics, since higher may not be better."""
+    """Return the highest value if the metric is an accuracy or a reward. Returns NaN for other metrics, since
+    higher values may not be better."""
     return max(values) if figure.of in (*EVALUATED, Of.REWARD) and figure.name != "missing" else math.nan
 
 
 def area(curve: Curve) -> float:
-    """The mean height of a curve by the trapezoid rule: its area divided by its length. For one point, its
-    value."""
+    """Return the mean height of a curve by the trapezoid rule: its area divided by its length. For a single
+    point, this is the point's value."""
     pairs = list(zip(curve, curve[1:], strict=False))
     length = curve[-1][0] - curve[0][0]
     return (
@@ -70,8 +73,8 @@ def area(curve: Curve) -> float:
 
 
 def figures_of(run: Recorded, metric: str) -> dict[str, float | None]:
-    """The last and best value and the area of a run's metric, and the run's costs. None for values that the
-    run's folder does not have."""
+    """Return the last value, the best value and the area of a metric in a run, and the run's costs, each by
+    its name. A value is None if the run's folder does not have it."""
     curve = run.curve(metric)
     height = best(run.table[metric], [value for _, value in curve]) if curve else math.nan
     return {
@@ -86,25 +89,26 @@ def figures_of(run: Recorded, metric: str) -> dict[str, float | None]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs that are compared."""
+    """A comparison of runs."""
 
     arms: tuple[Arm, ...]
-    metrics: tuple[str, ...]  # the table and the verdict are about the first
-    graphs: Mapping[str, Sequence[str]]  # run → how its graph differs from the first run's
+    metrics: tuple[str, ...]  # the metrics to draw; the table and the verdict use only the first
+    # run name → lines on how the run's graph differs from the first run's graph
+    graphs: Mapping[str, Sequence[str]]
 
     @property
     def runs(self) -> list[Recorded]:
-        """All runs; runs of one arm follow each other."""
+        """All runs, arm by arm."""
         return [run for arm in self.arms for run in arm.runs]
 
     @property
     def settings(self) -> dict[str, list[str]]:
-        """The settings in which the arms differ, with the value of each arm."""
+        """The settings in which the arms differ, each with the value in every arm."""
         settings = differing([arm.runs[0].settings for arm in self.arms])
         return {name: values for name, values in settings.items() if name not in {GRAPH, *NO_ARM}}
 
     def as_json(self) -> dict[str, Any]:
-        """All printed content, as plain values."""
+        """Return all printed content as plain values."""
         runs = [
             {
                 "run": str(run.folder),
@@ -135,9 +139,10 @@ class Comparison:
 def compared(
     runs: Sequence[Recorded], metrics: Sequence[str], graphs: Mapping[str, Sequence[str]]
 ) -> Comparison:
-    """Compare runs by held-out accuracy, or without one by the mean reward. If several rewards have a mean,
-    each is drawn. The table is then about the first of them in ``metrics``, else about the first reward.
-    ``metrics``: further metrics to draw. Raises PlanError for a metric that no run has."""
+    """Return the comparison of runs by held-out accuracy, or by the mean reward if no run has a held-out
+    accuracy. If several rewards have a mean, all are drawn; the table then shows the first of them in
+    ``metrics``, else the first reward. ``metrics``: further metrics to draw. ``graphs``: see ``Comparison``.
+    Raises PlanError for a metric that no run has."""
     names = sorted({name for run in runs for name in run.metrics})
     unknown = next((metric for metric in metrics if metric not in names), None)
     if unknown is not None:
@@ -158,9 +163,9 @@ def compared(
 
 
 def verdict(comparison: Comparison) -> str:
-    """The conclusion that the runs allow, in one sentence. With fewer than ENOUGH seeds in an arm there is no
-    ranking. Otherwise the sentence describes the ranges of the last values, which is not a statistical
-    test."""
+    """Return one sentence with the conclusion that the runs allow. If an arm has fewer than ENOUGH seeds,
+    there is no ranking. Otherwise the sentence states whether the ranges of the last values overlap, which is
+    not a statistical test."""
     arms, metric = comparison.arms, next(iter(comparison.metrics), "")
     if len(arms) == 1:
         return f"all {len(arms[0].runs)} runs have the same settings: there is nothing to rank"
@@ -183,7 +188,8 @@ def verdict(comparison: Comparison) -> str:
 
 
 def cautions(comparison: Comparison) -> list[str]:
-    """Sentences on differences that make the numbers of the runs less comparable than they look."""
+    """Return sentences about differences because of which the numbers of the runs are less comparable than
+    they seem."""
     runs, settings = comparison.runs, comparison.settings
     data = [name for name in settings if name in DATA or name.startswith("data.")]
     unfinished = [run.name for run in runs if run.summary.state != "done"]
@@ -204,7 +210,7 @@ def cautions(comparison: Comparison) -> list[str]:
 
 
 def drawn(comparison: Comparison, width: int) -> list[RenderableType]:
-    """The comparison as text for a terminal of ``width`` columns."""
+    """Return the comparison as text for a terminal of ``width`` columns."""
     parts: list[RenderableType] = [_settings(comparison)]
     for name, lines in comparison.graphs.items():
         parts.append(
@@ -243,7 +249,7 @@ def _of_means(comparison: Comparison) -> str:
 
 
 def _settings(comparison: Comparison) -> RenderableType:
-    """A table with a column for each arm and a row for each setting that differs."""
+    """Return a table with a row for each setting that differs and a column for each arm."""
     table = Table("setting", box=None, padding=(0, 2, 0, 0))
     for position, arm in enumerate(comparison.arms):
         table.add_column(Text(arm.label, style=color(position)), overflow="fold")
@@ -258,8 +264,8 @@ def _settings(comparison: Comparison) -> RenderableType:
 
 
 def _table(comparison: Comparison) -> Table:
-    """A table of the first metric and the costs: a row for each run, and for an arm of several runs their
-    mean and range."""
+    """Return a table of the first metric and the costs. It has a row for each run, and for an arm with
+    several runs a row with their mean and range."""
     metric = next(iter(comparison.metrics), "")
     table = Table("", "run", "state", box=None, padding=(0, 2, 0, 0))
     for name in ("last", "best", "area", "seconds", "tokens", "rows trained"):
@@ -280,7 +286,7 @@ def _table(comparison: Comparison) -> Table:
 
 
 def _number(name: str, value: float | None) -> str:
-    """A figure as text; empty for None."""
+    """Return a figure as text; empty for None."""
     if value is None:
         return ""
     return (

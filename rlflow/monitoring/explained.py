@@ -1,5 +1,5 @@
-"""`rlflow explain`: why a run learns little, most important first, and what limited its speed. Also the line
-with which other views refer to it."""
+"""`rlflow explain`: why a run learns little, the most important reason first, and what limited its speed.
+Also the line with which other views refer to `rlflow explain`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from rlflow.monitoring.funnel import funnel_lines
 from rlflow.monitoring.keys import by_figure
 from rlflow.monitoring.recorded import Recorded, recorded
 
-PROOF = "proof.json"  # the claims that the run tested before its first iteration
-WORDS = 3  # last lines of bounds.txt, which name the limit of the run's speed
+PROOF = "proof.json"  # file with the claims that the run tested before its first iteration
+WORDS = 3  # the last lines of bounds.txt, this many, name the limit on the run's speed
 
 
 def evidence_of(run: Recorded) -> Evidence:
-    """The settings of a run and its recorded iterations, each once."""
+    """Return the settings of a run and its recorded iterations. An iteration that was recorded twice occurs
+    once."""
     figures = [
         (number, by_figure(values, run.table))
         for number, values in sorted(dict(run.history.iterations).items())
@@ -29,14 +30,14 @@ def evidence_of(run: Recorded) -> Evidence:
 
 
 def reasons_of(run: Recorded) -> list[Finding]:
-    """Why a run learns little: first the claims that its proof falsified, then the findings from its
-    metrics."""
+    """Return the reasons why a run learns little: first the claims that its proof falsified, then the
+    findings from its metrics."""
     claims = falsified(read_object(run.folder / PROOF))
     return [*(claim.finding() for claim in claims), *findings(evidence_of(run))]
 
 
 def explanation(folder: Path) -> list[str]:
-    """The lines of `rlflow explain`. Never raises: unreadable files give default values."""
+    """Return the lines of `rlflow explain`. Never raises; unreadable files count as missing."""
     run = recorded(folder)
     reasons = reasons_of(run)
     return [
@@ -49,8 +50,8 @@ def explanation(folder: Path) -> list[str]:
 
 
 def as_json(folder: Path) -> dict[str, Any]:
-    """The content of `rlflow explain --json` as plain values: findings with evidence and thresholds, and the
-    content of bounds.json."""
+    """Return the content of `rlflow explain --json` as plain values: findings with evidence and thresholds,
+    and the content of bounds.json."""
     run = recorded(folder)
     return {
         "run": str(run.folder),
@@ -63,8 +64,8 @@ def as_json(folder: Path) -> dict[str, Any]:
 
 
 def pointer(folder: Path, shown: str = "") -> str | None:
-    """A line that refers to `rlflow explain` if there is an alarm; None otherwise. ``shown``: the folder as
-    users read it."""
+    """Return a line that refers to `rlflow explain` if there is an alarm; None otherwise. ``shown``: the
+    folder as users write it."""
     alarm = next((finding for finding in reasons_of(recorded(folder)) if finding.alarm), None)
     return None if alarm is None else f"alarm: {alarm.words}; for details: rlflow explain {shown or folder}"
 
@@ -93,7 +94,7 @@ def _time(folder: Path) -> list[str]:
 
 
 def bound_lines(folder: Path) -> list[str]:
-    """The last lines of bounds.txt, which name the limit of the run's speed; empty before the run has
+    """Return the last lines of bounds.txt, which name the limit on the run's speed; empty before the run has
     ended."""
     try:
         return durable.read(folder / "bounds.txt").decode(errors="replace").splitlines()[-WORDS:]

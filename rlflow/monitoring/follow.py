@@ -1,4 +1,4 @@
-"""Follows a run from another process: reads its files as they grow and passes their content to a reporter."""
+"""Follow a run from another process: read its files as they grow, and pass their content to a reporter."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ EVERY_SECONDS = 0.5
 
 
 def follow(folder: Path, reporter: Reporter, wait: Callable[[float], None] = time.sleep) -> RunSummary:
-    """Report a run until it ends, and return its summary. ``wait`` is called with the seconds between two
-    reads."""
+    """Pass the events of a run to a reporter until the run ends, and return the run's summary. ``wait`` is
+    called with the number of seconds to wait between two reads."""
     metrics = Growing(folder / "metrics.jsonl")
     reporter.start(info(summarised(folder)))
     while True:
-        summary = summarised(folder)  # before reading the lines, so that the last lines are not missed
+        summary = summarised(folder)  # read the state before the lines, so that the last lines are not missed
         pass_lines(metrics.lines(), folder, reporter)
         if summary.state != "running":
             return summary
@@ -31,7 +31,7 @@ def follow(folder: Path, reporter: Reporter, wait: Callable[[float], None] = tim
 
 
 def pass_lines(lines: list[bytes], folder: Path, reporter: Reporter) -> None:
-    """Pass lines of metrics.jsonl to the reporter. Only the last iteration has times by node."""
+    """Pass lines of metrics.jsonl to the reporter. Only the last iteration has the seconds of nodes."""
     stages, table = (stage_seconds(folder), keys.read(folder)) if lines else ({}, {})
     for line in lines:
         history = History(table)
@@ -44,12 +44,12 @@ def pass_lines(lines: list[bytes], folder: Path, reporter: Reporter) -> None:
 
 
 def info(summary: RunSummary) -> RunInfo:
-    """The run of a summary in the form that reporters take."""
+    """Return the run of a summary in the form that reporters accept."""
     return RunInfo(summary.folder, summary.flow, summary.iterations)
 
 
 def frame(folder: Path) -> Frame:
-    """The frame of a run as its files are now."""
+    """Return the frame of a run from the present content of its files."""
     run = recorded(folder)
     history, summary = run.history, run.summary
     recent = tuple(values["seconds"] for _, values in history.iterations[-RECENT:] if "seconds" in values)
@@ -73,7 +73,7 @@ def frame(folder: Path) -> Frame:
 
 
 def ending(summary: RunSummary) -> str:
-    """A line on how a run has ended."""
+    """Return a line on how a run has ended."""
     endings = {
         "unknown": f"has no {status.FILE}, so its state is unknown",
         "died": "died: its process ended without writing a last status",

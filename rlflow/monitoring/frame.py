@@ -1,4 +1,4 @@
-"""A frame: the state of a run at one moment, and its drawing. The live view and `rlflow watch` show
+"""A frame: the state of a run at one moment, and how to draw it. The live view and `rlflow watch` show
 frames."""
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rlflow.monitoring.keys import Figures
 from rlflow.monitoring.metric_names import accuracies, means, own_metrics
 from rlflow.monitoring.recorded import Curve
 
-STAGES = 8  # most nodes with a bar, the slowest first
-RECENT = 20  # last iterations whose mean time gives the remaining time
-CHART, LINES = 72, 4  # most columns of the learning curve, and its lines
-OWN = 6  # most metrics of the author's own stages that are shown
+STAGES = 8  # at most this many nodes have a bar, the slowest first
+RECENT = 20  # the remaining time is computed from the mean time of this many last iterations
+CHART, LINES = 72, 4  # most columns of the learning curve, and its number of lines
+OWN = 6  # at most this many metrics of the author's own stages are shown
 POLICY = ("actor", "policy")  # roles whose updates are shown
 SHOWN = {
     (Of.ROWS, "policy/kl_reference"): ("KL", "{:.4f}"),
@@ -46,20 +46,20 @@ class Frame:
     flow: str = ""
     place: str = ""  # the run's folder
     state: str = "running"
-    done: int = 0  # finished iterations
-    iterations: int = 0  # iterations in all
-    metrics: Figures = field(default_factory=dict)  # of the last iteration
-    evaluation: Figures = field(default_factory=dict)  # of the last evaluation
-    evaluated: int = 0  # iterations before the last evaluation
+    done: int = 0  # number of finished iterations
+    iterations: int = 0  # number of planned iterations
+    metrics: Figures = field(default_factory=dict)  # metrics of the last iteration
+    evaluation: Figures = field(default_factory=dict)  # metrics of the last evaluation
+    evaluated: int = 0  # number of iterations before the last evaluation
     stages: Mapping[str, float] = field(default_factory=dict)  # node → seconds in the last iteration
     recent: tuple[float, ...] = ()  # seconds of the last iterations
-    curve: Curve = ()  # the held-out accuracy by finished iterations
-    trained: int = 0  # rows that updates used, in the iterations that this view has seen
+    curve: Curve = ()  # held-out accuracy by number of finished iterations
+    trained: int = 0  # number of rows that updates used, in the iterations that this view has seen
     running: float = 0.0  # seconds since the end of the last iteration
 
 
 def draw(frame: Frame, width: int) -> RenderableType:
-    """Draw a frame for a terminal of ``width`` columns."""
+    """Return the drawing of a frame for a terminal of ``width`` columns."""
     funnel = [
         Text(line, style="dim", no_wrap=True, overflow="ellipsis")
         for line in map(printable, funnel_lines(frame.metrics))
@@ -76,7 +76,7 @@ def draw(frame: Frame, width: int) -> RenderableType:
 def _head(frame: Frame, width: int) -> RenderableType:
     flow, place = printable(frame.flow), printable(frame.place)
     space = max(width - len(flow) - 2, 2)
-    if len(place) > space:  # keep its end, which is the run's name
+    if len(place) > space:  # keep the end of the path, which is the run's name
         place = "…" + place[1 - space :]
     title = Text(f"{flow}  {place}", style="bold", no_wrap=True, overflow="ellipsis")
     grid = Table.grid(padding=(0, 1))
@@ -101,7 +101,7 @@ def _time(frame: Frame) -> str:
 
 
 def _numbers(frame: Frame) -> RenderableType:
-    """The numbers side by side, as many in a line as fit."""
+    """Return the numbers of the frame side by side, as many in a line as fit."""
     texts = [
         Text.assemble((f"{printable(name)} ", "dim"), (value, "bold"), no_wrap=True)
         for name, value in figures(frame)
@@ -110,7 +110,7 @@ def _numbers(frame: Frame) -> RenderableType:
 
 
 def figures(frame: Frame) -> list[tuple[str, str]]:
-    """(name, text) of each number of the frame."""
+    """Return (name, text) for each number of the frame."""
     metrics = {
         figure: value for figure, value in frame.metrics.items() if value is not None and math.isfinite(value)
     }
@@ -137,13 +137,13 @@ def figures(frame: Frame) -> list[tuple[str, str]]:
 
 
 def _labelled(label: str, figure: Figure) -> str:
-    """The label of a number, with its role if several trained roles have the number."""
+    """Return the label of a number, with its role if several trained roles have this number."""
     return f"{label} of {figure.role}" if figure.role and figure.of is Of.ROWS else label
 
 
 def _stages(frame: Frame, width: int) -> RenderableType:
-    """A bar for each of the slowest nodes, with its share of the iteration's seconds. Nodes overlap, so
-    shares can add up to more than 100%."""
+    """Return a bar for each of the slowest nodes, with the node's share of the iteration's seconds. Because
+    nodes overlap, the shares can add up to more than 100%."""
     total = frame.metrics.get(SECONDS) or sum(frame.stages.values()) or 1.0
     grid = Table.grid(padding=(0, 1))
     slowest = sorted(frame.stages.items(), key=lambda item: -item[1])
@@ -157,7 +157,7 @@ def _stages(frame: Frame, width: int) -> RenderableType:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration as text, in a suitable unit."""
+    """Return a duration as text, in a suitable unit."""
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 1.5 * length:
             return f"{seconds / length:.1f} {unit}"

@@ -1,5 +1,5 @@
-"""The funnel of an iteration as text: how many sampled rows remain for learning, and how many of their tokens
-move the weights."""
+"""The funnel of an iteration as text: how many of the sampled rows remain for learning, and how many of their
+tokens change the weights."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ CLIPPED = {"clipped_above": "above", "clipped_below": "below"}
 
 
 def funnel_lines(figures: Figures) -> list[str]:
-    """A line for the rows of each trained role, and one for the tokens of each update. Parts that an
-    algorithm does not have are omitted."""
+    """Return a line for the rows of each trained role, and a line for the tokens of each update. Steps of the
+    funnel that an algorithm does not have are omitted."""
     return [*_rows(figures), *_tokens(figures)]
 
 

@@ -1,4 +1,5 @@
-"""Reads the folder of a run in any state: half written, damaged, still growing, or another program's."""
+"""Read the folder of a run in any state: half written, damaged, still growing, or written by another
+program."""
 
 from __future__ import annotations
 
@@ -22,44 +23,45 @@ class RunSummary:
     folder: Path
     state: str  # running, done, failed, interrupted, died or unknown
     flow: str = "?"
-    iteration: int = 0  # finished iterations
-    iterations: int = 0  # iterations in all
-    evaluation: Mapping[str, float] = field(default_factory=dict)  # the last evaluation
-    metrics: Mapping[str, float] = field(default_factory=dict)  # of the last iteration
-    table: Mapping[str, Figure] = field(default_factory=dict)  # name in both → its figure
-    updated: float = 0.0  # time of the last write to a file, seconds since the epoch
+    iteration: int = 0  # number of finished iterations
+    iterations: int = 0  # number of planned iterations
+    evaluation: Mapping[str, float] = field(default_factory=dict)  # metrics of the last evaluation
+    metrics: Mapping[str, float] = field(default_factory=dict)  # metrics of the last iteration
+    table: Mapping[str, Figure] = field(default_factory=dict)  # name of a metric → its figure
+    updated: float = 0.0  # time of the last write to a file of the run, seconds since the epoch
     error: str = ""  # why the run failed
-    problem: str = ""  # what could not be read
+    problem: str = ""  # which file could not be read, and why
 
     @property
     def figures(self) -> dict[Figure, float]:
-        """The metrics of the last iteration by figure."""
+        """Return the metrics of the last iteration by figure."""
         return keys.by_figure(self.metrics, self.table)
 
     @property
     def evaluated(self) -> dict[Figure, float]:
-        """The metrics of the last evaluation by figure."""
+        """Return the metrics of the last evaluation by figure."""
         return keys.by_figure(self.evaluation, self.table)
 
 
 @dataclass
 class History:
-    """The lines of metrics.jsonl. A resumed run may have written an iteration twice."""
+    """The content of metrics.jsonl. A resumed run may have written an iteration twice."""
 
-    # name → figure, for the names in the run's figures.json
+    # name of a metric → its figure, from the run's figures.json
     table: Mapping[str, Figure] = field(default_factory=dict)
-    iterations: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # (iteration, its numbers)
-    # (iterations before it, its numbers)
+    # (iteration, metrics of the iteration)
+    iterations: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    # (number of iterations before the evaluation, metrics of the evaluation)
     evaluations: list[tuple[int, dict[str, float]]] = field(default_factory=list)
-    damaged: int = 0  # lines that cannot be read
+    damaged: int = 0  # number of lines that cannot be read
 
     @property
     def names(self) -> set[str]:
-        """The names of all metrics."""
+        """Return the names of all metrics."""
         return {name for _, values in (*self.iterations, *self.evaluations) for name in values}
 
     def add(self, line: bytes) -> None:
-        """Read one line; a damaged line is only counted."""
+        """Read one line. If the line is damaged, it is only counted."""
         row = as_object(line)
         number = row.get("iteration") if row else None
         if row is None or not isinstance(number, int):
@@ -73,13 +75,13 @@ class History:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder belongs to a run, by the files in it."""
+    """Return whether a folder belongs to a run, judging by the files in it."""
     return any((folder / name).is_file() for name in SIGNS)
 
 
 def find_run(text: str, base: Path = Path("runs")) -> Path:
-    """Find the folder of a run by its path, or by its name in ``base``. Raises PlanError with the nearest
-    name."""
+    """Return the folder of a run, given as a path or as a name in ``base``. If there is no such run, raises
+    PlanError with the nearest name."""
     path = Path(text)
     for folder in (path, base / text):
         if is_run(folder):
@@ -104,7 +106,7 @@ def find_run(text: str, base: Path = Path("runs")) -> Path:
 
 
 def run_folders(base: Path) -> list[Path]:
-    """The folders of runs in a folder, sorted by name; empty if the folder cannot be read."""
+    """Return the folders of runs in the folder ``base``, sorted by name; empty if ``base`` cannot be read."""
     try:
         return sorted(
             path
@@ -116,7 +118,8 @@ def run_folders(base: Path) -> list[Path]:
 
 
 def summarised(folder: Path) -> RunSummary:
-    """The summary of a run's folder. Never raises: unreadable files give default values."""
+    """Return the summary of a run's folder. Never raises; the values of unreadable files keep their
+    defaults."""
     settings, recorded, problem = read_object(folder / "settings.json"), None, ""
     try:
         recorded = status.read(folder)
@@ -150,7 +153,8 @@ def summarised(folder: Path) -> RunSummary:
 
 
 def _guessed(folder: Path) -> str:
-    """The state of a run without a status file: done if its models were saved, which happens last."""
+    """Return the state of a run without a status file: "done" if its models were saved, since that happens
+    last."""
     return "done" if (folder / "final").is_dir() else "unknown"
 
 
@@ -165,11 +169,11 @@ def _touched(folder: Path) -> float:
 
 
 def stage_seconds(folder: Path) -> dict[str, float]:
-    """Node → seconds in the last iteration of timeline.json. The file is read line by line, because an active
-    run has not closed its JSON."""
+    """Return node → seconds for the last iteration in timeline.json. The file is read line by line, because
+    the JSON in it is not closed while the run is active."""
     lines = (line.strip(b"[,\r") for line in tail(folder / "timeline.json"))
     events = [event for event in objects(lines) if event.get("ph") == "X"]
-    # without the events of single ranks
+    # skip events of single ranks
     nodes = (event for event in events if event.get("cat") != "rank")
     numbered = [
         (event["args"].get("iteration"), event) for event in nodes if isinstance(event.get("args"), dict)
@@ -183,7 +187,8 @@ def stage_seconds(folder: Path) -> dict[str, float]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a JSON value is a number that fits into a float; JSON integers may have any length."""
+    """Return whether a JSON value is a number that fits into a float. Integers in JSON may have any
+    length."""
     return isinstance(value, float) or (
         isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 1023
     )

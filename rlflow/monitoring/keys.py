@@ -1,5 +1,5 @@
-"""The names of figures in metrics.jsonl. The run gives them when it writes the file; readers look them up in
-figures.json next to it."""
+"""The names of figures in metrics.jsonl. The run chooses the names when it writes the file. Readers look them
+up in figures.json, which is next to it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pathlib import Path
 from rlflow.author.figures import SECONDS, SPEED, Figure, Of
 from rlflow.checkpoints import durable
 
-FILE = "figures.json"  # name in metrics.jsonl → its figure
+FILE = "figures.json"  # maps names in metrics.jsonl to their figures
 Figures = Mapping[Figure, float]
 
 
 class FigureNames:
-    """Gives each figure a unique name in metrics.jsonl, the same in every line. ``table``: names that an
-    earlier process of the run gave."""
+    """Chooses a unique name in metrics.jsonl for each figure, which is the same in every line. ``table``:
+    names that an earlier process of the same run chose."""
 
     def __init__(self, table: Mapping[str, Figure] | None = None) -> None:
         self.table = dict(table or {})
         self._names = {figure: key for key, figure in self.table.items()}
 
     def of(self, figure: Figure) -> str:
-        """The name of a figure. If another figure already has its plain name, its subject follows in
-        brackets."""
+        """Return the name of a figure. If another figure already has the plain name, this figure's subject is
+        appended in brackets."""
         if figure not in self._names:
             key = (
                 figure.key if figure.key not in (*self.table, "iteration") else f"{figure.key} ({figure.of})"
@@ -34,7 +34,7 @@ class FigureNames:
         return self._names[figure]
 
     def packed(self) -> bytes:
-        """The content of figures.json."""
+        """Return the content of figures.json."""
         lines = (
             f"{json.dumps(key)}: {json.dumps({name: text for name, text in figure._asdict().items() if text})}"
             for key, figure in self.table.items()
@@ -43,7 +43,7 @@ class FigureNames:
 
 
 def read(folder: Path) -> dict[str, Figure]:
-    """The table in a run's folder; empty if the folder has no readable table."""
+    """Return the table in a run's folder: name → figure. Empty if the folder has no readable table."""
     try:
         content = json.loads(durable.read(folder / FILE))
         return {
@@ -55,19 +55,19 @@ def read(folder: Path) -> dict[str, Figure]:
 
 
 def completed(table: Mapping[str, Figure], keys: Iterable[str]) -> dict[str, Figure]:
-    """The table with all ``keys``. Missing keys, as in folders of an earlier version without a table, are
-    guessed from their names."""
+    """Return the table with all ``keys``. The figures of missing keys are guessed from their names; folders
+    written by an earlier version do not have a table."""
     unknown = [key for key in dict.fromkeys(keys) if key not in table]
     return dict(table) | (_guessed(unknown) if unknown else {})
 
 
 def by_figure(values: Mapping[str, float], table: Mapping[str, Figure]) -> dict[Figure, float]:
-    """The numbers of a line of metrics.jsonl by figure. ``table``: see ``completed``."""
+    """Return the numbers in a line of metrics.jsonl by figure. ``table``: as ``completed`` returns it."""
     return {table[key]: value for key, value in values.items()}
 
 
 def is_evaluation(table: Mapping[str, Figure], keys: Iterable[str]) -> bool:
-    """Whether a line of metrics.jsonl with these names belongs to an evaluation."""
+    """Return whether a line of metrics.jsonl with these names belongs to an evaluation."""
     own = [key for key in keys if key != "iteration"]
     figures = [table[key] for key in own if key in table] + list(
         _guessed([key for key in own if key not in table]).values()

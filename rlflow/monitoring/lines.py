@@ -1,5 +1,5 @@
-"""Joins pieces of output into lines, for the output of reward and service processes that several threads
-read."""
+"""Join pieces of output into lines. Several threads may read the output, which comes from reward and service
+processes."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from collections import deque
 from collections.abc import Callable
 
 LINE = 2000  # bytes after which a line is split
-WAITING = 1000  # most waiting lines; beyond that, the oldest are dropped
+WAITING = 1000  # most lines that wait; if there are more, the oldest are dropped
 
 
 class Lines:
-    """Joins pieces into lines. Calls ``add`` with each line, without its end, from one thread at a time."""
+    """Joins pieces of output into lines. Calls ``add`` with each line, without the line's end. Only one
+    thread at a time calls ``add``."""
 
     def __init__(self, add: Callable[[bytes], object], longest: int = LINE) -> None:
-        """``longest``: bytes after which a line is split."""
+        """``add``: called with each line. ``longest``: bytes after which a line is split."""
         self._add, self._longest = add, longest
         self._begun: dict[int, bytes] = {}  # thread → the unfinished line of its process
         self._turn = threading.Lock()
 
     def on_output(self, data: bytes) -> None:
-        """Take a piece of output of the calling thread's process. An empty piece means that the process has
-        closed its output."""
+        """Take a piece of output from the process that the calling thread reads. An empty piece means that
+        the process has closed its output."""
         with self._turn:
             thread = threading.get_ident()
             *lines, rest = (self._begun.get(thread, b"") + data).split(b"\n")
@@ -32,7 +33,7 @@ class Lines:
                 self._add(line)
 
     def close(self) -> None:
-        """Add the unfinished lines."""
+        """Pass the unfinished lines to ``add``."""
         with self._turn:
             for rest in filter(None, self._begun.values()):
                 self._add(rest)
@@ -47,5 +48,5 @@ class WaitingLines:
         self.on_output = Lines(self._lines.append).on_output
 
     def take(self) -> bytes:
-        """All lines that were finished since the last call, each with its end."""
+        """Return all lines that were finished since the last call, each with its line end."""
         return b"".join(self._lines.popleft() + b"\n" for _ in range(len(self._lines)))

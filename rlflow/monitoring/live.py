@@ -26,13 +26,13 @@ TRAINED = Figure(Of.ROW_OUTCOME, "trained")  # rows that an update used
 
 
 def lively(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that can move its cursor."""
+    """Return whether a stream is a terminal on which the cursor can be moved."""
     return stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
 class Live:
-    """A reporter that shows the run at the foot of a terminal. A drawing error is shown instead of the frame,
-    and the run continues. ``clock``: returns seconds."""
+    """A reporter that shows the run at the foot of a terminal. If drawing fails, the error is shown instead
+    of the frame, and the run continues. ``clock``: returns seconds."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._console = stream, Console(file=stream, highlight=False)
@@ -49,7 +49,7 @@ class Live:
         self.note(f"run: {run.place}")
         self.frame = Frame(run.flow, run.place, done=run.done, iterations=run.iterations)
         self._held_out, self._since = run.held_out, self._clock()
-        # prints of stages appear above the frame, but only if they would go to the terminal anyway
+        # prints of stages appear above the frame, but only if they would go to the terminal without it too
         self._live = rich.live.Live(
             console=self._console,
             auto_refresh=False,
@@ -92,7 +92,7 @@ class Live:
         self.stop(state)
 
     def stop(self, state: str = "running") -> None:
-        """End the view: draw the last frame with the run's state, and restore the terminal."""
+        """End the view: draw the last frame with the run's state ``state``, and restore the terminal."""
         self.frame = replace(self.frame, state=state)
         live, self._live = self._live, None
         if live is None:
@@ -106,8 +106,7 @@ class Live:
                 self._thread.join()
 
     def _check(self) -> None:
-        """Raise the drawing thread's error in the caller's thread, so that the caller can drop this
-        reporter."""
+        """Raise the drawing thread's error in the caller's thread. The caller can then drop this reporter."""
         if self._failed:
             self.stop()
             raise self._failed
@@ -130,8 +129,8 @@ class Live:
         live.refresh()
 
     def _drawn(self) -> RenderableType:
-        """The drawing of the current frame. Any thread may call this, since a frame is never changed, only
-        replaced."""
+        """Return the drawing of the current frame. Any thread may call this, since a frame is only replaced,
+        never changed."""
         try:
             return draw(replace(self.frame, running=self._clock() - self._since), self._console.width)
         except Exception as error:

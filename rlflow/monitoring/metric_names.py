@@ -41,7 +41,7 @@ TABLE = {
     "policy/entropy": "actor/entropy",
     "critic/explained_variance": "critic/vf_explained_var",
 }
-PROMPTS = "prompts"  # the number of prompts of a set of --eval
+PROMPTS = "prompts"  # the figure with the number of prompts in a set of --eval
 OF_SETS = {
     "sampled": "val/{}/accuracy",
     "greedy": "val/{}/accuracy_greedy",
@@ -51,15 +51,15 @@ OF_SETS = {
 }
 POLICY = {"loss": "pg_loss", "clipped": "pg_clipfrac", "kl": "ppo_kl"}
 VALUE = {"loss": "vf_loss", "clipped": "vf_clipfrac"}
-# by role name; the purpose of other roles is unknown
+# names by role; the purpose of other roles is unknown
 HABITS = {"actor": POLICY, "policy": POLICY, "critic": VALUE, "value": VALUE}
 
 
 def renamed(
     figures: Mapping[Figure, float | None], others: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """The finite metrics under tracker names, together with ``others``, which already have tracker names. A
-    metric keeps rlflow's name if its tracker name would be ambiguous."""
+    """Return the finite metrics under their tracker names, together with ``others``, which already have
+    tracker names. A metric keeps rlflow's name if its tracker name would be ambiguous."""
     names = {figure: tracked(figure) for figure in figures}
     taken = {figure.key for figure in figures} | set(others or ())
     renamed_metrics: dict[str, float] = {}
@@ -71,13 +71,13 @@ def renamed(
 
 
 def _names(figure: Figure, tracker_name: str, taken: set[str]) -> tuple[str, ...]:
-    """The possible names of a metric, the best first."""
+    """Return the possible names of a metric, the best first."""
     plain = () if tracker_name in taken and tracker_name != figure.key else (tracker_name,)
     return (*plain, figure.key, f"{figure.key} ({figure.of})")
 
 
 def tracked(figure: Figure) -> str:
-    """The name of a metric in trackers."""
+    """Return the name of a metric in trackers."""
     match figure.of:
         case Of.UPDATE:
             head = figure.role + figure.node.removeprefix(f"{figure.role}.update")
@@ -96,8 +96,8 @@ def tracked(figure: Figure) -> str:
 
 
 def plainly(figures: Figures) -> dict[str, float]:
-    """Numbers by rlflow's own names. If two figures have one name, the subject of the second follows it in
-    brackets."""
+    """Return numbers under rlflow's own names. If two figures have the same name, the second one's subject is
+    appended to its name in brackets."""
     named: dict[str, float] = {}
     for figure, value in figures.items():
         named[f"{figure.key} ({figure.of})" if figure.key in named else figure.key] = value
@@ -105,9 +105,9 @@ def plainly(figures: Figures) -> dict[str, float]:
 
 
 def accuracies(evaluation: Figures) -> dict[str, float]:
-    """The accuracies of an evaluation, by the names that users see. These are ``sampled`` and ``greedy``, or
+    """Return the accuracies of an evaluation, by the names that users see: ``sampled`` and ``greedy``, or
     ``ROLE sampled`` and so on if several roles are evaluated. Accuracies by data source (``sampled SOURCE``)
-    and by set of --eval (``SET sampled``) follow. The mean score of a flow's own evaluation is not
+    and by set of --eval (``SET sampled``) follow. The mean score from a flow's own evaluation is not
     included."""
     own = [figure for figure in evaluation if figure.of is Of.EVALUATION and figure != SCORE]
     by_role = [figure for figure in own if figure.role]
@@ -119,12 +119,14 @@ def accuracies(evaluation: Figures) -> dict[str, float]:
 
 
 def share(value: float) -> str:
-    """A share in per cent; a mean score outside 0 to 1 as a number."""
+    """Return a share as text in per cent. A value outside 0 to 1 is a mean score and is returned as a plain
+    number."""
     return f"{value:.1%}" if 0 <= value <= 1 else f"{value:.3g}"
 
 
 def change(before: float, after: float) -> str:
-    """The difference of two shares in points; of scores outside 0 to 1, as a number."""
+    """Return the difference between two shares as text, in percentage points. If a value is outside 0 to 1,
+    both are scores and the difference is a plain number."""
     shares = all(0 <= value <= 1 for value in (before, after))
     return f"{100 * (after - before):+.1f} points" if shares else f"{after - before:+.3g}"
 
@@ -133,12 +135,12 @@ OF_EPISODES = ("env/turns", "env/failed")
 
 
 def own_metrics(figures: Figures) -> list[Figure]:
-    """The metrics of the author's own stages and of environments, sorted by name."""
+    """Return the metrics of the author's own stages and of environments, sorted by name."""
     return sorted(filter(is_own, figures), key=lambda figure: figure.key)
 
 
 def is_own(figure: Figure) -> bool:
-    """Whether a figure is a metric of a stage, of an environment's log, or of its episodes."""
+    """Return whether a figure is a metric from a stage, from an environment's log, or about episodes."""
     return (
         figure.of is Of.STAGE
         or (figure.of is Of.LOGGED and not figure.node)
@@ -147,10 +149,10 @@ def is_own(figure: Figure) -> bool:
 
 
 def means(figures: Figures) -> list[Figure]:
-    """The mean score of each reward role, sorted by name."""
+    """Return the figures of the mean score of each reward role, sorted by name."""
     return sorted((figure for figure in figures if is_mean(figure)), key=lambda figure: figure.key)
 
 
 def is_mean(figure: Figure) -> bool:
-    """Whether a figure is the mean score of a reward role."""
+    """Return whether a figure is the mean score of a reward role."""
     return figure.of is Of.REWARD and figure.name == "mean" and not figure.part

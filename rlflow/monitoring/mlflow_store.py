@@ -1,5 +1,5 @@
-"""The MLflow tracker: writes to the server of MLFLOW_TRACKING_URI if that is set, else to one file store next
-to the runs."""
+"""The MLflow tracker. It writes to the server in MLFLOW_TRACKING_URI if the variable is set, else to one file
+store next to the runs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from rlflow.monitoring.reporter import Rows, RunInfo, State
 
 ENDED = {"done": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 SAMPLES = "samples.json"
-MOST_ROWS = 400  # of the table of samples, which is rewritten completely each time
+MOST_ROWS = 400  # most rows in the table of samples, which is written again completely each time
 LONGEST_PARAMETER = 500
-PARAMETERS = 100  # MLflow's limit for one call
-NOT_IN_NAMES = re.compile(r"[^\w.\- /:]", re.ASCII)  # MLflow refuses calls with such a character in a name
+PARAMETERS = 100  # most parameters in one call, limited by MLflow
+NOT_IN_NAMES = re.compile(r"[^\w.\- /:]", re.ASCII)  # MLflow refuses a call if a name has such a character
 
 
 class MLflow:
-    """Tracks metrics, settings as parameters, and samples as one table. Raises PlanError if mlflow is not
+    """Tracks metrics; settings as parameters; and samples as one table. Raises PlanError if mlflow is not
     installed."""
 
     def __init__(self) -> None:
-        # --track mlflow is not a consent to MLflow's telemetry
+        # --track mlflow does not mean consent to MLflow's telemetry
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         self._module = require("mlflow", "trackers")
         self._client: Any = None
@@ -64,10 +64,10 @@ class MLflow:
         self._client.log_batch(self._id, metrics=values)
 
     def table(self, step: int, rows: Rows) -> None:
-        """Add rows of samples to the table, and write it."""
+        """Add rows of samples to the table, and write the table."""
         if not self._rows:
             artifacts = json.dumps([{"path": SAMPLES, "type": "table"}])
-            # this tag makes MLflow's pages show the file as a table
+            # because of this tag, MLflow's pages show the file as a table
             self._client.set_tag(self._id, "mlflow.loggedArtifacts", artifacts)
         self._rows = [*self._rows, *rows][-MOST_ROWS:]
         columns = list(dict.fromkeys(name for row in self._rows for name in row))
@@ -80,7 +80,7 @@ class MLflow:
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Flatten nested settings into (dotted name, value)."""
+    """Yield (dotted name, value) for each entry of nested settings."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{name}.")

@@ -1,4 +1,4 @@
-"""Makes the reporter of a run from its flags, out of several reporters."""
+"""Make the reporter of a run, which consists of several reporters, from the run's flags."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def make_reporter(
     stream: TextIO | None = None,
     metrics_port: int | None = None,
 ) -> Reporter:
-    """The reporter of a run: a view that fits the stream, the run's own records, each tracker of ``track``,
-    and the server of ``metrics_port``.
+    """Return the reporter of a run. It combines a view that fits the stream, the run's own records, each
+    tracker in ``track``, and the server on ``metrics_port``.
 
     Raises PlanError, before the run starts, for a tracker that is unknown or not installed, and for a port
     that is in use.

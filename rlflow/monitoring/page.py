@@ -15,8 +15,8 @@ WIDTH, HEIGHT, MARGIN = 420.0, 150.0, 34.0  # pixels
 
 
 def run_html(folder: Path, rows: Iterable[tuple[str, str]]) -> str:
-    """The HTML of a run: ``rows`` of a name and a value, then the curve of its held-out accuracy, or without
-    one the mean of each reward."""
+    """Return a run as HTML: ``rows`` of (name, value), then the curve of the held-out accuracy. Without a
+    held-out accuracy, the mean of each reward is drawn instead."""
     run = recorded(folder)
     metrics = [name for name in run.shares if run.curve(name)][:1] or run.keys(is_mean)
     cells = "".join(
@@ -31,7 +31,7 @@ def run_html(folder: Path, rows: Iterable[tuple[str, str]]) -> str:
 
 
 def curve_svg(curve: Curve) -> str:
-    """An SVG of a curve: a line through its points, and labels at the ends of both axes."""
+    """Return an SVG of a curve: a line through its points, and labels at the ends of both axes."""
     xs, ys = [float(x) for x, _ in curve], [y for _, y in curve]
     points = [
         (
@@ -66,7 +66,8 @@ def curve_svg(curve: Curve) -> str:
 
 
 def _share(value: float, values: list[float]) -> float:
-    """The position of a value between the lowest and highest of all, 0 to 1; 0.5 if these are equal."""
+    """Return the position of a value between the lowest and the highest of ``values``, from 0 to 1; 0.5 if
+    these are equal."""
     low, high = min(values), max(values)
     return (value - low) / (high - low) if high > low else 0.5
 

@@ -1,5 +1,5 @@
-"""The reporter for pipes and logs: prints a line for the first and the last iteration, and one every few
-seconds."""
+"""The reporter for pipes and logs. It prints a line for the first and the last iteration, and between them at
+most one every few seconds."""
 
 from __future__ import annotations
 
@@ -52,11 +52,12 @@ class Plain:
         print(printable(masked(text)), file=self._stream, flush=True)
 
     def close(self, state: State, error: str = "") -> None:
-        """Print nothing: the command that ends the run prints how it ended."""
+        """Do nothing, since the command that ends the run prints how the run ended."""
 
 
 def accuracy(number: int, metrics: Metrics, held_out: int = 0) -> str:
-    """The line on an evaluation. ``held_out``: the number of its prompts; 0 if unknown."""
+    """Return the line about an evaluation after ``number`` iterations. ``held_out``: the number of its
+    prompts; 0 if unknown."""
     shares = ", ".join(f"{name} {share(value)}" for name, value in accuracies(metrics).items())
     count = f" of {held_out}" if held_out else ""
     score = f", mean score {metrics[SCORE]:.3g}" if SCORE in metrics else ""
@@ -64,7 +65,7 @@ def accuracy(number: int, metrics: Metrics, held_out: int = 0) -> str:
 
 
 def progress(metrics: Metrics) -> str:
-    """The most important numbers of an iteration in one line."""
+    """Return the most important numbers of an iteration in one line."""
     shown = [
         figure
         for figure in metrics

@@ -1,4 +1,4 @@
-"""Reads the complete records of a run's folder: its settings by flag name, its curves and its costs."""
+"""Read the complete records in a run's folder: settings by flag name, curves and costs."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from rlflow.monitoring import keys
 from rlflow.monitoring.history import History, RunSummary, is_number, summarised
 from rlflow.monitoring.keys import Figures
 
-Curve = Sequence[tuple[int, float]]  # (finished iterations, value), by iteration
+Curve = Sequence[tuple[int, float]]  # (number of finished iterations, value), in the order of iterations
 
-EVALUATION = "evaluation/"  # begins the names of the numbers of an evaluation
-EVALUATED = (Of.EVALUATION, Of.SET)  # subjects of the figures of an evaluation
+EVALUATION = "evaluation/"  # prefix of the names of an evaluation's numbers
+EVALUATED = (Of.EVALUATION, Of.SET)  # subjects of an evaluation's figures
 VERSIONS = ("rlflow", "torch", "threads")  # entries of settings.json that are not flags
 NO_SETTINGS = {"name", "out", "track"}  # options without effect on the numbers of a run
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Sums over the iterations of a run. None if its folder does not have the value."""
+    """Sums over the iterations of a run. A sum is None if the run's folder does not have it."""
 
-    seconds: float | None = None  # of the iterations, without evaluations and loading
-    sampled: int | None = None  # rows with sampled tokens
-    tokens: int | None = None  # sampled tokens, without prompts
-    trained: int | None = None  # rows that an update used
+    seconds: float | None = None  # seconds of the iterations, without evaluations and loading
+    sampled: int | None = None  # number of rows with sampled tokens
+    tokens: int | None = None  # number of sampled tokens, without prompts
+    trained: int | None = None  # number of rows that updates used
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Recorded:
 
     folder: Path
     summary: RunSummary
-    settings: Mapping[str, Any]  # by the name of the flag, such as hp.samples, prompts, actor.lr
+    settings: Mapping[str, Any]  # flag name → value, such as hp.samples, prompts, actor.lr
     history: History
     costs: Costs
     table: Mapping[str, Figure] = field(default_factory=dict)  # name of a metric → its figure
@@ -49,7 +49,8 @@ class Recorded:
         return self.folder.name
 
     def curve(self, metric: str) -> Curve:
-        """The values of a metric by finished iterations; empty if the run does not have the metric."""
+        """Return the values of a metric by number of finished iterations; empty if the run does not have the
+        metric."""
         if metric in self.table and self.table[metric].of in EVALUATED:
             return sorted(
                 {
@@ -64,22 +65,23 @@ class Recorded:
 
     @property
     def metrics(self) -> list[str]:
-        """The names of all metrics that the run recorded, sorted."""
+        """Return the names of all metrics that the run recorded, sorted."""
         return sorted(self.history.names)
 
     def keys(self, chosen: Callable[[Figure], bool]) -> list[str]:
-        """The names of the metrics whose figure meets ``chosen``, sorted."""
+        """Return the names of the metrics whose figure meets ``chosen``, sorted."""
         return [name for name in self.metrics if chosen(self.table[name])]
 
     @property
     def shares(self) -> list[str]:
-        """The names of the accuracies of sampled answers: on held-out prompts of the data, then on each set
-        of --eval."""
+        """Return the names of the accuracies of sampled answers: first on held-out prompts from the data,
+        then on each set of --eval."""
         return [*self.keys(lambda figure: figure == HELD_OUT), *self.keys(is_share_of_set)]
 
 
 def recorded(folder: Path) -> Recorded:
-    """Read the folder of a run. Never raises: unreadable files give default values."""
+    """Return the records in a run's folder. Never raises; the values of unreadable files keep their
+    defaults."""
     history = History(keys.read(folder))
     for line in Growing(folder / "metrics.jsonl").lines():
         history.add(line)
@@ -95,8 +97,8 @@ def recorded(folder: Path) -> Recorded:
 
 
 def flags_of(folder: Path) -> dict[str, Any]:
-    """The settings of a run by flag name, with its flow, the identity of its graph and the versions it ran
-    with."""
+    """Return the settings of a run by flag name, with its flow, the digest of its graph, and the package
+    versions that it used."""
     content = read_object(folder / "settings.json")
     hp, options, values = (_object(content.get(name)) for name in ("hp", "options", "values"))
     flags = {name: content[name] for name in ("flow", "graph", *VERSIONS) if name in content}
@@ -105,8 +107,8 @@ def flags_of(folder: Path) -> dict[str, Any]:
 
 
 def sampled_share(evaluation: Figures) -> float | None:
-    """The accuracy of sampled answers on held-out prompts; if none are held out of the data, on the first set
-    of --eval."""
+    """Return the accuracy of sampled answers on held-out prompts from the data; without such prompts, on the
+    first set of --eval. None if there is neither."""
     return next(
         (
             evaluation[figure]
@@ -118,7 +120,7 @@ def sampled_share(evaluation: Figures) -> float | None:
 
 
 def is_share_of_set(figure: Figure) -> bool:
-    """Whether a figure is the accuracy of the first role's sampled answers on a set of --eval."""
+    """Return whether a figure is the accuracy of the first role's sampled answers on a set of --eval."""
     return figure.of is Of.SET and figure.name == "sampled" and not figure.role
 
 
@@ -127,8 +129,8 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def costs(folder: Path, seconds: float | None) -> Costs:
-    """The sums of the row accounting in fates.jsonl. ``seconds``: seconds of the iterations. Carried-over
-    rows count in the iteration in which they end."""
+    """Return the sums over the row accounting in fates.jsonl. ``seconds``: seconds of all iterations, which
+    are part of the result. A carried-over row counts in the iteration in which it is finished."""
     lines = objects(Growing(folder / "fates.jsonl").lines())
     by_iteration = {line["iteration"]: line for line in lines if isinstance(line.get("iteration"), int)}
     if not by_iteration:
@@ -149,8 +151,8 @@ def _total(counts: Iterable[Mapping[str, Any]], name: str) -> int:
 
 
 def differing(flags: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """The settings that differ between runs, each with its value in every run as text; '-' if a run does not
-    have it."""
+    """Return the settings that differ between runs, each with its value in every run as text; '-' if a run
+    does not have the setting."""
     names = dict.fromkeys(name for settings in flags for name in settings)
     texts = {
         name: [as_text(settings[name]) if name in settings else "-" for settings in flags] for name in names
@@ -159,8 +161,8 @@ def differing(flags: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def as_text(value: Any) -> str:
-    """A setting as text, in the form that its flag takes. Equal numbers give equal text, whether they were
-    recorded as numbers or as text."""
+    """Return a setting as text, in the form that its flag accepts. Equal numbers give equal text, whether
+    they were recorded as numbers or as text."""
     if isinstance(value, str):
         try:
             number = json.loads(value)

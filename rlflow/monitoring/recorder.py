@@ -1,5 +1,5 @@
-"""The reporter that writes the files of `rlflow runs`, `show` and `watch`: the state in status.json, notes in
-notes.txt."""
+"""The reporter that writes the files for `rlflow runs`, `show` and `watch`: the state in status.json, and
+notes in notes.txt."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from rlflow.monitoring.secrets import masked
 
 NOTES = "notes.txt"
 LONGEST_NOTE = 2000
-EVERY_SECONDS = 1.0  # least seconds between two written iterations; metrics.jsonl has every iteration
+# at least this many seconds between two writes of an iteration; metrics.jsonl has every iteration
+EVERY_SECONDS = 1.0
 
 
 class Recorder:
-    """Keeps the run's state on disk up to date. ``say`` reports a full disk once; writing is tried again each
-    time. ``clock``: returns seconds."""
+    """Keeps the run's state on disk up to date. If the disk is full, ``say`` is called once; each later event
+    tries to write again. ``clock``: returns seconds."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say, self._clock, self._written = say, clock, clock()
@@ -32,7 +33,7 @@ class Recorder:
         self._notes: Log | None = None
 
     def start(self, run: RunInfo) -> None:
-        """Write the state of the starting run, and the notes so far."""
+        """Write the state of the starting run, and the notes that came before the start."""
         self._run = run
         self._notes = Log(run.folder / NOTES, self._complain)
         self._put(replace(status.begun(run.flow, run.iterations), iteration=run.done))
@@ -44,7 +45,8 @@ class Recorder:
         if self._status:
             self._status = replace(self._status, iteration=number + 1)
             if self._clock() - self._written >= EVERY_SECONDS:
-                self._put(self._status, flush=False)  # the next write follows within seconds
+                # do not wait for the disk, since the next write follows within seconds
+                self._put(self._status, flush=False)
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
         """Write the result of an evaluation."""
@@ -55,7 +57,7 @@ class Recorder:
         """Add a note to notes.txt, with secrets masked."""
         if self._run is None:
             self._early.append(text)
-        # notes after the end, the summary, are not recorded
+        # do not record notes after the end, which are the summary
         elif self._notes and self._status and self._status.state == "running":
             line = printable(masked(text)[:LONGEST_NOTE]).replace("\n", "\n  ")
             self._notes.add(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n")
@@ -63,7 +65,7 @@ class Recorder:
     def close(self, state: State, error: str = "") -> None:
         """Write how the run ended."""
         if self._status and self._status.state == "running":
-            # skipped iterations are not reported
+            # skipped iterations are not reported, so a finished run records the planned number
             iterations = self._status.iterations if state == "done" else self._status.iteration
             self._put(
                 replace(

@@ -1,5 +1,5 @@
-"""Reporters, which show or record a run while it runs. A reporter cannot end a run: if it raises, it is
-dropped and a note says so."""
+"""Reporters, which show or record a run while it runs. If a reporter raises, it is dropped with a note, and
+the run continues."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ class RunInfo:
 
     folder: Path
     flow: str
-    iterations: int  # iterations in all
-    settings: Mapping[str, Any] = field(default_factory=dict)  # as in settings.json
-    held_out: int = 0  # prompts of an evaluation
-    done: int = 0  # finished iterations of a run that is resumed
-    shown: str = ""  # the folder in its shortest form, relative to where the run was started
+    iterations: int  # number of planned iterations
+    settings: Mapping[str, Any] = field(default_factory=dict)  # settings as in settings.json
+    held_out: int = 0  # number of held-out prompts in an evaluation
+    done: int = 0  # number of iterations that a resumed run had already finished
+    shown: str = ""  # the folder as a short path, relative to the folder in which the run was started
 
     @property
     def place(self) -> str:
-        """The folder as users read it."""
+        """Return the folder as users write it."""
         return self.shown or str(self.folder)
 
 
 class Reporter(Protocol):
-    """The interface of a reporter, which takes the events of a run. Iterations count from 0, as in
+    """The interface of a reporter, which receives the events of a run. Iterations count from 0, as in
     metrics.jsonl."""
 
     def start(self, run: RunInfo) -> None:
-        """The run starts: its folder exists, and its first iteration comes next."""
+        """Called when the run starts: its folder exists, and its first iteration comes next."""
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
-        """An iteration has ended. ``stages``: node → seconds; ``metrics[SECONDS]``: seconds of the complete
-        iteration."""
+        """Called when an iteration has ended. ``stages``: node → seconds; ``metrics[SECONDS]``: seconds of
+        the complete iteration."""
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
-        """An evaluation after ``number`` iterations has ended."""
+        """Called when an evaluation after ``number`` iterations has ended."""
 
     def note(self, text: str) -> None:
-        """Show a line to users. Notes may come before the start and after the end."""
+        """Show a line to users. Notes may come before the start of the run and after its end."""
 
     def close(self, state: State, error: str = "") -> None:
-        """The run has ended. A second call does nothing."""
+        """Called when the run has ended. A second call does nothing."""
 
 
 class Quiet:
@@ -79,11 +79,12 @@ class Quiet:
 
 
 class Several:
-    """Passes events to several reporters, the view first. A reporter that raises is dropped; a view is
-    replaced once by ``spare``.
+    """Passes events to several reporters, the view first. If a reporter raises, it is dropped; a view is
+    replaced once with ``spare``.
 
-    Only one thread passes events at a time. If a signal handler reports an event while its own thread is
-    passing another, the new event waits until that is done, since streams and locks are not reentrant.
+    Only one thread passes events at a time. A signal handler may report an event while its own thread is
+    passing another one. The new event then waits until the other one has been passed, since streams and locks
+    are not reentrant.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class Several:
         for part in list(self._parts):
             try:
                 getattr(part, method)(*values)
-            except Exception as error:  # no reporter may end a run
+            except Exception as error:  # whatever a reporter raises must not end the run
                 self._drop(part, error)
 
     def _drop(self, part: Reporter, error: Exception) -> None:
@@ -152,7 +153,7 @@ class Several:
 
 
 def alarm(reporter: Reporter, text: str) -> None:
-    """Report a loss of data, present or imminent; with --quiet, to standard error."""
+    """Report data that are lost or will be lost soon. With --quiet, this goes to standard error."""
     reporter.note(text)
     view = reporter._parts[0] if isinstance(reporter, Several) and reporter._parts else reporter
     if isinstance(view, Quiet):

@@ -17,15 +17,15 @@ UNFIT = re.compile(r"[^a-zA-Z0-9_]")  # characters that Prometheus does not allo
 
 
 class Scraped:
-    """A reporter that serves the last value of each metric, named ``rlflow_`` and the metric's name with
-    ``_`` for special characters."""
+    """A reporter that serves the last value of each metric. The name is ``rlflow_`` and the metric's name,
+    with ``_`` in place of special characters."""
 
     def __init__(self, port: int) -> None:
         """Start the server. Raises PlanError if the port is in use or the package is missing."""
         self._prometheus: Any = require("prometheus_client", "services")
         self._registry = self._prometheus.CollectorRegistry()
-        self._gauges: dict[tuple[str, bool], Any] = {}  # (name, whether it is a metric) → gauge
-        self._taken: set[str] = set()  # names of gauges
+        self._gauges: dict[tuple[str, bool], Any] = {}  # (name, whether it is the name of a metric) → gauge
+        self._taken: set[str] = set()  # names that gauges already have
         try:
             self._server, self._thread = self._prometheus.start_http_server(
                 port, addr=LOOPBACK, registry=self._registry
@@ -40,7 +40,7 @@ class Scraped:
             ) from error
 
     def start(self, run: RunInfo) -> None:
-        """Set the number of planned and of finished iterations."""
+        """Set the numbers of planned and of finished iterations."""
         self._set({"iterations": run.iterations, "iteration": run.done}, False)
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:

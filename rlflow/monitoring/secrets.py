@@ -1,7 +1,8 @@
-"""Keeps secrets out of settings, logs, trackers and terminals. A secret is recognised by its name in
-settings, flags and the environment; by its value, once it was seen under such a name; and by its shape.
+"""Keep secrets out of settings, logs, trackers and terminals. A secret is recognised in three ways: by its
+name in settings, flags and the environment; by its value, once that was seen under such a name; and by its
+shape.
 
-Text of models and data (samples.jsonl, answers.jsonl) is never changed.
+Texts from models and data (samples.jsonl, answers.jsonl) are never changed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from functools import lru_cache
 from typing import Any, TextIO
 
 MASK = "***"
-# parts of names of secrets; without 'tokens', which counts tokens here: max_tokens, prompt_tokens
+# parts of the names of secrets; without 'tokens', which rlflow uses for counts: max_tokens, prompt_tokens
 TELLING = {
     "token",
     "secret",
@@ -40,13 +41,13 @@ TELLING = {
     "cookie",
     "jwt",
 }
-# endings of such parts: PGPASSWORD, authtoken
+# endings of such parts, as in PGPASSWORD and authtoken
 ENDINGS = ("password", "passwd", "passphrase", "secret", "token", "apikey")
-# last parts of names that refer to a secret, or to tokens of text, but are not secrets
+# if this is the last part of a name, the name refers to a secret or to tokens of text, but is not a secret's
 ABOUT = {"mode", "method", "type", "sock", "path", "file", "dir", "url", "ids"}
-# parts that name a secret in running text even on their own
+# parts that, even alone, name a secret in running text
 ALONE = {"password", "passwd", "passphrase", "secret", "apikey", "pwd"}
-# parts before 'key' that make it a secret rather than the name of a field
+# if such a part precedes 'key', the name is a secret's instead of a field's
 KEYS = {"api", "access", "secret", "private", "ssh", "auth", "client", "license"}
 TOKENS = {
     "eos",
@@ -66,9 +67,9 @@ TOKENS = {
     "think",
 }
 WORD = re.compile(r"[A-Za-z][A-Za-z_. -]{0,18}")
-FOLDERS = ("PWD", "OLDPWD")  # variables of every shell
+FOLDERS = ("PWD", "OLDPWD")  # variables that every shell sets
 SHORTEST = 6  # a shorter value would also occur in harmless text
-LINE = 16  # least characters of a line of a multi-line secret that is masked on its own
+LINE = 16  # least characters of a line in a multi-line secret for the line to be masked alone
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 # scheme://user:password@host, or a token alone before the host
@@ -84,7 +85,7 @@ SHAPES = re.compile(
 )
 BEARER = re.compile(r"\b(bearer\s{1,3})(?=\S*\d|\S{20})[\w.~+/=-]{8,}", re.IGNORECASE)
 BASIC = re.compile(r"(authorization[\"']?\s{0,3}[:=]\s{0,3}[\"']?basic\s{1,3})[\w+/=-]{4,}", re.IGNORECASE)
-# elsewhere, 40 hexadecimal digits are a git commit
+# without such a context, 40 hexadecimal digits are a git commit
 WANDB = re.compile(r"(wandb\W{0,3}(?:\w{1,40}\W{1,3}){0,4}?)\b[0-9a-f]{40}\b", re.IGNORECASE)
 NAMED_VALUE = re.compile(  # api_key=VALUE, "api_key": "VALUE", --api-key VALUE
     r"""(?P<lead>(?<![\w.])(?P<flag>--)?(?P<name>[A-Za-z][\w.-]{0,80})(?:(?P<sign>["']?\s{0,3}[=:]\s{0,3})|(?(flag)\s{1,3}|(?!))))"""
@@ -100,15 +101,15 @@ _remembered: set[str] = set()
 
 @lru_cache(maxsize=4096)
 def telling(name: str) -> bool:
-    """Whether a name is the name of a secret, by its parts (of snake_case, kebab-case, dotted.name or
-    camelCase)."""
+    """Return whether a name is the name of a secret, by its parts. A name may be in snake_case, kebab-case,
+    dotted.name or camelCase."""
     parts = [part.lower() for part in PARTS.findall(name)]
     return any(part in TELLING or part.endswith(ENDINGS) for part in parts) and parts[-1] not in ABOUT
 
 
 def redacted(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the mapping with secrets masked at every depth. Short numbers, booleans and None stay, since
-    --hp.key_dim is not a secret."""
+    """Return a copy of a mapping with secrets masked at every depth. Short numbers, booleans and None are
+    kept, since for example --hp.key_dim is not a secret."""
     return _redacted(mapping, _values())
 
 
@@ -120,8 +121,8 @@ def _redacted(mapping: Mapping[str, Any], values: Sequence[str]) -> dict[str, An
 
 
 def remember(mapping: Mapping[str, Any]) -> None:
-    """Let ``masked`` mask the secrets of this mapping from now on wherever they occur, because an error may
-    repeat a flag's value."""
+    """Let ``masked`` mask the secrets in this mapping from now on, wherever they occur. An error may repeat
+    the value of a flag."""
     for name, value in mapping.items():
         if isinstance(value, Mapping):
             remember(value)
@@ -132,8 +133,8 @@ def remember(mapping: Mapping[str, Any]) -> None:
 
 
 def masked(text: str) -> str:
-    """The text with secrets masked: values of secret environment variables, remembered values, text in the
-    shape of a secret, passwords in URLs, and values next to the name of a secret."""
+    """Return the text with secrets masked: values of secret environment variables, remembered values, texts
+    with the shape of a secret, passwords in URLs, and values that follow the name of a secret."""
     return _masked(text, _values())
 
 
@@ -150,10 +151,10 @@ class MaskedLines:
     """Masks secrets in text that arrives line by line, including the lines of a private key."""
 
     def __init__(self) -> None:
-        self._within = 0  # most further lines of a private key
+        self._within = 0  # most lines that may still follow of a private key; 0 outside a key
 
     def __call__(self, line: str) -> str:
-        """A line without its end, with secrets masked."""
+        """Return a line, without its line end, with secrets masked."""
         if self._within:
             self._within = 0 if KEY_END.search(line) else self._within - 1
             return MASK
@@ -163,8 +164,8 @@ class MaskedLines:
 
 
 def guard(*streams: TextIO | None) -> None:
-    """Mask secrets in everything that is written to these streams from now on: prints of stages, warnings and
-    tracebacks."""
+    """Mask secrets in everything that is written to these streams from now on, including prints of stages,
+    warnings and tracebacks."""
     for stream in streams:
         if stream is not None and not hasattr(stream, "guarded"):
             _guard(stream)
@@ -181,12 +182,12 @@ def _guard(stream: Any) -> None:
 
 
 def _mask_named_values(text: str) -> str:
-    """The text with values masked that follow names of secrets."""
+    """Return the text with those values masked that follow the name of a secret."""
     pieces, at = [], 0
     while match := NAMED_VALUE.search(text, at):
         end, quote = match.end("lead"), match["quote"] or ""
         pieces.append(text[at:end])
-        at = end  # the name of a secret may follow a harmless name
+        at = end  # after a harmless name, continue there, since the name of a secret may follow
         if _announces(match):
             value = match["quoted"] or PLAIN.match(text, end)[0]  # type: ignore[index]
             if not NUMBER.fullmatch(value) and MASK not in value:
@@ -196,9 +197,9 @@ def _mask_named_values(text: str) -> str:
 
 
 def _announces(match: re.Match[str]) -> bool:
-    """Whether a name in running text clearly announces a secret. Its last part must name a secret; the last
-    part of KeyError does not. Before a colon, the name also needs another part or an unambiguous last part,
-    because "unexpected token: x" is harmless."""
+    """Return whether a name in running text clearly announces a secret. The last part of the name must name a
+    secret, unlike the last part of KeyError. Before a colon, the name also needs another part or an
+    unambiguous last part, because "unexpected token: x" is harmless."""
     parts = PARTS.findall(match["name"].rpartition(".")[2])
     last = parts[-1].lower() if parts else ""
     tells = last in TELLING or last.endswith(ENDINGS)
@@ -206,8 +207,8 @@ def _announces(match: re.Match[str]) -> bool:
 
 
 def _values() -> list[str]:
-    """The values to mask, the longest first: masking a shorter value first could leave the rest of a longer
-    one."""
+    """Return the values to mask, the longest first. Masking a shorter value first could leave a part of a
+    longer value visible."""
     telling_values = {
         value
         for name, value in os.environ.items()
@@ -220,8 +221,8 @@ def _values() -> list[str]:
 
 @lru_cache(maxsize=256)
 def _forms(value: str) -> tuple[str, ...]:
-    """The forms in which a value may occur in text: unchanged, quoted by JSON or Python, in a URL, and each
-    of its lines."""
+    """Return the forms in which a value may occur in text: unchanged, quoted by JSON or Python, in a URL, and
+    each of its lines alone."""
     lines = (
         [line for line in value.splitlines() if len(line) >= LINE and "-----" not in line]
         if "\n" in value
@@ -239,8 +240,8 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _ordinary(name: str, text: str) -> bool:
-    """Whether the value of a setting such as prompt_key or pad_token is an ordinary word, which must not be
-    masked elsewhere."""
+    """Return whether the value of a setting such as prompt_key or pad_token is an ordinary word. Such a word
+    must not be masked elsewhere."""
     if not WORD.fullmatch(text):
         return False
     before, last = ["", *(part.lower() for part in PARTS.findall(name))][-2:]
@@ -250,8 +251,8 @@ def _ordinary(name: str, text: str) -> bool:
 
 
 def hides(value: Any) -> bool:
-    """Whether a value under the name of a secret can be a secret. A short number cannot, even as text,
-    because flags have text values."""
+    """Return whether a value under the name of a secret can be a secret. A short number cannot, even if it is
+    a text, because flags have text values."""
     if value is None or isinstance(value, bool | float):
         return False
     if isinstance(value, str) and NUMBER.fullmatch(value):

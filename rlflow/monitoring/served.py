@@ -1,4 +1,4 @@
-"""The services of a run in its folder: services.json, and a log file for each process."""
+"""The services of a run in its folder: services.json, and a log file for each service process."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ FILE, FOLDER = "services.json", "services"
 class ServedProcess:
     """A process of a service, or a service that the run did not start."""
 
-    name: str  # of the service
-    command: str  # with its port; the URL if the run did not start the service
+    name: str  # name of the service
+    command: str  # the command with its port inserted; the URL if the run did not start the service
     url: str  # the URL of the service
     state: (
         str  # starting, serving, silent, dead (not restarted), ended, or elsewhere (not started by the run)
     )
-    starts: int = 0  # number of starts
-    pid: int = 0  # process id, which the system may have reused since; 0 without a process
+    starts: int = 0  # how often the process was started
+    pid: int = 0  # process id, which another process may have by now; 0 without a process
     log: str = ""  # the file with its output, relative to the run's folder
 
 
 def write(folder: Path, processes: Iterable[ServedProcess]) -> None:
-    """Write services.json of a run's folder atomically, without secrets. Raises OSError."""
+    """Write services.json into a run's folder atomically, without secrets. Raises OSError."""
     text = json.dumps([asdict(each) for each in processes], indent=1)
     durable.replace(folder / FILE, f"{masked(text)}\n".encode(), flush=False)
 
 
 def read(folder: Path) -> list[ServedProcess]:
-    """The processes in services.json of a run's folder; empty if there is no readable file."""
+    """Return the processes in the services.json of a run's folder; empty if there is no readable file."""
     try:
         content = json.loads(durable.read(folder / FILE))
     except (OSError, ValueError, RecursionError):
@@ -50,7 +50,7 @@ def read(folder: Path) -> list[ServedProcess]:
 
 
 def lines(folder: Path) -> Iterator[str]:
-    """A line for each process of a run's services."""
+    """Yield a line for each process of a run's services."""
     for each in read(folder):
         if not each.log:
             yield f"{each.name} at {each.url}, not started by this run"

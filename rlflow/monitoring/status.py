@@ -1,5 +1,5 @@
-"""The state of a run in its file status.json, which is written atomically. Reading it detects a run whose
-process was killed."""
+"""The state of a run in its file status.json, which is written atomically. Readers can detect from it that
+the run's process was killed."""
 
 from __future__ import annotations
 
@@ -23,32 +23,34 @@ class Status:
 
     state: str  # running, done, failed or interrupted; `read` may also give died
     flow: str = ""
-    iteration: int = 0  # finished iterations
-    iterations: int = 0  # iterations in all
-    evaluation: Mapping[str, float] = field(default_factory=dict)  # the last evaluation, under rlflow's names
+    iteration: int = 0  # number of finished iterations
+    iterations: int = 0  # number of planned iterations
+    # metrics of the last evaluation, under rlflow's names
+    evaluation: Mapping[str, float] = field(default_factory=dict)
     error: str = ""  # why the run failed
-    started: float = 0.0  # seconds since the epoch
+    started: float = 0.0  # time at which the run started, seconds since the epoch
     updated: float = 0.0  # time of this write, seconds since the epoch
     process: Process | None = None  # the process of the run
 
 
 def begun(flow: str, iterations: int) -> Status:
-    """The status of a run that this process starts."""
+    """Return the status of a run that this process starts."""
     now = time.time()
     return Status("running", flow, 0, iterations, started=now, updated=now, process=Process.this())
 
 
 def write(folder: Path, status: Status, flush: bool = True) -> None:
-    """Write status.json by a rename, so that no reader sees a partial file. ``flush``: whether to wait until
-    it is on the disk. Raises OSError."""
+    """Write status.json with a rename, so that a reader never sees a partial file. ``flush``: whether to wait
+    until the file is on the disk. Raises OSError."""
     durable.replace(
         folder / FILE, f"{json.dumps(asdict(replace(status, updated=time.time())))}\n".encode(), flush=flush
     )
 
 
 def read(folder: Path) -> Status | None:
-    """The status in a run's folder, None without a file. The state is ``died`` if the file says running but
-    the process has ended. Raises ValueError for a file that is damaged or belongs to another program."""
+    """Return the status in a run's folder; None if there is no file. If the file says running but the process
+    has ended, the state is ``died``. Raises ValueError for a file that is damaged or belongs to another
+    program."""
     try:
         values = json.loads(durable.read(folder / FILE))
     except (FileNotFoundError, NotADirectoryError):
@@ -83,6 +85,6 @@ def _checked(record: Any) -> Status:
 
 
 def gone(status: Status) -> bool:
-    """Whether the process of the run has ended. A process on another machine, which cannot be checked, counts
-    as running."""
+    """Return whether the process of the run has ended. A process on another machine cannot be checked, and
+    counts as running."""
     return status.process is not None and status.process.alive() is False

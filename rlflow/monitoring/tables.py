@@ -1,4 +1,4 @@
-"""The output of `rlflow runs` and `rlflow show`, including an episode turn by turn."""
+"""The output of `rlflow runs` and `rlflow show`, including an episode shown turn by turn."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from rlflow.monitoring.metric_names import accuracies, change, is_mean, is_own, 
 from rlflow.monitoring.recorded import Recorded, as_text, differing, recorded, sampled_share
 from rlflow.monitoring.recorder import NOTES
 
-LONGEST = 400  # most characters that are shown of a turn
+LONGEST = 400  # most characters that are shown from a turn
 
 
 def last_episode(folder: Path) -> Text | None:
-    """The last sample with more than one turn, else the last sample with an episode; None if no sample has
-    one."""
+    """Return the last sample with more than one turn; without such a sample, the last one with an episode.
+    None if no sample has an episode."""
     rows = [row for row in objects(tail(folder / "samples.jsonl")) if isinstance(row.get("episode"), dict)]
     several = [row for row in rows if len(turns_of(row)) > 1]
     row = next(iter((several or rows)[::-1]), None)
@@ -41,13 +41,13 @@ def last_episode(folder: Path) -> Text | None:
 
 
 def turns_of(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The turns of a sample."""
+    """Return the turns of a sample."""
     turns = row["episode"].get("turns")
     return [turn for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else []
 
 
 def lines(row: Mapping[str, Any]) -> Iterator[str]:
-    """A line for the prompt, one for each turn, and one for the end."""
+    """Yield a line for the prompt of a sample, one for each turn, and one for the end."""
     episode = row["episode"]
     yield f"an episode of iteration {row.get('iteration')}: {shown(row.get('prompt'))}"
     if "reset" in episode:
@@ -66,7 +66,7 @@ def lines(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def shown(words: Any) -> str:
-    """Text or messages on one line."""
+    """Return a text, or messages, on one line."""
     if isinstance(words, list):
         words = " ".join(
             f"[{each.get('role')}] {each.get('content')}" for each in words if isinstance(each, dict)
@@ -77,13 +77,13 @@ def shown(words: Any) -> str:
 
 STYLES = {"running": "cyan", "done": "green", "failed": "red", "died": "red", "interrupted": "yellow"}
 BARS = "▁▂▃▄▅▆▇█"
-COLUMNS = ("run", "flow", "state", "iteration", "accuracy", "reward", "age")  # of the list of runs
-SETTINGS = 6  # most settings with a column in that list
-FIXED, EACH = 62, 13  # approximate characters of its fixed columns, and of each column with a setting
+COLUMNS = ("run", "flow", "state", "iteration", "accuracy", "reward", "age")  # columns of the list of runs
+SETTINGS = 6  # at most this many settings have a column in that list
+FIXED, EACH = 62, 13  # approximate characters of the list's fixed columns, and of each column with a setting
 WIDE = 160  # columns of the output if it does not go to a terminal
 CURVE = 60  # characters of a curve
 LINES = 6  # lines of the learning curve
-PARTS = 4  # most files of a model folder that are listed
+PARTS = 4  # at most this many files of a model folder are listed
 FILES = {
     "settings.json": "settings of the run",
     "identity.json": "inputs it depends on",
@@ -110,9 +110,10 @@ TELLING = ("model", "data", "reward", "backend", "device", "dtype", "prompts", "
 def runs(
     chosen: Sequence[ListedRun], now: float, names: Sequence[str] = (), width: int = WIDE
 ) -> list[RenderableType]:
-    """A table with a line for each run, in their order. Settings that differ between the runs are columns, as
-    are the requested ``names``. A line below lists differing settings without a column. ``now``: seconds
-    since the epoch; ``width``: columns of the terminal, which limits the number of settings."""
+    """Return a table with a line for each run, in the given order. Columns are the settings that differ
+    between the runs, and the requested ``names``. Differing settings that do not fit are listed in a line
+    below. ``now``: seconds since the epoch; ``width``: columns of the terminal, which limits the number of
+    settings."""
     different = {
         name: values
         for name, values in differing([run.settings for run in chosen]).items()
@@ -149,13 +150,15 @@ def runs(
 
 
 def mean_rewards(figures: Figures) -> str:
-    """The mean reward; if several roles have one, each after its role. Empty without a reward."""
+    """Return the mean reward as text; if several roles have one, each with its role. Empty without a
+    reward."""
     found = means(figures)
     return ", ".join(f"{f'{figure.node} ' * (len(found) > 1)}{figures[figure]:.3f}" for figure in found)
 
 
 def requested_text(run: ListedRun, name: str) -> str:
-    """A setting as it was given, or a metric with four digits; '-' if the run does not have it."""
+    """Return a setting as the user gave it, or a metric with four digits; '-' if the run has neither of this
+    name."""
     value = run.values.get(name)
     return (
         "-"
@@ -167,7 +170,7 @@ def requested_text(run: ListedRun, name: str) -> str:
 
 
 def as_json(runs: Sequence[ListedRun]) -> str:
-    """The runs as a line of JSON, each with its folder, state, settings and last metrics."""
+    """Return the runs as a line of JSON, each with its folder, state, settings and last metrics."""
     return json.dumps(
         [
             {
@@ -188,14 +191,14 @@ def as_json(runs: Sequence[ListedRun]) -> str:
 
 
 def state(summary: RunSummary) -> Text:
-    """The state of a run in its color."""
+    """Return the state of a run, in the color for that state."""
     return Text(
         summary.state + (" (damaged)" if summary.problem else ""), style=STYLES.get(summary.state, "")
     )
 
 
 def story(folder: Path) -> list[RenderableType]:
-    """The content of `rlflow show`: a run from its settings to its files."""
+    """Return the content of `rlflow show`: a run from its settings to its files."""
     run = recorded(folder)
     summary, history = run.summary, run.history
     age = format_duration(max(time.time() - summary.updated, 0.0))
@@ -228,7 +231,8 @@ def story(folder: Path) -> list[RenderableType]:
 
 
 def settings(folder: Path) -> RenderableType | None:
-    """The most important settings of a run: the algorithm's, those in TELLING, and the settings of roles."""
+    """Return the most important settings of a run: those of the algorithm, those in TELLING, and those of
+    roles. None if there are none."""
     recorded = read_object(folder / "settings.json")
     lines = []
     for title, values, names in (("hp", recorded.get("hp"), None), ("run", recorded.get("options"), TELLING)):
@@ -254,7 +258,7 @@ def _pairs(values: Mapping[str, object]) -> str:
 
 
 def learning(run: Recorded) -> RenderableType | None:
-    """A table of the first and the last evaluation; None for fewer than two evaluations."""
+    """Return a table of the first and the last evaluation; None if there are fewer than two."""
     history = run.history
     if len(history.evaluations) < 2:
         return None
@@ -277,8 +281,8 @@ def learning(run: Recorded) -> RenderableType | None:
 
 
 def curves(run: Recorded) -> list[RenderableType]:
-    """The learning curve, a line for each reward and each of the author's own metrics, and the number of
-    trained rows."""
+    """Return the learning curve, a line for each reward and each of the author's own metrics, and the number
+    of trained rows."""
     parts: list[RenderableType] = []
     for metric in run.shares:
         which = f" on {run.table[metric].part}" if run.table[metric].part else ""
@@ -309,8 +313,8 @@ def curves(run: Recorded) -> list[RenderableType]:
 
 
 def sparkline(values: Sequence[float], width: int = CURVE) -> str:
-    """A curve of at most ``width`` characters, each the mean of an equal part of the values, scaled from the
-    lowest to the highest."""
+    """Return a curve as text of at most ``width`` characters. Each character shows the mean of an equal part
+    of the values, scaled from the lowest value to the highest."""
     count = min(width, len(values))
     edges = [round(i * len(values) / count) for i in range(count + 1)] if count else []
     means = [sum(values[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
@@ -321,7 +325,7 @@ def sparkline(values: Sequence[float], width: int = CURVE) -> str:
 
 
 def last(summary: RunSummary, folder: Path) -> RenderableType | None:
-    """The numbers and the slowest nodes of the last iteration."""
+    """Return the numbers and the slowest nodes of the last iteration; None if there are none."""
     numbers = figures(Frame(metrics=summary.figures))
     stages = sorted(stage_seconds(folder).items(), key=lambda item: -item[1])[:4]
     lines = ["last iteration: " + "  ".join(f"{name} {value}" for name, value in numbers)] if numbers else []
@@ -335,14 +339,15 @@ def last(summary: RunSummary, folder: Path) -> RenderableType | None:
 
 
 def bounds(folder: Path) -> RenderableType | None:
-    """The last lines of bounds.txt, which name the limit of the run's speed."""
+    """Return the last lines of bounds.txt, which name the limit on the run's speed; None if there are
+    none."""
     lines = bound_lines(folder)
     return plain("\n".join(lines)) if lines else None
 
 
 def depends(folder: Path) -> RenderableType | None:
-    """The inputs that the run's numbers depend on besides settings and graph. A line for each model folder,
-    reward and data file, and one for versions."""
+    """Return the inputs, other than settings and graph, on which the run's numbers depend: a line for each
+    model folder, reward and data file, and one for versions. None if there are none."""
     identity = read_object(folder / "identity.json")
     digests, versions, weights = (identity.get(name) for name in ("kept", "told", "weights"))
     parts: dict[str, list[str]] = {}
@@ -361,13 +366,13 @@ def depends(folder: Path) -> RenderableType | None:
 
 
 def _short(value: object) -> str:
-    """A value in short form; for a digest, its first 12 characters."""
+    """Return a value in short form: for a digest, its first 12 characters."""
     kind, _, digits = str(value).partition(" ")
     return f"{kind} {digits[:12]}" if kind in ("sha256", "digest") else str(value)[:40]
 
 
 def notes(folder: Path) -> RenderableType | None:
-    """The last ten notes of the run."""
+    """Return the last ten notes of the run; None if there are none."""
     try:
         lines = durable.read(folder / NOTES).decode(errors="replace").splitlines()
     except OSError:
@@ -377,24 +382,26 @@ def notes(folder: Path) -> RenderableType | None:
 
 
 def services(folder: Path) -> RenderableType | None:
-    """The services of the run; None if it has none."""
+    """Return the services of the run; None if it has none."""
     lines = list(served.lines(folder))
     return plain("\n".join(["services", *(f"  {line}" for line in lines)])) if lines else None
 
 
 def files(folder: Path) -> RenderableType:
-    """The files of the run with their content."""
+    """Return the files of the run, each with a text on its content."""
     present = [f"{name} ({about})" for name, about in FILES.items() if (folder / name).exists()]
     return plain(f"files: {listed(present)}")
 
 
 def plain(text: str) -> Text:
-    """The text without markup, with control characters escaped so that it cannot control a terminal."""
+    """Return a text without markup. Control characters are escaped, so that the text cannot control a
+    terminal."""
     return Text(printable(text))
 
 
 def output(parts: Iterable[RenderableType]) -> None:
-    """Print to standard output, as wide as the terminal, or WIDE columns without a terminal."""
+    """Print to standard output, in the width of the terminal, or WIDE columns if the output does not go to a
+    terminal."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDE)

@@ -1,5 +1,5 @@
-"""Keeps standard streams from ending a run, if the terminal is closed while it runs or if streams were closed
-before it started."""
+"""Keep a run from ending because of its standard streams: if the terminal is closed during the run, or if a
+stream was closed before the run started."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Steady:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write text; once the terminal is gone, drop it. Raises OSError for any other failure."""
+        """Write text, or drop it once the terminal is gone. Raises OSError for any other failure."""
         try:
             return int(self._stream.write(text))
         except OSError as error:
@@ -46,7 +46,7 @@ class Steady:
 
 @contextlib.contextmanager
 def steady() -> Iterator[None]:
-    """Replace standard streams that are terminals by ``Steady`` ones within the context."""
+    """Inside the context, replace those standard streams that are terminals with ``Steady`` streams."""
     before = {name: getattr(sys, name) for name in NAMES}
     for name, stream in before.items():
         if stream is not None and not isinstance(stream, Steady) and stream.isatty():
@@ -60,8 +60,8 @@ def steady() -> Iterator[None]:
 
 
 def open_all() -> None:
-    """Open closed standard streams (``>&-``) on /dev/null. Otherwise the next opened file would get their
-    descriptors, and prints would go into that file."""
+    """Open closed standard streams (``>&-``) on /dev/null. Otherwise the files opened next would get the
+    descriptors of these streams, and prints would go into those files."""
     for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(descriptor)

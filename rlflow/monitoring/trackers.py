@@ -1,8 +1,8 @@
-"""Trackers: TensorBoard, Weights & Biases and MLflow, each through its own library, which is imported only
-when it is used.
+"""Trackers: TensorBoard, Weights & Biases and MLflow, each through its own library. A library is imported
+only when its tracker is used.
 
-Each tracker works in its own thread, so that a slow disk or server does not delay the run. A tracker that
-fails is reported once and is not used any more. The TensorBoard tracker is in this module.
+Each tracker works in its own thread, so that a slow disk or server does not delay the run. If a tracker
+fails, this is reported once, and the tracker is not used any more. The TensorBoard tracker is in this module.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class TensorBoard:
 
 
 def markdown(rows: Rows) -> str:
-    """Rows as a Markdown table. Cell text is escaped, so it is never rendered as markup."""
+    """Return rows as a Markdown table. The text in cells is escaped, so that it is never rendered as
+    markup."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lines = [columns, ["---"] * len(columns), *([_cell(row.get(name)) for name in columns] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -70,15 +71,15 @@ def _cell(value: Any) -> str:
 
 
 NAMES = ("tensorboard", "wandb", "mlflow")
-TABLE_EVERY = 10  # iterations between tables of samples; all are in samples.jsonl
-WAITING = 10_000  # most records in the queue of a slow tracker
+TABLE_EVERY = 10  # iterations from one table of samples to the next; samples.jsonl has all samples
+WAITING = 10_000  # most records that wait in the queue for a slow tracker
 # state of a run → most seconds for closing a tracker
 CLOSE_SECONDS = {"done": 30.0, "failed": 20.0, "interrupted": 5.0}
-SLOW_SECONDS = 30.0  # time for one record after which a warning is printed
+SLOW_SECONDS = 30.0  # if a record takes longer than this, a warning is printed
 
 
 class Tracker(Protocol):
-    """The interface of a tracker. Metrics have the names of `rlflow.monitoring.metric_names`; a step is the
+    """The interface of a tracker. Metrics have names from `rlflow.monitoring.metric_names`; a step is the
     number of finished iterations."""
 
     def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
@@ -88,14 +89,15 @@ class Tracker(Protocol):
         """Write the metrics of a step; all values are finite."""
 
     def table(self, step: int, rows: Rows) -> None:
-        """Write rows of samples: prompt, completion, answer, finish and scores, if the run has them."""
+        """Write rows of samples. If the run has them, these are prompt, completion, answer, finish and
+        scores."""
 
     def close(self, state: State) -> None:
         """Write pending data, and end the run with its state."""
 
 
 def tracker(name: str) -> Tracker:
-    """Make the tracker with this name. Raises PlanError if it is unknown or not installed."""
+    """Return the tracker with this name. Raises PlanError if the tracker is unknown or not installed."""
     check_tracker(name)
     from rlflow.monitoring import mlflow_store, wandb_runs
 
@@ -108,7 +110,7 @@ def tracker(name: str) -> Tracker:
 
 
 def check_tracker(name: str) -> None:
-    """Raise PlanError if no tracker has this name."""
+    """Raise PlanError if there is no tracker with this name."""
     if name not in NAMES:
         raise PlanError.of(
             "tracker",
@@ -121,18 +123,20 @@ def check_tracker(name: str) -> None:
 
 
 class Background:
-    """A reporter that passes events to a tracker in a thread. ``say`` prints a line for users; it is called
-    only from the caller's thread."""
+    """A reporter that passes events to a tracker in a separate thread. ``say`` prints a line for users; only
+    the caller's thread calls it."""
 
     def __init__(self, name: str, backend: Tracker, say: Callable[[str], None]) -> None:
         self.name, self._tracker, self._say = name, backend, say
         self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue(WAITING)
-        self._open = False  # True from the start to the end, or to the first failure
+        self._open = False  # True from the start until the end or the first failure
         self._problem = self._place = ""  # set by the thread: its failure, and where the tracker writes
-        # start time of the record that the thread is passing, on the monotonic clock; None between records
+        # time at which the thread began to pass its present record, on the monotonic clock; None between
+        # records
         self._began: float | None = None
         self._slow = False  # whether the warning about a slow record was printed
-        # end of the thread; used instead of ``join``, since a thread whose ``join`` is interrupted counts as ended
+        # set when the thread ends; used instead of ``join``, because a thread whose ``join`` was interrupted
+        # counts as ended
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
 
@@ -157,7 +161,7 @@ class Background:
         self._put(lambda: self._tracker.log(number, tracker_metrics))
 
     def note(self, text: str) -> None:
-        """Do nothing: notes are for users."""
+        """Do nothing, since notes are for users."""
 
     def close(self, state: State, error: str = "") -> None:
         """Let the tracker write pending data, for at most CLOSE_SECONDS."""
@@ -169,8 +173,8 @@ class Background:
         self._open = False
 
     def _wait(self, seconds: float) -> None:
-        """Wait for the end of the thread; a stop signal ends the wait. A thread that is still working must
-        not keep the process alive."""
+        """Wait until the thread has ended; a stop signal ends the wait. If the thread is still working, it
+        must not keep the process alive."""
         try:
             with ending_at_once():
                 self._ended.wait(seconds)
@@ -191,7 +195,8 @@ class Background:
                 self._report()
 
     def _report(self) -> None:
-        """Print the thread's reports: where the tracker writes, that it is slow, or that it failed."""
+        """Print the reports of the thread: where the tracker writes, that it is slow, or that it has
+        failed."""
         place, self._place = self._place, ""
         if place:
             self._say(f"{self.name}: {place}")

@@ -1,5 +1,5 @@
-"""The Weights & Biases tracker: online if there is a key or WANDB_MODE says so, else offline in the run's
-folder. It never prompts for a key."""
+"""The Weights & Biases tracker. It works online if there is a key or WANDB_MODE requires it, else offline in
+the run's folder. It never prompts for a key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class WandB:
     def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
         """Start a run in wandb. Returns its URL, or the command that uploads it later."""
         mode = os.environ.get("WANDB_MODE") or ("online" if has_key() else "offline")
-        # rlflow prints its own progress, and the command line may contain secrets
+        # rlflow prints its own progress; the command line may contain secrets
         wandb_settings = self._module.Settings(
             console="off", silent=True, disable_code=True, x_disable_meta=True
         )
@@ -61,7 +61,7 @@ class WandB:
 
 
 def has_key() -> bool:
-    """Whether wandb would find a key without prompting for one."""
+    """Return whether wandb would find a key without prompting for one."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""

@@ -1,7 +1,7 @@
-"""Rules that explain from a run's records why it learns little, each with its evidence and the setting to
-change.
+"""Rules that explain from a run's records why the run learns little, each with its evidence and the setting
+to change.
 
-Here: measures of recorded metrics, the table of rules with their thresholds and the sources of these,
-findings in order. Not here: reading a run's folder (`rlflow.monitoring`), limits of its speed
-(`rlflow.runs.bounds`), proofs before a run.
+Here: measures of recorded metrics, the rules with their thresholds and the sources of the thresholds, and the
+sorted findings. Not here: reading a run's folder (`rlflow.monitoring`), limits on the run's speed
+(`rlflow.runs.bounds`), and proofs before a run.
 """

@@ -1,5 +1,5 @@
-"""Measures of a run: functions from its recorded metrics and settings to a number, or to None if the records
-do not have it."""
+"""Measures of a run. A measure is a function of the run's recorded metrics and settings; it returns a number,
+or None if the records do not have the values that it needs."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ TOKENS = "funnel/tokens"
 
 @dataclass(frozen=True)
 class Evidence:
-    """The recorded iterations of a run, and its settings by flag name, such as hp.clip."""
+    """The recorded iterations of a run, and the run's settings by flag name, such as hp.clip."""
 
     iterations: Sequence[tuple[int, Mapping[Figure, float]]]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def series(self, measured: Measured) -> Series:
-        """The values of a figure by iteration. If several roles or updates have the figure, the values of the
-        first."""
+        """Return the values of a figure by iteration. If several roles or updates have the figure, these are
+        the values of the first one."""
         return self.of(next((figure for figure in self._figures(measured) if not figure.part), None))
 
     def of(self, figure: Figure | None) -> Series:
-        """The values of one figure by iteration; empty for None."""
+        """Return the values of one figure by iteration; empty for None."""
         return (
             [(number, values[figure]) for number, values in self.iterations if figure in values]
             if figure is not None
@@ -38,7 +38,7 @@ class Evidence:
         )
 
     def setting(self, name: str) -> float | None:
-        """A setting as a number; None if it is missing or is not a number."""
+        """Return a setting as a number; None if the setting is missing or is not a number."""
         value = self.settings.get(name)
         try:
             return float(value) if value is not None and not isinstance(value, bool) else None
@@ -46,26 +46,28 @@ class Evidence:
             return None
 
     def policy(self, name: str) -> Series:
-        """The values of a metric of the first update that moves log-probs."""
+        """Return the values by iteration of a metric of the policy's update: the first update that changes
+        log-probs."""
         update = next(iter(self._figures((Of.UPDATE, "funnel/moved"))), None)
         return self.of(update and update._replace(name=name))
 
     @property
     def rewards(self) -> list[str]:
-        """The reward roles whose scores are measured separately; one empty name if there is one reward role,
-        or if all are measured together."""
+        """The reward roles whose scores are measured separately. The only entry is an empty name if there is
+        one reward role, or if all are measured together."""
         return list(
             dict.fromkeys(figure.part for figure in self._figures((Of.SCORES, "lowest")) if figure.part)
         ) or [""]
 
     def scores(self, name: str, reward: str) -> Series:
-        """The values of a figure of a reward role's scores. ``reward``: a name from ``rewards``."""
+        """Return the values by iteration of a figure on a reward role's scores. ``reward``: a name from
+        ``rewards``."""
         return self.of(
             next((figure for figure in self._figures((Of.SCORES, name)) if figure.part == reward), None)
         )
 
     def means(self, reward: str) -> Series:
-        """The mean score of a reward role by iteration. ``reward``: a name from ``rewards``."""
+        """Return the mean score of a reward role by iteration. ``reward``: a name from ``rewards``."""
         means = (figure for figure in self._figures((Of.REWARD, "mean")) if not figure.part)
         return self.of(next((figure for figure in means if reward in ("", figure.role)), None))
 
@@ -84,83 +86,83 @@ Measure = Callable[[Evidence], float | None]
 
 
 def mean(series: Series) -> float | None:
-    """The mean of a series; None for an empty one."""
+    """Return the mean of a series; None for an empty series."""
     return fmean(value for _, value in series) if series else None
 
 
 def late(series: Series) -> Series:
-    """The second half of a series."""
+    """Return the second half of a series."""
     return series[len(series) // 2 :]
 
 
 def early(series: Series) -> Series:
-    """The first tenth of a series, at least three values."""
+    """Return the first tenth of a series, but at least three values."""
     return series[: max(3, len(series) // 10)]
 
 
 def third(series: Series) -> int:
-    """The length of a third of a series, at least 3."""
+    """Return the length of a third of a series, but at least 3."""
     return max(3, len(series) // 3)
 
 
 def last_third(series: Series) -> Series:
-    """The last third of a series, at least three values."""
+    """Return the last third of a series, but at least three values."""
     return series[-third(series) :]
 
 
 def in_the_end(of: Of, name: str) -> Measure:
-    """A measure: the mean of a metric over the second half of the run."""
+    """Return a measure: the mean of a metric over the second half of the run."""
     return lambda run: mean(late(run.series((of, name))))
 
 
 def at_first(of: Of, name: str) -> Measure:
-    """A measure: the mean of a metric over the first tenth of the run."""
+    """Return a measure: the mean of a metric over the first tenth of the run."""
     return lambda run: mean(early(run.series((of, name))))
 
 
 def initially(of: Of, name: str) -> Measure:
-    """A measure: the value of a metric in the first iteration that has it."""
+    """Return a measure: the value of a metric in the first iteration that has the metric."""
     return lambda run: series[0][1] if (series := run.series((of, name))) else None
 
 
 def setting(name: str) -> Measure:
-    """A measure: a setting as a number."""
+    """Return a measure: a setting as a number."""
     return lambda run: run.setting(name)
 
 
 def lowest(run: Evidence, reward: str) -> float | None:
-    """The lowest score of an iteration, as the median over the first tenth of the run. Later scores are not
-    used, because a KL penalty can lower them far below the reward's own scores."""
+    """Return the lowest score in an iteration, as the median over the first tenth of the run. Later
+    iterations are not used, because a KL penalty can lower their scores far below the reward's own scores."""
     lows = early(run.scores("lowest", reward))
     return median(value for _, value in lows) if lows else None
 
 
 def span(run: Evidence, reward: str) -> float | None:
-    """The highest score of the run minus ``lowest``: the score range. Never negative."""
+    """Return the score range: the run's highest score minus ``lowest``. It is never negative."""
     low, highs = lowest(run, reward), run.scores("highest", reward)
     return max(0.0, max(value for _, value in highs) - low) if low is not None and highs else None
 
 
 def _of_rewards(measure: Callable[[str], float | None], run: Evidence) -> float | None:
-    """The mean of a measure over the reward roles."""
+    """Return the mean of a measure over the reward roles; None if no role has a value."""
     known = [value for reward in run.rewards if (value := measure(reward)) is not None]
     return fmean(known) if known else None
 
 
 def place(run: Evidence) -> float | None:
-    """The mean score of the first tenth of the run, scaled from the lowest score (0) to the highest (1). With
-    several rewards it is the mean over them."""
+    """Return the mean score in the first tenth of the run, scaled so that the lowest score is 0 and the
+    highest is 1. With several rewards, this is the mean over the rewards."""
     return _of_rewards(lambda reward: _placed(run, reward, mean(early(run.means(reward)))), run)
 
 
 def place_now(run: Evidence) -> float | None:
-    """``place`` for the last third of the run."""
+    """Return ``place`` computed for the last third of the run."""
     return _of_rewards(lambda reward: _placed(run, reward, mean(last_third(run.means(reward)))), run)
 
 
 def _placed(run: Evidence, reward: str, score: float | None) -> float | None:
-    """A score scaled from the lowest (0) to the highest (1). If the run has only one score, that score,
-    limited to 0 to 1."""
+    """Return a score scaled so that the lowest score is 0 and the highest is 1. If all scores of the run are
+    equal, returns the score itself, limited to the range from 0 to 1."""
     width, low = span(run, reward), lowest(run, reward)
     if score is None or width is None or low is None:
         return None
@@ -168,15 +170,15 @@ def _placed(run: Evidence, reward: str, score: float | None) -> float | None:
 
 
 def mixed_place(run: Evidence) -> float | None:
-    """``place`` for the groups whose scores differ."""
+    """Return ``place`` computed only from groups whose scores differ."""
     return _of_rewards(
         lambda reward: _placed(run, reward, mean(early(run.scores("uneven_mean", reward)))), run
     )
 
 
 def improvement(run: Evidence) -> float | None:
-    """The rise of the mean score from the first third to the last, in units of the score range; 0 if there is
-    only one score. With several rewards, the largest rise."""
+    """Return how much the mean score rises from the first third of the run to the last, as a fraction of the
+    score range; 0 if all scores are equal. With several rewards, this is the largest rise."""
     return max(
         (value for reward in run.rewards if (value := _improvement(run, reward)) is not None), default=None
     )
@@ -191,8 +193,8 @@ def _improvement(run: Evidence, reward: str) -> float | None:
 
 
 def clipped(run: Evidence) -> float | None:
-    """The share of tokens whose gradient clipping removed, among tokens that have or would have a gradient,
-    over the run."""
+    """Return the share of tokens whose gradient was removed by clipping, over the run. The share is among the
+    tokens that have a gradient or would have one without clipping."""
     above, below, moving = (
         mean(run.policy(f"{TOKENS}_{name}")) for name in ("clipped_above", "clipped_below", "with_gradient")
     )
@@ -202,22 +204,22 @@ def clipped(run: Evidence) -> float | None:
 
 
 def moved(run: Evidence) -> float | None:
-    """The mean change of a token's log-prob through an update, in nats. For several optimizer steps it is the
-    mean over the steps; for one step it is measured after the step. None if it is exactly 0 for one step, as
-    in runs that did not measure it."""
+    """Return the mean change of a token's log-prob through an update, in nats. If an update has several
+    optimizer steps, this is the mean over the steps; for one step, it is measured after the step. Returns
+    None if there is one step and the value is exactly 0, as in runs that did not measure it."""
     steps, nats = mean(run.policy("steps")), mean(run.policy("funnel/moved"))
     return nats if steps is not None and (steps > 1 or nats) else None
 
 
 def moved_most(run: Evidence) -> float | None:
-    """``moved`` in the iteration with the largest change: a policy that has collapsed does not move any
-    more."""
+    """Return ``moved`` for the iteration with the largest change. The largest one counts, because the
+    log-probs of a collapsed policy do not change any more."""
     return max(value for _, value in run.policy("funnel/moved")) if moved(run) is not None else None
 
 
 def moving(run: Evidence) -> float | None:
-    """The share of tokens with a gradient over the second half of the run: of the policy's update, else of
-    the first update that counts them."""
+    """Return the share of tokens with a gradient, over the second half of the run. The tokens are those of
+    the policy's update, or else of the first update that counts such tokens."""
     tokens, those = (
         mean(late(run.policy(name) or run.series((Of.UPDATE, name))))
         for name in (TOKENS, f"{TOKENS}_with_gradient")
@@ -226,8 +228,8 @@ def moving(run: Evidence) -> float | None:
 
 
 def odds(run: Evidence) -> float | None:
-    """exp(score range / beta). The best policy under a KL penalty raises the odds of good answers over bad
-    ones by at most this factor, compared with the reference."""
+    """Return exp(score range / beta). Under a KL penalty, the best policy raises the odds of good answers
+    over bad ones at most by this factor, compared with the reference."""
     beta, widths = (
         run.setting("hp.beta"),
         [width for reward in run.rewards if (width := span(run, reward)) is not None],
@@ -236,24 +238,25 @@ def odds(run: Evidence) -> float | None:
 
 
 def rate(run: Evidence) -> float | None:
-    """The mean learning rate of the policy's update."""
+    """Return the mean learning rate of the policy's update."""
     return mean(run.policy("lr"))
 
 
 def skipped(run: Evidence) -> float | None:
-    """The share of optimizer steps that were skipped because their gradient was not finite."""
+    """Return the share of optimizer steps that were skipped because their gradient was not finite."""
     steps, left = mean(run.series((Of.UPDATE, "steps"))), mean(run.series((Of.UPDATE, "skipped_steps")))
     return left / (steps + left) if steps is not None and left is not None and steps + left else None
 
 
 def uneven(run: Evidence) -> float | None:
-    """The share of groups with unequal scores over the second half of the run; 1 if there are no groups."""
+    """Return the share of groups with unequal scores, over the second half of the run; 1 if there are no
+    groups."""
     flat = in_the_end(Of.SCORES, "even_groups")(run)
     return 1 - (flat or 0.0) if run.iterations else None
 
 
 def used(run: Evidence) -> float | None:
-    """The share of sampled rows that an update used, over the second half of the run."""
+    """Return the share of sampled rows that updates used, over the second half of the run."""
     sampled, trained = (
         mean(late(run.series((Of.ROWS, f"funnel/rows_{name}")))) for name in ("sampled", "used")
     )
@@ -261,8 +264,8 @@ def used(run: Evidence) -> float | None:
 
 
 def drift(run: Evidence) -> float | None:
-    """The distance of trainer and sampler in the second half of the run, divided by the distance in its first
-    iteration."""
+    """Return the mismatch between trainer and sampler in the second half of the run, divided by the mismatch
+    in the first iteration."""
     first, last = (
         initially(Of.ROWS, "policy/mismatch_mean")(run),
         in_the_end(Of.ROWS, "policy/mismatch_mean")(run),

@@ -1,4 +1,4 @@
-"""The findings on a run: the rules whose conditions it meets, as text, most important first."""
+"""The findings on a run: a text for each rule whose conditions the run meets, the most important first."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from typing import Any
 from rlflow.monitoring.diagnosis.evidence import MEASURES, Evidence
 from rlflow.monitoring.diagnosis.rules import RULES, Rule
 
-LEAST = 3  # least iterations of a run with findings: the first iteration has not changed any metric yet
+# a run with findings has at least this many iterations, since the first one has not changed any metric yet
+LEAST = 3
 
 
 @dataclass(frozen=True)
 class Finding:
     """A reason why a run learns little."""
 
-    name: str  # of the rule
-    # True if the training data are not what they seem or nothing is learned; else advice on a setting
+    name: str  # name of the rule
+    # True if the training data are not what they seem, or if nothing is learned; False for advice on a
+    # setting
     alarm: bool
     words: str
     remedy: str
-    # the first iteration in which it holds; None if that is the first of the run, or if the finding does not
-    # depend on a single metric
+    # the first iteration in which the condition is met; None if that is the run's first iteration, or if the
+    # finding does not depend on a single metric
     since: int | None
     evidence: Mapping[str, float] = field(default_factory=dict)  # measure → value
-    # measure → relation, threshold and source of the threshold
+    # measure → relation, threshold and source of this threshold
     thresholds: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -34,13 +36,13 @@ class Finding:
         return f"{self.words}{when}: {self.remedy}"
 
     def as_json(self) -> dict[str, Any]:
-        """The finding as plain JSON values."""
+        """Return the finding as plain JSON values."""
         return asdict(self)
 
 
 def findings(run: Evidence, rules: Sequence[Rule] = RULES) -> list[Finding]:
-    """The findings on a run, alarms first, each kind in the order of ``rules``. Empty for a run of fewer than
-    LEAST iterations, and for the null backend, which never learns."""
+    """Return the findings on a run: first alarms, then advice, each in the order of ``rules``. Empty for a
+    run with fewer than LEAST iterations, and for the null backend, which never learns."""
     if len(run.iterations) < LEAST or run.settings.get("backend") == "null":
         return []
     values = {name: measure(run) for name, measure in MEASURES.items()}
@@ -64,8 +66,8 @@ def _finding(rule: Rule, run: Evidence, values: Mapping[str, float | None]) -> F
 
 
 def _filled(text: str, values: Mapping[str, float]) -> str:
-    """The text with the values of the measures that it names. If one is unknown, the part in brackets with it
-    is omitted."""
+    """Return the text with the values of the measures that it names. If a value is unknown, the part in
+    brackets that contains it is omitted."""
     names = {name for _, name, _, _ in string.Formatter().parse(text) if name}
     if names <= set(values):
         return text.format_map(values)
@@ -74,9 +76,10 @@ def _filled(text: str, values: Mapping[str, float]) -> str:
 
 
 def _since(rule: Rule, run: Evidence) -> int | None:
-    """The first iteration in which the rule's metric is beyond its first threshold; None if that is the first
-    of the run. The metric may be within the threshold again later: a policy that one update has destroyed
-    does not move any more."""
+    """Return the first iteration in which the rule's metric is beyond the rule's first threshold. Returns
+    None if that is the run's first iteration, or if no iteration is beyond the threshold. In later
+    iterations, the metric may be within the threshold again: a policy that one update has destroyed does not
+    change any more."""
     series = run.series(rule.since) if rule.since else []
     number = next((iteration for iteration, value in series if rule.conditions[0].holds(value)), None)
     return number if series and number != series[0][0] else None

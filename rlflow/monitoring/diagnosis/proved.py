@@ -1,4 +1,4 @@
-"""Turns the claims that a run's own proof falsified before its first iteration into findings."""
+"""Turn the claims that a run's own proof falsified, before the run's first iteration, into findings."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rlflow.monitoring.diagnosis.findings import Finding
 class FalsifiedClaim:
     """A falsified claim, as recorded in a run's folder."""
 
-    name: str  # stable, such as reward-direction
-    subject: str  # the node or the role of the claim
+    name: str  # stable name of the claim, such as reward-direction
+    subject: str  # the node or the role that the claim is about
     sentence: str
-    number: str  # the measurement behind it
-    place: str  # path:line; empty if the claim has no line
+    number: str  # the measured number
+    place: str  # path:line; empty if the claim does not refer to a line
 
     def finding(self) -> Finding:
-        """The claim as an alarm."""
+        """Return the claim as an alarm."""
         where = f"correct {self.place}" if self.place else "correct it"
         words = f"{self.subject}: {self.sentence} ({self.number}), according to the proof before iteration 1"
         return Finding(
@@ -33,7 +33,7 @@ class FalsifiedClaim:
 
 
 def falsified(recorded: Mapping[str, Any]) -> Sequence[FalsifiedClaim]:
-    """The falsified claims in the content of a run's proof.json, in its order. Empty if the content has
+    """Return the falsified claims in the content of a run's proof.json, in order. Empty if the content has
     another form."""
     claims = recorded.get("claims")
     lines = [claim for claim in claims if isinstance(claim, dict)] if isinstance(claims, list) else []

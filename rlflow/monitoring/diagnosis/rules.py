@@ -1,10 +1,10 @@
-"""The rules of `rlflow explain`: the conditions on a run's measures for each finding, in the order of the
+"""The rules of `rlflow explain`: for each finding, the conditions on a run's measures, in the order of the
 findings.
 
-A cause comes before its effects: a sampler that is not synchronised also lowers entropy, rewards and
-clipping. An alarm says that the training data are not what they seem, or that nothing is learned; advice is
-on settings. Every threshold names its source. "seed 0" means the runs of `python benchmarks/stalls.py` with
-that seed; they are not used to test the rules.
+A cause comes before its effects. For example, a sampler that is not synchronised also lowers entropy, rewards
+and clipping. An alarm means that the training data are not what they seem, or that nothing is learned; advice
+concerns a setting. Every threshold names its source. "seed 0" means the runs of `python benchmarks/stalls.py`
+with that seed; these runs are not used to test the rules.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class RuleCondition:
 
 @dataclass(frozen=True)
 class Rule:
-    """A reason why a run learns little. ``words`` and ``remedy`` are templates, filled with measures by
-    name."""
+    """A reason why a run learns little. ``words`` and ``remedy`` are templates, which are filled with
+    measures by name."""
 
     name: str
     alarm: bool
     conditions: Sequence[RuleCondition]
     words: str
     remedy: str
-    # the figure whose first value beyond the first condition's threshold gives the finding's iteration
+    # the finding's iteration is the first in which this figure is beyond the first condition's threshold
     since: Measured | None = None
 
 
