@@ -112,8 +112,9 @@ class ChatTemplate:
         return [self._after(before, text) for text in texts[: len(later)]]
 
     def closed(self, opening: Sequence[Message], more: Sequence[Message], prompting: bool) -> str:
-        """Return the text after a placeholder reply that follows ``opening`` and is followed by the turns
-        ``more``.
+        """Return the text after a placeholder reply: the end of its turn, and the turns ``more``.
+
+        The reply follows ``opening``.
 
         Raises PlanError if the template refuses the conversation.
         """

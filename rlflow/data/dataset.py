@@ -149,11 +149,11 @@ class Dataset:
 
     @property
     def scorer(self) -> ScorerSpec | None:
-        """The scorer for ``--reward task``: the scorer of the reasoning-gym task, else a comparison with the
-        answer.
+        """The scorer for ``--reward task``; None if the data have none.
 
-        None if the data have neither, or if there are several sources, because each source has its own
-        scorer.
+        It is the scorer of the reasoning-gym task, else a comparison with the answer.
+
+        If there are several sources, it is None, because each source has its own scorer.
         """
         if self.parts:
             return None

@@ -145,7 +145,7 @@ class Encoder(Protocol):
     def texts(self, rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
         """Return the text of each row of token ids, without padding and end tokens.
 
-        bare: also without the special tokens inside the text.
+        bare: if True, special tokens inside the text are removed too.
         """
 
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> Encoder:

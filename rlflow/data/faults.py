@@ -19,18 +19,18 @@ CAUSES: Mapping[Cause, str] = {  # cause → description, in the order of messag
     "wording": "refused by the tokenizer or its chat template",
     "too_long": "too long",
 }
-CHARACTERS = 2**20  # most characters of records that are encoded at once
-SHOWN = 3  # most faults that an error describes in full
-PLACES = 8  # most places that a message lists for each cause
+CHARACTERS = 2**20  # maximum characters of records that are encoded at once
+SHOWN = 3  # maximum faults that an error describes in full
+PLACES = 8  # maximum places that a message lists for each cause
 
 
 @dataclass(frozen=True)
 class Room:
-    """The most tokens that a model accepts; None means no limit."""
+    """The maximum tokens that a model accepts; None means no limit."""
 
     prompt: int | None = None  # tokens of a prompt
-    row: int | None = None  # tokens of a prompt and its response together
-    why: str = ""  # the origin of the limits, as the end of a message
+    row: int | None = None  # maximum tokens of a prompt and its response together
+    why: str = ""  # where the limits come from, as the end of a message
 
     def __str__(self) -> str:
         limits = {"a prompt": self.prompt, "a prompt and its response": self.row}
@@ -50,7 +50,7 @@ class Fault:
 
     cause: Cause
     problem: Problem
-    tokens: int = 0  # for a record that is too long: a lower bound of its length
+    tokens: int = 0  # for a record that is too long: a lower bound of its tokens; else 0
 
     @property
     def place(self) -> Place | None:
@@ -66,7 +66,8 @@ def faults(
 ) -> dict[int, Fault]:
     """Return record index → fault, for the unusable records at ``index``.
 
-    Encodes records together, and one by one only if that fails. ``name``: name of the data set in messages.
+    Encodes the records together, and one by one only if encoding them together fails. ``name``: name of the
+    data set in messages.
     """
     checker = _Checker(encoder, wording, room, name)
     by_record: dict[int, Fault] = {}
@@ -79,7 +80,7 @@ def faults(
 def lengths(
     records: Sequence[Record], encoder: Encoder, wording: Wording, room: Room, name: str
 ) -> Iterator[tuple[int, int]]:
-    """Yield for each usable record the tokens of its prompt, and of its prompt with its longest response.
+    """Yield, for each usable record, the tokens of its prompt and of its prompt with its longest response.
 
     The arguments are the same as for ``faults``.
     """
@@ -92,7 +93,7 @@ def lengths(
 
 
 def _parts(records: Sequence[Record], index: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the indices in parts of at most CHARACTERS characters; a longer record is a part of its own."""
+    """Yield the indices in parts of at most CHARACTERS characters; a longer record forms its own part."""
     part: list[int] = []
     size = 0
     for i in index:
@@ -128,9 +129,9 @@ class _Checker:
     name: str
 
     def all_sound(self, records: Sequence[Record]) -> bool:
-        """Whether all records are usable.
+        """Return True if all records are certainly usable.
 
-        May be False although they are, if only checking one by one can decide.
+        May return False for usable records if only checking them one by one can decide.
         """
         if any(self._empty(record) or self._surely_longer(record) for record in records):
             return False
@@ -171,11 +172,11 @@ class _Checker:
         )
 
     def _empty(self, record: Record) -> bool:
-        """Whether a record has no question. A record with responses needs none."""
+        """Return True if a record lacks a question; a record with responses does not need one."""
         return not record.responses and not record.question.strip()
 
     def lengths(self, records: Sequence[Record]) -> list[tuple[int, int]]:
-        """Return for each record the tokens of its prompt, and of its prompt with its longest response."""
+        """Return, for each record, the tokens of its prompt and of its prompt with its longest response."""
         wordings = [self.wording.of(record) for record in records]
         turns = iter(
             answered(
@@ -194,13 +195,14 @@ class _Checker:
         return lengths
 
     def _fits(self, prompt: int, longest: int) -> bool:
-        """Whether the prompt has tokens, and it and its longest response are within the limits."""
+        """Return True if the prompt has tokens, and the prompt and its longest response are within the
+        limits."""
         return prompt > 0 and not _over(prompt, self.room.prompt) and not _over(longest, self.room.row)
 
     def _surely_longer(self, record: Record) -> int:
-        """Return a lower bound of the record's tokens if that already exceeds a limit; else 0.
+        """Return a lower bound of the record's tokens if this bound already exceeds a limit; else 0.
 
-        The bound follows from the number of characters, since one token has a limited number of them.
+        The bound follows from the number of characters, because a token has a limited number of characters.
         """
         prompt = _length(record.prompt)
         row = prompt + max((_length(response) for response in record.responses), default=0)
@@ -224,7 +226,8 @@ class _Checker:
         )
 
     def _which(self, record: Record, number: int) -> str:
-        """Return the beginning of a message for a record without a place; else an empty string."""
+        """Return the beginning of a message that names the record by number if it has no place; else an empty
+        text."""
         return "" if record.place else f"record {number + 1} of {self.name}: "
 
 
@@ -239,7 +242,8 @@ def counted(faults: Iterable[Fault]) -> dict[Cause, list[Fault]]:
 
 
 def spoken(faults: Iterable[Fault]) -> str:
-    """Summarise faults: the records of each cause, their places, and the length of the longest."""
+    """Summarise faults: the number of records for each cause, their places, and the length of the longest
+    record."""
     return "; ".join(_cause_summary(cause, of_cause) for cause, of_cause in counted(faults).items())
 
 
@@ -251,14 +255,15 @@ def _cause_summary(cause: Cause, of_cause: Sequence[Fault]) -> str:
 
 
 def places_of(places: Iterable[Place | None]) -> str:
-    """Return the first PLACES places in parentheses after a space; empty for records without a place."""
+    """Return the first PLACES places in parentheses, after a space; an empty text if no record has a
+    place."""
     known = [str(place) for place in places if place]
     ellipsis = ", …" if len(known) > PLACES else ""
     return f" ({', '.join(_short(known[:PLACES]))}{ellipsis})" if known else ""
 
 
 def _short(places: Sequence[str]) -> Iterator[str]:
-    """Yield the places as text; after the first place of a file, only line numbers."""
+    """Yield the places as text; after the first place in a file, only line numbers."""
     before = ""
     for place in places:
         path, _, line = place.rpartition(":")

@@ -21,7 +21,7 @@ OTHER_NAMES = {
     "prompt": ("question", "problem", "instruction", "input"),
     "answer": ("solution", "ground_truth", "reward_model.ground_truth", "target", "label"),
 }
-# Fields that identify the records of another project.
+# Fields that identify the records of a different project.
 OF_PROJECTS = {"reward_model.ground_truth": "verl", "input": "OpenRLHF", "label": "OpenRLHF"}
 TYPES: dict[str, tuple[type, ...]] = {"float": (float, int), "int": (int,), "bool": (bool,)}
 
@@ -34,10 +34,10 @@ class Record:
     answer: str | None = None  # the right answer
     # A completion, or (chosen, rejected). A list of messages begins and ends with the assistant.
     responses: tuple[Response, ...] = ()
-    # Declared column → value; column of a field that rewards read → its value as JSON.
+    # Declared column → value; for a field that rewards read, its column → its value as JSON.
     more: Mapping[str, Any] = field(default_factory=dict)
     place: Place | None = field(default=None, compare=False)  # file and line
-    # Its number among all records of the data, from 0; unreadable records count too.
+    # The record's number among all records of the data, from 0; unreadable records count too.
     number: int = field(default=0, compare=False)
 
     @property
@@ -67,7 +67,7 @@ class Mapped:
 
     @property
     def responses(self) -> tuple[str, ...]:
-        """rlflow's names of the responses of a record."""
+        """rlflow's names for the responses of a record."""
         return {"prompts": (), "completions": ("completion",), "pairs": ("chosen", "rejected")}[self.shape]
 
     def record(self, raw: Raw) -> Record:
@@ -96,9 +96,9 @@ class Mapped:
 
 
 def mapped(first: Raw, chosen: Mapping[str, str | None], columns: Mapping[str, Kind]) -> Mapped:
-    """Decide from the first record which field each name is read from. Raises PlanError.
+    """Return the mapping that fits the first record. Raises PlanError if a needed field is missing.
 
-    ``chosen``: name → field as the user maps it; None for no field.
+    ``chosen``: name → the field that the user maps to it; None for no field.
     """
     names = dict.fromkeys([*FIELDS, *columns])
     for name in chosen:
@@ -163,7 +163,7 @@ def _has(raw: Raw, name: str) -> bool:
 
 
 def _value(raw: Raw, name: str) -> Any:
-    """Return the value of a field, or of a nested one by a dotted name (reward_model.ground_truth).
+    """Return the value of a field; a dotted name (reward_model.ground_truth) is a nested field.
 
     Raises PlanError if it is missing.
     """
@@ -186,7 +186,7 @@ def _prompt(value: Any, raw: Raw, name: str) -> str | tuple[Message, ...]:
 
 
 def _messages(value: Sequence[Any], raw: Raw, name: str) -> tuple[Message, ...]:
-    """Return the messages without keys that are None.
+    """Return the messages without keys whose value is None.
 
     Raises PlanError for a message that no chat template accepts.
     """
@@ -207,9 +207,9 @@ def _messages(value: Sequence[Any], raw: Raw, name: str) -> tuple[Message, ...]:
 
 
 def _without_none(message: Mapping[Any, Any], filled: bool) -> dict[Any, Any]:
-    """Return the message without keys that are None; if ``filled``, also without nested ones.
+    """Return the message without keys whose value is None; if ``filled``, also without nested ones.
 
-    A content of None is kept: such a message only calls tools.
+    A content of None is kept, because such a message only calls tools.
     """
     return {
         key: _dense(item) if filled else item
@@ -219,7 +219,7 @@ def _without_none(message: Mapping[Any, Any], filled: bool) -> dict[Any, Any]:
 
 
 def _dense(value: Any) -> Any:
-    """Return a value without the entries of its mappings that are None."""
+    """Return a value without those entries of its mappings whose value is None."""
     if isinstance(value, Mapping):
         return {key: _dense(item) for key, item in value.items() if item is not None}
     return [_dense(item) for item in value] if isinstance(value, list | tuple) else value
@@ -228,8 +228,8 @@ def _dense(value: Any) -> Any:
 def _response(raw: Raw, name: str, prompted: bool) -> Response:
     """Return the response in a field: a text, or messages.
 
-    If the prompt is in another field, messages that begin with the assistant are kept. From any other
-    conversation, only the assistant's last message is the response.
+    If the prompt is in its own field and the messages begin with the assistant, all messages are the
+    response. In any other conversation, only the assistant's last message is.
     """
     value = _value(raw, name)
     if isinstance(value, str):
@@ -272,7 +272,7 @@ def _declared(raw: Raw, name: str, kind: Kind) -> Any:
 
 
 def _too_large(value: Any, family: str) -> bool:
-    """Whether an integer, which JSON does not limit, is too large for a dtype of the family."""
+    """Return True if an integer is too large for a dtype of the family; JSON does not limit integers."""
     if not isinstance(value, int):
         return False
     return not (-(2**63) <= value < 2**63 if family == "int" else -(2**127) < value < 2**127)

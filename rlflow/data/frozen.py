@@ -1,6 +1,6 @@
 """Convert Python values to JSON types and back without loss.
 
-Tuples, sets, and mappings with non-text keys are marked.
+Tuples, sets, and mappings with non-text keys are marked, so that they can be restored.
 """
 
 from __future__ import annotations

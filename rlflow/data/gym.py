@@ -1,6 +1,6 @@
 """reasoning-gym tasks as data: questions drawn by a seed.
 
-Each record has the entry that the task's own scorer needs.
+Each record carries the entry that the task's own scorer needs.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from rlflow.errors import PlanError, listed, nearest
 from rlflow.extras import require
 
 PREFIX = "reasoning_gym:"
-SIZE = 1000  # questions drawn if the task's parameters name no size
+SIZE = 1000  # number of questions if the task's parameters name no size
 COLUMNS: dict[str, Kind] = {"entry": text}
-# (task, settings) → the last questions drawn. Runs in one process usually use the same data, and drawing is
-# slow.
+# (task, settings) → the questions that were drawn last, because runs in one process usually use the same data
+# and drawing is slow.
 _LAST: dict[tuple[str, str], tuple[tuple[Record, ...], int]] = {}
 
 
 def scorer(task: str, parameters: Mapping[str, Any]) -> ScorerSpec:
     """Return the scorer of a reasoning-gym task: its ``score_answer``.
 
-    It reads the complete entry of a row.
+    The scorer reads the complete entry of a row.
     """
     settings = {"task": task, "parameters": {**parameters, "size": 1, "seed": 0}}
     return ScorerSpec("reasoning_gym", ("completion", "entry"), (), settings)
@@ -48,7 +48,7 @@ def draw(task: str, parameters: Mapping[str, Any], seed: int) -> tuple[tuple[Rec
     records: dict[str, Record] = {}
     for index in range(len(entries)):
         entry = entries[index]
-        # Small tasks repeat half of their questions, and a record takes longer to make than its entry.
+        # Small tasks repeat half of their questions, and making a record takes longer than drawing its entry.
         if entry["question"] not in records:
             records[entry["question"]] = _record(entry, index)
     drawn = tuple(records.values()), len(entries) - len(records)
@@ -87,7 +87,8 @@ def _make(task: str, parameters: Mapping[str, Any]) -> Any:
         )
     try:
         return kind(config=config(**parameters))  # validates the parameters
-    except (AssertionError, TypeError, ValueError) as error:  # how reasoning-gym refuses values
+    # the errors with which reasoning-gym refuses values
+    except (AssertionError, TypeError, ValueError) as error:
         raise PlanError.of(
             "task-parameter",
             f"reasoning-gym refuses the parameters of '{task}': {error or type(error).__name__}",

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlflow.author.columns import FIELD, field_column
 
-# Name → names of the fields that may contain it, the first match counts.
+# Name → the fields that may contain it; the first existing field counts.
 OTHER_NAMES = {"ground_truth": ("ground_truth", "reward_model.ground_truth")}
 ABSENT = ""  # the text for a record without the field; not valid JSON
 
@@ -22,12 +22,12 @@ class Wanted:
     """The data fields that rewards may read, by name."""
 
     names: Mapping[str, bool] = field(default_factory=dict)  # name → whether every record must have its field
-    everything: bool = False  # whether all fields are wanted
-    model_prompt: bool = False  # whether rows must have the column MODEL_PROMPT
+    everything: bool = False  # True if all fields are wanted
+    model_prompt: bool = False  # True if rows must have the column MODEL_PROMPT
 
     @property
     def any(self) -> bool:
-        """Whether any field may be needed."""
+        """True if any field may be needed."""
         return self.everything or bool(self.names)
 
 
@@ -36,7 +36,7 @@ NOTHING = Wanted()
 
 @dataclass(frozen=True)
 class JsonFields:
-    """The fields carried for rewards."""
+    """The data fields that rows carry for rewards."""
 
     columns: Mapping[str, str] = field(default_factory=dict)  # column → field of the file
     required: Collection[str] = ()  # columns whose field every record must have
@@ -50,8 +50,8 @@ def choose_fields(
 ) -> JsonFields:
     """Decide which fields to carry: the wanted fields that occur in at least one record.
 
-    ``chosen``: name → field as the user maps it. ``columns``: names that are already columns of the data;
-    rewards read the column.
+    ``chosen``: name → the field that the user maps to it. ``columns``: names of columns of the data; for
+    these names, rewards read the column.
     """
     names = dict(wanted.names)
     if wanted.everything:
@@ -74,7 +74,7 @@ def _source(records: Sequence[Mapping[str, Any]], name: str, chosen: Mapping[str
 
 
 def present(record: Mapping[str, Any], name: str) -> bool:
-    """Whether a record has a field, or a nested one by a dotted name."""
+    """Return True if a record has a field; a dotted name is a nested field."""
     try:
         value_of(record, name)
     except KeyError:
@@ -106,9 +106,9 @@ def packed(record: Mapping[str, Any], name: str) -> str:
 
 
 def given_back(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row's values by the names that a reward uses.
+    """Return a row's values under the names that a reward uses.
 
-    Carried fields are decoded, and omitted if absent.
+    Carried fields are decoded; fields that the record does not have are omitted.
     """
     values = {}
     for name, value in row.items():
@@ -120,5 +120,5 @@ def given_back(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def names_of(columns: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the carried fields among some columns."""
+    """Return the names of the carried fields among these columns."""
     return tuple(name.removeprefix(FIELD) for name in columns if name.startswith(FIELD))

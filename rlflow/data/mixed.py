@@ -1,4 +1,4 @@
-"""Combine several data sources: one data set with their records, and a cursor that serves them by weight."""
+"""Combine several data sources into one data set, with a cursor that serves their records by weight."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 def mixed(parts: Mapping[str, Dataset], weights: Mapping[str, Fraction] | None = None) -> Dataset:
-    """Combine data sets, given by name, into one whose rows have the column SOURCE.
+    """Combine data sets (by name) into one data set, whose rows have the column SOURCE.
 
-    A text column that a source does not have is empty in its rows. ``weights``: shares of the prompts, of any
-    positive sum; by default each source counts by its number of records. Raises PlanError if the sources
-    cannot be combined.
+    If a source lacks a text column, the column is empty in its rows. ``weights``: name → share of the
+    prompts, with any positive sum; by default, each source's number of records. Raises PlanError if the
+    sources cannot be combined.
     """
     first = next(iter(parts.values()))
     declared = {name: kind for part in parts.values() for name, kind in part.declared.items()} | {
@@ -83,7 +83,7 @@ def _same_shape(parts: Mapping[str, Dataset]) -> None:
 
 
 def _same_kinds(parts: Mapping[str, Dataset], declared: Mapping[str, Kind]) -> None:
-    """Raise PlanError for a source without a declared column of numbers.
+    """Raise PlanError if a source lacks a declared column of numbers.
 
     Only text columns can be left empty.
     """
@@ -100,7 +100,7 @@ def _same_kinds(parts: Mapping[str, Dataset], declared: Mapping[str, Kind]) -> N
 
 
 def prompts_of(data: Dataset, seed: int = 0) -> Prompts:
-    """Return a cursor over the records of one source or several.
+    """Return a cursor that serves the records of one or several sources.
 
     Each epoch has a new order, drawn by ``seed``.
     """
@@ -111,8 +111,9 @@ class MixedPrompts(Prompts):
     """Serves the records of several sources without end.
 
     The weights alone determine the order of sources (``shares.turns``). Each source counts its own epochs,
-    and has a new order in each. An unusable record is skipped and the next record of its source is served, so
-    the shares apply to usable records. A row's position in the stream is the number of rows before it.
+    and its records have a new order in each epoch. An unusable record is skipped and the next record of its
+    source is served, so the shares apply to usable records. A row's position in the data stream is the number
+    of rows served before it.
     """
 
     def __init__(self, data: Dataset, seed: int = 0) -> None:
@@ -120,7 +121,7 @@ class MixedPrompts(Prompts):
         self._names = tuple(data.parts)
         self._weights = [data.weights[name] for name in self._names]
         self._counts = [0] * len(self._names)  # turns served from each source at these weights
-        self._cursors = [0] * len(self._names)  # place of each source in the orders of all its epochs
+        self._cursors = [0] * len(self._names)  # place of each source's cursor, counted over all its epochs
         by_name: dict[str, list[int]] = {name: [] for name in self._names}
         for index, record in enumerate(data.records):
             by_name[record.more[SOURCE]].append(index)
@@ -138,7 +139,7 @@ class MixedPrompts(Prompts):
 
     @property
     def epoch(self) -> int:
-        """How many complete passes every source has made."""
+        """Number of complete epochs of the source that has the fewest."""
         return min(
             cursor // len(records) for cursor, records in zip(self._cursors, self._records, strict=True)
         )
@@ -168,14 +169,14 @@ class MixedPrompts(Prompts):
             cursor += len(ahead)
             if usable := [record for record in ahead if record not in self.faults]:
                 records, since = records + usable, cursor
-            # The longest possible distance between two draws of one record.
+            # The maximum distance between two draws of one record.
             elif cursor - since >= 2 * len(self._records[source]):
                 own = [self.faults[record] for record in self._records[source] if record in self.faults]
                 raise refused(self._names[source], own, len(own), self.data.room)
         return cursor, records
 
     def _at(self, source: int, place: int) -> int:
-        """Return the record at a place in a source's orders."""
+        """Return the index of the record at a place of a source's cursor."""
         own = self._records[source]
         epoch, within = divmod(place, len(own))
         if self._orders.get(source, (-1, None))[0] != epoch:
@@ -183,7 +184,7 @@ class MixedPrompts(Prompts):
         return own[int(self._orders[source][1][within])]
 
     def left_out(self, since: Mapping[str, Any]) -> dict[Figure, float]:
-        """Return metrics: how many records were skipped since a ``state``, by cause."""
+        """Return metrics: the number of records that were skipped since the state ``since``, by cause."""
         if not self.faults:
             return {}
         causes: Counter[str] = Counter()
@@ -211,9 +212,10 @@ class MixedPrompts(Prompts):
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from a ``state``. If its weights differ from the present ones, turns are counted from 0.
+        """Continue from a state that ``state`` returned. If its weights differ from the current weights,
+        turns are counted from 0.
 
-        Raises PlanError if its data or seed differ from the present ones.
+        Raises PlanError if the state has different data or a different seed.
         """
         self._check_same(state)
         self.position, self._cursors = int(state["position"]), self._places(state)
@@ -228,15 +230,15 @@ class MixedPrompts(Prompts):
 
 
 def _number(name: str) -> int:
-    """Return the number of a source in the seeds of its orders. It does not depend on the other sources."""
+    """Return a number for the seeds of a source's orders, which depends only on the source's name."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4])
 
 
 def fifths(data: Dataset, held_out: int) -> dict[str, int]:
-    """Return source → how many of its questions to hold out.
+    """Return source → the number of its questions to hold out.
 
-    This is its share of ``held_out`` by weight: at least 1 and at most a fifth of its questions. The upper
-    limit wins: a source with fewer than 5 questions holds out none.
+    The number is the source's share of ``held_out`` by weight, at least 1 and at most a fifth of its
+    questions. A source with fewer than 5 questions holds out none.
     """
     total = sum(data.weights.values())
     questions: dict[str, set[str]] = {name: set() for name in data.parts}

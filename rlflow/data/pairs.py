@@ -1,4 +1,5 @@
-"""Find preference pairs whose two responses have the same tokens. Such pairs have no preference to learn."""
+"""Find preference pairs whose two responses have the same tokens; a model cannot learn a preference from such
+pairs."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ TOGETHER = 256  # pairs that are encoded at once
 def equal_pairs(data: Dataset, seconds: float = math.inf) -> list[Record]:
     """Return the records of pairs whose two responses have equal ids.
 
-    After ``seconds``, the remaining pairs are not encoded: only pairs with equal responses in the file are
-    found.
+    After ``seconds``, the remaining pairs are no longer encoded; of these, only pairs whose responses are
+    equal in the file are found.
     """
     limit = time.monotonic() + seconds
     return [
@@ -44,7 +45,8 @@ def _equal(data: Dataset, records: Sequence[Record], hasty: bool) -> Iterator[Re
 
 
 def _ids(data: Dataset, responses: Sequence[tuple[Record, Response]]) -> list[list[int] | None]:
-    """Return the ids of each response; None if it cannot be encoded, which is reported as another fault."""
+    """Return the ids of each response; None for a response that cannot be encoded, which other checks
+    report."""
     try:
         turns = answered(
             data.encoder, [(data.wording.of(record), response) for record, response in responses]
@@ -59,7 +61,7 @@ def _ids(data: Dataset, responses: Sequence[tuple[Record, Response]]) -> list[li
 
 
 def told(data: Dataset, equal: Sequence[Record]) -> str:
-    """Return a line about pairs with equal responses; empty if there are none."""
+    """Return a line about pairs with equal responses; an empty text if there are none."""
     where = places_of([record.place for record in equal])
     return (
         f"{len(equal)} of {len(data)} pairs have the same ids in both responses and teach nothing{where}"

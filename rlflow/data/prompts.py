@@ -1,6 +1,6 @@
 """Serve the records of a data set as prompts.
 
-The order follows from seed, epoch and position alone, so that a run resumes exactly.
+The order depends only on seed, epoch and position, so that a run resumes exactly.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ TOGETHER = 512  # records that ``check`` checks in one step
 class Prompts:
     """Serves the records of a data set without end.
 
-    Each epoch has a new order, and each record a new position in the stream. An unusable record is skipped,
-    and its position has no row. Whether a record is usable follows from the data alone, so that a resumed
-    cursor skips the same records. Raises PlanError for an empty data set.
+    Each epoch has a new order, and each time a record is drawn, it has a new position in the data stream. An
+    unusable record is skipped, and its position has no row. Whether a record is usable depends only on the
+    data, so that a resumed cursor skips the same records. Raises PlanError for an empty data set.
     """
 
     def __init__(self, data: Dataset, seed: int = 0) -> None:
@@ -47,7 +47,7 @@ class Prompts:
 
     @property
     def epoch(self) -> int:
-        """How many complete passes over the data set have been served."""
+        """Number of complete epochs that have been served."""
         return self.position // len(self)
 
     def take(self, count: int) -> Batch:
@@ -63,7 +63,7 @@ class Prompts:
             position += len(ahead)
             if usable := [pair for pair in ahead if pair[1] not in self.faults]:
                 pairs, since = pairs + usable, position
-            elif position - since >= 2 * len(self):  # the longest possible distance between draws of a record
+            elif position - since >= 2 * len(self):  # the maximum distance between two draws of a record
                 raise refused(self.data.name, list(self.faults.values()), len(self), self.data.room)
         self.position = position
         return self.data.batch([record for _, record in pairs], at=[place for place, _ in pairs])
@@ -71,7 +71,8 @@ class Prompts:
     def check(self, seconds: float) -> int:
         """Look for unusable records, in the order of the data, for about ``seconds``.
 
-        Returns how many records have been checked so far; the unusable ones are in ``faults``.
+        Returns the number of records that have been checked so far. The faults of unusable records are in
+        ``faults``.
         """
         limit = time.monotonic() + seconds
         for start in range(0, len(self), TOGETHER):
@@ -81,12 +82,12 @@ class Prompts:
         return sum(self._checked)
 
     def untold(self) -> Iterator[Fault]:
-        """Yield the faults of records drawn since the last call, each once."""
+        """Yield the faults of records that were drawn since the last call, each fault once."""
         while self._unreported:
             yield self._unreported.popleft()
 
     def left_out(self, since: Mapping[str, Any]) -> dict[Figure, float]:
-        """Return metrics: how many records were skipped since a ``state``, by cause."""
+        """Return metrics: the number of records that were skipped since the state ``since``, by cause."""
         if not self.faults:
             return {}
         first = self._position(since)
@@ -107,7 +108,9 @@ class Prompts:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from a ``state``. Raises PlanError if its data or seed differ from the present ones."""
+        """Continue from a state that ``state`` returned.
+
+        Raises PlanError if the state has different data or a different seed."""
         self._check_same(state)
         self.position = self._position(state)
 
@@ -133,7 +136,7 @@ class Prompts:
         return int(self._order[1][place])
 
     def _check_records(self, index: Iterable[int]) -> list[Fault]:
-        """Check the records that were not checked before, and return their faults."""
+        """Check those records that were not checked before, and return their faults."""
         new = [record for record in dict.fromkeys(index) if not self._checked[record]]
         faults = self.data.faulty(new)
         self.faults |= faults
@@ -143,10 +146,10 @@ class Prompts:
 
 
 def order(count: int, seed: int, epoch: int, *source: int) -> np.ndarray:
-    """Return a shuffle of 0 … count-1, int64 [count].
+    """Return 0 … count-1 in random order, int64 [count].
 
-    Sorts raw random bits: numpy promises never to change that stream. ``source``: a number of the source, if
-    there are several.
+    Sorts raw random bits, because numpy promises never to change that stream. ``source``: the number of the
+    data source, if there are several.
     """
     bits = np.random.PCG64(np.random.SeedSequence([seed, epoch, *source])).random_raw(count)
     return np.argsort(bits, kind="stable")

@@ -20,22 +20,22 @@ SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """One record as the file has it.
+    """One record as it is in the file.
 
-    For a Parquet file or dataset folder, the line of its place is the row number, from 1.
+    For a Parquet file or dataset folder, the line in ``place`` is the row number, from 1.
     """
 
     fields: Mapping[str, Any]
     place: Place
-    number: int = 0  # its number among all records, from 0; unreadable lines count too
-    # Whether it comes from Arrow, which adds None for the missing keys of nested values.
+    number: int = 0  # the record's number among all records, from 0; unreadable lines count too
+    # True if the record comes from Arrow, which adds None for missing keys of nested values.
     filled: bool = False
 
 
 def read(path: Path, part: str | None = None) -> tuple[list[Raw], list[Problem]]:
     """Return (records, problems) of a file or folder; a problem is a line without a valid record.
 
-    ``part``: the split of a folder with several. Raises PlanError if nothing can be read.
+    ``part``: the split to read if a folder has several. Raises PlanError if nothing can be read.
     """
     if not path.exists():
         raise no_such_file(path)
@@ -122,9 +122,10 @@ def _hidden(path: Path) -> bool:
 
 
 def _of_part(path: Path, files: list[Path], part: str | None) -> list[Path]:
-    """Return the files of one split of one configuration.
+    """Return the files of one split.
 
-    The split is ``part``. By default it is "train" if files are named after splits, else all files.
+    ``part`` names the split. If it is None, the split is "train" if files are named after splits, else all
+    files.
     """
     split_files = [file for file in files if _split_of(file)]
     part_files = (
@@ -145,7 +146,7 @@ def _of_part(path: Path, files: list[Path], part: str | None) -> list[Path]:
 
 
 def _split_of(file: Path) -> str:
-    """Return the split that begins the file's name (train-00000-of-00001.parquet), or an empty string."""
+    """Return the split with which the file's name begins (train-00000-of-00001.parquet), or an empty text."""
     stem = file.stem.partition("-")[0]
     return stem if stem in SPLITS else ""
 

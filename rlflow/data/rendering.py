@@ -2,9 +2,9 @@
 
 A template is a program by the model's author. This program runs as a file and imports nothing of rlflow
 except the sandbox in `rlflow.processes.sandbox`. Each line of standard input is a JSON object with
-``template``, ``variables``, ``seconds`` of processor time, and ``conversations``: a list of (messages, most
-characters of their text). The program answers each conversation with a line: ``{"text": …}``, ``{"error":
-…}`` if the template refuses it, or ``{"limit": …}`` if it exceeds a limit. When the time for all
+``template``, ``variables``, ``seconds`` of processor time, and ``conversations``: a list of (messages,
+maximum characters of their text). The program answers each conversation with a line: ``{"text": …}``,
+``{"error": …}`` if the template refuses it, or ``{"limit": …}`` if it exceeds a limit. When the time for all
 conversations is over, the kernel kills the process.
 
 Templates get the Jinja sandbox, filters and functions of transformers 5, so that they render the same text.
@@ -27,7 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rlflow.processes.sandbox import limits, sandboxes
 
-MEMORY = 1 << 30  # most bytes of this process
+MEMORY = 1 << 30  # maximum bytes of this process
 LIMITS = {
     resource.RLIMIT_AS: MEMORY,
     resource.RLIMIT_FSIZE: 0,

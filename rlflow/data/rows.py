@@ -18,7 +18,7 @@ from rlflow.data.turns import answered, joined
 
 
 def kinds(like: Record, declared: Mapping[str, Kind], model_prompt: bool = False) -> dict[str, Kind]:
-    """Return name → kind of the columns that ``batch`` returns for records like this one."""
+    """Return name → kind of the columns that ``batch`` returns for records with the shape of ``like``."""
     names = ["prompt", *(["answer"] if like.answer is not None else []), "prompt_tokens"]
     names += ["completion", "tokens", "mask", "finish"] if like.responses else []
     names += ["group", "chosen"] if len(like.responses) == 2 else []
@@ -38,7 +38,7 @@ def batch(
 ) -> Batch:
     """Return the records as rows, each with its position in the data stream.
 
-    ``like``: a record of the same shape; it determines the columns, also if ``records`` is empty.
+    ``like``: a record of the same shape, which determines the columns even if ``records`` is empty.
     ``numbered``: add the column ``prompt_id`` with each record's number. ``model_prompt``: add the column
     MODEL_PROMPT with the prompt's text as the model reads it.
     """
@@ -111,7 +111,7 @@ def _declared(kind: Kind, values: Sequence[Any]) -> Data:
 
 
 def _settled(kind: Kind) -> Kind:
-    """Return the kind with a dtype; numbers without one are float32."""
+    """Return the kind with a dtype: float32 for a kind of numbers without a dtype."""
     if kind.level is Level.TEXT or kind.dtype in {
         str(dtype).removeprefix("torch.") for dtype in DTYPES.values()
     }:

@@ -1,4 +1,4 @@
-"""Describe the scorer of a row as plain data, so that a process without the data set can build it."""
+"""Describe the scorer of rows as plain data, so that a process without the data set can build the scorer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class ScorerSpec:
     kind: str  # match, math, reasoning_gym or function
     reads: tuple[str, ...] = ("completion", "answer")  # row columns that it requires
     optional: tuple[str, ...] = ()  # row columns that it uses if a batch has them
-    settings: Mapping[str, Any] = field(default_factory=dict)  # arguments for its kind, plain values
+    # arguments for this kind of scorer, as plain values
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def packed(self) -> dict[str, Any]:
@@ -32,7 +33,7 @@ class ScorerSpec:
     def key(self) -> str:
         """16 hex digits of a SHA-256 over kind and settings.
 
-        A process uses it to recognise a scorer that it has loaded.
+        A process uses the key to recognise a scorer that it has already loaded.
         """
         return hashlib.sha256(msgpack.packb(self.packed, unicode_errors="surrogatepass")).hexdigest()[:16]
 
@@ -49,11 +50,11 @@ class Judged(Protocol):
 
     @property
     def scorer(self) -> ScorerSpec | None:
-        """The scorer of the reward ``task``; None if the data has none."""
+        """The scorer for ``--reward task``; None if the data have none."""
 
     @property
     def sources(self) -> Mapping[str, DataShape]:
-        """Columns and scorer of each of several sources, by name; empty for one source."""
+        """Source name → its columns and scorer, if there are several sources; empty for a single source."""
 
 
 @dataclass(frozen=True)

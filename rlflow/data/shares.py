@@ -1,6 +1,6 @@
 """Order the turns of several data sources by weight, without randomness.
 
-Each source stays within one prompt of its exact share.
+The number of prompts of each source stays within one of its exact share.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from fractions import Fraction
 def turns(weights: Sequence[Fraction], counts: Sequence[int]) -> Iterator[int]:
     """Yield the index of the source for each next turn, without end.
 
-    ``counts``: turns of each source so far, produced by this rule from the start.
+    ``counts``: the turns that this rule has given each source so far.
 
-    After n turns, a source of share w among k sources has had w n turns, within 1 - 1/(2k - 2) (Tijdeman,
-    "The chairman assignment problem", Discrete Mathematics 32, 1980). Candidates are the sources that are
-    behind by at least 1/(2k - 2) of a turn. The next turn goes to the candidate that would be the first to
-    exceed the bound; ties go to the first source.
+    After n turns, a source with share w among k sources has had w n turns, to within 1 - 1/(2k - 2)
+    (Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980). Candidates are the sources
+    that are behind by at least 1/(2k - 2) of a turn. The next turn goes to the candidate that would be the
+    first to exceed the bound; ties go to the first source.
     """
     scale = math.lcm(*(weight.denominator for weight in weights))
     shares = [int(weight * scale) for weight in weights]

@@ -19,12 +19,13 @@ from rlflow.data.json_fields import NOTHING, Wanted, choose_fields
 from rlflow.data.records import Raw
 from rlflow.errors import PlanError, Problem, listed, nearest
 
-STEP = 1024  # records that are encoded at once
+STEP = 1024  # number of records that are encoded at once
 TRIED = 1000  # the settings must suit at least one record of the first TRIED
 
 
 def unchanged(encoder: Encoder) -> Encoder:
-    """Return the encoder itself: the default of ``open_data``, without tools in prompts."""
+    """Return the encoder itself: the default for ``telling`` in ``open_data``, which adds nothing to
+    prompts."""
     return encoder
 
 
@@ -46,7 +47,7 @@ def open_data(
     bad: Literal["stop", "skip"] = "stop",
     telling: Callable[[Encoder], Encoder] = unchanged,
 ) -> Dataset:
-    """Open a file, folder or reasoning-gym task as a data set.
+    """Return a file, folder or reasoning-gym task as a data set.
 
     ``spec``: a .jsonl or .parquet file, a Hugging Face dataset folder, a folder of such files, or the name of
     a reasoning-gym task. Raises PlanError.
@@ -88,7 +89,7 @@ def open_data(
 def _texts(questions: Sequence[Record]) -> tuple[list[Record], int]:
     """Return (records, how many changed): prompts of one plain user message become plain text.
 
-    Used for a tokenizer without a chat template.
+    This is used if the tokenizer has no chat template.
     """
     alone = [
         not isinstance(record.prompt, str)
@@ -197,7 +198,8 @@ def _read(
 
 
 def _unread(raw: Sequence[Raw], fields: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the fields of the first record that are not used. A field with one used part counts as used."""
+    """Return the unused fields of the first record. If a part of a field is used, the field counts as
+    used."""
     needed = {field.partition(".")[0] if field not in raw[0].fields else field for field in fields.values()}
     return tuple(str(name) for name in raw[0].fields if name not in needed)
 
@@ -208,9 +210,10 @@ def _mapping(
     columns: Mapping[str, Kind],
     bad: Literal["stop", "skip"],
 ) -> Mapped:
-    """Return the mapping of fields by the first record.
+    """Return the mapping of fields that fits the first record.
 
-    If bad records are skipped, the first record with all needed fields decides. Raises PlanError.
+    If bad records are skipped, the first record that has all needed fields decides instead. Raises PlanError
+    if there is none.
     """
     errors: list[PlanError] = []
     for item in raw:
@@ -230,7 +233,7 @@ def _line(problem: Problem) -> tuple[str, int]:
 def _check_wording(data: Dataset) -> None:
     """Raise PlanError if the settings suit none of the first TRIED records.
 
-    The run then fails before it computes anything.
+    So a run with unsuitable settings fails before it computes anything.
     """
     errors: list[PlanError] = []
     for record in data.records[:TRIED]:
@@ -246,7 +249,7 @@ def _check_wording(data: Dataset) -> None:
 def _short_enough(data: Dataset, limit: int) -> Dataset:
     """Return the data set without prompts of more than ``limit`` tokens.
 
-    Records that cannot be encoded are kept, and reported with other faults.
+    Records that cannot be encoded are kept, and are reported later with the other faults.
     """
     limited = replace(data, room=Room(limit))
     long: dict[int, int] = {}

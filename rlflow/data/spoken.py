@@ -1,8 +1,8 @@
 """Decode responses to text, including the special tokens inside them.
 
-A tokenizer marks its special tokens. They include ends of turns, but also ``<answer>`` or ``<think>`` if the
-model was trained with them as special tokens. The end token of a response and padding are not part of the
-text.
+A tokenizer marks its special tokens. Special tokens include the ends of turns, but also ``<answer>`` or
+``<think>`` if the model was trained with these as special tokens. The end token of a response and padding are
+not part of the text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def special_tokens(tokenizer: Any) -> dict[int, str]:
 
 
 def texts(tokenizer: Any, rows: Iterable[Sequence[int]], bare: bool = False) -> list[str]:
-    """Return the text of each row of token ids. bare: without special tokens."""
+    """Return the text of each row of token ids. bare: if True, special tokens are removed."""
     return [
         str(tokenizer.decode(list(row), skip_special_tokens=bare, clean_up_tokenization_spaces=False))
         for row in rows

@@ -1,7 +1,7 @@
 """Parse tool calls in sampled text.
 
-If the tokenizer has a response template, transformers parses them. Otherwise the chat template shows how its
-family of models writes them.
+If the tokenizer has a response template, transformers parses the calls. Otherwise the chat template shows how
+the model's family writes calls.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def calls_by(
     """Return a function from sampled ids to the tool calls in them.
 
     ``template``: the chat template. ``opening``: a prompt as the template writes it, up to the beginning of
-    the reply. Raises PlanError for a family of models with an unknown format of calls.
+    the reply. Raises PlanError if the format of the model's calls is unknown.
     """
     if parses_itself(tokenizer):
         newer = (
@@ -48,14 +48,14 @@ def calls_by(
 
 
 def parses_itself(tokenizer: Any) -> bool:
-    """Whether transformers can parse the responses of models with this tokenizer."""
+    """Return True if transformers can parse the responses of models with this tokenizer."""
     return any(getattr(tokenizer, name, None) for name in PARSERS)
 
 
 def calls_pattern(template: str, folder: object) -> re.Pattern[str]:
     """Return the pattern of tool calls for models with this chat template.
 
-    Raises PlanError if it is unknown.
+    Raises PlanError if the format of calls is unknown.
     """
     pattern = next((pattern for mark, pattern in MARKS.items() if mark in template), None)
     if pattern is None:

@@ -1,6 +1,6 @@
 """Check that a model's chat template can describe tools and write their answers.
 
-Renders the template without loading the model, so that `rlflow check` finds the error before a run.
+The check renders the template without loading the model, so that `rlflow check` finds errors before a run.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ REMEDY = "use a model that was trained to call tools, or write an environment wi
 
 
 def check_template(template: ChatTemplate, tools: Sequence[Mapping[str, Any]], parses: bool) -> str:
-    """Return the text before a reply, of a question whose prompt describes the tools.
+    """Return the prompt of a question, up to the reply, in which the template describes the tools.
 
-    ``template``: a template with the tools among its variables. ``parses``: whether the model's tokenizer
+    ``template``: a template with the tools among its variables. ``parses``: True if the model's tokenizer
     defines how calls are parsed. Raises PlanError if the template does not describe the tools, does not write
     their answers, or changes earlier turns after a tool's answer, or if the model's format of calls is
     unknown.
@@ -55,16 +55,17 @@ def check_template(template: ChatTemplate, tools: Sequence[Mapping[str, Any]], p
 def check_folder(
     folder: Path, tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] = MappingProxyType({})
 ) -> None:
-    """Check the template of a model folder by its files.
+    """Check the chat template in a model folder's files, as ``check_template`` does.
 
-    ``variables``: additional variables of the template. Raises PlanError like ``check_template``, and if
+    ``variables``: additional variables of the template. Raises PlanError as ``check_template`` does, and if
     there is no template.
     """
     templates = pretrained.read_templates(folder)
     if not templates:
         raise no_template(folder)
     text = templates.get(pretrained.TOOL_TEMPLATE) or templates.get(pretrained.DEFAULT_TEMPLATE)
-    # Of several templates without a known name none is used; loading the tokenizer reports that.
+    # If there are several templates and none has a known name, none is used; loading the tokenizer reports
+    # this.
     if text is not None:
         given = {**pretrained.read_special_tokens(folder), **variables, "tools": list(tools)}
         check_template(ChatTemplate(folder, text, given), tools, pretrained.parses_responses(folder))

@@ -1,6 +1,7 @@
 """Encode responses of several turns.
 
-The mask contains the tokens of the assistant's turns, but not the tool or user messages between them.
+The mask is True for the tokens of the assistant's turns, and False for the tool or user messages between
+them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from rlflow.author.messages import Message
 if TYPE_CHECKING:
     from rlflow.data.encode import Encoder
 
-Turn = tuple[list[int], bool]  # (token ids, whether the policy chose them)
+Turn = tuple[list[int], bool]  # (token ids, True if the policy chose them)
 
 
 def joined(turns: Sequence[Turn]) -> tuple[list[int], list[bool]]:
@@ -24,7 +25,7 @@ def joined(turns: Sequence[Turn]) -> tuple[list[int], list[bool]]:
 def answered(
     encoder: Encoder, exchanges: Sequence[tuple[str | list[Message], str | Sequence[Message]]]
 ) -> list[list[Turn]]:
-    """Return the turns of each (formatted prompt, response). A text response is one turn.
+    """Return the turns of each pair (formatted prompt, response). A response that is a text is one turn.
 
     Raises PlanError.
     """
@@ -44,7 +45,8 @@ def answered(
 
 
 def divided(messages: Sequence[Message]) -> list[tuple[list[Message], Message]]:
-    """Divide messages into turns: (messages since the assistant's previous one, the assistant's message)."""
+    """Divide messages into turns: (messages since the assistant's previous message, the assistant's
+    message)."""
     exchanges: list[tuple[list[Message], Message]] = []
     context: list[Message] = []
     for message in messages:

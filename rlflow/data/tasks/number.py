@@ -1,4 +1,4 @@
-"""A second reward for the packaged sums: whether an answer is a number."""
+"""A second reward for the packaged sums: 1 if an answer is a number."""
 
 
 def number(completion: str) -> float:
