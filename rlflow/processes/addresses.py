@@ -1,4 +1,4 @@
-"""Choose addresses of services: a free loopback port for each service that the run starts."""
+"""Choose addresses for services: a free loopback port for each service that the run starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlflow.errors import PlanError
 from rlflow.processes.declare import Service
 
 LOOPBACK = "127.0.0.1"
-LOWEST = 10_000  # well-known programs use lower ports
+LOWEST = 10_000  # lower ports belong to well-known programs
 RANGE = Path(
     "/proc/sys/net/ipv4/ip_local_port_range"
 )  # ports that the kernel assigns to outgoing connections
@@ -24,13 +24,13 @@ class Address:
     """The address of a service."""
 
     url: str  # the URL for requests
-    port: int = 0  # port of its process; 0 for a service that others run
+    port: int = 0  # port of the service's process; 0 for a service that others run
 
 
 def addresses(services: Iterable[Service]) -> dict[str, Address]:
-    """Return the address of each service, by name.
+    """Return the address of each service, by the service's name.
 
-    Chooses ports that are free now, but does not reserve them. Raises PlanError if none is found.
+    The chosen ports are free now, but are not reserved. Raises PlanError if there is no free port.
     """
     used: set[int] = set()
     return {each.name: _address(each, used) for each in services}
@@ -44,9 +44,9 @@ def _address(service: Service, used: set[int]) -> Address:
 
 
 def _free(used: set[int]) -> int:
-    """Return a free port that is not in ``used``, and add it there.
+    """Return a free port that is not in ``used``, and add it to ``used``.
 
-    It is below the ports of outgoing connections, so that it stays free for a restarted service.
+    The port is below the ports of outgoing connections, so that it stays free until a service restarts.
     """
     for _ in range(TRIES):
         port = random.randrange(LOWEST, _highest())
@@ -71,7 +71,7 @@ def _highest() -> int:
 
 def _binds(port: int) -> bool:
     with socket.socket() as listening:
-        # As servers do: the port may belong to an earlier server that has just ended.
+        # Set this option as servers do, since the port may belong to an earlier server that has just ended.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((LOOPBACK, port))

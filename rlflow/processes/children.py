@@ -15,9 +15,9 @@ from rlflow.processes.watchdog import process_tag
 class Child(subprocess.Popen[bytes]):
     """A process in its own session, so that signals from a terminal do not reach it.
 
-    ``mark``: a name in the run's process tag, by which its descendants are found; empty for a program without
-    descendants. ``options``: options of ``subprocess.Popen``. A program that must not outlive this process
-    calls `process_tag.die_with`, or ends when its standard input does.
+    ``mark``: a name added to the run's process tag, which is used to find the process's descendants; empty
+    for a program without descendants. ``options``: options of ``subprocess.Popen``. A program that must not
+    outlive this process has to call `process_tag.die_with`, or to end when its standard input is closed.
     """
 
     def __init__(self, command: Sequence[str], mark: str = "", **options: Any) -> None:
@@ -25,7 +25,7 @@ class Child(subprocess.Popen[bytes]):
         super().__init__(command, start_new_session=True, **options)
 
     def note_descendants(self) -> None:
-        """Record the descendants, so that ``end`` also ends those without the process tag.
+        """Record the present descendants, so that ``end`` also ends those without the process tag.
 
         Does nothing once the process has ended.
         """
@@ -33,12 +33,13 @@ class Child(subprocess.Popen[bytes]):
             self._below += process_tag.descendants(self.pid)
 
     def signal_group(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal to the process and its group. Callable from any thread."""
+        """Send a signal to the process and its group. Any thread may call this."""
         if self.returncode is None:
             self._signal(number)
 
     def end(self) -> None:
-        """Kill the process and all its descendants, also in other sessions, and wait for their end."""
+        """Kill the process and all its descendants, including those in other sessions, and wait until they
+        have ended."""
         self._signal(signal.SIGKILL)  # the group exists as long as it has members, even without its leader
         self.wait()
         process_tag.end_all(

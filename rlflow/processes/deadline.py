@@ -1,6 +1,6 @@
 """Deadlines that count only the time in which this process could run.
 
-Time in which it was stopped (SIGSTOP, ctrl-Z, machine asleep) does not count.
+Time in which the process was stopped (SIGSTOP, ctrl-Z, machine asleep) does not count.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ class Deadline:
     """A deadline ``seconds`` from now.
 
     ``left`` must be called at least every ``LOOK`` seconds. If more than twice that time has passed since the
-    last call, the process could not run, and only ``LOOK`` seconds count. ``clock``: returns seconds.
+    last call, the process was stopped in between, and only ``LOOK`` seconds are counted. ``clock``: returns
+    seconds.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,5 +30,5 @@ class Deadline:
         return self._left
 
     def wait(self) -> float:
-        """Return how many seconds to wait before the next call of ``left``."""
+        """Return for how many seconds the caller may wait before it calls ``left`` again."""
         return min(max(self.left(), 0.0), LOOK)

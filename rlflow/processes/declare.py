@@ -1,9 +1,9 @@
 """Declare a run's services: ``[service.NAME]`` in a configuration file, or ``--service.NAME COMMAND``.
 
-In a command, ``{port}`` is the port at which the service must listen. In the value of any flag, and in other
-services' commands, ``{NAME}`` is the service's URL. A declaration is text and numbers; this module does not
-start anything or look anything up. The same declaration is used by a run, which starts its services itself,
-and by a cluster job, in which each service is a task.
+In a command, ``{port}`` is the port on which the service must listen. In the value of any flag, and in other
+services' commands, ``{NAME}`` is the service's URL. A declaration consists of text and numbers; this module
+starts nothing and looks nothing up. A run and a cluster job use the same declaration: a run starts its
+services itself, and in a job each service is a task.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from rlflow.author.settings import override
 from rlflow.errors import PlanError, Problem, listed, nearest
 
 HEAD = "service"  # prefix of the flags: --service.NAME, --service.NAME.wait
-VARIABLE = "RLFLOW_SERVICE_"  # prefix of the variables in which rewards and environments find URLs
-PORT = "PORT"  # the variable in which a service finds its port, in addition to {port} in its command
+# prefix of the variables in which rewards and environments find the URLs of services
+VARIABLE = "RLFLOW_SERVICE_"
+PORT = "PORT"  # the variable in which a service finds its port, which {port} in its command also gives
 NAME = re.compile(r"[A-Za-z]\w*")
 URLS = ("http://", "https://")  # prefixes of the URL of a service that others run
-RESERVED = ("port", "prompt")  # have another meaning: {port} here, {prompt} in --data.template
+# names that a service cannot have, since they have another meaning: {port} here, {prompt} in --data.template
+RESERVED = ("port", "prompt")
 BRACED = re.compile(r"\{(\w+)\}")
-# A value that is a service's URL, optionally after NAME= or NAME:
+# A value that is the URL of a service, optionally after NAME= or NAME:
 URL_OF = re.compile(r"(?:[\w.-]+[=:])?\{(\w+)\}(?:/.*|:[\d.]+)?", re.DOTALL)
 
 
@@ -55,27 +57,30 @@ class ServiceSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Service(ServiceSettings):
-    """A declared service."""
+    """A service as declared."""
 
     name: str
 
     @property
     def external(self) -> bool:
-        """Whether others run the service: ``run`` is a URL."""
+        """Whether the service is run by others: ``run`` is a URL."""
         return self.run.startswith(URLS)
 
     @property
     def variable(self) -> str:
-        """The environment variable in which rewards and environments find its URL."""
+        """The environment variable in which rewards and environments find the service's URL."""
         return VARIABLE + self.name.upper()
 
     @property
     def words(self) -> list[str]:
-        """The words of its command, split as a shell would; the command does not run in a shell."""
+        """The words of the service's command, split as a shell would. The command does not run in a shell."""
         return shlex.split(self.run)
 
     def command(self, port: int | str, urls: Mapping[str, str]) -> list[str]:
-        """Return the words of its command with the port and the URLs of services (name → URL) inserted."""
+        """Return the words of the service's command, with the port and the URLs of services inserted.
+
+        ``urls``: service name → URL.
+        """
         return [in_place(word, {**urls, "port": str(port)}) for word in self.words]
 
 
@@ -83,7 +88,7 @@ def split_services(values: Mapping[str, Any]) -> tuple[tuple[Service, ...], dict
     """Return (the declared services in their order, the other flags unchanged).
 
     ``values``: flag without its dashes → value, as returned by ``parse_flags`` and ``read_toml``. Raises one
-    PlanError with all errors.
+    PlanError with the errors of all services.
     """
     written: dict[str, dict[str, Any]] = {}
     others: dict[str, Any] = {}
@@ -108,9 +113,10 @@ def split_services(values: Mapping[str, Any]) -> tuple[tuple[Service, ...], dict
 
 
 def in_place(value: Any, urls: Mapping[str, str]) -> Any:
-    """Return a flag's value with each ``{NAME}`` of a service replaced by its URL, also in lists.
+    """Return a flag's value with each ``{NAME}`` of a service replaced with the service's URL, also inside
+    lists.
 
-    Other braces are unchanged.
+    ``urls``: service name → URL. Other braces are unchanged.
     """
     if isinstance(value, str):
         return BRACED.sub(lambda match: urls.get(match[1], match[0]), value)
@@ -120,10 +126,10 @@ def in_place(value: Any, urls: Mapping[str, str]) -> Any:
 
 
 def from_environment(value: Any) -> Any:
-    """Return a value with the service URLs from this process's environment variables inserted.
+    """Return a value with the URLs of services inserted, from this process's environment variables.
 
-    Settings of environments are resolved here, in the process, because a flow's graph contains the settings
-    and must not change between starts of a run.
+    Settings of environments keep ``{NAME}`` until they reach the process of the environment. A flow's graph
+    contains these settings and must not change from one start of a run to the next.
     """
     return in_place(value, _FromEnvironment())
 
@@ -137,15 +143,16 @@ class _FromEnvironment(dict[str, str]):
 
 
 def short(flag: str) -> str:
-    """Return the short form of a flag: --service.NAME for --service.NAME.run."""
+    """Return the short form of a flag: --service.NAME instead of --service.NAME.run. Other flags are
+    unchanged."""
     return flag.removesuffix(".run") if flag.startswith(f"{HEAD}.") and flag.count(".") == 2 else flag
 
 
 def may_change(flag: str, value: Any, recorded: Mapping[str, Any]) -> bool:
-    """Whether a flag may be given when a run is resumed.
+    """Return whether a flag may be given when a run is resumed.
 
-    This is true for service settings that do not change answers, for an unchanged command, and for a new
-    URL of a service that others run. ``recorded``: the flags with which the run was started.
+    This is true for service settings that do not change answers, for an unchanged command, and for a new URL
+    of a service that others run. ``recorded``: the flags with which the run was started.
     """
     head, _, rest = flag.partition(".")
     name, _, setting = rest.partition(".")
@@ -162,9 +169,9 @@ def may_change(flag: str, value: Any, recorded: Mapping[str, Any]) -> bool:
 
 
 def command_from(value: Any, start: str) -> Any:
-    """Return a service's command with relative paths resolved against ``start``.
+    """Return a service's command with relative paths resolved against the folder ``start``.
 
-    Only paths that do not exist from here, but exist from ``start``, are changed.
+    Only paths that do not exist in the present folder, but exist in ``start``, are changed.
     """
     words = shlex.split(value) if isinstance(value, str) and not value.startswith(URLS) else []
     moved = [_moved(word, start) for word in words]
@@ -181,9 +188,9 @@ def _moved(word: str, start: str) -> str:
 
 
 def nowhere(services: Iterable[Service]) -> dict[str, str]:
-    """Return placeholder URLs (by name) for checks that do not start services.
+    """Return placeholder URLs, by service name, for checks that do not start services.
 
-    A service run by others has its own URL; the other URLs do not resolve.
+    A service that others run keeps its own URL; the other URLs do not resolve.
     """
     return {
         each.name: each.run.rstrip("/") if each.external else f"http://{each.name.replace('_', '-')}.invalid"
@@ -276,7 +283,7 @@ def _askable(url: str) -> bool:
 
 
 def _alike(names: Iterable[str]) -> list[Problem]:
-    """Return a problem for each name that gives the same variable as an earlier one."""
+    """Return a problem for each name that leads to the same environment variable as an earlier name."""
     first: dict[str, str] = {}
     return [
         Problem(
@@ -321,9 +328,10 @@ def _unknown(values: Mapping[str, Any], names: Iterable[str]) -> list[Problem]:
 
 
 def _circle(services: Iterable[Service]) -> list[Problem]:
-    """Return a problem if services' commands name one another in a circle.
+    """Return a problem if services' commands refer to one another in a circle, or a command refers to its own
+    service.
 
-    Such services, or a service that names itself, would have to start before one another.
+    Each of these services would have to start before the others.
     """
     asks = {each.name: {name for word in each.words for name in BRACED.findall(word)} for each in services}
     try:

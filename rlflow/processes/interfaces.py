@@ -18,14 +18,14 @@ INTERNET = (socket.AF_INET, socket.AF_INET6)
 
 
 class Interface(NamedTuple):
-    """A network interface by the kernel's name, with one of its addresses."""
+    """A network interface: its name in the kernel, and one of its addresses."""
 
     name: str
     address: str
 
 
 def interfaces() -> list[Interface]:
-    """Return this machine's network interfaces, one entry per address, IPv4 first."""
+    """Return this machine's network interfaces, with one entry for each address, IPv4 first."""
     found = [
         (each.family, name, each.address)
         for name, addresses in psutil.net_if_addrs().items()
@@ -44,9 +44,9 @@ def chosen(
 ) -> Interface:
     """Return the interface for communication.
 
-    ``wanted``: its name, its address, or a network that contains its address, such as 10.0.0.0/8. None: the
-    interface of the route to ``head``, the address of the cluster's first machine. Raises PlanError if there
-    is none, or if its address is public and not ``insecure``.
+    ``wanted``: the interface's name, its address, or a network that contains its address, such as 10.0.0.0/8.
+    None: the interface of the route to ``head``, the address of the cluster's first machine. Raises PlanError
+    if there is no such interface, or if its address is public and ``insecure`` is false.
     """
     there = interfaces() if there is None else list(there)
     interface = (
@@ -80,7 +80,8 @@ def _is(interface: Interface, wanted: str) -> bool:
 
 
 def _by_route(head: str, there: Iterable[Interface]) -> Interface | None:
-    """Return the interface for packets to ``head``, without sending a packet."""
+    """Return the interface that packets to ``head`` would use, without sending a packet. None if there is
+    none."""
     family = socket.AF_INET6 if ":" in head else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as asking:
@@ -92,9 +93,9 @@ def _by_route(head: str, there: Iterable[Interface]) -> Interface | None:
 
 
 def refuse_public(hosts: Iterable[str], insecure: bool) -> None:
-    """Raise PlanError for public addresses, unless ``insecure``.
+    """Raise PlanError if an address is public, unless ``insecure``.
 
-    Programs that listen there use no secret, or send it unencrypted.
+    Programs that listen on these addresses use no secret, or send it unencrypted.
     """
     public = [host for host in hosts if any(map(is_public, _resolved(host)))]
     if public and not insecure:
@@ -116,5 +117,5 @@ def _resolved(host: str) -> list[str]:
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is a public internet address."""
+    """Return whether an address is a public internet address."""
     return ipaddress.ip_address(address.partition("%")[0]).is_global

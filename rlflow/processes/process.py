@@ -1,9 +1,9 @@
-"""The identity of a process, for files: its pid, start time and machine.
+"""The identity of a process, as stored in files: its pid, start time and machine.
 
-A pid alone is not enough, since the system reuses it. `Process.alive` is the one check whether a process
-still runs; locks, status files, leftovers and shared memory use it. It calls
-`rlflow.processes.watchdog.process_tag.lives`, which the watchdog and rewards use directly for processes of their own
-machine.
+A pid alone is not enough, since the system reuses pids. Locks, status files, leftovers and shared memory all
+use `Process.alive` to check whether a process still runs. `Process.alive` calls
+`rlflow.processes.watchdog.process_tag.lives`; the watchdog and rewards call that function directly for
+processes on their own machine.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from rlflow.processes.watchdog import process_tag
 
 @dataclass(frozen=True)
 class Process:
-    """A process, identified across restarts of the machine and across machines."""
+    """A process, identified uniquely across machines and across restarts of a machine."""
 
     pid: int
     started: (
-        str  # clock ticks from the machine's start to the process's; empty if the system does not report it
+        # clock ticks from the machine's start to the process's start; empty if the system does not report it
+        str
     )
-    boot: str  # id of this start of the machine's kernel; empty if the system does not report it
-    space: str  # id of the pid namespace: one pid means different processes in different containers
+    boot: str  # id of the machine's present start; empty if the system does not report it
+    space: str  # id of the pid namespace: the same pid means different processes in different containers
     host: str  # name of the machine
 
     @classmethod
@@ -36,24 +37,26 @@ class Process:
 
     @classmethod
     def of_tag(cls, tag: str) -> Process | None:
-        """Return the process of a ``tag`` written on this machine; None for text that is not a tag."""
+        """Return the process for a ``tag`` that was written on this machine; None if the text is not a
+        tag."""
         pid, _, rest = tag.partition(".")
         started, dot, space = rest.partition(".")
         return cls(int(pid), started, boot(), space, socket.gethostname()) if pid.isdigit() and dot else None
 
     def alive(self) -> bool | None:
-        """Whether the process runs or is stopped.
+        """Return whether the process runs or is stopped.
 
-        None if this cannot be known here, for a process of another machine or container.
+        None if this cannot be known, for a process on another machine or in another container.
         """
         elsewhere = self.host != socket.gethostname()
         if self.boot != boot() or (elsewhere and not self.boot):
-            return None if elsewhere else False  # False: this machine has been restarted since
+            # False: this machine has been restarted since the process was recorded
+            return None if elsewhere else False
         if self.space != _space():
             return None
         if self.started:
             return process_tag.lives(self.pid, self.started)
-        # Slower than the other checks; needed if the system does not report start times.
+        # This check is slower than the others; it is needed if the system does not report start times.
         import psutil
 
         return bool(psutil.pid_exists(self.pid))
@@ -61,12 +64,12 @@ class Process:
     def tag(self) -> str:
         """Return the process as part of a file name, ``PID.STARTED.SPACE``.
 
-        It is unique on this machine until the machine restarts.
+        The text is unique on this machine until the machine restarts.
         """
         return f"{self.pid}.{self.started}.{self.space}"
 
     def as_json(self) -> str:
-        """Return the fields as a JSON object, which ``parsed`` reads."""
+        """Return the fields as a JSON object, which ``parsed`` accepts."""
         return json.dumps(asdict(self))
 
 
@@ -81,7 +84,7 @@ def parsed(values: object) -> Process | None:
 
 
 def boot() -> str:
-    """Return the id of this start of the machine's kernel; empty if the system does not report it."""
+    """Return the id of this machine's present start; empty if the system does not report it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,7 +1,8 @@
-"""Find the lines of the user's own files in an exception's traceback, which its author can change.
+"""Find the lines of the user's own files in an exception's traceback, since these are the lines that the user
+can change.
 
-Exceptions cross processes without their tracebacks. The raising process therefore writes these lines into a
-``RemoteFailure``.
+An exception that is sent to another process loses its traceback. The raising process therefore writes these
+lines into a ``RemoteFailure``.
 """
 
 from __future__ import annotations
@@ -14,22 +15,23 @@ from pathlib import Path
 
 from rlflow.errors import FlowError, Place, PlanError, RemoteError, RemoteFailure, SkipIteration, Stopped
 
-LAST = 3  # most lines that a message names, the nearest to the error
+LAST = 3  # most lines that a message names; those nearest to the error are chosen
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _INSTALLED = ("site-packages", "dist-packages")
-_OURS = str(Path(__file__).parents[1]) + os.sep  # rlflow
+_OURS = str(Path(__file__).parents[1]) + os.sep  # the folder of rlflow
 
 
 def own_lines(error: BaseException) -> tuple[str, ...]:
-    """Return ``path:line, in function: source`` of the last user lines, the nearest to the error first.
+    """Return ``path:line, in function: source`` for the last user lines, the nearest to the error first.
 
-    Empty if the traceback contains no user lines.
+    Empty if the traceback contains no lines of the user's files.
     """
     return tuple(_line(frame, line) for frame, line in _own(error)[: -LAST - 1 : -1])
 
 
 def own_place(error: BaseException) -> str:
-    """Return ``path:line`` of the user's line nearest to the error, else of the raising line."""
+    """Return ``path:line`` of the user's line that is nearest to the error; without a user's line, of the
+    line that raised."""
     frames = _own(error) or list(traceback.walk_tb(error.__traceback__))
     return f"{frames[-1][0].f_code.co_filename}:{frames[-1][1]}" if frames else ""
 
@@ -43,7 +45,7 @@ AS_THEY_ARE = (FlowError, PlanError, RemoteError, SkipIteration, Stopped)
 
 
 class RaisedElsewhere(Exception):
-    """Carries the record of an exception to the process that made the call."""
+    """An exception that carries the record of another exception to the process that made the call."""
 
     def __init__(self, failure: RemoteFailure) -> None:
         super().__init__(failure)
@@ -51,23 +53,26 @@ class RaisedElsewhere(Exception):
 
 
 def failure_of(error: BaseException) -> RemoteFailure:
-    """Return the record of an exception: the user's lines, and notes with the full traceback."""
+    """Return the record of an exception: the user's lines in its traceback, and notes with the full
+    traceback."""
     notes = (*getattr(error, "__notes__", ()), in_worker(error))
     return RemoteFailure(type(error).__name__, str(error), own_lines(error), notes)
 
 
 def portable(error: Exception) -> Exception:
-    """Return an exception for another process: an rlflow error unchanged, a record of any other."""
+    """Return an exception that can be sent to another process: an rlflow error unchanged, or the record of
+    any other error."""
     return error if isinstance(error, (RaisedElsewhere, *AS_THEY_ARE)) else RaisedElsewhere(failure_of(error))
 
 
 def in_worker(error: BaseException) -> str:
-    """Return the note with the traceback of an exception, for a process that does not get the traceback."""
+    """Return a note with the traceback of an exception, for a process that receives the exception without
+    it."""
     return f"in a worker:\n{whole(error).rstrip()}"
 
 
 def whole(error: BaseException) -> str:
-    """Return the full traceback, with causes and notes."""
+    """Return the full traceback as text, with causes and notes."""
     return "".join(traceback.format_exception(error))
 
 

@@ -1,5 +1,5 @@
-"""Send requests to servers over HTTP: rewards, judges, retrievers, tools and environments.
+"""Send requests over HTTP to servers: rewards, judges, retrievers, tools and environments.
 
-The package sends requests, retries them and applies deadlines. The content of requests and answers belongs to
-the callers.
+The package sends requests, retries them and applies deadlines. The callers define the content of requests and
+read the answers.
 """

@@ -1,6 +1,6 @@
-"""HTTP client with one deadline per request.
+"""HTTP client with a deadline for each request.
 
-It follows redirects only within a host, and its errors contain the server's text.
+It follows redirects only within a host. Its errors quote the server's text.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from rlflow.processes.clients.patience import Passing, Patience, Unanswered, lef
 
 TOKEN = "RLFLOW_SERVE_TOKEN"  # the variable with the token of `rlflow serve`, which clients send
 LONGEST = 16 << 20  # most bytes of an answer
-QUOTED = 200  # most characters of a body or header that a message quotes
-REDIRECTS = 5  # most redirects of a request
+QUOTED = 200  # most characters that a message quotes from a body or header
+REDIRECTS = 5  # most redirects that a request follows
 MOVED = (301, 302, 303, 307, 308)
-BUSY = (408, 425, 429)  # a retry may succeed after these statuses, and after any from 500
+BUSY = (408, 425, 429)  # a retry may succeed after these statuses, and after any status from 500 on
 TELLING = ("Location", "WWW-Authenticate", "Allow", "Retry-After")  # headers that explain a failure
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A server's answer. ``headers`` finds names in upper or lower case."""
+    """A server's answer. ``headers`` can be looked up in upper or lower case."""
 
     status: int
     reason: str
@@ -46,7 +46,7 @@ class Reply:
 
     @property
     def said(self) -> str:
-        """The status, the reason, and the headers that explain a failure, as text."""
+        """Return the status, the reason, and the headers that explain a failure, as text."""
         telling = "".join(
             f"; {name}: {self.headers[name][:QUOTED]}" for name in TELLING if self.headers.get(name)
         )
@@ -54,7 +54,7 @@ class Reply:
 
 
 class HttpClient:
-    """Sends requests, from several threads. ``patience``: when it retries."""
+    """Sends requests; several threads may use it. ``patience``: decides when to retry."""
 
     def __init__(self, patience: Patience | None = None) -> None:
         self._closed = threading.Event()
@@ -75,9 +75,9 @@ class HttpClient:
                 _cut(connected)
 
     def post(self, url: str, body: bytes, seconds: float) -> bytes:
-        """Post a JSON body, and return the body of the answer with status 200.
+        """Post a JSON body to ``url``, and return the body of an answer with status 200.
 
-        ``seconds``: the time for all tries together. Raises Unanswered.
+        ``seconds``: the time for all tries together. Raises Unanswered if no such answer arrives.
         """
         return self._patience.answer(partial(self._try_once, url, body), seconds)
 
@@ -88,7 +88,7 @@ class HttpClient:
         except (OSError, http.client.HTTPException, ValueError) as error:
             if self.closed:
                 raise RuntimeError("the client is closed") from None
-            # The kernel's own timeout has an errno and may come earlier or later.
+            # The kernel's own timeout, which may come earlier or later, has an errno.
             if isinstance(error, TimeoutError) and error.errno is None:
                 raise Unanswered("timeout", f"no answer after {seconds:.3g} s") from None
             raise (Passing if passes(error) else Unanswered)(
@@ -101,10 +101,10 @@ class HttpClient:
         return reply.body
 
     def once(self, method: str, url: str, body: bytes, seconds: float, headers: Mapping[str, str]) -> Reply:
-        """Send a request without retries, and return the answer. Follows redirects on the same host.
+        """Send a request once, without retries, and return the answer. Follows redirects on the same host.
 
-        Reads at most LONGEST + 1 bytes of a body. Raises TimeoutError after ``seconds``, and OSError or
-        HTTPException if the request cannot be sent.
+        Reads at most LONGEST + 1 bytes of the body. Raises TimeoutError after ``seconds``, and OSError or
+        HTTPException if the request cannot be sent or answered.
         """
         limit = time.monotonic() + seconds
         for _ in range(REDIRECTS):
@@ -143,10 +143,10 @@ class HttpClient:
 
     @contextlib.contextmanager
     def _cut_at(self, connected: socket.socket, seconds: float, late: threading.Event) -> Iterator[None]:
-        """Close the connection after ``seconds`` inside the context, and set ``late``.
+        """Inside the context, close the connection after ``seconds`` and then set ``late``.
 
-        A socket's own timeout applies only to each part of an answer. The connection is also closed if the
-        client is closed.
+        A socket's own timeout would apply to each part of an answer separately. The connection is also closed
+        if this client is closed.
         """
         timer = threading.Timer(seconds, _end, (late, connected))
         timer.daemon = True
@@ -166,12 +166,13 @@ class HttpClient:
 
 
 def post(url: str, value: Any, seconds: float | None = None) -> Any:
-    """Post a JSON value to a server, and return its JSON answer.
+    """Post a JSON value to a server, and return the server's JSON answer.
 
-    For tools, environments, rewards and stages. Retries a busy server (408, 425, 429, 5xx), or one that does
-    not accept connections, until ``seconds`` have passed. The default is the rest of the present call's time,
-    or 60 outside of a call. The time during a restart of one of the run's services does not count. Raises
-    ConnectionError, which fails the row and is not shown to the model.
+    For tools, environments, rewards and stages. If the server is busy (408, 425, 429, 5xx) or does not accept
+    connections, retries until ``seconds`` have passed. By default, this is the time that is left for the
+    present call of the tool, environment or reward, or 60 seconds outside of such calls. Time in which one of
+    the run's services restarts does not count. Raises ConnectionError, which fails the row and is not shown
+    to the model.
     """
     body = HttpClient().post(url, json.dumps(value).encode(), left() if seconds is None else seconds)
     try:
@@ -194,7 +195,7 @@ def headers() -> dict[str, str]:
 
 
 def refused(reply: Reply) -> Unanswered:
-    """Return the error for an answer with another status than 200."""
+    """Return the error for an answer with a status other than 200."""
     text = printable(reply.body[:QUOTED].decode(errors="replace"))
     message = f"the server answered {reply.said}" + (f": {text}" if text else "")
     if is_passing(reply.status):
@@ -210,9 +211,9 @@ def is_passing(status: int) -> bool:
 
 
 def wanted_pause(after: str | None, now: str | None) -> float | None:
-    """Return the seconds to wait that Retry-After and Date ask for; None if they do not.
+    """Return the seconds to wait that the headers Retry-After and Date ask for; None if they do not ask.
 
-    Retry-After contains seconds or a date.
+    Retry-After contains a number of seconds or a date.
     """
     if after is None:
         return None
@@ -229,7 +230,7 @@ def wanted_pause(after: str | None, now: str | None) -> float | None:
 def moved(url: str, status: int, location: str | None) -> str | None:
     """Return the target of a redirect; None for any other answer.
 
-    The redirect must stay on the host and keep encryption.
+    The redirect must not leave the host, and must not change from https to http.
     """
     if status not in MOVED or not location:
         return None
@@ -252,12 +253,13 @@ def _origin(url: str) -> tuple[str | None, int | None, str]:
 
 
 def _without_token(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers for another program on the same host, without the token."""
+    """Return the headers without the token, for a redirect to another program on the same host."""
     return {name: value for name, value in headers.items() if name != "Authorization"}
 
 
 def passes(error: BaseException) -> bool:
-    """Whether a retry may succeed after an error that prevented a request or cut off its answer."""
+    """Return whether a retry may succeed after this error, which prevented a request or cut off its
+    answer."""
     if isinstance(error, socket.gaierror):
         return error.errno == socket.EAI_AGAIN and _may_connect()
     lasting = isinstance(error, PermissionError | ssl.SSLCertVerificationError)
@@ -265,9 +267,9 @@ def passes(error: BaseException) -> bool:
 
 
 def _may_connect() -> bool:
-    """Whether this process may open connections.
+    """Return whether this process may open connections.
 
-    In the sandbox of rewards, a refused name lookup looks like a temporary failure.
+    In the sandbox of rewards, a name lookup that the sandbox refuses looks like a temporary failure.
     """
     try:
         socket.socket().close()
@@ -282,6 +284,7 @@ def _end(late: threading.Event, connected: socket.socket) -> None:
 
 
 def _cut(connected: socket.socket) -> None:
-    """Close a connection from another thread, so that a thread that reads from it continues."""
+    """Close a connection from another thread. A thread that is reading from the connection then returns from
+    the read."""
     with contextlib.suppress(OSError):
         connected.shutdown(socket.SHUT_RDWR)

@@ -11,16 +11,16 @@ from rlflow.processes.clients.patience import within
 
 
 class TimeLimit:
-    """Like ``asyncio.timeout``, with a clock that pauses during outages of the run's services.
+    """Like ``asyncio.timeout``, but with a clock that pauses while one of the run's services restarts.
 
-    Requests inside the context end slightly earlier.
+    Requests inside the context have a slightly earlier deadline.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = outages.clock) -> None:
         self._seconds, self._clock, self._limit = seconds, clock, asyncio.Timeout(None)
 
     def expired(self) -> bool:
-        """Whether the time limit was exceeded."""
+        """Return whether the time limit was exceeded."""
         return self._limit.expired()
 
     async def __aenter__(self) -> None:

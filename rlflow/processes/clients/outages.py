@@ -1,8 +1,8 @@
 """A clock that pauses while a service of the run restarts.
 
-Deadlines of service requests use this clock, so that a request waits for a restarting service. The run writes
-into a file when a service failed and until when its restart may take. Every process that the run starts finds
-the file by an environment variable, and reads it.
+Deadlines of requests to services use this clock, so that a request waits for a restarting service. The run
+writes into a file when a service failed, and the time by which it should have restarted. Every process that
+the run starts finds the path of the file in an environment variable, and reads the file.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 
 from rlflow.processes.process import boot
 
-VARIABLE = "RLFLOW_OUTAGES"  # the variable with the path of the file
+VARIABLE = "RLFLOW_OUTAGES"  # the variable that contains the path of the file
 
 
 def clock() -> float:
-    """Return the seconds of the monotonic clock, minus outages of the run's services."""
+    """Return the seconds of the monotonic clock, minus the outages of the run's services."""
     now = time.monotonic()
     path = os.environ.get(VARIABLE)
     past, since, until = _read(path) if path else (0.0, 0.0, 0.0)
@@ -27,7 +27,7 @@ def clock() -> float:
 
 
 def _read(path: str) -> tuple[float, float, float]:
-    """Return (seconds of past outages, start of the present one, its latest end).
+    """Return (seconds of past outages, start of the present outage, latest end of the present outage).
 
     All are 0 if there was no outage, or if the file was written on another machine, whose clock differs.
     """
@@ -40,19 +40,20 @@ def _read(path: str) -> tuple[float, float, float]:
 
 @cache
 def _machine() -> str:
-    """Return a text that identifies this machine since its last start."""
+    """Return a text that identifies this machine and its last start."""
     return boot() or os.uname().nodename
 
 
 class Outages:
-    """Writes the outage file. Only one process, and one thread at a time, may write it."""
+    """Writes the outage file. Only one process, and only one thread at a time, may write it."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self._past = self._since = self._until = 0.0
 
     def last_until(self, second: float) -> None:
-        """Record until which second of the monotonic clock a service is away at most; 0 if none is away.
+        """Record the latest time on the monotonic clock at which a service is available again; 0 if no
+        service is unavailable.
 
         Raises OSError.
         """

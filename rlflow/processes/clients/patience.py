@@ -1,4 +1,4 @@
-"""Retry requests with growing pauses until the deadline, as long as a retry may succeed."""
+"""Retry requests, with growing pauses, until the deadline or until a retry cannot succeed any more."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ T = TypeVar("T")
 FIRST, GROWTH, LONGEST = 0.1, 2.0, 5.0
 LEAST = 0.05  # seconds: the shortest pause, and the least time left for a retry
 DEFAULT = 60.0  # seconds for a request whose caller has no deadline
-# Share of a call's time reserved for the caller, so that it receives the failure before it is killed.
+# Share of a call's time that is reserved for the caller, so that it learns of the failure before it is
+# killed.
 MARGIN = 0.05
 
-# The clock's second at which the present call must have ended.
+# Time on the clock by which the present call must have ended.
 _limit: ContextVar[float | None] = ContextVar("limit", default=None)
 
 
@@ -34,7 +35,7 @@ class Unanswered(ConnectionError):
 
 
 class Passing(Unanswered):
-    """A request failed for a temporary reason.
+    """A request failed for a reason that may be temporary.
 
     ``after``: the seconds that the server asks to wait, or None.
     """
@@ -48,17 +49,18 @@ class Passing(Unanswered):
 class Patience:
     """Retries requests. ``clock``: returns the seconds used for deadlines.
 
-    ``pause``: waits for some seconds.
+    ``pause``: called with the seconds to wait.
     """
 
     clock: Callable[[], float] = outages.clock
     pause: Callable[[float], object] = time.sleep
 
     def answer(self, ask: Callable[[float], T], seconds: float) -> T:
-        """Return the result of ``ask``, called with the seconds left, and again after it raises Passing.
+        """Call ``ask`` with the seconds that are left, and return its result. Call it again if it raises
+        Passing.
 
-        ``seconds``: the time for all tries. Raises Unanswered if no time is left, or the server asks to wait
-        longer than that.
+        ``seconds``: the time for all tries together. Raises Unanswered if no time is left, or if the server
+        asks for a longer wait than the time that is left.
         """
         limit, longest, tries = self.clock() + seconds, FIRST, 0
         while True:
@@ -82,14 +84,15 @@ def _counted(tries: int) -> str:
 
 
 def within(seconds: float, clock: Callable[[], float] = outages.clock) -> AbstractContextManager[None]:
-    """Let requests of this thread or task inside the context end slightly before ``seconds`` have passed."""
+    """Inside the context, requests of this thread or task must end slightly before ``seconds`` have
+    passed."""
     return with_value(_limit, clock() + seconds * (1 - MARGIN))
 
 
 def left(clock: Callable[[], float] = outages.clock) -> float:
     """Return the seconds that a request may take now.
 
-    This is the rest of the present call's time, or a default outside of calls.
+    This is the time left for the present call, or DEFAULT outside of calls.
     """
     limit = _limit.get()
     return DEFAULT if limit is None else max(limit - clock(), LEAST)

@@ -1,5 +1,6 @@
-"""Sandbox: environment variables, resource limits and kernel restrictions of a process with untrusted text.
+"""Sandbox: environment variables, resource limits and kernel restrictions for a process that handles
+untrusted text.
 
-A process applies Landlock, seccomp and limits to itself; a probe reports which of them work on this machine.
-The choice of a sandbox for each process is in `rlflow.rewards.confinement` and `rlflow.data.chat`.
+A process applies Landlock, seccomp and limits to itself. A probe reports which of them work on this machine.
+`rlflow.rewards.confinement` and `rlflow.data.chat` choose the sandbox for each process.
 """

@@ -1,9 +1,11 @@
-"""Kernel restrictions that a process puts on itself, and that neither it nor its children can remove (Linux).
+"""Kernel restrictions that a process applies to itself, and that neither the process nor its children can
+remove (Linux).
 
-Seccomp (Linux 3.5) refuses system calls by number, here on x86-64 and ARM64. Landlock (Linux 5.13) refuses
-changes of files outside named folders, optionally also reads, and access to other processes; from Linux 6.12
-also signals to them. Both work for ordinary users. A restriction that the kernel does not support is skipped;
-``rlflow.processes.sandbox.probe`` reports which ones work. Uses only the standard library.
+Seccomp (Linux 3.5) refuses system calls by number, here on x86-64 and ARM64. Landlock (Linux 5.13) refuses to
+change files outside given folders, and optionally to read them. It also refuses access to other processes,
+and from Linux 6.12 signals to them. Ordinary users can use both. If the kernel does not support a
+restriction, it is skipped; ``rlflow.processes.sandbox.probe`` reports which ones work. Uses only the standard
+library.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ SHARED = (
     "semctl",
     "semtimedop",
     "mq_open",
-    # No limit of the process counts this memory and these queues, and most of them remain when it ends.
+    # Memory and queues that no limit on the process counts, and most of which remain when the process ends.
     "memfd_create",
 )
 ATTRIBUTES = (
@@ -82,7 +84,7 @@ ATTRIBUTES = (
     "utime",
     "utimes",
     "futimesat",
-    # times and attributes of files
+    # change times and attributes of files
     "utimensat",
     "setxattr",
     "lsetxattr",
@@ -233,16 +235,18 @@ NUMBERS = {
     },
 }
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # AUDIT_ARCH_… in linux/audit.h
-X32 = 0x40000000  # x86-64 numbers from here on belong to another table
+X32 = 0x40000000  # numbers from here on belong to the x32 table of x86-64
 CLONE_THREAD = 0x00010000
-NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # byte offsets in the kernel's description of a call
+# byte offsets in the structure in which the kernel describes a call
+NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16
 # Instructions of the filter.
 LOAD, AND, EQUALS, AT_LEAST, HAS_BITS, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000
 
 
 class Argument(NamedTuple):
-    """A call that is refused if the bits ``mask`` of an argument, counted from 0, equal ``value``."""
+    """A system call that is refused if the bits ``mask`` of one of its arguments equal ``value``. Arguments
+    count from 0."""
 
     call: str
     place: int
@@ -250,18 +254,18 @@ class Argument(NamedTuple):
     value: int
 
 
-# A process could use these to outlive its parent: switch off the signal that ends it, or hide its environment
-# from the search for it. PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_MM
+# With these options a process could outlive its parent: it could switch off the signal that ends it, or hide
+# its environment from the search for it. PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_MM
 OUTLIVING = tuple(Argument("prctl", 0, 0xFFFFFFFF, option) for option in (1, 4, 35))
 # Memory that RLIMIT_DATA does not count: shared anonymous memory, and memory that grows downwards.
 UNCOUNTED = (Argument("mmap", 3, 0x21, 0x21), Argument("mmap", 3, 0x100, 0x100))
 
 
 def refuse(calls: Iterable[str], forks: bool = True, arguments: Iterable[Argument] = ()) -> bool:
-    """Make these system calls fail in this thread and in all threads and processes that it starts.
+    """Make these system calls fail in this thread, and in all threads and processes that it starts.
 
-    ``forks``: whether it may still start processes. ``arguments``: calls that fail only with some arguments.
-    Returns whether the kernel has applied the filter. Call ``no_new_privileges`` first.
+    ``forks``: whether the thread may still start processes. ``arguments``: calls that fail only with certain
+    arguments. Returns whether the kernel has applied the filter. Call ``no_new_privileges`` first.
     """
     machine = platform.machine()
     if sys.platform != "linux" or machine not in NUMBERS:
@@ -277,7 +281,7 @@ def _filter(
 ) -> Iterable[bytes]:
     """Yield the filter's instructions.
 
-    ``socket`` fails with EACCES, to distinguish it from other refusals.
+    ``socket`` fails with EACCES, so that its refusal can be told from other refusals.
     """
     numbers = NUMBERS[machine]
     yield _step(LOAD, ARCHITECTURE)
@@ -301,7 +305,7 @@ def _filter(
     if not forks:
         yield _step(
             EQUALS, numbers["clone3"], 0, 1
-        )  # the filter cannot read its flags; libraries fall back to clone
+        )  # the filter cannot read the flags of clone3; libraries fall back to clone
         yield _step(RETURN, REFUSE | errno.ENOSYS)
         yield _step(EQUALS, numbers["clone"], 0, 3)
         yield _step(LOAD, FIRST_ARGUMENT)
@@ -311,9 +315,9 @@ def _filter(
 
 
 def _step(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
-    """Return an instruction.
+    """Return an instruction of the filter.
 
-    ``yes``, ``no``: instructions to skip after a comparison that is true, or false.
+    ``yes``, ``no``: number of instructions to skip after a comparison that is true, or false.
     """
     return struct.pack("HBBI", code, yes, no, value)
 
@@ -324,7 +328,8 @@ def _step(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same on all architectures
 PATH_BENEATH = 1
 WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 14
-OF_A_FILE = WRITE_FILE | READ_FILE | TRUNCATE  # the other rights apply to folders
+# permissions that apply to files; the other ones apply only to folders
+OF_A_FILE = WRITE_FILE | READ_FILE | TRUNCATE
 CHANGES = WRITE_FILE | sum(1 << bit for bit in range(4, 13))  # remove and create entries of each kind
 REFER = 1 << 13  # rename and link between folders; since version 2 (truncate: since version 3)
 SCOPES = 3  # abstract sockets, signals; since version 6
@@ -332,25 +337,25 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
 def landlock_version() -> int:
-    """Return the kernel's version of Landlock; 0 without Landlock."""
+    """Return the version of Landlock in the kernel; 0 without Landlock."""
     return max(0, int(_libc().syscall(CREATE_RULESET, None, 0, 1))) if sys.platform == "linux" else 0
 
 
 def only_change(paths: Iterable[str]) -> bool:
-    """Allow this thread and all it starts to change only files at ``paths`` and below.
+    """Allow this thread, and everything that it starts, to change only files at ``paths`` and below.
 
-    It can access only processes with the same restriction. Returns whether the kernel has applied it. Call
-    ``no_new_privileges`` first.
+    From then on, they can access only processes with the same restriction. Returns whether the kernel has
+    applied the restriction. Call ``no_new_privileges`` first.
     """
     changes = _changes()
     return _restrict(changes, ((path, changes) for path in paths))
 
 
 def only_read(paths: Iterable[str], listed: Iterable[str]) -> bool:
-    """Allow this thread and all it starts to read only files at ``paths`` and below.
+    """Allow this thread, and everything that it starts, to read only files at ``paths`` and below.
 
-    It may change only /dev/null, and may also list the names in folders ``listed`` and below. Otherwise like
-    ``only_change``.
+    They may change only /dev/null. They may also list the names in the folders ``listed`` and below.
+    Otherwise like ``only_change``.
     """
     rules = [*((path, READ_FILE | READ_DIR) for path in paths), *((path, READ_DIR) for path in listed)]
     rules += [("/dev/null", _changes() & OF_A_FILE)]
@@ -363,7 +368,8 @@ def _changes() -> int:
 
 
 def _restrict(handled: int, allowed: Iterable[tuple[str, int]]) -> bool:
-    """Refuse the rights ``handled``, except the rights allowed for each path."""
+    """Refuse the permissions ``handled``, except for the permissions that ``allowed`` gives for a path.
+    Returns whether the kernel has applied this."""
     version = landlock_version()
     if not version:
         return False
@@ -390,7 +396,7 @@ def _allow(rules: int, path: str, rights: int) -> None:
 
 
 def no_new_privileges() -> bool:
-    """Prevent this process and its children from gaining rights, even by setuid programs.
+    """Prevent this process and its children from gaining permissions, even through setuid programs.
 
     Returns whether the kernel has applied it.
     """
@@ -398,7 +404,8 @@ def no_new_privileges() -> bool:
 
 
 def outlive() -> None:
-    """Switch off the signal at the end of the parent process. Raises OSError if that is refused."""
+    """Switch off the signal that this process gets when its parent ends. Raises OSError if that is
+    refused."""
     if _libc().prctl(1, 0, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "the signal at the end of the parent cannot be switched off")
 
@@ -409,16 +416,18 @@ CAPABILITY_VERSION = 0x20080522
 
 
 def keep_capabilities(allowed: int) -> bool:
-    """Give up all capabilities (root's single rights) except ``allowed``, one bit each.
+    """Give up all capabilities (the separate permissions of root) except ``allowed``, which has one bit for
+    each capability.
 
-    With them a root process could access all other processes. Returns whether the kernel has applied it.
+    With the others, a root process could access all other processes. Returns whether the kernel has applied
+    it.
     """
     if sys.platform != "linux":
         return False
     header, data = struct.pack("Ii", CAPABILITY_VERSION, 0), ctypes.create_string_buffer(24)
     if _libc().capget(header, data) != 0:
         return False
-    # The upper halves contain none of the allowed capabilities.
+    # The upper halves contain no allowed capability.
     low = [word & allowed for word in struct.unpack("6I", data.raw)[:3]]
     return int(_libc().capset(header, struct.pack("6I", *low, 0, 0, 0))) == 0
 

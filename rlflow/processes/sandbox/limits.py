@@ -1,4 +1,4 @@
-"""Environment variables and resource limits of a process with untrusted text.
+"""Environment variables and resource limits for a process that handles untrusted text.
 
 Uses only the standard library.
 """
@@ -28,26 +28,26 @@ BEGINNINGS, ENDINGS = ("LC_", "RLFLOW_SERVICE_"), ("_NUM_THREADS",)  # includes 
 
 
 def environment(folder: str, extra: Iterable[str] = ()) -> dict[str, str]:
-    """Return the environment variables for a process with untrusted text.
+    """Return the environment variables for a process that handles untrusted text.
 
-    They are this process's variables without secrets (paths, language, threads), and those named in
-    ``extra``. HOME and TMPDIR are ``folder``.
+    They are those variables of this process that contain no secrets (paths, language, threads), and those
+    named in ``extra``. HOME and TMPDIR are ``folder``.
     """
     names = [
         name for name in os.environ if name in KEPT or name.startswith(BEGINNINGS) or name.endswith(ENDINGS)
     ]
     variables = {name: os.environ[name] for name in (*names, *extra) if name in os.environ}
-    if "PYTHONPATH" in variables:  # the process has another working directory
+    if "PYTHONPATH" in variables:  # paths become absolute, since the process has another working directory
         variables["PYTHONPATH"] = os.pathsep.join(
             os.path.abspath(path) for path in variables["PYTHONPATH"].split(os.pathsep) if path
         )
-    # User packages are in the real home folder.
+    # Packages that were installed for the user are in the real home folder.
     packages = {"PYTHONUSERBASE": site.getuserbase()} if site.ENABLE_USER_SITE else {}
     return {"HOME": folder, "TMPDIR": folder, **packages, **variables}
 
 
 def take(limits: Mapping[int, int]) -> None:
-    """Set soft and hard resource limits of this process, so that it cannot raise them again.
+    """Set soft and hard resource limits for this process, so that it cannot raise them again.
 
     ``limits``: a constant RLIMIT_… → its limit. Limits that the kernel does not support are skipped.
     """
@@ -58,9 +58,9 @@ def take(limits: Mapping[int, int]) -> None:
 
 
 def threads() -> int:
-    """Return the number of threads of this user's processes, which the kernel counts for RLIMIT_NPROC.
+    """Return the number of threads in this user's processes, which the kernel counts for RLIMIT_NPROC.
 
-    Reads /proc itself, since a sandboxed process imports as little as possible.
+    Reads /proc directly, because a sandboxed process imports as little as possible.
     """
     total, user = 0, os.getuid()
     for entry in os.listdir("/proc") if os.path.isdir("/proc/self") else ():

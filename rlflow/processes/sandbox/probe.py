@@ -1,7 +1,8 @@
-"""Test which sandbox restrictions work on this machine: a process applies them and tries to break each.
+"""Test which sandbox restrictions work on this machine: a process applies the restrictions and tries to break
+each of them.
 
-Run as ``python -m rlflow.processes.sandbox.probe FOLDER KIND``, it prints the names of working restrictions
-as JSON. KIND is "scorers", or "code" for code from models or third parties.
+Run as ``python -m rlflow.processes.sandbox.probe FOLDER KIND``; prints the names of restrictions as JSON.
+KIND is "scorers", or "code" for code from models or third parties.
 """
 
 from __future__ import annotations
@@ -40,13 +41,14 @@ Kind = Literal["scorers", "code"]
 
 
 def around(kind: Kind) -> dict[str, str]:
-    """Return the restrictions of processes of a kind, each with the kernel feature that it needs."""
+    """Return the restrictions for processes of a kind, each with the kernel feature that it needs."""
     return SANDBOX | OF_CODE if kind == "code" else SANDBOX
 
 
 @functools.cache
 def missing(kind: Kind = "scorers") -> tuple[str, ...]:
-    """Return the restrictions that do not work on this machine; empty if such processes are isolated."""
+    """Return the names of the restrictions that do not work on this machine; empty if processes of this kind
+    can be isolated."""
     with tempfile.TemporaryDirectory(prefix="rlflow-probe-") as folder:
         command = [sys.executable, "-P", "-m", "rlflow.processes.sandbox.probe", folder, kind]
         try:
@@ -64,7 +66,7 @@ def missing(kind: Kind = "scorers") -> tuple[str, ...]:
 
 
 def lines() -> list[str]:
-    """Return a line for each restriction: whether it works on this machine."""
+    """Return a line for each restriction that states whether it works on this machine."""
     lacks = (*missing(), *(name for name in missing("code") if name in OF_CODE))
     stand = [
         f"{name}: {f'not isolated: this machine lacks {needs}' if name in lacks else 'isolated'}"
@@ -86,7 +88,7 @@ def _refused(action: Callable[[], object]) -> bool:
 
 
 def main() -> None:
-    """Enter the sandbox, try to break each restriction, and print the names of those that worked."""
+    """Enter the sandbox, try to break each restriction, and print the names of the restrictions that held."""
     folder, kind = sys.argv[1], sys.argv[2]
     writable = os.path.join(folder, "own")
     os.mkdir(writable)

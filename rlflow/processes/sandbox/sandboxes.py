@@ -1,7 +1,7 @@
-"""Sandboxes for each kind of process with untrusted text.
+"""Sandboxes for each kind of process that handles untrusted text.
 
 A process enters its sandbox itself, before it reads such text. The module also lists the files that Python
-must read to run, using only the standard library.
+must read to run. Uses only the standard library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from rlflow.processes.sandbox import kernel, limits
 
-OWN = "rlflow"  # prefix of this project's packages, which contain tasks with their answers
+OWN = "rlflow"  # prefix of this project's packages, which contain tasks together with their answers
 SYSTEM = (
     "/lib",
     "/lib64",
@@ -43,7 +43,7 @@ def packages() -> list[str]:
 def readable() -> Iterator[str]:
     """Yield the files and folders that code may read.
 
-    They are the interpreter's modules, the system's libraries, and installed packages except this project's.
+    These are the interpreter's modules, the system's libraries, and installed packages except this project's.
     """
     paths = sysconfig.get_paths()
     yield from SYSTEM
@@ -55,7 +55,7 @@ def readable() -> Iterator[str]:
 
 
 def listed() -> list[str]:
-    """Return the folders whose names may be listed, since imports do that."""
+    """Return the folders whose file names may be listed, since imports list them."""
     return [*packages(), sysconfig.get_paths()["stdlib"]]
 
 
@@ -69,11 +69,11 @@ def _entries(folder: str, without: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 GPUS = ("/dev/nvidia*", "/dev/dri", "/dev/kfd")
-CACHE = 16 << 20  # most bytes of a file written by a scorer's libraries
-FILE = 16 << 30  # most bytes of a file written by a user's reward
+CACHE = 16 << 20  # most bytes of a file that a scorer's libraries write
+FILE = 16 << 30  # most bytes of a file that a user's reward writes
 OPEN = 256  # most open files of a process that only computes
 FILES = 4096  # most open files of other processes
-PROCESSES = 4096  # most processes in addition to the user's present ones; the kernel does not limit root
+PROCESSES = 4096  # most processes in addition to those that the user has now; the kernel does not limit root
 ALONE = (
     *kernel.NETWORK,
     *kernel.PROGRAMS,
@@ -83,14 +83,14 @@ ALONE = (
     *kernel.ATTRIBUTES,
     *kernel.SHARED,
 )
-SHARE = 0.75  # share of the machine's memory that a user's reward may use
+SHARE = 0.75  # share of the machine's memory that the process of a user's reward may use
 
 
 def around_scorers(folder: str) -> None:
     """Enter the sandbox for rlflow's own scorers and their libraries, which only compute.
 
-    No network, no programs, no changes of files outside ``folder``, no access to other processes. The process
-    may fork, since some answers are scored in a child.
+    The sandbox allows no network, no programs, no changes to files outside ``folder``, and no access to other
+    processes. The process may fork, since some answers are scored in a child.
     """
     kernel.no_new_privileges()
     kernel.keep_capabilities(kernel.OF_FILES)
@@ -110,7 +110,7 @@ def around_scorers(folder: str) -> None:
 
 
 def around_answers() -> None:
-    """Tighten the sandbox in a scorer's child: no file writes, forks or changed limits."""
+    """Tighten the sandbox in a scorer's child: it may not write files, fork or change limits."""
     limits.take({resource.RLIMIT_FSIZE: 0})
     kernel.refuse(("prlimit64",), forks=False)
 
@@ -118,7 +118,7 @@ def around_answers() -> None:
 def around_templates() -> None:
     """Enter the sandbox for the program that renders chat templates.
 
-    No network, programs, forks, access to other processes, or changes of files.
+    The sandbox allows no network, programs, forks, access to other processes, or changes to files.
     """
     kernel.no_new_privileges()
     kernel.keep_capabilities(0)
@@ -129,8 +129,8 @@ def around_templates() -> None:
 def around_code(folder: str, megabytes: int, seconds: float) -> None:
     """Enter the sandbox for code from models or third parties.
 
-    It may compute, and read the interpreter, its packages and ``folder``. ``megabytes``: limit of its memory.
-    ``seconds``: limit of computing time on each core.
+    The code may compute, and read the interpreter, the interpreter's packages and ``folder``. ``megabytes``:
+    limit on its memory. ``seconds``: limit on its computing time on each core.
     """
     kernel.no_new_privileges()
     kernel.keep_capabilities(kernel.OF_FILES)
@@ -151,7 +151,7 @@ def around_rewards(folders: Sequence[str], network: bool, memory: int | None) ->
     """Enter the sandbox for users' rewards.
 
     The process may start programs, change files only in ``folders``, and use the network only if ``network``
-    is true. ``memory``: the most bytes of a process; None: a share of the machine's memory.
+    is true. ``memory``: most bytes of memory for a process; None: a share of the machine's memory.
     """
     kernel.no_new_privileges()
     kernel.keep_capabilities(kernel.OF_USERS)

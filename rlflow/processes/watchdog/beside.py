@@ -1,4 +1,4 @@
-"""The watchdog's handle in the watched process: starts the watchdog and sends it messages."""
+"""The watchdog's handle in the watched process. It starts the watchdog and sends it messages."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from rlflow.processes.watchdog.heartbeat_page import HeartbeatPage
 from rlflow.processes.watchdog.signals import signals_to
 from rlflow.processes.watchdog.stacks import show_stacks
 
-BEAT_SECONDS = 0.25  # between two heartbeats, which show that the interpreter's threads can run
+BEAT_SECONDS = 0.25  # seconds between two heartbeats, which show that the interpreter's threads can run
 CLOSE_SECONDS = 10.0  # time for the watchdog to end the processes of a run
-STARTS = 3  # most starts of the watchdog, which may be killed itself
+STARTS = 3  # most starts of the watchdog, which can itself be killed
 # The watchdog imports this package, but no other package of rlflow.
 CODE = "import sys; sys.path.append(sys.argv[1]); from watchdog.watchdog_process import main; main()"
 
 
 class ProcessExit(BaseException):
-    """A stage called ``os._exit``. Not an Exception, so that a stage's own handlers do not catch it."""
+    """A stage called ``os._exit``. This is not an Exception, so that the stage's own handlers do not catch
+    it."""
 
 
 class Watchdog:
-    """The watchdog of this process. It works only on Linux; on other systems nothing is watched."""
+    """The watchdog of this process. It works only on Linux; on other systems, nothing is watched."""
 
     def __init__(self) -> None:
-        # Part of the process tag of started processes, and of the names of private folders.
+        # Name in the process tag of started processes, and in the names of private folders.
         self.name = secrets.token_hex(8)
         self.pid = os.getpid()
         self.heartbeat_page = HeartbeatPage()  # the heartbeat page, with the running nodes
@@ -49,15 +50,16 @@ class Watchdog:
 
     @classmethod
     def start(cls) -> Watchdog:
-        """Start a watchdog of this process.
+        """Start a watchdog of this process, and return its handle.
 
-        If the system cannot provide a process, thread or memory for it, the run continues without a watchdog.
+        If the system cannot provide a process, thread or memory for the watchdog, the run continues without
+        one.
         """
         watchdog_process = cls()
         if sys.platform == "linux":
             try:
                 watchdog_process._open()
-            except (OSError, RuntimeError):  # RuntimeError: the thread cannot be started
+            except (OSError, RuntimeError):  # a RuntimeError means that the thread cannot be started
                 watchdog_process._shut()
         return watchdog_process
 
@@ -74,7 +76,7 @@ class Watchdog:
         self.refuse_exits()
 
     def refuse_exits(self) -> None:
-        """Make calls of ``os._exit`` within a node raise ``ProcessExit`` there."""
+        """Make calls of ``os._exit`` within a node raise ``ProcessExit`` in that node."""
         global _exit
         if not watched:
             _exit = os._exit
@@ -101,14 +103,14 @@ class Watchdog:
         )
 
     def _beat(self, child: subprocess.Popen[bytes]) -> None:
-        """Run the thread that sends heartbeats, and restarts the watchdog if it is killed."""
+        """Send heartbeats, and restart the watchdog if it is killed. This is the function of a thread."""
         for start in range(STARTS):
             if start:
                 child = self._spawned()
                 self._send(self._run_message + self._call_message + b"".join(map(_folder, self._folders)))
             assert child.stdout is not None
             with child.stdout:
-                child.wait()  # the watchdog forks itself off and continues in the background
+                child.wait()  # this child forks the watchdog proper, which continues in the background
                 self.process = int(child.stdout.readline() or 0)
                 while not select.select([child.stdout], [], [], BEAT_SECONDS)[0]:
                     self.heartbeat_page.beat()
@@ -124,11 +126,12 @@ class Watchdog:
 
     @contextlib.contextmanager
     def during_call(self, name: str, seconds: float, late: str) -> Iterator[None]:
-        """Use around a call of a native library that may hold the interpreter's lock.
+        """Watch a call of a native library that may hold the interpreter's lock; make the call inside the
+        context.
 
-        If the call holds the lock past its deadline of ``seconds``, the watchdog kills this process, prints
-        ``late`` and sets exit code 2. If a signal asks to stop, the watchdog kills the process soon after.
-        ``name``: of the library, in messages.
+        If the call still holds the lock after ``seconds``, the watchdog kills this process, prints ``late``
+        and sets exit code 2. If a signal asks to stop while the call holds the lock, the watchdog kills the
+        process soon after. ``name``: the library's name in messages.
         """
         self._call_message = _line({"call": {"name": name, "seconds": seconds, "late": late}})
         self._send(self._call_message)
@@ -140,9 +143,9 @@ class Watchdog:
             self._send(_line({"call": None}))
 
     def remove_in_the_end(self, folder: Path) -> None:
-        """Register a private folder that the watchdog removes when this process ends in any way.
+        """Register a private folder, which the watchdog removes when this process ends in any way.
 
-        Call this before the folder is created; a missing folder does no harm.
+        Call this before the folder is created; the watchdog ignores a missing folder.
         """
         self._folders.append(folder)
         self._send(_folder(folder))
@@ -177,7 +180,7 @@ class Watchdog:
         )
 
     def mark(self) -> None:
-        """Set the run's process tag for all processes that are started from now on."""
+        """Set the run's process tag for all processes that this process starts from now on."""
         os.environ[process_tag.MARK] = process_tag.marks(self.name, os.environ.get(process_tag.MARK, ""))
 
     @contextlib.contextmanager
@@ -196,8 +199,8 @@ class Watchdog:
     def forked(self) -> None:
         """Prepare a child that a stage has forked; called in the child.
 
-        Reports the child to the watchdog, since its environment may lack the process tag. Only the run itself
-        handles signals from the terminal.
+        Reports the child to the watchdog, since its environment may lack the process tag. The child does not
+        handle signals from the terminal, which only the run itself does.
         """
         self._send(_line({"fork": os.getpid()}))
         signal.set_wakeup_fd(-1)
@@ -211,9 +214,9 @@ class Watchdog:
 
 
 def for_worker() -> Watchdog:
-    """Return the watchdog of a worker process.
+    """Return the watchdog for a worker process.
 
-    A worker with a run's process tag is ended by that run's watchdog, and does not need its own.
+    A worker with a run's process tag does not need its own watchdog, because that run's watchdog ends it.
     """
     if process_tag.MARK not in os.environ:
         watchdog_process = Watchdog.start()
@@ -233,16 +236,18 @@ def _line(message: object) -> bytes:
 
 
 def during_call(name: str, seconds: float, late: str) -> contextlib.AbstractContextManager[None]:
-    """Return ``Watchdog.during_call`` of this process's watchdog; has no effect without a watchdog."""
+    """Return the context ``Watchdog.during_call`` of this process's watchdog, or a context without effect if
+    there is no watchdog."""
     return watched[-1].during_call(name, seconds, late) if watched else contextlib.nullcontext()
 
 
-watched: list[Watchdog] = []  # watchdogs of this process
-_exit = os._exit  # the function before a watchdog replaced it
+watched: list[Watchdog] = []  # active watchdogs of this process
+_exit = os._exit  # the original function, before a watchdog replaced it
 
 
 def _leave(status: int) -> NoReturn:
-    """Replacement of ``os._exit``: raises within a node of this process. A forked child may exit."""
+    """Replace ``os._exit``: raise ProcessExit within a node of this process. Elsewhere, and in a forked
+    child, exit."""
     if any(
         watchdog_process.pid == os.getpid() and watchdog_process.heartbeat_page.inside
         for watchdog_process in watched

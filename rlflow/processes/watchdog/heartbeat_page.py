@@ -1,7 +1,7 @@
-"""Heartbeat page: shared memory in which a process records its running nodes, for the watchdog.
+"""Heartbeat page: shared memory in which a process records its running nodes for the watchdog.
 
-The watchdog reads it without the process's help. This module uses only the standard library, since the
-watchdog loads it.
+The watchdog can read it even if the process does not respond. This module uses only the standard library,
+since the watchdog loads it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import NamedTuple
 
 BEATS = struct.Struct("<Q")
 ENTRY = struct.Struct("<Qdq88s")  # number, seconds, iteration, name
-NAME = 88  # bytes of a name
-PLACES = 36  # entries of the page; further running nodes are not recorded
+NAME = 88  # most bytes of a name
+PLACES = 36  # number of entries in the page; if more nodes run, they are not recorded
 SIZE = BEATS.size + PLACES * ENTRY.size
 
 
 class NodeUnderWay(NamedTuple):
     """A running node."""
 
-    number: int  # unique within the process; 0 for an empty entry
-    seconds: float  # its deadline
+    number: int  # number of the node's run, unique within the process; 0 for an empty entry
+    seconds: float  # deadline of the node
     iteration: int
     name: str
 
@@ -47,7 +47,7 @@ class HeartbeatPage:
 
     @classmethod
     def new(cls) -> HeartbeatPage:
-        """Create a page in new memory, which is freed with the last process that has it open (Linux).
+        """Create a page in new memory. The memory is freed when no process has it open any more (Linux).
 
         Raises OSError.
         """
@@ -64,7 +64,8 @@ class HeartbeatPage:
 
     @contextlib.contextmanager
     def during(self, name: str, iteration: int, seconds: float) -> Iterator[None]:
-        """Record that this thread runs the node inside the context, with a deadline of ``seconds``."""
+        """Record, inside the context, that this thread runs the node ``name``, with a deadline of
+        ``seconds``."""
         place = self._free_place()
         if place is not None:
             self._put(place, NodeUnderWay(next(self._numbers), seconds, iteration, name))
@@ -78,7 +79,8 @@ class HeartbeatPage:
 
     @contextlib.contextmanager
     def within(self) -> Iterator[None]:
-        """Record that this thread runs a part of a node, for which another thread waits."""
+        """Record, inside the context, that this thread runs a part of a node for another thread, which waits
+        for it."""
         outer, self._inside.deep = self.inside, True
         try:
             yield
@@ -94,7 +96,7 @@ class HeartbeatPage:
 
     @property
     def inside(self) -> bool:
-        """Whether this thread runs a node."""
+        """Whether this thread runs a node or a part of one."""
         return getattr(self._inside, "deep", False)
 
     def _put(self, place: int, entry: NodeUnderWay) -> None:
@@ -125,7 +127,7 @@ class HeartbeatPage:
         return int(BEATS.unpack_from(self._memory, 0)[0])
 
     def entries(self) -> list[NodeUnderWay]:
-        """Return the running nodes, in the order of their start."""
+        """Return the running nodes, in the order in which they started."""
         assert self._memory is not None
         slots = (ENTRY.unpack_from(self._memory, BEATS.size + place * ENTRY.size) for place in range(PLACES))
         return sorted(

@@ -1,8 +1,8 @@
-"""Launcher: the parent process of a run, which gives the shell the run's correct exit code.
+"""Launcher: the parent process of a run, which returns the correct exit code to the shell.
 
-A run that is killed because its interpreter hangs does not have an exit code of its own, and a run that C
-code ends with code 0 has a wrong one. So the command that starts a run forks before it loads anything: the
-child runs, and the parent passes on signals and waits.
+If a run is killed because its interpreter hangs, it has no exit code of its own. If C code ends a run with
+code 0, the code is wrong. Therefore the command that starts a run forks before it loads anything: the child
+runs, and the parent forwards signals and waits.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import time
 from rlflow.processes.watchdog import process_tag
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-HEAVY = "torch"  # once it is loaded, the process has threads, which a forked child would lose
-CLOSE_SECONDS = 15.0  # after the run's end, time for the watchdog to end remaining processes
+HEAVY = "torch"  # once this module is loaded, the process has threads, which a forked child would not have
+CLOSE_SECONDS = 15.0  # after the run has ended, time for the watchdog to end the remaining processes
 SEEN_SECONDS = 0.2  # time for the run to report that it has received a ctrl-C itself
-VANISHED = 1  # exit code for a run that ended with 0 without reporting its end
-# Messages: a SIGINT was received; the code of an exit; the code of a killed run.
+VANISHED = 1  # exit code of the launcher if a run exits with 0 without having reported its end
+# Kinds of messages: a SIGINT was received; the code of a run that exits; the code for a run that was killed.
 SEEN, DONE, VERDICT = b"i", b"d", b"v"
 
-_pipe: int | None = None  # the writing end, in the process that runs
+_pipe: int | None = None  # in the process that runs: the writing end of the pipe
 _at_once = False
 
 
@@ -35,13 +35,14 @@ def pipe() -> int:
 
 
 def leave_at_once() -> None:
-    """Make this process exit without exit handlers of libraries, which would wait for ended processes."""
+    """Make this process exit without the exit handlers of libraries, which would wait for processes that have
+    ended."""
     global _at_once
     _at_once = True
 
 
 def leaves_at_once() -> bool:
-    """Whether ``leave_at_once`` was called."""
+    """Return whether ``leave_at_once`` was called."""
     return _at_once
 
 
@@ -63,10 +64,10 @@ def _report(kind: bytes, value: int = 0) -> None:
 
 
 def apart() -> int | None:
-    """Fork: the child continues the command, and this process waits for it as its launcher.
+    """Fork: the child continues the command, and this process waits for the child as its launcher.
 
-    Returns None in the child. In the launcher, returns the child's exit code after it has ended. Returns None
-    without a fork if the process already has threads, and on systems other than Linux.
+    Returns None in the child. In the launcher, returns the child's exit code after the child has ended. If
+    the process already has threads, and on systems other than Linux, returns None without a fork.
     """
     global _pipe
     if sys.platform != "linux" or HEAVY in sys.modules or threading.active_count() > 1:
@@ -93,12 +94,12 @@ def apart() -> int | None:
 
 
 class Launcher:
-    """Waits for the child that runs. ``pipe_end``: the descriptor for the child's messages."""
+    """Waits for the child that runs. ``pipe_end``: descriptor from which the child's messages are read."""
 
     def __init__(self, child: int, pipe_end: int) -> None:
         self.child, self._pipe_end = child, pipe_end
         self._messages: list[tuple[bytes, int]] = []
-        # Signals ignored by nohup are not passed on.
+        # Signals that this process ignores, as under nohup, are not passed on.
         self._passed_on = [
             number
             for number in PASSED_ON
@@ -127,10 +128,10 @@ class Launcher:
         return self._code(status)
 
     def _ended(self) -> bool:
-        """Whether the child has ended.
+        """Return whether the child has ended.
 
-        The child is not reaped yet, so that the watchdog can inspect it. Other children, whose parents have
-        ended, are reaped.
+        The child is not reaped yet, so that the watchdog can inspect it. Other processes whose parents have
+        ended are reaped.
         """
         while (info := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             if info.si_pid == self.child:
@@ -139,10 +140,10 @@ class Launcher:
         return False
 
     def _received_too(self, info: signal.struct_siginfo) -> bool:
-        """Whether the child has received this signal itself.
+        """Return whether the child has received this signal too.
 
-        A terminal sends it to both processes, and another process may do so too. This matters only for
-        ctrl-C, since a second one means more than the first.
+        A terminal sends a signal to both processes, and another process may do so as well. This matters only
+        for ctrl-C, because a second ctrl-C has a stronger effect than the first.
         """
         if info.si_signo != signal.SIGINT:
             return False
@@ -154,7 +155,7 @@ class Launcher:
         return reported or info.si_code > 0  # the kernel sends it to both processes
 
     def _read(self, seconds: float) -> bool:
-        """Read the messages that arrive within ``seconds``. Returns whether more may come."""
+        """Read the messages that arrive within ``seconds``. Returns whether more messages may come."""
         if not select.select([self._pipe_end], [], [], max(seconds, 0.0))[0]:
             return True
         data = os.read(self._pipe_end, 1 << 10)  # a pipe delivers each write as a unit
@@ -162,9 +163,9 @@ class Launcher:
         return bool(data)
 
     def _read_to_the_end(self) -> None:
-        """Read messages until the child and the watchdog have closed the pipe, or CLOSE_SECONDS have passed.
+        """Read messages until the child and the watchdog have closed the pipe, but at most for CLOSE_SECONDS.
 
-        A forked process may keep the pipe open.
+        A forked process may keep the pipe open longer.
         """
         limit = time.monotonic() + CLOSE_SECONDS
         while self._read(limit - time.monotonic()) and time.monotonic() < limit:
@@ -181,7 +182,7 @@ class Launcher:
 
 
 def _die_by(number: int) -> None:
-    """Kill this process with the signal, so that a shell sees how the run has ended."""
+    """Kill this process with the signal that killed the run, so that a shell sees how the run has ended."""
     with contextlib.suppress(OSError, ValueError):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})

@@ -1,4 +1,4 @@
-"""Create private folders in places that all users can write to, such as /tmp.
+"""Create private folders in places to which all users can write, such as /tmp.
 
 A folder of another user is never used, and links are not followed. This module uses only the standard
 library, since the watchdog loads it.
@@ -14,8 +14,8 @@ import tempfile
 from collections.abc import Iterable
 
 MODE = 0o700
-PREFIX = "rlflow-"  # prefix of the name of a run's private folder
-PLACES = ("/tmp", "/var/tmp")  # tried after the folder of TMPDIR
+PREFIX = "rlflow-"  # prefix of the names of private folders
+PLACES = ("/tmp", "/var/tmp")  # folders that are tried after the one in TMPDIR
 
 
 class NotPrivate(PermissionError):
@@ -25,7 +25,7 @@ class NotPrivate(PermissionError):
 def create(path: str | os.PathLike[str]) -> None:
     """Create a new private folder.
 
-    Raises FileExistsError if the name exists, even as a broken link, and NotPrivate if another user could
+    Raises FileExistsError if the name exists, even as a broken link. Raises NotPrivate if another user could
     replace the folder.
     """
     check_place(os.path.dirname(os.path.abspath(path)))
@@ -34,9 +34,9 @@ def create(path: str | os.PathLike[str]) -> None:
 
 
 def share(path: str | os.PathLike[str]) -> None:
-    """Create a private folder, or use one that another process of this user has created.
+    """Create a private folder, or use the one that another process of this user has created.
 
-    Raises NotPrivate for anything else of that name.
+    Raises NotPrivate if the path is anything else.
     """
     try:
         create(path)
@@ -45,7 +45,8 @@ def share(path: str | os.PathLike[str]) -> None:
 
 
 def check(path: str | os.PathLike[str]) -> None:
-    """Raise NotPrivate unless the path is a folder that only this user owns and can enter."""
+    """Raise NotPrivate unless the path is a folder that belongs to this user and that only this user can
+    enter."""
     status, user = os.lstat(path), os.geteuid()
     if not stat.S_ISDIR(status.st_mode):
         raise NotPrivate(
@@ -63,10 +64,10 @@ def check(path: str | os.PathLike[str]) -> None:
 
 
 def check_place(folder: str | os.PathLike[str]) -> None:
-    """Raise NotPrivate for a folder in which other users may rename or remove this user's entries.
+    """Raise NotPrivate for a folder in which other users could rename or remove this user's entries.
 
-    These are folders of another user, and folders that others may write to and that lack a sticky bit.
-    Members of this user's own group may write to the folder.
+    These are folders of other users, and folders without a sticky bit to which others may write. Members of
+    this user's own group may write to the folder.
     """
     status = os.stat(folder)
     if status.st_uid not in (0, os.geteuid()):
@@ -85,8 +86,8 @@ def check_place(folder: str | os.PathLike[str]) -> None:
 def place(longest: int = 4096, first: Iterable[str] = ()) -> str:
     """Return the first folder for temporary files in which other users cannot replace this user's files.
 
-    Tries ``first``, the folder of TMPDIR, and the system's folders. ``longest``: most bytes of its path.
-    Raises NotPrivate with the reason for each folder.
+    Tries ``first``, then the folder in TMPDIR, then the system's folders. ``longest``: most bytes in its
+    path. Raises NotPrivate with the reason for each folder.
     """
     problems = []
     for folder in dict.fromkeys([*first, tempfile.gettempdir(), *PLACES]):
@@ -106,8 +107,8 @@ def place(longest: int = 4096, first: Iterable[str] = ()) -> str:
 def remove(path: str | os.PathLike[str]) -> None:
     """Remove a folder of this user with its content, as far as possible.
 
-    Also removes the run's private folder around it if that is empty then. Links and folders of other users
-    are kept.
+    If the folder was in a run's private folder that is then empty, also removes the private folder. Links and
+    folders of other users are kept.
     """
     with contextlib.suppress(OSError):
         status = os.lstat(path)

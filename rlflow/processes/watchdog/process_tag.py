@@ -1,10 +1,10 @@
-"""Find and end the processes of a run, by their process tag.
+"""Find and end the processes of a run by their process tag.
 
-The tag is an environment variable. Every process that a run starts inherits it, through every fork and
-session, also after its parent has ended; /proc shows which processes have it. Titles of Ray processes may
-overwrite it; those processes are recognised by their open files of the run. This module reads /proc itself
-instead of using psutil: the watchdog loads it, and starts in milliseconds by importing only the standard
-library.
+The tag is an environment variable. Every process that a run starts inherits the tag, through every fork and
+session, and keeps it after its parent has ended. /proc shows which processes have it. Ray processes may
+overwrite the tag with their titles; they are recognised by the run's files that they have open. This module
+reads /proc directly instead of through psutil: the watchdog loads the module, and starts within milliseconds
+because it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-# The tag's variable: the names of a run and of the runs around it, the outermost first, separated by slashes.
+# The variable of the tag: the names of a run and of the runs around it, the outermost first, separated by
+# slashes.
 MARK = "RLFLOW_RUN"
 RAY = "ray::"  # prefix of the titles of Ray processes
 RAYLET = "RAY_RAYLET_PID"  # the variable in which Ray names the process that starts its workers and agents
-# Commands that end by themselves once they have sent or removed everything.
+# Commands that end by themselves once they have sent or removed everything; they are not killed.
 LEFT_ALONE = (b"wandb-core", b"multiprocessing.resource_tracker")
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-ROUNDS = 20  # most rounds of killing processes, which may start others in the meantime
+ROUNDS = 20  # most rounds of killing processes, since these may start others in the meantime
 PAUSE = 0.05  # seconds between two rounds
 STARTING = 20  # most checks of a child whose environment is not visible yet
 
-Known = tuple[int, str]  # (pid, start) of a process; the start as in Stat
+Known = tuple[int, str]  # (pid, start time) of a process; the start time as in Stat
 
 
 class Stat(NamedTuple):
     """A process as the kernel describes it."""
 
-    state: str  # a letter: T for stopped, Z for ended and not yet reaped, …
+    state: str  # state as a letter: T for stopped, Z for ended and not yet reaped, …
     parent: int  # pid of the parent
-    started: str  # clock ticks from the machine's start to the process's
-    status: int  # for a process that has ended: as returned by ``os.waitpid``
+    started: str  # clock ticks from the machine's start to the process's start
+    status: int  # for a process that has ended: exit status in the form of ``os.waitpid``
 
 
 def stat(pid: int) -> Stat | None:
-    """Return a process as the kernel describes it; None if it does not exist."""
+    """Return the kernel's description of a process; None if the process does not exist."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()  # the name before it may contain anything
@@ -51,13 +52,14 @@ def stat(pid: int) -> Stat | None:
 
 
 def started(pid: int) -> str:
-    """Return when a process was started, in clock ticks since the machine's start; empty if it has ended."""
+    """Return the time at which a process was started, in clock ticks since the machine's start; empty if the
+    process has ended."""
     status = stat(pid)
     return status.started if status is not None and status.state not in "ZX" else ""
 
 
 def lives(pid: int, start: str) -> bool:
-    """Whether the process that was started at ``start`` runs or is stopped.
+    """Return whether the process that was started at the time ``start`` runs or is stopped.
 
     False if another process has its pid now.
     """
@@ -65,12 +67,12 @@ def lives(pid: int, start: str) -> bool:
 
 
 def marks(name: str, value: str = "") -> str:
-    """Return the tag's value with one more name. ``value``: its value so far."""
+    """Return a value of the tag with ``name`` added. ``value``: the tag's value so far."""
     return f"{value}/{name}" if value else name
 
 
 def without(name: str, value: str) -> str:
-    """Return the tag's value without this name."""
+    """Return a value of the tag without ``name``."""
     return "/".join(part for part in value.split("/") if part != name)
 
 
@@ -80,7 +82,8 @@ def _pids() -> Iterator[int]:
 
 
 def marked(name: str) -> list[int]:
-    """Return the pids of the processes with this name in their tag, except those in ``LEFT_ALONE``."""
+    """Return the pids of the processes with this name in their tag, except processes that run a command in
+    ``LEFT_ALONE``."""
     pids, encoded, prefix = [], name.encode(), f"{MARK}=".encode()
     for pid in _pids():
         environment = _environment(pid)
@@ -104,7 +107,7 @@ def of_ray(folders: Iterable[str]) -> list[int]:
 
 
 def _has_open(pid: int, below: tuple[str, ...]) -> bool:
-    """Whether a process has an open file whose path begins with one of these."""
+    """Return whether a process has an open file whose path begins with one of ``below``."""
     with contextlib.suppress(OSError):
         for entry in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):  # it may be closed in the meantime
@@ -114,7 +117,8 @@ def _has_open(pid: int, below: tuple[str, ...]) -> bool:
 
 
 def _environment(pid: int) -> bytes:
-    """Return a process's initial environment; empty if it has ended or belongs to another user."""
+    """Return the environment with which a process started; empty if it has ended or belongs to another
+    user."""
     for _ in range(STARTING):
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
@@ -131,7 +135,7 @@ def _environment(pid: int) -> bytes:
 
 
 def left_alone(pid: int) -> bool:
-    """Whether a process is one of ``LEFT_ALONE``, which end by themselves."""
+    """Return whether a process runs a command in ``LEFT_ALONE``, which ends by itself."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
         words = file.read()
         return any(name in words for name in LEFT_ALONE)
@@ -146,7 +150,7 @@ def command(pid: int) -> str:
 
 
 def descendants(pid: int) -> list[Known]:
-    """Return (pid, start) of all descendants of a process."""
+    """Return (pid, start time) of all descendants of a process."""
     children: dict[int, list[Known]] = {}
     for child in _pids():
         if (status := stat(child)) is not None:
@@ -160,14 +164,14 @@ def descendants(pid: int) -> list[Known]:
 
 
 def still(processes: list[Known]) -> list[int]:
-    """Return the pids of the processes that still live."""
+    """Return the pids of those processes that are still alive."""
     return [pid for pid, start in processes if lives(pid, start)]
 
 
 def end_all(find: Callable[[], list[int]]) -> list[int]:
-    """Kill the processes that ``find`` returns, repeatedly until it returns none.
+    """Kill the processes that ``find`` returns, and repeat this until ``find`` returns none.
 
-    Returns the pids that are left after ``ROUNDS``.
+    Returns the pids that are left after ``ROUNDS`` rounds.
     """
     survivors = running(find())
     for _ in range(ROUNDS):
@@ -182,25 +186,25 @@ def end_all(find: Callable[[], list[int]]) -> list[int]:
 
 
 def running(pids: list[int]) -> list[int]:
-    """Return the given pids that have not ended, without this process's."""
+    """Return those of the pids whose processes have not ended, without this process's."""
     return [pid for pid in pids if pid != os.getpid() and started(pid)]
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends in any way (Linux).
+    """Make the kernel kill this process when its parent ends in any way (Linux).
 
     This works even while this process is stopped.
     """
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent ended before the request
+    if os.getppid() != parent:  # the parent had already ended before the request
         os._exit(1)
 
 
 def die_with_raylet() -> None:
-    """Have the kernel kill this process, which Ray started, when the raylet ends.
+    """Make the kernel kill this process, which Ray started, when the raylet ends.
 
-    Its parent is the raylet or a process that ends with it. If the raylet has already ended, its pid shows
-    it.
+    The parent of this process is the raylet, or a process that ends with the raylet. If the raylet has
+    already ended, its pid in the environment reveals this.
     """
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if sys.platform == "linux" and not started(int(os.environ.get(RAYLET, os.getppid()))):
@@ -221,10 +225,10 @@ def _prctl(option: int, value: int) -> None:
 
 @contextlib.contextmanager
 def here_alone() -> Iterator[None]:
-    """Keep forked children inside the context.
+    """Inside the context, keep forked children from returning.
 
-    A child that is forked inside, and leaves by a return or an exception, exits there. It must not continue
-    its parent's work and answer instead of it.
+    If a child that was forked inside leaves the context by a return or an exception, it exits there.
+    Otherwise it would continue its parent's work and send answers in its place.
     """
     pid = os.getpid()
     try:

@@ -1,6 +1,6 @@
-"""Handle signals that ask a run to stop: ctrl-C, preemption and a closed terminal.
+"""Handle the signals that ask a run to stop: ctrl-C, preemption and a closed terminal.
 
-The first signal ends the run at a point from which it can be resumed; a second ctrl-C ends it at once.
+After the first signal, the run ends at a point from which it can be resumed. A second ctrl-C ends it at once.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ ASKING = launcher.PASSED_ON  # the launcher passes on the signals that ask the r
 
 
 class StopSignals:
-    """Turns the first signal inside the context into a call of ``ask``.
+    """Inside the context, turns the first signal into a call of ``ask``.
 
     The first SIGINT, SIGTERM or SIGHUP calls ``ask``; a later ctrl-C raises KeyboardInterrupt. No effect
-    outside the main thread, in which Python handles signals. ``wakeup``: a descriptor that receives the
-    number of each signal, even while C code holds the interpreter's lock; -1 for none.
+    outside the main thread, which is the only one in which Python handles signals. ``wakeup``: a descriptor
+    that receives the number of each signal, even while C code holds the interpreter's lock; -1 for none.
     """
 
     def __init__(self, ask: Callable[[], None], wakeup: int = -1) -> None:
@@ -58,10 +58,10 @@ class StopSignals:
 
 @contextlib.contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Raise KeyboardInterrupt inside the context for each signal that asks to stop.
+    """Inside the context, raise KeyboardInterrupt for each signal that asks to stop.
 
-    For work that has nothing to save: preparing a run, or waiting for others. No effect outside the main
-    thread.
+    Use it for work that has nothing to save: preparing a run, or waiting for others. No effect outside the
+    main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -81,9 +81,10 @@ def ending_at_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_terminations() -> Iterator[None]:
-    """Restore the handler of SIGTERM after a library's native code may have replaced it.
+    """At the end of the context, restore the handler of SIGTERM, which a library's native code may have
+    replaced.
 
-    Use it around the library's calls. No effect outside the main thread.
+    Use it around calls of such a library. No effect outside the main thread.
     """
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -95,8 +96,11 @@ def own_terminations() -> Iterator[None]:
 
 @contextlib.contextmanager
 def signals_to(wakeup: int) -> Iterator[None]:
-    """While inside, have the number of each signal written to the descriptor ``wakeup``, even while C code keeps
-    the interpreter's lock; -1 for none. Without effect outside the main thread."""
+    """Inside the context, write the number of each signal to the descriptor ``wakeup``, even while C code
+    holds the interpreter's lock.
+
+    -1 means no descriptor. No effect outside the main thread.
+    """
     if wakeup < 0 or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -108,7 +112,7 @@ def signals_to(wakeup: int) -> Iterator[None]:
 
 
 def stopping() -> list[signal.Signals]:
-    """Return the signals that ask to stop, without a SIGHUP that is ignored, as under `nohup`."""
+    """Return the signals that ask to stop. If SIGHUP is ignored, as under `nohup`, it is not included."""
     return [
         number for number in ASKING if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
     ]

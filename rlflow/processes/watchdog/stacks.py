@@ -1,8 +1,9 @@
-"""Read the stacks of a process's threads, written by a signal handler that works while C code holds the lock.
+"""Read the stacks of a process's threads. A signal handler writes them, which works even while C code holds
+the interpreter's lock.
 
-Each thread is signalled and writes its own stack. A handler in one thread could write all stacks, but it
-reads frames while the others change them: of 1,500 signals to a process with a busy second thread, 6 crashed
-it. This module uses only the standard library, since the watchdog loads it.
+Each thread gets a signal and writes its own stack. A single handler could write all stacks, but it would read
+frames while other threads change them: of 1,500 signals to a process with a busy second thread, 6 crashed the
+process. This module uses only the standard library, since the watchdog loads it.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ SECONDS = 2.0  # time limit for writing stacks
 PAUSE = 0.001  # seconds between two checks of a thread
 SIGNAL = signal.SIGUSR2
 HEADER = "Stack (most recent call first):\n"  # the first line of a thread's stack
-FRAMES = 8  # most frames of a stack that are shown
+FRAMES = 8  # most frames that are shown from a stack
 FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-# (file, function) → whether the shown part of a stack ends before this frame.
+# (file, function) of a frame → whether the part of the stack that is shown ends before this frame.
 Outer = Callable[[str, str], bool]
 
 
 def show_stacks() -> int:
-    """Have SIGUSR2 write the stack of the receiving thread to a memory file.
+    """Install a handler for SIGUSR2 that writes the receiving thread's stack to a file in memory.
 
-    Returns its descriptor, or -1 if the system does not support such files, or the signal has another use.
+    Returns the file's descriptor. Returns -1 if the system does not support such files, or if the signal has
+    another use.
     """
     return _file(os.getpid())
 
@@ -46,9 +48,9 @@ def _file(pid: int) -> int:
 
 
 def written(pid: int, file: int) -> str:
-    """Return the Python stacks that a process's threads write to its descriptor ``file``.
+    """Return the Python stacks that a process's threads write to the process's descriptor ``file``.
 
-    Returns those written within SECONDS, one after another; empty if the process has ended.
+    Returns the stacks that were written within SECONDS, one after another; empty if the process has ended.
     """
     path, limit = f"/proc/{pid}/fd/{file}", time.monotonic() + SECONDS
     try:
@@ -66,16 +68,16 @@ def written(pid: int, file: int) -> str:
 def _ask(pid: int, thread: int, limit: float) -> None:
     """Make a thread write its stack, and wait until it has done so.
 
-    While its handler runs, the kernel holds back further signals of this kind; two handlers at once would
-    lose a stack. A thread that blocks the signal is skipped.
+    While a thread's handler runs, the kernel delays further signals of this kind to the thread. Two handlers
+    at once would lose a stack. A thread that blocks the signal is skipped.
     """
     # The thread may have ended, or the C library cannot signal threads.
     with contextlib.suppress(OSError, AttributeError):
         if _waits(pid, thread):
             return
         ctypes.CDLL(None).tgkill(pid, thread, SIGNAL)
-        # Checks in a row without a pending signal. One such check can fall between the end of the wait and
-        # the start of the handler.
+        # Number of checks in a row that find no pending signal. A single such check may fall between the end
+        # of the wait and the start of the handler.
         looks = 0
         while looks < 2 and time.monotonic() < limit:
             looks = 0 if _waits(pid, thread) else looks + 1
@@ -83,7 +85,7 @@ def _ask(pid: int, thread: int, limit: float) -> None:
 
 
 def _waits(pid: int, thread: int) -> bool:
-    """Whether the signal is pending for a thread, or blocked there."""
+    """Return whether the signal is pending for a thread, or blocked in it."""
     with open(f"/proc/{pid}/task/{thread}/status") as status:
         masks = [int(line.split()[1], 16) for line in status if line.startswith(("SigPnd:", "SigBlk:"))]
     return any(mask >> (SIGNAL - 1) & 1 for mask in masks)
@@ -92,8 +94,8 @@ def _waits(pid: int, thread: int) -> bool:
 def shown(dump: str, outer: Outer) -> str:
     """Return the frames of a dump as lines, innermost first.
 
-    Shows, for each thread, the frames inside the first frame for which ``outer`` is true. Other threads are
-    skipped.
+    For each thread, these are the frames inside the first frame for which ``outer`` is true. Threads without
+    such a frame are skipped.
     """
     return "\n".join(line for frames in _threads(dump, outer) for line in frames)
 

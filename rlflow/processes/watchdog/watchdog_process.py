@@ -32,14 +32,16 @@ from . import private, process_tag, stacks
 from .heartbeat_page import HeartbeatPage, NodeUnderWay
 
 TICK = 0.25  # seconds between two checks
-SILENT_SECONDS = 1.5  # without a heartbeat for this long, C code is assumed to hold the interpreter's lock
-GRACE_SECONDS = 1.5  # after a deadline, time for the run to end itself if its interpreter runs
-ASKED_SECONDS = 5.0  # how long a run that should stop may hold its interpreter's lock
-AGAIN_SECONDS = 1.0  # the same after a second request to stop
-# Time for a killed process to disappear, and for its forked children to report themselves.
+# if there is no heartbeat for this long, C code is assumed to hold the interpreter's lock
+SILENT_SECONDS = 1.5
+GRACE_SECONDS = 1.5  # after a deadline, time for the run to end by itself if its interpreter works
+ASKED_SECONDS = 5.0  # how long a run that was asked to stop may hold its interpreter's lock
+AGAIN_SECONDS = 1.0  # the same time after a second request to stop
+# Time for a killed process to disappear, and for its forked children to report to the watchdog.
 GONE_SECONDS = 5.0
 SHOWN = 4  # most running nodes that a message names
-RUNNER = "/rlflow/execution/"  # in the paths of the files that call nodes: a shown stack ends there
+# part of the paths of the files that call nodes; a shown stack ends at such a file
+RUNNER = "/rlflow/execution/"
 STEP = re.compile(r"step-([0-9]{8,18})(?:-([0-9]{1,6}))?")
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals that ask a run to stop
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130  # exit codes
@@ -51,18 +53,18 @@ CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.
 class WatchedRun:
     """The run of the watched process."""
 
-    folder: str  # the run's folder as the user wrote it
+    folder: str  # the run's folder, as the user wrote it
     path: str  # the absolute path of the folder
     stacks: int  # the process's descriptor for its stacks; -1 for none
 
 
 @dataclass(frozen=True)
 class NativeCall:
-    """A call of a native library, by which a run that has not begun may hang."""
+    """A call of a native library in a run that has not begun yet. The call may hang."""
 
-    name: str  # of the library, in messages
+    name: str  # name of the library in messages
     seconds: float  # its deadline
-    late: str  # the message of a process that is killed after the deadline
+    late: str  # message that is printed if the process is killed after the deadline
 
 
 @dataclass
@@ -70,20 +72,20 @@ class WatchdogProcess:
     """Watches one process: reads its messages and signals, decides when to end it, ends it and cleans up."""
 
     pid: int  # the watched process
-    started: str  # its start, as returned by `process_tag.started`
-    name: str  # its name in the tag of the processes that it starts
+    started: str  # start time of the watched process, as returned by `process_tag.started`
+    name: str  # the process's name in the tag of the processes that it starts
     heartbeat_page: HeartbeatPage
-    run: WatchedRun | None = None  # once a run has begun
-    call: NativeCall | None = None  # while the process makes one
-    call_ran: float = 0.0  # seconds of the call in which the process could run
+    run: WatchedRun | None = None  # None before a run has begun
+    call: NativeCall | None = None  # the present call, None without one
+    call_ran: float = 0.0  # seconds of the call during which the process could run
     ended: bool = False  # whether the process has reported its end
     folders: list[str] = field(default_factory=list)  # private folders, removed at the end
     forks: list[process_tag.Known] = field(default_factory=list)  # children that stages have forked
-    # Reads the waiting messages; returns whether any process is left that may send more.
+    # Reads the waiting messages; returns whether a process is left that may send more.
     listen: Callable[[], bool] = lambda: False
     silent: float = 0.0  # seconds without a heartbeat
     beats: int = -1  # heartbeats at the last check
-    # Number of a running node → its seconds so far, without those of a stopped process.
+    # Number of a running node → seconds for which it has run, without time in which the process was stopped.
     ran: dict[int, float] = field(default_factory=dict)
     stop_requests: list[float] = field(
         default_factory=list
@@ -95,9 +97,10 @@ class WatchdogProcess:
     # --------------------------------------------------------------------------------------------------------
 
     def receive(self, message: dict[str, Any]) -> None:
-        """Process a message of the watched process.
+        """Process a message from the watched process.
 
-        It reports a run's start, a call of a native library, a private folder, a forked child, or the end.
+        A message reports the start of a run, a call of a native library, a private folder, a forked child, or
+        the end of the process.
         """
         if "run" in message:
             self.run = WatchedRun(**message["run"]) if message["run"] else None
@@ -111,10 +114,10 @@ class WatchdogProcess:
         self.ended |= "end" in message
 
     def receive_signals(self, numbers: bytes) -> None:
-        """Process signals that the process has received.
+        """Process the numbers of signals that the watched process has received.
 
-        The first request to stop counts, and a second ctrl-C. Two at once are one ctrl-C that arrived in two
-        ways.
+        Only the first request to stop and a later second ctrl-C count. Two ctrl-C at the same time are one
+        ctrl-C that arrived in two ways.
         """
         for number in numbers:
             again = number == signal.SIGINT and self.stop_requests and self.stop_requests[-1] > 2 * TICK
@@ -125,7 +128,7 @@ class WatchdogProcess:
     # --------------------------------------------------------------------------------------------------------
 
     def check(self, state: str, elapsed: float) -> tuple[int, str] | None:
-        """Check the process. Returns (exit code, reason) of a run that must be ended, else None.
+        """Check the process. If the run must be ended, returns (exit code, reason), else None.
 
         ``state``: the process's state as reported by the kernel. ``elapsed``: seconds since the last check.
         """
@@ -176,7 +179,8 @@ class WatchdogProcess:
     # --------------------------------------------------------------------------------------------------------
 
     def stop(self, code: int, why: str) -> None:
-        """Kill the process, which cannot end itself, and all processes of the run, and report the reason."""
+        """Kill the process, which cannot end itself, and all processes of the run. Report the reason
+        ``why``."""
         frames = self._stacks()
         self._signal(signal.SIGCONT)
         self._signal(signal.SIGKILL)
@@ -187,7 +191,10 @@ class WatchdogProcess:
         self._report("failed" if code == FAILED else "interrupted", "\n".join(filter(None, [why, frames])))
 
     def vanished(self, status: process_tag.Stat | None) -> None:
-        """Clean up and report after a process that was killed or has called ``os._exit``."""
+        """Clean up and report after a process that was killed or has called ``os._exit``.
+
+        ``status``: the process as the kernel describes it; None if it does not exist any more.
+        """
         self.clear()
         self.entries = self.heartbeat_page.entries()
         if self.run is None or not self._status():
@@ -196,7 +203,7 @@ class WatchdogProcess:
         if code is not None and (code >= 0 or -code in CRASHES):
             ending = f"exited with code {code}" if code >= 0 else f"crashed with {_signal_name(-code)}"
             self._report("failed", f"the run's process {ending}{self._nodes_under_way()}")
-        else:  # readers of status.json see by its pid that the process is gone
+        else:  # readers of status.json notice by the pid that the process is gone
             ending = (
                 f"was killed by {_signal_name(-code)}" if code is not None else "has ended without a report"
             )
@@ -205,17 +212,17 @@ class WatchdogProcess:
     def clear(self) -> list[int]:
         """End the processes that the run has started, and remove its private folders.
 
-        Returns the processes that could not be ended.
+        Returns the pids of processes that could not be ended.
         """
         left = self._end_all()
-        # A child that was forked while its parent vanished may still have to send its message.
+        # A child that was forked while its parent vanished may not have sent its message yet.
         limit = time.monotonic() + GONE_SECONDS
         while not process_tag.lives(self.pid, self.started) and self.listen() and time.monotonic() < limit:
             left = self._end_all()
             time.sleep(process_tag.PAUSE)
         for folder in self.folders:
             private.remove(folder)
-        # Folders of rewards.
+        # The private folders of reward processes.
         for path in glob.glob(f"{glob.escape(tempfile.gettempdir())}/rlflow-{self.name}-*.reward"):
             shutil.rmtree(path, ignore_errors=True)
         return left
@@ -247,14 +254,14 @@ class WatchdogProcess:
     # --------------------------------------------------------------------------------------------------------
 
     def _report(self, state: str, why: str) -> None:
-        if self.run is None:  # there is nothing to resume
+        if self.run is None:  # before a run has begun, there is nothing to resume
             return say(why)
         advice = self._advice()
         self._write_status(state, f"{why}\n{advice}")
         say(f"{why}\n{advice}")
 
     def _advice(self) -> str:
-        """Return a text that states the run's last checkpoint and how to continue."""
+        """Return a text on the run's last checkpoint and on how to continue."""
         assert self.run is not None
         checkpoints = []
         with contextlib.suppress(OSError):
@@ -269,7 +276,7 @@ class WatchdogProcess:
         return f"saved as {newest[0]}; continue with: rlflow resume {self.run.folder}"
 
     def _status(self) -> dict[str, Any]:
-        """Return the content of status.json if it belongs to this process and states that the run is running.
+        """Return the content of status.json if it belongs to this process and says that the run is running.
 
         Otherwise returns an empty dictionary.
         """
@@ -320,7 +327,8 @@ def _signal_name(number: int) -> str:
 
 
 def say(text: str) -> None:
-    """Write to the run's terminal, and show its cursor again, which a live view may have hidden.
+    """Write to the run's terminal. Also show the terminal's cursor again, since a live view may have hidden
+    it.
 
     A closed terminal is ignored.
     """
@@ -336,8 +344,8 @@ def say(text: str) -> None:
 def watch(watchdog_process: WatchdogProcess, commands: int, signals: int) -> int | None:
     """Watch until the run is over or its process has ended.
 
-    Returns the exit code of a run that the watchdog has ended, else None. ``commands``, ``signals``:
-    descriptors for messages and signal numbers.
+    Returns the exit code for a run that the watchdog has ended, else None. ``commands``: descriptor from
+    which messages are read. ``signals``: descriptor from which signal numbers are read.
     """
     poll, last = select.poll(), time.monotonic()
     for file in (commands, signals):
@@ -369,7 +377,7 @@ def watch(watchdog_process: WatchdogProcess, commands: int, signals: int) -> int
 
 
 class Messages:
-    """Messages to a watchdog: lines of JSON from a pipe."""
+    """Messages to a watchdog: lines of JSON that are read from a pipe."""
 
     def __init__(self, watchdog_process: WatchdogProcess, file: int, poll: select.poll) -> None:
         self.watchdog_process, self.file, self.poll, self.torn = watchdog_process, file, poll, b""
@@ -377,7 +385,8 @@ class Messages:
     def listen(self) -> bool:
         """Process the waiting messages.
 
-        Returns whether the pipe's other end is still open, in the process or in a child that it has forked.
+        Returns whether the pipe's other end is still open, in the watched process or in a child that this
+        process has forked.
         """
         while data := _read(self.file, self.poll):
             *lines, self.torn = (self.torn + data).split(b"\n")
@@ -405,11 +414,11 @@ def _read(file: int, poll: select.poll) -> bytes | None:
 def main() -> None:
     """Run the watchdog.
 
-    Arguments: pid and start of the watched process, its name in the process tag, and the descriptors of the
-    heartbeat page, of messages, of signals, and of the launcher's pipe (-1 for none). Standard output is
-    closed at the end.
+    Arguments: pid and start time of the watched process, its name in the process tag, and the descriptors of
+    the heartbeat page, of messages, of signals, and of the launcher's pipe (-1 for none). The watchdog closes
+    its standard output at the end.
     """
-    if os.fork():  # a child of the run could be ended together with the run's children
+    if os.fork():  # fork, because a child of the run could be ended together with the run's other children
         os._exit(0)
     os.chdir("/")
     for number in (*STOPPING, signal.SIGPIPE):
