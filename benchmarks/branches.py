@@ -37,7 +37,8 @@ SHAPES = [
 def sampled(generator: Generator, shape: tuple[int, int, int, int], shared: bool) -> float:
     """Return the processor seconds of sampling.
 
-    ``shape``: prompts, tokens of a prompt, samples of a prompt, maximum tokens of a response.
+    ``shape``: number of prompts, tokens in a prompt, samples for a prompt, most tokens in a response.
+    ``shared``: whether the rows of a prompt share its keys and values.
     """
     prompts, width, samples, longest = shape
     rng, rows = torch.Generator().manual_seed(0), prompts * samples

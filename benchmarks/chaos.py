@@ -114,19 +114,19 @@ class Place:
         }
 
     def of(self, items: Iterable[Any], few: int = 3) -> list[Any]:
-        """Return all items; with --quick, about ``few`` of them, spread evenly."""
+        """Return all items; with --quick, about ``few`` of them, evenly spread."""
         every = list(items)
         return every[:: -(-len(every) // few)] if self.quick else every
 
 
 def straight(name: str, place: Place, **changes: Any) -> faults.Content:
-    """Return the results of the run without a fault."""
+    """Return the results of the same run without a fault."""
     faults.must(faults.in_child(lambda: faults.run(name, place.task, "straight", **changes)), 0)
     return faults.content(place.folder / "runs" / "straight")
 
 
 def resumed(folders: Iterable[Path]) -> list[bool]:
-    """Return for each run whether it could be resumed to its end."""
+    """Return for each run folder whether the run could be resumed to its end."""
     return [code == 0 for code in all_of(partial(resume.resume, folder, {}, Quiet()) for folder in folders)]
 
 
@@ -159,17 +159,18 @@ def killed(name: str) -> Callable[[Place], Counts]:
 
 
 def differs(folder: Path, wanted: faults.Content) -> bool:
-    """Return whether the results of a run differ from the wanted ones."""
+    """Return whether the results of a run differ from the results ``wanted``."""
     return any(faults.differences(faults.content(folder), wanted))
 
 
-KINDS = ("generate", *recoveries.AT, "update")  # calls of a run on pools at which a worker fails
+KINDS = ("generate", *recoveries.AT, "update")  # calls of a run on pools during which a worker fails
 
 
 def workers(pools: dict[str, Any]) -> Callable[[Place], Counts]:
-    """Kill one worker in each iteration; in another run, stop one worker in each iteration.
+    """Kill one worker in each iteration of a run; in another run, stop one worker in each iteration.
 
-    Each iteration uses another kind of call, and the call is drawn at random. The run recovers by itself.
+    The call during which this happens is drawn at random, and is of a different kind in each iteration. The
+    run recovers by itself.
     """
 
     def measured(place: Place) -> Counts:
@@ -197,7 +198,7 @@ def workers(pools: dict[str, Any]) -> Callable[[Place], Counts]:
 
 
 def calls(folder: Path, place: str) -> int:
-    """Return how often a run reached a place."""
+    """Return how often a run reached ``place``, a named point in its code."""
     return (folder / f"{place}.calls").stat().st_size
 
 
@@ -247,7 +248,7 @@ def signals(place: Place) -> Counts:
     started = {kind: status.read(folder) for kind, folder in folders.items() if folder.exists()}
     ended = dict(zip(started, resumed(folders[kind] for kind in started), strict=True))
     for kind, code in zip(kinds, codes, strict=True):
-        if kind not in started:  # it was still loading models, so Python ends the process itself
+        if kind not in started:  # the run was still loading models, so Python itself ends the process
             counts.add(True, code in (1, -signal.SIGTERM), kind[0] == "start")
             continue
         state = started[kind]
@@ -303,7 +304,8 @@ class Disk:
 
 
 def disk_full(place: Place) -> Counts:
-    """Fill the run's disk in one iteration and empty it two iterations later; saves in between fail."""
+    """Fill the run's disk in one iteration, and empty the disk two iterations later. Saves in between
+    fail."""
     counts, wanted = Counts(), straight("grpo", place, iterations=6)
     for iteration in place.of(range(1, 4), 1):
         disk = Disk(place.folder / "disk", "256m")
@@ -344,14 +346,16 @@ def read_only(place: Place) -> Counts:
 
 
 def unlike(folder: Path, wanted: faults.Content) -> bool:
-    """Return whether a result differs. Lines of metrics may be missing, because the disk was full."""
+    """Return whether a result differs from ``wanted``. Lines of metrics may be missing, because the disk was
+    full."""
     found = faults.content(folder)
     same = all(line in wanted.metrics for line in found.metrics)
     return not same or found.state != wanted.state or any(faults.unequal(found.tensors, wanted.tensors))
 
 
 def rewards(place: Place) -> Counts:
-    """Let the reward of one row in four hang, die, raise or return invalid scores. Each such row is a fault."""
+    """Let the reward of one row in four hang, die, raise or return an invalid score. Each such row is a
+    fault."""
     counts = Counts()
     modes = {mode: place.folder / mode.replace(" ", "-") for mode in place.of(bad_days.MODES, 4)}
     for folder in modes.values():
@@ -370,7 +374,7 @@ def rewards(place: Place) -> Counts:
 
 
 def hung_stages(place: Place) -> Counts:
-    """Run a stage that never returns: the run must end at the stage's deadline and name it."""
+    """Run a stage that never returns. The run must end at the stage's deadline and name the stage."""
     counts = Counts()
     for number in place.of(range(5), 1):
         folder = place.folder / str(number)
@@ -387,7 +391,8 @@ def hung_stages(place: Place) -> Counts:
 def not_finite(place: Place) -> Counts:
     """Put NaN and infinities into rows, a loss or a gradient.
 
-    A bad row must give the same result as a run without that row. A bad loss or gradient must skip the step.
+    A bad row must give the same result as a run without that row. A bad loss or gradient must make the run
+    skip the optimizer step.
     """
     counts, without = Counts(), straight(faults.BAD, place, **{"hp.drop": True})
     kinds = [
@@ -424,7 +429,7 @@ def not_finite(place: Place) -> Counts:
 
 
 def launches(place: Place) -> Counts:
-    """Start two processes on one run folder: one must work, the other must exit with 3 and name it.
+    """Start two processes on one run folder. One must work; the other must exit with 3 and name the first.
 
     Every tenth time, a killed process has left its lock behind.
     """
@@ -448,7 +453,7 @@ def launches(place: Place) -> Counts:
 
 
 def paths(place: Place) -> Counts:
-    """Use run names that lead outside the folder of runs."""
+    """Use run names that would lead outside the folder of runs."""
     counts = Counts()
     for name in directories.OUTSIDE:
         inside = place.folder / "in" / "runs"
@@ -467,7 +472,7 @@ def paths(place: Place) -> Counts:
 
 
 def counted(outcomes: Callable[[Place], Iterator[chaos_folders.Outcome]]) -> Callable[[Place], Counts]:
-    """Return a fault class that counts the outcomes of a generator."""
+    """Return a fault class that counts the outcomes that ``outcomes`` yields."""
 
     def measured(place: Place) -> Counts:
         counts = Counts()
@@ -548,9 +553,10 @@ def can_mount() -> bool:
 
 
 def fast_folder() -> str | None:
-    """Return an in-memory folder if it has enough room, else None.
+    """Return a folder in memory if there is enough room, else None.
 
-    Disks would take most of the time, and no fault class simulates a power failure.
+    On disk, writing would take most of the time. No fault class simulates a power failure, so memory is
+    enough.
     """
     memory = Path("/dev/shm")
     return str(memory) if memory.is_dir() and shutil.disk_usage(memory).free > 4 << 30 else None
@@ -563,7 +569,8 @@ def warm_up() -> None:
 
 
 def again_with_mark() -> None:
-    """Restart this program with a tag in its environment, by which its processes are found."""
+    """Restart this program with an environment variable that tags it. The program's processes are found by
+    this tag."""
     os.environ[MARK] = uuid.uuid4().hex
     os.execv(sys.executable, [sys.executable, *sys.argv])
 
@@ -578,7 +585,7 @@ def main() -> None:
     if MARK not in os.environ:
         again_with_mark()
     torch.set_num_threads(1)
-    # a shell makes its background processes ignore SIGINT
+    # a shell makes its background processes ignore SIGINT, so set the handler
     signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
     warm_up()

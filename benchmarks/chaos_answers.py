@@ -18,7 +18,7 @@ from reasoning_gym.factory import DATASETS
 from rlflow.rewards import RewardPool, plain
 
 SECONDS = 2.0  # time limit for a row
-DEAR = ("simple_integration", "intermediate_integration")  # slow tasks: 0.1 s for a row
+DEAR = ("simple_integration", "intermediate_integration")  # slow tasks: scoring takes 0.1 s for a row
 
 
 def everywhere(place: Place) -> Iterator[Outcome]:
@@ -45,7 +45,7 @@ def everywhere(place: Place) -> Iterator[Outcome]:
             )
     evaluated = payloads.user_row(place.folder, "evaluated")
     for payload in place.of(marks.payloads(shapes=("{}",)), few=4):
-        # this reward evaluates the payload in its own process, so only effects outside the process count
+        # this reward evaluates the payload in its own process, so only effects outside that process count
         with RewardPool(1) as pool:
             pool.score(evaluated.scorer, ["completion", "answer"], [[payload, ""]], SECONDS)
         yield Outcome(True, True, True, _acted(marks))

@@ -44,7 +44,7 @@ class Faulty:
 """
 # name of the fault → cause of the missing row
 MODES = {"kill": "died", "exit": "died", "hang": "timeout", "lie": "type", "raise": "raised", "slow": ""}
-ROWS = 16  # rows of an iteration
+ROWS = 16  # rows in an iteration
 
 
 def failing(place: Place) -> Iterator[Outcome]:
@@ -115,9 +115,9 @@ class Speaker:
 
 
 def speaking(place: Place) -> Iterator[Outcome]:
-    """Let an environment send characters that no tokenizer accepts, or too much text.
+    """Let an environment send too much text, or characters that no tokenizer accepts.
 
-    The run must replace or cut the text, count it, and fail no episode.
+    The run must cut or replace the text, count the message, and fail no episode.
     """
     (place.folder / "speaker.py").write_text(SPEAKER)
     for mode in place.of(("surrogate", "zero", "message", "endless"), 4):

@@ -57,7 +57,8 @@ class Outcome(NamedTuple):
 
 
 class Place(Protocol):
-    """A folder for one class of faults, keyword arguments of a small run, and the selection of faults."""
+    """A folder for one class of faults, with the keyword arguments of a small run and the selection of
+    faults."""
 
     folder: Path
 
@@ -101,9 +102,10 @@ def null(place: Place, out: Path) -> Any:
 
 
 def killed_writing(begin: Callable[[Place, Path], Any], every: int) -> Callable[[Place], Iterator[Outcome]]:
-    """Return a fault class that kills the run before or during a change of its folder, then resumes it.
+    """Return a fault class that kills the run before or during a change to the run's folder, then resumes the
+    run.
 
-    It takes every ``every``-th point. A run without a name or a checkpoint cannot be resumed.
+    Every ``every``-th of these points is used. A run that has no name or no checkpoint yet cannot be resumed.
     """
 
     def outcomes(place: Place) -> Iterator[Outcome]:
@@ -129,7 +131,7 @@ def killed_writing(begin: Callable[[Place, Path], Any], every: int) -> Callable[
 
 
 def dying(begin: Callable[[Place, Path], Any], place: Place, out: Path, point: int) -> None:
-    """Run, and kill the process at a change of the folder below ``out``."""
+    """Run, and kill this process at change number ``point`` of the folder below ``out``."""
     with calls.watching(*calls.below(out, calls.dying_at(point))):
         begin(place, out)
 
@@ -152,7 +154,7 @@ def killed(folder: Path, code: int, end: int, wanted: faults.Content) -> Outcome
 def lost(place: Place) -> Iterator[Outcome]:
     """Move or delete the run's folder when a node of the third iteration starts.
 
-    The run must end soon, save its state and print where.
+    The run must end soon, save its state, and print where the state is.
     """
     wanted = homes.null_run(place.folder / "wanted").folder
     for number, (node, kind) in enumerate(
@@ -234,7 +236,7 @@ def full_at(place: Place) -> Iterator[Outcome]:
                 else partial(homes.null_run, out)
             )
             output = faults.quietly(partial(without_room, out, name, act), place.folder / "said")
-            if (out / "refused").exists():  # an unchanged file is not written again
+            if (out / "refused").exists():  # an unchanged file is not written again, so no write can fail
                 yield outcome_without_room(out / "run", output, wanted)
 
 
@@ -259,7 +261,8 @@ def outcome_without_room(folder: Path, output: faults.Said, wanted: Path) -> Out
 
 
 def without_room(out: Path, name: str, action: Callable[[], object]) -> None:
-    """Run an action; writes to files below ``out`` whose name contains ``name`` fail (also temporary files)."""
+    """Run an action during which writes fail to files below ``out`` whose name contains ``name``, temporary
+    files included."""
     files: set[int] = set()
 
     def before(call: str, args: tuple[Any, ...]) -> None:
@@ -277,7 +280,8 @@ def without_room(out: Path, name: str, action: Callable[[], object]) -> None:
 
 
 def damaged(place: Place) -> Iterator[Outcome]:
-    """Damage logs, graph files or settings before a run is resumed; with incomplete settings it must refuse."""
+    """Damage logs, graph files or settings before a run is resumed. With incomplete settings, the run must
+    refuse."""
     shorter = homes.null_run(place.folder / "half", iterations=2).folder
     wanted = homes.null_run(place.folder / "wanted").folder
     names = (
@@ -312,7 +316,7 @@ def damaged(place: Place) -> Iterator[Outcome]:
 def changed(place: Place) -> Iterator[Outcome]:
     """Change rewards, model folders, tokenizers, data or modules before a run is resumed.
 
-    Resume must refuse and name the change; a fork accepts it.
+    Resume must refuse and name the change. A fork must accept the change.
     """
     ground = place.folder / "ground"
     ground.mkdir()
@@ -334,7 +338,8 @@ def changed(place: Place) -> Iterator[Outcome]:
 
 
 def code_of_models(place: Place) -> Iterator[Outcome]:
-    """Use model folders that contain code; standard input says yes if transformers asks to run it."""
+    """Use model folders that contain code. If transformers asks whether to run it, standard input answers
+    yes."""
     task = place.task
     kinds = [(backend, unknown) for backend in ("null", "local") for unknown in ({}, code_in_models.UNKNOWN)]
     for number, (backend, unknown) in enumerate(place.of(kinds, 2)):

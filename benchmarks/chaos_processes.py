@@ -45,7 +45,7 @@ STARTS: tuple[dict[str, str], ...] = (
     {"fault": "stays", "reward": "daemon"},
 )
 ENDS = ("done", "launcher killed", "run killed", "watchdog killed")
-SLOW = ("--generate_seconds", 0.1)  # so that the run is still active when a fault happens
+SLOW = ("--generate_seconds", 0.1)  # slows the run down, so that it is still active when a fault happens
 FOREVER = 100_000  # iterations that a test never finishes
 
 
@@ -62,7 +62,10 @@ def unlike(run: Launched, wanted: faults.Content) -> bool:
 
 
 def resumed_outcome(run: Launched, wanted: faults.Content, detected: bool) -> Outcome:
-    """Resume a run to its end and return the outcome."""
+    """Resume a run to its end, and return the outcome.
+
+    ``detected``: whether the run had noticed the fault.
+    """
     ended = resumed(run).ended(240) == 0
     return Outcome(True, detected, ended, ended and unlike(run, wanted))
 
@@ -107,7 +110,8 @@ def forks(place: Place) -> Iterator[Outcome]:
 
 
 def started_ones(place: Place) -> Iterator[Outcome]:
-    """Let stages and rewards start processes, some in their own sessions; they must end with the run."""
+    """Let stages and rewards start processes, some of them in their own sessions. The processes must end with
+    the run."""
     kinds = place.of([(end, number) for end in ENDS for number in range(len(STARTS))], 3)
     for end, number in kinds:
         name, done = f"{end.replace(' ', '-')}-{number}", end == "done"
@@ -168,8 +172,8 @@ SIGNALS: dict[str, tuple[Callable[[Launched], None], dict[str, Any], int]] = {
 def signals(place: Place) -> Iterator[Outcome]:
     """Hang up the terminal, send SIGHUP, or suspend the run.
 
-    After a hangup the run must save its state. Time in which the driver is suspended must not count for a
-    deadline.
+    After a hangup, the run must save its state. Time in which the driver is suspended must not count towards
+    a deadline.
     """
     wanted = straight(place)
     for kind in place.of(SIGNALS, 2):
@@ -194,10 +198,10 @@ def until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
 
 
 def driven_by(place: Place) -> Iterator[Outcome]:
-    """On pools, kill raylet, GCS or the watchdog, or provide an empty token file.
+    """On pools, kill the raylet, the GCS or the watchdog, or provide an empty token file.
 
-    Without raylet or GCS, the run must end with a message and save its state. The watchdog is replaced, and an
-    empty token file is rewritten.
+    Without the raylet or the GCS, the run must end with a message and save its state. A killed watchdog must
+    be replaced, and an empty token file must be rewritten.
     """
     wanted = straight(place, 20)
     for name in place.of(("raylet", "gcs_server", "watchdog.watchdog_process"), 2):

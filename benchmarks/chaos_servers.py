@@ -20,7 +20,7 @@ from servers import lengths, serving  # of tests/rewards
 
 import rlflow
 
-ROWS = 16  # rows of an iteration, in one batch
+ROWS = 16  # rows in an iteration, which form one batch
 SECONDS = 0.5  # time limit for a batch
 
 
@@ -32,7 +32,7 @@ def _some(handler: Any, question: Any, value: Any) -> bool:
     return bool(handler.say({"rewards": [value, *lengths(question)[1:]]}))
 
 
-# name → (cause, rows of a batch that lose their score, how the server fails)
+# name → (cause, how many rows of a batch lose their score, how the server fails)
 FAILURES: dict[str, tuple[str, int, Callable[[Any, Any], bool]]] = {
     "late": ("timeout", ROWS, _late),
     "reset": ("connection", ROWS, lambda handler, question: handler.reset()),
@@ -86,7 +86,7 @@ PASSING: dict[str, Callable[[Any], bool]] = {
 
 
 def passing(place: Place) -> Iterator[Outcome]:
-    """Run three iterations with each temporary failure, which ends if the client retries.
+    """Run three iterations with each temporary failure, which a retry overcomes.
 
     Each row is a fault. Detected: the request was sent again. Survived: the row has its score. Wrong: the row
     has another score.

@@ -86,7 +86,8 @@ def failing(place: Place) -> Iterator[Outcome]:
 
 
 def killed(place: Place) -> Iterator[Outcome]:
-    """Kill the run while its service scores rows: the service must end too, and a resumed run starts another."""
+    """Kill the run while its service scores rows. The service must end too, and a resumed run must start a
+    new one."""
     folder = _folder(place, "kill the run")
     code = faults.in_child(partial(_run, "kill the run", folder))
     again = faults.in_child(
@@ -104,7 +105,8 @@ def killed(place: Place) -> Iterator[Outcome]:
 
 
 def telling(place: Place) -> Iterator[Outcome]:
-    """Let a service print its environment and arguments: no file of the run's folder may contain the secret."""
+    """Let a service print its environment and arguments. No file in the run's folder may contain the
+    secret."""
     folder, secret = _folder(place, "tells"), "SEKRET-of-a-service"
     os.environ["OF_MINE_TOKEN"] = secret
     code = faults.in_child(partial(_run, "tells", folder))

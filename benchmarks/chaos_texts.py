@@ -51,7 +51,7 @@ def scripts(place: Place) -> Iterator[Outcome]:
 
 
 def configurations(place: Place) -> Iterator[Outcome]:
-    """Use configurations that a run refuses: `check` must refuse them too."""
+    """Use configurations that a run refuses. `check` must refuse them too."""
     for number, text in enumerate(place.of(checked.REFUSED, 6)):
         folder = place.folder / str(number)
         folder.mkdir()
@@ -65,9 +65,9 @@ def configurations(place: Place) -> Iterator[Outcome]:
 
 
 def joined(place: Place) -> Iterator[Outcome]:
-    """Run random flows with follow-up prompts, selected and joined rows.
+    """Run random flows with follow-up prompts, and with selected and joined rows.
 
-    They run on two ranks; nodes start late, and the run is killed at a node.
+    They run on two ranks. Nodes start with delays, and the run is killed at a node.
     """
     for number, (shape, timing) in enumerate(place.of(shapes(HISTORIES), 2)):
         folder = place.folder / str(number)
@@ -77,9 +77,9 @@ def joined(place: Place) -> Iterator[Outcome]:
 
 
 def shapes(count: int) -> list[tuple[dict[str, Any], int]]:
-    """Return ``count`` random shapes of flows, the same at each call.
+    """Return ``count`` random shapes of flows, the same in each call.
 
-    Each has a number that seeds when nodes start and when the run is killed.
+    Each shape comes with a seed, which determines when nodes start and when the run is killed.
     """
     found = []
 
@@ -120,7 +120,7 @@ def job_texts(place: Place) -> Iterator[Outcome]:
 
 
 def handed_over(kind: str, text: str, value: str, folder: Path) -> None:
-    """Execute a job text; raise AssertionError if the value does not reach the run unchanged."""
+    """Execute a job text. Raises AssertionError if the value does not reach the run unchanged."""
     assert parse_flags(jobs.carried_out(kind, text, folder)[0][1:])["hp.v"] == value
 
 
@@ -136,9 +136,9 @@ def escaping_code(place: Place) -> Iterator[Outcome]:
 
 
 def blown_up(place: Place) -> Iterator[Outcome]:
-    """Let a step or a stage with side effects make weights non-finite.
+    """Let a step, or a stage with side effects, make weights non-finite.
 
-    The run must name the cause and keep the finite checkpoint.
+    The run must name the cause and keep the checkpoint with finite weights.
     """
     spoiled = place.folder / "spoiled"
     spoiled.mkdir()

@@ -42,7 +42,7 @@ def batch_of(rows: int, longest: int) -> Batch:
 
 
 def seconds(call: Callable[[], object], times: int = 7) -> float:
-    """Return the median seconds of ``times`` calls, after one warm-up call."""
+    """Return the median seconds of a call, over ``times`` calls after one warm-up call."""
     taken = []
     for _ in range(times + 1):
         start = time.perf_counter()
@@ -67,7 +67,8 @@ def wire(rows: int, longest: int) -> None:
 
 
 def held(split: list[torch.Tensor], rows: int) -> Batch:
-    """Return a batch with a column that is stored on the ranks of a pool, as the driver sees it."""
+    """Return a batch with one column that is stored on the ranks of a pool; this is the batch that the driver
+    has."""
     shards = [
         Shard(WorkerId("all", rank), rank, len(part), lambda *_: None) for rank, part in enumerate(split)
     ]

@@ -30,7 +30,7 @@ def seconds(run: Any) -> float:
 
 
 def ratio(pairs: int, folder: str, **keywords: Any) -> tuple[float, float, float]:
-    """Return the median seconds without and with the environment, and the median ratio of the pairs."""
+    """Return the median seconds without the environment, those with it, and the median ratio of the pairs."""
     common = {"held_out": 0, "threads": 1, "reward": ("task",), **keywords}
     plain, silent = prepared("grpo", **common), prepared("grpo", **common, env=f"{folder}/silent.py:Silent")
     try:

@@ -29,7 +29,7 @@ from typing import Any
 
 from rlflow.benchmarks.suites.gemma import CACHE, fetch
 
-# solved sums before each question; questions use the numbers in rotation
+# solved sums before each question; the questions take these numbers in turn
 EXAMPLES = {"even": [2], "uneven": [0, 1, 2, 4, 8, 16, 32, 64, 90]}
 FLAGS = {
     "even": "--prompts 8 --hp.samples 8 --hp.max_tokens 12 --hp.minibatch 64 --actor.micro_tokens 2048",
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--with", dest="options", default="")
     given = parser.parse_args()
     model = given.cache / "model"
-    if not model.exists() and not given.only_model:  # in its own process, whose memory is freed afterwards
+    if not model.exists() and not given.only_model:  # in a separate process, whose memory is freed afterwards
         subprocess.run([sys.executable, __file__, "--only-model", "--cache", given.cache], check=True)
     if given.only_model:
         fetch(given.cache)
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def questions(cache: Path, prompts: str) -> Path:
-    """Write the hundred sums of two digits, shuffled, to a file; return the file."""
+    """Write the hundred sums of two digits to a file, shuffled, and return the file."""
     rng, file = random.Random(0), cache / f"{prompts}.jsonl"
     sums = list(itertools.product(range(10), repeat=2))
     rng.shuffle(sums)
@@ -105,7 +105,7 @@ def questions(cache: Path, prompts: str) -> Path:
 def learned(
     model: Path, data: Path, out: Path, flags: list[str]
 ) -> tuple[dict[str, Any], list[dict[str, Any]], float]:
-    """Run GRPO; return the run's final JSON, its metrics of each iteration, and its peak memory in GiB."""
+    """Run GRPO. Returns the run's final JSON, the metrics of each iteration, and the peak memory in GiB."""
     words = [
         sys.executable,
         "-m",
@@ -132,7 +132,8 @@ def learned(
 
 
 def cells(run: dict[str, Any], lines: list[dict[str, Any]], peak: float) -> list[str]:
-    """Return the cells of a row; the weight check exists only if trainer and generator have different backends."""
+    """Return the cells of a table row. There is a weight check only if trainer and generator have different
+    backends."""
     nodes, count = run["bounds"]["nodes"], len(lines)
     seconds = [statistics.fmean(line["seconds"] for line in lines)]
     seconds += [

@@ -30,18 +30,18 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-SLOWER = 3  # factor on a section's deadline on a CPU
+SLOWER = 3  # on a CPU, a section's deadline is multiplied by this
 LEAST = 5.0  # a section starts only if the budget has more seconds left
 LOG = 6000  # characters of a failed section's output in the JSON file
-FACTS = 90.0  # maximum seconds to describe the machine
+FACTS = 90.0  # most seconds for describing the machine
 
 
 def from_checkout(folder: Path) -> None:
     """Make this process and its children import rlflow from this checkout, through links in ``folder``.
 
-    The checkout has algorithms, backends and benchmarks next to the package; an installation maps them into
-    it, and the links do the same. The working directory must be outside the checkout, because Python also
-    imports from there, and the checkout's `rlflow` lacks these packages.
+    In the checkout, algorithms, backends and benchmarks are next to the package; an installation puts them
+    inside it, and the links do the same. The working directory must not be the checkout, because Python also
+    imports from there, and the checkout's folder `rlflow` lacks these packages.
     """
     package = folder / "site" / "rlflow"
     package.mkdir(parents=True)
@@ -63,13 +63,13 @@ def from_checkout(folder: Path) -> None:
 
 
 def prepared(device: str) -> None:
-    """Set the environment variables of sections."""
+    """Set the environment variables that sections need."""
     os.environ |= {
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
-    # PyTorch then detects a GPU without creating a context on it
+    # with this variable, PyTorch detects a GPU without creating a context on it
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the `rlflow` command sets it
     if device == "cpu":
@@ -134,7 +134,8 @@ def run(sections: Any, given: argparse.Namespace, folder: Path, words: list[str]
         say(row, section, ground, given.budget - (time.monotonic() - began))
         if given.json:
             with writing:
-                write(given.json, facts, words, rows)  # after each section, in case the machine is taken away
+                # write the file after each section, in case the machine is taken away
+                write(given.json, facts, words, rows)
 
     # only one section at a time uses a device
     with ThreadPoolExecutor(2 if given.device == "cpu" and given.small else 1) as turns:
@@ -144,10 +145,11 @@ def run(sections: Any, given: argparse.Namespace, folder: Path, words: list[str]
 
 
 def about(device: str, folder: Path) -> tuple[dict[str, Any], str]:
-    """Return facts about the machine, and the start method of section processes.
+    """Return facts about the machine, and the start method for section processes.
 
-    On a GPU the start method is the first with which a process could query the GPU. A process forked from one
-    that has used a GPU cannot use it, and a library may use the GPU when it is imported.
+    On a GPU, this is the first start method with which a process could query the GPU. A process that is
+    forked from one that has used a GPU cannot use it itself, and a library may use the GPU as soon as it is
+    imported.
     """
     from gpu.check import Check
     from gpu.report import machine
@@ -169,7 +171,10 @@ def about(device: str, folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def say(row: Any, section: Any, ground: Any, left: float) -> None:
-    """Run a section and print each check as it arrives."""
+    """Run a section, and print each check as soon as it is made.
+
+    ``left``: seconds left in the budget.
+    """
     from gpu.check import untested
     from gpu.supervise import checks
 

@@ -19,12 +19,12 @@ import ray
 
 import rlflow
 
-EDGE = 2.0  # seconds at the start and end of a call that are not measured
+EDGE = 2.0  # seconds at the start and at the end of a call that are not measured
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def used(pid: int) -> float:
-    """Return the processor seconds of a process so far, over all its threads."""
+    """Return the processor seconds that a process has used so far in all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
@@ -40,7 +40,10 @@ def pids(engine: Any) -> dict[str, int]:
 
 
 def measured(found: dict[str, int], seconds: float) -> dict[str, float]:
-    """Measure for ``seconds`` which share of a core each process uses."""
+    """Measure for ``seconds`` what share of a core each process uses.
+
+    ``found``: name → process id. Returns name → share.
+    """
     before, start = {at: used(pid) for at, pid in found.items()}, time.monotonic()
     time.sleep(seconds)
     passed = time.monotonic() - start

@@ -37,7 +37,7 @@ async def awaits(completion):
 
 @contextlib.contextmanager
 def served(seconds: float) -> Iterator[str]:
-    """Run a server that gives each row a reward of 1 after ``seconds``; yield its URL."""
+    """Run a server that gives each row a reward of 1 after ``seconds``. Yields the server's URL."""
 
     class Judge(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

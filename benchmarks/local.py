@@ -38,7 +38,8 @@ def surrogate(new, logprobs):
 
 
 def times(pairs: int, *calls: Call) -> list[str]:
-    """Return median wall and processor seconds of alternating calls; the first two rounds warm up."""
+    """Return the median wall and processor seconds of calls that alternate. The first two rounds are
+    warm-up."""
     found: list[list[tuple[float, float]]] = [[] for _ in calls]
     for turn in range(pairs + 2):
         for number in range(len(calls)):

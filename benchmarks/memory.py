@@ -56,7 +56,8 @@ def heap() -> Heap:
 
 
 def tensors() -> int:
-    """Return the bytes of all tensors that Python's garbage collector finds; each storage counts once."""
+    """Return the bytes of all tensors that Python's garbage collector finds. Storage that several tensors
+    share counts once."""
     storages = {}
     for each in gc.get_objects():
         if isinstance(each, torch.Tensor):
@@ -84,7 +85,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.threads:
         torch.set_num_threads(given.threads)
-    warnings.simplefilter("ignore", FutureWarning)  # gc touches deprecated names
+    warnings.simplefilter("ignore", FutureWarning)  # gc touches deprecated names, which would print warnings
     folder = Path(tempfile.mkdtemp())
     suite = read_suite(find_suite(given.suite))
     suite = with_files(suite, made(suite, folder))

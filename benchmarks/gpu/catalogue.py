@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class Section:
     """One section.
 
-    ``module``: a module of this package; ``given``: keyword arguments of its ``checks``; ``seconds``: deadline;
-    ``needs``: packages beyond the core's dependencies; ``quick``: whether it is quick on a CPU with small
-    models (other sections run there only by name).
+    ``module``: a module of this package. ``given``: keyword arguments for its ``checks``. ``seconds``:
+    deadline. ``needs``: packages in addition to the core's dependencies. ``quick``: whether the section is
+    quick on a CPU with small models; other sections run there only if they are named.
     """
 
     name: str
@@ -113,9 +113,10 @@ SECTIONS = (
 
 
 def chosen(names: Sequence[str], quick: bool) -> list[Section]:
-    """Return the sections with these names or groups; all sections if ``names`` is empty.
+    """Return the sections with these names or in these groups; all sections if ``names`` is empty.
 
-    ``quick``: return slow sections only if they are named themselves. Raises KeyError for an unknown name.
+    ``quick``: whether slow sections are returned only if they themselves are named. Raises KeyError for an
+    unknown name.
     """
     for name in names:
         if not any(name in (section.name, section.group) for section in SECTIONS):

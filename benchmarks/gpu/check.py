@@ -12,8 +12,8 @@ Verdict = Literal["ok", "failed", "untested"]
 class Check:
     """The result of one check.
 
-    ``number``: the measured value, in ``unit``; ``bound``: the required bound, empty without one; ``why``: the
-    cause of a failure, the reason why it is untested, or a remark.
+    ``number``: the measured value, in ``unit``. ``bound``: the required bound; empty if there is none.
+    ``why``: the cause of a failure, the reason why the check was not made, or a remark.
     """
 
     name: str
@@ -33,25 +33,25 @@ class Check:
 
 
 def at_most(name: str, number: float, limit: float, unit: str = "", why: str = "") -> Check:
-    """A check that ``number`` is at most ``limit``."""
+    """Return a check that ``number`` is at most ``limit``."""
     return Check(name, "ok" if number <= limit else "failed", number, unit, f"≤ {limit:g}", why)
 
 
 def at_least(name: str, number: float, limit: float, unit: str = "", why: str = "") -> Check:
-    """A check that ``number`` is at least ``limit``."""
+    """Return a check that ``number`` is at least ``limit``."""
     return Check(name, "ok" if number >= limit else "failed", number, unit, f"≥ {limit:g}", why)
 
 
 def holds(name: str, is_so: bool, why: str = "") -> Check:
-    """A check that a condition is true. ``why``: the cause, shown only if the check failed."""
+    """Return a check that a condition is true. ``why``: the cause, shown only if the condition is false."""
     return Check(name, "ok" if is_so else "failed", why="" if is_so else why)
 
 
 def measured(name: str, number: float, unit: str = "", why: str = "") -> Check:
-    """A check that only reports a number, without a bound."""
+    """Return a check that only reports a number and has no bound."""
     return Check(name, "ok", number, unit, why=why)
 
 
 def untested(name: str, why: str) -> Check:
-    """A check that was not made. ``why``: the reason."""
+    """Return a check that was not made. ``why``: the reason."""
     return Check(name, "untested", why=why)

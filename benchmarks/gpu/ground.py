@@ -48,11 +48,11 @@ class Ground:
             import torch
 
             gc.collect()
-            torch.cuda.ipc_collect()  # memory that other processes had opened and have closed
+            torch.cuda.ipc_collect()  # releases memory that other processes had opened and have closed
             torch.cuda.empty_cache()
 
     def allocated(self) -> int:
-        """Return the bytes of tensors on the device; 0 on a CPU."""
+        """Return the bytes that tensors use on the device; 0 on a CPU."""
         if not self.gpu:
             return 0
         import torch
@@ -60,7 +60,7 @@ class Ground:
         return torch.cuda.memory_allocated()
 
     def peak(self, call: Callable[[], object]) -> int:
-        """Return the peak bytes of tensors on the device during a call; 0 on a CPU."""
+        """Return the peak of the bytes that tensors use on the device during a call; 0 on a CPU."""
         if not self.gpu:
             call()
             return 0
@@ -73,7 +73,7 @@ class Ground:
         return torch.cuda.max_memory_allocated()
 
     def seconds(self, call: Callable[[], object], times: int = 3) -> float:
-        """Return the median seconds of ``times`` calls after one warm-up call."""
+        """Return the median seconds of a call, over ``times`` calls after one warm-up call."""
         found = []
         for _ in range(times + 1):
             self.settle()
@@ -84,5 +84,5 @@ class Ground:
         return statistics.median(found[1:])
 
     def rows(self, few: int, many: int) -> int:
-        """Return ``few`` with small models, otherwise ``many``."""
+        """Return the number of rows: ``few`` with small models, otherwise ``many``."""
         return few if self.small else many

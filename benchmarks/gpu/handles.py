@@ -39,7 +39,7 @@ def checks(ground: Ground) -> Iterator[Check]:
 
 
 def moved(ground: Ground, way: str) -> Iterator[Check]:
-    """Transfer ZeRO-3's flat parts to a complete copy on each rank."""
+    """Transfer the flat parts of ZeRO-3 into a complete copy on each rank, by the transport ``way``."""
     try:
         (right, seconds, copy, left, received), *others = together(ground, RANKS, move, way)
     except RankError as error:
@@ -53,7 +53,7 @@ def moved(ground: Ground, way: str) -> Iterator[Check]:
 
 
 def shapes(ground: Ground) -> dict[str, tuple[int, ...]]:
-    """Return shapes of some matrices, and of a vector that is not split evenly over the ranks."""
+    """Return the shapes of a few matrices, and of a vector that cannot be split evenly over the ranks."""
     wide = SHAPES["small" if ground.small else "0.6b"]
     hidden, inner, layers = wide["hidden_size"], wide["intermediate_size"], ground.rows(2, 8)
     found = {f"layers.{i}.{name}": (inner, hidden) for i in range(layers) for name in ("gate", "up")}
@@ -61,7 +61,7 @@ def shapes(ground: Ground) -> dict[str, tuple[int, ...]]:
 
 
 def tensors(ground: Ground, version: int) -> dict[str, torch.Tensor]:
-    """Return random tensors of a weight version, the same on all ranks."""
+    """Return random tensors for a weight version. They are the same on all ranks."""
     draw = torch.Generator(ground.device).manual_seed(version)
     return {
         name: torch.randn(shape, generator=draw, dtype=torch.bfloat16, device=ground.device)
@@ -80,15 +80,15 @@ def part(tensor: torch.Tensor, rank: int) -> torch.Tensor:
 def move(
     rank: int, ranks: int, meeting: str, ground: Ground, way: str
 ) -> tuple[bool, float, float, int, int]:
-    """Transfer weights on one rank and close the transport.
+    """Transfer weights on one rank, and close the transport.
 
-    Returns whether the weights arrived correctly, seconds of a transfer, seconds of a plain copy, bytes left on
-    the device, and bytes received per transfer.
+    Returns whether the weights arrived correctly, the seconds of a transfer, the seconds of a plain copy, the
+    bytes that are left on the device, and the bytes received in a transfer.
     """
     begin(rank, meeting, ground)
     before = ground.allocated()
     right, seconds, copy, came = transfers(rank, ranks, ground, way)
-    dist.barrier()  # until all ranks have closed
+    dist.barrier()  # wait until all ranks have closed
     ground.free()
     return right, seconds, copy, ground.allocated() - before, came
 
@@ -133,7 +133,7 @@ def whole(tensor: torch.Tensor) -> TensorViews:
 
 
 def timed(ground: Ground, call: Any) -> float:
-    """Return the seconds of the fastest of 6 calls; all ranks start together."""
+    """Return the seconds of the fastest of 6 calls. All ranks start each call together."""
     found = []
     for _ in range(6):
         ground.settle()
@@ -183,7 +183,7 @@ def add(rank: int, ranks: int, meeting: str, ground: Ground, expected: str) -> t
 
 
 def nccl(ground: Ground) -> Iterator[Check]:
-    """Try NCCL with two ranks on one device; if NCCL refuses, quote its error."""
+    """Try NCCL with two ranks on one device. If NCCL refuses, the check quotes NCCL's error."""
     if not ground.gpu:
         yield untested("NCCL with two ranks on one device", "NCCL needs a GPU")
         return
@@ -226,6 +226,6 @@ def die(rank: int, ranks: int, meeting: str, ground: Ground) -> bool:
     dist.barrier()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(1.0)  # the other rank is dead, but this one is not notified
+    time.sleep(1.0)  # the other rank is dead by now, but this rank is not notified
     transport.close()
     return True

@@ -36,7 +36,7 @@ def checks(ground: Ground) -> Iterator[Check]:
 
 
 def chosen(ground: Ground, **others: Any) -> dict[str, Any]:
-    """Return the settings of a run whose model needs much more memory than its rows."""
+    """Return settings for a run whose model needs much more memory than its rows."""
     few = {
         "model": str(model(ground, "wide")),
         "prompts": 2,
@@ -49,7 +49,7 @@ def chosen(ground: Ground, **others: Any) -> dict[str, Any]:
 
 
 def sizes(ground: Ground) -> dict[str, int]:
-    """Return the bytes of each part of PPO's models, as in `rlflow plan`."""
+    """Return the bytes of each part of PPO's models, as `rlflow plan` shows them."""
     from rlflow.compiler.trace.compile import TraceOptions
     from rlflow.config.flags import flat
     from rlflow.runs.api import resolve_config
@@ -62,7 +62,8 @@ def sizes(ground: Ground) -> dict[str, int]:
 
 
 def iteration(ground: Ground, limit: int | None) -> tuple[dict[str, Any], int, dict[str, float]]:
-    """Run two iterations; return the actor's state, the device's peak bytes, and the offload counts."""
+    """Run two iterations. Returns the actor's state, the device's peak bytes, and how often each part was
+    offloaded."""
     flow = load_flow(str(ROOT / "algorithms" / "ppo.py"))
     kept: dict[str, Any] = {}
 

@@ -64,7 +64,8 @@ def checks(ground: Ground) -> Iterator[Check]:
 
 
 def grows(name: str, most: dict[int, int]) -> Iterator[Check]:
-    """Check that the peak grows in proportion to a setting that is doubled twice."""
+    """Check that the peak grows in proportion to a setting that is doubled twice. ``most``: setting → peak
+    bytes."""
     (few, some, many), (a, b, c) = most, most.values()
     yield measured(f"bytes per token of {name}", (c - b) / (many - some), "bytes")
     yield holds(f"the peak grows with {name}", a < b < c, f"{a}, {b}, {c} bytes with {few}, {some}, {many}")
@@ -77,7 +78,7 @@ def grows(name: str, most: dict[int, int]) -> Iterator[Check]:
 
 
 def peak(ground: Ground, trainer: Recorder, rows: Any, **settings: int) -> tuple[int, Any]:
-    """Update once; return the peak bytes in addition to the weights, and the gradient."""
+    """Run one update. Returns the peak bytes beyond the bytes of the weights, and the gradient."""
     trainer.settings = replace(trainer.settings, **{"micro_tokens": 8192, "logit_tokens": 0, **settings})
     trainer.gradients = {}
     before = ground.allocated()

@@ -1,4 +1,4 @@
-"""Models and rows of sections, and measures of numerical difference."""
+"""Models and rows for the sections, and measures of numerical difference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlflow.training.protocols import Sampling
 PACKAGED = ROOT / "rlflow" / "data" / "tasks" / "arithmetic_model"
 # the prompt format on which the packaged model was trained
 QUESTION = "State the final answer to the following arithmetic problem: {} {} {} ="
-SHAPES: dict[str, dict[str, int]] = {  # Qwen3's configurations; the first two are invented
+SHAPES: dict[str, dict[str, int]] = {  # configurations of Qwen3 models; the first two are made up
     "small": {
         "hidden_size": 32,
         "num_hidden_layers": 2,
@@ -64,9 +64,10 @@ SHAPES: dict[str, dict[str, int]] = {  # Qwen3's configurations; the first two a
 
 
 def model(ground: Ground, shape: str) -> Path:
-    """Return the folder of a model with this shape and random weights, created at the first call.
+    """Return the folder of a model with this shape and random weights. The model is created at the first
+    call.
 
-    With small models, the model has two layers whatever the shape.
+    With small models, it has two layers for every shape.
     """
     own = SHAPES["small" if ground.small else shape]
     folder = ground.folder / f"qwen3-{shape}"
@@ -82,7 +83,7 @@ def model(ground: Ground, shape: str) -> Path:
 
 
 def saved(folder: Path, config: Any, device: str = "cpu") -> Path:
-    """Save a model with random bfloat16 weights and the packaged tokenizer; return the folder."""
+    """Save a model with random bfloat16 weights and the packaged tokenizer, and return its folder."""
     torch.manual_seed(0)
     with torch.device(device):
         model = pretrained.empty_model(AutoModelForCausalLM, config, torch.bfloat16)
@@ -117,7 +118,7 @@ def random_prompts(count: int, shortest: int, longest: int, vocabulary: int = 51
 
 
 def sampled(generator: Any, batch: Any, samples: int, tokens: int) -> Any:
-    """Sample rows and add the columns of a loss: log-probs, and random advantages."""
+    """Sample rows, and add the columns that a loss reads: log-probs, and random advantages."""
     rows = generator.generate(batch, Sampling(samples, tokens), range(samples * len(batch)))
     draw = torch.Generator().manual_seed(1)
     tokens_each = rows.data["tokens"].lengths
@@ -137,14 +138,15 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 
 def furthest(found: Tensor, expected: Tensor) -> float:
-    """Return the largest difference of an entry, relative to the largest entry."""
+    """Return the largest absolute difference between entries of ``found`` and ``expected``, divided by the
+    largest entry of ``expected``."""
     found, expected = found.detach().double().cpu(), expected.detach().double().cpu()
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-300))
 
 
 @contextmanager
 def rounded_products(allowed: bool) -> Iterator[None]:
-    """Allow or forbid TF32 (ten mantissa bits) in float32 matrix products."""
+    """Inside the context, allow or forbid TF32 (ten mantissa bits) in float32 matrix products."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if allowed else "highest")
     try:

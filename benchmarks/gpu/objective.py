@@ -14,18 +14,19 @@ from rlflow.training.learning import OptimizerStep
 
 @loss(new=("logprobs", "entropy"))
 def surrogate(new: Any, logprobs: Any, advantages: Any) -> Any:
-    """PPO's objective without its clip, with a small entropy bonus."""
+    """Return PPO's objective without clipping, with a small entropy bonus."""
     return -(new.logprobs - logprobs).exp() * advantages - 0.01 * new.entropy, {}
 
 
 @loss(new="values")
 def squares(new: Any, advantages: Any) -> Any:
-    """Squared error of a critic's values."""
+    """Return the squared error of a critic's values."""
     return (new.values - advantages) ** 2, {}
 
 
 class Recorder(Trainer):
-    """A trainer that records the gradient of its last step, by name, and does not change the weights."""
+    """A trainer that does not change the weights, and instead records the gradient of its last step by
+    parameter name."""
 
     def step(self) -> OptimizerStep:
         self.gradients = {
@@ -46,6 +47,6 @@ def flat(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def relative_gradient(found: dict[int, tuple[int, torch.Tensor]]) -> float:
-    """Return the largest relative difference of a gradient from the first one."""
+    """Return the largest relative difference between the first gradient and any other one."""
     (_, first), *others = found.values()
     return max(relative(gradient, first) for _, gradient in others)

@@ -29,9 +29,10 @@ def together(
     seconds: float = 40.0,
     dead: tuple[int, ...] = (),
 ) -> list[Any]:
-    """Run ``target(rank, count, meeting, ground, *arguments)`` on each rank; return the results by rank.
+    """Run ``target(rank, count, meeting, ground, *arguments)`` on each rank, and return the results by rank.
 
-    ``seconds``: time limit for each answer; ``dead``: ranks that die without an answer. Raises RankError.
+    ``seconds``: time limit for each answer. ``dead``: ranks that are expected to die without an answer.
+    Raises RankError.
     """
     # a forked process cannot use a GPU that its parent has used
     started: Any = context(ground.start) if ground.gpu else multiprocessing.get_context("fork")

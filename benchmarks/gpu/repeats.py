@@ -1,4 +1,4 @@
-"""Two equal runs on the device give the same bits; otherwise report the differences."""
+"""Check that two equal runs on the device give the same bits; if not, report the differences."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def checks(ground: Ground) -> Iterator[Check]:
 
 
 def passes(ground: Ground) -> Iterator[Check]:
-    """Repeat the passes of a wide model on longer rows, which use another attention kernel."""
+    """Repeat the passes of a wide model on longer rows, for which another attention kernel is used."""
     folder = model(ground, "wide")
     generator = Generator(ModelSpec(folder, device=ground.device, dtype="bfloat16"))
     batch = random_prompts(ground.rows(3, 16), 8, ground.rows(12, 200))
@@ -66,14 +66,14 @@ def passes(ground: Ground) -> Iterator[Check]:
 
 
 def learned(trainer: Recorder, rows: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return log-probs and gradients of an update."""
+    """Return the log-probs and gradients of an update."""
     logprobs = trainer.forward(rows).data["logprobs"].value
     trainer.update(rows, surrogate)
     return logprobs, trainer.gradients
 
 
 def unsure(trainer: Recorder, rows: Any) -> str:
-    """Return which operations PyTorch itself reports as non-deterministic."""
+    """Return the operations that PyTorch itself reports as non-deterministic."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -91,5 +91,5 @@ def unsure(trainer: Recorder, rows: Any) -> str:
 
 
 def difference_text(names: list[str]) -> str:
-    """Return in words how many tensors differ."""
+    """Return a text on how many tensors differ."""
     return f"{len(names)} tensors differ, first {names[0].removeprefix('parameters/')}" if names else ""

@@ -27,7 +27,7 @@ class Row:
     what: str
     seconds: float = 0.0
     checks: list[Check] = field(default_factory=list)
-    log: str = ""  # the end of its output, if it failed
+    log: str = ""  # the end of the section's output, if the section failed
 
     @property
     def verdict(self) -> Verdict:
@@ -51,7 +51,8 @@ class Row:
 
 
 def machine(device: str) -> Iterator[dict[str, Any]]:
-    """Yield facts about the machine; run it in its own process, because a query creates a context on the GPU."""
+    """Yield facts about the machine. Run this in a separate process, because a query creates a context on the
+    GPU."""
     found: dict[str, Any] = {
         "system": platform.platform(),
         "processors": len(os.sched_getaffinity(0)),

@@ -29,7 +29,8 @@ SETTINGS = {
 
 @stage(gives="scores")
 def exact(completion: list[str], answer: list[str]) -> Tensor:
-    """The reward of eager iterations; it runs in the same process."""
+    """The reward for eager iterations, which runs in the process of the iteration: 1 for an exact answer,
+    else 0."""
     return torch.tensor(
         [float(text.strip() == right) for text, right in zip(completion, answer, strict=True)]
     )
@@ -65,14 +66,14 @@ def settings(ground: Ground, algorithm: str, device: str, dtype: str, **others: 
 
 
 def run(ground: Ground, algorithm: str, device: str, dtype: str, **others: Any) -> Any:
-    """Run an algorithm, like `rlflow run algorithms/X.py`."""
+    """Run an algorithm in the way that `rlflow run algorithms/X.py` does."""
     flow = load_flow(str(ROOT / "algorithms" / f"{algorithm}.py"))
     return rlflow.run(flow, **settings(ground, algorithm, device, dtype, **others))
 
 
 @dataclass(frozen=True)
 class Once:
-    """The samples of an iteration, and the actor's parameters afterwards, by name."""
+    """The samples of one iteration, and the actor's parameters after it, by name."""
 
     tokens: Tensor
     logprobs: Tensor

@@ -1,4 +1,4 @@
-"""The device gives the same numbers as a CPU: draws, log-probs, gradients and a full iteration."""
+"""Check that the device gives the same numbers as a CPU: draws, log-probs, gradients and a full iteration."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from rlflow.backends.local import Generator
 from rlflow.backends.local.sampling import draw
 from rlflow.training.protocols import ModelSpec, Sampling
 
-LIMIT = 1e-4  # for float32 without TF32
-DOUBLE = 1e-6  # for float64; transformers still computes norms and rotary angles in float32
-LOW = 0.05  # for bfloat16 against float32: bfloat16 has eight bits
+LIMIT = 1e-4  # largest difference for float32 without TF32
+# largest difference for float64; transformers still computes norms and rotary angles in float32
+DOUBLE = 1e-6
+LOW = 0.05  # largest difference between bfloat16, which has eight bits, and float32
 
 
 def checks(ground: Ground) -> Iterator[Check]:
@@ -62,7 +63,7 @@ Computed = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]  # columns an
 
 
 def compared(ground: Ground, head: str, rows: Any, expected: Computed) -> Iterator[Check]:
-    """Compare log-probs or values, and gradients, of both devices."""
+    """Compare log-probs or values, and gradients, on the device with those of the CPU, ``expected``."""
     (here, mine), (there, theirs) = expected, computed(ground.device, head, rows)
     for name in here:
         yield at_most(f"{name}, float32", furthest(there[name], here[name]), LIMIT)
@@ -73,7 +74,7 @@ def computed(device: str, head: Any, rows: Any, dtype: str = "float32") -> Compu
     """Compute columns and gradients on a device."""
     want, objective = WANT[head]
     trainer = Recorder(ModelSpec(PACKAGED, head, True, device, dtype))
-    if head == "values":  # a new head has zero weights
+    if head == "values":  # a new head has zero weights, so give it others
         weight = trainer.network.head.weight
         weight.data.copy_(torch.linspace(-1, 1, weight.numel(), dtype=weight.dtype).view_as(weight))
     columns = trainer.forward(rows, want)
@@ -82,7 +83,7 @@ def computed(device: str, head: Any, rows: Any, dtype: str = "float32") -> Compu
 
 
 def lower(ground: Ground, rows: Any, expected: Computed) -> Iterator[Check]:
-    """Check lower precision than float32. TF32 is only measured, because rlflow disables it."""
+    """Check a precision lower than float32. TF32 is only measured, because rlflow disables it."""
     (here, mine) = expected
     if not ground.gpu:
         yield untested("TF32", "TF32 needs a GPU")

@@ -1,4 +1,4 @@
-"""Sleep frees the device's memory, and wake restores the same bits."""
+"""Check that sleep frees the device's memory, and that wake restores the same bits."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def weights(side: Any) -> int:
 
 
 def freed(ground: Ground, name: str, side: Any, parts: dict[str, int]) -> Iterator[Check]:
-    """Let each part sleep, then wake all; check the memory that each step frees or takes."""
+    """Let each part sleep, then wake all parts. Check how much memory each step frees or takes."""
     ground.free()
     whole = ground.allocated()
     for part, size in parts.items():

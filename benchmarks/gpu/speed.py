@@ -22,9 +22,10 @@ from rlflow.training import pretrained
 from rlflow.training.protocols import ModelSpec, Sampling
 
 SLOWER = 0.8  # minimum speed relative to hand-written code
-FEW = 1000  # fewer tokens take too little time for a bound
+FEW = 1000  # with fewer tokens, the time is too short to be checked against a bound
 SAMPLES = 4
-TOKENS = 4096  # of a micro-batch, for rlflow and by hand; by hand, all its logits exist at once
+# tokens in a micro-batch, for rlflow and by hand; by hand, the logits of all of them exist at once
+TOKENS = 4096
 # operations per parameter and token: a multiplication and an addition, forward (and twice as many backward)
 PASSES = {"sampling": 2, "log-probs": 2, "update": 6}
 
@@ -55,7 +56,7 @@ class Work:
 
     @property
     def new(self) -> int:
-        """Number of sampled tokens."""
+        """Number of sampled tokens in total."""
         return self.rows * self.tokens
 
 
@@ -65,7 +66,10 @@ Found = tuple[float, int]  # seconds, and peak bytes
 def rates(
     name: str, ours: Found, theirs: Found | None, tokens: int, size: int, top: float
 ) -> Iterator[Check]:
-    """Yield the checks of one part: tokens per second, and speed relative to hand-written code."""
+    """Yield the checks for one part: tokens per second, and speed relative to hand-written code.
+
+    ``theirs``: the measurement of the hand-written code; None if it ran out of memory.
+    """
     seconds, memory = ours
     share = PASSES[name] * size * tokens / seconds / top
     yield measured(
@@ -86,7 +90,7 @@ def rates(
 
 
 def peak(ground: Ground) -> float:
-    """Return operations per second of a large matrix product."""
+    """Return the operations per second that a large matrix product reaches."""
     side = ground.rows(256, 8192)
     a, b = (torch.randn(side, side, dtype=torch.bfloat16, device=ground.device) for _ in range(2))
     return 2 * side**3 * 10 / ground.seconds(lambda: [a @ b for _ in range(10)])
@@ -99,7 +103,7 @@ def timed(ground: Ground, call: Callable[[], object]) -> Found:
 
 
 def tokens_of(rows: Any) -> int:
-    """Return the tokens of rows, with their prompts."""
+    """Return the number of tokens in rows, prompts included."""
     return int(rows.data["tokens"].lengths.sum() + rows.data["prompt_tokens"].lengths.sum())
 
 
@@ -108,7 +112,7 @@ def tokens_of(rows: Any) -> int:
 
 
 def sampling(ground: Ground, folder: Path, work: Work) -> tuple[Found, Any, int]:
-    """Measure sampling; also return rows for training and the number of parameters."""
+    """Measure sampling. Also returns rows for training, and the number of parameters."""
     generator = Generator(ModelSpec(folder, device=ground.device, dtype="bfloat16"))
     generator.eos = []  # so all rows have the same length
     found = timed(
@@ -164,7 +168,8 @@ def by_hand_sampling(ground: Ground, folder: Path, work: Work) -> Found:
 
 
 def sequences(ground: Ground, rows: Any) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Split rows into micro-batches like the trainer's: ids, lengths, and lengths of the prompts."""
+    """Split rows into micro-batches as the trainer does. Returns for each its ids, the lengths of its rows,
+    and the lengths of their prompts."""
     prompt, tokens = (rows.data[name] for name in ("prompt_tokens", "tokens"))
     pairs = zip(
         prompt.value.split(prompt.lengths.tolist()), tokens.value.split(tokens.lengths.tolist()), strict=True
@@ -191,7 +196,7 @@ def scored(model: Any, ids: torch.Tensor, lengths: torch.Tensor, before: torch.T
 
 
 def by_hand_training(ground: Ground, folder: Path, rows: Any) -> dict[str, Found]:
-    """Measure log-probs and update by hand; omit a measurement that runs out of memory."""
+    """Measure log-probs and an update by hand. A measurement that runs out of memory is omitted."""
     model, parts = model_of(ground, folder, torch.float32), sequences(ground, rows)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
 

@@ -31,7 +31,7 @@ LOADED = (
     "rlflow.runs.resume",
     "rlflow.cluster.weights.same_ranks",
 )
-STARTED = 60.0  # maximum seconds for a process to start
+STARTED = 60.0  # most seconds until a process has started
 LAST = 1.0  # seconds before its deadline at which a process prints its stack
 
 
@@ -48,7 +48,7 @@ def context(start: str) -> Any:
 
 
 def checks(section: Any, ground: Ground, seconds: float) -> Iterator[Check]:
-    """Yield the checks of a section as soon as it makes them."""
+    """Yield the checks of a section, each as soon as the section makes it."""
     if lacking := section.missing():
         yield untested(section.name, f"not installed: {', '.join(lacking)}")
         return
@@ -60,9 +60,10 @@ def checks(section: Any, ground: Ground, seconds: float) -> Iterator[Check]:
 def results(
     target: Callable[..., Iterator[Any]], arguments: Sequence[Any], start: str, seconds: float, log: Path
 ) -> Iterator[Any]:
-    """Run ``target`` in another process and yield its results one by one.
+    """Run ``target`` in another process, and yield its results one by one.
 
-    Its output goes to ``log``. If it raises, crashes or exceeds ``seconds``, the last result is a failed check.
+    The output of the process goes to ``log``. If ``target`` raises, crashes or exceeds ``seconds``, the last
+    result is a failed check.
     """
     started = context(start)
     reader, writer = started.Pipe(duplex=False)
@@ -81,9 +82,10 @@ def results(
 
 
 def _received(reader: Connection, seconds: float) -> Iterator[Any]:
-    """Yield the results of the process; return whether it closed its end in time.
+    """Yield the results that the process sends. Return whether the process closed its end of the pipe in
+    time.
 
-    The first message says that the process has started; the time limit counts from there.
+    The first message says that the process has started; the time limit counts from then on.
     """
     until = time.monotonic() + STARTED
     try:
@@ -104,7 +106,8 @@ def _work(
     seconds: float,
     log: str,
 ) -> None:
-    """Run the target inside the process, which leads a process group so that its children end with it."""
+    """Run the target in the new process. The process leads a process group, so that its children end with
+    it."""
     os.setpgrp()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
@@ -156,7 +159,7 @@ def _last(log: Path, lines: int = 3) -> str:
 def _place(log: Path) -> str:
     """Return the innermost calls of the main thread, from faulthandler's output in the log.
 
-    The main thread's stack is the last; its lines have the form: File "x.py", line 1 in f.
+    The stack of the main thread comes last. Its lines have the form: File "x.py", line 1 in f.
     """
     text = log.read_text(errors="replace") if log.exists() else ""
     stack = text.rpartition("(most recent call first):")[2]

@@ -51,7 +51,7 @@ def rlflow_seconds(ground: Ground, folder: Path, prompts: int, tokens: int) -> l
 
 
 def trl_seconds(ground: Ground, folder: Path, prompts: int, tokens: int) -> tuple[list[float], list[int]]:
-    """Return the seconds of each iteration, and the tokens that it sampled."""
+    """Return the seconds of each iteration, and the number of tokens that each iteration sampled."""
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer

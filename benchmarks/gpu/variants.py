@@ -33,7 +33,7 @@ def checks(ground: Ground) -> Iterator[Check]:
 
 
 def adapted(device: str, dtype: str, rows: Any) -> dict[str, Any]:
-    """Return the merged weights after two updates; a generator also receives them."""
+    """Return the merged weights after two updates, which a generator also receives."""
     trainer = Trainer(
         ModelSpec(PACKAGED, trained=True, device=device, dtype=dtype), Trainer.Settings(lr=1e-3, lora=8)
     )
@@ -44,7 +44,7 @@ def adapted(device: str, dtype: str, rows: Any) -> dict[str, Any]:
 
 
 def recomputed(ground: Ground) -> Iterator[Check]:
-    """Check that recomputed layers give the same gradient in less memory."""
+    """Check that recomputing layers gives the same gradient with less memory."""
     folder = model(ground, "wide")
     rows = sampled(
         Generator(ModelSpec(folder, device=ground.device)),

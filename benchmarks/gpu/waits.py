@@ -43,7 +43,8 @@ SHAPES: dict[str, Any] = {
     ),
 }
 TOKENS = 96
-ONCE = 8  # waits per batch that do not depend on its tokens: random numbers, rows at its end
+# number of waits in a batch that does not depend on the number of tokens: random numbers, ends of rows
+ONCE = 8
 
 
 def checks(ground: Ground) -> Iterator[Check]:
@@ -69,7 +70,7 @@ def checks(ground: Ground) -> Iterator[Check]:
 
 
 def sampled(one: Generator, batch: Any, tokens: int, block: int) -> torch.Tensor:
-    """Sample tokens with a block size of the decode loop."""
+    """Sample tokens, and let the decode loop wait once per ``block`` tokens."""
     before = generator.block_of
     generator.block_of = lambda device: block
     try:
@@ -79,7 +80,8 @@ def sampled(one: Generator, batch: Any, tokens: int, block: int) -> torch.Tensor
 
 
 def waits(call: Callable[[], object]) -> Counter[str]:
-    """Make a call twice; return where the second call waits for the device, and how often."""
+    """Make a call twice. Returns the places at which the second call waits for the device, each with its
+    number of waits."""
     call()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("warn")
