@@ -1,5 +1,5 @@
 """Algorithms, one file each. A file has settings, stages, losses and a flow; it imports only from `rlflow`.
 
-These files contain the differences between algorithms. Arithmetic that several algorithms share is in
-`rlflow.author.functional`. The code that runs them is elsewhere in `rlflow`.
+Each file contains what is specific to its algorithm. Arithmetic that several algorithms share is in
+`rlflow.author.functional`. The code that runs algorithms is in other parts of `rlflow`.
 """

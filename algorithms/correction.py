@@ -1,12 +1,13 @@
 """Self-correction in two attempts: the second stage of SCoRe (Kumar et al. 2024, "Training Language Models to
 Self-Correct via Reinforcement Learning").
 
-The policy answers, is asked to check its answer, and answers again. One update trains both attempts (eq. 4).
-The reward of the second attempt is its score plus alpha times its improvement over the first (section 5.2).
-For both attempts, the loss has a KL term to the reference (eq. 4). Each attempt gets only its own reward: if
-a first attempt were rewarded for the improvement, it would learn to be wrong. Differences from the paper: the
-baseline is the mean of the same attempt in the other rows of the prompt. The first stage is not implemented.
-Truncated weights correct the difference between sampler and trainer (Yao et al. 2025).
+The policy answers, gets a request to check its answer, and answers again. One update trains both attempts
+(eq. 4). The reward of the second attempt is its score plus alpha times its improvement over the first attempt
+(section 5.2). For both attempts, the loss has a KL term to the reference (eq. 4). Each attempt gets only its
+own reward: if the first attempt were also rewarded for the improvement, the policy would learn to make it
+wrong. Differences from the paper: the baseline of an attempt is the mean reward of the same attempt in the
+prompt's other rows. The first stage is not implemented. Truncated weights correct the difference between
+sampler and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass

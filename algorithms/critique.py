@@ -53,8 +53,8 @@ def ask_verifier(prompt, completion, *, request):
 
 @stage(gives={"agrees": row("float32"), "believes": row("float32")})
 def judge(completion, scores, *, right, wrong, correct):
-    """Check each verdict: whether it is correct, and whether it calls the answer right. A text without a
-    verdict does neither."""
+    """Return, for each verdict, whether it is correct and whether it calls the answer right. For a text
+    without a verdict, neither is true."""
     places = [(said.rfind(right), said.rfind(wrong)) for said in completion]
     yes, no = torch.tensor([y > n for y, n in places]), torch.tensor([n > y for y, n in places])
     agrees = torch.where(scores >= correct, yes, no).to(scores)

@@ -1,9 +1,9 @@
 """Decoupled Clip and Dynamic Sampling Policy Optimization, DAPO (Yu et al. 2025).
 
-GRPO with a larger upper clip bound, a soft penalty for responses near the maximum length, the mean over all
-tokens, and without KL. Dynamic sampling (`repeat`) replaces groups with equal scores by new groups. It uses
-the scores before the length penalty. Difference from the paper: truncated weights correct the difference
-between sampler and trainer (Yao et al. 2025).
+This is GRPO with a larger upper clip bound, a soft penalty for responses near the maximum length, and the
+mean over all tokens, but without KL. Dynamic sampling (`repeat`) replaces groups with equal scores with new
+groups; it compares the scores before the length penalty. Difference from the paper: truncated weights correct
+the difference between sampler and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,8 @@ class DAPO:
 
 @stage(gives="keep", rows="group")
 def mixed(scores, group):
-    """A deviation within rounding error carries no signal, and dividing by it would amplify the error."""
+    """Mark groups whose scores differ by more than rounding error. A smaller deviation carries no signal, and
+    dividing by it would amplify the error."""
     return group_std(scores, group) > 1e-6
 
 

@@ -2,10 +2,10 @@
 Reasoning through Multiagent Debate"), trained on the result (after MAPoRL, Park et al. 2025).
 
 The first player opens. The second player reads the opening and replies. The first player reads both and
-closes. The reward of a turn is its own score plus a share of the mean score of later turns, which also
-rewards helping the other player. Each turn is compared with the same turn in the prompt's other debates.
-Differences from the papers: the players speak one after another. There are two players and a verifiable
-reward. Truncated weights correct the difference between sampler and trainer (Yao et al. 2025).
+closes. The reward of a turn is its own score plus a share of the mean score of later turns, so that a player
+is also rewarded for helping the other. Each turn is compared with the same turn in the prompt's other
+debates. Differences from the papers: the players speak one after another. There are two players and a
+verifiable reward. Truncated weights correct the difference between sampler and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass

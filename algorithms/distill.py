@@ -1,13 +1,13 @@
 """On-policy distillation (Agarwal et al. 2024, GKD; Lu et al. 2025, Thinking Machines): the teacher scores
 the student's tokens.
 
-The student samples. The advantage of a token is minus its reverse KL to the teacher: log p_teacher - log
-p_student. It is not discounted: each token gets only its own reward. With `jsd` below 1, the divergence is
-GKD's generalised Jensen-Shannon divergence, and at 0 the forward KL. The general rule: let a divergence be
-the sum over the vocabulary of p_student g(u), with u = p_teacher / p_student. Then a token's advantage is
-`u g'(u) - g(u)`. Differences: GKD sums over the vocabulary, while this file takes the policy gradient of the
-sampled token. In addition to both papers it has the clipped ratio, and truncated weights between sampler and
-trainer (Yao et al. 2025).
+The student samples. The advantage of a token is its negative reverse KL to the teacher: log p_teacher - log
+p_student. There is no discounted sum: each token gets only its own reward. With `jsd` below 1, the divergence
+is GKD's generalised Jensen-Shannon divergence; with `jsd` 0, it is the forward KL. The general rule: let a
+divergence be the sum over the vocabulary of p_student g(u), with u = p_teacher / p_student. Then a token's
+advantage is `u g'(u) - g(u)`. Differences: GKD sums over the vocabulary, while this file takes the policy
+gradient of the sampled token. Unlike both papers, this file also has the clipped ratio, and truncated weights
+that correct the difference between sampler and trainer (Yao et al. 2025).
 """
 
 import math

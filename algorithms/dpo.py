@@ -1,7 +1,7 @@
 """Direct Preference Optimization, DPO (Rafailov et al. 2023), and with `form="ipo"` Identity Preference
 Optimization (Azar et al. 2024).
 
-Offline: the data contain pairs, one response `chosen` and one rejected. For both forms, the margin of a
+DPO is offline: the data contain pairs of a chosen and a rejected response. For both forms, the margin of a
 response is the sum of its tokens' log-ratios to the reference. (TRL divides IPO's margin by the length.)
 """
 

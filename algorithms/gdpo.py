@@ -1,11 +1,11 @@
 """Group reward-Decoupled Normalization Policy Optimization, GDPO (Liu et al. 2026).
 
-GRPO for several rewards. Each reward's scores are normalised within their group separately. The weighted sum
-of these advantages is whitened over the batch. (If rewards were added first, different combinations with
-equal sums would get equal advantages.) Each `--reward X:WEIGHT` is a role of its own. WEIGHT scales the
-advantages of X, because normalising removes any factor of the scores. With one reward, this is GRPO with
-whitened advantages. Differences from the paper: the loss is the mean over all tokens. It has no KL term.
-Truncated weights correct the difference between sampler and trainer (Yao et al. 2025).
+This is GRPO for several rewards. The scores of each reward are normalised separately within their group. The
+weighted sum of these advantages is whitened over the batch. (If rewards were added first, different
+combinations with equal sums would get equal advantages.) Each `--reward X:WEIGHT` is a separate role. WEIGHT
+scales the advantages of X, because normalising would remove any factor of the scores. With one reward, this
+is GRPO with whitened advantages. Differences from the paper: the loss is the mean over all tokens, and it has
+no KL term. Truncated weights correct the difference between sampler and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass

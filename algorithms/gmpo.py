@@ -1,8 +1,8 @@
 """Geometric-Mean Policy Optimization, GMPO (Zhao et al. 2025).
 
-GRPO's advantages with one ratio per response, the geometric mean of its tokens' ratios, as in GSPO. In
-contrast to GSPO, each token is clipped before the mean, in log space and only if its change would raise the
-gain. One outlier therefore does not decide for its response. Difference from the paper: truncated weights
+GRPO's advantages with one ratio per response, the geometric mean of its tokens' ratios, as in GSPO. Unlike in
+GSPO, each token's ratio is clipped before the mean is taken, in log space and only if the change would raise
+the gain. So a single outlier cannot dominate its response. Difference from the paper: truncated weights
 correct the difference between sampler and trainer (Yao et al. 2025); a response gets the mean of its tokens'
 weights.
 """

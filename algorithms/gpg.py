@@ -1,9 +1,9 @@
 """Group Policy Gradient, GPG (Chu et al. 2025).
 
-The plain policy gradient with scores minus their group's mean. It has no ratio, clip or KL, and does not
-divide by the deviation. Groups with equal scores have no gradient; `alpha` scales up the others to make up
-for them. Difference from the paper: truncated weights correct the difference between sampler and trainer (Yao
-et al. 2025).
+This is the plain policy gradient, with scores minus their group's mean. It has no ratio, clip or KL, and does
+not divide by the deviation. Groups with equal scores have no gradient; `alpha` scales up the other groups to
+compensate. Difference from the paper: truncated weights correct the difference between sampler and trainer
+(Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class GPG:
 
 @stage(gives="advantages", dispatch=RANK0)  # alpha needs the complete batch
 def compare(scores, group, mask):
-    """Return alpha (score - group's mean), with alpha = rows / rows of groups with unequal scores (eq. 9).
+    """Return alpha (score - group's mean), where alpha = rows / (rows in groups with unequal scores) (eq. 9).
     The update skips a row whose score is missing (NaN)."""
     there = scores.isfinite()
     unequal = there & (group_std(scores, group) > 0)

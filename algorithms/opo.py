@@ -1,10 +1,10 @@
 """On-Policy RL with Optimal Baseline, OPO (Hao et al. 2025).
 
-The baseline of a group is the mean of its scores weighted by response length. This baseline has the least
-variance if the gradient of a response grows with its length. Exactly on-policy: each iteration makes one step
-over all its rows, without ratio, clip or KL. Differences from the paper: truncated weights correct the
-difference between sampler and trainer (Yao et al. 2025). The sum over a response's tokens is divided by the
-constant max_tokens.
+The baseline of a group is the mean of its scores weighted by response length. This baseline gives the
+smallest variance if the gradient of a response grows with its length. OPO is exactly on-policy: each
+iteration takes one step over all its rows, without ratio, clip or KL. Differences from the paper: truncated
+weights correct the difference between sampler and trainer (Yao et al. 2025). The sum over a response's tokens
+is divided by the constant max_tokens.
 """
 
 from dataclasses import dataclass

@@ -3,8 +3,8 @@
 
 The only difference from PPO (ppo.py): the environment's reward for a turn is placed at the last token of that
 turn. Later turns therefore get no credit for it. The rest of the score is placed at the end of the response.
-Without an environment that is the complete score, and the algorithm is PPO. From the paper it differs as PPO
-does.
+Without an environment, the rest is the complete score, and the algorithm is PPO. The differences from the
+paper are those of PPO.
 """
 
 from dataclasses import dataclass

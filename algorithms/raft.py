@@ -25,7 +25,7 @@ class RAFT:
 
 @stage(gives={"mixed": row("bool")}, rows="group")
 def unequal(scores, group):
-    """Return whether the scores of a row's group differ by more than rounding error."""
+    """Return True for rows whose group has scores that differ by more than rounding error."""
     return group_std(scores, group) > 1e-6
 
 

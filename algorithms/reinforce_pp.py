@@ -1,10 +1,10 @@
 """REINFORCE++ (Hu 2025), and with `baseline=True` REINFORCE++-baseline.
 
-REINFORCE with PPO's clip and a KL penalty on each token. Returns are whitened over all tokens of the batch;
-there is no critic. With `baseline=True`, the group's mean is first subtracted from the scores, without
+This is REINFORCE with PPO's clip and a KL penalty on each token. Returns are whitened over all tokens of the
+batch; there is no critic. With `baseline=True`, the group's mean is first subtracted from the scores, without
 dividing by the deviation. Differences from the paper: truncated weights correct the difference between
-sampler and trainer (Yao et al. 2025). With the baseline, the KL penalty is also in the reward, estimated by
-k1.
+sampler and trainer (Yao et al. 2025). With the baseline too, the KL penalty is in the reward and is estimated
+by k1.
 """
 
 from dataclasses import dataclass

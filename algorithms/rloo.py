@@ -2,9 +2,9 @@
 
 Each response is compared with the mean of the other responses to its prompt. As in the paper, the KL to the
 reference is subtracted from the score of the complete response. Differences from the paper: the clipped ratio
-does not change the first step and allows more steps. Truncated weights correct the difference between sampler
-and trainer (Yao et al. 2025). The sum over a response's tokens, which is the paper's gradient, is divided by
-the constant max_tokens.
+does not change the first step, and allows further steps. Truncated weights correct the difference between
+sampler and trainer (Yao et al. 2025). The sum over a response's tokens, which is the paper's gradient, is
+divided by the constant max_tokens.
 """
 
 from dataclasses import dataclass
@@ -29,14 +29,14 @@ class RLOO:
 
 @stage(gives="scores")
 def charge_kl(scores, logprobs, mask, ref_logprobs, *, beta):
-    """Score minus beta times the KL of the whole response (k1)."""
+    """Return the score minus beta times the KL of the complete response (k1)."""
     return scores - beta * row_sum(kl(logprobs, ref_logprobs, "k1"), mask)
 
 
 @stage(gives="advantages", rows="group")
 def compare(scores, group, mask):
-    """Return the score minus the mean of the other scores. The update skips a row with a missing score
-    (NaN)."""
+    """Return the score minus the mean score of the group's other rows. The update skips a row with a missing
+    score (NaN)."""
     return torch.where(mask, (scores - leave_one_out(scores, group))[:, None], 0.0)
 
 

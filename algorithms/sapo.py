@@ -1,7 +1,7 @@
 """Soft Adaptive Policy Optimization, SAPO (Gao et al. 2025).
 
-GRPO with a smooth gate around a ratio of 1 instead of the clip: the gradient of a token shrinks gradually and
-is not cut off at a bound. The gate is sharper for tokens with a negative advantage. Difference from the
+This is GRPO with a smooth gate around a ratio of 1 instead of the clip: a token's gradient shrinks gradually
+and is not cut off at a bound. The gate is sharper for tokens with a negative advantage. Difference from the
 paper: truncated weights correct the difference between sampler and trainer (Yao et al. 2025).
 """
 

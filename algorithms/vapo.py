@@ -2,7 +2,7 @@
 
 PPO with a learned critic for long responses. Differences from PPO (ppo.py): the critic learns from returns
 with lambda 1. The policy learns from advantages whose lambda grows with the response length: 1 - 1 / (alpha
-length) (eq. 5 and 6). The critic first learns alone (value pretraining). The policy has a second loss: the
+length) (eq. 5 and 6). At first, only the critic learns (value pretraining). The policy has a second loss: the
 likelihood of right responses, averaged over their own tokens (eq. 9 and 10). As in DAPO, the loss is the mean
 over all tokens, and the upper clip bound is larger. Difference from the paper: truncated weights correct both
 losses for the difference between sampler and trainer (Yao et al. 2025).
@@ -38,7 +38,8 @@ def is_right(scores, *, correct):
 
 @stage(gives=("advantages", "returns"))
 def decoupled_gae(scores, values, mask, *, alpha):
-    """Return advantages with a lambda by response length, and returns with lambda 1; without discount."""
+    """Return advantages, whose lambda depends on the response length, and returns with lambda 1. There is no
+    discount."""
     rewards, lengths = place_last(scores, mask), mask.sum(1).clamp(min=1)
     lam = (1 - 1 / (alpha * lengths.to(values))).clamp(min=0)
     advantages, _ = gae(rewards, values, mask, gamma=1.0, lam=lam)

@@ -431,7 +431,7 @@ class TokenizerEncoder:
     def texts(self, rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
         """Return the text of each row of token ids, without padding and end tokens.
 
-        bare: also without the special tokens inside the text.
+        bare: if True, special tokens inside the text are removed too.
         """
         return completions(self.tokenizer, rows, self.ends.ids, bare)
 

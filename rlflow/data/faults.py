@@ -28,7 +28,7 @@ PLACES = 8  # maximum places that a message lists for each cause
 class Room:
     """The maximum tokens that a model accepts; None means no limit."""
 
-    prompt: int | None = None  # tokens of a prompt
+    prompt: int | None = None  # maximum tokens of a prompt
     row: int | None = None  # maximum tokens of a prompt and its response together
     why: str = ""  # where the limits come from, as the end of a message
 

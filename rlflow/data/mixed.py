@@ -212,8 +212,9 @@ class MixedPrompts(Prompts):
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state that ``state`` returned. If its weights differ from the current weights,
-        turns are counted from 0.
+        """Continue from a state that ``state`` returned.
+
+        If its weights differ from the current weights, turns are counted from 0.
 
         Raises PlanError if the state has different data or a different seed.
         """

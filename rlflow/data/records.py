@@ -125,7 +125,7 @@ def _of_part(path: Path, files: list[Path], part: str | None) -> list[Path]:
     """Return the files of one split.
 
     ``part`` names the split. If it is None, the split is "train" if files are named after splits, else all
-    files.
+    files. Raises PlanError if there are no such files, or if they belong to several configurations.
     """
     split_files = [file for file in files if _split_of(file)]
     part_files = (

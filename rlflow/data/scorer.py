@@ -62,7 +62,7 @@ class DataShape:
     """The facts about a data set that rewards need, without its records."""
 
     columns: Mapping[str, Kind]  # name → kind of the columns of its rows
-    scorer: ScorerSpec | None  # of the reward ``task``
+    scorer: ScorerSpec | None  # scorer for ``--reward task``
     sources: Mapping[str, DataShape] = field(
         default_factory=dict
     )  # each of several sources by name; empty for one source

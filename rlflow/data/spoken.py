@@ -34,7 +34,7 @@ def completions(
 ) -> list[str]:
     """Return the text of each response, without padding and without the ``ends`` tokens at its end.
 
-    bare: without special tokens.
+    bare: if True, special tokens are removed.
     """
     closing = {*ends, tokenizer.pad_token_id}
     return texts(tokenizer, (_open(row, closing) for row in rows), bare)
