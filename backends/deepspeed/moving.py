@@ -13,9 +13,9 @@ from rlflow.backends.local.network import Network
 
 
 def held(part: str, network: Network, optimizer: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a part that this rank has in memory. optimizer: DeepSpeed's, None for a frozen
-    model. DeepSpeed's flat buffers share their storages with the tensors cut from them, so moving a buffer
-    moves both."""
+    """Yield the tensors of a part (such as weights) that this rank has in memory. optimizer: DeepSpeed's
+    optimizer, None for a frozen model. DeepSpeed's flat buffers share their storages with the tensors cut
+    from them, so moving a buffer moves both."""
     if part == "weights":
         yield from (tensor.ds_tensor if is_cut(tensor) else tensor for tensor in network.held())
     elif optimizer is not None and part == "gradient":
@@ -31,7 +31,7 @@ def held(part: str, network: Network, optimizer: Any) -> Iterator[Tensor]:
 
 
 def move_rest(network: Network, device: torch.device) -> None:
-    """Move buffers and frozen weights to ``device``: DeepSpeed's optimizer does not manage them."""
+    """Move buffers and frozen weights to ``device``, because DeepSpeed's optimizer does not move them."""
     for tensor in [
         *network.module.parameters(),
         *network.module.buffers(),

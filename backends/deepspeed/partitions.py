@@ -1,8 +1,8 @@
 """Find, gather and divide parameters and optimizer state under ZeRO.
 
-Under stage 3 each rank holds one of equal parts of each flattened parameter, the last ones padded. Part r
-starts at element r · ceil(size / ranks). Under stages 1 and 2 each rank holds complete parameters, and the
-optimizer state of all parameters together is divided.
+Under stage 3, each flattened parameter is divided into equal parts, one per rank; the last parts are padded.
+Part r starts at element r · ceil(size / ranks). Under stages 1 and 2, each rank holds complete parameters,
+and only the optimizer state of all parameters together is divided.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def is_cut(tensor: Tensor) -> bool:
-    """Return whether ranks hold parts of it."""
+    """Return True if each rank holds only a part of the tensor."""
     return hasattr(tensor, "ds_tensor")
 
 
@@ -29,7 +29,8 @@ def shape(tensor: Any) -> torch.Size:
 
 
 def part(tensor: Any) -> tuple[Tensor, int]:
-    """Return this rank's part of a parameter, flat and without padding, and its first element. Not a copy."""
+    """Return this rank's part of a parameter, flat and without padding, and the number of the part's first
+    element. The part is not a copy."""
     if not is_cut(tensor):
         return tensor.detach().reshape(-1), 0
     partition = tensor.ds_tensor
@@ -38,8 +39,8 @@ def part(tensor: Any) -> tuple[Tensor, int]:
 
 
 def whole(tensor: Any) -> Tensor:
-    """Return the complete parameter. Every rank must call it. A divided parameter gives each rank a new
-    tensor."""
+    """Return the complete parameter. Every rank must call it. If the parameter is divided, each rank gets a
+    new tensor."""
     if not is_cut(tensor):
         return tensor.detach()
     partition = tensor.ds_tensor
@@ -50,7 +51,7 @@ def whole(tensor: Any) -> Tensor:
 
 @torch.no_grad()
 def put(tensor: Any, value: Tensor) -> None:
-    """Set the value of a frozen weight, or of the model's copy of a weight that learns."""
+    """Set a frozen weight, or the model's copy of a trained weight, to the complete ``value``."""
     if not is_cut(tensor):
         tensor.copy_(value)
         return
@@ -59,12 +60,12 @@ def put(tensor: Any, value: Tensor) -> None:
 
 
 def moment(parameter: Any, name: str) -> Tensor:
-    """Return a complete moment of AdamW. Every rank must call it."""
+    """Return a complete moment of AdamW (``exp_avg`` or ``exp_avg_sq``). Every rank must call it."""
     return _fragments().safe_get_full_optimizer_state(parameter, name).detach()
 
 
 def put_learning(parameter: Any, value: Tensor) -> None:
-    """Set the value of a parameter that learns, in the model and in the optimizer's own copy."""
+    """Set a trained parameter to the complete ``value``, in the model and in the optimizer's own copy."""
     put(parameter, value)
     value = value.to(parameter.device, torch.float32)
     if is_cut(parameter):
@@ -74,7 +75,8 @@ def put_learning(parameter: Any, value: Tensor) -> None:
 
 
 def put_moment(parameter: Any, name: str, value: Tensor) -> None:
-    """Write a complete moment of AdamW (``exp_avg`` or ``exp_avg_sq``) into this rank's part of it."""
+    """Set this rank's part of a moment of AdamW (``exp_avg`` or ``exp_avg_sq``) from the complete
+    ``value``."""
     value = value.to(parameter.device, torch.float32)
     if is_cut(parameter):
         _fragments().safe_set_local_optimizer_state(parameter, _padded(parameter, value), name)
@@ -102,8 +104,8 @@ def _fragments() -> Any:
 
 
 def link_moments(optimizer: Any) -> None:
-    """Make stages 1 and 2 look up each parameter's moments again. DeepSpeed looks only once, and only if the
-    first parameter group has any."""
+    """Make stages 1 and 2 look up each parameter's moments again. DeepSpeed looks them up only once, and only
+    if the first parameter group has moments."""
     if hasattr(optimizer, "single_partition_of_fp32_groups"):
         optimizer._hp_optimizer_states_linked = False
         if optimizer.optimizer.state:
@@ -111,7 +113,7 @@ def link_moments(optimizer: Any) -> None:
 
 
 class Parts:
-    """A module whose ``state_dict`` gathers each tensor when it is reached."""
+    """A module whose ``state_dict`` gathers each tensor only when the iteration reaches it."""
 
     def __init__(self, module: Any) -> None:
         self.module = module

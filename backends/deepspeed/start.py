@@ -20,8 +20,8 @@ from rlflow.training.peers import BUCKET
 
 
 def start(device: str) -> Any:
-    """Return the package, ready for ``initialize``. A process without a torch group gets its own. Raises
-    PlanError if DeepSpeed is not installed."""
+    """Return the DeepSpeed package, ready for ``initialize``. A process without a torch group gets a group of
+    its own. Raises PlanError if DeepSpeed is not installed."""
     # otherwise DeepSpeed guesses and prints a line
     os.environ.setdefault("DS_ACCELERATOR", torch.device(device).type)
     package = require("deepspeed", extra="deepspeed", install=INSTALL["deepspeed"])
@@ -49,7 +49,7 @@ def _alone(device: str) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress DeepSpeed's reports, and its warning about other optimizers than its own."""
+    """Suppress DeepSpeed's reports, and its warning about optimizers other than its own."""
     logger = logging.getLogger("DeepSpeed")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -60,7 +60,8 @@ def quiet() -> Iterator[None]:
 
 
 def config(stage: int, settings: TrainerSettings) -> dict[str, Any]:
-    """Return DeepSpeed's configuration. The caller ends a step, after any number of micro-batches."""
+    """Return DeepSpeed's configuration. The caller decides when a step ends, after any number of
+    micro-batches."""
     elements = BUCKET // 4
     zero = {
         "stage": stage,
@@ -93,8 +94,8 @@ def engine(
     stage: int,
     settings: TrainerSettings,
 ) -> Any:
-    """Return DeepSpeed's engine for ``module``, whose weights are on the host. Stage 3 moves them to the
-    device one by one and keeps a part."""
+    """Return DeepSpeed's engine for ``module``, whose weights are on the host. Stage 3 moves the weights to
+    the device one by one, and keeps only this rank's part of each."""
     chosen = config(stage, settings)
     with quiet():
         if stage == 3:

@@ -48,14 +48,14 @@ from rlflow.training.weight_sync.shards import TensorViews, pieces_of
 
 @dataclass(frozen=True)
 class TrainerSettings(LocalSettings):
-    """The options of the local trainer, and how much is divided among ranks."""
+    """The options of the local trainer, and what ZeRO divides among the ranks."""
 
     # divided among ranks: 1 optimizer state, 2 also gradients, 3 also weights; more saves memory
     zero: Annotated[int, Ge(1), Le(3)] = 3
 
     def __post_init__(self) -> None:
-        """Raise PlanError for an option of the local trainer that this trainer lacks, before anything
-        starts."""
+        """Raise PlanError, before anything starts, for an option of the local trainer that this trainer does
+        not support."""
         refuse_compile(self, "deepspeed")
 
 
@@ -70,10 +70,10 @@ class Computation(nn.Module):
         self.reader = trainer.reader
         self.compute = trainer.compute_whole
 
-    # keyword arguments: DeepSpeed searches the others for tensors
+    # keyword arguments, because DeepSpeed searches positional arguments for tensors
     def forward(self, *, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
-        """Return the columns in ``want``. Arguments are keywords, because DeepSpeed searches the others for
-        tensors."""
+        """Return the columns in ``want``. Arguments are passed by keyword, because DeepSpeed searches
+        positional arguments for tensors."""
         cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # the cache would keep all weights in bfloat16 during a pass
         try:
@@ -92,23 +92,24 @@ class Reader(nn.Module):
 
 
 class Trainer(local.Trainer):
-    """One rank of a model that several ranks hold together. Each rank first reads the complete folder into
-    host memory. All ranks must make the same calls in the same order, because most calls gather weights."""
+    """One rank of a trainer whose model is divided among several ranks. Each rank first reads the complete
+    folder into host memory. All ranks must make the same calls in the same order, because most calls gather
+    weights."""
 
     Settings = TrainerSettings
     settings: TrainerSettings
 
     def __init__(self, spec: ModelSpec, settings: TrainerSettings | None = None) -> None:
         super().__init__(replace(spec, device="cpu"), settings or TrainerSettings())
-        # only now: if the folder is refused, no group of ranks remains
+        # not earlier, so that no group of ranks remains if the folder is refused
         package = start(spec.device)
         self.spec, self.peers = spec, Peers(lockstep=True)
         self.packs = self.packs and spec.device == "cpu"
-        # for a frozen model only its value head, which `network.module` does not contain
+        # for a frozen model, only its value head, which `network.module` does not contain
         self.own = self.network.parameters()
         self.learning = self.own if spec.trained else {}
         self.reader = Reader()
-        self.engine: Any = None  # a frozen model without divided weights needs none
+        self.engine: Any = None  # None for a frozen model whose weights are not divided
         if spec.trained or self.settings.zero == 3:
             self.engine = engine(
                 package, Computation(self).eval(), self.optimizer, self.settings.zero, self.settings
@@ -130,9 +131,9 @@ class Trainer(local.Trainer):
 
     @classmethod
     def capabilities(cls, settings: TrainerSettings, device: str) -> Capabilities:
-        """Return the local trainer's capabilities with ranks that hold the model together. ZeRO stage 1
-        divides the optimizer, 2 also gradients, 3 also weights. Stage 3 keeps a buffer for gradients. The
-        other stages have gradients in memory only during an update."""
+        """Return the local trainer's capabilities, changed for ranks that share one model. ZeRO stage 1
+        divides the optimizer state, stage 2 also gradients, stage 3 also weights. Stage 3 keeps a buffer for
+        gradients. With the other stages, gradients are in memory only during an update."""
         divided = (
             ("optimizer",),
             ("gradient", "optimizer"),
@@ -161,7 +162,8 @@ class Trainer(local.Trainer):
         return out
 
     def forward_ahead(self, batch: Batch, want: tuple[str, ...] | None = None) -> Batch:
-        """Do ``forward`` only: a rank with a kept pass would compute less often than the others."""
+        """Do ``forward`` and keep nothing. A rank with a kept pass would compute fewer passes than the other
+        ranks."""
         return self.forward(batch, want)
 
     def backward(self, objective: Tensor) -> None:
@@ -171,14 +173,15 @@ class Trainer(local.Trainer):
         self.engine.backward(objective * self.peers.ranks, scale_wrt_gas=False)
 
     def step(self) -> OptimizerStep:
-        """Clip and step. A gradient that is not finite is dropped. Clears the gradient."""
+        """Clip the gradient and take an optimizer step; a non-finite gradient is dropped. Then clear the
+        gradient."""
         lr = self.schedule.rate(self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         with quiet():  # rlflow itself reports a dropped step
             self.engine.step()
         if self.settings.zero == 3:
-            # otherwise a layer that no token reaches would keep an older gradient
+            # otherwise, a layer that no token reaches would keep the gradient of an earlier step
             self.engine.optimizer.grad_partitions_flat_buffer.zero_()
         HEAP.step_ended()
         applied = bool(self.engine.was_step_applied())
@@ -207,7 +210,8 @@ class Trainer(local.Trainer):
     # --------------------------------------------------------------------------------------------------------
 
     def _own(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (Hugging Face name, parameter or buffer) of the model, tied ones once, without adapters."""
+        """Yield (Hugging Face name, parameter or buffer) of the model without adapters; tied tensors come
+        once."""
         self.network.check_awake()
         storages = set()
         for name, tensor in self.network.module.state_dict(keep_vars=True).items():
@@ -216,8 +220,8 @@ class Trainer(local.Trainer):
                 yield lora.plain(name), tensor
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (Hugging Face name, complete tensor) of the model, tied weights once, gathered one at a time.
-        Every rank must iterate over all of them."""
+        """Yield (Hugging Face name, complete tensor) of the model, gathered one at a time; tied weights come
+        once. Every rank must iterate to the end."""
         return self._weights()
 
     def _weights(self, precise: bool = False) -> Iterator[tuple[str, Tensor]]:
@@ -235,12 +239,12 @@ class Trainer(local.Trainer):
 
     @property
     def first(self) -> bool:
-        """Whether this rank writes the files."""
+        """True if this rank writes the files."""
         return dist.get_rank() == 0
 
     def pieces(self) -> dict[str, TensorViews] | None:
-        """Return views of the tensors of ``weights`` that this rank holds, without gathering. None with
-        adapters, which ``weights`` merges."""
+        """Return views of this rank's parts of the tensors of ``weights``, without gathering. Returns None if
+        there are adapters, because ``weights`` merges them."""
         return None if self.network.adapted else pieces_of(self._own())
 
     def _take(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -271,7 +275,7 @@ class Trainer(local.Trainer):
     # --------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder as the local trainer does. Every rank must call it; the first one
+        """Write a Hugging Face folder as the local trainer does. Every rank must call it; the first rank
         writes."""
         first = dist.get_rank() == 0
         weights = {name: tensor.cpu() for name, tensor in self._weights(precise=True) if first}
@@ -322,9 +326,9 @@ class Trainer(local.Trainer):
                 yield f"{kind}/{name}", moment(parameter, kind)
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Load a state that ``state`` returned. Every rank gets the complete state. It may come from another
-        stage, another number of ranks or the local trainer. Raises PlanError if it has other adapters or
-        another base."""
+        """Load a state that ``state`` returned. Every rank must get the complete state. The state may come
+        from a different stage or number of ranks, or from the local trainer. Raises PlanError if its adapters
+        or their base weights differ from this model's."""
         if self.network.adapted:
             self._check_adapters(state)
         else:

@@ -1,4 +1,4 @@
-"""Read weights from a model folder: of each weight only the part that this rank keeps."""
+"""Read weights from a model folder; of each weight, a rank reads only the part that it keeps."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def load_empty(
 ) -> Any:
     """Return the model with parameters without storage and buffers with storage.
 
-    If the folder's safetensors lack weights with the model's names and shapes (merged experts), or the model
-    cannot be made without its weights, return the complete model, as ``load_whole`` does."""
+    If the folder's safetensors lack weights with the model's names and shapes (merged experts), or if the
+    model cannot be made without its weights, the complete model is returned, as by ``load_whole``."""
     config = pretrained.read_config(Path(str(spec.folder)), **options)
     try:
         with quiet(), _without_storage():
             module = pretrained.empty_model(kind, config, dtype)
-    except RuntimeError:  # its constructor reads the weights that it has drawn
+    except RuntimeError:  # the constructor reads weights that it has just drawn
         return load_whole(kind, spec, dtype, allowed, **options)
     files = Files(Path(str(spec.folder)), module.base_model_prefix)
     lacking = [
@@ -54,15 +54,16 @@ def tied(tensors: dict[str, Tensor]) -> Iterator[tuple[list[str], Tensor]]:
 
 
 class Files:
-    """The safetensors of a folder. prefix: the backbone's prefix of names; files may or may not have it."""
+    """The safetensors of a folder. prefix: the prefix of the backbone's names, which the names in files may
+    lack."""
 
     def __init__(self, folder: Path, prefix: str) -> None:
         self.folder, self.prefix = folder, f"{prefix}."
         self.at = {name: folder / file for name, file in _where(folder).items()}
 
     def find(self, names: Iterable[str], tensor: Tensor) -> str | None:
-        """Return the name in the files of a tensor with these ``names``, if the shape is the same, else
-        None."""
+        """Return the one of ``names`` under which the files have a tensor of this shape, as it is written in
+        the files; None if there is none."""
         for name in names:
             for candidate in (name, name.removeprefix(self.prefix), self.prefix + name):
                 if candidate in self.at and self._shape(candidate) == list(tensor.shape):
@@ -74,7 +75,8 @@ class Files:
             return list(file.get_slice(name).get_shape())
 
     def read(self, names: Iterable[str], target: Tensor) -> None:
-        """Copy this rank's part of a tensor; zero if the files lack the tensor."""
+        """Copy this rank's part of a tensor from the files to ``target``; if the files lack the tensor, set
+        it to zero."""
         name, part = self.find(names, target), own(target)
         if name is None:
             part.zero_()
@@ -83,7 +85,8 @@ class Files:
                 part.copy_(file.get_slice(name)[box(target)])
 
     def whole(self, groups: Iterable[tuple[list[str], Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, tensor) of each, one at a time. Raises KeyError if the files lack one."""
+        """Yield (name, complete tensor) of each group of names, one at a time. Raises KeyError if the files
+        lack a tensor."""
         for names, tensor in groups:
             name = self.find(names, tensor)
             if name is None:
@@ -93,7 +96,7 @@ class Files:
 
 
 def _where(folder: Path) -> dict[str, str]:
-    """Return the file of each weight, found as transformers finds it."""
+    """Return weight → its file, found as transformers finds it."""
     if (folder / "model.safetensors").is_file():
         with safe_open(folder / "model.safetensors", "pt") as file:
             return dict.fromkeys(file.keys(), "model.safetensors")
@@ -103,7 +106,7 @@ def _where(folder: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _without_storage() -> Iterator[None]:
-    """A context in which new modules have parameters on the meta device. Buffers are not affected."""
+    """Return a context in which new modules have parameters on the meta device. Buffers are not affected."""
     register = nn.Module.register_parameter
 
     def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

@@ -24,16 +24,16 @@ from rlflow.errors import PlanError, listed
 from rlflow.training.protocols import Head, ModelSpec
 
 STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
-# a style in some releases of transformers; here embedding and head are divided together
+# a parallel style in some releases of transformers; here, embedding and head are divided together
 VOCABULARY = "embedding_rowwise"
-# complete on each rank, with the gradient of the rank's own heads only
+# these parameters are complete on each rank, but get a gradient only from the rank's own heads
 ADDED = "replicated_with_grad_allreduce"
 
 
 def parallelize(module: Any, mesh: DeviceMesh) -> list[str]:
     """Divide the layers of ``module`` over ``mesh``, in place. Return the names of parameters whose gradients
-    must still be summed over it. Raises PlanError if the model's plan is unknown, or if it cannot be divided
-    equally."""
+    must still be summed over ``mesh``. Raises PlanError if the model's plan is unknown, or if it cannot be
+    divided equally."""
     config = module.config.get_text_config()
     plan = {
         name: style
@@ -56,7 +56,8 @@ def parallelize(module: Any, mesh: DeviceMesh) -> list[str]:
 
 
 def _vocabulary(module: Any, mesh: DeviceMesh) -> None:
-    """Divide embedding and language-model head if equal parts are possible; else both stay complete."""
+    """Divide embedding and language-model head over ``mesh`` if equal parts are possible; otherwise both stay
+    complete."""
     embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
     tied = head is not None and head.weight is embedding.weight
     if embedding.weight.shape[0] % mesh.size():
@@ -94,8 +95,8 @@ T = TypeVar("T")
 
 
 class Root(nn.Module):
-    """Model and head in one module. FSDP2 gathers weights that belong to no layer around a module's forward;
-    this module's forward runs any computation with the weights."""
+    """Model and head in one module. FSDP2 gathers weights outside the layers around a module's forward. So
+    this module's forward runs any computation that needs those weights."""
 
     def __init__(self, module: nn.Module, head: nn.Module | None) -> None:
         super().__init__()
@@ -107,8 +108,8 @@ class Root(nn.Module):
 
 
 class ShardedNetwork(Network):
-    """A network whose forward runs within ``root``. All ranks read and write its tensors together, one after
-    another. added: names of parameters whose gradients are summed over the tensor-parallel ranks."""
+    """A network whose forward runs within ``root``. All ranks read and write its tensors together, one tensor
+    after another. added: names of parameters whose gradients are summed over the tensor-parallel ranks."""
 
     def __init__(self, module: Any, kind: Head, head: nn.Linear | None, ranks: Ranks) -> None:
         super().__init__(module, kind, head)
@@ -146,7 +147,7 @@ class ShardedNetwork(Network):
             self.write(folder, tensors, head)
 
     def host(self, tensors: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        """Return copies in host memory on the pool's first rank, {} on the others."""
+        """Return name → a copy in host memory on the pool's first rank, {} on the other ranks."""
         copies = {}
         for name, tensor in tensors:
             if self.ranks.first:
@@ -155,8 +156,9 @@ class ShardedNetwork(Network):
         return copies
 
     def shard(self, low: bool) -> None:
-        """Shard over the data-parallel ranks: layer by layer, the head in its own precision, the rest with
-        the root. Gradients are sums, because the objective is already divided by the totals of all ranks."""
+        """Shard the model over the data-parallel ranks: each layer separately, the head in its own precision,
+        and the rest with ``root``. Gradients are sums, because the objective is already divided by the totals
+        of all ranks."""
         policy = (
             MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
             if low
@@ -175,8 +177,8 @@ class ShardedNetwork(Network):
 
     @torch.no_grad()
     def fill(self, spec: ModelSpec) -> None:
-        """Allocate missing storage and read the weights from the folder. A missing weight is a new head's and
-        becomes zero."""
+        """Allocate missing storage and read the weights from the folder. A weight that the folder lacks
+        belongs to a new head and becomes zero."""
         state = self.module.state_dict(keep_vars=True)
         empty = {lora.plain(name) for name, tensor in state.items() if tensor.is_meta}
         self.root._apply(
@@ -191,8 +193,8 @@ class ShardedNetwork(Network):
 
 
 def load_sharded(spec: ModelSpec, settings: TrainerSettings, ranks: Ranks) -> ShardedNetwork:
-    """Do the local trainer's ``load_network`` for divided weights. No rank ever has all weights, unless
-    ``load_empty`` must load the complete model."""
+    """Return the network of the local trainer's ``load_network`` with its weights divided. No rank ever has
+    all weights, unless ``load_empty`` must load the complete model."""
     module, head = parts(spec, settings, load_empty)
     network = ShardedNetwork(module, spec.head, head, ranks)
     network.hold_rotary(spec.longest)

@@ -1,4 +1,4 @@
-"""The mesh of a pool's ranks: data parallel outside, tensor parallel inside."""
+"""The mesh of a pool's ranks: the outer dimension is data parallel, the inner one tensor parallel."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Ranks:
 
     data: DeviceMesh  # ranks with different rows
     tensor: DeviceMesh | None  # ranks that share a row's matrix products; None if each rank computes alone
-    first: bool  # whether this rank is the pool's first
+    first: bool  # True if this rank is the pool's first
 
     @staticmethod
     def of(device: str, tensor_parallel: int) -> Ranks:
-        """Return the mesh over torch's default group. Ranks [k·t, (k+1)·t) share rows. Raises PlanError if t
-        does not divide their number."""
+        """Return the mesh over torch's default group. With t = ``tensor_parallel``, ranks k·t to (k+1)·t - 1
+        share rows. Raises PlanError if t does not divide the number of ranks."""
         ranks = dist.get_world_size()
         if ranks % tensor_parallel:
             raise PlanError.of(
@@ -48,7 +48,7 @@ def _mesh(group: Any, device: str, data: int, tensor: int) -> DeviceMesh:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a complete tensor of which each rank has a part. Every rank must call it."""
+    """Return the complete tensor from the parts of all ranks. Every rank must call it."""
     if not isinstance(tensor, DTensor):
         return tensor
     # gather the inner division first; torch warns if one call does both
@@ -58,7 +58,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def own(tensor: Tensor) -> Tensor:
-    """Return this rank's part, not a copy."""
+    """Return this rank's part of a tensor, not a copy."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -71,7 +71,7 @@ def box(tensor: Tensor) -> tuple[slice, ...]:
 
 
 def copies(tensor: Tensor) -> int:
-    """Return how many ranks of the default group have the same part."""
+    """Return how many ranks of the default group hold the same part of the tensor."""
     if not isinstance(tensor, DTensor):
         return dist.get_world_size()
     parts = [

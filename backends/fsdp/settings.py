@@ -21,7 +21,7 @@ class TrainerSettings(local.TrainerSettings):
     tensor_parallel: Annotated[int, Ge(1)] = 1
 
     def __post_init__(self) -> None:
-        """Raise PlanError for options that exclude each other, before anything starts."""
+        """Raise PlanError, before anything starts, for options that exclude each other."""
         local.refuse_compile(self, "fsdp")
         if self.tensor_parallel > 1 and self.lora:
             raise PlanError.of(

@@ -24,7 +24,8 @@ from rlflow.training.protocols import Capabilities, ModelSpec
 
 
 class Trainer(local.Trainer):
-    """One model on all ranks of torch's default group; without a group, the local trainer."""
+    """One model divided over all ranks of torch's default group; without a group, the same as the local
+    trainer."""
 
     Settings = TrainerSettings
 
@@ -36,7 +37,7 @@ class Trainer(local.Trainer):
 
     @classmethod
     def capabilities(cls, settings: TrainerSettings, device: str) -> Capabilities:
-        """Return the local trainer's capabilities, with ranks that hold the weights together."""
+        """Return the local trainer's capabilities, changed for ranks that share one model."""
         full = settings.shard == "full"
         divided = ("weights", "adapters", "gradient", "optimizer") if full else ()
         return replace(
@@ -55,17 +56,17 @@ class Trainer(local.Trainer):
         )
 
     def forward_ahead(self, batch: Batch, want: tuple[str, ...] | None = None) -> Batch:
-        """Do ``forward`` only, if the model is sharded: its layers are freed between passes, so no graph is
-        kept."""
+        """Do ``forward``. If the model is sharded, no graph is kept, because its layers are freed between
+        passes."""
         return self.forward(batch, want) if self.ranks is not None else super().forward_ahead(batch, want)
 
     def shards(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (Hugging Face name, DTensor or complete tensor): views of this rank's part, without
-        gathering, tied weights once, without adapters."""
+        """Yield (Hugging Face name, DTensor or complete tensor) of the model without adapters. These are
+        views of this rank's parts; nothing is gathered. Tied weights come once."""
         return ((names[0], tensor) for names, tensor in self.network.own())
 
     def save(self, folder: Path) -> None:
-        """Write the model folder. Every rank must call it; the first one writes."""
+        """Write the model folder. Every rank must call it; the first rank writes."""
         if not dist.is_initialized() or dist.get_rank() == 0:
             super().save(folder)
         elif self.ranks is not None:
@@ -74,7 +75,7 @@ class Trainer(local.Trainer):
 
     @property
     def first(self) -> bool:
-        """Whether this rank writes the files."""
+        """True if this rank writes the files."""
         return not dist.is_initialized() or dist.get_rank() == 0
 
     def load(self, folder: Path) -> None:
@@ -103,7 +104,8 @@ class Trainer(local.Trainer):
         return self.network.root(self._computed, rows, want)
 
     def _computed(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
-        """Return copies: FSDP2 attaches hooks to them, and a view could lose its hook."""
+        """Return copies of the computed quantities, because FSDP2 attaches hooks to them and a view could
+        lose its hook."""
         return {name: x.clone() for name, x in super()._compute(rows, want).items()}
 
     def _tensors(self, part: str) -> Iterator[Tensor]:
@@ -129,7 +131,7 @@ class Trainer(local.Trainer):
         return ((name, own(tensor)) for name, tensor in super()._learning())
 
     def _add_heads(self) -> None:
-        """Sum gradients that each tensor-parallel rank has for its own heads only."""
+        """Sum over the tensor-parallel ranks the gradients that each rank has only for its own heads."""
         named = dict(self.network.module.named_parameters())
         for parameter in (named[name] for name in self.network.added):
             if parameter.grad is not None:
@@ -137,7 +139,7 @@ class Trainer(local.Trainer):
 
 
 def _ranks(spec: ModelSpec, settings: TrainerSettings) -> Ranks | None:
-    """Return the ranks' mesh; None if every rank has the complete model."""
+    """Return the mesh of the ranks; None if every rank has the complete model."""
     alone = not dist.is_initialized()
     if settings.tensor_parallel > 1 and (alone or settings.shard == "none"):
         setting = "one process without a torch group" if alone else "--shard none"

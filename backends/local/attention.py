@@ -1,12 +1,12 @@
-"""Attention over packed rows (packing.py): each row attends to its own tokens and to its family's common
-tokens, which exist once.
+"""Attention over packed rows (packing.py): each row attends to its own tokens and to the common tokens of its
+family, which are stored once.
 
 transformers makes a mask for each kind of layer and passes it to the layer's attention. Within ``over``, this
-"mask" is a ``PackedMask``, which describes what to attend to. This works with every model that uses torch's
-``scaled_dot_product_attention`` with masks from transformers: causal, with sliding windows, or in chunks. A
-query's attention to the common tokens and its attention to its own row are computed separately. They are
-joined by the logarithms of their sums (Milakov and Gimelshein 2018; Dao et al. 2022), also in the backward
-pass. Keys and values of common tokens are therefore never copied for each row.
+"mask" is a ``PackedMask``, which describes the tokens to attend to. This works with every model that uses
+torch's ``scaled_dot_product_attention`` with masks from transformers: causal, with sliding windows, or in
+chunks. A query's attention to the common tokens and its attention to its own row are computed separately. The
+two results are joined by the logarithms of their softmax sums (Milakov and Gimelshein 2018; Dao et al. 2022),
+also in the backward pass. Keys and values of common tokens are therefore never copied for each row.
 """
 
 from __future__ import annotations
@@ -33,27 +33,29 @@ _PACKED: ContextVar[tuple[Block, ...] | None] = ContextVar("packed", default=Non
 
 
 class PackedMask:
-    """The tokens that each token of ``blocks`` attends to. visible: which earlier tokens of its row it sees;
-    None: all."""
+    """The tokens that each token of ``blocks`` attends to. visible: which earlier tokens of its row a token
+    sees; None: all."""
 
     def __init__(self, blocks: tuple[Block, ...], visible: Visible | None) -> None:
         self.blocks, self.visible = blocks, visible
         self._masks: dict[tuple[Any, ...], Tensor] = {}
 
     def common(self, block: Block, like: Tensor) -> Tensor | None:
-        """Return the mask between common tokens: [shared, shared], added to the products; None: causal."""
+        """Return the mask between common tokens, [shared, shared], which is added to the products; None for a
+        causal mask."""
         return self._between("common", block.shared, like, lambda: (torch.arange(block.shared),) * 2)
 
     def own(self, block: Block, run: Run, like: Tensor) -> Tensor | None:
-        """Return the mask between a row's own tokens: [length, length], added; None: causal."""
+        """Return the mask between a row's own tokens, [length, length], which is added to the products; None
+        for a causal mask."""
         places = torch.arange(block.shared, block.shared + run.length)
         return self._between(
             ("own", block.shared, run.length), block.shared + run.length, like, lambda: (places, places)
         )
 
     def back(self, block: Block, like: Tensor) -> Tensor | None:
-        """Return the mask from all rows' tokens to the common ones: [tokens, shared], added; None: all
-        visible."""
+        """Return the mask from the tokens of all rows to the common tokens, [tokens, shared], which is added
+        to the products; None if all are visible."""
         return self._between(
             ("back", block), block.longest, like, lambda: (_positions(block), torch.arange(block.shared))
         )
@@ -86,8 +88,8 @@ def over(blocks: tuple[Block, ...]) -> contextlib.AbstractContextManager[None]:
 
 
 def mask_of_packed(local_size: int | None, visible: Visible, use_vmap: bool) -> PackedMask | None:
-    """Return the mask of the packed rows of the current ``over``; None outside one. Raises ValueError for a
-    mask that does not depend on positions alone."""
+    """Return the mask for the packed rows of the current ``over`` context; None outside such a context.
+    Raises ValueError for a mask that depends on more than positions."""
     blocks = _PACKED.get()
     if blocks is None:
         return None
@@ -100,8 +102,8 @@ def mask_of_packed(local_size: int | None, visible: Visible, use_vmap: bool) -> 
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """Replace transformers' attention for three cases: packed rows, steps of branched rows, and grouped heads
-    under a mask, whose keys a CPU need not copy."""
+    """Replace transformers' attention in three cases: packed rows, steps of branched rows, and grouped heads
+    under a mask. In the third case, a CPU need not copy the keys."""
     if isinstance(attention_mask, PackedMask):
         return attend(query, key, value, attention_mask, **options), None
     if isinstance(attention_mask, StepMask):
@@ -124,9 +126,9 @@ def _attention(
 def without_cudnn(device: torch.device) -> Iterator[None]:
     """Return a context in which attention on a GPU uses PyTorch's own kernels, for decode steps.
 
-    For padded rows PyTorch would choose cuDNN. 3 in 20 equal calls of cuDNN differed in their last bits, so
-    equal runs sampled different tokens (H100, PyTorch 2.11, bfloat16). Training should use cuDNN: its
-    gradients repeat, and the gradients of PyTorch's flash attention do not."""
+    For padded rows, PyTorch would choose cuDNN. The results of 3 in 20 equal calls of cuDNN differed in their
+    last bits, so equal runs sampled different tokens (H100, PyTorch 2.11, bfloat16). Training should use
+    cuDNN, because its gradients are reproducible, and the gradients of PyTorch's flash attention are not."""
     if device.type != "cuda":
         yield
         return
@@ -168,8 +170,8 @@ def attend(
 
 
 def by_copies(query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scaling: float | None) -> Tensor:
-    """Compute attention of packed rows if torch's kernel does not return the logarithms of its sums. Each row
-    gets a copy of the common keys and values."""
+    """Compute attention of packed rows with a copy of the common keys and values for each row. Used if
+    torch's kernel does not return the logarithms of its sums."""
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
     out = []
@@ -213,7 +215,7 @@ def _rows(x: Tensor, run: Run) -> Tensor:
 
 
 class _Attention(torch.autograd.Function):
-    """Saves only its inputs and outputs for the backward pass."""
+    """Attention of packed rows, which saves only its inputs and outputs for the backward pass."""
 
     @staticmethod
     def forward(
@@ -296,8 +298,8 @@ def _parts(
 
 
 def _join(out: Tensor, sums: Tensor, other: Tensor, other_sums: Tensor) -> None:
-    """Join attention [1, heads, tokens, size] in place with the attention to other keys. sums: logarithms of
-    the sums that each was divided by, [1, heads, tokens]."""
+    """Join attention ``out`` [1, heads, tokens, size], in place, with attention ``other`` to further keys.
+    sums, other_sums: the logarithms of the softmax sums of each, [1, heads, tokens]."""
     total = torch.logaddexp(sums, other_sums)
     out.copy_(out * (sums - total).exp()[..., None] + other * (other_sums - total).exp()[..., None])
     sums.copy_(total)

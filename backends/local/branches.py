@@ -1,5 +1,5 @@
-"""Attention of a decode step in which several rows continue one prompt. The prompt's keys and values exist
-once.
+"""Attention of a decode step in which several rows continue one prompt. The prompt's keys and values are
+stored once.
 
 A step has few queries, so reading keys and values takes most of its time. Here a prompt's keys and values are
 read once for all of its rows. Their products are one matrix product per prompt and key head, instead of one
@@ -39,10 +39,10 @@ class BranchedLayer(GrowingLayer):
 
 
 class Branches:
-    """The rows that continue each prompt, and the layers of their cache.
+    """The rows that continue prompts, and the layers of their cache.
 
-    of: int64 [rows], the number of each row's prompt, in order. inside: bool [prompts, width], False at
-    padding; None without padding.
+    of: int64 [rows], ascending, the number of each row's prompt. inside: bool [prompts, width], False at
+    padding; None if there is no padding.
     """
 
     def __init__(self, layers: list[BranchedLayer], of: Tensor, inside: Tensor | None) -> None:
@@ -67,7 +67,7 @@ class Branches:
         self._put(of)
 
     def _put(self, of: Tensor) -> None:
-        """Give each prompt as many row places as the prompt with most rows needs."""
+        """Give each prompt as many places for rows as the prompt with the most rows needs."""
         self.of, counts = of, torch.bincount(of)
         self.most = int(counts.max())
         self.even = bool((counts == self.most).all())
@@ -124,8 +124,8 @@ def stepping(branches: Branches | None) -> AbstractContextManager[None]:
 
 
 def mask_of_step(local_size: int | None, visible: Visible, use_vmap: bool) -> StepMask | None:
-    """Return the mask of the current step; None outside one. Raises ValueError for a mask that does not
-    depend on positions alone."""
+    """Return the mask of the current step; None outside a step. Raises ValueError for a mask that depends on
+    more than positions."""
     branches = _STEP.get()
     if branches is None:
         return None
@@ -165,8 +165,9 @@ def attend_step(
 
 
 def branched(cache: Cache, of: Tensor, inside: Tensor | None) -> Branches | None:
-    """Make rows continue from the prompts in a cache, whose layers change in place. Return None and leave the
-    cache unchanged if a layer keeps more than keys and values, has a short dtype or is not on a CPU."""
+    """Return rows that continue from the prompts in ``cache``, whose layers are changed in place. of, inside:
+    see ``Branches``. If a layer keeps more than keys and values, has a short dtype or is not on a CPU,
+    returns None and leaves the cache unchanged."""
     if not all(
         type(layer) is GrowingLayer and layer.dtype in EXACT and layer.device.type == "cpu"
         for layer in cache.layers
