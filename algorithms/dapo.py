@@ -1,9 +1,9 @@
 """Decoupled Clip and Dynamic Sampling Policy Optimization, DAPO (Yu et al. 2025).
 
 This is GRPO with a larger upper clip bound, a soft penalty for responses near the maximum length, and the
-mean over all tokens, but without KL. Dynamic sampling (`repeat`) replaces groups with equal scores with new
-groups; it compares the scores before the length penalty. Difference from the paper: truncated weights correct
-the difference between sampler and trainer (Yao et al. 2025).
+mean over all tokens, but without KL. Dynamic sampling (`repeat`) replaces groups that have equal scores with
+new groups; it compares the scores before the length penalty. Difference from the paper: truncated weights
+correct the difference between sampler and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass

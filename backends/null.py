@@ -48,7 +48,7 @@ def token_numbers(name: str, batch: Batch) -> Data:
 
 
 class Trainer:
-    """Answers at once, or after the declared times. ``steps`` counts optimizer steps."""
+    """Returns results at once, or after the times in its settings. ``steps`` counts optimizer steps."""
 
     @dataclass(frozen=True)
     class Settings:
@@ -147,7 +147,8 @@ class Trainer:
 
 
 class Generator:
-    """Samples responses of 1 to ``longest`` tokens, by the row key, cut off at ``max_tokens``."""
+    """Samples responses of 1 to ``longest`` tokens as a function of the row key, cut off at
+    ``max_tokens``."""
 
     @dataclass(frozen=True)
     class Settings:

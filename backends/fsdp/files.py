@@ -62,8 +62,8 @@ class Files:
         self.at = {name: folder / file for name, file in _where(folder).items()}
 
     def find(self, names: Iterable[str], tensor: Tensor) -> str | None:
-        """Return the one of ``names`` under which the files have a tensor of this shape, as it is written in
-        the files; None if there is none."""
+        """Return the name in the files of a tensor with one of ``names`` and this shape; None if there is
+        none."""
         for name in names:
             for candidate in (name, name.removeprefix(self.prefix), self.prefix + name):
                 if candidate in self.at and self._shape(candidate) == list(tensor.shape):

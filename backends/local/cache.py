@@ -15,13 +15,13 @@ SPARE = 64  # additional tokens of capacity; buffers also grow by half
 class GrowingLayer(DynamicLayer):
     """Keys and values [rows, heads, tokens, size] as views of buffers with spare capacity.
 
-    The cache of transformers copies all earlier tokens at every step. For small models that is most of the
-    time.
+    The cache of transformers copies all earlier tokens at every step. With small models, this copying takes
+    most of the time.
     """
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Append keys and values, [rows, heads, new tokens, width]; return all keys and values. Buffers grow
-        by half, so most appends copy nothing."""
+        by half, so most calls copy no earlier tokens."""
         if not self.is_initialized:
             self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
             self.rooms = _room(key_states), _room(value_states)
@@ -35,7 +35,7 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Keep the rows at these indices, in this order; a row may be kept several times."""
+        """Keep the rows at ``beam_idx``, in this order; a row may be kept several times."""
         self.rooms = tuple(_room(shown.index_select(0, beam_idx)) for shown in (self.keys, self.values))
         self._show(self.length)
 

@@ -1,9 +1,9 @@
 """Compile the layers of a model with torch.compile (Ansel et al. 2024): ``--ROLE.compile true``.
 
-Each layer is compiled separately, except its attention: attention to packed rows is not a graph of tensors
-alone. Numbers of rows and tokens are symbolic, so one graph serves all sizes. The layout of a graph depends
-on the sizes of its first call. Therefore each graph is first called with fixed sizes, and a resumed run
-computes with the same graphs as the interrupted run.
+Each layer is compiled separately, without its attention, because attention to packed rows does not only
+consist of tensor operations. The numbers of rows and tokens are symbolic, so one graph serves all sizes. But
+a graph still depends on the sizes of its first call. Therefore each graph is first called with fixed sizes,
+so that a resumed run computes with the same graphs as the interrupted run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from rlflow.backends.local.passes import hidden_states
 from rlflow.backends.local.sequences import Sequences, sequences
 from rlflow.errors import PlanError
 
-# most graphs of one function: kinds of layers, with and without gradient, of all models in the process
+# maximum graphs of one function: one for each kind of layer, with and without gradient, of all models in the
+# process
 GRAPHS = 256
 # Rows of the first call. Its sizes, 7 rows of 23 tokens, are unlikely to equal a size of the model.
 FIRST = {"prompt_tokens": [[0] * 8] * 7, "tokens": [[0] * 15] * 7}
@@ -64,9 +65,9 @@ def missing(device: str) -> str:
 
 
 def compile_layers(network: Network, *, packs: bool) -> None:
-    """Compile each layer of a model's backbone now. If the model learns, passes with a gradient are compiled
-    too. packs: whether its rows are packed. Gradients of the model are cleared. Raises PlanError if its
-    layers are unknown."""
+    """Compile each layer of a model's backbone now. If the model is trained, passes with a gradient are
+    compiled too. packs: True if its rows are packed. Gradients of the model are cleared. Raises PlanError if
+    its layers are unknown."""
     layers = [layer for layer in network.backbone.modules() if isinstance(layer, GradientCheckpointingLayer)]
     if not layers:
         raise PlanError.of(
@@ -102,7 +103,8 @@ def _first(network: Network, packs: bool) -> Iterator[Sequences]:
 
 
 def _call(network: Network, layout: Sequences, learning: list[nn.Parameter]) -> None:
-    """Compute a layout without gradient and, if something learns, with gradient, which is then cleared."""
+    """Compute a layout without gradient and, if ``learning`` has parameters, also with gradients, which are
+    then cleared."""
     with torch.no_grad():
         hidden_states(network, layout)
     if learning:
@@ -113,7 +115,7 @@ def _call(network: Network, layout: Sequences, learning: list[nn.Parameter]) -> 
 
 @contextlib.contextmanager
 def _compilable(network: Network) -> Iterator[None]:
-    """A context in which an error of torch's compilers, or of g++, becomes a PlanError."""
+    """Return a context in which an error of torch's compilers or of g++ becomes a PlanError."""
     from torch._dynamo.exc import TorchDynamoException
     from torch._inductor.exc import CppCompileError
 

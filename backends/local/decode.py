@@ -1,9 +1,9 @@
-"""The decode loop: prompts are read once, then each step samples one token per row; finished rows are
+"""The decode loop: prompts are read once, then each step samples one token per row. Finished rows are
 removed.
 
-On a GPU the host runs ahead of the device, and reading a result makes it wait. Therefore the loop reads the
-sampled tokens once per block and then finds where in the block each row ended. Nothing else in the loop
-waits.
+On a GPU, the host runs ahead of the device, and reading a result makes the host wait. Therefore the loop
+reads the sampled tokens only once per block, and then finds the place in the block where each row ended.
+Nothing else in the loop waits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KNOWN = ContextVar("known", default=False)
 
 
 def known() -> AbstractContextManager[None]:
-    """Return a context in which each given padding mask hides at least one token."""
+    """Return a context in which the code may assume that each given padding mask hides at least one token."""
     return with_value(_KNOWN, True)
 
 
@@ -45,8 +45,8 @@ def _sdpa_mask(
     use_vmap: bool = False,
     **options: Any,
 ) -> Tensor | PackedMask | StepMask | None:
-    """Replace transformers' mask function. It differs only within ``known``, and for packed or branched
-    rows."""
+    """Replace transformers' mask function. The replacement behaves differently only within ``known``, and for
+    packed or branched rows."""
     visible = options.get("mask_function", masking_utils.causal_mask_function)
     if (packed := mask_of_packed(options.get("local_size"), visible, use_vmap)) is not None:
         return packed
@@ -65,7 +65,7 @@ def _sdpa_mask(
 masking_utils.ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] = _sdpa_mask
 
 
-IDLE = 0.2  # share of finished rows at which the cache is copied without them
+IDLE = 0.2  # share of finished rows at which the cache is copied without the finished rows
 # prompts, and the tokens of three rows in three steps
 TRIAL = [[3, 4, 5, 6, 7, 8], [9, 3]], [[4, 2, 6], [9, 3, 4], [5, 5, 7]]
 OF = torch.tensor([0, 0, 1])  # the prompt of each row
@@ -82,7 +82,7 @@ def block_of(device: torch.device) -> int:
 class Drawn:
     """The responses drawn so far; ``lengths`` and ``stopped`` are on the host."""
 
-    tokens: Tensor  # int64 [rows, max_tokens]; the first ``lengths`` of each row count
+    tokens: Tensor  # int64 [rows, max_tokens]; only the first ``lengths`` tokens of each row count
     logprobs: Tensor  # [rows, max_tokens]
     lengths: Tensor  # int64 [rows]
     stopped: Tensor  # bool [rows]: ended by an end token, a stop string, or a prescribed length
@@ -91,7 +91,7 @@ class Drawn:
     def nothing(
         rows: int, max_tokens: int, logprobs: torch.dtype, device: torch.device | str = "cpu"
     ) -> Drawn:
-        """Return room for ``rows`` rows of any lengths."""
+        """Return an empty ``Drawn`` with room for ``rows`` rows of up to ``max_tokens`` tokens."""
         shape = (rows, max_tokens)
         return Drawn(
             torch.zeros(shape, dtype=torch.int64, device=device),
@@ -121,17 +121,17 @@ class Rows:
 
     numbers: Tensor  # int64 [rows] on the host: the row numbers
     places: Tensor  # the same numbers on the device
-    padded: Tensor  # bool [rows] on the host: whether there is padding before the prompt
+    padded: Tensor  # bool [rows] on the host: True if there is padding before the prompt
     prompt: Tensor  # int64 [rows], tokens of each prompt
-    hidden: Tensor  # [rows, hidden] after the last token read
+    hidden: Tensor  # [rows, hidden], the hidden states after the last token that was read
     mask: Tensor | None  # bool [rows, width + max_tokens], False at padding; None without padding
     width: int  # tokens of the longest prompt
-    cache: Cache  # keys and values of all tokens read
+    cache: Cache  # keys and values of all tokens that were read
     branches: Branches | None = None  # set if rows share the keys and values of their prompts
 
     def take(self, index: Tensor) -> Rows:
-        """Return the rows at ``index``, which is on the host. Before rows continue from their prompts, a row
-        may be taken several times."""
+        """Return the rows at ``index``, which is on the host. A row may be taken several times only before
+        ``go_on``."""
         on_device, padded = sent(index, self.places.device), self.padded[index]
         if self.branches is not None:
             self.branches.take(on_device)
@@ -150,8 +150,9 @@ class Rows:
         )
 
     def go_on(self, of: Tensor, branch: bool) -> Rows:
-        """Return the rows that continue from these prompts. ``of``: int64 [rows], ascending, on the host.
-        branch: whether the model can compute them with one copy of each prompt (``can_branch``)."""
+        """Return rows that continue from these rows, which are prompts. ``of``: int64 [rows], ascending, on
+        the host: the number of each row's prompt. branch: True if the model can compute the rows with one
+        copy of each prompt (``can_branch``)."""
         branches = (
             branched(self.cache, of, self.mask[:, : self.width] if self.mask is not None else None)
             if branch
@@ -184,12 +185,12 @@ def decode(
 ) -> Iterator[tuple[Drawn, Tensor]]:
     """Sample one response for each entry of ``of`` [rows], the number of its prompt.
 
-    Each time rows are known to have ended, yields the responses so far (always the same tensors) and the
-    numbers of these rows. Numbers and ``of`` are on the host.
+    Each time the loop finds that rows have ended, it yields the responses so far (always the same tensors)
+    and the numbers of the ended rows. These numbers and ``of`` are on the host.
 
-    uniform: float64 [rows, max_tokens] in [0, 1). block: tokens between checks for ends. Finished rows are
-    computed, but not read, to the end of their block, and until a fifth of the rows has finished. branch:
-    whether rows of a prompt share its keys and values.
+    uniform: float64 [rows, max_tokens] in [0, 1). block: tokens between two checks for ended rows. A finished
+    row is still computed, but not read, until its block ends and a fifth of the rows has finished. branch:
+    True if the rows of a prompt share its keys and values.
     """
     rows = prefill(network, prompts, sampling.max_tokens).go_on(of, branch)
     rows.numbers, rows.places = torch.arange(len(of)), torch.arange(len(of), device=network.device)
@@ -218,8 +219,8 @@ def decode(
 
 
 def prefill(network: Network, prompts: Sequence[Tensor], room: int) -> Rows:
-    """Read prompts of any lengths, with ``room`` for later tokens. Prompts are padded on the left, so they
-    all end at the same place."""
+    """Read prompts of any lengths, with ``room`` for later tokens. Prompts are padded on the left, so that
+    all prompts end at the same place."""
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     width = int(lengths.max())
     inside = torch.arange(width) >= width - lengths[:, None]
@@ -237,7 +238,8 @@ def prefill(network: Network, prompts: Sequence[Tensor], room: int) -> Rows:
 
 
 def advance(network: Network, rows: Rows, token: Tensor, step: int) -> Tensor:
-    """Return hidden states [rows, hidden] after ``token`` [rows], the ``step``-th of each response."""
+    """Return the hidden states [rows, hidden] after ``token`` [rows], which is token number ``step`` of each
+    response."""
     mask = None if rows.mask is None else rows.mask[:, : rows.width + step + 1]
     with stepping(rows.branches):
         return _hidden(network, token[:, None], (rows.prompt + step)[:, None], rows.cache, mask)
@@ -253,8 +255,8 @@ def _hidden(network: Network, ids: Tensor, positions: Tensor, cache: Cache, mask
 
 @torch.inference_mode()
 def check_cache(network: Network) -> None:
-    """Check on a few tokens that a model's cache works for this generator. It must support rows of several
-    lengths, removed rows, and rows taken twice; else raises PlanError."""
+    """Check on a few tokens that a model's cache works for this generator. Raises PlanError if the cache does
+    not support rows of several lengths, removed rows, or rows that are taken twice."""
     vocabulary = network.module.get_input_embeddings().weight.shape[0]
     prompts, steps = ([torch.tensor(row) % vocabulary for row in rows] for rows in TRIAL)
     try:
@@ -274,8 +276,8 @@ def check_cache(network: Network) -> None:
 
 @torch.inference_mode()
 def can_branch(network: Network) -> bool:
-    """Check on a few tokens whether a model computes rows with a shared prompt as it computes single rows. It
-    does not if its layers use another attention than torch's."""
+    """Return True if a model computes rows with a shared prompt as it computes single rows, by a test on a
+    few tokens. It does not if its layers use an attention other than torch's."""
     if "position_ids" not in network.takes or network.device.type != "cpu":
         return False
     vocabulary = network.module.get_input_embeddings().weight.shape[0]

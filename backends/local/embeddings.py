@@ -1,8 +1,8 @@
 """Save memory in the gradient of large embeddings that are tied to the language-model head.
 
-The head's gradient has all rows of the vocabulary. Here the rows of the tokens that were read are added to it
-in place. Autograd itself makes a second tensor of the same size, and with sparse embeddings a third, because
-it does not add sparse gradients in place."""
+The head's gradient has all rows of the vocabulary. This module adds the gradient rows of the tokens that were
+read to the head's gradient in place. Autograd alone would make a second tensor of the same size, and with
+sparse embeddings a third, because it does not add sparse gradients in place."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rlflow.backends.local.sampling import LARGE
 
 
 def add_by_rows(network: Network) -> None:
-    """Add the gradient of tied embeddings of a large vocabulary by rows. Only on a CPU: elsewhere the order
-    of the sums may vary.
+    """Add the gradient of tied embeddings of a large vocabulary by rows. Use this only on a CPU, because the
+    order of the sums may vary on other devices.
 
     While the embeddings are read, another leaf of the graph with the same memory replaces the parameter. The
     gradient of this leaf has only the rows of the tokens read. In ``backward`` it is added to the parameter's
@@ -33,7 +33,8 @@ def add_by_rows(network: Network) -> None:
 
 
 def _replace(replaced: list[Tensor], embeddings: Any, _inputs: Any) -> None:
-    """Replace the parameter by another leaf, bypassing Module.__setattr__, which accepts only parameters."""
+    """Replace the parameter with a second leaf, bypassing Module.__setattr__, which accepts only
+    parameters."""
     weight = embeddings.weight
     if torch.is_grad_enabled() and weight.requires_grad:
         leaf = weight.detach().requires_grad_()

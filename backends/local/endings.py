@@ -26,19 +26,20 @@ class Endings:
     eos: Tensor  # int64 [n]: tokens that end a row
     stop: tuple[str, ...]  # strings that end a row
     tokenizer: Any
-    min_tokens: int = 0  # number of first tokens that cannot end a row
-    # whether a row's text is without special tokens; stop strings with special tokens still match them
+    min_tokens: int = 0  # a token before this number cannot end a row
+    # True if a row's text has no special tokens; stop strings with special tokens still match the tokens
     bare: bool = False
     # int64 [rows]: each row ends after exactly this many tokens; None: by eos and stop
     lengths: Tensor | None = None
 
     @property
     def reach(self) -> int:
-        """Number of tokens before a new one that affect whether it ends its row."""
+        """Number of earlier tokens that decide together with a new token whether the row ends."""
         return window(self.stop) - 1 if self.stop else 0
 
     def __call__(self, tokens: Tensor, new: int, before: int = 0) -> Tensor:
-        """Return int64 [rows]: which of the last ``new`` tokens ends each row, ``new`` if none does.
+        """Return int64 [rows]: the number (from 0) of the first of the ``new`` last tokens that ends the row;
+        ``new`` if none does.
 
         tokens: int64 [rows, reach + new]. At the beginning of a response there may be fewer than ``reach``
         tokens before the new ones. before: how many tokens a response already has."""
@@ -94,8 +95,8 @@ def text_stops(stop: Sequence[str], tokenizer: Any, bare: bool = False) -> Calla
 def _completes(
     end: str, ids: Mapping[int, int], tail: list[int], free: int, tokenizer: Any, bare: bool
 ) -> bool:
-    """Return whether one of the ``free`` newest tokens completes the string in the text of the tail. ids:
-    place in the string → id of its special tokens."""
+    """Return True if one of the ``free`` newest tokens completes the string ``end`` in the text of ``tail``.
+    ids: place in the string → id of the special token there."""
     (text,) = texts(tokenizer, [tail], bare)
     # a string that was complete before the new tokens does not count
     known = len(texts(tokenizer, [tail[:-free]], bare)[0]) if free < len(tail) else 0
@@ -120,8 +121,8 @@ def _special_within(text: str, special: Mapping[int, str]) -> dict[int, int]:
 
 
 def ends_of_call(eos: Sequence[int], sampling: Sampling, vocabulary: int) -> list[int]:
-    """Return all tokens that end a row of a call: the model's and the call's. Raises PlanError for a token
-    that the model cannot sample."""
+    """Return all tokens that end a row of a call: the model's end tokens and those of the call's settings.
+    Raises PlanError for a token that the model cannot sample."""
     unknown = [token for token in sampling.stop_token_ids if token >= vocabulary]
     if unknown:
         raise PlanError.of(

@@ -11,7 +11,7 @@ READ = ("prompt_tokens", "tokens", "temperature")  # a forward pass depends on t
 
 
 class CachedForward:
-    """Keeps one micro-batch. Call ``drop`` after any change of the weights."""
+    """Keeps the forward pass of one micro-batch. Call ``drop`` after any change of the weights."""
 
     def __init__(self) -> None:
         self.drop()
@@ -22,7 +22,7 @@ class CachedForward:
 
     def take(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor] | None:
         """Return the quantities in ``want`` if they are kept for exactly these rows in this order, else None.
-        They are kept no longer, because their graph serves one backward pass."""
+        The forward is then no longer kept, because its graph serves only one backward pass."""
         cached, flat = self._rows, self._flat
         self.drop()
         fits = (

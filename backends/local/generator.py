@@ -39,7 +39,7 @@ BRANCHED = 4
 
 
 class Generator:
-    """Samples responses. The trainer sends its weights with ``receive``."""
+    """Samples responses. ``receive`` takes new weights from the trainer."""
 
     Settings = GeneratorSettings
 
@@ -98,8 +98,9 @@ class Generator:
     ) -> Iterator[Batch]:
         """Yield the rows of ``generate`` in ``chunks`` chunks, each as soon as its last row has ended.
 
-        Rows are ordered by length; among equal lengths, stopped rows come first, then by row number. If the
-        cache has no room for all rows, they are sampled in batches, and rows of later batches come later."""
+        Rows are ordered by length. Among rows of equal length, stopped rows come first, then lower row
+        numbers. If the cache has no room for all rows, they are sampled in batches, and rows of later batches
+        come later."""
         axis = _rows(prompts, sampling, seeds)
         out = self._nothing_drawn(len(axis), sampling)
 
@@ -140,8 +141,8 @@ class Generator:
         return Batch(axis, columns | {"group": group_column(axis)})
 
     def _nothing_drawn(self, rows: int, sampling: Sampling) -> Drawn:
-        """Return room for all rows on the CPU. Rows are copied there, because training cannot use tensors
-        made in inference mode."""
+        """Return an empty ``Drawn`` on the CPU for all rows. Sampled rows are copied into it, because
+        training cannot use tensors that were made in inference mode."""
         return Drawn.nothing(
             rows, sampling.max_tokens, torch.promote_types(self.network.module.dtype, torch.float32)
         )
@@ -169,7 +170,8 @@ class Generator:
         self.version = version
 
     def destinations(self, tensors: Mapping[str, Spread]) -> Destinations:
-        """Return the memory to write each of these tensors to: the complete parameter of the same name."""
+        """Return the memory to write each of these tensors to, which is the complete parameter of the same
+        name."""
         own = pieces_of((names[0], tensor) for names, tensor in self.network.own() if names[0] in tensors)
         return Destinations(own, {}, {}, self.network.device)
 
@@ -199,7 +201,7 @@ class Generator:
     def _drawings(
         self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]
     ) -> Iterator[tuple[Tensor, Iterator[tuple[Drawn, Tensor]]]]:
-        """Yield the rows of each batch, with an iterator over the rows that end."""
+        """Yield, for each batch, the numbers of its rows and an iterator over its rows as they end."""
         prompts = prompts.select("prompt_tokens")
         for rows in self._batches(prompts, len(seeds), sampling):
             yield rows, self._sample(prompts, rows, sampling, seeds)

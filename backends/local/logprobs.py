@@ -2,9 +2,9 @@
 
 The logits of a batch are its largest tensor by far (16k tokens × 150k words × 4 bytes = 9.8 GB). Here only
 ``tokens`` entries exist at once. The logits of the first piece are kept for the backward pass, in the head's
-dtype; the logits of each other piece are computed again there. No other tensor has this size, except their
-gradient if it cannot take their place. Softmax and its gradient process a few rows at a time, which stay in
-the processor's cache.
+dtype; the logits of every other piece are computed again in the backward pass. No other tensor has this size,
+except the gradient of the logits if it cannot overwrite the logits. Softmax and its gradient process a few
+rows at a time, which stay in the processor's cache.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Logits = Callable[[Tensor], Tensor]
 
 
 def tokens_at_once(setting: int, vocabulary: int) -> int:
-    """Return ``setting``, or, if it is 0, the number of tokens with 2**28 logits."""
+    """Return ``setting``. If it is 0, return the number of tokens that have 2**28 logits together."""
     return setting or max(1, ENTRIES // vocabulary)
 
 

@@ -63,8 +63,8 @@ def add_adapters(module: Any, settings: TrainerSettings) -> None:
 
 
 def beginnings(module: Any, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (adapter weight, initial value). A is drawn from ``seed`` and B is zero, so the model is
-    unchanged at first."""
+    """Yield (adapter weight, its initial value). A is drawn from ``seed`` and B is zero, so adapters do not
+    change the model at first."""
     rng = torch.Generator().manual_seed(seed)
     for layer in adapted(module).values():
         a, b = layer.lora_A[ADAPTER].weight.detach(), layer.lora_B[ADAPTER].weight.detach()
@@ -100,7 +100,8 @@ def is_adapter(name: str) -> bool:
 
 
 def plain(name: str) -> str:
-    """Return a weight's name as in the model without adapters; an adapter's name as peft writes it."""
+    """Return the name that a weight has in the model without adapters; for an adapter, the name that peft
+    writes."""
     return (
         name.replace(".base_layer.", ".").replace(f".{ADAPTER}.", ".")
         if ".base_layer." in name or is_adapter(name)
@@ -125,8 +126,9 @@ def _delta(layer: Any, whole: Whole) -> Tensor:
 
 @torch.no_grad()
 def rounding(layers: Iterable[tuple[Any, Tensor]], whole: Whole) -> float:
-    """Return |merged - weight - delta| / |delta| over all layers, each with its complete weight. It is the
-    share of the adapters' learning that merging rounds away; 0 if they have learned nothing."""
+    """Return |merged - weight - delta| / |delta| over all layers. This is the share of the adapters' learning
+    that is lost to rounding when they are merged; 0 if they have learned nothing. layers: (layer, its
+    complete weight)."""
     lost = learned = 0.0
     for layer, weight in layers:
         delta = _delta(layer, whole)

@@ -62,8 +62,9 @@ class Network:
         self.reach: int | None = None
 
     def try_out(self) -> None:
-        """Check that the model is causal, and find what it does to its logits. Needs its weights, and no
-        autocast, because the check needs exact numbers. Raises PlanError if the model is not supported."""
+        """Check that the model is causal, and find the transform that it applies to its logits. Call this
+        with the weights loaded and without autocast, because the check needs exact numbers. Raises PlanError
+        if the model is not supported."""
         _check_causal(self)
         if self.kind == "logprobs":
             self.transform = _logit_transform(self)
@@ -118,9 +119,9 @@ class Network:
         return torch.autocast(self.device.type, self.amp) if self.amp else contextlib.nullcontext()
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Return all parameters that learn, by Hugging Face name, tied ones once, including the value head. A
-        critic's language-model head does not learn. With adapters, the adapters learn and the backbone does
-        not."""
+        """Return Hugging Face name → parameter for all trained parameters, including the value head; tied
+        parameters appear once. A critic's language-model head does not learn. With adapters, the adapters
+        learn and the backbone does not."""
         named = {lora.plain(name): p for name, p in self.module.named_parameters() if p.requires_grad}
         if self.kind == "values":
             unused = self.module.get_output_embeddings().weight
@@ -152,7 +153,8 @@ class Network:
         return tensor
 
     def put(self, target: Tensor, value: Tensor) -> None:
-        """Set such a tensor in place to a complete ``value``. Nothing happens if both share their memory."""
+        """Set a tensor of this network or its optimizer, in place, to the complete ``value``. Nothing happens
+        if both share their memory."""
         if target.data_ptr() != value.data_ptr():
             target.copy_(value)
 
@@ -173,8 +175,8 @@ class Network:
         return (tensor.data_ptr(), tensor.shape) if tensor.numel() else None
 
     def share(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
-        """Compute from now on with another copy's tensors, by name, instead of the own weights. Tensors of
-        another dtype or device are ignored."""
+        """Compute from now on with ``tensors``, by name, instead of this network's own weights. Tensors with
+        a different dtype or device are ignored."""
         shared, own = dict(tensors), self.module.state_dict(keep_vars=True)
         for names, _ in self.own():
             tensor = next((shared[name] for name in names if name in shared), None)

@@ -42,8 +42,9 @@ class OffloadedParts:
         return part in self._stored
 
     def put(self, part: str, tensors: Iterable[Tensor]) -> int:
-        """Empty the storages of these tensors; return the bytes freed. All views lose their content until
-        ``back``. Raises OSError, without freeing anything, if there is no space for them."""
+        """Offload these tensors under the name ``part``: empty their storages, and return the bytes freed.
+        All views lose their content until ``back``. Raises OSError, without freeing anything, if there is no
+        space for them."""
         if part in self._stored:
             return 0
         storages = list(_storages(tensors))
@@ -63,8 +64,8 @@ class OffloadedParts:
         return sum(size for _, size in stored.storages)
 
     def back(self, part: str) -> int:
-        """Fill the storages again, bit for bit; return the bytes used. Nothing happens if they are in
-        memory."""
+        """Fill the storages of ``part`` again, bit for bit; return the bytes used. Nothing happens if the
+        part is in memory."""
         stored = self._stored.pop(part, None)
         if stored is None:
             return 0

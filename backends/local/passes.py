@@ -38,8 +38,8 @@ def hidden_states(network: Network, layout: Sequences) -> Tensor:
 
 @torch.no_grad()
 def can_pack(network: Network) -> bool:
-    """Check on a few tokens whether a model computes packed rows as it computes single rows. It does not if
-    its layers carry state from token to token, or use another attention than torch's."""
+    """Return True if a model computes packed rows as it computes single rows, by a test on a few tokens. It
+    does not if its layers carry state from token to token, or use an attention other than torch's."""
     if "position_ids" not in network.takes:
         return False
     try:
@@ -78,7 +78,7 @@ TRIALS: tuple[tuple[Callable[[Batch, torch.device], Sequences], Mapping[str, lis
 
 
 def alike(network: Network, one: Tensor, other: Tensor) -> bool:
-    """Return whether two computations of the same hidden states differ only by rounding."""
+    """Return True if two computations of the same hidden states differ only by rounding."""
     close = CLOSE.get(network.amp or one.dtype, 0.2)
     return torch.allclose(one.double(), other.double(), rtol=close, atol=close * float(other.abs().max()))
 

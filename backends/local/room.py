@@ -33,8 +33,8 @@ def check_room(
 ) -> None:
     """Check that each prompt fits with ``max_tokens`` after it. prompts: tokens of each.
 
-    Raises ValueError for an empty prompt, and PlanError if a row would be longer than ``most``. limit: what
-    ``most`` is; remedy: what else helps; both are part of the message."""
+    Raises ValueError for an empty prompt, and PlanError if a row would be longer than ``most``. limit: a
+    description of ``most``; remedy: a further remedy; both become part of the message."""
     if not all(prompts):
         raise ValueError(
             "prompt_tokens: found an empty prompt, expected at least one token (such as the tokenizer's "

@@ -22,8 +22,8 @@ def draw(
     Log-probs belong to the sampled distribution, after temperature and truncation. Temperature 0 takes the
     likeliest token and returns its log-prob at temperature 1, untruncated. The token is the inverse of the
     cumulative distribution at ``uniform``, summed in float64. Each row and step uses one number, and nothing
-    else affects the draw. The tokens ``barred``, int64 [n], are not drawn: their probability goes to the
-    others, as with truncation.
+    else affects the draw. The tokens ``barred``, int64 [n], are never drawn: their probability goes to the
+    other tokens, as with truncation.
     """
     pieces = zip(*(each.split(rows_at_once(logits, ELSEWHERE)) for each in (logits, uniform)), strict=True)
     drawn = [

@@ -36,8 +36,8 @@ def _unusable(folder: Path, problem: str) -> PlanError:
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the tokenizer's files byte by byte. Missing or unreadable files are ignored, because the model
-    itself is worth more."""
+    """Copy the tokenizer's files byte by byte. Missing or unreadable files are ignored, so that the model is
+    saved in any case."""
     for path in _files(source) if source.resolve() != target.resolve() else ():
         try:
             data = path.read_bytes()

@@ -221,12 +221,12 @@ class Trainer:
         objective.backward()
 
     def idle(self, want: tuple[Quantity, ...]) -> None:
-        """Join a micro-batch of other ranks, for sharded weights."""
+        """Take part in a micro-batch of other ranks, which sharded weights need."""
         self.backward(sum(x.sum() for x in self._compute(ONE_TOKEN, want).values()) * 0.0)
 
     def step(self) -> OptimizerStep:
-        """Sum the ranks' gradients, clip and step. A gradient that is not finite is dropped. Clears the
-        gradient."""
+        """Take an optimizer step: sum the ranks' gradients, clip, change the weights, clear the gradient. A
+        non-finite gradient is dropped."""
         self._check_optimizer()
         norm = self._clip(list(self.network.parameters().values()))
         lr, finite = self.schedule.rate(self.steps), norm < torch.inf
@@ -285,7 +285,7 @@ class Trainer:
 
     @property
     def first(self) -> bool:
-        """Whether this rank writes the files."""
+        """True if this rank writes the files."""
         return True
 
     def load(self, folder: Path) -> None:
@@ -322,7 +322,8 @@ class Trainer:
                     yield f"{moment}/{name}", self.network.whole(self.optimizer.state[parameter][moment])
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Load a state that ``state`` returned. Raises PlanError if it has other adapters or another base."""
+        """Load a state that ``state`` returned. Raises PlanError if its adapters or their base weights differ
+        from this model's."""
         self._check_optimizer()
         if self.network.adapted:
             self._check_adapters(state)
@@ -385,7 +386,7 @@ class Trainer:
         return list(parameter.shape)
 
     def sleep(self, *parts: str) -> None:
-        """Free the memory of these parts, or of all ``movable`` ones, into host memory; on a CPU into a file
+        """Move these parts, or all ``movable`` parts if none is named, to host memory; on a CPU to a file
         (``backends/local/offload.py``). Freed parts cannot be used, but all tensor objects stay valid. Raises
         OSError if there is no space."""
         for part in parts or self.can.movable:

@@ -1,9 +1,9 @@
 """The vllm backend: a Generator that samples with vLLM 0.32, on CPUs and GPUs. For training, use
 ``--ROLE.generator vllm`` with a trainer of another backend.
 
-It has the engine, its seeds and columns, its ranks and its installation. The plan of a weight transfer is in
-`rlflow.training.weight_sync`. ``python -m rlflow.backends.vllm.install`` installs vLLM for CPUs. Importing
-this package loads neither vLLM nor PyTorch.
+The package runs the engine on one or several ranks, seeds its draws, makes columns from its rows, and can
+install vLLM. Plans of weight transfers are in `rlflow.training.weight_sync`. ``python -m
+rlflow.backends.vllm.install`` installs vLLM for CPUs. Importing this package loads neither vLLM nor PyTorch.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ HOTTEST = 2.0  # vLLM refuses higher temperatures
 
 
 class Generator:
-    """Samples responses. The trainer sends its weights with ``receive``.
+    """Samples responses. ``receive`` takes new weights from the trainer.
 
     With ``tensor_parallel`` above 1, that many adjacent ranks share an engine and are called with the same
     rows. Other ranks of the pool have independent engines, which may sample at other times.
@@ -128,8 +128,8 @@ class Generator:
     ) -> Iterator[Batch]:
         """Yield the rows of ``generate`` in ``chunks`` chunks, each as soon as its last row has ended.
 
-        Up to ``max_num_seqs`` rows are sampled at once; later rows come after these. Within them, rows are
-        ordered by length; among equal lengths, stopped rows come first, then by row number."""
+        Up to ``max_num_seqs`` rows are sampled at once. The first ``max_num_seqs`` rows come first, ordered
+        by length; among equal lengths, stopped rows come first, then lower row numbers. Later rows follow."""
         axis, drawing = self._drawn(prompts, sampling, seeds)
         drawn: Sequence[Row] = ()
 
@@ -238,9 +238,10 @@ class Generator:
         return self.engine.writing(version)
 
     def pause(self, seconds: float = PAUSE_SECONDS) -> None:
-        """Stop sampling tokens until ``resume``. Another thread calls it while rows are sampled. Unfinished
-        rows are kept. If the pause lasts longer than ``seconds``, waiting calls raise TimeoutError. Raises
-        ValueError if several ranks share the engine: these take weights only between two calls."""
+        """Stop sampling tokens until ``resume``. Call this from another thread while rows are sampled.
+        Unfinished rows are kept. If the pause lasts longer than ``seconds``, waiting calls raise
+        TimeoutError. Raises ValueError if several ranks share the engine: these take weights only between two
+        calls."""
         self.engine.pause(seconds)
 
     def resume(self, recompute: bool = False) -> None:
@@ -266,8 +267,9 @@ class Generator:
             self.engine.llm.release_kv_cache_memory()
 
     def wake(self, *parts: str) -> None:
-        """Allocate the memory of these parts again, or of all. To receive weights before the cache takes
-        memory, wake the weights first. Dropped weights must be received before sampling."""
+        """Allocate the memory of these parts again; without arguments, of all parts. To receive weights
+        before the cache takes memory, wake the weights first. Dropped weights must be received before
+        sampling."""
         names = self.asleep & set(parts or TAGS)
         self._wake(names)
         self.asleep -= names

@@ -91,8 +91,8 @@ class EngineRank:
             Path(path).unlink(missing_ok=True)
 
     def alike(self, own: object) -> bool:
-        """Return whether all ranks of this engine have an equal value, compared by its repr. Waits for all of
-        them."""
+        """Return True if all ranks of this engine have an equal value, compared by its repr. Waits for all of
+        these ranks."""
         if self.size == 1:
             return True
         digest = hashlib.sha256(repr(own).encode()).hexdigest()

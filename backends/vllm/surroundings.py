@@ -50,7 +50,7 @@ def prepared(device: str, **variables: str) -> Iterator[None]:
 
 
 def imported(device: str) -> Any:
-    """Return the package. Raises PlanError if it is missing, broken, or another release."""
+    """Return the vLLM package. Raises PlanError if it is missing, broken, or a different release."""
     remedy = install_line("vllm", device)
     level = os.environ.get("VLLM_LOGGING_LEVEL", OPEN["VLLM_LOGGING_LEVEL"])
     # vLLM sets its own level only after it has printed a warning about Triton without CPUs

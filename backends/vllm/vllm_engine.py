@@ -185,9 +185,9 @@ class VllmEngine:
         eos: Sequence[int],
         stops: Stops,
     ) -> Iterator[Sequence[Row]]:
-        """Yield the responses, always the same objects, each time some have ended, and finally all.
-        ``samplings`` and ``seeds``: one per response. ``eos`` ends a response, and so does ``stops``, called
-        after each token."""
+        """Yield all responses (always the same objects) each time a few of them have ended, and once more at
+        the end. ``samplings`` and ``seeds``: one per response. ``eos`` ends a response, and so does
+        ``stops``, called after each token."""
         parameters = [
             self._parameters(sampling, seed, eos) for sampling, seed in zip(samplings, seeds, strict=True)
         ]
@@ -289,7 +289,7 @@ class VllmEngine:
                     return
 
     def pause(self, seconds: float) -> None:
-        """Make no step from now on. A running step is finished when this returns."""
+        """Make no further step until ``resume``. When this returns, a running step has finished."""
         if self.seat.size > 1:
             raise ValueError(
                 f"pause: found an engine of {self.seat.size} ranks, which make their steps together, "
@@ -321,9 +321,9 @@ class VllmEngine:
 
     @contextlib.contextmanager
     def writing(self, version: int) -> Iterator[None]:
-        """A time between two steps of the engine. Responses that are being sampled continue with the new
-        weights and keep their cache. An engine of several ranks waits until no call runs, since its ranks
-        step together."""
+        """Return a context between two steps of the engine, in which weights may be written. Responses that
+        are being sampled continue with the new weights and keep their cache. An engine with several ranks
+        waits until no call runs, because its ranks step together."""
         with self._calls if self.seat.size > 1 else contextlib.nullcontext(), self.alone():
             yield
             self.version = version
@@ -374,7 +374,7 @@ def refusal(spec: ModelSpec, error: Exception) -> PlanError:
 
 
 def live(module: nn.Module) -> bool:
-    """Return whether all layers compute with their weights as stored, so that weights can be written in
+    """Return True if all layers compute with their weights as stored, so that weights can be written in
     place."""
     methods = {
         type(method).__name__
