@@ -26,7 +26,7 @@ class Endings:
     eos: Tensor  # int64 [n]: tokens that end a row
     stop: tuple[str, ...]  # strings that end a row
     tokenizer: Any
-    min_tokens: int = 0  # a token before this number cannot end a row
+    min_tokens: int = 0  # a row's first ``min_tokens`` tokens cannot end it
     # True if a row's text has no special tokens; stop strings with special tokens still match the tokens
     bare: bool = False
     # int64 [rows]: each row ends after exactly this many tokens; None: by eos and stop
@@ -38,8 +38,7 @@ class Endings:
         return window(self.stop) - 1 if self.stop else 0
 
     def __call__(self, tokens: Tensor, new: int, before: int = 0) -> Tensor:
-        """Return int64 [rows]: the number (from 0) of the first of the ``new`` last tokens that ends the row;
-        ``new`` if none does.
+        """Return which of the last ``new`` tokens ends each row: int64 [rows], from 0; ``new`` if none does.
 
         tokens: int64 [rows, reach + new]. At the beginning of a response there may be fewer than ``reach``
         tokens before the new ones. before: how many tokens a response already has."""

@@ -95,7 +95,7 @@ def adapted(module: Any) -> dict[str, Any]:
 
 
 def is_adapter(name: str) -> bool:
-    """Return whether a parameter of this name belongs to an adapter."""
+    """Return True if a parameter with this name belongs to an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 

@@ -281,13 +281,13 @@ def load_network(spec: ModelSpec, settings: TrainerSettings | None = None) -> Ne
 
 
 def computes_low(spec: ModelSpec) -> bool:
-    """Return whether float32 weights are rounded to bfloat16 for computing."""
+    """Return True if the model keeps float32 weights and rounds them to bfloat16 to compute."""
     return spec.dtype == "bfloat16" and spec.trained
 
 
 def parts(spec: ModelSpec, settings: TrainerSettings | None, load: Load) -> tuple[Any, nn.Linear | None]:
-    """Return the model that ``load`` returns, with uninitialised adapters, and its head. See
-    ``load_network``."""
+    """Return the model that ``load`` returns, with uninitialised adapters added, and its head (None for
+    log-probs). See ``load_network``."""
     adapters = settings if settings is not None and settings.lora and spec.trained else None
     if adapters:
         lora.peft_package()  # raise before reading the weights if it is missing
@@ -545,8 +545,8 @@ def _candidates(config: Any) -> Iterator[Transform]:
 
 @torch.no_grad()
 def _check_causal(network: Network) -> None:
-    """Raise PlanError if another last token changes the hidden states before it. Later tokens in a batch
-    would then change a row."""
+    """Raise PlanError if changing the last token changes the hidden states before it. In such a model, tokens
+    after a row's end would change its numbers."""
     vocabulary = network.module.get_input_embeddings().weight.shape[0]
     ids, places = (
         torch.arange(4, device=network.device)[None] % vocabulary,

@@ -84,6 +84,6 @@ def alike(network: Network, one: Tensor, other: Tensor) -> bool:
 
 
 def _changed(before: list[Tensor], after: list[Tensor]) -> list[bool]:
-    """Return whether any bit has changed, by row. Unlike ``alike``, this also works in short dtypes, in which
-    rounding may be larger than the effect of one row on another."""
+    """Return one bool per row: True if any bit of its hidden states has changed. Unlike ``alike``, this also
+    works in short dtypes, in which rounding may be larger than the effect of one row on another."""
     return [not torch.equal(one, other) for one, other in zip(before, after, strict=True)]

@@ -59,7 +59,8 @@ def missing() -> list[Requirement]:
 
 
 def satisfied(wanted: Requirement) -> bool:
-    """Return whether an installed version fits. For PyTorch the build may differ, but not the version."""
+    """Return True if the installed version fits the requirement. For PyTorch the build may differ, but not
+    the version."""
     installed = version(wanted.name)
     if installed is None:
         return False

@@ -83,7 +83,8 @@ class Row:
     scored: list[float] = field(default_factory=list)
 
     def grow(self, tokens: Sequence[int], logprobs: Sequence[float], version: int, stops: Stops) -> bool:
-        """Add the tokens of a step, up to the one at which ``stops`` is true. Return whether there is one."""
+        """Add the tokens of a step, up to and including the first at which ``stops`` is True. Return True if
+        there is such a token."""
         for token, logprob in zip(tokens, logprobs, strict=True):
             self.tokens.append(token)
             self.logprobs.append(logprob)

@@ -275,7 +275,7 @@ def _too_large(schedule: MemorySchedule, moment: MemoryStep, excess: int) -> Pro
 
 
 def prove(schedule: MemorySchedule) -> int:
-    """Simulate the moves of two iterations, and return the most bytes in memory.
+    """Simulate the moves of two iterations, and return the maximum bytes in memory.
 
     Raises PlanError if a needed part is missing, or if memory exceeds the limit at any step, including moves.
     """

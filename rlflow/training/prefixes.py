@@ -48,7 +48,8 @@ def families(prompts: Data) -> list[Family]:
 
 
 def _cut(prompts: Sequence[np.ndarray], counts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield (begin, end, common tokens) of the runs of sorted, distinct prompts that save the most tokens.
+    """Divide sorted, distinct prompts into the runs that save the most tokens. Yield (begin, end, common
+    tokens) of each.
 
     counts: the number of rows of each prompt. In a run of n rows, the common tokens are computed once instead
     of n times. Dynamic programming: the best division of the first prompts extends the best division of fewer

@@ -60,8 +60,8 @@ def _added_to_best(scores: Tensor, k: int) -> Tensor:
     n = len(scores)
     k = min(k, n)
     ordered, order = scores.sort(stable=True)
-    # shares[m]: the share of choices whose best score has rank m, seen from a score that ranks above m. The
-    # other k - 2 scores of such a choice are among the m scores below.
+    # shares[m]: for a score that ranks above m, the share of its choices of k - 1 others whose best score has
+    # rank m. The other k - 2 scores of such a choice are among the m scores below rank m.
     shares = [comb(m, k - 2) / comb(n - 1, k - 1) for m in range(n)] if n > 1 else [0.0] * n
     lead = (ordered[:, None] - ordered[None, :]).tril(-1)
     gains = torch.zeros_like(scores)

@@ -50,7 +50,7 @@ def weight_problems(program: Program) -> Iterator[Problem]:
 
 def _divided(program: Program, reward: Node, nodes: list[Node]) -> bool:
     """Return True if only `compare` reads the reward's scores, and divides them by their deviation."""
-    # imported here because a flow with errors need not load torch
+    # imported here so that torch is not loaded for a flow with errors
     from rlflow.author.functional.groups import compare
 
     scores = {Column(reward.id, output.name) for output in reward.outputs}
@@ -162,7 +162,7 @@ def function_problems(traced: TraceResult) -> list[Problem]:
     """
     if traced.program is None or any(problem.severity == "error" for problem in traced.problems):
         return []
-    # imported here because a flow with errors need not load torch
+    # imported here so that torch is not loaded for a flow with errors
     from rlflow.compiler.check.losses import loss_problems
     from rlflow.compiler.check.stages import stage_problems
 

@@ -95,7 +95,7 @@ def _problem(node: Node, function: Stage | Loss, name: str, place: Place) -> Pro
 def unseeded(function: Callable[..., Any], visited: set[Any] | None = None) -> Iterator[tuple[str, Place]]:
     """Yield each draw of random numbers without a generator: the name of the drawing function and the place.
 
-    Looks in the function, and in the functions of its own file that it calls.
+    Searches the function, and the functions of the same file that it calls.
     """
     visited = visited if visited is not None else set()
     if not isinstance(function, types.FunctionType) or function in visited:

@@ -1,4 +1,4 @@
-"""Trace the evaluation that a flow defines itself, ``@flow(evaluate=body)``, as a graph of its own."""
+"""Trace the evaluation that a flow defines itself, ``@flow(evaluate=body)``, as a separate graph."""
 
 from __future__ import annotations
 

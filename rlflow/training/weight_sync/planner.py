@@ -42,8 +42,8 @@ def make_plan(
 ) -> TransferPlan:
     """Return the transfer plan from ``source`` to ``target``. The latest plans are cached.
 
-    node_of: the machine of each rank (None: all on one). bucket: the most bytes that a rank sends, or
-    receives, at once. Raises PlanError if no rank holds a needed tensor, if the shapes of a tensor differ, or
+    node_of: the machine of each rank (None: all on one). bucket: the maximum bytes that a rank sends or
+    receives at once. Raises PlanError if no rank holds a needed tensor, if the shapes of a tensor differ, or
     if the shards do not tile the tensor.
     """
     nodes = tuple(node_of) if node_of is not None else (0,) * source.ranks
@@ -319,7 +319,7 @@ def _small(moves: Moves, most: int) -> tuple[Moves, np.ndarray]:
 
 
 def _windows(moves: Moves, limit: int) -> Iterable[Moves]:
-    """Yield runs of pieces, each as long as the limit permits."""
+    """Yield runs of consecutive pieces, each with as many pieces as the limit permits."""
     sides = [(rank, _running(rank, moves.elements)) for rank in (moves.sender, moves.receiver)]
     start = 0
     while start < len(moves):
@@ -357,7 +357,7 @@ def _buckets(
 
 
 def _runs(items: Sequence[Item], templates: Sequence[Template], limit: int) -> Iterable[list[Item]]:
-    """Yield runs of consecutive items, each as long as fits into ``limit`` elements."""
+    """Yield runs of consecutive items, each with as many items as fit into ``limit`` elements."""
     run: list[Item] = []
     total: Numbers = np.zeros(1, np.int64)
     for item in items:
