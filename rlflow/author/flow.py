@@ -130,7 +130,7 @@ def flow(
     state: Callable[[Any], Mapping[str, float]] | None = None,
     evaluate: Callable[..., Any] | None = None,
 ) -> Any:
-    """Make a function of (prompts, roles…, hp) a flow.
+    """Decorate a function of (prompts, roles…, hp) so that it becomes a flow.
 
     data: columns of the data in addition to prompt and answer, name → kind.
 

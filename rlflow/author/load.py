@@ -80,7 +80,7 @@ def load_flow(text: str) -> Flow:
 
 
 def flows_of(module: ModuleType) -> dict[str, Flow]:
-    """Return the flows that the module defines by name; imported flows do not count."""
+    """Return name → flow for the flows that the module defines; imported flows do not count."""
     # a flow with two names counts once
     names = {value: name for name, value in reversed(vars(module).items()) if isinstance(value, Flow)}
     return {

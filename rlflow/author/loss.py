@@ -86,7 +86,7 @@ def loss(
     stale_ok: str = "",
     unrewarded: str = "",
 ) -> Any:
-    """Make ``f(new, columns…, *, settings) -> (value, metrics)`` a loss.
+    """Decorate ``f(new, columns…, *, settings) -> (value, metrics)`` so that it becomes a loss.
 
     new: the quantity that the model computes: "logprobs" [rows, T], "values" [rows, T], "scores" [rows], or
     ("logprobs", "entropy").

@@ -112,7 +112,7 @@ def stage(
     timeout: float = 300.0,
     pure: bool = True,
 ) -> Any:
-    """Make a function of columns a stage.
+    """Decorate a function of columns so that it becomes a stage.
 
     gives: the columns that the function returns, as names (standard columns have their standard kind) or as
     name → kind, such as ``row(torch.float32)``.

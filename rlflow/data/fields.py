@@ -28,7 +28,7 @@ TYPES: dict[str, tuple[type, ...]] = {"float": (float, int), "int": (int,), "boo
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One question and the values that belong to it."""
+    """One record of the data: its prompt, and the answer, responses and columns that belong to the prompt."""
 
     prompt: str | tuple[Message, ...]
     answer: str | None = None  # the right answer

@@ -48,8 +48,9 @@ def families(prompts: Data) -> list[Family]:
 
 
 def _cut(prompts: Sequence[np.ndarray], counts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Divide sorted, distinct prompts into the runs that save the most tokens. Yield (begin, end, common
-    tokens) of each.
+    """Divide sorted, distinct prompts into the runs that save the most tokens.
+
+    Yields (begin, end, common tokens) of each run.
 
     counts: the number of rows of each prompt. In a run of n rows, the common tokens are computed once instead
     of n times. Dynamic programming: the best division of the first prompts extends the best division of fewer

@@ -126,7 +126,7 @@ def empty_model(kind: Any, config: Any, dtype: Any) -> Any:
 
 def read_templates(folder: Path) -> dict[str, str]:
     """Return the chat templates by name, without loading the tokenizer. As in transformers, template files
-    override the config. A single template without a name gets the name "default"."""
+    override the config. A template without a name gets the name "default"."""
     files = {"default": folder / TEMPLATE} | {
         path.stem: path for path in sorted((folder / TEMPLATES).glob("*.jinja"))
     }

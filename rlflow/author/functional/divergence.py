@@ -31,7 +31,7 @@ def kl_penalty(
     ref_logprobs: Tensor,
     estimator: Literal["k2", "k3", "k3-weighted"],
 ) -> Tensor:
-    """Per-token KL to the reference, in nats, as a term of a loss; the old policy sampled the tokens.
+    """Per-token KL to the reference, in nats, as a term of a loss, for tokens that the old policy sampled.
 
     The estimators differ in the divergence that their gradient descends. k2 descends the KL while the policy
     equals the old policy. k3 (used by GRPO) descends the forward KL. k3-weighted, which is k3 times the ratio

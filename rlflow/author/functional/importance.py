@@ -88,8 +88,8 @@ def rejected_weights(
 ) -> Tensor:
     """Return ``weights``, replaced with 0 at responses whose KL is above ``limit`` nats; 1 outside the mask.
 
-    ``weights`` of None count as 1. The KL is from sampler to trainer; ``over`` takes the mean, sum or maximum
-    of the estimates of a response's tokens. over="token" drops single tokens by their own estimate.
+    ``weights`` of None count as 1. The KL is from sampler to trainer; for a response, it is the mean, sum or
+    maximum (``over``) of the estimates of its tokens. over="token" drops single tokens by their own estimate.
     ``masked_weights`` instead uses a band of ratios, and ratios of one response can cancel out. The estimates
     here are never negative, so they cannot cancel out.
 

@@ -18,7 +18,7 @@ def prune(plan: Plan) -> Plan:
     """Drop columns that nothing reads, and forwards of models whose results nothing reads.
 
     Samples, state and metrics count as readers. Stages are never dropped, because a stage may return metrics,
-    and this is unknown before it runs.
+    which is unknown before the stage runs.
     """
     graph = plan.graph
     results = {item.column for item in graph.results} if plan.keep_until_end else set()

@@ -137,8 +137,8 @@ def width(dtype: str) -> int:
 
 
 def check_tiles(name: str, spread: Spread) -> None:
-    """Check that the distinct boxes tile the tensor exactly. Raises PlanError with the tensor and the
-    ranks."""
+    """Raise PlanError, which names the tensor and the ranks, if the distinct boxes do not tile the tensor
+    exactly."""
     holders = spread.holders()
     for box, ranks in holders.items():
         if len(box) != len(spread.shape) or not contains(whole(spread.shape), box):

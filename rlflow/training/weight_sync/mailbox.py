@@ -17,8 +17,8 @@ from rlflow.training.weight_sync.transport import Parcels
 
 
 class Mailbox(Parcels):
-    """The sender's side. run: part of the file's name; the next ``open`` of the run removes files of dead
-    processes."""
+    """The memory of a sender. run: a part of the file's name; the next ``open`` of this run removes files of
+    dead processes."""
 
     def __init__(self, run: str, root: Path = ROOT) -> None:
         super().__init__()
