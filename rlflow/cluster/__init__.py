@@ -1,9 +1,8 @@
-"""Run graphs on pools of Ray workers; the only package that imports Ray.
+"""Run graphs on pools of Ray workers. No other package imports Ray.
 
 This package holds jobs for other code (`Job`), splitting of rows over ranks, calls and their messages,
-columns that stay on workers, weight transfers between pools, and health checks of workers. Each worker
-computes its calls with an engine of `rlflow.execution`. When a run recovers is decided in
-`rlflow.runs.recovery`.
+columns that stay on workers, weight transfers between pools, and health checks of workers. Each worker runs
+its calls with an engine of `rlflow.execution`. `rlflow.runs.recovery` decides when a run recovers.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-# Without this, a call after the run's Ray has ended would start another Ray, which listens on every
-# interface. Ray reads the variable when it is imported.
+# Without this, a call after the run's Ray has ended would start a new Ray that listens on every interface.
+# Ray reads the variable when it is imported.
 os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
 
 if TYPE_CHECKING:

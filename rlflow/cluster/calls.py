@@ -1,6 +1,6 @@
-"""Calls of workers: send an operation to ranks with its rows, and return kept columns as RemoteColumns.
+"""Calls to workers: send an operation and its rows to ranks, and return stored columns as RemoteColumns.
 
-Also here: counters of the bytes sent between processes, by kind.
+The module also counts the bytes sent between processes, by kind.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ KINDS = ("columns", "weights", "commits")
 
 
 class Traffic:
-    """Counts bytes sent between processes; several threads may add to it.
+    """Counts bytes sent between processes. Several threads may add to the counters.
 
-    Data that ranks of a pool exchange during a computation, such as gradients, is not counted.
+    Data that the ranks of a pool exchange during a computation, such as gradients, are not counted.
     """
 
     def __init__(self) -> None:
@@ -47,12 +47,12 @@ class Traffic:
         self._lock = threading.Lock()
 
     def add(self, kind: str, size: int) -> None:
-        """Count bytes of one of KINDS."""
+        """Add bytes to the counter of one of KINDS."""
         with self._lock:
             self._bytes[kind] += size
 
     def take(self) -> dict[str, int]:
-        """Return the bytes of every kind since the last call."""
+        """Return the bytes of each kind since the last call of this method."""
         with self._lock:
             counted, self._bytes = self._bytes, dict.fromkeys(KINDS, 0)
         return counted
@@ -60,13 +60,14 @@ class Traffic:
 
 NO_ARGUMENTS = pickled({})
 PUT_SECONDS = 300.0  # time limit for ranks to store rows that the driver sends
-MAX_SPANS = 1 << 16  # most spans of ranks kept until they are collected
+MAX_SPANS = 1 << 16  # maximum number of spans that are kept until they are collected
 
 
 class ShardLedger:
     """State shared by the calls of all iterations.
 
-    It holds shard keys, keys that are no longer needed, the times in which ranks ran, and the byte counters.
+    It has the next shard key, the keys of shards that are no longer needed, the time spans in which ranks
+    ran, and the byte counters.
     """
 
     def __init__(self, pools: Iterable[Pool[Worker]]) -> None:
@@ -76,42 +77,45 @@ class ShardLedger:
         }
         self._ran: deque[RankSpan] = deque(maxlen=MAX_SPANS)
         self.traffic = Traffic()
-        # receives lines that rewards of workers print
+        # called with lines that rewards on workers print
         self.on_output: Callable[[bytes], object] = lambda lines: None
 
     def key(self) -> int:
-        """Return a key that no shard of the run has had yet."""
+        """Return a key that no shard of the run has used yet."""
         return next(self._keys)
 
     def mark_unused(self, at: WorkerId, key: int) -> None:
-        """Note that a shard of this worker is no longer needed."""
+        """Record that a worker's shard is no longer needed. ``at``: the worker."""
         self._gone[at].append(key)
 
     def take_unused(self, at: WorkerId) -> list[int]:
-        """Return the keys that this worker must forget, each key once."""
+        """Return the keys of shards that this worker must forget, each key once."""
         waiting, keys = self._gone[at], list[int]()
-        with contextlib.suppress(IndexError):  # several threads take keys
+        with contextlib.suppress(IndexError):  # several threads may take keys
             for _ in range(len(waiting)):
                 keys.append(waiting.popleft())
         return keys
 
     def clear_unused(self) -> None:
-        """Drop all notes, because the workers forget all shards by themselves."""
+        """Drop the recorded keys of unneeded shards, because the workers forget all shards by themselves."""
         for keys in self._gone.values():
             keys.clear()
 
     def remember(self, spans: Iterable[RankSpan]) -> None:
-        """Store times in which ranks ran."""
+        """Store time spans in which ranks ran."""
         self._ran.extend(spans)
 
     def ran(self) -> list[RankSpan]:
-        """Return the stored times since the last call, each once."""
+        """Return the time spans stored since the last call, each once."""
         return [self._ran.popleft() for _ in range(len(self._ran))]
 
 
 @dataclass(frozen=True)
 class Calls:
-    """The calls of one iteration. ``call_options`` of a call gives its deadline and its node."""
+    """The calls of one iteration.
+
+    In each method, ``call_options`` gives the deadline and the node of the call.
+    """
 
     pools: Mapping[str, Pool[Worker]]
     ledger: ShardLedger
@@ -131,9 +135,9 @@ class Calls:
         call_options: CallOptions,
         group: str = "cpu",
     ) -> Answer:
-        """Run an operation on one rank with these rows of a batch; return its answer.
+        """Run an operation on one rank with some rows of a batch, and return the rank's answer.
 
-        ``group``: the threads of the worker that run it.
+        ``rows``: the row numbers. ``group``: the worker's thread group that runs the operation.
         """
         return self._on(
             pool, op, {rank: Routes(batch).to(rows, pool.at(rank))}, arguments, call_options, group
@@ -148,9 +152,9 @@ class Calls:
         call_options: CallOptions,
         group: str = "cpu",
     ) -> dict[int, Answer]:
-        """Run an operation on several ranks in parallel, each with a batch of its own.
+        """Run an operation on several ranks in parallel. Return the answers by rank.
 
-        Returns answers by rank.
+        ``batches``: rank → its batch.
         """
         requests = {
             rank: Routes(batch).to(torch.arange(len(batch)), pool.at(rank)) for rank, batch in batches.items()
@@ -168,11 +172,12 @@ class Calls:
         group: str,
         parallel: Parallel = PLAIN,
     ) -> dict[int, Answer]:
-        """Run an operation on ranks that have rows of ``split``, and on ranks that compute with them.
+        """Run an operation on the ranks that have rows in ``split``, and on ranks that compute together with
+        them.
 
-        If no rank has rows, rank 0 runs it. Returns the answers of ranks with rows. ``parallel``: parallelism
-        of the model that runs it. Rows that come from other ranks are kept there for later calls of the
-        iteration.
+        If no rank has rows, rank 0 runs the operation. Returns the answers of ranks with rows, by rank.
+        ``split``: the row numbers of each rank. ``parallel``: the parallelism of the model that runs the
+        operation. Rows that a rank gets from other ranks are stored there for later calls in the iteration.
         """
         routes, key = Routes(self.spread(batch, pool.name)), self.ledger.key
         requests = {
@@ -184,7 +189,7 @@ class Calls:
     def counted(
         self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor]
     ) -> dict[int, Answer]:
-        """Return the answers of ranks with rows. Shards of the other ranks are marked to be forgotten."""
+        """Return the answers of ranks with rows. Shards on other ranks are marked as unneeded."""
         ranks = used(split)
         for rank, answer in answers.items():
             if rank not in ranks:
@@ -202,7 +207,7 @@ class Calls:
     ) -> dict[int, Answer]:
         """Run an operation on some ranks.
 
-        An operation without a model is sent as a short call, over a socket.
+        An operation without a model is sent as a short call over a socket, if possible.
         """
         raw_arguments, coming = pickled(arguments), self._coming(pool, requests, call_options.seconds)
         frames = {
@@ -230,9 +235,9 @@ class Calls:
         group: str,
         short: bool,
     ) -> Future[list[Any]]:
-        """Send frames to ranks. Incoming rows that are too large for a frame are sent separately by Ray.
+        """Send frames to ranks. Ray sends incoming rows separately if they are too large for a frame.
 
-        ``short``: whether a short call may be used.
+        ``coming``: rank → its rows from other workers. ``short``: whether a short call may be used.
         """
         by_ray = {
             rank: [row_message for row_message in coming[rank] if inline(row_message) is None]
@@ -250,10 +255,10 @@ class Calls:
     def _coming(
         self, pool: Pool[Worker], requests: Mapping[int, RowRequest], seconds: float
     ) -> dict[int, list[Any]]:
-        """Return the rows that each rank gets from other workers, in the order of its request.
+        """Return the rows that each rank gets from other workers, in the order of the rank's request.
 
-        Rows are messages of workers on this machine, or Ray references. Ray moves those rows without passing
-        them through the driver.
+        Rows are messages from workers on this machine, or Ray references. Ray moves referenced rows without
+        passing them through the driver.
         """
         wanted: dict[WorkerId, list[Transfer]] = {}
         for rank, request in requests.items():
@@ -276,7 +281,7 @@ class Calls:
     def _sliced(
         self, name: str, wanted: Mapping[WorkerId, Sequence[Transfer]], seconds: float
     ) -> Iterable[tuple[WorkerId, Sequence[Any]]]:
-        """Get rows by a short call from workers of a pool that share memory with this process.
+        """Get rows with a short call from workers of a pool that share memory with this process.
 
         Returns nothing if a short call is not possible.
         """
@@ -295,11 +300,11 @@ class Calls:
         return [(pool.at(rank), answer.value) for rank, answer in zip(frames, answers, strict=False)]
 
     def _call(self, op: str, arguments: bytes) -> bytes:
-        """Return a call without rows. It may stay unsent, so it carries no keys for the worker to forget."""
+        """Return a packed call without rows. It has no keys to forget, because the call may stay unsent."""
         return Call(op, self.ledger.key(), NOTHING, self.iteration).packed(arguments)
 
     def _slice(self, part: Transfer, near: bool) -> Any:
-        """Return a reference of rows on another worker.
+        """Return a reference to rows on another worker.
 
         near: whether the receiver shares memory with this process.
         """
@@ -329,9 +334,9 @@ class Calls:
         group: str,
         chunks: bool = False,
     ) -> Any:
-        """Start an operation on one rank; return the reference of its answer.
+        """Start an operation on one rank, and return the reference of its answer.
 
-        With ``chunks``, return an iterator over references of its answers.
+        With ``chunks``, the operation answers several times, and an iterator over references is returned.
         """
         request = routes.to(rows, pool.at(rank))
         by_ray = [self._slice(part, pool.near(rank)) for part in request.transfers]
@@ -342,7 +347,10 @@ class Calls:
     def answers(
         self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], call_options: CallOptions
     ) -> dict[int, Answer]:
-        """Wait for the answers of ranks. ``refs``: references from ``ask``, by rank."""
+        """Wait for the answers of ranks, and return them by rank.
+
+        ``refs``: rank → reference from ``ask``.
+        """
         return self._answers(
             pool, op, refs, pool.future(op, list(refs.items()), call_options.seconds, list), call_options
         )
@@ -362,9 +370,9 @@ class Calls:
     def remember(
         self, pool: Pool[Worker], op: str, answers: Mapping[int, Answer], call_options: CallOptions
     ) -> None:
-        """Record when each rank ran, in this process's clock, and the bytes it got.
+        """Record when each rank ran, in this process's clock, and the bytes that it received.
 
-        Pass on output of its rewards.
+        Output of the ranks' rewards is passed on.
         """
         self.ledger.traffic.add("columns", sum(answer.received for answer in answers.values()))
         self._hear(answers.values())
@@ -383,7 +391,7 @@ class Calls:
         )
 
     def _hear(self, answers: Iterable[Answer]) -> None:
-        """Pass on the output of rewards. A worker sends it with its next answer."""
+        """Pass on the output of rewards. A worker sends this output with its next answer."""
         for answer in answers:
             if answer.printed:
                 self.ledger.on_output(answer.printed)
@@ -397,7 +405,10 @@ class Calls:
         coming: Sequence[Any] = (),
         key: int | None = None,
     ) -> bytes:
-        """Return a call as bytes. ``key``: key of the shard that it stores; None for a new key."""
+        """Return a call as bytes.
+
+        ``key``: the key under which the worker stores the result; None for a new key.
+        """
         key, forget = self.ledger.key() if key is None else key, self.ledger.take_unused(at)
         return Call(
             op, key, inputs, self.iteration, {}, forget, [inline(row_message) for row_message in coming]
@@ -421,7 +432,7 @@ class Calls:
         return Batch(batch.axis, batch.data | self._put(target, driver_batch, split).data)
 
     def _put(self, pool: Pool[Worker], batch: Batch, split: Sequence[Tensor]) -> Batch:
-        """Send rows of the driver to the ranks of a pool; return them as RemoteColumns."""
+        """Send rows of the driver to the ranks of a pool, and return them as RemoteColumns."""
         used = {rank: rows for rank, rows in enumerate(split) if len(rows)}
         shards = {
             rank: self._shard(pool.at(rank), self.ledger.key(), len(rows)) for rank, rows in used.items()
@@ -454,7 +465,7 @@ class Calls:
     def kept(
         self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor], axis: Axis
     ) -> Batch:
-        """Return the shards that ranks keep, as columns over ``axis``.
+        """Return the shards that ranks stored as columns over ``axis``.
 
         ``split``: the rows of the axis that each rank got.
         """

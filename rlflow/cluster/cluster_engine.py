@@ -47,14 +47,15 @@ from rlflow.training.learning import together
 from rlflow.training.loss_rows import WITH_GROUP, with_groups
 from rlflow.training.protocols import Sampling
 
-# time limit for workers to forget an iteration; a late worker forgets it after the next one
+# time limit for workers to forget an iteration; a worker that is late forgets it together with the next
+# iteration
 CLEARED_SECONDS = 5.0
-FETCHED = 64 << 10  # most bytes of a column that the driver fetches
+FETCHED = 64 << 10  # maximum bytes of a column that the driver fetches
 
 
 @dataclass
 class ClusterEngine(Engine):
-    """Runs the calls of a run on pools of workers. Each worker has a ``LocalEngine`` of its own."""
+    """Runs the calls of a run on pools of workers. Each worker has its own ``LocalEngine``."""
 
     models: Mapping[str, RemoteModel]  # by role
     pools: Mapping[str, Pool[Worker]] = field(default_factory=dict)
@@ -71,7 +72,7 @@ class ClusterEngine(Engine):
 
     @property
     def calls(self) -> Calls:
-        """The calls of this engine's iteration. An engine that samples ahead shares the ledger."""
+        """The calls of this engine's iteration. All engines of a run share one ledger."""
         return Calls(self.pools, self._ledger, self.iteration)
 
     # -- calls of the contract
@@ -82,7 +83,7 @@ class ClusterEngine(Engine):
     ) -> Batch:
         """Sample rows on the pool of the role's generator.
 
-        Calls run one at a time, because a generator has one set of weights.
+        Calls run one at a time, because a generator has only one set of weights.
         """
         with self._sampling:
             return self._sample(role, prompts, sampling, seed, call_options)
@@ -103,9 +104,9 @@ class ClusterEngine(Engine):
         )
 
     def _ready(self, role: str, prompts: Batch, call_options: CallOptions) -> tuple[Pool[Worker], Batch]:
-        """Give the generator its weights.
+        """Send the generator its weights.
 
-        Return its pool, and the prompt columns it reads, placed on that pool.
+        Returns the generator's pool, and the prompt columns that it reads, placed on that pool.
         """
         model, pool = self.models[role], self.pools[self.placement.generators[role]]
         if (frozen := self.weights.get(role)) is not None:
@@ -123,9 +124,9 @@ class ClusterEngine(Engine):
         into: Chunks,
         call_options: CallOptions = HERE,
     ) -> Iterator[Batch]:
-        """Sample rows in chunks. A chunk is yielded when all ranks have finished their part of it.
+        """Sample rows in chunks. A chunk is yielded when all ranks have finished their part of the chunk.
 
-        Last comes the full batch, stored on the ranks as ``sample`` stores it.
+        The last yielded batch has all rows, stored on the ranks as by ``sample``.
         """
         with self._sampling:
             pool, prompts = self._ready(role, prompts, call_options)
@@ -156,13 +157,13 @@ class ClusterEngine(Engine):
     def forward(
         self, role: str, want: tuple[str, ...], batch: Batch, call_options: CallOptions = HERE
     ) -> Batch:
-        """Run the role's trainer forward on the ranks of its pool."""
+        """Run the role's trainer forward on the ranks of its pool, and return the wanted columns."""
         pool, parallel = (
             self.pools[self.placement.trainers[role]],
             self.placement.parallelism(role, "trainer"),
         )
         split = self._split(batch, pool, parallel=parallel)
-        # with several ranks, each rank updates on other rows than it scores here
+        # if the pool has several ranks, a rank updates on different rows than it scores here
         ahead = call_options.ahead and len(pool) == 1
         answers = self.calls.run(
             pool,
@@ -177,7 +178,10 @@ class ClusterEngine(Engine):
         return whole(self.calls.kept(pool, answers, split, batch.axis), len(batch), want)
 
     def score(self, role: str, batch: Batch, call_options: CallOptions = HERE) -> Batch:
-        """Score rows with the role's generator on the ranks of its pool, for the weight check."""
+        """Return log-probs from the role's generator, on the ranks of its pool.
+
+        The weight check uses this.
+        """
         self.models[role].synchronise(call_options.seconds)
         pool, parallel = (
             self.pools[self.placement.generators[role]],
@@ -190,7 +194,10 @@ class ClusterEngine(Engine):
     def reward(
         self, role: str, batch: Batch, call_options: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
-        """Score rows by a reward: a model runs on its pool, a function on the pool with most of the rows."""
+        """Score rows with a role's rewards.
+
+        A model runs on its own pool, and a function runs on the pool with most of the rows.
+        """
         name = self.placement.trainers.get(role)
         pool = self.pools[name] if name else self._nearest(batch, call_options, self.judging.get(role))
         parallel = self.placement.parallelism(role, "trainer")
@@ -306,7 +313,7 @@ class ClusterEngine(Engine):
         return self.calls.kept(pool, answers, split, batch.axis)
 
     def cut(self, batch: Batch, call_options: CallOptions = HERE) -> tuple[Batch, Tensor]:
-        """Return the beginnings of rows to continue from, made by the ranks that have the rows."""
+        """Return the beginnings of rows to continue from. The ranks that have the rows make them."""
         pool = self._nearest(batch, call_options)
         split = self._split(batch, pool)
         answers = self.calls.run(pool, "cut", batch, split, {}, call_options, "cpu")
@@ -323,7 +330,8 @@ class ClusterEngine(Engine):
     def concat(self, parts: Sequence[Batch], call_options: CallOptions = HERE) -> Batch:
         """Join the rows of all parts.
 
-        Columns with the same name on workers stay there; others are copied to one rank.
+        Columns that have the same name on the workers in all parts stay there; other columns are copied to
+        one rank.
         """
         axis = Axis.join([part.axis for part in parts])
         pool = self._nearest(parts[0], call_options).name
@@ -340,7 +348,7 @@ class ClusterEngine(Engine):
         return Batch(axis, whole | group_of_joined(axis, parts))
 
     def _per_row(self, batch: Batch) -> Batch:
-        """Return the batch with values per group turned into values per row."""
+        """Return the batch, with each value per group repeated for every row of the group."""
         groups = [name for name, data in batch.data.items() if data.kind.level is Level.GROUP]
         if not groups:
             return batch
@@ -350,7 +358,7 @@ class ClusterEngine(Engine):
     # -- requests of the run
 
     def frozen(self, role: str) -> Any:
-        """Return a copy of the role's current weights, to sample with later."""
+        """Return a copy of the role's current weights, with which rows can be sampled later."""
         return self.models[role].frozen()
 
     def packed(self, batch: Batch) -> bytes:
@@ -358,7 +366,10 @@ class ClusterEngine(Engine):
         return self._gathered(batch).tobytes()
 
     def unpacked(self, payload: bytes, axis: Axis | None, pool: str | None) -> Batch:
-        """Load a batch that ``packed`` wrote onto a worker of a pool."""
+        """Load a batch that ``packed`` returned onto a worker of a pool.
+
+        ``axis``: the row axis of the batch; None uses the axis in the bytes.
+        """
         assert pool is not None
         raw, there = np.frombuffer(payload, np.uint8), self.pools[pool]
         axis = opened(raw).axis if axis is None else axis
@@ -369,7 +380,10 @@ class ClusterEngine(Engine):
         )
 
     def held(self, batch: Batch, pool: str | None) -> Batch:
-        """Copy the batch onto rank 0 of a pool, as ``unpacked`` places it."""
+        """Copy the batch onto rank 0 of a pool and return it.
+
+        It is stored until this engine's iteration has ended.
+        """
         assert pool is not None
         there, rows = self.pools[pool], torch.arange(len(batch))
         return self.calls.kept(
@@ -389,7 +403,10 @@ class ClusterEngine(Engine):
         return joined(batches)
 
     def fetch(self, batch: Batch) -> Batch:
-        """Return small columns in this process. Raises ValueError for a column of more than FETCHED bytes."""
+        """Return the batch with its values in this process.
+
+        Raises ValueError for a column above FETCHED bytes.
+        """
         large = [
             name
             for name, data in batch.data.items()
@@ -403,7 +420,7 @@ class ClusterEngine(Engine):
         return self.gather(batch)
 
     def gather(self, batch: Batch) -> Batch:
-        """Return columns of any size in this process."""
+        """Return the batch with its values in this process, regardless of its size."""
         there = Batch(
             batch.axis, {name: data for name, data in batch.data.items() if isinstance(data, RemoteColumn)}
         )
@@ -412,7 +429,7 @@ class ClusterEngine(Engine):
         return Batch(batch.axis, batch.data | opened(self._gathered(there)).data)
 
     def _gathered(self, batch: Batch) -> Payload:
-        """Return all rows as bytes. A worker of the pool that has most of them joins them."""
+        """Return all rows as bytes. A worker of the pool with most of the rows joins them."""
         payload: Payload = self.calls.on_one(
             self._nearest(batch, HERE), 0, "fetch", batch, torch.arange(len(batch)), {}, HERE, "io"
         ).value
@@ -420,16 +437,16 @@ class ClusterEngine(Engine):
         return payload
 
     def on_output(self, on_output: Callable[[bytes], object]) -> None:
-        """Set the receiver of output that rewards of workers print.
+        """Set the function that gets the output of rewards on workers.
 
-        It gets complete lines, from several threads.
+        It is called with complete lines, from several threads.
         """
         self._ledger.on_output = on_output
 
     def summarise(self, records: Mapping[str, Batch], judged: ScoredRecords = NO_REWARDS) -> IterationSummary:
-        """Summarise the recorded columns on one worker, so that the driver only gets the summary.
+        """Summarise the recorded columns on one worker, so that the driver gets only the summary.
 
-        Scalars, such as the flow's state, are not part of it.
+        Scalars, such as the flow's state, are not included.
         """
         whole_records = _on_common_axes(
             {
@@ -454,7 +471,9 @@ class ClusterEngine(Engine):
         return summary
 
     def moved(self) -> dict[str, Any]:
-        """Return metrics since the last call: weight transfers, and parts of models offloaded and loaded."""
+        """Return metrics of the time since the last call: weight transfers, and offloaded and loaded parts of
+        models.
+        """
         metrics = {
             f"{role}.sync/{name}": value
             for role, model in self.models.items()
@@ -467,16 +486,16 @@ class ClusterEngine(Engine):
         }
 
     def traffic(self) -> dict[str, int]:
-        """Return the bytes of columns, weights and commits sent between processes since the last call."""
+        """Return the bytes of columns, weights and in-memory checkpoints sent since the last call, by kind."""
         self._ledger.traffic.add("weights", sum(model.arrived() for model in self.models.values()))
         return self._ledger.traffic.take()
 
     def committed(self, size: int) -> None:
-        """Count the bytes of a copy of a trainer's state."""
+        """Count the bytes of a trainer state that was copied for an in-memory checkpoint."""
         self._ledger.traffic.add("commits", size)
 
     def _kept(self) -> dict[str, dict[str, float]]:
-        """Return the most that a rank offloaded and loaded, by pool, for pools with limited memory."""
+        """Return the maximum over ranks of moved parts and bytes, by pool, for pools with limited memory."""
         asked = {
             pool: self.pools[pool].call(Worker.moved, seconds=60.0, group="control") for pool in self.limited
         }
@@ -487,16 +506,19 @@ class ClusterEngine(Engine):
         }
 
     def ran(self) -> list[RankSpan]:
-        """Return the times in which ranks ran since the last call."""
+        """Return the time spans in which ranks ran since the last call."""
         return self._ledger.ran()
 
     def finished(self) -> None:
-        """Free the columns of the iteration, also after an error. Rows sampled for later ones are kept."""
+        """Free the columns of the iteration, also after an error.
+
+        Rows sampled for later iterations are kept.
+        """
         self._ledger.clear_unused()
         for pool in self.pools.values():
             pool.mailbox.clear(self.iteration)
         limit = Deadline(CLEARED_SECONDS)
-        # a dead worker has nothing to free, and the next call that needs it reports its death
+        # a dead worker has nothing to free, and the next call to it reports its death
         with contextlib.suppress(RemoteError):
             for pool in self.pools.values():
                 refs = [
@@ -511,7 +533,7 @@ class ClusterEngine(Engine):
     def _nearest(
         self, batch: Batch, call_options: CallOptions, among: Collection[str] | None = None
     ) -> Pool[Worker]:
-        """Return the pool planned for the call, else the pool that holds most bytes of the batch.
+        """Return the pool that is planned for the call, otherwise the pool that has most bytes of the batch.
 
         ``among``: the pools to choose from.
         """
@@ -526,7 +548,7 @@ class ClusterEngine(Engine):
         ]
 
     def _home(self, batch: Batch, pool: Pool[Worker]) -> list[Tensor] | None:
-        """Return the split of the largest column that is on the pool; None without one."""
+        """Return the row split of the largest column that is on the pool; None if no column is on it."""
         for data in sorted(batch.data.values(), key=lambda data: -data.nbytes):
             if (
                 isinstance(data, RemoteColumn)
@@ -551,7 +573,7 @@ class ClusterEngine(Engine):
         return first_ranks(split, parallel)
 
     def _dispatched(self, stage: Stage, batch: Batch, pool: Pool[Worker], parallel: Parallel) -> list[Tensor]:
-        """Return the rows that each rank gets by the stage's dispatch mode."""
+        """Return the rows that each rank gets under the stage's dispatch mode."""
         everything = torch.arange(len(batch))
         if stage.dispatch == ALL:
             return [everything] * len(pool)
@@ -562,15 +584,15 @@ class ClusterEngine(Engine):
 
 
 def _repeated(split: Sequence[Tensor], samples: int) -> list[Tensor]:
-    """Return the sampled rows that each rank's prompts become."""
+    """Return the rows on each rank after sampling, given the split of the prompts."""
     return [(rows[:, None] * samples + torch.arange(samples)).reshape(-1) for rows in split]
 
 
 def _on_common_axes(records: Mapping[str, Batch]) -> list[Batch]:
     """Group recorded columns by their rows.
 
-    Prompt texts are moved to the rows of the completions, because samples show them together. Data sources
-    are moved to the rows of the scores, because scores are averaged by source.
+    Prompt texts are copied to the rows of the completions, because samples show both together. Data sources
+    are copied to the rows of the scores, because scores are averaged by source.
     """
     shown_with = {"prompt": "completion", "answer": "completion", "episode": "completion", SOURCE: "scores"}
     batches: dict[int, Batch] = {}

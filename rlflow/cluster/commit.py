@@ -1,9 +1,9 @@
 """Commits: in-memory checkpoints from which a run recovers after the death of a worker.
 
-A commit holds copies of the state of all roles that the run may change, and of rows sampled ahead. It is kept
-outside the workers. State copies are answers of calls that the driver owns but never opens; on Ray they are
-in the object store. Workers get them back as arguments of calls. Rows are small, so the driver keeps them
-packed.
+A commit has copies of the state of all roles that the run may change, and of rows that were sampled ahead.
+The copies are stored outside the workers. A copy of a trainer's state is the answer to a call; the driver
+owns the answer but never opens it, and on Ray it is in the object store. Workers get it back as the argument
+of a call. Rows are small, so the driver keeps them in packed form.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ FOUND_SECONDS = 30.0  # how long a failed call waits for the health monitor to r
 class Copy:
     """A copy of a trainer's state."""
 
-    ref: Any  # reference of the copy
-    size: Future[int]  # its bytes, once it is complete
+    ref: Any  # reference to the copy
+    size: Future[int]  # number of bytes, once the copy is complete
 
     @staticmethod
     def of(trainer: RemoteTrainer) -> Copy:
@@ -52,7 +52,7 @@ class Commit:
     queue: tuple[Mapping[str, Any], Mapping[str, bytes]] | None
 
     def settled(self, seconds: float) -> bool:
-        """Wait up to ``seconds`` for the copies; return whether all are complete."""
+        """Wait up to ``seconds`` for the copies. Return whether all copies are complete."""
         wait([copy.size for copy in self.states.values()], seconds)
         return self.complete
 
@@ -71,26 +71,26 @@ class Commit:
 
 
 class ProcessWorkers(Protocol):
-    """All workers of a run, with what recovery needs of them."""
+    """All workers of a run, with the methods that recovery needs."""
 
     def found(self, seconds: float) -> Death | None:
-        """Wait up to ``seconds`` for the health monitor to find a dead worker; None if it finds none."""
+        """Wait up to ``seconds`` until the health monitor finds a dead worker; None if it finds none."""
 
     def lost(self) -> str | None:
-        """Return the name of a dead process that starting workers needs; None if all are alive."""
+        """Describe the dead process without which no worker can be started; None if all are alive."""
 
     def unwatch(self) -> None:
-        """Stop looking for dead workers. Calls that still wait for a dead worker raise Dead."""
+        """Stop checking for dead workers. Calls that still wait for an answer raise Dead."""
 
     def restart(self, lost: str) -> list[str]:
-        """Start a pool again; return the names of the pools that were started."""
+        """Start a pool again. Return the names of all pools that were started again."""
 
 
 @dataclass
 class Workers:
     """Recovers the workers of a run.
 
-    Makes commits, finds dead workers, starts their pools again, and restores all pools to a commit.
+    It makes commits, finds dead workers, starts their pools again, and restores all pools to a commit.
     """
 
     run_workers: ProcessWorkers
@@ -99,7 +99,9 @@ class Workers:
     ahead: Ahead | None = None  # the queue of rows sampled ahead
 
     def commit(self, iteration: int) -> Commit:
-        """Start a commit before an iteration. Later calls of the workers' models run after the copies.
+        """Start a commit before an iteration, and return it.
+
+        Later calls to the workers' models wait until the copies are made.
 
         Waits for rows that are being sampled, and raises the error if sampling fails.
         """
@@ -115,9 +117,9 @@ class Workers:
             self.engine.committed(size.result())
 
     def death(self, error: BaseException) -> Death | None:
-        """Return the worker's death that caused an error.
+        """Return the death of a worker that caused an error.
 
-        None if no worker died, or if some processes of its pool could not be ended.
+        Returns None if no worker died, or if some processes of its pool could not be ended.
         """
         causes = list(chain(error))
         if not any(isinstance(cause, RemoteError) for cause in causes):
@@ -132,15 +134,15 @@ class Workers:
         return self.run_workers.lost()
 
     def restart(self, death: Death) -> list[str]:
-        """Start the pool of a dead worker again; return the names of the pools that were started."""
+        """Start the pool of a dead worker again. Return the names of all pools that were started again."""
         if self.ahead is not None:
             self.ahead.drop()
         return self.run_workers.restart(death.pool)
 
     def copied(self, commit: Commit) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Yield (role, state of its trainer) of a complete commit, without using any worker.
+        """Yield (role, state of its trainer) from a complete commit, without using any worker.
 
-        Raises RemoteError for a copy that is lost.
+        Raises RemoteError if a copy is lost.
         """
         for role, copy in commit.states.items():
             trainer = self.engine.models[role].trainer
@@ -151,7 +153,7 @@ class Workers:
                 raise RemoteError(f"the copy of the state of '{role}' cannot be read: {error}") from error
 
     def restore(self, commit: Commit) -> None:
-        """Restore all pools to a commit. The stream of prompts returns to its position at that time."""
+        """Restore all pools to a commit. The stream of prompts returns to its position at the commit."""
         for role, copy in commit.states.items():
             trainer = self.engine.models[role].trainer
             assert trainer is not None
@@ -160,7 +162,7 @@ class Workers:
             self.engine.models[role].restored(version)
         if self.ahead is not None and commit.queue is not None:
             self.ahead.restore(*commit.queue)
-        self.engine.ran()  # drops times of iterations that will run again
+        self.engine.ran()  # drops time spans of iterations that will run again
         self.engine.traffic()
 
 

@@ -1,4 +1,4 @@
-"""The torch process group of a pool's ranks, and their rendezvous."""
+"""The torch process group of a pool's ranks, and the rendezvous at which they find each other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ _listening: list[socket.socket] = []  # socket of the first rank, until the grou
 
 
 def listen(interface: Interface) -> str:
-    """Listen for the other ranks of a pool on several machines; return the rendezvous address HOST:PORT.
+    """Listen for the other ranks of a pool, and return the rendezvous address HOST:PORT.
+
+    Only the first rank of a pool on several machines calls this.
 
     The kernel chooses the port. No secret protects it: any process that reaches the interface and finds the
     port can connect.
@@ -38,10 +40,10 @@ def listen(interface: Interface) -> str:
 
 
 def join(rendezvous: str, rank: int, ranks: int, device: str, interface: Interface = LOOPBACK) -> None:
-    """Create torch's default group, whose ranks communicate over ``interface``.
+    """Create torch's default process group, whose ranks communicate over ``interface``.
 
-    ``rendezvous``: a file if all ranks are on one machine, so that no rank listens; else the address of the
-    first rank.
+    ``rendezvous``: the path of a file if all ranks are on one machine, so that no rank needs to listen;
+    otherwise the address of the first rank.
     """
     timeout, stores = timedelta(seconds=SECONDS), cast(Any, dist)
     for name in INTERFACE_VARIABLES:
@@ -50,7 +52,7 @@ def join(rendezvous: str, rank: int, ranks: int, device: str, interface: Interfa
     if rendezvous.startswith("/"):
         folder = Path(rendezvous).parent
         for watchdog_process in beside.watched:
-            # on a machine without the driver, no other process removes the folder
+            # on a machine without the driver, no other process would remove the folder
             watchdog_process.remove_in_the_end(folder)
         with contextlib.suppress(FileExistsError):
             private.create(folder.parent)
@@ -58,7 +60,8 @@ def join(rendezvous: str, rank: int, ranks: int, device: str, interface: Interfa
         store: Any = stores.FileStore(rendezvous, ranks)
     else:
         host, _, port = rendezvous.rpartition(":")
-        listener = _listening.pop().detach() if rank == 0 else None  # torch would listen on all interfaces
+        # torch itself would listen on all interfaces
+        listener = _listening.pop().detach() if rank == 0 else None
         store = stores.TCPStore(host, int(port), ranks, rank == 0, timeout=timeout, master_listen_fd=listener)
     store.set_timeout(timeout)
     backend = backend_of(exchange_texts(store, rank, ranks, gpu())) if device == "cuda" else "gloo"
@@ -66,10 +69,10 @@ def join(rendezvous: str, rank: int, ranks: int, device: str, interface: Interfa
 
 
 def group_of_threads(store: Any, rank: int, ranks: int) -> Any:
-    """Create a gloo group of ranks that are threads of this process and share ``store``, a torch HashStore.
+    """Create a gloo group of ranks that are threads of this process.
 
-    It adds numbers in the same order as gloo between processes. It is not torch's default group, because a
-    process can have only one default group.
+    ``store``: a torch HashStore that the ranks share. The group adds numbers in the same order as gloo
+    between processes. It is not torch's default group, because a process can have only one default group.
     """
     gloo: Any = cast(Any, dist).ProcessGroupGloo
     options = gloo._Options()
@@ -86,15 +89,15 @@ def gpu() -> str:
 
 
 def exchange_texts(store: Any, rank: int, ranks: int, text: str) -> list[str]:
-    """Exchange texts between ranks: return the texts of all ranks, in rank order."""
+    """Exchange texts between ranks. Return the texts of all ranks, in rank order."""
     store.set(f"rlflow/{rank}", text)
     return [store.get(f"rlflow/{other}").decode() for other in range(ranks)]
 
 
 def backend_of(devices: Sequence[str]) -> str:
-    """Return the backend of a group, from the GPU of each rank.
+    """Return the name of the torch backend of a group.
 
-    NCCL for GPU tensors and gloo for CPU tensors. If ranks share a GPU, gloo for both, because NCCL needs one
-    GPU per rank.
+    ``devices``: the GPU of each rank. The backend is NCCL for GPU tensors and gloo for CPU tensors. If ranks
+    share a GPU, it is gloo for both, because NCCL needs one GPU per rank.
     """
     return "cpu:gloo,cuda:nccl" if len(set(devices)) == len(devices) else "gloo"

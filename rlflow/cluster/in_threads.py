@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rlflow.cluster.health.monitor import Death
 
 CLOSED_SECONDS = 5.0  # time limit for workers to end the processes of their rewards
-ENDING_SECONDS = 0.5  # time limit for calls to end; a longer call may be waiting for a failed rank
+ENDING_SECONDS = 0.5  # time limit for calls to end; a longer call may wait for a failed rank
 
 
 @dataclass
@@ -40,7 +40,7 @@ class ThreadWorkers:
     def start(self) -> None:
         """Create all workers in parallel, and wait until their models are loaded.
 
-        Raises PlanError, with the rank's error, if a rank fails to load.
+        Raises PlanError, with the rank's error, if a rank fails to load its models.
         """
         self._threads = torch.get_num_threads()
         for name, ranks in self.setups.items():
@@ -73,14 +73,14 @@ class ThreadWorkers:
         torch.set_num_threads(self._threads)
 
     def unwatch(self) -> None:
-        """Do nothing: ranks in threads are not watched."""
+        """Do nothing, because ranks in threads are not watched."""
 
     def found(self, seconds: float) -> Death | None:
-        """Return None: a rank cannot die alone."""
+        """Return None, because a rank in a thread cannot die alone."""
         return None
 
     def lost(self) -> str | None:
-        """Return None: a failure ends the complete process."""
+        """Return None, because a failure would end this process too."""
         return None
 
     def restart(self, lost: str) -> list[str]:

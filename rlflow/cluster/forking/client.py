@@ -1,8 +1,8 @@
 """The program that Ray starts in place of a worker. The fork server starts the worker for it.
 
 ``PYTHON -I -S client.py INTRODUCTION SCRIPT ARGUMENT…``: the introduction is a file with the server's
-address, its key, and the modules that the script will import. This program waits for the worker and ends with
-its status. If no server answers, this process becomes the worker itself, as Ray would have started it.
+address, the server's key, and the modules that the script will import. This program waits for the worker and
+exits with its status. If no server answers, this process runs the script itself, as Ray would have done.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import socket
 import sys
 from pathlib import Path
 
-# it is started without the packages of the environment, because finding them takes longer than everything
-# else
+# this program is started without the packages of the environment, because finding them takes longer than
+# everything else
 if __name__ == "__main__":
     sys.path.append(str(Path(__file__).parents[3]))
 
@@ -35,7 +35,7 @@ def main(introduction: str, command: list[str]) -> None:
 
 
 def asked(introduction: str, command: list[str]) -> socket.socket:
-    """Ask the server for a process, and wait until it runs; return the connection to the server.
+    """Ask the server for a process, and return the connection once the process runs.
 
     Raises OSError, ValueError, LookupError, TypeError or EOFError if that fails.
     """
@@ -53,9 +53,9 @@ def asked(introduction: str, command: list[str]) -> socket.socket:
 
 
 def status_of(connection: socket.socket) -> int:
-    """Return how the process ended, as an ``os.waitpid`` status.
+    """Wait for the process to end, and return its ``os.waitpid`` status.
 
-    If the server ended first, the process was killed with it.
+    If the server ended first, the process was killed with it, and the status is that of a kill.
     """
     try:
         return requests.reply(connection)
@@ -64,7 +64,7 @@ def status_of(connection: socket.socket) -> int:
 
 
 def end_as(status: int) -> None:
-    """End this process with the exit code or the signal of another."""
+    """End this process with the exit code or signal in another process's ``os.waitpid`` status."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         os.kill(os.getpid(), -code)

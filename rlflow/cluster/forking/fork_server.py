@@ -1,9 +1,9 @@
 """The fork server: a process that imports modules once, and forks itself for each requested process.
 
-``python -m rlflow.cluster.forking.fork_server LISTENER PARENT``: the descriptor of a listening socket, and
-the pid of the process with which the server ends. Its key comes on stdin. It has a single thread, because
-forking is unsafe with more. A fork is killed when the client that requested it ends, and when the server
-ends.
+``python -m rlflow.cluster.forking.fork_server LISTENER PARENT``: LISTENER is the descriptor of a listening
+socket, and PARENT is the pid of a process; when that process ends, the server ends too. The server reads its
+key from stdin. It has a single thread, because forking a process with several threads is unsafe. A fork is
+killed when the client that requested it ends, or when the server ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlflow.cluster.forking import request as requests
 from rlflow.cluster.forking.request import Request
 from rlflow.processes.watchdog import process_tag
 
-# a variable in the server's first environment; a fork writes its process tag over it
+# a variable in the server's initial environment; a fork overwrites it with its process tag
 ROOM, SLOT = "RLFLOW_FORKS", "/" * 512
 ANSWER_SECONDS = 30.0  # time limit to receive the rest of a request
 CREDENTIALS = struct.Struct("3i")  # pid, user and group of a peer
@@ -56,7 +56,7 @@ class ForkServer:
     forks: list[Fork] = field(default_factory=list)
 
     def run(self) -> Request:
-        """Serve requests; return only in a fork."""
+        """Serve requests. Returns only in a fork, with the fork's request."""
         while True:
             ready = self._ready()
             if ready == self.parent:
@@ -69,21 +69,26 @@ class ForkServer:
                 return request
 
     def _ready(self) -> int:
-        """Return one readable descriptor.
+        """Wait, and return one readable descriptor.
 
-        It returns only one, because handling it can close others and reuse their numbers.
+        It returns only one, because handling a descriptor can close others, and their numbers can then be
+        reused.
         """
         with selectors.PollSelector() as selector:
             for file in (self.parent, self.listener.fileno()):
                 selector.register(file, selectors.EVENT_READ)
             for fork in self.forks:
                 selector.register(fork.pidfd, selectors.EVENT_READ)
-                # a client sends nothing more, so a readable connection means that it has ended
+                # a client sends nothing after its request, so a readable connection means that the client has
+                # ended
                 selector.register(fork.connection.fileno(), selectors.EVENT_READ)
             return int(selector.select()[0][0].fd)
 
     def _accept(self) -> Request | None:
-        """Accept a connection and serve its request. In the process forked for it, returns the request."""
+        """Accept a connection and serve its request.
+
+        Returns the request only in a fork; None in the server.
+        """
         connection, _ = self.listener.accept()
         files: list[int] = []
         try:
@@ -106,9 +111,9 @@ class ForkServer:
         return None
 
     def _forked(self, request: Request, connection: socket.socket, files: list[int]) -> bool:
-        """Fork a process; return whether this is the new process.
+        """Fork a process. Returns True in the new process, and False in the server.
 
-        Raises ValueError if it cannot be a fork, and OSError.
+        Raises ValueError if the requested process cannot be a fork of this server, and OSError.
         """
         mark = request.environment.get(process_tag.MARK, "").encode()
         if len(mark) > len(SLOT) or len(files) != requests.FILES or not os.path.isfile(request.command[0]):
@@ -124,7 +129,7 @@ class ForkServer:
             try:
                 self._inherit(server, connection, files)
             except BaseException:
-                os._exit(1)  # never fall through into a second server loop
+                os._exit(1)  # a failed fork must not continue as a second server
             return True
         connection.settimeout(None)
         self.forks.append(Fork(pid, os.pidfd_open(pid), connection))
@@ -133,9 +138,10 @@ class ForkServer:
         return False
 
     def _inherit(self, server: int, connection: socket.socket, files: list[int]) -> None:
-        """Set up a fork: it ends with the server, and has the client's files but none of the server's.
+        """Set up a fork.
 
-        It leads a process group, because Ray ends the group of a dead worker.
+        The fork ends with the server. It has the client's files, but no files of the server. It leads a
+        process group, because Ray kills the process group of a dead worker.
         """
         process_tag.die_with(server)
         os.setpgid(0, 0)
@@ -159,20 +165,20 @@ class ForkServer:
 
 
 def peer_user(connection: socket.socket) -> int:
-    """Return the user of the process at the other end."""
+    """Return the user id of the process at the other end of a connection."""
     return int(
         CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))[1]
     )
 
 
 def import_all(modules: list[str]) -> None:
-    """Import modules. Modules that fail are skipped; a fork that needs one reports its error."""
+    """Import modules. A module that fails is skipped; a fork that needs the module reports the error."""
     for name in modules:
         if name not in sys.modules:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
                 gc.collect()
-                gc.freeze()  # else a garbage collection in a fork would write to all shared pages
+                gc.freeze()  # otherwise garbage collection in a fork would write to all shared pages
 
 
 def become(request: Request) -> None:
@@ -187,9 +193,9 @@ def become(request: Request) -> None:
 
 
 def mark(value: str) -> None:
-    """Write the process tag of a run into the environment that the kernel shows for this process.
+    """Write a run's process tag into the environment that the kernel shows for this process.
 
-    Without this, the kernel keeps showing the server's environment.
+    Otherwise the kernel would continue to show the server's environment.
     """
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()

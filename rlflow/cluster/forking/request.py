@@ -13,12 +13,12 @@ from typing import Any
 
 LENGTH, REPLY = struct.Struct("!I"), struct.Struct("!i")
 FILES = 3  # stdin, stdout and stderr of the client
-LONGEST = 1 << 24  # most bytes of a request
+LONGEST = 1 << 24  # maximum bytes of a request
 
 
 @dataclass(frozen=True)
 class Request:
-    """Import modules, and then start a process if there is a command."""
+    """A request: import modules, and then start a process if there is a command."""
 
     key: str  # secret of the server
     modules: list[str] = field(default_factory=list)
@@ -39,7 +39,7 @@ def send(connection: socket.socket, request: Request, files: list[int]) -> None:
 def receive(connection: socket.socket) -> tuple[Request, list[int]]:
     """Return the next request and its descriptors.
 
-    Raises ValueError for anything else, EOFError if the connection is closed, and OSError.
+    Raises ValueError if the message is not a request, EOFError if the connection is closed, and OSError.
     """
     message, files, _, _ = socket.recv_fds(connection, LENGTH.size, FILES)
     length = LENGTH.unpack(message + _exactly(connection, LENGTH.size - len(message)))[0]
@@ -53,9 +53,10 @@ def receive(connection: socket.socket) -> tuple[Request, list[int]]:
 
 
 def reply(connection: socket.socket) -> int:
-    """Return the next number from the server: the pid of the process, then its ``os.waitpid`` status.
+    """Return the next number from the server.
 
-    Raises EOFError if the connection is closed, and OSError.
+    The first number is the pid of the process, the second its ``os.waitpid`` status. Raises EOFError if the
+    connection is closed, and OSError.
     """
     return int(REPLY.unpack(_exactly(connection, REPLY.size))[0])
 

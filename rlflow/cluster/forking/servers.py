@@ -29,7 +29,7 @@ SERVER = "rlflow.cluster.forking.fork_server"
 BACKLOG = 256  # clients that may wait while the server imports
 # variables that no import reads
 APART = {process_tag.MARK, "PYTHONBREAKPOINT", "PWD", "OLDPWD", "SHLVL", "_", "PYTEST_CURRENT_TEST"}
-KEPT = 2  # most servers at a time: alternating runs with different numbers of threads need one each
+KEPT = 2  # maximum servers at a time; each number of threads per worker needs its own
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Server:
 
     @classmethod
     def start(cls, environment: Mapping[str, str]) -> Server:
-        """Start a server. Raises OSError if that is not possible."""
+        """Start a server and return it. Raises OSError if that is not possible."""
         address, key = f"\0rlflow-forks-{secrets.token_hex(16)}", secrets.token_hex(32)
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
@@ -76,10 +76,10 @@ _servers: list[Server] = []  # servers of this process; the latest used is last
 
 
 def executable(folder: Path, modules: Iterable[str], threads: int) -> str | None:
-    """Return the command that Ray should start in place of Python, or None if there can be no server.
+    """Return the command that Ray should start instead of Python; None if no server can be used.
 
-    ``modules``: modules that the workers import. ``threads``: their number of threads. The server's key is
-    written into the private ``folder``. Servers need Linux.
+    ``modules``: modules that the workers import. ``threads``: the number of threads of each worker. The
+    server's key is written into the private ``folder``. Servers need Linux.
     """
     if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
         return None
@@ -96,9 +96,10 @@ def executable(folder: Path, modules: Iterable[str], threads: int) -> str | None
 
 
 def _serving(variables: Mapping[str, str]) -> Server:
-    """Return the server with this environment, or start one. Raises OSError.
+    """Return the server with this environment, and start it if it does not run. Raises OSError.
 
-    A fork cannot change settings that a library read from the environment when it was imported.
+    Each environment needs its own server, because a fork cannot change settings that a library read from the
+    environment at import.
     """
     environment = {
         name: value for name, value in variables.items() if name not in APART and not name.startswith("RAY_")
@@ -125,4 +126,4 @@ def end() -> None:
 
 atexit.register(end)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_servers.clear)  # they belong to the parent
+    os.register_at_fork(after_in_child=_servers.clear)  # the servers belong to the parent

@@ -1,7 +1,7 @@
 """The controlling processes of a Ray that a run has started or joined.
 
-They are checked here because Ray reports their death late: it tries to reach them for a minute, and then ends
-the connected processes.
+rlflow checks them itself, because Ray reports their death late: Ray tries to reach them for a minute, and
+then ends all processes that are connected to it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ GCS = "gcs_server"  # knows where each worker is
 
 @dataclass(frozen=True)
 class Controllers:
-    """The controlling processes of a Ray: the processes of a local Ray, or the GCS of a joined Ray."""
+    """The controlling processes of a Ray.
+
+    For a local Ray these are its processes; for a joined Ray only its GCS is checked.
+    """
 
     # name → (pid, start); empty for a joined Ray
     processes: Mapping[str, process_tag.Known] = field(default_factory=dict)
@@ -35,9 +38,9 @@ class Controllers:
         return cls({name: process for process, name in names.items() if name in (RAYLET, GCS)})
 
     def lost(self, *names: str) -> str | None:
-        """Describe the controller that has died; None if all are alive.
+        """Describe the controlling process that has died; None if all are alive.
 
-        ``names``: controllers to check; without names all, including the GCS of a joined Ray.
+        ``names``: the processes to check; without names, all are checked, including the GCS of a joined Ray.
         """
         for name, (pid, start) in self.processes.items():
             if name in (names or self.processes) and not process_tag.lives(pid, start):

@@ -13,7 +13,7 @@ from rlflow.processes.process import Process
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """A worker's process, for the health monitor."""
+    """Information about a worker's process, for the health monitor."""
 
     process: Process
     node: str  # Ray's id of its node
@@ -21,7 +21,7 @@ class ProcessInfo:
 
 
 class Marks:
-    """The current activity of each thread of this process. Of nested activities, the innermost counts."""
+    """The current activity of each thread of this process. If activities are nested, the innermost counts."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,7 +29,10 @@ class Marks:
 
     @contextlib.contextmanager
     def during(self, activity: object) -> Iterator[None]:
-        """Set this thread's activity while the context is open. ``str(activity)`` describes it."""
+        """Return a context during which this thread has the given activity.
+
+        ``str(activity)`` describes the activity.
+        """
         stack = self._open.setdefault(threading.get_ident(), [])
         with self._lock:
             stack.append((activity, time.monotonic()))
@@ -40,7 +43,10 @@ class Marks:
                 stack.pop()
 
     def now(self) -> tuple[tuple[str, float], ...]:
-        """Return (activity, seconds) of each thread that has an activity."""
+        """Return (activity, seconds) of each thread that has an activity.
+
+        The seconds count from the start of the outermost activity.
+        """
         moment = time.monotonic()
         with self._lock:
             return tuple((str(stack[-1][0]), moment - stack[0][1]) for stack in self._open.values() if stack)

@@ -1,8 +1,8 @@
 """The health monitor: detects dead, stopped and hanging workers of a run, reports why, and kills their pool.
 
-A worker answers heartbeats in a thread that does nothing else. So it answers while other threads compute or
+A worker answers heartbeats in a thread that does nothing else, so it answers while other threads compute or
 run Python code. It does not answer if the process is dead or stopped, or if C code holds the interpreter's
-lock. A stage that takes too long is ended by its own deadline instead.
+lock. The monitor does not detect a slow stage; a stage has its own deadline.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlflow.errors import Dead
 PRESENT_SECONDS = 60.0  # time limit for a worker to describe its process
 CAUSE_SECONDS = 5.0  # how long a failed call waits until every worker was checked
 NODE_SECONDS = 15.0  # time limit for another node to examine or kill a process there
-SHOWN = 2  # most late ranks whose stacks are shown
+SHOWN = 2  # maximum number of late ranks whose stacks are shown
 _task: Any = ray.remote
 
 
@@ -51,18 +51,18 @@ class WatchedWorker:
         return f"{self.at} ({about})"
 
     def last_activity(self) -> str:
-        """Describe what the worker did at its last heartbeat."""
+        """Describe the worker's activities at its last heartbeat."""
         ran = ", ".join(f"{what} for {seconds:.0f} s" for what, seconds in self.doing)
         return f"at its last heartbeat it ran {ran or 'nothing'}"
 
 
 @dataclass(frozen=True)
 class Death:
-    """The death of a worker, as the postmortem found it."""
+    """The death of a worker, as far as the postmortem could find out."""
 
     worker: WatchedWorker
-    how: str  # how it died or why it was killed, in words
-    pool_ended: bool  # whether all processes of its pool have ended
+    how: str  # how the worker died or why it was killed, in words
+    pool_ended: bool  # whether all processes of the worker's pool have ended
 
     @property
     def pool(self) -> str:
@@ -75,9 +75,9 @@ class Death:
 
 @dataclass(frozen=True)
 class Newcomers:
-    """Watcher of workers that load their models, during which they may not answer for long.
+    """Watches workers while they load their models, because they may not answer for a long time then.
 
-    It kills no worker. It reports where a late worker is, and whether Ray is lost.
+    It kills no worker. It describes what a late worker is doing, and detects whether Ray is lost.
     """
 
     pool: Pool[Any]
@@ -85,15 +85,15 @@ class Newcomers:
 
     @property
     def verdict(self) -> str | None:
-        """Description of the lost controlling process of Ray; None if all are alive."""
+        """Description of Ray's controlling process that has died; None if all are alive."""
         return self.controllers.lost()
 
     def cause(self) -> None:
-        """Return None, because no death is known."""
+        """Return None. No worker death is known while models are loaded."""
         return None
 
     def late(self, at: Iterable[WorkerId]) -> str:
-        """Describe where these workers are in their start."""
+        """Describe what these workers are doing while they start."""
         return "".join(map(self._described, list(at)[:SHOWN]))
 
     def _described(self, at: WorkerId) -> str:
@@ -107,8 +107,8 @@ class Newcomers:
 class HealthMonitor:
     """A thread that requests heartbeats from every worker.
 
-    After the first death it kills the pool, sets ``death`` and ``verdict``, and ends. If Ray's raylet is
-    lost, it sets only ``verdict``, because no worker can be started again.
+    After the first death, it kills the worker's pool, sets ``death`` and ``verdict``, and ends. If Ray's
+    raylet is lost, it sets only ``verdict``, because no worker can be started again.
     """
 
     limit: float  # seconds without a heartbeat after which a worker is killed; 0: never
@@ -124,7 +124,7 @@ class HealthMonitor:
         self._thread: threading.Thread | None = None
 
     def start(self, pools: Mapping[str, Pool[Any]], roles: Mapping[str, str]) -> None:
-        """Get the process of every worker, and start to check them. Raises Dead.
+        """Get information about the process of every worker, and start to check the workers. Raises Dead.
 
         ``roles``: pool → its roles, for messages.
         """
@@ -143,7 +143,7 @@ class HealthMonitor:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread. Calls that still wait raise Dead."""
+        """End the thread. Calls that still wait for an answer raise Dead."""
         self.verdict = self.verdict or "the run has ended"
         self._over = True
         self._hurry.set()
@@ -153,14 +153,14 @@ class HealthMonitor:
     # -- requests of calls that wait for an answer
 
     def found(self, seconds: float) -> Death | None:
-        """Wait up to ``seconds`` for a dead worker; None if none is found."""
+        """Wait up to ``seconds`` until a dead worker is found; None if none is found."""
         limit = time.monotonic() + seconds
         while self.cause() is None and time.monotonic() < limit:
             pass
         return self.death
 
     def cause(self) -> str | None:
-        """Check every worker now; return the verdict, or None if all are alive."""
+        """Check every worker now. Return why the workers ended; None if all are alive."""
         with self._changed:
             after = self._round + 1  # the next round, which starts after this call
             self._hurry.set()
@@ -168,7 +168,7 @@ class HealthMonitor:
         return self.verdict
 
     def late(self, at: Iterable[WorkerId]) -> str:
-        """Describe what these workers do, with their stacks."""
+        """Describe the activities of these late workers, with their stacks."""
         late_workers = [worker for worker in self.watched if worker.at in set(at)][:SHOWN]
         return "".join(
             f"; {worker.at}: {worker.last_activity()}{_under(_there(worker.presence, look))}"
@@ -195,9 +195,9 @@ class HealthMonitor:
             self._count(time.monotonic() - start)
 
     def _beat(self) -> WatchedWorker | None:
-        """Request heartbeats from workers that answered the last one.
+        """Request heartbeats from all workers that answered the last request.
 
-        Returns a worker that is dead or silent too long.
+        Returns a worker that is dead or that has been silent for too long; otherwise None.
         """
         self._round += 1
         for worker in self.watched:
@@ -217,9 +217,9 @@ class HealthMonitor:
         return next((worker for worker in self.watched if self.limit and worker.silent > self.limit), None)
 
     def _count(self, elapsed: float) -> None:
-        """Add to the silence of workers.
+        """Add the elapsed time to the silence of workers that have not answered.
 
-        More than two ticks at once are a delay of this process, and are not counted.
+        At most two ticks are added, because a longer time means that this process itself was delayed.
         """
         for worker in self.watched:
             if worker.ref is not None:
@@ -229,7 +229,7 @@ class HealthMonitor:
         process_state, ended = None, False
         try:
             process_state = _there(worker.presence, look)
-            # the other ranks may wait for it in a collective
+            # the other ranks may be waiting for the dead rank in a collective
             pool = [peer for peer in self.watched if peer.at.pool == worker.at.pool]
             ended = sum(end(peer.presence) or not _has_node(peer.presence.node) for peer in pool) == len(pool)
         finally:
@@ -279,9 +279,9 @@ def _has_node(node: str) -> bool:
 
 
 def end(presence: ProcessInfo, asked: bool = False) -> bool:
-    """Kill a worker's process on any machine; return whether it has ended.
+    """Kill a worker's process on any machine. Return whether it has ended.
 
-    ``asked``: whether Ray was already asked to end it.
+    ``asked``: whether Ray has already been told to end it.
     """
     return bool(_there(presence, wait_or_kill if asked else kill))
 

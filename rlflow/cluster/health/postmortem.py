@@ -1,6 +1,6 @@
-"""Examine and kill a worker's process from its own machine, without its help.
+"""Examine and kill a worker's process from the same machine, without the help of the process.
 
-Finds its state and the stacks of its threads.
+The examination finds the state of the process and the stacks of its threads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HOST = os.sep.join(host.__file__.split(os.sep)[-2:])  # end of the path of the h
 
 @dataclass(frozen=True)
 class ProcessState:
-    """The state of a process. ``str`` gives it in words."""
+    """The state of a process. ``str()`` describes it in words."""
 
     state: str  # the kernel's letter, T for stopped; empty for a process that has ended
     stacks: str = ""  # stacks of the threads that run calls
@@ -40,25 +40,23 @@ class ProcessState:
 def look(presence: ProcessInfo) -> ProcessState:
     """Return the state and stacks of a process.
 
-    A stopped process is continued to write its stacks; it will be killed anyway.
+    A stopped process is continued so that it can write its stacks; it will be killed anyway.
     """
     state = _state(presence)
     return ProcessState(state, _stacks(presence, state) if state else "")
 
 
 def kill(presence: ProcessInfo) -> bool:
-    """Kill the process; return whether it has ended."""
+    """Kill the process. Return whether it has ended."""
     _signal(presence, signal.SIGCONT)
     _signal(presence, signal.SIGKILL)
     return _until(lambda: presence.process.alive() is False, GONE_SECONDS)
 
 
 def wait_or_kill(presence: ProcessInfo) -> bool:
-    """Wait for the end of a process that Ray was asked to end, and kill it if it stays.
+    """Wait until a process that Ray was told to end has ended; kill it if it does not end.
 
-    Returns whether it ended.
-
-    Killing it at once would make Ray print a message about a dead worker.
+    Returns whether it ended. If it were killed at once, Ray would print a message about a dead worker.
     """
     return _until(lambda: presence.process.alive() is False, LEAVING_SECONDS) or kill(presence)
 

@@ -1,6 +1,6 @@
-"""Wait for several calls: ``gather`` returns all results.
+"""Wait for several calls.
 
-``wait`` returns the calls that end before a deadline.
+``gather`` returns all results, and ``wait`` returns the calls that end before a deadline.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ def gather(*futures: Future[Any], seconds: float = ...) -> tuple[Any, ...]: ...
 def gather(*futures: Future[Any], seconds: float = SECONDS) -> tuple[Any, ...]:
     """Return the results of all calls, in the order of the futures.
 
-    ``seconds``: deadline of all calls together, from now on; it replaces their own deadlines. Raises like
-    ``Future.result`` for the first call that fails, and names all ranks that are late.
+    ``seconds``: the deadline for all calls together, counted from now; it replaces their own deadlines. If a
+    call fails, its error is raised as by ``Future.result``. If the deadline passes, the error names all late
+    ranks.
     """
     if not futures:
         return ()
@@ -48,10 +49,10 @@ def gather(*futures: Future[Any], seconds: float = SECONDS) -> tuple[Any, ...]:
 def wait(
     futures: Sequence[Future[Any]], *, seconds: float = SECONDS, count: int | None = None
 ) -> tuple[list[Future[Any]], list[Future[Any]]]:
-    """Return the futures that have all their answers or errors, and the others.
+    """Return two lists: the futures that have ended, with all answers or an error, and the other futures.
 
-    Returns when ``count`` futures are complete (None: all), or after ``seconds``. Never raises; call
-    ``result`` of a future to get its error.
+    The function returns when ``count`` futures have ended (None: all), or after ``seconds``. It raises no
+    errors of calls; call ``result`` of a future to get its error.
     """
     enough, limit = len(futures) if count is None else count, time.monotonic() + seconds
     while True:
@@ -65,6 +66,6 @@ def wait(
 
 
 def _missing(futures: Sequence[Future[Any]]) -> set[Any]:
-    """Return the references without an answer."""
+    """Return the references that have no answer yet."""
     refs = list(dict.fromkeys(itertools.chain.from_iterable(future.refs for future in futures)))
     return set(refs).difference(futures[0].transport.ready(refs, 0.0)) if refs else set()

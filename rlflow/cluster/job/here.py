@@ -11,7 +11,7 @@ from rlflow.errors import FlowError, Problem
 
 @dataclass(frozen=True)
 class Here:
-    """The place of a rank. Ranks, local ranks and nodes are numbered from 0."""
+    """The place of a rank in its job. Ranks, local ranks and nodes are numbered from 0."""
 
     job: str
     role: str
@@ -30,7 +30,10 @@ _here: list[Here] = []
 
 
 def here() -> Here:
-    """Return the place of the rank whose process calls this. Raises FlowError in any other process."""
+    """Return the place of the rank in whose process this is called.
+
+    Raises FlowError in a process that is not a rank.
+    """
     if not _here:
         raise FlowError(
             Problem(
@@ -46,7 +49,10 @@ def here() -> Here:
 
 
 def settle(place: Here, distributed: bool) -> None:
-    """Set the place of this process. A rank with a torch group also gets torchrun's environment variables."""
+    """Set the place of this process.
+
+    If ``distributed``, torchrun's environment variables are set too.
+    """
     _here[:] = [place]
     if distributed:
         os.environ.update(

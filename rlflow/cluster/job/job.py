@@ -1,6 +1,6 @@
 """Job: roles that are classes of the user, the resources of their ranks, and their lifetime.
 
-All processes start when the ``with`` block starts, and end with it.
+All processes start when the ``with`` block starts, and end when it ends.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class JobRole:
 
 @dataclass(eq=False)
 class Job:
-    """Groups of workers with classes of the user as roles.
+    """Groups of workers whose roles are classes of the user.
 
     ``with job:`` starts the workers. They end when the block ends, even after an error.
     """
@@ -49,8 +49,8 @@ class Job:
     seconds: float = 600.0  # time limit to make the objects of all ranks
     heartbeat: float = 15.0  # seconds without a heartbeat after which a rank is killed; 0: never
     threads: int = 0  # threads of each rank; 0: this machine's processors divided by the ranks
-    interface: str | None = None  # like a run's flag of this name
-    insecure: bool = False  # like a run's flag of this name
+    interface: str | None = None  # as the flag of `rlflow run` with this name
+    insecure: bool = False  # as the flag of `rlflow run` with this name
 
     def __post_init__(self) -> None:
         self._roles: dict[str, JobRole] = {}
@@ -75,15 +75,13 @@ class Job:
         env: Mapping[str, str] | None = None,
         arguments: Mapping[str, Any] | None = None,
     ) -> Group[W]:
-        """Declare a role: ``ranks`` objects of a class, each in a process of its own.
+        """Declare a role: ``ranks`` objects of a class, each in its own process. Return the group to call.
 
-        Returns the group to call.
-
-        The objects are made with ``arguments``. ``per_node``: ranks on each node, the last node has the rest;
-        0: anywhere. ``cpus``, ``gpus``: of each rank, a whole number or a part of one. ``distributed``: the
-        ranks join torch's process group before the objects are made. ``env``: variables that override the
-        job's variables. Raises FlowError for invalid arguments, and PlanError for parts that Ray cannot
-        count.
+        ``arguments``: keyword arguments of the class. ``per_node``: number of ranks on each node (the last
+        node has the rest); 0 allows any placement. ``cpus``, ``gpus``: CPUs and GPUs of each rank, a whole
+        number or a fraction below 1. ``distributed``: whether the ranks join a torch process group before the
+        objects are made. ``env``: environment variables that override the job's. Raises FlowError for invalid
+        arguments, and PlanError for fractions that Ray cannot represent.
         """
         self._check_new(name, kind, ranks, per_node, arguments or {})
         _check_env(env or {})
@@ -137,10 +135,11 @@ class Job:
             ) from None
 
     def collocate(self, *groups: Group[Any]) -> None:
-        """Make roles share bundles: rank k of each is on one node, and on one GPU if the roles use GPUs.
+        """Place roles together: rank k of each role is on the same node, and on the same GPU if they use
+        GPUs.
 
-        Parts given in ``gpus`` are kept, and the other roles share the rest equally; all shares are exact.
-        Raises PlanError if the roles do not fit together.
+        Roles with a number in ``gpus`` get that part of the GPU, and the other roles share the rest equally.
+        All shares are exact. Raises PlanError if the roles do not fit together.
         """
         names = tuple(group.role for group in groups)
         strange = [group.role for group in groups if group.job is not self]
@@ -157,7 +156,10 @@ class Job:
         self._together.append(names)
 
     def layouts(self) -> list[Layout]:
-        """Return the bundles of all roles, in the order in which the first role of each was declared."""
+        """Return the layouts of all roles; collocated roles have one layout together.
+
+        A layout's position is that of its first declared role.
+        """
         of_role = {name: names for names in self._together for name in names}
         sets = dict.fromkeys(of_role.get(name, (name,)) for name in self._roles)
         return [laid([self._roles[name].needs for name in names]) for names in sets]
@@ -197,8 +199,8 @@ class Job:
     def __enter__(self) -> Job:
         """Start the workers, and wait until their objects are made.
 
-        Raises PlanError if there is no room or an object cannot be made; all started processes have ended
-        then.
+        Raises PlanError if there is no room or an object cannot be made. In that case, all started processes
+        have ended.
         """
         if self._started is not None or not self._roles:
             raise _misuse(

@@ -48,9 +48,9 @@ class Workers(Protocol):
 class Group(Generic[W]):
     """The ranks of a role with the class ``kind``.
 
-    Calls of one rank run one after another, in the order of the calls. Calls of different ranks and roles run
-    in parallel. Every call returns a future at once. Misuse raises a FlowError at its own line, before
-    anything is sent. ``seconds`` of a call: its deadline instead of the group's.
+    Calls to one rank run one after another, in the order in which they were made. Calls to different ranks
+    and roles run in parallel. Every call returns a future immediately. Misuse raises a FlowError at the line
+    of the call, before anything is sent. ``seconds`` in a call replaces the group's deadline.
     """
 
     job: Workers
@@ -62,10 +62,10 @@ class Group(Generic[W]):
     by_group: bool = False  # whether rows of one group stay on one rank
 
     def options(self, *, seconds: float | None = None, by_group: bool | None = None) -> Group[W]:
-        """Return the group with other options.
+        """Return a copy of the group with other options; None keeps an option.
 
-        ``seconds``: deadline of its calls. ``by_group``: whether ``call_batch`` keeps rows of one group on
-        one rank.
+        ``seconds``: the deadline of its calls. ``by_group``: whether ``call_batch`` keeps the rows of a group
+        on one rank.
         """
         return replace(
             self,
@@ -93,7 +93,7 @@ class Group(Generic[W]):
     def call(self, method: Any, /, *args: Any, **keywords: Any) -> Any:  # type: ignore[misc]  # mypy takes *args for the keyword
         """Call a method on every rank with the same arguments.
 
-        The result has one value per rank, in rank order.
+        Returns a future of a list with one value per rank, in rank order.
         """
         name, seconds, pool = self._checked(method, args, keywords)
         return pool.future(
@@ -112,16 +112,16 @@ class Group(Generic[W]):
     def call_rank0(self, method: Callable[[W, *Ts], R], /, *args: *Ts, seconds: float) -> Future[R]: ...
 
     def call_rank0(self, method: Any, /, *args: Any, **keywords: Any) -> Any:  # type: ignore[misc]  # mypy takes *args for the keyword
-        """Call a method on rank 0 only. The result is its value."""
+        """Call a method on rank 0 only. Returns a future of its value."""
         name, seconds, pool = self._checked(method, args, keywords)
         return pool.future(name, [(0, self._sent(pool, 0, name, args, keywords))], seconds, _only)
 
     def call_each(
         self, method: Callable[[W, A], R], items: Sequence[A], *, seconds: float | None = None
     ) -> Future[list[R]]:
-        """Call a method on every rank, each with an item of its own.
+        """Call a method on every rank, each with its own item from ``items``.
 
-        The result has one value per rank, in rank order.
+        Returns a future of a list with one value per rank, in rank order.
         """
         name, seconds, pool = self._checked(
             method, (None,), {"seconds": self.seconds if seconds is None else seconds}
@@ -157,10 +157,11 @@ class Group(Generic[W]):
     ) -> Future[Batch]: ...
 
     def call_batch(self, method: Any, batch: Any, /, *args: Any, **keywords: Any) -> Any:  # type: ignore[misc]
-        """Call a method that maps a batch to a batch. Each row is on exactly one rank.
+        """Call a method that maps a batch to a batch. Each row is sent to exactly one rank.
 
-        The result has the rows in their original order. Other arguments are the same on all ranks. If the
-        role has a torch group, all ranks take part; otherwise ranks without rows are not called.
+        Returns a future of a batch with the rows in their original order. Other arguments are the same on all
+        ranks. If the role has a torch group, all ranks are called; otherwise ranks without rows are not
+        called.
         """
         name, seconds, pool = self._checked(method, (batch, *args), keywords)
         if not hasattr(batch, "axis"):
@@ -188,12 +189,10 @@ class Group(Generic[W]):
     def _checked(
         self, method: object, args: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[str, float, Pool[Any]]:
-        """Check a call; return the name of its method, its deadline, and the ranks.
+        """Check a call. Return the name of its method, its deadline, and the ranks.
 
-        Takes ``seconds`` out of ``keywords``.
-
-        Raises FlowError if the role does not have the method, if the arguments do not fit, or if the job is
-        not running.
+        ``seconds`` is removed from ``keywords``. Raises FlowError if the role does not have the method, if
+        the arguments do not fit, or if the job is not running.
         """
         seconds = keywords.pop("seconds", self.seconds)
         name = method_name(self.kind, self.role, method)
@@ -220,7 +219,7 @@ class Group(Generic[W]):
 
 
 def method_name(kind: type, role: str, method: object) -> str:
-    """Return the name of a method of a role's class. Raises FlowError for anything else."""
+    """Return the name of a method of a role's class. Raises FlowError if ``method`` is something else."""
     name = getattr(method, "__name__", "")
     own = sorted(
         each for each in dir(kind) if not each.startswith("_") and inspect.isfunction(getattr(kind, each))

@@ -1,6 +1,6 @@
 """Start and end the workers of a job, on the same pools as runs.
 
-Also here: a member of a job, which is one rank with an object of the user's class.
+The module also has JobMember: one rank with an object of the user's class.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Seat:
     version: str  # version of the driver's rlflow
     kind: bytes  # the pickled class
     arguments: Mapping[str, Any]  # arguments of the class, by name
-    place: Here  # its ``meeting`` is only a name if the ranks are on several machines
+    place: Here  # its ``meeting`` is only a name if ranks are on several machines
     distributed: bool  # whether the rank joins the role's torch group before the object is made
     device: str  # device of that group: cuda or cpu
     threads: int  # number of torch threads
@@ -57,9 +57,9 @@ class Seat:
 
 
 class JobMember:
-    """Makes the user's object and calls its methods.
+    """Makes the user's object on a rank and calls its methods.
 
-    Calls of one rank run one at a time, in the order of the calls.
+    The calls of a rank run one at a time, in the order in which they were made.
     """
 
     def __init__(self, seat: Seat, address: str = "") -> None:
@@ -83,7 +83,7 @@ class JobMember:
         self.instance = cloudpickle.loads(seat.kind)(**seat.arguments)
 
     def invoke(self, method: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
-        """Call a method of the object."""
+        """Call a method of the object, and return its result."""
         with MARKS.during(method):
             return getattr(self.instance, method)(*args, **keywords)
 
@@ -95,7 +95,7 @@ class JobMember:
         args: tuple[Any, ...],
         keywords: Mapping[str, Any],
     ) -> RowMessage:
-        """Call a method that maps a batch to a batch, with some rows.
+        """Call a method that maps a batch to a batch, with some rows of the caller's batch.
 
         ``shared``: whether the caller can read this process's shared memory. Raises TypeError if the method
         does not return a batch.
@@ -110,10 +110,11 @@ class JobMember:
         return self.mailbox.message(answer, shared=shared)
 
     def close(self) -> None:
-        """Do nothing: processes that the object has started end with this process."""
+        """Do nothing, because processes that the object has started end with this process."""
 
 
-# Modules that the fork server of the ranks imports. Not Ray: it must read a rank's own environment at import.
+# Modules that the fork server of the ranks imports. Ray is not among them, because Ray must read a rank's own
+# environment at import.
 IMPORTED = {"rlflow.execution.engine"}
 
 
@@ -155,13 +156,13 @@ class Started:
     def watch(self) -> None:
         """Wait until all objects are made, then start to check the ranks.
 
-        Raises PlanError if an object cannot be made, and Dead.
+        Raises PlanError if an object cannot be made, and Dead if a rank has died.
         """
         wait_until_made(self.pools, self.options.seconds, self.controllers)
         self.monitor.start(self.pools, {})
 
     def end(self) -> None:
-        """End all ranks. Calls that still wait raise Dead."""
+        """End all ranks. Calls that still wait for an answer raise Dead."""
         self.monitor.verdict = self.monitor.verdict or f"job '{self.options.name}' has ended"
         self.monitor.close()
         if not self.controllers.lost():
@@ -171,9 +172,10 @@ class Started:
 def start(
     options: JobOptions, roles: Mapping[str, RoleStart], layouts: Sequence[Layout], over: ExitStack
 ) -> Started:
-    """Start or join a Ray, place the roles, and start their processes, which then make their objects.
+    """Start or join a Ray, place the roles, and start their processes.
 
-    ``over`` receives callbacks that end everything that was started. Raises PlanError if there is no room.
+    The processes then make their objects. ``over`` receives callbacks that end everything that was started.
+    Raises PlanError if there is no room.
     """
     if options.address is None:
         check_room(layouts, [this_machine(layouts)])
@@ -211,9 +213,9 @@ def _processors(layouts: Sequence[Layout]) -> int:
 
 
 def this_machine(layouts: Sequence[Layout]) -> dict[str, float]:
-    """Return the resources of a Ray started here: its GPUs, and as many CPUs as the job needs.
+    """Return the resources of a Ray that is started on this machine: its GPUs, and enough CPUs for the job.
 
-    CPUs may exceed the processors of the machine, because processes can share them.
+    There may be more CPUs than processors, because processes can share processors.
     """
     return {"CPU": max(_processors(layouts), os.cpu_count() or 1), "GPU": torch.cuda.device_count()}
 
@@ -225,7 +227,7 @@ def this_machine(layouts: Sequence[Layout]) -> dict[str, float]:
 def _place(groups: dict[str, PlacementGroup], layouts: Sequence[Layout]) -> None:
     """Reserve the bundles of each layout, and store them in ``groups`` by role.
 
-    Raises PlanError if there is no room; ``groups`` then has the bundles reserved so far.
+    Raises PlanError if there is no room; ``groups`` then has the bundles that were already reserved.
     """
     for layout in layouts:
         labels = _nodes_for(layout)
@@ -239,10 +241,10 @@ def _place(groups: dict[str, PlacementGroup], layouts: Sequence[Layout]) -> None
 
 
 def _nodes_for(layout: Layout) -> list[str]:
-    """Return the node of each bundle if ``per_node`` sets how many are together, else an empty list.
+    """Return the node of each bundle if ``per_node`` is set, otherwise an empty list.
 
-    Each block of bundles gets a node of its own. Ray finds the nodes for bundles as large as a block. Ranks
-    still get separate bundles, so that ranks that share a GPU are on the same one.
+    Each block of bundles gets its own node. To find the nodes, Ray places bundles as large as a block. Each
+    rank still gets its own bundle, so that ranks that share a GPU are on the same one.
     """
     blocks = layout.blocks()
     if not blocks:
@@ -313,9 +315,9 @@ def _seat(seats: Sequence[Seat], rank: int) -> tuple[Seat]:
 
 
 def seated(first: Here, nodes: Sequence[str]) -> list[Here]:
-    """Return the place of each rank. ``first``: the common part of all places.
+    """Return the place of each rank.
 
-    ``nodes``: the node of each rank.
+    ``first``: the part that is common to all places. ``nodes``: the node of each rank.
     """
     order = list(dict.fromkeys(nodes))
     return [
@@ -335,7 +337,7 @@ def seated(first: Here, nodes: Sequence[str]) -> list[Here]:
 
 
 def by_value(kind: type) -> bytes:
-    """Return a pickle of a user's class that can be loaded without its module.
+    """Return a pickle of a user's class that can be loaded in a process without the class's module.
 
     Classes of installed packages are pickled by name.
     """
@@ -356,8 +358,8 @@ def by_value(kind: type) -> bytes:
 def wait_until_made(pools: Mapping[str, Pool[JobMember]], seconds: float, controllers: Controllers) -> None:
     """Wait until all objects are made.
 
-    Raises PlanError, with the rank's error, if an object cannot be made. Raises PlanError if Ray is lost
-    meanwhile.
+    Raises PlanError, with the rank's error, if an object cannot be made, and PlanError if Ray is lost while
+    waiting.
     """
     making = []
     for pool in pools.values():

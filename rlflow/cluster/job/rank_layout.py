@@ -1,7 +1,7 @@
-"""Resources of a job's ranks, and their placement in bundles of CPUs and GPUs. Nothing is started for it.
+"""The resources of a job's ranks, and their placement in bundles of CPUs and GPUs. Nothing is started here.
 
-Ray counts parts of a device in ten-thousandths. This module does the same with integers, so that shares add
-up exactly.
+Ray counts parts of a device in ten-thousandths. This module uses the same unit as integers, so that shares
+add up exactly.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class RoleNeeds:
 
 @dataclass(frozen=True)
 class Layout:
-    """The bundles of roles that are placed together. Bundle k holds rank k of each role."""
+    """The bundles of roles that are placed together. Bundle k has room for rank k of each role."""
 
-    needs: Mapping[str, Need]  # role → part of the bundle for its rank
+    needs: Mapping[str, Need]  # role → the part of a bundle that its rank uses
     bundle: Need
     ranks: int
     per_node: int = 0
 
     def blocks(self) -> list[int]:
-        """Return the number of bundles on each node; [] if they may be anywhere."""
+        """Return the number of bundles on each node; [] if any placement is allowed."""
         if not self.per_node:
             return []
         whole, rest = divmod(self.ranks, self.per_node)
@@ -67,7 +67,7 @@ class Layout:
 def parts(amount: float | Fraction, what: str) -> int:
     """Convert an amount of devices to ten-thousandths.
 
-    Raises PlanError for an amount that Ray cannot count, or for a fraction above 1.
+    Raises PlanError for an amount that Ray cannot represent, or for a fraction above 1.
     """
     exact = Fraction(str(amount)) if isinstance(amount, float) else Fraction(amount)
     count = exact * GRAIN
@@ -83,13 +83,13 @@ def parts(amount: float | Fraction, what: str) -> int:
 
 
 def counted(amount: int, name: str) -> str:
-    """Return ten-thousandths in words: ``2 CPUs``, ``0.5 GPU``."""
+    """Return an amount in ten-thousandths as text, such as ``2 CPUs`` or ``0.5 GPU``."""
     number = f"{Fraction(amount, GRAIN).limit_denominator(GRAIN).__float__():.4f}".rstrip("0").rstrip(".")
     return f"{number} {name}{'s' if amount > GRAIN else ''}"
 
 
 def shares(whole: int, count: int) -> list[int]:
-    """Return ``count`` shares of ``whole`` that differ by at most one and add up to it."""
+    """Return ``count`` integer shares of ``whole`` that differ by at most one and add up to ``whole``."""
     share, over = divmod(whole, count)
     return [share + (number < over) for number in range(count)]
 
@@ -97,7 +97,7 @@ def shares(whole: int, count: int) -> list[int]:
 def laid(roles: Sequence[RoleNeeds]) -> Layout:
     """Return the layout of a single role, or of collocated roles.
 
-    Raises PlanError if they cannot be collocated.
+    Raises PlanError if the roles cannot be placed together.
     """
     _check_ranks(roles)
     gpus = _gpus(roles) if len(roles) > 1 else [roles[0].gpus or 0]
@@ -132,7 +132,7 @@ def _check_ranks(roles: Sequence[RoleNeeds]) -> None:
 def _gpus(roles: Sequence[RoleNeeds]) -> list[int]:
     """Return each role's part of the GPU that rank k of all roles shares.
 
-    These are the given parts, and equal shares of the rest.
+    Roles with a given part get that part, and the others share the rest equally.
     """
     wants = [role.gpus for role in roles]
     if max((want or 0 for want in wants), default=0) > GRAIN:
@@ -166,9 +166,9 @@ def _gpus(roles: Sequence[RoleNeeds]) -> list[int]:
 
 
 def check_room(layouts: Iterable[Layout], nodes: Sequence[Mapping[str, float]]) -> None:
-    """Raise PlanError for layouts that cannot fit on nodes with these resources, even without other jobs.
+    """Raise PlanError if the layouts do not fit on nodes with these resources, even without other jobs.
 
-    Checks all layouts together, and each by itself.
+    All layouts are checked together, and each by itself.
     """
     layouts = list(layouts)
     have = [Need(round(node.get("CPU", 0) * GRAIN), round(node.get("GPU", 0) * GRAIN)) for node in nodes]
@@ -198,7 +198,7 @@ def _fits(layout: Layout, nodes: Sequence[Need]) -> bool:
 
 
 def _times(bundle: Need, node: Need, most: int) -> int:
-    """Return how many bundles fit on a node, but at most ``most``."""
+    """Return how many bundles fit on a node, up to ``most``."""
     return min([most, *(have // need for have, need in zip(node, bundle, strict=True) if need)])
 
 
