@@ -45,23 +45,25 @@ T = TypeVar("T")
 Groups = dict[str, PlacementGroup]  # pool → its placement group
 # folder of the run's Ray in the run's private folder; rendezvous file in a pool's folder there
 RAY, RENDEZVOUS = "r", "meeting"
-STORE = 512 << 20  # bytes of shared memory of a local Ray, for columns and weights being sent
+STORE = 512 << 20  # bytes of a local Ray's shared memory, for columns and weights in transit
 # longest path of a socket within Ray's folder
 SESSION = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
-SOCKET = 107  # most bytes of a socket's path
+SOCKET = 107  # maximum bytes of a socket's path
 REACH_SECONDS = 30.0  # time limit to join a running Ray
 START_SECONDS = 120.0  # time limit to start a Ray
 LOOK = 1.0  # seconds between two checks whether a pool is placed
 PLACED_SECONDS = 30.0  # time limit to place a pool in the cluster
-# time limit for workers to end the processes of their rewards; later these end together with the workers
+# time limit for workers to end the processes of their rewards; later, these end together with the workers
 CLOSED_SECONDS = 5.0
 
 
 def run_folder(name: str, address: str | None) -> Path:
-    """Return the path of a run's private folder, for rendezvous files and its own Ray. It is not created yet.
+    """Return the path of a run's private folder, which is not created yet.
 
-    Raises PlanError if no place for temporary files is safe from other users, or if paths there are too long
-    for Ray's sockets.
+    The folder is for rendezvous files and for the run's own Ray.
+
+    Raises PlanError if no folder for temporary files is safe from other users, or if paths in it would be too
+    long for Ray's sockets.
     """
     longest = 4096 if address else SOCKET - SESSION - len(f"/{private.PREFIX}{name}/{RAY}")
     try:
@@ -88,19 +90,20 @@ def start(
     workers: WorkerStart | None = None,
     seconds: float = REACH_SECONDS,
 ) -> Controllers:
-    """Join the Ray at ``address`` within ``seconds``, or start a Ray on this machine if ``address`` is None.
+    """Join the Ray at ``address``, or start a Ray on this machine if ``address`` is None.
 
-    A Ray that is started has room for ``ranks`` workers and ``commits`` bytes of commits; its files are in
-    the run's ``folder``. ``workers``: how it starts workers. Returns the controlling processes of the Ray.
-    Raises PlanError if there is no Ray to join, if Ray does not start, or if it would be open to other users.
+    A started Ray has room for ``ranks`` workers and ``commits`` bytes of in-memory checkpoints, and its files
+    are in the run's ``folder``. ``workers``: how Ray starts workers. ``seconds``: time limit to join a Ray.
+    Returns the controlling processes of the Ray. Raises PlanError if there is no Ray to join, if Ray does not
+    start, or if Ray would be open to other users.
     """
     refuse_open(insecure)
     logging.getLogger("ray").setLevel(logging.ERROR)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # a dead worker's calls that nobody waits for would print errors
+    # calls to a dead worker, for which nobody waits, would print errors
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-    # prestarted processes would not have the environment of a run's workers
+    # processes that Ray starts in advance would not have the environment of a run's workers
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     if ray.is_initialized():
         raise PlanError.of(
@@ -127,7 +130,7 @@ def start(
 
 
 def _no_ray(address: str | None, found: str) -> PlanError:
-    """Return the error of a Ray that could not be joined at ``address``; None: that could not be started."""
+    """Return the error that the Ray at ``address`` cannot be joined; if None, that no Ray can be started."""
     if address is None:
         return PlanError.of(
             "ray",
@@ -148,9 +151,9 @@ def _no_ray(address: str | None, found: str) -> PlanError:
 
 
 def _join(address: str, seconds: float, insecure: bool, how: Mapping[str, Any]) -> Controllers:
-    """Join a Ray. Raises PlanError for a Ray that is open to other users.
+    """Join a Ray, and return its controlling processes. Raises PlanError if it is open to other users.
 
-    Raises OSError, RuntimeError, ValueError or RayError if there is no Ray.
+    Raises OSError, RuntimeError, ValueError or RayError if no Ray can be joined.
     """
     token.guard()
     limit = time.monotonic() + seconds
@@ -202,7 +205,10 @@ def _start_here(
 
 
 def refuse_public_nodes(insecure: bool) -> None:
-    """Disconnect from a Ray that listens on public addresses, and raise PlanError. ``insecure`` allows it."""
+    """Disconnect from a Ray that listens on public addresses, and raise PlanError.
+
+    With ``insecure``, public addresses are allowed.
+    """
     try:
         refuse_public(dict.fromkeys(node["NodeManagerAddress"] for node in ray_nodes()), insecure)
     except PlanError:
@@ -212,9 +218,9 @@ def refuse_public_nodes(insecure: bool) -> None:
 
 @contextlib.contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Make a Ray that starts while the context is open use the address 127.0.0.1.
+    """Return a context in which a Ray that is started uses the address 127.0.0.1.
 
-    Otherwise it listens on all addresses, except on systems where Ray supports no clusters.
+    Otherwise Ray listens on all addresses, except on systems on which Ray does not support clusters.
     """
     constants = sys.modules["ray._private.ray_constants"]
     before = getattr(constants, "ENABLE_RAY_CLUSTER", True)
@@ -228,15 +234,15 @@ def _on_loopback() -> Iterator[None]:
 def _quieten() -> None:
     """Keep Ray from printing long logs when one of its processes dies. The health monitor reports deaths."""
     module = sys.modules.get("ray._private.worker")
-    if hasattr(module, "print_to_stdstream"):  # other versions of Ray print them anyway
+    if hasattr(module, "print_to_stdstream"):  # in other versions of Ray, the logs are printed
         module.print_to_stdstream = lambda *words, **more: None  # type: ignore[union-attr]
 
 
 def store_bytes(commits: int) -> int:
-    """Return the bytes of a local Ray's object store.
+    """Return the size in bytes of a local Ray's object store.
 
-    It has room for columns being sent, and for commits if shared memory is large enough. Ray writes the rest
-    to disk.
+    The store has room for columns in transit, and for in-memory checkpoints if shared memory is large enough.
+    Ray writes objects that do not fit to disk.
     """
     free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
     return max(STORE, min(STORE + commits, free * 9 // 10))
@@ -259,11 +265,9 @@ def refuse_open(insecure: bool) -> None:
 
 
 def place_pools(placement: Placement, gpus: bool, seconds: float = PLACED_SECONDS) -> Groups:
-    """Make a placement group for each pool, with a bundle for each rank.
+    """Make a placement group for each pool, with a bundle for each rank. Return the groups by pool.
 
-    Pools that share devices share a group.
-
-    Raises PlanError if the cluster has no room within ``seconds``.
+    Pools that share devices share a group. Raises PlanError if the cluster has no room within ``seconds``.
     """
     have = resources("cluster_resources")
     kind = "GPU" if gpus else "CPU"
@@ -287,22 +291,22 @@ def place_pools(placement: Placement, gpus: bool, seconds: float = PLACED_SECOND
 
 
 def reserve(bundles: Sequence[dict[str, float]], **how: Any) -> PlacementGroup:
-    """Return a placement group of these bundles, which Ray places when it has room.
+    """Return a placement group of these bundles. Ray places it when there is room.
 
-    Raises PlanError if Ray does not answer.
+    ``how``: further arguments of Ray's ``placement_group``. Raises PlanError if Ray does not answer.
     """
     group: PlacementGroup = answered(partial(placement_group, list(bundles), **how))
     return group
 
 
 def release(group: PlacementGroup) -> None:
-    """Remove a placement group, if Ray answers."""
+    """Remove a placement group. If Ray does not answer, nothing happens."""
     with contextlib.suppress(RayLate):
         asked(partial(remove_placement_group, group))
 
 
 def answered(call: Callable[[], T]) -> T:
-    """Return the result of a call of Ray. Raises PlanError if Ray does not answer."""
+    """Make a call to Ray and return its result. Raises PlanError if Ray does not answer."""
     try:
         return asked(call)
     except RayLate as late:
@@ -310,7 +314,7 @@ def answered(call: Callable[[], T]) -> T:
 
 
 def refuse_lost(controllers: Controllers) -> None:
-    """Raise PlanError if a controlling process of Ray is lost."""
+    """Raise PlanError if a controlling process of Ray has died."""
     if (lost := controllers.lost()) is not None:
         raise _gone(lost)
 
@@ -326,7 +330,7 @@ def _gone(found: str) -> PlanError:
 
 
 def _bundle(placement: Placement, names: Sequence[str], gpus: bool) -> dict[str, float]:
-    """Return the resources that one rank of each of the pools needs together."""
+    """Return the resources of a bundle, which has one rank of each of the pools."""
     needs = [rank_needs(placement, name, gpus) for name in names]
     whole = {kind: sum(need.get(kind, 0.0) for need in needs) for kind in ("GPU", "CPU")}
     return {kind: float(math.ceil(amount - 1e-9)) for kind, amount in whole.items() if amount}
@@ -335,16 +339,17 @@ def _bundle(placement: Placement, names: Sequence[str], gpus: bool) -> dict[str,
 def rank_needs(placement: Placement, pool: str, gpus: bool) -> dict[str, float]:
     """Return the resources of one rank of a pool.
 
-    With GPUs: its part of a GPU, and one CPU. Without GPUs: its part of a CPU.
+    With GPUs, these are the rank's part of a GPU, and one CPU. Without GPUs, they are the rank's part of a
+    CPU.
     """
     part = float(placement.shares.get(pool, 1))
     return {"GPU": part, "CPU": 1.0} if gpus else {"CPU": part}
 
 
 def settled(groups: Groups, seconds: float) -> Groups:
-    """Return the groups once all are placed.
+    """Wait until all groups are placed, and return them.
 
-    Raises PlanError, and removes all groups, if one is not placed in time.
+    If a group is not placed within ``seconds``, all groups are removed and PlanError is raised.
     """
     try:
         wait_for_room(groups, seconds)
@@ -356,9 +361,9 @@ def settled(groups: Groups, seconds: float) -> Groups:
 
 
 def wait_for_room(groups: Mapping[str, PlacementGroup], seconds: float = PLACED_SECONDS) -> None:
-    """Wait until all pools are placed, also after the loss of a node.
+    """Wait until all pools are placed. This also works after the loss of a node.
 
-    Raises PlanError if a pool is not placed in time.
+    Raises PlanError if a pool is not placed within ``seconds``.
     """
     limit = time.monotonic() + seconds
     for name, group in groups.items():
@@ -374,9 +379,9 @@ def wait_for_room(groups: Mapping[str, PlacementGroup], seconds: float = PLACED_
 
 
 def _placed(name: str, group: PlacementGroup, seconds: float) -> bool:
-    """Wait for the placement of a group; return whether it is placed.
+    """Wait up to ``seconds`` for the placement of a group. Return whether the group is placed.
 
-    Raises PlanError if the cluster does not know the group any more.
+    Raises PlanError if the cluster no longer knows the group.
     """
     limit = time.monotonic() + seconds
     try:
@@ -385,7 +390,7 @@ def _placed(name: str, group: PlacementGroup, seconds: float) -> bool:
         return placed
     except PlanError:
         raise
-    except Exception as error:  # Ray has no error type for this
+    except Exception as error:  # Ray has no separate error type for this
         raise PlanError.of(
             "no-room",
             f"pool '{name}' lost its place in the cluster",
@@ -396,9 +401,9 @@ def _placed(name: str, group: PlacementGroup, seconds: float) -> bool:
 
 
 def resources(which: str) -> dict[str, float]:
-    """Return the resources of the cluster by name.
+    """Return the resources of the cluster, by name.
 
-    ``which``: "cluster_resources" for all, "available_resources" for free ones.
+    ``which``: "cluster_resources" for all resources, "available_resources" for free ones.
     """
     return dict(answered(getattr(ray, which)))
 
@@ -406,7 +411,7 @@ def resources(which: str) -> dict[str, float]:
 def make_workers(
     setups: Mapping[str, list[Setup]], groups: Mapping[str, PlacementGroup], start: WorkerStart
 ) -> dict[str, Pool[Worker]]:
-    """Start the workers of pools; return the pools by name.
+    """Start the workers of all pools, and return the pools by name.
 
     The workers load in parallel; ``Pool.made`` waits for them.
     """
@@ -427,7 +432,7 @@ def make_workers(
 
 
 def asked_of_ray(start: WorkerStart, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the actor options with which Ray starts a process as ``start`` describes.
+    """Return the options of a Ray actor that make Ray start its process as ``start`` describes.
 
     ``variables``: additional environment variables.
     """
@@ -438,10 +443,10 @@ def asked_of_ray(start: WorkerStart, variables: Mapping[str, str] | None = None)
 
 
 def wait_for_models(pools: Iterable[Pool[Worker]], seconds: float, controllers: Controllers) -> None:
-    """Wait until all workers have loaded their models, and connect to them.
+    """Wait until all workers have loaded their models, and open connections to them.
 
-    Raises PlanError, with the worker's error, if a worker fails to load. Raises PlanError if Ray is lost
-    meanwhile.
+    Raises PlanError, with the worker's error, if a worker fails to load its models, and PlanError if Ray is
+    lost while waiting.
     """
     loading = []
     for pool in pools:
@@ -470,9 +475,9 @@ def _setup_of(ranks: list[Setup], rank: int) -> tuple[bytes]:
 
 
 def rendezvous_points(groups: Mapping[str, PlacementGroup], folder: Path) -> dict[str, str]:
-    """Return the rendezvous of each pool: the path of a file in the pool's folder, within the run's folder.
+    """Return the rendezvous of each pool: the path of a file within the run's folder.
 
-    For a pool on several machines it is only a name, because the first rank provides the address.
+    For a pool on several machines, it is only a name, because the first rank provides the address.
     """
     names = {pool: f"{pool}-{secrets.token_hex(8)}/{RENDEZVOUS}" for pool in groups}
     return {pool: name if _is_apart(groups[pool]) else f"{folder}/{name}" for pool, name in names.items()}
@@ -483,7 +488,7 @@ def _is_apart(group: PlacementGroup) -> bool:
 
 
 def nodes_of(group: PlacementGroup) -> dict[int, str]:
-    """Return the node of each rank."""
+    """Return the node id of each rank."""
     return dict(answered(partial(placement_group_table, group))["bundles_to_node_id"])
 
 
@@ -500,7 +505,7 @@ def ray_nodes() -> list[dict[str, Any]]:
 def stop(
     pools: Mapping[str, Pool[Any]], groups: Mapping[str, PlacementGroup], watched: Sequence[WatchedWorker]
 ) -> None:
-    """End reward processes, workers and placement groups. Kills a worker that Ray cannot end."""
+    """End reward processes, workers and placement groups. A worker that Ray cannot end is killed."""
     actors = [actor for pool in pools.values() for actor in pool.actors]
     for pool in pools.values():
         pool.sockets.close()
@@ -521,10 +526,10 @@ def stop(
 
 
 def leave(controllers: Controllers) -> None:
-    """Disconnect from Ray, and end a Ray that was started here.
+    """Disconnect from Ray, and end Ray if it was started here.
 
-    If Ray has lost a controller, this process will exit without Ray's exit handlers, which would wait for the
-    controller.
+    If Ray has lost a controlling process, this process will later exit without Ray's exit handlers, because
+    they would wait for that process.
     """
     if controllers.lost():
         launcher.leave_at_once()

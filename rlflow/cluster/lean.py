@@ -1,10 +1,10 @@
 """Start a local Ray without processes that a run does not need.
 
-It skips the dashboard, autoscaler, log monitor and the raylet's two agents. These are Python programs with
-long imports, and Ray waits for them. The raylet also starts workers with the fork server's command. So a run
-need not ask Ray's runtime-env agent for each worker.
+The dashboard, the autoscaler, the log monitor and the raylet's two agents are not started. They are Python
+programs with long imports, and Ray would wait for them. The raylet also starts workers with the fork server's
+command, so Ray's runtime-env agent is not needed for each worker.
 
-All of this uses private parts of Ray. If this Ray version differs from what is expected here, Ray starts as
+All of this uses private parts of Ray. If these parts differ in the installed version of Ray, Ray starts as
 usual.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 RAYLET = "raylet"
 WORKERS, AGENTS = "--python_worker_command=", ("--dashboard_agent_command=", "--runtime_env_agent_command=")
-# ports of agents; the raylet waits for each
+# ports of the agents; the raylet waits until each port is reported
 PORTS = ("METRICS_AGENT", "METRICS_EXPORT", "DASHBOARD_AGENT_LISTEN", "RUNTIME_ENV_AGENT")
 NO_PORT = -1  # value that Ray's agents report for a port they do not serve
 # methods of Ray's node that each start a process
@@ -36,8 +36,8 @@ class WorkerStart:
 
     threads: int  # torch threads in each worker
     python: str | None = None  # command that starts a worker instead of Python (`rlflow.cluster.forking`)
-    # whether a Ray started by the run keeps its agents; workers with different environment variables need
-    # them
+    # whether a Ray that the run starts keeps its agents, which workers with different environment variables
+    # need
     agents: bool = False
     built_in: bool = False  # whether Ray starts every worker this way by default
 
@@ -48,9 +48,9 @@ class WorkerStart:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Make a Ray lean that starts while the context is open.
+        """Return a context in which a Ray that is started is lean.
 
-        It also starts workers this way if it has no agents.
+        If the Ray has no agents, it also starts workers as this object describes.
         """
         services, node = sys.modules["ray._private.services"], sys.modules["ray._private.node"].Node
         if not hasattr(services, "start_ray_process") or not all(hasattr(node, name) for name in UNUSED):
@@ -74,9 +74,10 @@ class WorkerStart:
             yield
 
     def command(self, command: Sequence[str]) -> list[str] | None:
-        """Return the raylet's command with our worker command, and with stand-ins for its agents.
+        """Return the raylet's command, changed to our worker command and to stand-ins for the raylet's
+        agents.
 
-        None if the command should stay unchanged.
+        Returns None if the command should stay unchanged.
         """
         words, flags = list(command), [word.partition("=")[0] + "=" for word in command]
         if self.agents or any(flag not in flags for flag in (WORKERS, *AGENTS)):
@@ -104,9 +105,9 @@ def _setup_worker() -> str:
 
 
 def _report_no_ports(raylet: Sequence[str]) -> bool:
-    """Report in place of the agents that they serve no ports.
+    """Report, instead of the agents, that they serve no ports.
 
-    Returns whether this version of Ray lets agents report their ports in files.
+    Returns whether agents of this version of Ray can report their ports in files.
     """
     flags, names = dict(word.partition("=")[::2] for word in raylet), sys.modules["ray._raylet"]
     if not hasattr(names, "persist_port") or not {"--session_dir", "--node_id"} <= flags.keys():
@@ -119,6 +120,9 @@ def _report_no_ports(raylet: Sequence[str]) -> bool:
 
 
 def _start_nothing(node: Any, *arguments: Any, **more: Any) -> None:
-    """Replace a method of Ray's node that starts a process. Sets an empty address for a missing dashboard."""
+    """Replacement for a method of Ray's node that starts a process.
+
+    Sets an empty address for the dashboard.
+    """
     if "include_dashboard" in more:
         node._webui_url = ""

@@ -1,8 +1,8 @@
-"""Calls of Ray that may hang, made in a thread of their own.
+"""Calls to Ray that may hang, made in a separate thread.
 
-Ray's native code waits for minutes for a controller that does not answer, and blocks signals meanwhile. With
-a thread, the caller has a deadline and reacts to signals. The call that connects can hold the interpreter's
-lock meanwhile, so the watchdog has the same deadline.
+Ray's native code can wait for minutes for a controlling process that does not answer, and blocks signals
+while it waits. With a separate thread, the caller has a deadline and reacts to signals. The call that
+connects can hold the interpreter's lock all that time, so the watchdog has the same deadline.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class RayLate(RuntimeError):
 class RayThread:
     """The thread of one connection to Ray.
 
-    It lives as long as the connection, because the kernel ends a Ray that was started in a thread with that
-    thread.
+    It runs as long as the connection exists, because the kernel ends a Ray when the thread that started it
+    ends.
     """
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="ray", daemon=True)
         self._thread.start()
-        self.stuck = False  # whether its current call has timed out
+        self.stuck = False  # whether the current call has timed out
 
     def do(self, call: Callable[[], T], seconds: float) -> T:
         """Make a call and wait at most ``seconds``. Returns or raises the result of the call.
 
-        Raises RayLate after the deadline, and for every later call.
+        Raises RayLate after the deadline, and in every later call.
         """
         future: Future[T] = Future()
         if not self.stuck:
@@ -63,7 +63,7 @@ class RayThread:
     def _give_up(self) -> None:
         """Stop waiting for the call.
 
-        The exit of this process must not wait for it, as Ray's exit handler would.
+        When this process exits, it must not wait for the call, as Ray's exit handler would.
         """
         self.stuck = True
         atexit.unregister(ray.shutdown)
@@ -71,7 +71,7 @@ class RayThread:
         self.end()
 
     def end(self) -> None:
-        """End the thread after the calls that are queued."""
+        """End the thread after all queued calls."""
         self._calls.put(None)
 
     def _work(self) -> None:
@@ -81,7 +81,7 @@ class RayThread:
                 future.set_result(call())
             except BaseException as error:
                 future.set_exception(error)
-        if self.stuck:  # nobody needs a connection that came too late
+        if self.stuck:  # nobody uses a connection that was made too late
             with contextlib.suppress(Exception):
                 ray.shutdown()
 
@@ -90,10 +90,10 @@ _threads: list[RayThread] = []  # thread of this process's connection, if any
 
 
 def connect(call: Callable[[], T], seconds: float, late: str) -> T:
-    """Make a call that connects this process to a Ray; return its result. Raises as ``RayThread.do`` does.
+    """Make a call that connects this process to a Ray, and return its result.
 
-    If the call holds the interpreter's lock past its deadline, the watchdog prints ``late`` and ends this
-    process with exit code 2.
+    Raises as ``RayThread.do`` does. If the call still holds the interpreter's lock at its deadline, the
+    watchdog prints ``late`` and ends this process with exit code 2.
     """
     disconnect()
     _threads.append(RayThread())
@@ -106,7 +106,7 @@ def connect(call: Callable[[], T], seconds: float, late: str) -> T:
 
 
 def asked(call: Callable[[], T], seconds: float = SECONDS) -> T:
-    """Return the result of a call of Ray.
+    """Make a call to Ray and return its result.
 
     Raises the call's error, or RayLate if Ray does not answer within ``seconds``.
     """

@@ -11,23 +11,22 @@ import socket
 import time
 from collections.abc import Callable
 
-# HTTP/2 starts with these bytes, and Ray uses HTTP/2; the settings are empty
+# HTTP/2, which Ray uses, starts with these bytes; the settings are empty
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 # size of a frame header, whose fourth byte is the frame type; type of the first frame of an HTTP/2 server
 HEAD, SETTINGS = 9, 4
 EVERY = 2.0  # seconds between two checks of a joined controller
-# seconds without a connection after which it counts as lost; Ray's own code ends this process after 60
+# seconds without a connection after which the controller counts as lost; Ray's own code ends this process
+# after 60 seconds
 GONE = 30.0
-SHOWN = 60  # most characters shown of another server's answer
+SHOWN = 60  # maximum characters shown of another server's answer
 
 
 def check_speaks(address: str, seconds: float) -> str:
-    """Check the server at a Ray's address within ``seconds``.
+    """Check which server answers at a Ray's address. Return HOST:PORT if it may be Ray's controller.
 
-    Return HOST:PORT of what may be Ray's controller.
-
-    Returns an empty text if the address does not contain it. Raises OSError if nothing answers there, or if
-    another server does.
+    Returns an empty text if the address has no host and port. Raises OSError if nothing answers within
+    ``seconds``, or if the server is not a Ray.
     """
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS", address)
@@ -35,7 +34,7 @@ def check_speaks(address: str, seconds: float) -> str:
     if not colon or not port.isdigit():
         return ""
     with socket.create_connection((host.strip("[]"), int(port)), seconds) as connection:
-        if os.environ.get("RAY_USE_TLS", "0") in ("", "0"):  # with TLS it would not answer to plain text
+        if os.environ.get("RAY_USE_TLS", "0") in ("", "0"):  # with TLS the server would not answer plain text
             connection.settimeout(seconds)
             check_greeting(_answer(connection), seconds)
     return address
@@ -56,7 +55,7 @@ def _answer(connection: socket.socket) -> bytes | None:
 
 
 def check_greeting(answer: bytes | None, seconds: float) -> None:
-    """Raise OSError if the answer to GREETING is not an answer of HTTP/2."""
+    """Raise OSError if the answer to GREETING is not HTTP/2. None: no answer within ``seconds``."""
     if answer is None:
         raise OSError(f"the server accepts connections but sent nothing for {seconds:g} s")
     if not answer:
@@ -77,7 +76,7 @@ class Listening:
         self._looked, self._taken = clock(), clock()
 
     def lost(self) -> str | None:
-        """Report how long it has accepted no connection, once that is GONE seconds; else None."""
+        """Return a message once the controller has accepted no connection for GONE seconds; otherwise None."""
         now = self._clock()
         if now - self._looked >= EVERY:
             self._looked = now

@@ -1,4 +1,4 @@
-"""Ray's transport: a rank is an actor in a process of its own, and an answer is an object of Ray."""
+"""Ray's transport: a rank is an actor in its own process, and an answer is an object in Ray's store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-# modules, because Ray pickles the actor's class together with everything it names
+# imported as modules, because Ray pickles the actor's class together with everything that it names
 from rlflow.cluster import group
 from rlflow.cluster.health import heartbeat as pulse
 from rlflow.cluster.rpc import host
@@ -25,15 +25,15 @@ from rlflow.processes.watchdog import beside, process_tag
 from rlflow.processes.watchdog.stacks import show_stacks
 
 W = TypeVar("W")
-_actor: Any = ray.remote  # its own types do not know concurrency groups and restarts of actors
+_actor: Any = ray.remote  # Ray's types lack concurrency groups and restarts of actors
 SECONDS = 300.0  # time limit for Ray to deliver an answer that has arrived
 
 
 @_actor(num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups=GROUPS)
 class RayHost(host.Host):
-    """A host in a process of its own.
+    """A host in its own process.
 
-    Ray never restarts it, because that would lose the object's state silently.
+    Ray never restarts it, because a restart would silently lose the object's state.
     """
 
     watchdog: Any = None
@@ -48,27 +48,29 @@ class RayHost(host.Host):
         super().make(kind, *args)
 
     def meet(self, name: str | None, insecure: bool) -> str:
-        """Listen on the first rank of a pool on several machines; return the rendezvous address.
+        """Listen on the first rank of a pool on several machines, and return the rendezvous address.
 
-        Raises PlanError like ``interfaces.chosen``.
+        ``name``: network interface, or None. Raises PlanError like ``interfaces.chosen``.
         """
         return group.listen(own_interface(name, insecure))
 
     def present(self) -> pulse.ProcessInfo:
-        """Return the process of this worker, for the health monitor."""
+        """Return information about the process of this worker, for the health monitor."""
         return pulse.ProcessInfo(Process.this(), ray.get_runtime_context().get_node_id(), show_stacks())
 
     def beat(self) -> tuple[tuple[str, float], ...]:
-        """Answer a heartbeat: (activity, seconds) of each thread that has an activity."""
+        """Answer a heartbeat with (activity, seconds) of each thread that has an activity."""
         return pulse.MARKS.now()
 
     def listen(self, key: bytes) -> str:
-        """Accept frames over sockets from a process that has the key. Returns the socket's name."""
+        """Accept frames over sockets from a process that has the key. Returns the name of the socket."""
         return listen(key, self._run)
 
     @contextlib.contextmanager
     def _contained(self) -> Iterator[None]:
-        """Contain exceptions of the call, and report to this process's watchdog that a call is running."""
+        """Return a context that contains a call's exceptions, and reports the call to this process's
+        watchdog.
+        """
         with self.watchdog.heartbeat_page.during("", 0, math.inf), super()._contained():
             yield
 
@@ -77,19 +79,25 @@ class RayTransport:
     """Calls actors of Ray."""
 
     def starter(self, rank: Any, method: str, group: str, answers: Answers) -> Callable[..., Any]:
-        """Return a function that starts a method of a rank."""
+        """Return a function that starts a method of a rank. See ``RankTransport.starter``."""
         start: Callable[..., Any] = (
             getattr(rank, method).options(concurrency_group=group, num_returns=answers).remote
         )
         return start
 
     def ready(self, refs: Sequence[Any], seconds: float, first: bool = False) -> list[Any]:
-        """Wait for answers; return the references that have them."""
+        """Wait up to ``seconds`` for answers; with ``first``, for one.
+
+        Return the references that have answers.
+        """
         found = ray.wait(list(refs), num_returns=1 if first else len(refs), timeout=seconds)
         return list(found[0])
 
     def values(self, refs: Sequence[Any], seconds: float) -> list[Any] | None:
-        """Return the answers once all have arrived; None after ``seconds``. Raises CallFailed."""
+        """Return the answers when all have arrived; None after ``seconds``.
+
+        Raises CallFailed for an error.
+        """
         try:
             return list(ray.get(list(refs), timeout=seconds))
         except GetTimeoutError:
@@ -98,7 +106,7 @@ class RayTransport:
             raise CallFailed from error
 
     def error(self, ref: Any) -> BaseException | None:
-        """Return the error of an answer that has arrived; None if it is a value."""
+        """Return the error in an answer that has arrived; None if the answer is a value."""
         try:
             ray.get(ref, timeout=SECONDS)
         except RayTaskError as error:
@@ -114,16 +122,16 @@ class RayTransport:
         return ray.put(value)
 
     def future(self, ref: Any) -> Future[Any]:
-        """Return a future that ends with the answer."""
+        """Return a future that ends when the answer arrives."""
         coming: Future[Any] = ref.future()
         return coming
 
 
 def own_interface(name: str | None, insecure: bool) -> interfaces.Interface:
-    """Return the network interface of this worker's machine.
+    """Return the network interface that this worker's machine uses.
 
-    It is the interface of this name, or else the one with the route to the cluster's first machine. Raises
-    PlanError like ``interfaces.chosen``.
+    It is the interface called ``name``; if None, the one with the route to the cluster's first machine.
+    Raises PlanError like ``interfaces.chosen``.
     """
     head = ray.get_runtime_context().gcs_address.rpartition(":")[0].strip("[]")
     return interfaces.chosen(name, head, insecure)
@@ -140,9 +148,9 @@ def make_pool(
 ) -> Pool[W]:
     """Start a pool of actors in the bundles of a placement group.
 
-    Each rank makes ``kind(*arguments(rank))``. ``Pool.made`` waits for the objects. ``interface``: arguments
-    of ``RayHost.meet`` on the first rank. It returns the rendezvous address, which all ranks get as an
-    additional last argument.
+    Each rank makes the object ``kind(*arguments(rank))``. ``Pool.made`` waits for the objects. ``interface``:
+    arguments with which ``RayHost.meet`` is called on the first rank; all ranks then get the rendezvous
+    address as an additional last argument. ``options``: further options of the actors.
     """
     made: Any = RayHost
     actors = []
@@ -154,7 +162,7 @@ def make_pool(
         )
         actors.append(made.options(scheduling_strategy=strategy, **options).remote())
     pool: Pool[W] = Pool(name, actors, RayTransport())
-    # a reference; Ray waits for its value and passes the value
+    # a reference; Ray waits for its value and passes the value on
     rendezvous = (
         [] if interface is None else [actors[0].meet.options(concurrency_group="control").remote(*interface)]
     )

@@ -5,11 +5,11 @@
               the count of numbers in a key if it is not 2
     payload   the buffers, each starting at a multiple of 64 bytes: the keys of the rows, then the buffers of each column
 
-The format is our own because safetensors holds only tensors and copies them out of the frame. It has no
+The format is our own, because safetensors only stores tensors and copies them when it reads them. It has no
 ragged columns, text or column kinds, and cannot return views of memory that Ray shares between processes.
 
-The place of a buffer follows from the dtypes and shapes before it. So buffers cannot overlap or exceed the
-frame.
+The place of a buffer follows from the dtypes and shapes of the buffers before it. Therefore buffers cannot
+overlap or exceed the frame.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ HEAD = _PREFIX.size + _CRC.size  # start of the header
 def pack(batch: Batch) -> bytes:
     """Return the batch as one frame.
 
-    The origin of rows (``Axis.parent``) is not written. Raises WireError for a dtype without a name here
-    (complex, quantised), and for a column that does not fit the rows.
+    The origin of rows (``Axis.parent``) is not written. Raises WireError for a dtype that the format does not
+    have (complex, quantised), and for a column that does not have the batch's rows.
     """
     return BatchFrame(batch).written().numpy().tobytes()
 
@@ -70,8 +70,8 @@ def pack(batch: Batch) -> bytes:
 class StoredBuffer:
     """A buffer that is not written yet.
 
-    It consists of tensors written one after another with one dtype. Or it consists of some ``rows`` of one
-    tensor of that dtype, [rows, entries of each].
+    It consists either of several tensors, which are written one after another with the same dtype, or of some
+    ``rows`` of one tensor [rows, entries per row].
     """
 
     def __init__(
@@ -107,9 +107,9 @@ class StoredBuffer:
 class BatchFrame:
     """A batch, or some of its rows, as bytes that are not written yet.
 
-    ``rows``: int64, the rows in their order; None: all. ``narrow``: int64 columns whose numbers fit are
-    written as int32, which halves their bytes; their kind stays int64. Raises WireError like ``pack``, and
-    with ``narrow`` also for token ids that do not fit.
+    ``rows``: int64, the rows to write, in this order; None: all rows. ``narrow``: int64 columns are written
+    as int32 if all their numbers fit, which halves their bytes; their kind stays int64. Raises WireError like
+    ``pack``, and with ``narrow`` also for token ids that do not fit into int32.
     """
 
     def __init__(self, batch: Batch, rows: Tensor | None = None, *, narrow: bool = False) -> None:
@@ -144,7 +144,7 @@ class BatchFrame:
         return prefix + _CRC.pack(zlib.crc32(self._header, zlib.crc32(prefix))) + self._header
 
     def written(self) -> Tensor:
-        """Return the frame in new memory, uint8 [nbytes]."""
+        """Write the frame into new memory and return it, uint8 [nbytes]."""
         memory = torch.empty(self.nbytes, dtype=torch.uint8)
         self.write(memory)
         return memory
@@ -164,9 +164,9 @@ class BatchFrame:
 
 
 def _places(end: int, buffers: Iterable[Buffer]) -> Iterator[tuple[int, int]]:
-    """Yield the first byte of each buffer and the byte after its last.
+    """Yield (start, end) of each buffer: its first byte, and the byte after its last.
 
-    end: the byte after everything before them.
+    end: the byte after the data before the first buffer.
     """
     for buffer in buffers:
         start = end + -end % ALIGNMENT
@@ -213,7 +213,11 @@ def _stored(name: str, data: Data, axis: Axis, rows: Tensor | None, narrow: bool
 
 
 def runs(flat: Tensor, lengths: Tensor, rows: Tensor) -> Sequence[Tensor]:
-    """Return the entries of some rows as views of ``flat``, one view for each run of adjacent rows."""
+    """Return the entries of some rows as views of ``flat``, with one view for each run of adjacent rows.
+
+    ``flat``: the entries of all rows, one row after another. ``lengths``: int64 [all rows]. ``rows``: row
+    numbers.
+    """
     starts = (lengths.cumsum(0) - lengths)[rows].numpy()
     ends = starts + lengths[rows].numpy()
     if not len(rows):
@@ -223,15 +227,16 @@ def runs(flat: Tensor, lengths: Tensor, rows: Tensor) -> Sequence[Tensor]:
     before = np.append(0, ends[:-1])
     if (starts < before).any():  # the rows are not in ascending order
         return [flat[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
-    # split rows and gaps between them in one call, not one by one
+    # split all rows and the gaps between them in one call instead of one by one
     sizes = np.stack([starts - before, ends - starts], 1).ravel()
     return torch.split(flat, [*sizes.tolist(), len(flat) - int(ends[-1])])[1:-1:2]
 
 
 def _width(name: str, kind: Kind, value: Tensor, narrow: bool) -> torch.dtype:
-    """Return the dtype in which to write a column: with ``narrow`` int32 for int64 numbers that fit.
+    """Return the dtype in which a column is written.
 
-    Raises WireError for token ids that do not fit.
+    With ``narrow``, this is int32 for int64 columns whose numbers fit. Raises WireError for token ids that do
+    not fit.
     """
     if not narrow or value.dtype is not torch.int64 or kind.dtype != "int64" or not value.numel():
         return value.dtype
@@ -262,12 +267,12 @@ def _encoded(name: str, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
 def unpack(data: bytes | bytearray | memoryview, *, limit: int = LIMIT) -> Batch:
     """Return the batch of a frame from ``pack``. Its rows have no origin: ``axis.parent`` is None.
 
-    The tensors are views of ``data`` and keep it alive. Do not write into a column, or into ``data`` while
-    columns are used. ``Batch[...]`` gives copies, and rlflow never writes into stored columns. Buffers that
-    are not aligned to their item's size in memory are copied.
+    The tensors are views of ``data`` and keep its memory alive. Do not write into a column, or into ``data``
+    while its columns are used. ``Batch[...]`` returns copies, and rlflow never writes into stored columns. A
+    buffer is copied if its memory is not aligned to its item size.
 
-    ``limit``: most bytes of a frame. A checksum covers the prefix and the header. A changed byte in a number
-    gives another number, but the batch stays sound. Raises WireError for anything that is not a valid frame.
+    ``limit``: maximum bytes of a frame. A checksum covers the prefix and the header. A changed byte in the
+    payload changes a value, but the batch stays valid. Raises WireError if ``data`` is not a valid frame.
     Sizes are checked against the frame before memory is allocated for them.
     """
     frame = _bytes_of(data)
@@ -294,7 +299,7 @@ def _bytes_of(data: bytes | bytearray | memoryview) -> memoryview:
 
 
 def _opened(frame: memoryview, limit: int) -> tuple[memoryview, int]:
-    """Return the header, and the start of the payload."""
+    """Check the prefix of a frame. Return the header, and the position of the payload."""
     if not HEAD <= len(frame) <= limit:
         raise WireError.of("frame", f"{len(frame)} bytes", f"{HEAD} to {limit}")
     magic, version, length, size = _PREFIX.unpack_from(frame)
@@ -317,7 +322,10 @@ def _opened(frame: memoryview, limit: int) -> tuple[memoryview, int]:
 def _laid_out(
     raw: np.ndarray[Any, np.dtype[np.uint8]], start: int, buffers: Sequence[Buffer]
 ) -> Iterator[Tensor]:
-    """Return each buffer as a tensor. Raises WireError at once unless the buffers fill the frame exactly."""
+    """Return each buffer as a tensor.
+
+    Raises WireError immediately unless the buffers fill the frame exactly.
+    """
     places = list(_places(start, buffers))
     start = places[-1][1]
     if start != len(raw):
@@ -361,7 +369,7 @@ def _decoded(name: str, blob: Tensor, offsets: Tensor) -> Iterator[str]:
 
 
 def viewed(raw: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
-    """Return bytes as a tensor that shares their memory and must not be written into."""
+    """Return bytes as a tensor that shares their memory. The tensor must not be written into."""
     return torch.from_numpy(_Lent(raw, raw.ctypes.data, raw.nbytes).array())
 
 
@@ -372,7 +380,7 @@ class _Lent:
     """
 
     def __init__(self, owner: object, start: int, size: int) -> None:
-        self.owner = owner  # keeps it alive, and prevents its owner from being resized
+        self.owner = owner  # keeps the memory alive, and prevents resizing it
         self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (start, False)}
 
     def array(self) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -15,10 +15,10 @@ from rlflow.author.batch import Data
 from rlflow.author.columns import Kind, Level
 from rlflow.errors import printable
 
-LIMIT = 1 << 36  # most bytes of a frame
-HEADER_LIMIT = 1 << 24  # most bytes of a header
+LIMIT = 1 << 36  # maximum bytes of a frame
+HEADER_LIMIT = 1 << 24  # maximum bytes of a header
 DIMENSIONS = 8
-KEYS = 2  # numbers in a row's key, unless the header gives another count
+KEYS = 2  # numbers in a row's key, if the header does not give their count
 LONGEST_PATH = 256
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -53,7 +53,7 @@ class WireError(ValueError):
 
     @classmethod
     def of(cls, what: str, actual: object, expected: object) -> WireError:
-        """Return an error with the place, and with found and expected values."""
+        """Return an error that names the place, and the found and expected values."""
         return cls(": ".join((_brief(what), f"found {_brief(actual)}, expected {expected}")))
 
 
@@ -63,7 +63,7 @@ def _brief(value: object) -> str:
 
 
 class Buffer(NamedTuple):
-    """A tensor in the payload."""
+    """The dtype and shape of a tensor in the payload."""
 
     dtype: str  # as torch prints it, without ``torch.``
     shape: tuple[int, ...]
@@ -75,7 +75,7 @@ class Buffer(NamedTuple):
 
 
 class HeaderColumn(NamedTuple):
-    """A column in the header."""
+    """The description of a column in the header."""
 
     name: str
     kind: Kind
@@ -101,7 +101,7 @@ def packed(axis: Axis, columns: Sequence[HeaderColumn]) -> bytes:
 def unpacked(raw: memoryview) -> tuple[bool, tuple[int, int], list[HeaderColumn]]:
     """Return whether rows are grouped, the shape of their keys, and the columns.
 
-    Raises WireError for anything that is not a header.
+    Raises WireError if the bytes are not a valid header.
     """
     try:
         decoded = msgpack.unpackb(raw, unicode_errors="surrogatepass")
@@ -131,9 +131,9 @@ def _with_width(decoded: Any) -> Any:
 
 
 def _fields(what: str, value: Any, types: Sequence[Any]) -> list[Any]:
-    """Check that a list has one item of each type (True is not an int), and return it.
+    """Return a list after checking that it has one item of each type (True does not count as an int).
 
-    Raises WireError otherwise.
+    Raises WireError if it does not. ``what``: the place, for the message.
     """
     if (
         type(value) is not list
@@ -185,7 +185,7 @@ def check_kind(column: HeaderColumn) -> None:
             f"form {form!r} of a {kind.level} column",
             f"one of {', '.join(FORMS)} that fits",
         )
-    # also for empty buffers, because torch multiplies the other sizes to get the strides
+    # this also holds for empty buffers, because torch multiplies the other sizes to get the strides
     large = [
         b.shape
         for b in buffers
@@ -249,7 +249,7 @@ def _check_lengths(what: str, value: Tensor, lengths: Tensor, rows: int) -> None
             f"{rows} lengths, and a tensor of entries",
         )
     values = lengths.numpy()
-    ends = values.cumsum()  # a sum that overflows becomes negative first
+    ends = values.cumsum()  # a sum that overflows becomes negative
     valid = not rows or (values.min() >= 0 and ends.min() >= 0)
     if not valid or (ends[-1] if rows else 0) != len(value):
         raise WireError.of(

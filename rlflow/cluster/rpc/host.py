@@ -1,6 +1,6 @@
 """Host: the part of a rank that is the same for every transport.
 
-It holds one object and runs its methods by name.
+A host has one object and runs the object's methods by name.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ CALLS = frozenset({"make", "do", "_run", "do_chunks", "do_batch"})
 
 
 class Host:
-    """Holds one object of a rank.
+    """Has the object of a rank and runs its methods.
 
-    Calls of an earlier generation that have not started are refused, because nobody waits for them and the
-    state was reset.
+    A call from an earlier generation is refused if it has not started, because nobody waits for its answer
+    and the state was reset.
     """
 
     instance: Any = None
@@ -35,7 +35,7 @@ class Host:
     mailbox: RowMailbox | None = None  # made when it is first needed
 
     def make(self, kind: Callable[..., Any], *args: Any) -> None:
-        """Make the object."""
+        """Make the object: ``kind(*args)``."""
         with self._contained():
             self.instance = kind(*args)
 
@@ -44,16 +44,19 @@ class Host:
         self.generation = generation
 
     def do(self, generation: int, method: str, *args: Any) -> Any:
-        """Call a method of the object. Raises RuntimeError for a call of an earlier generation."""
+        """Call a method of the object and return its result.
+
+        Raises RuntimeError for a call from an earlier generation.
+        """
         self._check_generation(generation, method)
         with pulse.MARKS.during(method), self._contained():
             return getattr(self.instance, method)(*args)
 
     def do_run(self, *parts: Any) -> Any:
-        """Pass a frame to the object's ``run``.
+        """Pass a frame to the object's ``run`` and return the answer.
 
-        ``parts``: the frame after its generation number, then transfers. Ray is fastest with bytes, few
-        arguments, and a signature with a star.
+        ``parts``: the frame, which starts with its generation number, then transfers. The method has this
+        signature because Ray is fastest with bytes, few arguments, and a signature with a star.
         """
         return self._run(parts[0], *parts[1:])
 
@@ -62,12 +65,12 @@ class Host:
             return self.instance.run(self._frame(frame, "run"), *transfers)
 
     def do_chunks(self, *parts: Any) -> Iterator[Any]:
-        """Pass a frame to the object's ``run_chunks``. Yields each answer as soon as it is available."""
+        """Pass a frame to the object's ``run_chunks``, and yield each answer as soon as it is available."""
         with self._contained():
             yield from self.instance.run_chunks(self._frame(parts[0], "run_chunks"), *parts[1:])
 
     def do_batch(self, method: str, row_message: RowMessage, shared: bool) -> RowMessage:
-        """Call a method that maps a batch to a batch.
+        """Call a method that maps a batch to a batch, and return the result as a message.
 
         shared: whether the caller can read this process's shared memory.
         """
@@ -81,9 +84,10 @@ class Host:
 
     @contextlib.contextmanager
     def _contained(self) -> Iterator[None]:
-        """Contain a call: an exit becomes a RemoteError instead of ending this process.
+        """Return a context that contains the exceptions of a call.
 
-        A child process that the call forks exits instead of continuing.
+        A SystemExit becomes a RemoteError instead of ending this process. A child process that the call forks
+        exits instead of continuing as a worker.
         """
         with process_tag.here_alone():
             try:
@@ -101,7 +105,7 @@ class Host:
     def _frame(self, frame: bytes, method: str) -> memoryview:
         """Return the frame without its generation number.
 
-        Raises RuntimeError for a frame of an earlier generation.
+        Raises RuntimeError for a frame from an earlier generation.
         """
         self._check_generation(int.from_bytes(frame[:GENERATION_BYTES], "little"), method)
         return memoryview(frame)[GENERATION_BYTES:]

@@ -1,8 +1,8 @@
 """Call and Answer: the messages between the driver and a worker.
 
-They are small plain data without tensors of columns. Both are msgpack of plain values, made for each rank and
-call: a pickle of dataclasses and arrays takes ten times as long. A value that may be any object, such as an
-author's settings, is pickled once per call.
+Both are small and contain no tensors of columns. They are msgpack of plain values, because they are made for
+each rank and call, and a pickle of dataclasses and arrays takes ten times as long. A value that may be any
+object, such as an author's settings, is pickled once per call.
 """
 
 from __future__ import annotations
@@ -29,27 +29,26 @@ Index = NDArray[np.int64]
 
 
 class ShardRows(NamedTuple):
-    """Some or all rows of one shard."""
+    """All rows of a shard, or some of them."""
 
-    # key of a shard of the worker; None: the next of the transfers of the call, which has exactly these rows
+    # key of a shard on the worker; None: the rows are the next transfer of the call
     key: int | None
     rows: Index | None = None  # row numbers; None: all rows in their order
 
 
 class Source(NamedTuple):
-    """Columns whose rows are in the same shards."""
+    """The source of some columns of a call's batch. All these columns have their rows in the same shards."""
 
     columns: Sequence[tuple[str, str]]  # (name in the batch, name in the shard)
-    parts: Sequence[ShardRows]  # joined one after another
+    parts: Sequence[ShardRows]  # their rows are joined one after another
     order: Index | None = None  # order of the joined rows; None: unchanged
     kinds: Sequence[Kind] = ()  # kinds of the columns, needed if there are no parts
-    # key under which the worker also stores these rows, by the names in the shards, for later calls that read
-    # them
+    # key under which the worker also stores these rows for later calls, with the column names in the shards
     keep: int | None = None
 
 
 class Inputs(NamedTuple):
-    """The batch of a call, which the worker joins from its shards and from transfers."""
+    """The batch of a call. The worker joins it from its shards and from transfers."""
 
     keys: Index | None  # int64 [rows, 2 or more]; None: the keys of the first part's shard
     grouped: bool
@@ -75,12 +74,12 @@ class Call(NamedTuple):
     row_messages: Sequence[InlineMessage] = ()
 
     def __str__(self) -> str:
-        """Describe the activity of a worker."""
+        """Describe the call as the activity of a worker."""
         of = self.arguments.get("function") or self.arguments.get("role")
         return f"{self.op}{f' of {of}' if of else ''} in iteration {self.iteration}"
 
     def packed(self, arguments: bytes) -> bytes:
-        """Return the call as bytes. ``arguments``: from ``pickled``, the same for all ranks."""
+        """Return the call as bytes. ``arguments``: packed by ``pickled``, the same for all ranks."""
         keys, grouped, sources, scalars = self.inputs
         width = 0 if keys is None else keys.shape[1]
         inputs = (_raw(keys), width, grouped, [_source(source) for source in sources], _whole(scalars))
@@ -92,7 +91,7 @@ class Call(NamedTuple):
 
     @staticmethod
     def unpacked(frame: bytes | memoryview) -> Call:
-        """Return the call of these bytes."""
+        """Return the call that ``packed`` turned into these bytes."""
         op, key, (keys, width, grouped, sources, scalars), iteration, arguments, forget, row_messages = (
             msgpack.unpackb(frame, use_list=False)
         )
@@ -114,7 +113,10 @@ class Call(NamedTuple):
         )
 
     def rows(self, transfers: Sequence[RowMessage]) -> list[RowMessage]:
-        """Return the rows from other workers: rows in the call, with ``transfers`` in the missing places."""
+        """Return all rows from other workers, in order.
+
+        They are the rows inside the call, with ``transfers`` in place of missing ones.
+        """
         separate = iter(transfers)
         return (
             [next(separate) if row_message is None else row_message for row_message in self.row_messages]
@@ -138,12 +140,12 @@ def _scalars(frame: bytes | None) -> Mapping[str, Data]:
 
 
 def _inline(row_message: InlineMessage) -> Any:
-    """Return a message as plain values."""
+    """Return a message as plain values for msgpack."""
     return row_message.tobytes() if isinstance(row_message, np.ndarray) else row_message
 
 
 def _row_message(plain: Any) -> InlineMessage:
-    """Return the message of plain values."""
+    """Return the message that these plain values describe."""
     return np.frombuffer(plain, np.uint8) if isinstance(plain, bytes) else plain and SharedFrame(*plain)
 
 
@@ -173,7 +175,7 @@ def _opened(columns: Any, parts: Any, order: bytes | None, kinds: Any, keep: int
 
 @functools.cache
 def kind_of(level: str, dtype: str | None) -> Kind:
-    """Return the kind of a level and dtype, made once."""
+    """Return the kind with this level and dtype. Equal arguments return the same object."""
     return Kind(Level(level), dtype)
 
 
@@ -197,7 +199,7 @@ class Answer(NamedTuple):
     received: int = 0  # bytes of rows that came from other workers
 
     def packed(self) -> bytes | Answer:
-        """Return the answer as bytes. An answer with a value, which may be large, is returned unchanged."""
+        """Return the answer as bytes. If it has a value, which may be large, it is returned unchanged."""
         if self.value is not None:
             return self
         columns = [(name, kind.level, kind.dtype, size) for name, (kind, size) in self.columns.items()]
@@ -223,7 +225,7 @@ class Answer(NamedTuple):
 
     @staticmethod
     def unpacked(frame: bytes | Answer) -> Answer:
-        """Return the answer of these bytes."""
+        """Return the answer that ``packed`` returned as this frame."""
         if isinstance(frame, Answer):
             return frame
         key, rows, columns, lengths, scalars, tallies, ran, printed, received = msgpack.unpackb(frame)
