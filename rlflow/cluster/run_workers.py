@@ -1,6 +1,6 @@
 """All workers of a run: their pools, and the health monitor.
 
-If the workers of a pool die, it is started again.
+If workers of a pool die, the pool is started again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from rlflow.cluster.setup import Setup
 from rlflow.cluster.worker import Worker
 from rlflow.processes.watchdog import private
 
-# how long calls that nobody waits for may keep a pool busy before it is started again too
+# seconds for which calls whose answers are no longer needed may keep a pool busy; after that, the pool is
+# started again too
 BUSY_SECONDS = 30.0
 LATEST = 1 << 62  # larger than any iteration
 
@@ -59,7 +60,7 @@ class RunWorkers:
         self._watch()
 
     def restart(self, lost: str) -> list[str]:
-        """Start a pool again, together with pools that do not answer or stay busy. Returns their names.
+        """Start a pool again, and all pools that do not answer or stay busy. Return the names of these pools.
 
         The other pools forget their columns and earlier calls. Raises RemoteError if a worker dies meanwhile.
         Raises PlanError if a pool cannot be placed again or does not load its models.
@@ -83,12 +84,12 @@ class RunWorkers:
         for name, pool in self.pools.items():
             pool.call("clear", LATEST, group="control").result()
             if name not in names:
-                # replies to calls of the earlier generation may still arrive on the old connection
+                # replies to calls from the earlier generation may still arrive on the old connection
                 pool.connect()
         return names
 
     def found(self, seconds: float) -> Death | None:
-        """Wait up to ``seconds`` for the health monitor to find a dead worker; None if it finds none."""
+        """Wait up to ``seconds`` until the health monitor finds a dead worker; None if it finds none."""
         return self.watch.found(seconds)
 
     def lost(self) -> str | None:
@@ -96,11 +97,14 @@ class RunWorkers:
         return self.controllers.lost()
 
     def unwatch(self) -> None:
-        """Stop the health monitor. Calls that still wait raise Dead."""
+        """Stop the health monitor. Calls that still wait for an answer raise Dead."""
         self.watch.close()
 
     def stop(self) -> None:
-        """End all workers. If Ray has lost a controller, they end together with the run's other processes."""
+        """End all workers.
+
+        If Ray has lost a controlling process, the workers end together with the run's other processes.
+        """
         try:
             if self.controllers.lost():
                 for pool in self.pools.values():
@@ -116,9 +120,10 @@ class RunWorkers:
         self.watched += self.watch.watched
 
     def _begin_generation(self, names: Iterable[str]) -> list[str]:
-        """Raise the generation number of pools, which makes their earlier calls void.
+        """Increase the generation number of pools, which makes their earlier calls void.
 
-        Returns the names of pools with a rank that does not confirm it, because it is dead or still busy.
+        Returns the names of pools with a rank that does not confirm the new number, because it is dead or
+        still busy.
         """
         replies = {}
         for name in names:

@@ -1,4 +1,4 @@
-"""Setup: the data that a worker gets before its first call, and how it builds the program from it."""
+"""Setup: the data that a worker gets before its first call, from which it builds the program."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class FlowSource:
         path = Path(self.path)
         if path.parent == algorithms_folder().resolve() and path.is_file() and path.read_text() == self.text:
             return flows_of(load(path))[self.name]
-        # on another machine, or if the file changed since then, messages show the text
+        # if the file is missing on this machine or has changed, messages show the sent text
         if not path.is_file() or path.read_text() != self.text:
-            # a path without a file, so the text is used
+            # a path that is not a file, so that the text is used
             path = Path(f"/rlflow-{hashlib.sha256(self.text.encode()).hexdigest()[:16]}") / path.name
         return flows_of(load_text(path, self.text))[self.name]
 
@@ -79,7 +79,7 @@ def by_value(flow: Flow) -> bytes:
 
 @dataclass(frozen=True)
 class Setup:
-    """The message that sets up a rank of a pool."""
+    """The message with which a rank of a pool is set up."""
 
     version: str  # version of the driver's rlflow
     flow: FlowSource
@@ -97,14 +97,14 @@ class Setup:
     threads: int  # number of torch threads
     # the rendezvous file of the pool's ranks; only a name if they are on several machines
     rendezvous: str
-    # offload plan of this rank; None if memory has no limit
+    # offload schedule of this rank; None if memory is not limited
     offload_plan: MemorySchedule | None = None
 
     def program(self, flow: Flow | None = None) -> Program:
         """Trace the flow in this process.
 
-        ``flow``: the driver's flow if this is the driver's process; None loads it. Raises PlanError if the
-        graph or the version of rlflow differs from the driver's.
+        ``flow``: the driver's flow, if this is the driver's process; None: load the flow from its source.
+        Raises PlanError if the graph or the version of rlflow differs from the driver's.
         """
         if self.version != VERSION:
             raise PlanError.of(

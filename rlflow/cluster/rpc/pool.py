@@ -36,25 +36,25 @@ class Watcher(Protocol):
 
     @property
     def verdict(self) -> str | None:
-        """Why the workers ended, in words; None while that is not known."""
+        """Why the workers ended, in words; None while no reason is known."""
 
     def cause(self) -> str | None:
         """Check every worker and return the verdict.
 
-        An error of one worker may be a consequence of another's death.
+        This is needed because an error of one worker may be a consequence of another worker's death.
         """
 
     def late(self, at: Iterable[WorkerId]) -> str:
-        """Describe what these late workers do."""
+        """Describe the activities of these late workers."""
 
 
 class Future(Generic[R]):
     """The answers of several workers to one call.
 
-    ``transport``: transport of the answers. ``what``: the call, for messages. ``at``: the workers. ``refs``:
-    references of their answers, in this order. ``seconds``: the deadline. ``merge``: makes the result from
-    the answers. ``watcher``: knows dead workers. ``limit``: a deadline that started earlier and includes this
-    wait.
+    ``transport``: the transport of the answers. ``what``: the name of the call, for messages. ``at``: the
+    workers. ``refs``: references of their answers, in the order of ``at``. ``seconds``: the deadline.
+    ``merge``: makes the result from the answers. ``watcher``: knows which workers are dead. ``limit``: a
+    deadline that started earlier and also applies to this call.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Future(Generic[R]):
 
     @staticmethod
     def of_all(futures: Sequence[Future[Any]], seconds: float) -> Future[tuple[Any, ...]]:
-        """Join the answers of several calls into one future with a deadline of its own.
+        """Join several calls into one future of all their results, with its own deadline.
 
         Needs at least one future, and no future of a short call.
         """
@@ -100,7 +100,9 @@ class Future(Generic[R]):
         return is_answered(self.transport, self.refs)
 
     def result(self) -> R:
-        """Wait for all answers, or for the first error. Later calls return the same object.
+        """Wait for all answers or the first error, and return the merged result.
+
+        Later calls return the same object.
 
         Raises RemoteError with the rank, Late with the ranks that have not answered by the deadline, and Dead
         as soon as any worker is known to be dead.
@@ -119,7 +121,10 @@ class Future(Generic[R]):
                 raise self._late()
 
     def _look(self, seconds: float) -> list[Any] | None:
-        """Return the answers if all arrive within ``seconds``, else None. Raises the error of a call."""
+        """Return the answers if all arrive within ``seconds``, otherwise None.
+
+        Raises the error of a call that failed.
+        """
         try:
             return self.transport.values(self.refs, seconds)
         except CallFailed:
@@ -147,9 +152,9 @@ class Future(Generic[R]):
         )
 
     def _chosen_error(self, failed: Sequence[tuple[WorkerId, BaseException]]) -> BaseException:
-        """Choose the error to raise from errors of several ranks.
+        """Return the error to raise if several ranks failed.
 
-        A worker's death comes before its consequences.
+        The death of a worker is raised in preference to errors that it caused.
         """
         problem = next((error for _, error in failed if isinstance(error, AS_THEY_ARE)), None)
         if problem is not None:
@@ -159,7 +164,10 @@ class Future(Generic[R]):
 
 
 class SocketFuture(Future[R]):
-    """The answers to a short call over sockets. ``calls`` has a connection to each worker of ``at``."""
+    """The answers to a short call over sockets.
+
+    ``calls``: the running calls, with a connection to each worker of ``at``.
+    """
 
     def __init__(
         self,
@@ -199,7 +207,7 @@ class SocketFuture(Future[R]):
 def _once(merge: Callable[[list[Any]], R]) -> Callable[[list[Any]], R]:
     """Return ``merge`` with a cached result.
 
-    A frame in shared memory can be read only once, because its sender may then overwrite it.
+    A frame in shared memory can be read only once, because its sender may overwrite it afterwards.
     """
     results, merging = list[R](), threading.Lock()
 
@@ -233,8 +241,8 @@ class Pool(Generic[W]):
 
     def __init__(self, name: str, ranks: Sequence[Any], transport: RankTransport) -> None:
         self.name, self.actors, self.transport = name, tuple(ranks), transport
-        self.generation = 0  # generation number; grows when earlier calls become void
-        self.making: list[Any] = []  # references of the calls that make the objects
+        self.generation = 0  # generation number; increases when earlier calls become void
+        self.making: list[Any] = []  # references of answers to the calls that make the objects
         self.watcher: Watcher | None = None
         self.sockets, self.mailbox = Sockets(), RowMailbox()
         self._near: tuple[bool, ...] | None = None
@@ -252,22 +260,23 @@ class Pool(Generic[W]):
         return self._places[rank]
 
     def send(self, rank: int, method: str, *args: Any, group: str = "cpu", answers: int = 1) -> Any:
-        """Start a method on one rank; return the reference of its result.
+        """Start a method on one rank, and return the reference of its result.
 
-        With several ``answers`` it returns a list of references. References in ``args`` arrive as their
-        values. ``group``: the threads of the worker that run it.
+        If ``answers`` is above 1, returns a list of references. References in ``args`` arrive at the rank as
+        their values. ``group``: the worker's thread group that runs the method.
         """
         return self._starter(rank, "do", group, answers)(self.generation, method, *args)
 
     def run(self, rank: int, frame: bytes, transfers: Sequence[Any], group: str) -> Any:
-        """Pass a frame to one rank's ``run``; return the reference of the answer.
+        """Pass a frame to ``run`` of one rank's object, and return the reference of the answer.
 
-        ``transfers``: references, which arrive as their values.
+        ``transfers``: references, which arrive at the rank as their values.
         """
         return self._starter(rank, "do_run", group)(self._with_generation(frame), *transfers)
 
     def run_chunks(self, rank: int, frame: bytes, transfers: Sequence[Any], group: str) -> Any:
-        """Pass a frame to one rank's ``run_chunks``; return an iterator over references of its answers.
+        """Pass a frame to ``run_chunks`` of one rank's object, and return an iterator over references of the
+        answers.
 
         Each reference is returned as soon as its answer is available.
         """
@@ -283,17 +292,18 @@ class Pool(Generic[W]):
         return self._starters[which]
 
     def enter(self, generation: int) -> list[Any]:
-        """Start a new generation on every rank after running model calls.
+        """Start a new generation on every rank, after the model calls that are running.
 
-        Return the references of the answers.
+        Returns the references of the answers.
         """
         self.generation = generation
         return [self._starter(rank, "enter", "model")(generation) for rank in range(len(self))]
 
     def near(self, rank: int) -> bool:
-        """Whether a rank's worker shares memory with this process, and so with all other such workers.
+        """Whether a rank's worker shares memory with this process.
 
-        All workers are asked once.
+        Workers that share memory with this process also share it with each other. The workers are asked only
+        once.
         """
         if self._near is None:
             self._near = self._asked_near()
@@ -315,10 +325,10 @@ class Pool(Generic[W]):
         self.sockets = Sockets(self.future("listen", list(enumerate(names)), SECONDS, list).result(), key)
 
     def short_call(self, what: str, frames: Mapping[int, bytes], seconds: float) -> Future[list[Any]] | None:
-        """Pass a frame to ``run`` of some ranks and get the answers over sockets.
+        """Pass a frame to ``run`` of some ranks' objects over sockets. Return the future of the answers.
 
-        Returns None if a frame is too large, or if a rank has no free connection. ``what``: the call, for
-        messages.
+        Returns None if a frame is too large, or if a rank has no free connection. ``what``: the name of the
+        call, for messages.
         """
         connections = self.sockets.take(frames) if max(map(len, frames.values())) < LARGEST else None
         if connections is None:
@@ -338,7 +348,7 @@ class Pool(Generic[W]):
         return self.future("the start", list(enumerate(self.making)), seconds, list)
 
     def take_over(self, other: Pool[W]) -> None:
-        """Replace this pool's workers by the workers of another pool, which is not watched yet."""
+        """Replace this pool's workers with the workers of another pool, which is not watched yet."""
         self.sockets.close()
         self.actors = other.actors
         self.making = other.making
@@ -357,7 +367,7 @@ class Pool(Generic[W]):
     ) -> Future[R]:
         """Return the future of answers.
 
-        ``refs``: (rank, reference) of each. The other parameters are as in ``Future``.
+        ``refs``: (rank, reference) of each answer. The other parameters are as in ``Future``.
         """
         at, answers = [self.at(rank) for rank, _ in refs], [ref for _, ref in refs]
         return Future(self.transport, method, at, answers, seconds, merge, self.watcher, limit)
@@ -371,7 +381,8 @@ class Pool(Generic[W]):
     ) -> Future[list[R]]:
         """Call a method on every rank with the same arguments.
 
-        The result has one value per rank, in rank order.
+        Returns a future of a list with one value per rank, in rank order. ``group``: the worker's thread
+        group that runs the method.
         """
         name = _name(method)
         return self.future(
@@ -389,10 +400,11 @@ class Pool(Generic[W]):
         by_group: bool = False,
         seconds: float = SECONDS,
     ) -> Future[Batch]:
-        """Call a method that maps a batch to a batch. Each row is on exactly one rank.
+        """Call a method that maps a batch to a batch. Each row is sent to exactly one rank.
 
-        The result has the rows in their original order. Raises ValueError, with the rank, if a rank returns
-        another number of rows than it got.
+        Returns a future of a batch with the rows in their original order. ``by_group``: keep the rows of a
+        group on one rank. If a rank returns a different number of rows than it got, the result raises
+        ValueError with the rank.
         """
         name = _name(method)
         return self.spread(
@@ -415,8 +427,9 @@ class Pool(Generic[W]):
     ) -> Future[Batch]:
         """Send each row of a batch to exactly one rank, and join the answers like ``call_batch``.
 
-        ``ask``: takes a rank, its rows, and whether it shares memory with this process; returns the reference
-        of the answer. ``everyone``: also ask ranks without rows, because the ranks compute together.
+        ``ask``: a function that starts the call on a rank and returns the reference of the answer. It is
+        called with the rank, its rows, and whether the rank shares memory with this process. ``everyone``:
+        also call ranks without rows, because the ranks compute together.
         """
         units = units_of_rows(batch.axis.slots if by_group else None, len(batch))
         split = balanced(units, row_tokens(batch.data, len(batch)), len(self))
@@ -441,11 +454,9 @@ class Pool(Generic[W]):
     def map(
         self, method: Callable[[W, S], R] | str, items: Iterable[S], *, seconds: float = SECONDS
     ) -> Iterator[R]:
-        """Call a method for each item, on alternating ranks.
+        """Call a method for each item, on the ranks in turn. Yield the results in the order of the items.
 
-        Yields results in the order of the items, as early as possible.
-
-        At most two items per rank are in progress.
+        Each result is yielded as early as possible. At most two items per rank are in progress.
         """
         name, waiting = _name(method), list[Future[R]]()
         for number, item in enumerate(items):

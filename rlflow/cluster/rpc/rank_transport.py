@@ -1,4 +1,4 @@
-"""RankTransport: how calls of a pool reach its ranks, and how answers come back.
+"""RankTransport: how a pool's calls reach its ranks, and how the answers come back.
 
 There are two transports: Ray's actors (`rlflow.cluster.rpc.actor`), and threads of this process
 (`rlflow.cluster.rpc.thread_pool`). A transport starts a method of a rank's ``Host`` and returns a reference.
@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
-# group of calls → threads of each rank; models run one call at a time
+# group of calls → number of threads on each rank; model calls run one at a time
 GROUPS = {"model": 1, "cpu": 2, "io": 4, "control": 2, "beat": 1}
-# number of answers of a call; streaming: any number, one after another
+# number of answers to a call; streaming: any number, one after another
 Answers = int | Literal["streaming"]
 
 
@@ -36,11 +36,10 @@ class RankTransport(Protocol):
         """
 
     def ready(self, refs: Sequence[Any], seconds: float, first: bool = False) -> list[Any]:
-        """Wait up to ``seconds`` until all references have answers, or with ``first`` one of them.
+        """Wait up to ``seconds`` for the answers of all references, or with ``first`` for one answer.
 
-        Return those that do.
-
-        An iterator over references counts as answered when its next reference has its answer.
+        Returns the references that have answers. An iterator over references counts as answered when its next
+        reference has its answer.
         """
 
     def values(self, refs: Sequence[Any], seconds: float) -> list[Any] | None:
@@ -50,13 +49,16 @@ class RankTransport(Protocol):
         """
 
     def error(self, ref: Any) -> BaseException | None:
-        """Return the error of an answer that has arrived; Gone if its rank has ended, None for a value."""
+        """Return the error in an answer that has arrived; None if the answer is a value.
+
+        If the rank has ended, the error is Gone.
+        """
 
     def keep(self, value: Any) -> Any:
-        """Return a reference of a value, to pass to several calls."""
+        """Store a value and return a reference to it, which can be passed to several calls."""
 
     def future(self, ref: Any) -> Future[Any]:
-        """Return a future that ends with the answer of a reference."""
+        """Return a future that ends when the answer of a reference arrives."""
 
 
 def is_answered(transport: RankTransport, refs: Sequence[Any]) -> bool:

@@ -9,7 +9,7 @@ import cloudpickle
 
 from rlflow.processes.user_frames import portable
 
-# first byte of a reply: an answer of bytes, any other answer, an exception
+# first byte of a reply: the answer is bytes, the answer is any other value, or the call raised an exception
 BYTES, PICKLED, RAISED = b"g", b"p", b"r"
 
 
@@ -27,7 +27,10 @@ def of_answer(answer: Any) -> bytes:
 
 
 def of_error(error: Exception) -> bytes:
-    """Return the reply with an exception, or with its record if it cannot be sent."""
+    """Return the reply with an exception.
+
+    An exception that cannot be pickled is replaced with a description.
+    """
     return RAISED + pickled(portable(error))
 
 

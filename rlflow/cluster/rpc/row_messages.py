@@ -20,7 +20,7 @@ RowMessage = Payload | SharedFrame
 
 
 def size_of(row_message: RowMessage) -> int:
-    """Return the bytes that are sent from one process to the other."""
+    """Return the number of bytes that a message sends from one process to the other."""
     return row_message.size if isinstance(row_message, SharedFrame) else row_message.nbytes
 
 
@@ -33,7 +33,10 @@ def packed(batch: Batch, rows: Tensor | None = None) -> Payload:
 
 
 def opened(payload: Payload) -> Batch:
-    """Return the batch of these bytes. Its tensors are views of them, except for integers sent as int32."""
+    """Return the batch in these bytes.
+
+    Its tensors are views of the bytes, except integers that were sent as int32.
+    """
     batch = unpack(payload.data)
     return Batch(batch.axis, {name: widened(data) for name, data in batch.data.items()})
 
@@ -52,7 +55,7 @@ def widened(data: Data) -> Data:
 def inline(row_message: object) -> RowMessage | None:
     """Return the message if it fits into a call's frame; None if Ray must send it separately.
 
-    A place in shared memory and a few bytes fit.
+    A reference to shared memory fits, and so does a message of a few bytes.
     """
     few = isinstance(row_message, np.ndarray) and row_message.nbytes <= SMALL
     return row_message if few or isinstance(row_message, SharedFrame) else None  # type: ignore[return-value]
@@ -61,7 +64,7 @@ def inline(row_message: object) -> RowMessage | None:
 def _lasting(batch: Batch) -> Batch:
     """Return the batch with copies of keys and lengths.
 
-    These are small, and are kept longer than the columns.
+    They are small, and are kept longer than the columns.
     """
     data = {
         name: replace(data, lengths=data.lengths.clone()) if data.lengths is not None else data
@@ -71,7 +74,7 @@ def _lasting(batch: Batch) -> Batch:
 
 
 class RowMailbox:
-    """Mailbox: sends rows of this process to others, and reads theirs."""
+    """Sends rows of this process to other processes, and reads rows from them."""
 
     def __init__(self) -> None:
         self.outbox, self.inbox = SharedOutbox(), SharedInbox()
@@ -79,10 +82,10 @@ class RowMailbox:
     def message(
         self, batch: Batch, rows: Tensor | None = None, *, shared: bool, iteration: int = 0
     ) -> RowMessage:
-        """Return a message of rows for one receiver, for ``iteration``.
+        """Return a message with rows for one receiver.
 
         ``rows``: row numbers, None for all. ``shared``: whether the receiver can read this process's shared
-        memory.
+        memory. ``iteration``: the iteration that uses the rows.
         """
         frame = BatchFrame(batch, rows, narrow=True)
         at = self.outbox.write(frame, iteration) if shared and frame.nbytes > SMALL else None
@@ -91,8 +94,8 @@ class RowMailbox:
     def opened(self, row_messages: Sequence[RowMessage]) -> list[Batch]:
         """Return the batches of messages.
 
-        Their tensors are views, and each view keeps the memory of its full message. Integers may be int32
-        even if their kind is int64. Raises OSError if shared memory cannot be reached.
+        Their tensors are views, and each view keeps the memory of its complete message alive. Integers may be
+        int32 even if their kind is int64. Raises OSError if shared memory cannot be reached.
         """
         frames = [
             self.inbox.read(row_message).numpy() if isinstance(row_message, SharedFrame) else row_message

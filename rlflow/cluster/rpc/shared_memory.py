@@ -1,11 +1,12 @@
 """Rows in shared memory between processes of one machine.
 
-The sender writes a frame into shared memory and the receiver uses its rows there, so rows are copied once.
-The memory is anonymous (memfd): it has no name in any folder, other users cannot open it, and it is freed
-when the last process that has it open ends. A receiver opens it through the sender's ``/proc/PID/fd``. It
-maps the memory privately: a page that it writes into is copied. It reports when it uses nothing in it any
-more. The sender then reuses the segment, because the kernel needs ten times as long for new memory as a copy
-takes. All segments of a sender have at most ``LIMIT`` bytes.
+The sender writes a frame into shared memory, and the receiver uses the rows in place, so rows are copied only
+once. The memory is anonymous (memfd): it has no name in any folder, other users cannot open it, and it is
+freed when the last process that has it open ends. A receiver opens it through the sender's ``/proc/PID/fd``.
+The receiver maps the memory privately: if it writes into a page, it gets a copy of the page. When the
+receiver no longer uses the memory, it marks the segment as unused, and the sender reuses the segment. Reuse
+matters because allocating new memory takes ten times as long as the copy. All segments of a sender have at
+most ``LIMIT`` bytes together.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from torch import Tensor
 from rlflow.author.copy_on_write import FileMemory
 from rlflow.cluster.rpc.column_wire import BatchFrame
 
-LIMIT = 1 << 30  # most bytes of shared memory of one sender
-# most bytes of a frame that is sent within the call; a call with several must fit into `sockets.LARGEST`
+LIMIT = 1 << 30  # maximum bytes of shared memory of one sender
+# maximum bytes of a frame that is sent inside a call; a call with several such frames must fit into
+# `sockets.LARGEST`
 SMALL = 16 << 10
 HEAD = 64  # bytes of a segment before the frame: its identity, and whether it is in use
-STATE = 8  # the byte that tells whether a segment is in use
+STATE = 8  # index of the byte that says whether a segment is in use
 STEPS = 4  # sizes of segments within each power of two
 WASTE = 2  # a reused segment is at most this many times as large as its frame
-# segments that a receiver keeps open for the next frame, and segments in which rows of one sender may stay;
-# each needs open files
+# maximum segments that a receiver keeps open for later frames, and maximum segments of one sender in which
+# rows may stay; each needs open files
 OPEN = 64
 
 
@@ -66,7 +68,7 @@ class _Segment:
 
     @property
     def in_use(self) -> bool:
-        """Whether a receiver still has rows in it."""
+        """Whether a receiver still has rows in this segment."""
         return bool(self.memory[STATE])
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
@@ -76,9 +78,9 @@ class _Segment:
 
 
 class SharedOutbox:
-    """Frames of this process for other processes. Several threads may use it.
+    """Frames that this process sends to other processes. Several threads may use it.
 
-    limit: most bytes of all segments.
+    limit: maximum bytes of all segments together.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -86,9 +88,10 @@ class SharedOutbox:
         self._limit, self._lock = limit, threading.Lock()
 
     def write(self, frame: BatchFrame, iteration: int = 0) -> SharedFrame | None:
-        """Write a frame for one receiver, for ``iteration``.
+        """Write a frame for one receiver, and return its place.
 
-        Returns None if the limit or the machine has no room.
+        Returns None if the limit or the machine has no room. ``iteration``: the iteration that uses the
+        frame.
         """
         segment = self._free(HEAD + frame.nbytes, iteration)
         if segment is None:
@@ -118,7 +121,10 @@ class SharedOutbox:
             return segment
 
     def _made(self, room: int) -> _Segment | None:
-        """Return a new segment. Frees unused segments if the limit requires it."""
+        """Return a new segment, or None if the machine has no room.
+
+        Frees unused segments if the limit requires it.
+        """
         free = sorted(
             (segment for segment in self._segments if not segment.in_use), key=lambda segment: segment.room
         )
@@ -144,10 +150,10 @@ class SharedOutbox:
         return sum(segment.room for segment in self._segments)
 
     def clear(self, iteration: int) -> None:
-        """End this and earlier iterations.
+        """End an iteration and all earlier ones.
 
-        A segment still in use at the next call is dropped: its receiver failed, ended, or keeps the rows, and
-        then owns the memory alone.
+        A segment that is still in use at the next call is dropped. Its receiver failed, ended, or keeps the
+        rows; in the last case the receiver then owns the memory alone.
         """
         with self._lock:
             self._segments = [segment for segment in self._segments if not (segment.in_use and segment.over)]
@@ -156,16 +162,16 @@ class SharedOutbox:
 
 
 def rounded(size: int) -> int:
-    """Return the bytes of a segment for ``size``.
+    """Return the size of a segment for a frame of ``size`` bytes.
 
-    They are at most a quarter more, so that frames of similar size can reuse a segment.
+    It is at most a quarter larger, so that frames of similar size can reuse a segment.
     """
     step = max(1 << max(size.bit_length() - 1, 0), mmap.PAGESIZE * STEPS) // STEPS
     return -(-size // step) * step
 
 
 class _Forks:
-    """Counts the processes that this process has forked. They see its memory too."""
+    """Counts the processes that this process has forked, because they can read its memory too."""
 
     count = 0
 
@@ -222,7 +228,7 @@ class _Use:
 
 
 class SharedInbox:
-    """Frames of other processes. Several threads may use it."""
+    """Frames that other processes send to this process. Several threads may use it."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[tuple[int, int], _Opened] = OrderedDict()
@@ -259,5 +265,5 @@ class SharedInbox:
 
 
 def _mapped(descriptor: int, room: int) -> Tensor:
-    """Return the memory of a file, uint8 [room]. It is valid as long as the tensor or a view exists."""
+    """Return the memory of a file, uint8 [room]. It is valid while the tensor or a view of it exists."""
     return torch.from_numpy(np.frombuffer(mmap.mmap(descriptor, room), dtype=np.uint8))

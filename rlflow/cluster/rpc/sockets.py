@@ -1,7 +1,7 @@
 """Short calls to workers on the driver's machine without Ray: a frame and its answer over a Unix socket.
 
-They take a fraction of the time of an actor's call. Ray carries all other calls: long or large ones, calls to
-other machines, and calls to a worker without a free connection.
+A short call takes a fraction of the time of a Ray actor call. All other calls go through Ray: long or large
+calls, calls to other machines, and calls to a worker without a free connection.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from rlflow.cluster.rpc.rank_transport import Gone
 from rlflow.cluster.rpc.replies import content, raised, reply
 
 CONNECTIONS = 2  # connections to each worker, as many as it has threads for short calls
-# most bytes of a frame: the kernel accepts that many at once, even if the receiving process is stopped
+# maximum bytes of a frame: the kernel accepts this many at once, even if the receiving process is stopped
 LARGEST = 64 << 10
 ATTEMPTS = 100  # attempts to connect before a worker stops listening
 
 
 def listen(key: bytes, answer: Callable[[bytes], Any]) -> str:
-    """Answer frames on a worker, over ``CONNECTIONS`` connections from a process that has the key.
+    """Answer frames from a process that has the key. Return the name of the socket.
 
-    Each connection has a thread. Returns the socket's name; empty on systems whose sockets need files.
+    A worker calls this. Each of the ``CONNECTIONS`` connections has its own thread. The name is empty on
+    systems whose sockets need files.
     """
     if sys.platform != "linux":
         return ""
@@ -65,9 +66,9 @@ def _serve(connection: Any, answer: Callable[[bytes], Any]) -> None:
 class Sockets:
     """The driver's connections to the workers of a pool, by rank.
 
-    A connection carries one call at a time. A thread opens the connections. A worker that does not answer, or
-    that is on another machine, gets none. ``names``: socket names from ``listen``, by rank. ``key``: the
-    shared secret.
+    A connection is used for one call at a time. A thread opens the connections. A worker that does not
+    answer, or that is on another machine, has no connection. ``names``: socket names from ``listen``, by
+    rank. ``key``: the shared secret.
     """
 
     def __init__(self, names: Sequence[str] = (), key: bytes = b"") -> None:
@@ -86,13 +87,13 @@ class Sockets:
                     self.give(rank, Client(name, "AF_UNIX", authkey=key))
 
     def settled(self, seconds: float) -> bool:
-        """Wait up to ``seconds`` until opening connections has ended; return whether it has."""
+        """Wait up to ``seconds`` until all attempts to connect have ended. Return whether they have."""
         if self._connecting.ident is not None:
             self._connecting.join(seconds)
         return not self._connecting.is_alive()
 
     def take(self, ranks: Iterable[int]) -> dict[int, Connection] | None:
-        """Take a free connection to each of the ranks; None if one of the ranks has no free connection."""
+        """Return a free connection to each of the ranks; None if one of the ranks has no free connection."""
         needed = tuple(ranks)
         with self._lock:
             if not all(rank < len(self._free) and self._free[rank] for rank in needed):
@@ -131,7 +132,9 @@ class PendingCalls:
             self._lost(rank)
 
     def listen(self, seconds: float) -> None:
-        """Receive replies until all are here, one is an exception, a connection is lost, or time is up."""
+        """Receive replies until all have arrived, one is an exception, a connection is lost, or ``seconds``
+        are over.
+        """
         limit = time.monotonic() + seconds
         while self._open and not self.broken and not any(map(raised, self.replies.values())):
             ready = wait(list(self._open.values()), max(limit - time.monotonic(), 0.0))

@@ -19,10 +19,10 @@ from rlflow.processes.deadline import LOOK
 
 
 class Streams(Future[list[Any]]):
-    """The answers of several ranks, one answer of each at a time.
+    """The answers of several ranks to one call, where each rank answers several times.
 
-    ``streams``: results of ``Pool.run_chunks`` by rank. ``seconds``: deadline of the full call. ``note`` is
-    called with all answers by rank.
+    ``streams``: rank → result of ``Pool.run_chunks``. ``seconds``: the deadline of the complete call.
+    ``note``: called with the answers by rank each time.
     """
 
     def __init__(
@@ -45,7 +45,10 @@ class Streams(Future[list[Any]]):
         self.pool, self._ranks, self._note = pool, tuple(streams), note
 
     def next(self) -> dict[int, Any]:
-        """Return the next answer of each rank once all have arrived. Raises like ``Future.result``."""
+        """Wait for the next answer of each rank, and return the answers by rank.
+
+        Raises like ``Future.result``.
+        """
         refs = list(zip(self._ranks, self._answers(), strict=True))
         answers = self.pool.future(self.what, refs, max(self._limit.left(), LOOK), list).result()
         by_rank = dict(zip(self._ranks, map(Answer.unpacked, answers), strict=True))
@@ -61,10 +64,10 @@ class Streams(Future[list[Any]]):
 def chunks_of(
     calls: Calls, answers: Streams, into: Chunks, rows: Sequence[Tensor], axis: Axis
 ) -> Iterator[Batch]:
-    """Yield the batches that a pool samples: chunk by chunk, and last a batch of all rows.
+    """Yield the chunks that a pool samples, and last a batch of all rows.
 
-    A chunk joins the chunks of the same number from all ranks. The last batch has the rows in the same order
-    as without chunks. ``rows``: the rows of ``axis`` that each rank samples.
+    Each yielded chunk joins one chunk from every rank. The last batch has the rows in the same order as
+    without chunks. ``rows``: the rows of ``axis`` that each rank samples.
     """
     for _ in range(into.count):
         yield _chunk(calls, answers, rows, axis)

@@ -1,8 +1,8 @@
 """The transport of pools whose ranks are threads of this process.
 
-It serves debuggers, runs without Ray, and tests. A rank has the same host as an actor of Ray, and the same
-threads for each group of calls. All arguments and answers pass between threads as bytes, and each reader
-decodes its own copy. So threads share no tensors.
+It is used in debuggers, in runs without Ray, and in tests. A rank has the same host as a Ray actor, and the
+same threads for each group of calls. All arguments and answers are passed between threads as bytes, and each
+reader decodes its own copy, so threads share no tensors.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from rlflow.cluster.rpc.rank_transport import GROUPS, Answers, CallFailed
 from rlflow.execution.queues import Queues
 from rlflow.processes.watchdog import beside
 
-# a reply, which each reader decodes for itself; it is never cancelled and never has an exception
+# a reply, which each reader decodes for itself; this future is never cancelled and never has an exception
 Reference = Future[bytes]
 CLOSED_SECONDS = 5.0  # time limit for the threads of all ranks to end
 
 
 class ThreadHost(Host):
-    """A host in threads of the run's process. It tells the process's watchdog that a node is running."""
+    """A host in threads of the run's process. It reports running nodes to the process's watchdog."""
 
     @contextlib.contextmanager
     def _contained(self) -> Iterator[None]:
@@ -57,7 +57,7 @@ class ThreadRank:
 
 
 class AnswerStream(Iterator[Reference]):
-    """References of the answers of one call, which arrive one after another."""
+    """References of the answers to one call, which arrive one after another."""
 
     def __init__(self) -> None:
         self._coming: deque[Reference] = deque([Future()])
@@ -85,28 +85,34 @@ class ThreadTransport:
     """Calls hosts in threads of this process."""
 
     def starter(self, rank: ThreadRank, method: str, group: str, answers: Answers) -> Callable[..., Any]:
-        """Return a function that starts a method of a rank."""
+        """Return a function that starts a method of a rank. See ``RankTransport.starter``."""
         call = getattr(rank.host, method)
         if answers == "streaming":
             return partial(_streamed, rank, group, call)
         return partial(_started, rank, group, call, answers)
 
     def ready(self, refs: Sequence[Any], seconds: float, first: bool = False) -> list[Any]:
-        """Wait for answers; return the references that have them."""
+        """Wait up to ``seconds`` for answers; with ``first``, for one.
+
+        Return the references that have answers.
+        """
         heads = [ref.head if isinstance(ref, AnswerStream) else ref for ref in refs]
         when = concurrent.futures.FIRST_COMPLETED if first else concurrent.futures.ALL_COMPLETED
         concurrent.futures.wait(heads, max(seconds, 0.0), when)
         return [ref for ref, head in zip(refs, heads, strict=True) if head.done()]
 
     def values(self, refs: Sequence[Reference], seconds: float) -> list[Any] | None:
-        """Return the answers once all have arrived; None after ``seconds``. Raises CallFailed."""
+        """Return the answers when all have arrived; None after ``seconds``.
+
+        Raises CallFailed for an error.
+        """
         answered = self.ready(refs, seconds)
         if any(replies.raised(ref.result()) for ref in answered):
             raise CallFailed
         return [replies.content(ref.result()) for ref in refs] if len(answered) == len(refs) else None
 
     def error(self, ref: Reference) -> BaseException | None:
-        """Return the error of an answer that has arrived; None if it is a value."""
+        """Return the error in an answer that has arrived; None if the answer is a value."""
         reply = ref.result()
         return replies.content(reply) if replies.raised(reply) else None
 
@@ -117,7 +123,7 @@ class ThreadTransport:
         return kept
 
     def future(self, ref: Reference) -> Future[Any]:
-        """Return a future that ends with the answer."""
+        """Return a future that ends when the answer arrives."""
         decoded: Future[Any] = Future()
         ref.add_done_callback(partial(_decode, decoded))
         return decoded
@@ -205,7 +211,7 @@ def _made(member: ThreadRank, call: Callable[[], None]) -> Reference:
 
 
 def close(*pools: Pool[Any], seconds: float = CLOSED_SECONDS) -> bool:
-    """End the threads of pools; return whether all ended in time.
+    """End the threads of pools. Return whether all ended within ``seconds``.
 
     A call that never returns keeps its thread, which ends with the process.
     """
@@ -217,9 +223,10 @@ def close(*pools: Pool[Any], seconds: float = CLOSED_SECONDS) -> bool:
 
 
 def forget(*pools: Pool[Any]) -> None:
-    """Drop the objects of ranks.
+    """Drop the objects of all ranks.
 
-    A torch group ends with its last reference, and other ranks then stop waiting for its rank.
+    A torch group ends when the last reference to it is dropped. Ranks that wait for another rank in the group
+    then stop waiting.
     """
     for member in (member for pool in pools for member in pool.actors):
         member.host.instance = None

@@ -1,8 +1,8 @@
 """Balance of loads over ranks: multiprocessor scheduling of complete units (P||Cmax).
 
-The goal is a small load of the fullest rank. First longest-first (Graham 1969, at most 4/3 of the best). Then
-exchanges between the fullest rank and another, until no exchange helps. If the result is not near a lower
-bound, a search by capacities with a budget follows.
+The goal is a small load on the fullest rank. First, units are assigned longest-first (Graham 1969, at most
+4/3 of the best load). Then units are exchanged between the fullest rank and another rank, until no exchange
+helps. If the result is not near a lower bound, a search over capacities with a limited budget follows.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Sequence
 import torch
 
 NEAR = 1.05  # the target: at most 1.05 times the best
-CLOSE = 1.01  # of the lower bound: exchanging stops there
+CLOSE = 1.01  # exchanging stops at this multiple of the lower bound
 EXCHANGES = 200
-NODES = 4_000  # most nodes of the search for each capacity that is tried
-SEARCHED = 128  # most units to search; with more units, the result is even without a search
+NODES = 4_000  # maximum search nodes for each capacity that is tried
+SEARCHED = 128  # maximum units for a search; more units are balanced without it
 
 
 def assigned(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Return the rank of each unit, from the units' sizes (0 or more).
+    """Return the rank of each unit, given the units' sizes (0 or more).
 
-    Deterministic; ties are resolved by the order of units and ranks.
+    The result is deterministic; ties are resolved by the order of units and ranks.
     """
     ranks_of = _longest_first(sizes, ranks)
     bound = lower_bound(sizes, ranks)
@@ -36,8 +36,9 @@ def assigned(sizes: Sequence[int], ranks: int) -> list[int]:
 def lower_bound(sizes: Sequence[int], ranks: int) -> int:
     """Return a lower bound on the load of the fullest rank.
 
-    It is at least the mean. Of any k·ranks + 1 units, some k + 1 share a rank. So for each k, it is at least
-    the sum of the k + 1 smallest of the k·ranks + 1 largest units. For k = 0 this is the largest unit.
+    The load is at least the mean. Of any k·ranks + 1 units, at least k + 1 are on the same rank. So for each
+    k, the load is at least the sum of the k + 1 smallest among the k·ranks + 1 largest units. For k = 0 this
+    is the largest unit.
     """
     ordered = sorted(sizes, reverse=True)
     shared = (sum(ordered[count - count // ranks : count + 1]) for count in range(0, len(ordered), ranks))

@@ -1,6 +1,6 @@
-"""Dispatch modes of an author: ``split`` and ``merge`` see full batches and run on rank 0.
+"""Dispatch modes that an author defines.
 
-Pieces run on all ranks.
+``split`` and ``merge`` get complete batches and run on rank 0. The stage runs on each piece, on all ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ def by_own_mode(
     arguments: Mapping[str, Any],
     call_options: CallOptions,
 ) -> tuple[Batch, PartialMetrics]:
-    """Run ``split(batch, ranks)`` on rank 0, each piece on its rank, ``merge(outputs, batch)`` on rank 0."""
+    """Run a stage with an author's dispatch mode. Return its columns and metrics.
+
+    ``split(batch, ranks)`` runs on rank 0, the stage runs on each piece on the piece's rank, and
+    ``merge(outputs, batch)`` runs on rank 0.
+    """
     batch = calls.spread(batch, pool.name)
     everything = torch.arange(len(batch))
     keys = [calls.ledger.key() for _ in range(len(pool))]

@@ -1,6 +1,6 @@
-"""Join rows of several shards or frames, copying each entry of a long row once.
+"""Join rows of several shards or frames, so that each entry of a long row is copied only once.
 
-A frame in shared memory that has exactly the wanted rows is not copied.
+If a frame in shared memory has exactly the needed rows, it is not copied.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Part = tuple[Batch, Tensor | None]  # columns, and row numbers; None: all rows i
 
 
 def gathered(parts: Sequence[Part], names: Sequence[str], order: Tensor | None = None) -> Batch:
-    """Return columns over the rows of all parts, one part after another, then put into ``order``.
+    """Return columns over the rows of all parts, joined one part after another and then put into ``order``.
 
-    The result has its own memory. Only a single part that is wanted unchanged stays in shared memory.
+    The result has its own memory, except that a single part with unchanged rows stays in shared memory.
     """
     if len(parts) == 1 and parts[0][1] is None and order is None:
         return owned(parts[0][0].select(*names))
@@ -80,7 +80,8 @@ def _copied(like: Data, views: Sequence[Tensor], lengths: Tensor) -> Data:
 
 
 def owned(batch: Batch) -> Batch:
-    """Return a batch from ``RowMailbox.opened`` in its own memory. Memory from Ray cannot be lent to calls.
+    """Return a batch from ``RowMailbox.opened`` in its own memory, because Ray's memory cannot be lent to
+    calls.
 
     Columns in shared memory stay there.
     """

@@ -1,4 +1,4 @@
-"""Compute a rank's request: the inputs and transfers for the rows that it needs of a batch on workers."""
+"""Compute a rank's request: the inputs and transfers with which it gets its rows of a batch on workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlflow.cluster.sharding.shard_map import RemoteColumn, Shard, ShardCopy, Sh
 
 
 class Transfer(NamedTuple):
-    """Rows of columns that another worker sends."""
+    """Rows of some columns that another worker sends. ``rows``: row numbers in its shard; None: all."""
 
     at: WorkerId
     key: int
@@ -26,7 +26,7 @@ class Transfer(NamedTuple):
 class StoredRows(NamedTuple):
     """Rows from other workers that a worker stores.
 
-    For each source shard it has which rows go to which places.
+    ``pieces``: for each source shard, which of its rows are stored at which places.
     """
 
     key: int
@@ -37,9 +37,9 @@ class StoredRows(NamedTuple):
 
 
 class RowRequest(NamedTuple):
-    """A rank's request: the inputs and transfers of its call, and the rows that the worker then stores.
+    """A rank's request: the inputs and transfers of its call, and the rows that the worker stores afterwards.
 
-    Transfers come in the order in which parts of the inputs name them.
+    The transfers are in the order in which the inputs name them.
     """
 
     inputs: Inputs
@@ -47,7 +47,7 @@ class RowRequest(NamedTuple):
     copies: tuple[StoredRows, ...] = ()
 
     def note(self, at: WorkerId, iteration: int, release: Callable[[WorkerId, int], None]) -> None:
-        """Record the new copies of shards, once the worker has them."""
+        """Record the new copies of shards, once the worker ``at`` has them."""
         for key, rows, names, pieces in self.copies:
             shard = Shard(at, key, rows, release)
             for source, wanted, index in pieces:
@@ -57,10 +57,10 @@ class RowRequest(NamedTuple):
 
 
 class AlignedColumns(NamedTuple):
-    """Columns with the same places of rows, which are moved together."""
+    """Columns whose rows are at the same places. They are moved together."""
 
     layout: ShardMap
-    columns: tuple[tuple[str, str], ...]  # (name wanted, name in the shards)
+    columns: tuple[tuple[str, str], ...]  # (name in the request, name in the shards)
     names: tuple[str, ...]  # names in the shards, each once
     kinds: tuple[Kind, ...]
 
@@ -81,9 +81,8 @@ class Routes:
     ) -> RowRequest:
         """Return the request for ``rows`` on the worker ``at``.
 
-        Copies from this ``iteration`` are not sent again.
-
-        ``keep``: returns a key under which the worker stores incoming rows; None: it stores nothing.
+        Rows of which the worker has a copy from this ``iteration`` are not sent again. ``keep``: a function
+        that returns a key under which the worker stores incoming rows; None: the worker does not store them.
         """
         inputs = _Inputs(rows, at, iteration, keep)
         sources = [source for group in self.groups for source in inputs.sources(group)]

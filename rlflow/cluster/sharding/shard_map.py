@@ -1,4 +1,4 @@
-"""The driver's view of a column on workers: the shards that hold its rows, but never their values."""
+"""The driver's view of a column on workers: which shards have its rows, but not the values."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class WorkerId:
 class Shard:
     """Columns over some rows that one worker stores under a key.
 
-    ``release`` is called when the driver has no reference to the shard any more. ``copies``: copies on other
-    workers.
+    ``release`` is called when the driver no longer has a reference to the shard. ``copies``: copies of its
+    rows on other workers.
     """
 
     __slots__ = ("__weakref__", "_release", "at", "copies", "key", "rows")
@@ -60,12 +60,12 @@ class ShardCopy(NamedTuple):
     names: frozenset[str]
     # int64 [rows of the copied shard]: the place of each row in ``shard``, -1 if it is missing
     where: Tensor
-    iteration: int  # workers forget the copy with this iteration
+    iteration: int  # workers forget the copy at the end of this iteration
 
     def rows(self, index: Tensor | None) -> Tensor | None:
-        """Return the places in the copy of these rows of the copied shard (None: all rows).
+        """Return the places in the copy of some rows of the copied shard (``index`` None: all rows).
 
-        None if some of the rows are missing.
+        Returns None if some of the rows are missing in the copy.
         """
         places = self.where if index is None else self.where[index]
         return None if bool((places < 0).any()) else places
@@ -73,7 +73,7 @@ class ShardCopy(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ShardMap:
-    """Places of rows on workers."""
+    """For each row of a column, the shard that has the row, and the row's place in the shard."""
 
     shards: tuple[Shard, ...]
     shard: Tensor  # int64 [rows]: the number of each row's shard
@@ -91,7 +91,7 @@ class ShardMap:
         return ShardMap(tuple(shards), *_places(tuple(split), rows), tuple(split), axis)
 
     def whole(self, rows: Tensor) -> int | None:
-        """Return the number of the shard that holds exactly these rows in this order; None without one."""
+        """Return the number of the shard that has exactly these rows in this order; None if there is none."""
         number = next(
             (number for number, shard_rows in enumerate(self.rows_by_shard) if shard_rows is rows), None
         )
@@ -107,7 +107,7 @@ class ShardMap:
         return ShardMap(self.shards, self.shard[index], self.place[index])
 
     def split(self, pool: str, ranks: int) -> list[Tensor] | None:
-        """Return the rows on each rank of a pool; None if some rows are on other pools."""
+        """Return the rows on each rank of a pool; None if some rows are not on the pool."""
         if any(shard.at.pool != pool for shard in self.shards):
             return None
         ranks_of = [shard.at.rank for shard in self.shards]
@@ -213,9 +213,10 @@ def empty(kind: Kind) -> Data:
 
 
 def row_tokens(columns: Mapping[str, Data], rows: int) -> Tensor:
-    """Return the weight of each row for balancing, int64 [rows]: its tokens plus its prompt's tokens.
+    """Return the weight of each row for balancing, int64 [rows]: the tokens of the row and its prompt.
 
-    Without these columns, the lengths of another ragged column are used; without any, each weight is 1.
+    Without token columns, the lengths of another ragged column are used; without any ragged column, each
+    weight is 1.
     """
     present = [columns[name] for name in ("tokens", "prompt_tokens") if name in columns]
     token_counts = [data.lengths for data in present if data.lengths is not None]

@@ -1,4 +1,4 @@
-"""The shards of a worker by key, and the batch of a call, joined from shards and incoming rows."""
+"""The shards of a worker, by key. The batch of a call is joined from shards and incoming rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ShardStore:
         self._lock = threading.Lock()
 
     def put(self, key: int, batch: Batch, iteration: int = 0) -> None:
-        """Store a shard. ``iteration``: the iteration that needs it."""
+        """Store a shard until ``iteration`` ends."""
         with self._lock:
             self._held[key], self._iterations[key] = batch, iteration
 
@@ -56,22 +56,23 @@ class ShardStore:
     def slice(
         self, key: int, names: Sequence[str], rows: Index | None, shared: bool = False, iteration: int = 0
     ) -> RowMessage:
-        """Return rows of columns as a message for another worker, for ``iteration``.
+        """Return rows of a shard's columns as a message for another worker.
 
-        shared: whether the receiver can read this process's shared memory.
+        rows: row numbers; None: all. shared: whether the receiver can read this process's shared memory.
+        iteration: the iteration that uses the rows.
         """
         which = None if rows is None else torch.tensor(rows)
         return self.mailbox.message(self._held[key].select(*names), which, shared=shared, iteration=iteration)
 
     def take(self, key: int, row_message: RowMessage, iteration: int) -> Batch:
-        """Store a shard from another process, and return it."""
+        """Store rows from another process as a shard, and return the shard."""
         [batch] = self.mailbox.opened([row_message])
         shard = owned(batch)
         self.put(key, shard, iteration)
         return shard
 
     def batch(self, inputs: Inputs, transfers: Sequence[RowMessage], iteration: int = 0) -> Batch:
-        """Return the batch of a call. Rows that the call asks to keep are stored for the ``iteration``.
+        """Return the batch of a call. Rows that the call marks as kept are stored until ``iteration`` ends.
 
         ``transfers`` must be in the order in which the inputs name them.
         """
@@ -118,7 +119,7 @@ class ShardStore:
 def _borrowed(data: Data) -> Data:
     """Return the column for one call, without sharing torch tensors between threads.
 
-    A backend that asks a tensor for its address can move the tensor's memory.
+    Reading the address of a tensor, as backends do, can move its memory.
     """
     own = isinstance(data.value, torch.Tensor) and file_memory(data.value) is None
     return replace(data, value=writable_copy(data.value)) if own else data

@@ -1,7 +1,7 @@
-"""Splits: which rank has which rows, computed without looking into the rows.
+"""Splits: which rank has which rows, computed without the content of the rows.
 
-A split is a list with one int64 tensor of row numbers per rank. Together they contain every row of a batch
-once, in any order. A unit of a split is not divided: a single row, or a complete group.
+A split is a list with an int64 tensor of row numbers for each rank. Together, the tensors contain every row
+of a batch once, in any order. A unit of a split is a single row or a complete group; it is never divided.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SLACK = 0.10  # largest imbalance at which a stage keeps the split of its input
 
 
 def units_of_rows(groups: Tensor | None, rows: int) -> list[Tensor]:
-    """Return single rows as units, or with ``groups`` the rows of each group.
+    """Return the units of a split: single rows, or with ``groups`` the rows of each group.
 
     ``groups``: int64 [rows], equal and adjacent within a group.
     """
@@ -34,7 +34,7 @@ def units_of_rows(groups: Tensor | None, rows: int) -> list[Tensor]:
 
 
 def balanced(units: Sequence[Tensor], tokens: Tensor, ranks: int) -> list[Tensor]:
-    """Assign complete units to ranks, longest first; return each rank's rows in ascending order.
+    """Assign complete units to ranks by their tokens, and return each rank's rows in ascending order.
 
     ``tokens``: int64 [rows], the load of each row. The fullest rank is at most 5 % above the best possible
     for complete units (measured over generated cases of up to 97 units on 8 ranks; see ``balance.assigned``).
@@ -61,8 +61,8 @@ def _by_rank(rows: Tensor, rank: Tensor, ranks: int) -> list[Tensor]:
 
 
 def loads(split: Sequence[Tensor], tokens: Tensor) -> list[int]:
-    """Return the tokens of each rank."""
-    each = tokens.numpy()  # several times as fast as torch for so few numbers
+    """Return the number of tokens on each rank."""
+    each = tokens.numpy()  # several times as fast as torch for this few numbers
     return [int(each[rows.numpy()].sum()) for rows in split]
 
 
@@ -77,8 +77,8 @@ def keep_or_balance(
 ) -> list[Tensor]:
     """Return ``split`` if it is good enough, else the result of ``balanced``.
 
-    A split that divides a unit is never good enough. Otherwise it is if it is within ``slack`` of balance, or
-    if ``balanced`` is not better.
+    A split is good enough if it divides no unit and is either within ``slack`` of balance or not worse than
+    the result of ``balanced``.
     """
     whole = _holds_whole(split, units)
     if whole and off_balance(split, tokens) <= slack:
@@ -111,7 +111,7 @@ def _holds_whole(split: Sequence[Tensor], units: Sequence[Tensor]) -> bool:
 
 
 def check_counts(split: Sequence[Tensor], counts: Sequence[int]) -> None:
-    """Raise ValueError if a rank returned another number of rows than it got, or nothing."""
+    """Raise ValueError if a rank returned nothing, or a different number of rows than it got."""
     if len(counts) != len(split):
         raise ValueError(f"found results of {len(counts)} ranks, expected {len(split)}")
     wrong = [
@@ -127,7 +127,7 @@ def check_counts(split: Sequence[Tensor], counts: Sequence[int]) -> None:
 
 
 def merge_order(split: Sequence[Tensor]) -> Tensor:
-    """Return where each row is in the ranks' results, one rank after another, int64 [rows].
+    """Return the place of each row in the joined results of all ranks, int64 [rows].
 
     ``joined[merge_order(split)]`` are the rows in their original order.
     """

@@ -1,4 +1,4 @@
-"""The optimizer steps of an update over ranks: which rows each rank uses in each step.
+"""The optimizer steps of an update on several ranks: which rows each rank uses in each step.
 
 Steps, their rows and their order do not depend on the number of ranks.
 """
@@ -25,8 +25,8 @@ StepTotals = tuple[int, int] | tuple[int, int, tuple[tuple[int, int], ...]]
 class RankSteps:
     """The rows that each rank uses in each step of one update."""
 
-    rows: list[Tensor]  # for each rank the rows of the batch that it needs, ascending
-    # for each rank and step the places among those rows, and the totals of the full minibatch for
+    rows: list[Tensor]  # the rows of the batch that each rank needs, ascending
+    # for each rank and step: the places among the rank's rows, and the totals of the full minibatch for
     # ``MinibatchTotals``
     steps: list[list[tuple[Index, StepTotals]]]
     left_out: int  # rows that the update does not learn from
@@ -79,7 +79,7 @@ def _shared(units: object, tokens: Tensor, ranks: int) -> list[Tensor]:
 
 
 def numbered(values: Tensor) -> Tensor:
-    """Return group numbers from 0 in row order."""
+    """Return group numbers that count from 0 in row order."""
     if not len(values):
         return values
     changes = torch.ones(len(values), dtype=torch.int64)

@@ -18,14 +18,14 @@ PLAIN = Parallel()
 
 
 def teams(split: Sequence[Tensor], parallel: Parallel) -> list[Tensor]:
-    """Return the rows of each team from the rows of each rank."""
+    """Return the rows of each team, given the rows of each rank."""
     if parallel.tensor == 1:
         return list(split)
     return [torch.cat([split[rank] for rank in team]).sort().values for team in parallel.teams(len(split))]
 
 
 def first_ranks(rows: Sequence[Tensor], parallel: Parallel) -> list[Tensor]:
-    """Return the rows of each rank from the rows of each team."""
+    """Return the rows of each rank, given the rows of each team: a team's rows are on its first rank."""
     if parallel.tensor == 1:
         return list(rows)
     rows_of = {
@@ -40,7 +40,7 @@ def used(split: Sequence[Tensor]) -> list[int]:
 
 
 def asked(split: Sequence[Tensor], parallel: Parallel) -> Mapping[int, Tensor]:
-    """Return the rows of each rank that takes part in a call.
+    """Return the rows of each rank that takes part in a call, by rank.
 
     All ranks of a team get the team's rows. Teams without rows take part only if the call is collective.
     """
