@@ -1,4 +1,4 @@
-"""Ray's token: a Ray started for a run gets a token of its own; otherwise the token of this user is used."""
+"""Ray's token. A Ray that is started for a run gets its own token; otherwise the user's token is used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlflow.errors import PlanError
 
 TOKEN, PATH, MODE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"  # variables that Ray reads
 NAME = "token"  # name of the file in the run's private folder
-_own: list[str] = []  # the path in PATH, while it is the path of a run's token
+_own: list[str] = []  # the path in the variable PATH, while it names a run's token
 
 
 def file() -> Path:
@@ -22,16 +22,17 @@ def file() -> Path:
 
 
 def forget_blanks() -> None:
-    """Remove a blank token or token path from the environment, because Ray would use it."""
+    """Remove an empty token or token path from the environment, because Ray would use the empty value."""
     for variable in (TOKEN, PATH):
         if not os.environ.get(variable, "token").strip():
             del os.environ[variable]
 
 
 def guard() -> None:
-    """Create Ray's token of this user with mode 0600, before Ray creates one that others can read.
+    """Create this user's Ray token with mode 0600, unless it exists.
 
-    Ray uses the token unless RAY_AUTH_MODE is set. Raises PlanError if the file cannot be written.
+    Ray itself would create a token that other users can read. Ray uses the token unless RAY_AUTH_MODE is set.
+    Raises PlanError if the file cannot be written.
     """
     forget_blanks()
     if os.environ.get(MODE, "token") != "token" or TOKEN in os.environ:
@@ -56,7 +57,7 @@ def guard() -> None:
 
 
 def _make(path: Path) -> None:
-    """Write a token in one step, because another run may read it at once. Raises OSError."""
+    """Write a token atomically, because another run may read it at the same time. Raises OSError."""
     aside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -70,9 +71,9 @@ def _make(path: Path) -> None:
 
 
 def make_own(folder: Path) -> None:
-    """Create a token for the next Ray of this process, in the run's private ``folder``.
+    """Create a token for the Ray that this process starts next, in the run's private ``folder``.
 
-    A token from the environment is used instead if there is one. Raises OSError.
+    If the environment has a token, that token is used instead. Raises OSError.
     """
     forget_blanks()
     if os.environ.get(MODE, "token") != "token" or TOKEN in os.environ:
@@ -95,7 +96,7 @@ def forget_own() -> None:
 
 
 def _read_anew() -> None:
-    """Make Ray read the token again when it next needs it, because Ray caches it."""
+    """Make Ray read the token again when it next needs it. Ray would otherwise use its cached token."""
     loader: Any = getattr(sys.modules.get("ray._raylet"), "AuthenticationTokenLoader", None)
     if hasattr(loader, "instance"):
         loader.instance().reset_cache()

@@ -1,4 +1,4 @@
-"""Worker: one rank of a pool, with the trainers and generators placed there, rewards, and stored columns."""
+"""Worker: one rank of a pool, with the trainers and generators placed on it, rewards, and stored columns."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ from rlflow.training.threads import others_alone
 
 
 class Worker:
-    """Runs calls of the driver with an engine of its own, a ``LocalEngine`` as in a run in one process."""
+    """Runs the driver's calls with its own ``LocalEngine``, the engine of a run in one process."""
 
     def __init__(self, setup: Setup, flow: Flow | None = None, group: Any = None) -> None:
-        """``flow`` and ``group``: given if ranks are threads of the driver's process.
+        """``flow`` and ``group``: only given if the ranks are threads of the driver's process.
 
-        They are the driver's flow, and torch's group of the ranks.
+        They are the driver's flow, and the torch process group of the ranks.
         """
         self.setup, self.group = setup, group
         self.program = setup.program(flow)
@@ -76,7 +76,10 @@ class Worker:
         others_alone()
 
     def _engine(self) -> LocalEngine:
-        """Create the engine with the models of this pool. A role has only the side that is placed on it."""
+        """Make the engine with the models of this pool.
+
+        A role has only the side that is placed on this pool.
+        """
         setup, graph = self.setup, self.program.graph
         used = {node.role for node in used_nodes(graph)}
         roles = bind_roles(graph, setup.config)
@@ -124,36 +127,36 @@ class Worker:
     # --------------------------------------------------------------------------------------------------------
 
     def load(self, key: int, row_message: RowMessage, iteration: int) -> Answer:
-        """Store a shard; the answer describes its columns, for a driver that does not know them."""
+        """Store a message's rows as a shard. The answer describes the shard's columns to the driver."""
         return self._keep(Call("load", key, NOTHING, iteration), self.store.take(key, row_message, iteration))
 
     def slice(
         self, key: int, names: tuple[str, ...], rows: Index | None, shared: bool, iteration: int
     ) -> RowMessage:
-        """Return the named columns of a shard, for ``iteration``.
+        """Return the named columns of a shard as a message for another worker.
 
-        ``rows``: which of its rows, None for all. ``shared``: whether the receiver can read this process's
-        shared memory.
+        ``rows``: row numbers, None for all. ``shared``: whether the receiver can read this process's shared
+        memory. ``iteration``: the iteration that uses the rows.
         """
         return self.store.slice(key, names, rows, shared, iteration)
 
     def forget(self, keys: tuple[int, ...]) -> None:
-        """Forget the shards of these keys."""
+        """Drop the shards with these keys."""
         self.store.forget(keys)
 
     def clear(self, iteration: int) -> None:
-        """Forget the shards of this iteration and earlier ones."""
+        """Drop the shards of this iteration and earlier ones."""
         self.store.clear(iteration)
 
     def held(self) -> int:
-        """Return the number of shards."""
+        """Return the number of stored shards."""
         return len(self.store)
 
     # -- calls
     # --------------------------------------------------------------------------------------------------------
 
     def run(self, frame: bytes | memoryview, *transfers: RowMessage) -> bytes | Answer:
-        """Run one operation; return a packed ``Answer``.
+        """Run one operation, and return its packed ``Answer``.
 
         ``frame``: a packed ``Call``. ``transfers``: rows from other workers.
         """
@@ -170,9 +173,10 @@ class Worker:
             ).packed()
 
     def run_chunks(self, frame: bytes | memoryview, *transfers: RowMessage) -> Iterator[bytes | Answer]:
-        """Sample rows; answer for each chunk as soon as it is complete, and last for all rows.
+        """Sample rows. Yield an answer for each chunk when the chunk is complete, and last an answer for all
+        rows.
 
-        The answer of a chunk has a key of its own and the numbers of its rows.
+        The answer for a chunk has its own key, and the row numbers of the chunk.
         """
         call = Call.unpacked(frame)
         self.store.forget(call.forget)
@@ -195,7 +199,10 @@ class Worker:
             )
 
     def _keep(self, call: Call, batch: Batch, tallies: PartialMetrics | None = None) -> Answer:
-        """Store a batch under the call's key; return the answer about it, with its scalars."""
+        """Store a batch under the call's key.
+
+        Return the answer that describes the batch and has its scalars.
+        """
         scalars = {name: data for name, data in batch.data.items() if data.kind.level is Level.SCALAR}
         stored = Batch(batch.axis, {name: data for name, data in batch.data.items() if name not in scalars})
         self.store.put(call.key, stored, call.iteration)
@@ -250,16 +257,16 @@ class Worker:
         return self._keep(call, result, tallies)
 
     def _on(self, stage: Stage) -> Trainer | None:
-        """Return the trainer of a stage's role, with all its parts in memory.
+        """Return the trainer of a stage's role, after loading all its parts into memory.
 
-        None for a stage without a role.
+        Returns None for a stage without a role.
         """
         return self._trainer(stage.on, learning(stage.on)) if stage.on else None
 
     def split(self, call: Call, batch: Batch) -> Answer:
-        """Split a batch by a dispatch mode of the author.
+        """Split a batch with an author's dispatch mode.
 
-        Each piece is stored; the answer has keys and row axes.
+        Each piece is stored, and the answer has the keys and row axes of the pieces.
         """
         split = self.program.stage(call.arguments["function"]).dispatch.split
         assert split is not None
@@ -274,7 +281,7 @@ class Worker:
         return Answer(call.key, value=stored)
 
     def piece(self, call: Call, batch: Batch) -> Answer:
-        """Run a stage on a piece of a dispatch mode of the author, and store its columns."""
+        """Run a stage on a piece from an author's dispatch mode, and store its columns."""
         stage = self.program.stage(call.arguments["function"])
         result, tallies = apply_piece(
             stage, batch, call.arguments["settings"], call.arguments["seed"], self._on(stage)
@@ -282,16 +289,16 @@ class Worker:
         return self._keep(call, result, tallies)
 
     def merge(self, call: Call, batch: Batch) -> Answer:
-        """Merge the outputs of pieces by a dispatch mode of the author, and store them."""
+        """Merge the outputs for all pieces with an author's dispatch mode, and store the result."""
         outputs = [self.store.get(key) for key in call.arguments["outputs"]]
         return self._keep(call, merge_pieces(self.program.stage(call.arguments["function"]), outputs, batch))
 
     def facts(self, call: Call, batch: Batch) -> Answer:
         """Return for each row the numbers that an update needs to balance its steps, int64 [rows, 4 or more].
 
-        They are the column that excludes the row from the update (0: none), its unmasked tokens, all its
-        tokens, its group, and for each of several losses whether the loss uses the row. The rows are stored
-        for the update.
+        The numbers of a row are: the cause or column that excludes it from the update (0: none), its
+        unmasked tokens, all its tokens, its group, and for each of several losses whether the loss uses the
+        row. The rows are stored for the update.
         """
         loss = self.program.loss(call.arguments["function"])
         own = own_rows(batch, loss).unbind(1) if isinstance(loss, JointLoss) else ()
@@ -304,7 +311,8 @@ class Worker:
     def update(self, call: Call, batch: Batch) -> Answer:
         """Train on this rank's rows of each optimizer step.
 
-        ``steps`` holds (rows within the batch, tokens and rows of the full minibatch).
+        The argument ``steps`` has for each step (this rank's rows in the batch, totals of the full
+        minibatch).
         """
         loss, role = self.program.loss(call.arguments["function"]), call.arguments["role"]
         shares = [
@@ -319,9 +327,9 @@ class Worker:
         return Answer(value=learned)
 
     def _share(self, batch: Batch, loss: Loss, rows: torch.Tensor, totals: MinibatchTotals) -> RankShare:
-        """Return the rows of a step in the order in which it uses them.
+        """Return this rank's rows of a step, in the order of their use.
 
-        Complete groups for a loss over groups.
+        If the loss is computed over groups, the rows are in complete groups.
         """
         if loss.rows != "group" or not len(rows):
             return RankShare(list(torch.split(rows, 1)) if len(rows) else [], totals)
@@ -333,8 +341,8 @@ class Worker:
     def slices(self, call: Call, batch: Batch) -> Answer:
         """Return rows for other workers on this machine. ``parts``: (key, names, rows) of each transfer.
 
-        The answer has a message for each. It is None if a large message does not fit into shared memory; the
-        driver then requests it through Ray.
+        The answer has a message for each transfer. A message is None if it is large and does not fit into
+        shared memory; the driver then requests the rows through Ray.
         """
         row_messages = [
             self.slice(key, names, rows, True, call.iteration) for key, names, rows in call.arguments["parts"]
@@ -348,7 +356,8 @@ class Worker:
     def summarise(self, call: Call, batch: Batch) -> Answer:
         """Summarise the columns of stored records.
 
-        ``records``: key → names of columns. ``judged``: which of them are scores of rewards.
+        The arguments are ``records``: key → names of columns, and ``judged``: which columns are scores of
+        rewards.
         """
         records = [(names, self.store.get(key)) for key, names in call.arguments["records"].items()]
         columns = {name: batch.select(name) for names, batch in records for name in names}
@@ -362,9 +371,9 @@ class Worker:
     # --------------------------------------------------------------------------------------------------------
 
     def weights(self, role: str) -> Payload:
-        """Return the trainer's weights by Hugging Face name from rank 0.
+        """Return the trainer's weights by Hugging Face name, on rank 0.
 
-        Other ranks only take part, and return nothing.
+        The other ranks take part, but return no weights.
         """
         return pack_tensors(dict(self._from_rank0(self._trainer(role, syncing(role)).weights())))
 
@@ -379,7 +388,10 @@ class Worker:
         return trainer
 
     def receive(self, role: str, version: int, weights: Payload) -> int:
-        """Load full tensors, the weights of this version, into the generator; return their bytes."""
+        """Load full tensors of weights into the generator. Return their bytes.
+
+        ``version``: the version of the weights.
+        """
         generator = self.engine.models[role].generator
         assert generator is not None
         self.engine.offloads.settle(syncing(role))
@@ -387,11 +399,14 @@ class Worker:
         return weights.nbytes
 
     def state(self, role: str) -> Payload:
-        """Return the trainer's state from rank 0. Other ranks only take part, and return nothing."""
+        """Return the trainer's state, on rank 0. The other ranks take part, but return no state."""
         return pack_tensors(dict(self._from_rank0(self._trainer(role, copying(role)).state().items())))
 
     def commit(self, role: str) -> tuple[Payload, int]:
-        """Return (state of the trainer, its bytes). Ray stores the state outside this process."""
+        """Return (state of the trainer, its bytes) for an in-memory checkpoint.
+
+        Ray stores it outside this process.
+        """
         payload = self.state(role)
         return payload, payload.nbytes
 
@@ -400,7 +415,7 @@ class Worker:
         self._trainer(role, copying(role)).restore(unpack_tensors(state))
 
     def resize_passes(self, role: str, tokens: int) -> int:
-        """Set the most tokens that the trainer computes in a pass; return the earlier number."""
+        """Set the maximum tokens that the trainer computes in a pass. Return the earlier number."""
         trainer: Any = self.engine.models[role].trainer
         before: int = trainer.resize_passes(tokens)
         return before
@@ -426,9 +441,9 @@ class Worker:
         return {}
 
     def passing(self, role: str, step: str, *arguments: Any) -> Any:
-        """Run a step of a weight transfer between pools: a method of this rank's end of the transfer.
+        """Run a step of a weight transfer between pools, and return its result.
 
-        The step "begin" creates a new end.
+        ``step``: the name of a method of this rank's end of the transfer. The step "begin" makes a new end.
         """
         if step == "begin":
             if role in self.ends:
@@ -438,7 +453,7 @@ class Worker:
         return getattr(self.ends[role], step)(*arguments)
 
     def save(self, role: str, folder: str) -> None:
-        """Save the trainer's model to a folder."""
+        """Save the trainer's model as a Hugging Face folder."""
         self._trainer(role, computing(role)).save(Path(folder))
 
     def moved(self) -> dict[str, float]:
@@ -456,7 +471,7 @@ class Worker:
 
 
 def own_process(raw: bytes, address: str = "") -> Worker:
-    """Create the worker of a process that is a rank.
+    """Make the worker of a rank that is a process.
 
     ``raw``: the pickled ``Setup``. ``address``: rendezvous of ranks on several machines.
     """
@@ -478,14 +493,14 @@ def _interface(options: Options) -> Interface:
     return own_interface(options.interface, options.insecure)
 
 
-_loading = threading.Lock()  # while transformers loads a model, it changes settings of the full process
+_loading = threading.Lock()  # while transformers loads a model, it changes settings of the process
 
 
 def own_thread(raw: bytes, flow: Flow, store: Any) -> Worker:
-    """Create the worker of a rank that is threads of the driver's process.
+    """Make the worker of a rank that runs in threads of the driver's process.
 
-    ``raw``: the pickled ``Setup``. ``flow``: the driver's flow, because a process imports its module once.
-    ``store``: rendezvous of its pool's ranks.
+    ``raw``: the pickled ``Setup``. ``flow``: the driver's flow object; it is shared because a process imports
+    the flow's module only once. ``store``: rendezvous of its pool's ranks.
     """
     setup: Setup = content(raw)
     group = group_of_threads(store, setup.rank, setup.ranks) if setup.ranks > 1 else None

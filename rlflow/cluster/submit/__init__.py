@@ -1,6 +1,6 @@
 """Text that starts a run elsewhere: a SkyPilot job group, a KubeRay RayJob, or a Ray job command.
 
-This package collects what a run needs of a cluster, and writes it in each of the three forms. Services become
-separate tasks, and secrets become references. It starts nothing and contacts no cluster; use the tools' own
-commands for that.
+This package collects what a run needs from a cluster, and writes it in one of the three forms. Services
+become separate tasks, and secrets become references. The package starts nothing and contacts no cluster; use
+the commands of SkyPilot, Kubernetes or Ray for that.
 """

@@ -1,6 +1,6 @@
 """Storage for the folder of a run that is started elsewhere, so that it outlives the run's machines.
 
-It can be a bucket, a volume claim, or a path.
+The storage can be a bucket, a volume claim, or a path.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MOUNT = "/rlflow-runs"  # mount point of a bucket or a volume on the run's machi
 BUCKET = re.compile(r"(s3|gs|r2|cos|oci|nebius|cw|https)://[\w./:+-]+")
 CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 PATH = re.compile(r"/[^\0\n]+")
-# form → kinds of storage that it supports
+# form of the printed text → kinds of storage that the form supports
 SUPPORTED = {"skypilot": ("bucket", "claim", "path"), "kuberay": ("claim", "path"), "ray": ("path",)}
 
 
@@ -36,7 +36,7 @@ class Keep:
 def keep_of(text: str, form: str) -> Keep:
     """Parse the value of --job.keep. ``form``: the printed form, a key of TAKEN.
 
-    Raises PlanError for text that names no storage, and for storage that the form does not support.
+    Raises PlanError if the text names no storage, or storage that the form does not support.
     """
     kinds: tuple[tuple[Literal["bucket", "claim", "path"], re.Pattern[str]], ...] = (
         ("bucket", BUCKET),
@@ -60,7 +60,7 @@ def keep_of(text: str, form: str) -> Keep:
 
 
 def warning(form: str, keep: Keep | None, out: str) -> list[str]:
-    """Return a warning if nothing keeps the run's folder, else nothing.
+    """Return a list with a warning if nothing keeps the run's folder; otherwise [].
 
     ``out``: the run's --out. An absolute path is assumed to persist, except in a pod.
     """

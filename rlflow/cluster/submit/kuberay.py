@@ -1,7 +1,7 @@
 """A RayJob of KubeRay: the run on a Ray cluster that is created for it and ends with it.
 
-Services are containers in the pod of Ray's head, so they end with it too. A Kubernetes Service gives each of
-them a name that all pods can reach.
+Services are containers in the pod of Ray's head, so they end with the cluster too. A Kubernetes Service gives
+each of them a name that all pods can use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlflow.processes.declare import PORT, Service
 
 API = "ray.io/v1"
 FOLDER = "/etc/rlflow"  # folder of the algorithm's file on the head
-RETRIES = 3  # restarts of a job with kept storage after its head was lost; each restart resumes the run
+RETRIES = 3  # restarts of a job with kept storage after the loss of its head; each resumes the run
 
 
 def ray_job(target: LaunchTarget) -> str:
@@ -51,7 +51,10 @@ def secret_of(target: LaunchTarget) -> str:
 
 
 def key_of(variable: str) -> str:
-    """Return the key of a variable in the secret. KubeRay reads Ray's token under a name of its own."""
+    """Return the key under which the Kubernetes secret has a variable.
+
+    KubeRay reads Ray's token under a different name than the variable's.
+    """
     return "auth_token" if variable == TOKEN else variable
 
 
@@ -170,13 +173,13 @@ def _container(target: LaunchTarget, service: Service, port: int, urls: dict[str
 def literal(text: str) -> str:
     """Escape a text so that Kubernetes passes it to a container unchanged.
 
-    Otherwise Kubernetes replaces ``$(NAME)`` by the value of a variable, which may be a secret.
+    Otherwise Kubernetes would replace ``$(NAME)`` with the value of a variable, which may be a secret.
     """
     return text.replace("$(", "$$(")
 
 
 def _named(target: LaunchTarget, service: Service, port: int) -> dict[str, Any]:
-    """Return the Kubernetes Service of a service, which leads to the pod of Ray's head."""
+    """Return the Kubernetes Service for a service. It routes to the pod of Ray's head."""
     return {
         "apiVersion": "v1",
         "kind": "Service",

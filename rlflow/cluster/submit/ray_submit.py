@@ -1,4 +1,4 @@
-"""A command for Ray's job server: the run on an existing Ray, in the current folder."""
+"""A command for Ray's job server. It runs the run on an existing Ray, in the current folder."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rlflow.cluster.submit.target import SERVE_TOKEN, TOKEN, LaunchTarget
 
 
 def submission(target: LaunchTarget) -> str:
-    """Return the command for a shell. The shell inserts secrets when the command runs.
+    """Return the command for a shell. The shell inserts the values of secrets when the command is executed.
 
-    The run starts its services itself, on the head's machine.
+    The run starts its services itself, on the machine of Ray's head.
     """
     address = ["--address", shlex.quote(target.settings.address)] if target.settings.address else []
     # Ray's job client reads Ray's token by itself, and the run's services listen only on their own machine,
@@ -44,7 +44,7 @@ def submission(target: LaunchTarget) -> str:
 def _environment(secrets: list[str]) -> list[str]:
     """Return the option that sets the job's environment with the secrets.
 
-    It contains only their names; a Python command writes their values as JSON.
+    The option contains only the names of the secrets. A Python command in it writes their values as JSON.
     """
     if not secrets:
         return []
@@ -56,5 +56,5 @@ def _environment(secrets: list[str]) -> list[str]:
 
 
 def _joins(target: LaunchTarget) -> bool:
-    """Whether the run's command already joins the Ray, or needs none."""
+    """Whether the run's command already joins the Ray, or does not need one."""
     return target.apart or "ray_address" in target.flags or not target.on_ray

@@ -1,4 +1,6 @@
-"""A SkyPilot job group: the run is the primary task; other machines and services are tasks that end after it.
+"""A SkyPilot job group: the run is the primary task, and its other machines and services are further tasks.
+
+The other tasks end after the primary task.
 
 SkyPilot makes each task reachable as the host ``NAME-0.${SKYPILOT_JOBGROUP_NAME}``.
 """
@@ -102,7 +104,7 @@ def _main(target: LaunchTarget, urls: dict[str, str]) -> dict[str, Any]:
 
 
 def _within(condition: str, failure: str) -> list[str]:
-    """Return shell lines that wait up to JOIN_SECONDS until a command succeeds."""
+    """Return shell lines that wait up to JOIN_SECONDS until a command succeeds, then fail with ``failure``."""
     return [
         f"until {condition}; do",
         f"  if [ $SECONDS -ge {JOIN_SECONDS} ]; then echo {shlex.quote(f'{failure} within {JOIN_SECONDS} s')} "
@@ -113,9 +115,9 @@ def _within(condition: str, failure: str) -> list[str]:
 
 
 def _ray_waits(target: LaunchTarget) -> list[str]:
-    """Return shell lines that wait until all machines have joined.
+    """Return shell lines that wait until all machines have joined Ray.
 
-    A run that finds too few machines is refused.
+    The wait is needed because a run is refused if it finds too few machines.
     """
     code = (
         f'import ray; ray.init(address="{RAY_HERE}"); print(len([n for n in ray.nodes() if '
@@ -167,7 +169,8 @@ def _service(target: LaunchTarget, service: Service, port: int, urls: dict[str, 
 def command(service: Service, port: int, urls: dict[str, str]) -> str:
     """Return the command of a service for a shell.
 
-    It listens on all addresses of its machine, because other machines call it, with its token.
+    `rlflow serve` listens on all addresses of its machine, because other machines call it; its token protects
+    it.
     """
     words = service.command(port, urls)
     serving = words[:2] == ["rlflow", "serve"] and "--host" not in words

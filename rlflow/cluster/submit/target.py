@@ -1,4 +1,4 @@
-"""The parts of a launch on a cluster: the run's command, machines, services, and the names of secrets."""
+"""The parts of a launch on a cluster: the run's command, machines and services, and the names of its secrets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RAY_HERE = f"127.0.0.1:{RAY_PORT}"  # Ray's head, on its own machine
 # a variable in host names of a job group, which the shell of a task expands
 GROUP = "${SKYPILOT_JOBGROUP_NAME}"
 TOKEN = "RAY_AUTH_TOKEN"  # all machines of a Ray have the same token
-# token of `rlflow serve` if it listens on other addresses than the machine's own
+# token of `rlflow serve` if it listens on addresses that other machines can reach
 SERVE_TOKEN = "RLFLOW_SERVE_TOKEN"
 # tracker → environment variables that it reads
 TRACKERS = {"wandb": ("WANDB_API_KEY",), "mlflow": ("MLFLOW_TRACKING_URI",)}
@@ -59,13 +59,13 @@ class LaunchTarget:
     """A run to start elsewhere."""
 
     name: str
-    file: str  # the algorithm's file as the user wrote it, or the name of a shipped algorithm
+    file: str  # the algorithm's file as the user typed it, or a shipped algorithm's name
     flags: Mapping[str, Any]  # flags of the run, without flags of services
     services: tuple[Service, ...]
     settings: JobSettings
     secrets: tuple[str, ...]  # names of environment variables
     keep: Keep | None  # storage of the run's folder
-    warnings: tuple[str, ...]  # for the user who starts it
+    warnings: tuple[str, ...]  # warnings for the user who starts the run
 
     @property
     def accelerators(self) -> tuple[str, int]:
@@ -75,7 +75,7 @@ class LaunchTarget:
 
     @property
     def apart(self) -> bool:
-        """Whether the run spans several machines, which one Ray joins."""
+        """Whether the run uses several machines, which are joined in one Ray."""
         return self.settings.nodes > 1
 
     @property
@@ -85,7 +85,7 @@ class LaunchTarget:
 
     @property
     def own(self) -> list[tuple[Service, int]]:
-        """The services that are started with the run, each with its port."""
+        """The services that are started together with the run, each with its port."""
         return [
             (service, FIRST_PORT + number)
             for number, service in enumerate(each for each in self.services if not each.external)
@@ -94,8 +94,9 @@ class LaunchTarget:
     def command(self, urls: Mapping[str, str], file: str | None = None, started: bool = False) -> str:
         """Return the command of the run, for a shell.
 
-        ``urls``: service → URL, which the shell may expand. The run waits for such services and does not
-        start them. ``file``: path of the algorithm. ``started``: whether the run starts its services itself.
+        ``urls``: service → URL, which may contain variables that the shell expands. The run waits for these
+        services and does not start them. ``file``: path of the algorithm; None: as the user typed it.
+        ``started``: whether the run starts its services itself.
         """
         known = {service.name: service.run for service in self.services if service.external} | dict(urls)
         values = {flag: value if started else in_place(value, known) for flag, value in self.flags.items()}
@@ -130,7 +131,7 @@ def _words(flag: str, value: Any) -> list[str]:
 
 
 def has_ray_pools(flags: Mapping[str, Any]) -> bool:
-    """Whether the flags of a run name pools of Ray workers. Raises PlanError.
+    """Whether the flags of a run name pools of Ray workers. Raises PlanError for invalid pools.
 
     A run without pools, or with pools of threads, is a single process.
     """
@@ -164,14 +165,14 @@ def _text(value: Any) -> str:
 
 
 def quoted(text: str) -> str:
-    """Quote a word for a shell so that only GROUP is expanded in it."""
+    """Quote a word for a shell so that the shell expands nothing in it except GROUP."""
     return f'"{GROUP}"'.join(shlex.quote(part) if part else "" for part in text.split(GROUP)) or "''"
 
 
 def target_of(file: str, values: Mapping[str, Any]) -> tuple[Kind, LaunchTarget]:
-    """Return the form and the launch that the flags of `rlflow job` describe.
+    """Return the form and the launch target that the flags of `rlflow job` describe.
 
-    Raises PlanError for flags without a form or machines, and for a secret in a flag, because the printed
+    Raises PlanError if the form or the machines are missing, and for a secret in a flag, because the printed
     text may be shared.
     """
     flags = dict(values)
@@ -217,9 +218,10 @@ def _several(value: Any) -> tuple[str, ...]:
 
 
 def _secrets(settings: JobSettings, services: Sequence[Service], flags: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the variables with secrets.
+    """Return the names of environment variables with secrets.
 
-    These are the given names, the trackers' variables, and the tokens of Ray and of services.
+    These are the variables that the user names, the trackers' variables, and the tokens of Ray and of
+    services.
     """
     trackers = [name for tracker in _several(flags.get("track", ())) for name in TRACKERS.get(tracker, ())]
     serving = (
@@ -233,7 +235,7 @@ def _secrets(settings: JobSettings, services: Sequence[Service], flags: Mapping[
 
 
 def _check_text(values: Mapping[str, Any]) -> None:
-    """Raise PlanError for text that a command line cannot contain: with NUL, or not UTF-8."""
+    """Raise PlanError for text that a command line cannot contain: text with NUL, or text that is not UTF-8."""
     for flag, value in values.items():
         for text in (flag, *map(_text, value if isinstance(value, list | tuple) else [value])):
             if "\0" in text or text != text.encode(errors="replace").decode():

@@ -1,6 +1,6 @@
 """Weights on pools: the driver's view of a model, and weight transfers from trainers to generators.
 
-This package holds transfers between pools by a plan, their two ends on the ranks, and transfers that stay on
-their ranks. Plans and transports are in `rlflow.training.weight_sync`. When a transfer is due is decided in
-`rlflow.execution.engine`.
+This package has planned transfers between pools, the two ends of such a transfer on the ranks, and transfers
+between trainer and generator on the same ranks. `rlflow.training.weight_sync` makes plans and has the
+transports; `rlflow.execution.engine` decides when a transfer is due.
 """

@@ -1,7 +1,7 @@
 """The ends of a weight transfer between pools, on their ranks: senders pack weights, receivers unpack them.
 
-The driver calls the steps of each end (`rlflow.cluster.weights.transfer`). All ends make the same plan from
-the offers of all ends. Senders have the first numbers in it.
+The driver calls the steps of each end (`rlflow.cluster.weights.transfer`). Every end makes the same plan from
+the offers of all ends. In the plan, senders are numbered before receivers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,11 @@ class Message:
 
 
 def layouts(senders: Sequence[Shards], receivers: Sequence[Shards]) -> tuple[WeightLayout, WeightLayout]:
-    """Return the layouts of the senders' and the receivers' weights over all ranks, senders first."""
+    """Return the layout of the senders' weights and the layout of the receivers' weights, each over all
+    ranks.
+
+    Senders are numbered before receivers.
+    """
     return join([*senders, *({} for _ in receivers)]), join([*({} for _ in senders), *receivers])
 
 
@@ -62,7 +66,7 @@ class Offers:
     bucket: int = BUCKET  # bytes of a bucket
 
     def plan(self) -> TransferPlan:
-        """Return the plan of the transfer, the same on all ranks."""
+        """Return the plan of the transfer. It is the same on all ranks."""
         machines = [offer.machine for offer in (*self.senders, *self.receivers)]
         source, target = layouts(
             [offer.shards for offer in self.senders], [offer.shards for offer in self.receivers]
@@ -71,7 +75,7 @@ class Offers:
 
 
 class Sender:
-    """The end of a transfer on a rank of the trainer."""
+    """The sending end of a transfer, on a rank of the trainer."""
 
     def __init__(self, model: Model, device: str) -> None:
         self.trainer: Any = model.trainer
@@ -79,18 +83,18 @@ class Sender:
         self.resharder: Resharder | None = None
 
     def begin(self) -> Offer | None:
-        """Return the weights of this rank.
+        """Return this rank's offer: the weights that it has.
 
-        None if a plan cannot move them: adapters, for example, are merged first.
+        Returns None if a plan cannot move the weights, for example adapters, which must be merged first.
         """
         pieces = self.trainer.pieces() if isinstance(self.trainer, ShowsPieces) else None
         return None if pieces is None else Offer(held(pieces), machine(), self.device)
 
     def bind(self, rank: int, offers: Offers, run: str | None) -> SharedFile | None:
-        """Make the plan and buffers.
+        """Make the plan and the buffers.
 
-        With ``run``, buffers are in shared memory of that name, and its file is returned. With None they are
-        in this process.
+        If ``run`` is given, the buffers are in shared memory of that name, and its file is returned. If it is
+        None, the buffers are in this process, and None is returned.
         """
         pieces = self.trainer.pieces()
         transport = Parcels() if run is None else Mailbox(run)
@@ -101,14 +105,14 @@ class Sender:
         return transport.place if isinstance(transport, Mailbox) else None
 
     def hide(self) -> None:
-        """Unlink the shared memory, after all receivers have opened it."""
+        """Unlink the shared memory. This is called after all receivers have opened it."""
         if self.resharder is not None and isinstance(self.resharder.transport, Mailbox):
             self.resharder.transport.hide()
 
     def pack(self, index: int, version: int, lasting: bool) -> list[Any]:
-        """Pack bucket ``index``; return the version and then the bucket's messages.
+        """Pack bucket ``index``. Return a list of the version and the bucket's messages.
 
-        ``lasting``: whether messages must stay valid after the next bucket.
+        ``lasting``: whether the messages must stay valid after the next bucket is packed.
         """
         assert self.resharder is not None
         if index == 0:
@@ -120,7 +124,7 @@ class Sender:
         return [version, *(Message(version, message.numpy()) for message in packed)]
 
     def _relocate(self) -> None:
-        """Find the weights again, because other tensors may hold them now."""
+        """Find the weights again, because they may now be in other tensors."""
         assert self.resharder is not None
         pieces = self.trainer.pieces()
         if (at := storages(pieces)) != self._at:
@@ -128,7 +132,7 @@ class Sender:
             self._at = at
 
     def terms(self) -> NDArray[np.int64]:
-        """Return this rank's part of the digests, int64 [boxes]."""
+        """Return this rank's part of the weights' digests, int64 [boxes]."""
         assert self.resharder is not None
         return self.resharder.verifier.terms().numpy()
 
@@ -139,7 +143,7 @@ class Sender:
 
 
 class Receiver:
-    """The end of a transfer on a rank of the generator."""
+    """The receiving end of a transfer, on a rank of the generator."""
 
     def __init__(self, model: Model, device: str) -> None:
         self.generator: Any = model.generator
@@ -148,13 +152,13 @@ class Receiver:
         self.files: list[torch.Tensor | None] = []
 
     def begin(self) -> bool:
-        """Whether the generator gives access to the memory of its weights, which a plan needs."""
+        """Whether the generator gives access to the memory of its weights. A plan needs this access."""
         return isinstance(self.generator, ShowsDestinations)
 
     def offer(self, senders: list[Offer]) -> Offer:
-        """Return the weights that this rank needs.
+        """Return this rank's offer: the weights that it needs.
 
-        They may be overwritten with test patterns, so a full transfer must follow before the generator
+        The weights may be overwritten with test patterns, so a full transfer must follow before the generator
         samples.
         """
         self.destinations = self.generator.destinations(
@@ -163,7 +167,10 @@ class Receiver:
         return Offer(held(self.destinations.pieces), machine(), self.device)
 
     def bind(self, rank: int, offers: Offers, places: list[SharedFile | None]) -> None:
-        """Make the plan and buffers. ``places``: the senders' shared memory; None for a sender without it."""
+        """Make the plan and the buffers.
+
+        ``places``: the senders' shared memory; None for a sender without shared memory.
+        """
         self.resharder = Resharder(
             offers.plan(), rank, {}, self.destinations.pieces, cast(Transport, Parcels()), buffers=1
         )
@@ -187,12 +194,11 @@ class Receiver:
         return memory[raw[0] : raw[1]]
 
     def finish(self, version: int, *terms: NDArray[np.int64]) -> dict[str, float]:
-        """End a transfer.
+        """End a transfer, and return its metrics.
 
-        Return metrics: ``inbound``, received bytes, and ``bound``, the fewest bytes any plan could move.
-
-        ``terms``: the senders' parts of the digests, if they are compared. Raises TransferError if the
-        weights are not what was planned or sent.
+        Metrics: ``inbound``, the received bytes, and ``bound``, the fewest bytes that any plan could move.
+        ``terms``: the senders' parts of the digests, if digests are compared. Raises TransferError if the
+        received weights differ from the plan or from the sent weights.
         """
         received, versions, self.received, self.versions = self.received, self.versions, 0, {}
         if wrong := {sender: other for sender, other in versions.items() if other != version}:
@@ -218,5 +224,7 @@ End = Sender | Receiver
 
 
 def end_of(model: Model, device: str) -> End:
-    """Return this pool's end of a transfer: a Sender if it has the trainer, else a Receiver."""
+    """Return a new end of a transfer for this rank: a Sender if the rank has the trainer, otherwise a
+    Receiver.
+    """
     return Sender(model, device) if model.trainer is not None else Receiver(model, device)

@@ -1,8 +1,8 @@
-"""Weight transfer from a trainer to a generator on the same ranks: from memory to memory, by a plan.
+"""Planned weight transfer from a trainer to a generator on the same ranks, from memory to memory.
 
-The plan is made at the first transfer, from the tensors that the ranks' engines have. All ranks take part in
-each transfer. Weights that a plan cannot move are sent as full tensors, one after another: adapters, which
-are merged first, and weights of engines that give no access to their memory.
+The plan is made at the first transfer, from the tensors of trainers and generators on all ranks. All ranks
+take part in each transfer. Weights that a plan cannot move are sent as full tensors, one after another. These
+are adapters, which are merged first, and weights of generators that give no access to their memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ How = Literal["auto", "segment", "alltoall", "gather"]
 
 
 def movable(model: Model, how: How) -> bool:
-    """Whether a plan can move the weights of this model. All ranks get the same result."""
+    """Whether a plan can move the weights of this model. The result is the same on all ranks."""
     here = how != "gather" and dist.is_initialized() and isinstance(model.generator, ShowsDestinations)
     return here and isinstance(model.trainer, ShowsPieces) and model.trainer.pieces() is not None
 
@@ -38,8 +38,8 @@ def movable(model: Model, how: How) -> bool:
 class SameRankTransfer:
     """Moves the weights of one role over the ranks of torch's default group.
 
-    ``how``: the option --weights. ``run``: a name shared by all ranks, and used by no other run or role.
-    ``verify_every``: digests of the weights are compared at every n-th transfer; 0: never.
+    ``how``: the value of --weights. ``run``: a name that is the same on all ranks and unique to this run and
+    role. ``verify_every``: compare digests of the weights at every n-th transfer; 0: never.
     """
 
     def __init__(self, model: Model, how: How, run: str, device: str, verify_every: int) -> None:
@@ -78,13 +78,14 @@ class SameRankTransfer:
         return first_that_opens(bind_with, ways(self.how, self.device, one_machine))
 
     def __call__(self, version: int) -> dict[str, Any]:
-        """Move the trainer's weights of this version to the generator; return metrics.
+        """Move the trainer's weights of this version to the generator, and return metrics.
 
         ``inbound``: bytes received from other ranks. ``bound``: the fewest bytes that any plan could move.
-        ``extra``: most bytes that the transfer needs on a rank in addition to the model. ``transport``: its
-        name. Raises TransferError if ranks do not hold what was planned.
+        ``extra``: the maximum bytes that the transfer needs on a rank in addition to the model.
+        ``transport``: the name of the transport. Raises TransferError if the weights on the ranks differ from
+        the plan.
         """
-        # the same on all ranks: other tensors hold the weights now
+        # the weights are in other tensors now; the result is the same on all ranks
         if storages(self.trainer.pieces()) != self._at:
             self.resharder.close()
             self._bind()
@@ -106,9 +107,10 @@ class SameRankTransfer:
 
 
 def ways(how: How, device: str, one_machine: bool) -> tuple[str, ...]:
-    """Return the names of the transports between the ranks of a pool, first choice first.
+    """Return the names of the possible transports between the ranks of a pool, first choice first.
 
-    On one machine this is shared memory: of the GPUs if the weights are on GPUs, else of the host.
+    On one machine, shared memory is used: memory of the GPUs if the weights are on GPUs, otherwise memory of
+    the host.
     """
     if how == "segment":
         return ("segment",) if device == "cpu" else ("handles",)
@@ -118,7 +120,7 @@ def ways(how: How, device: str, one_machine: bool) -> tuple[str, ...]:
 
 
 def first_that_opens(bind_with: Callable[[str], Resharder], ways: tuple[str, ...]) -> Resharder:
-    """Bind with the first transport that works. Raises PlanError if none works.
+    """Return the result of ``bind_with`` for the first transport that works. Raises PlanError if none works.
 
     A transport can fail if processes cannot share the memory of their GPUs. All ranks detect this together.
     """
@@ -145,9 +147,9 @@ def _nodes() -> list[int]:
 
 
 def storages(pieces: Mapping[str, TensorViews]) -> list[int]:
-    """Return the identity of each piece's storage.
+    """Return the identity of the storage of each piece.
 
-    It does not change when weights are offloaded and loaded at another address. Addresses may change on one
-    rank but not on another.
+    It stays the same if weights are offloaded and loaded again at another address. Addresses are not
+    compared, because they may change on one rank and not on another.
     """
     return [piece.view.untyped_storage()._cdata for views in pieces.values() for piece in views.pieces]

@@ -19,25 +19,25 @@ MOVE_SECONDS = 1800.0  # time limit to move weights or state between pools
 
 @dataclass(frozen=True)
 class Frozen:
-    """Weights of one version, taken from the trainer."""
+    """Weights of one version, copied from the trainer."""
 
-    version: int  # updates before them
-    weights: Any  # a TransferResult, or a reference of full tensors
+    version: int  # number of updates that the weights have had
+    weights: Any  # a TransferResult, or a reference to full tensors
 
 
 @dataclass
 class RemoteTrainer:
-    """A role's trainer on the ranks of a pool. Rank 0 answers for all ranks."""
+    """The driver's handle of a role's trainer on a pool. Rank 0 answers for all ranks."""
 
     role: str
     pool: Pool[Worker]
-    # whether each rank holds a part of the weights, so that all ranks must take part in an answer
+    # whether each rank has only a part of the weights, so that all ranks must take part in an answer
     collective: bool = False
 
     def begin(self, method: str, *args: Any, answers: int = 1) -> Any:
-        """Start a method of the workers for this role; return the reference of rank 0's answer.
+        """Start a method of the workers for this role, and return the reference of rank 0's answer.
 
-        With several ``answers`` it returns a list of references.
+        If ``answers`` is above 1, a list of references is returned.
         """
         ranks = range(len(self.pool)) if self.collective else (0,)
         return [
@@ -54,18 +54,18 @@ class RemoteTrainer:
         return unpack_tensors(self._answer("state"))
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore the trainer to a state."""
+        """Restore the trainer to a state that ``state`` returned."""
         kept = self.pool.transport.keep(pack_tensors(state))
         self.pool.call(Worker.restore, self.role, kept, seconds=MOVE_SECONDS, group="model").result()
 
     def resize_passes(self, tokens: int) -> int:
-        """Set the most tokens that all ranks compute in a pass; return the earlier number."""
+        """Set the maximum tokens that each rank computes in a pass. Return the earlier number."""
         return self.pool.call(
             Worker.resize_passes, self.role, tokens, seconds=MOVE_SECONDS, group="model"
         ).result()[0]
 
     def save(self, folder: Path) -> None:
-        """Save the model to a folder."""
+        """Save the model to a folder, as a Hugging Face folder."""
         self._answer("save", str(folder.resolve()))
 
 
@@ -79,18 +79,17 @@ class RemoteModel:
     version: int = 0  # updates in the trainer's weights
     sampled_version: int = 0  # updates in the generator's weights; -1 if unknown
     moved: dict[str, Any] = field(default_factory=dict)  # metrics of the last weight transfer
-    transfer: WeightTransfer | None = None  # between two pools
+    transfer: WeightTransfer | None = None  # the planned transfer between two pools
     received: int = 0  # bytes of weights that ranks of the generator received without ``transfer``
 
     def __post_init__(self) -> None:
         self._receiving = threading.Lock()  # a generator receives one set of weights at a time
 
     def frozen(self) -> Frozen | None:
-        """Take the trainer's current weights.
+        """Copy the trainer's current weights, to sample with them later.
 
-        None if trainer and generator are on one pool, which only has the newest.
-
-        Make the first call while nothing samples.
+        Returns None if trainer and generator are on one pool, because its generator can only use the newest
+        weights. The first call must be made while nothing samples.
         """
         if self.trainer is None or self._together:
             return None
@@ -104,7 +103,10 @@ class RemoteModel:
         return self.trainer is None or self.generator is None or self.generator is self.trainer.pool
 
     def _planned(self, seconds: float) -> bool:
-        """Whether weights are moved to the other pool by a plan. Makes the plan if there is none yet."""
+        """Whether a plan moves the weights to the other pool.
+
+        If there is no plan yet, this tries to make one.
+        """
         if self.transfer is None:
             return False
         if not self.transfer.bound and self.transfer.bind(seconds):
@@ -112,7 +114,7 @@ class RemoteModel:
         return self.transfer.route is not None
 
     def use(self, frozen: Frozen, seconds: float) -> None:
-        """Move these weights to the generator within ``seconds``."""
+        """Move weights from ``frozen`` to the generator within ``seconds``."""
         with self._receiving:
             if self.generator is None or self.sampled_version == frozen.version:
                 return
@@ -158,9 +160,9 @@ class RemoteModel:
             self.sampled_version = self.version
 
     def restored(self, version: int) -> None:
-        """Note that the trainer was restored to weights of this version.
+        """Record that the trainer was restored to weights of this version.
 
-        Workers may have been replaced, so the transfer plan is dropped.
+        The plan of the transfer is dropped, because workers may have been replaced.
         """
         self.version, self.sampled_version = version, -1
         if self.transfer is not None:

@@ -1,8 +1,9 @@
-"""Weight transfer between two pools by a plan: the driver's part.
+"""Planned weight transfer between two pools: the driver's side.
 
-Bucket by bucket, the driver tells ranks which weights to pack and unpack, and never handles a weight itself.
-Messages are results of one worker's call and arguments of another's, in Ray's object store. If all ranks are
-on one machine, they are in shared memory. At most two buckets are in progress at once.
+For each bucket, the driver tells the ranks which weights to pack and unpack. The driver itself never handles
+weights. A message is the result of a call to one worker and an argument of a call to another worker. Messages
+are in Ray's object store, or in shared memory if all ranks are on one machine. At most two buckets are in
+progress at the same time.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ class PackedBucket:
 
 @dataclass(frozen=True)
 class TransferResult:
-    """The packed buckets of a full transfer."""
+    """The packed buckets of a complete transfer."""
 
     buckets: tuple[PackedBucket, ...]
-    # references of the senders' parts of the digests; empty if digests are not compared
+    # references to the senders' parts of the digests; empty if digests are not compared
     terms: tuple[Any, ...]
 
 
@@ -59,7 +60,9 @@ class Route:
         ]
 
     def incoming(self, index: int) -> dict[int, list[tuple[int, int]]]:
-        """Return for each receiver the messages of a bucket that it gets, as (sender, first receiver)."""
+        """Return the messages of a bucket that each receiver gets, as receiver → (sender, first receiver) of
+        each.
+        """
         by_receiver: dict[int, list[tuple[int, int]]] = {}
         for sender, recipients in self.recipients[index].items():
             for first, receivers in recipients.items():
@@ -86,7 +89,7 @@ class WeightTransfer:
     verify_every: int = 0  # digests are compared at every n-th transfer; 0: never
     bucket: int = BUCKET  # bytes of a bucket
     route: Route | None = None  # None if a plan cannot move the weights
-    bound: bool = False  # whether the ranks were asked for their weights
+    bound: bool = False  # whether the ranks were asked which weights they have
     packed: int = 0  # transfers so far
     received: int = 0  # bytes that all receivers got
     run: str = field(default_factory=lambda: f"between-{secrets.token_hex(4)}")  # name of the shared memory
@@ -95,7 +98,7 @@ class WeightTransfer:
     # --------------------------------------------------------------------------------------------------------
 
     def bind(self, seconds: float) -> bool:
-        """Ask all ranks which weights they hold and need, and make the plan; return whether there is one.
+        """Ask all ranks which weights they have or need, and make the plan. Return whether there is a plan.
 
         Afterwards the generator must not sample until a transfer has ended. Raises PlanError if the ranks
         cannot use the requested transport.
@@ -133,7 +136,7 @@ class WeightTransfer:
 
     @property
     def bound_route(self) -> Route:
-        """The plan of a transfer that was bound."""
+        """The plan of the transfer, after ``bind`` returned True."""
         assert self.route is not None
         return self.route
 
@@ -145,9 +148,9 @@ class WeightTransfer:
     # --------------------------------------------------------------------------------------------------------
 
     def freeze(self, version: int) -> TransferResult:
-        """Start to pack all weights of a transfer.
+        """Start to pack all weights, for a later ``deliver``.
 
-        The packing runs before any later call of these workers, so later updates do not change the weights.
+        The workers pack the weights before any later call, so later updates do not change the packed weights.
         """
         return TransferResult(
             tuple(self._pack(index, version, True) for index in range(len(self.bound_route.plan.buckets))),
@@ -155,17 +158,19 @@ class WeightTransfer:
         )
 
     def deliver(self, version: int, frozen: TransferResult, seconds: float) -> dict[str, Any]:
-        """Move weights that ``freeze`` packed to the generator; return metrics of the transfer."""
+        """Move weights that ``freeze`` packed to the generator. Return metrics of the transfer."""
         metrics = self._move(version, lambda index: frozen.buckets[index], frozen.terms, seconds)
         return metrics | self._how("frozen")
 
     def move(self, version: int, seconds: float) -> dict[str, Any]:
-        """Move the trainer's newest weights to the generator; return metrics of the transfer."""
+        """Move the trainer's newest weights to the generator. Return metrics of the transfer."""
         metrics = self._move(version, lambda index: self._pack(index, version, False), self._terms(), seconds)
         return metrics | self._how(self.bound_route.transport)
 
     def _how(self, transport: str) -> dict[str, Any]:
-        """Return metrics: most bytes that a transfer needs on a rank besides the model, and its transport."""
+        """Return metrics: the maximum bytes that a transfer needs on a rank besides the model, and the
+        transport.
+        """
         return {"extra": float(self.bound_route.plan.stats.extra(transport)), "transport": transport}
 
     def _move(
