@@ -1,6 +1,4 @@
-"""Check the names of files and folders in a checkpoint, so that no name can refer to a path outside of the
-checkpoint.
-"""
+"""Check names of files and folders in a checkpoint: no name may refer to a path outside of it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The folder ``checkpoints`` of a run: its checkpoints, and the pointer ``latest`` to the newest complete
-checkpoint.
+"""The folder ``checkpoints`` of a run.
+
+It contains the run's checkpoints, and the pointer ``latest`` to the newest complete checkpoint.
 """
 
 from __future__ import annotations
@@ -86,8 +87,10 @@ def write_aside(folder: Path, pointer: Pointer, aside: str) -> Path:
 
 
 def read_pointer(folder: Path) -> Pointer:
-    """Read the pointer. Raises ValueError, with the reason, if it is missing, damaged, or does not name a
-    checkpoint."""
+    """Read the pointer.
+
+    Raises ValueError, with the reason, if it is missing or damaged, or does not name a checkpoint.
+    """
     path = folder / POINTER
     try:
         data = durable.read(path, SMALL)

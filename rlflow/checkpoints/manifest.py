@@ -1,4 +1,5 @@
-"""The manifest of a checkpoint: every file with its size and digest, the tensors in each file, and the state.
+"""The manifest of a checkpoint: its files with sizes and digests, their tensors, and the state.
+
 It starts with a digest of its own content. A changed bit in the state is therefore detected, like a changed
 bit in a weight.
 """

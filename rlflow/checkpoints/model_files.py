@@ -1,5 +1,6 @@
-"""Find the files of a Hugging Face model folder: the small files that describe the model and its tokenizer,
-and the weights.
+"""Find the files of a Hugging Face model folder.
+
+These are small files that describe the model and its tokenizer, and the weights.
 """
 
 from __future__ import annotations

@@ -18,8 +18,10 @@ Groups = Mapping[str, Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The content of a checkpoint. Raises PlanError for an invalid file name, a dtype that safetensors lacks,
-    or state that is not JSON."""
+    """The content of a checkpoint.
+
+    Raises PlanError for an invalid file name, a dtype that safetensors lacks, or state that is not JSON.
+    """
 
     iteration: int  # number of finished iterations
     #: group, such as ``actor.parameters`` → name → tensor; the tensors must not change while they are written

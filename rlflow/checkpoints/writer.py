@@ -29,8 +29,7 @@ def _shout(message: str) -> None:
 
 
 class Writer:
-    """Saves snapshots of one run in a thread, one at a time, and keeps the newest ``keep`` intact
-    checkpoints.
+    """Saves snapshots of a run in a thread, and keeps the newest ``keep`` intact checkpoints.
 
     failures: messages of all failures so far. The writing thread calls ``on_failure`` with each message, and
     calls ``before`` before it writes a checkpoint. Only the holder of the run's lock may have a writer.

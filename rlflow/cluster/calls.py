@@ -172,8 +172,7 @@ class Calls:
         group: str,
         parallel: Parallel = PLAIN,
     ) -> dict[int, Answer]:
-        """Run an operation on the ranks that have rows in ``split``, and on ranks that compute together with
-        them.
+        """Run an operation on the ranks with rows in ``split``, and on ranks that compute together with them.
 
         If no rank has rows, rank 0 runs the operation. Returns the answers of ranks with rows, by rank.
         ``split``: the row numbers of each rank. ``parallel``: the parallelism of the model that runs the

@@ -471,9 +471,7 @@ class ClusterEngine(Engine):
         return summary
 
     def moved(self) -> dict[str, Any]:
-        """Return metrics of the time since the last call: weight transfers, and offloaded and loaded parts of
-        models.
-        """
+        """Return metrics since the last call: weight transfers, and offloaded and loaded parts of models."""
         metrics = {
             f"{role}.sync/{name}": value
             for role, model in self.models.items()

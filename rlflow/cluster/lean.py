@@ -74,8 +74,7 @@ class WorkerStart:
             yield
 
     def command(self, command: Sequence[str]) -> list[str] | None:
-        """Return the raylet's command, changed to our worker command and to stand-ins for the raylet's
-        agents.
+        """Return the raylet's command with our worker command, and with stand-ins for the raylet's agents.
 
         Returns None if the command should stay unchanged.
         """

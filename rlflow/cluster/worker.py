@@ -173,8 +173,7 @@ class Worker:
             ).packed()
 
     def run_chunks(self, frame: bytes | memoryview, *transfers: RowMessage) -> Iterator[bytes | Answer]:
-        """Sample rows. Yield an answer for each chunk when the chunk is complete, and last an answer for all
-        rows.
+        """Sample rows. Yield an answer for each complete chunk, and last an answer for all rows.
 
         The answer for a chunk has its own key, and the row numbers of the chunk.
         """

@@ -59,8 +59,11 @@ def setting_problems(role: RoleConfig, types: Mapping[str, Any], known: Known) -
 
 
 def unknown_settings(role: RoleConfig, names: Iterable[str], known: Known) -> list[Problem]:
-    """Return a problem for each setting of a role that is not in ``names``, the settings of its trainer and
-    generator."""
+    """Return a problem for each setting of a role that is not in ``names``.
+
+    ``names``: the settings of the role's trainer and generator. ``known``: other names in the flow, for
+    suggestions.
+    """
     settings = {*names, *ROLE_KEYWORDS}
     return [
         unknown_flag(name, settings, known)

@@ -1,5 +1,7 @@
-"""Flags and configuration files as one flat mapping of dotted names to values, sorted into options, data
-settings, flow settings and role settings."""
+"""Flags and configuration files as one flat mapping of dotted names to values.
+
+The module sorts the values into options, data settings, flow settings and role settings.
+"""
 
 from __future__ import annotations
 
@@ -172,8 +174,7 @@ class RoleConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The complete configuration of a run, sorted into options, data settings, flow settings and role
-    settings."""
+    """The configuration of a run, sorted into options, data settings, flow settings and role settings."""
 
     options: Options  # options of the run itself
     # settings of the flow that are not at their defaults (--hp.NAME)

@@ -1,5 +1,6 @@
-"""Prepare the inputs of the compiler pass ``residency``: how much memory each rank needs, and which parts of
-models can be offloaded.
+"""Prepare the inputs of the compiler pass ``residency``, which plans the memory of models.
+
+The inputs are how much memory each rank needs, and which parts of models can be offloaded.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Sampling settings from the command line, which override the flow: --ROLE.generate.NAME, or
---ROLE.generate#2.NAME for the role's second call.
+"""Sampling settings from the command line, which override the flow.
+
+They are written --ROLE.generate.NAME, or --ROLE.generate#2.NAME for the role's second call.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Computed settings: numbers that a flow computes, read from a call's columns and checked against their
-range.
-"""
+"""Computed settings: numbers that a flow computes, read from columns and checked against their range."""
 
 from __future__ import annotations
 

@@ -451,8 +451,9 @@ def update_reads(loss: Loss) -> tuple[str, ...]:
 
 
 class Eager:
-    """Runs flows and stages that are called as plain functions (implements
-    `rlflow.author.scope.Interpreter`).
+    """Runs flows and stages that are called as plain functions.
+
+    Implements `rlflow.author.scope.Interpreter`.
     """
 
     def call(self, flow: Flow, prompts: Any, roles: tuple[Any, ...], named: Mapping[str, Any]) -> Any:

@@ -179,9 +179,7 @@ class RoleModel(Protocol):
 
     @property
     def generator(self) -> Any:
-        """The generator, which samples from the weights, or its pool; None if the run does not sample from
-        this model.
-        """
+        """The generator, which samples from the weights, or its pool; None if the run does not need one."""
 
 
 @dataclass
@@ -440,9 +438,7 @@ class Engine:
         return batch
 
     def moved(self) -> dict[str, Any]:
-        """Return metrics of the time since the last call: weight transfers, and offloaded and loaded parts of
-        models.
-        """
+        """Return metrics since the last call: weight transfers, and offloaded and loaded parts of models."""
         return self.offloads.moved()
 
     def traffic(self) -> dict[str, int]:
@@ -527,8 +523,9 @@ class Engine:
         return cut_rows(batch)
 
     def choose(self, batch: Batch, options: ChooseOptions) -> tuple[Batch, PartialMetrics]:
-        """Return the rows that the column ``by`` chooses, without columns, and the number of dropped rows as
-        a metric.
+        """Return the rows that the column ``by`` chooses, without columns, and metrics.
+
+        The metric ``dropped`` is the number of rows that were not chosen.
         """
         by = self.fetch(batch)["by"]
         index = chosen_rows(by, batch.axis, options)

@@ -1,6 +1,4 @@
-"""The in-process executor: runs the nodes that the scheduler starts, in queues, and stores columns until
-their last use.
-"""
+"""The in-process executor: runs nodes in queues, and stores columns until their last use."""
 
 from __future__ import annotations
 
@@ -117,8 +115,7 @@ class Executor:
         self.heartbeat_page = HeartbeatPage()
 
     def run(self, plan: Plan, prompts: Batch, sampled: Sampled | None = None) -> Outcome:
-        """Run one iteration and return its outcome. ``sampled``: its rows that were sampled ahead of
-        training.
+        """Run one iteration and return its outcome. ``sampled``: rows that were sampled ahead of training.
 
         Raises StageError if a stage raises or exceeds its deadline. Raises Stopped if ``stopping`` is set
         before weights change; running nodes then finish, and no other nodes start. After weights have started

@@ -1,6 +1,4 @@
-"""Offload manager: loads parts of models into a rank's memory before calls need them, and offloads other
-parts.
-"""
+"""Offload manager: loads parts of models before calls need them, and offloads other parts."""
 
 from __future__ import annotations
 

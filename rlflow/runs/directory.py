@@ -91,8 +91,10 @@ def _numbered(flow: str) -> Iterator[str]:
 
 
 def check_free(out: Path, name: str | None) -> None:
-    """Check a run's name and its parent folder before anything is loaded. Raises PlanError for a name that is
-    taken or invalid, and for an ``out`` that is a file."""
+    """Check a run's name and its parent folder before anything is loaded.
+
+    Raises PlanError for a name that is taken or invalid, and for an ``out`` that is a file.
+    """
     check_name(name)
     if os.path.lexists(out) and not out.is_dir():
         raise PlanError.of(

@@ -310,8 +310,7 @@ class FlowEvaluation:
         )
 
     def answers(self, count: int) -> list[dict[str, str]]:
-        """Return the first ``count`` prompts, each with the first completion that the evaluation returns for
-        it.
+        """Return the first ``count`` prompts, each with the evaluation's first completion for it.
 
         The completion is empty if there is none. The right answers are included if the data have them.
         """

@@ -1,5 +1,6 @@
-"""`rlflow eval`: evaluate a model folder, or a run at one of its checkpoints in the same way as the run
-itself.
+"""`rlflow eval`: evaluate a model folder, or a run at one of its checkpoints.
+
+A run is evaluated in the same way as the run evaluates itself.
 """
 
 from __future__ import annotations
@@ -180,8 +181,10 @@ def _judges(reward: Any, name: str) -> bool:
 
 
 def checkpoint_of(folder: Path, iteration: int) -> Loaded:
-    """Return the checkpoint of a run after ``iteration`` iterations. Raises PlanError if it does not exist or
-    is damaged."""
+    """Return the checkpoint of a run after ``iteration`` iterations.
+
+    Raises PlanError if it does not exist or is damaged.
+    """
     there = {
         path: number
         for path in steps(of_run(folder))

@@ -1,5 +1,4 @@
-"""The results of a run: a Hugging Face folder for each trained role, and the answers of evaluations as JSON
-lines.
+"""The results of a run: its trained models as Hugging Face folders, and answers of evaluations as JSON.
 
 A folder or file appears complete or not at all.
 """

@@ -258,9 +258,7 @@ def make_weight_check(roles: Roles, engine: Engine, data: Dataset, options: Opti
 
 
 def weight_check_rows(prompts: Batch) -> Batch:
-    """Return each prompt cut in two: the first half is the prompt, and the tokens of the second half are
-    scored.
-    """
+    """Return each prompt cut into two halves: a prompt, and the tokens that are scored."""
     tokens = [row[:WEIGHT_CHECK_TOKENS] for row in prompts.data["prompt_tokens"].lists() if len(row) > 1]
     return Batch.of(
         prompt_tokens=[row[: len(row) // 2] for row in tokens],

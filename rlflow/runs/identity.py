@@ -133,8 +133,10 @@ AT_ONCE = 4  # files that are read at once while a run waits for them
 
 
 def weight_file(path: Path, clock: Callable[[], int] = time.time_ns) -> WeightFile:
-    """Return the file's size, times and inode, without reading its content. ``clock``: returns the time of
-    day in nanoseconds. Raises OSError."""
+    """Return the file's size, times and inode, without reading its content. Raises OSError.
+
+    ``clock``: returns the time of day in nanoseconds.
+    """
     status = os.stat(path)
     return WeightFile(
         bytes=status.st_size,

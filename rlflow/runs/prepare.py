@@ -211,8 +211,7 @@ def rotated_rows(
     datasets: Iterable[Dataset],
     note: Callable[[str], None],
 ) -> int:
-    """Return the longest row in tokens that is possible in a run, if a model's rotary frequencies depend on
-    it.
+    """Return the longest possible row in tokens, if a model's rotary frequencies depend on it.
 
     Returns 0 if no model's do, or if the length is unknown. Raises PlanError if --longest-row is shorter than
     the longest row of the data.
@@ -286,9 +285,7 @@ def compile_with_data(
 
 
 def amounts(training: Dataset, prompts: int) -> Iterator[str]:
-    """Yield messages about the share of each data source, and about data with too few records for one
-    iteration.
-    """
+    """Yield messages about the shares of data sources, and about data with too few records."""
     total = sum(training.weights.values())
     records = (
         Counter(record.more[SOURCE] for record in training.records)

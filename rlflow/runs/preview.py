@@ -246,9 +246,7 @@ def _first_difference(one: Path, other: Path) -> str | None:
 
 
 def weights_distance(one: RunResult, other: RunResult) -> float:
-    """Return the distance between the last weights of two runs, relative to the norm of the first run's
-    weights.
-    """
+    """Return the distance between the last weights of two runs, relative to the norm of the first."""
     apart = size = 0.0
     for path in sorted((one.folder / "final").rglob("*.safetensors")):
         left, right = (

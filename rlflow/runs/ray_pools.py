@@ -78,8 +78,7 @@ def _on(placed: PlacedRoles) -> Placement:
 
 
 def _forking(placed: PlacedRoles, folder: Path, threads: int) -> str | None:
-    """Start a process that imports the workers' modules while Ray starts. Return the command that forks
-    workers from it.
+    """Start the fork server while Ray starts, and return the command that forks workers from it.
 
     Returns None for accelerators, because a forked process cannot use an accelerator that its parent has
     looked for.

@@ -154,8 +154,7 @@ class Records:
         *,
         evaluated: bool = True,
     ) -> None:
-        """``start``: the first iteration; lines that an earlier process wrote for this and later iterations
-        are removed.
+        """``start``: the first iteration; an earlier process's lines for it and later ones are removed.
 
         ``evaluated``: whether an existing evaluation after ``start`` iterations is kept. ``say``: called with
         messages. ``pools``: the run's pools.
@@ -229,8 +228,7 @@ class Records:
 
     @contextlib.contextmanager
     def evaluation(self, iteration: int) -> Iterator[KeepAnswers]:
-        """Return a context whose value is called with the answers of an evaluation, and writes them to their
-        own file.
+        """Return a context whose value is a function that writes the answers of an evaluation to a file.
 
         ``iteration``: the number of iterations before the evaluation.
         """
@@ -297,8 +295,7 @@ class Records:
 
 
 def before(start: int, evaluated: bool = True, table: Mapping[str, Figure] = MappingProxyType({})) -> Keep:
-    """Return a filter that keeps the lines of iterations before ``start``. Lines that cannot be parsed are
-    kept.
+    """Return a filter that keeps lines of iterations before ``start``, and lines that cannot be parsed.
 
     ``evaluated``: also keep the evaluation after ``start`` iterations. ``table``: metric name → its figure.
     """

@@ -32,9 +32,7 @@ class Commit(Protocol):
 
     @property
     def queue(self) -> tuple[Mapping[str, Any], Mapping[str, bytes]] | None:
-        """The rows that were sampled ahead of training, as ``Ahead.saved`` returns them; None if there are
-        none.
-        """
+        """Rows that were sampled ahead of training, as ``Ahead.saved`` returns them; None without them."""
 
     @property
     def complete(self) -> bool:
@@ -96,8 +94,8 @@ class Recovery(Generic[S]):
     def __init__(
         self, workers: Workers | None, every: int, driver: DriverState[S], note: Callable[[str], None]
     ) -> None:
-        """``workers``: None without pools. ``every``: iterations between in-memory checkpoints; 0 turns
-        recovery off.
+        """``workers``: None without pools. ``every``: iterations between in-memory checkpoints; 0: no
+        recovery.
 
         ``note``: called with a message for each recovery.
         """

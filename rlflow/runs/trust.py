@@ -286,9 +286,7 @@ def _others(path: Path) -> str:
 
 
 def digest_of(file: Path) -> str | None:
-    """Return the digest of the flow's file, for settings.json; None without a file, for example in a
-    notebook.
-    """
+    """Return the digest of the flow's file, for settings.json; None without a file, as in a notebook."""
     try:
         return f"sha256 {meaning(file)}"
     except OSError:

@@ -135,8 +135,7 @@ class Job:
             ) from None
 
     def collocate(self, *groups: Group[Any]) -> None:
-        """Place roles together: rank k of each role is on the same node, and on the same GPU if they use
-        GPUs.
+        """Place roles together: rank k of each role is on the same node, and on the same GPU if any.
 
         Roles with a number in ``gpus`` get that part of the GPU, and the other roles share the rest equally.
         All shares are exact. Raises PlanError if the roles do not fit together.

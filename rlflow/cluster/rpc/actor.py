@@ -68,9 +68,7 @@ class RayHost(host.Host):
 
     @contextlib.contextmanager
     def _contained(self) -> Iterator[None]:
-        """Return a context that contains a call's exceptions, and reports the call to this process's
-        watchdog.
-        """
+        """Return a context that contains a call's exceptions, and reports the call to the watchdog."""
         with self.watchdog.heartbeat_page.during("", 0, math.inf), super()._contained():
             yield
 

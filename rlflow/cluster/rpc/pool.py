@@ -275,10 +275,9 @@ class Pool(Generic[W]):
         return self._starter(rank, "do_run", group)(self._with_generation(frame), *transfers)
 
     def run_chunks(self, rank: int, frame: bytes, transfers: Sequence[Any], group: str) -> Any:
-        """Pass a frame to ``run_chunks`` of one rank's object, and return an iterator over references of the
-        answers.
+        """Pass a frame to ``run_chunks`` of one rank's object, and return an iterator over its answers.
 
-        Each reference is returned as soon as its answer is available.
+        The iterator yields references, each as soon as its answer is available.
         """
         return self._starter(rank, "do_chunks", group, "streaming")(self._with_generation(frame), *transfers)
 

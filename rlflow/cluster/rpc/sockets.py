@@ -132,8 +132,9 @@ class PendingCalls:
             self._lost(rank)
 
     def listen(self, seconds: float) -> None:
-        """Receive replies until all have arrived, one is an exception, a connection is lost, or ``seconds``
-        are over.
+        """Receive replies until all have arrived or one is an exception.
+
+        Also returns if a connection is lost, or after ``seconds``.
         """
         limit = time.monotonic() + seconds
         while self._open and not self.broken and not any(map(raised, self.replies.values())):

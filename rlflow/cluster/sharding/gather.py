@@ -80,8 +80,7 @@ def _copied(like: Data, views: Sequence[Tensor], lengths: Tensor) -> Data:
 
 
 def owned(batch: Batch) -> Batch:
-    """Return a batch from ``RowMailbox.opened`` in its own memory, because Ray's memory cannot be lent to
-    calls.
+    """Return a batch from ``RowMailbox.opened`` in its own memory. Ray's memory cannot be lent to calls.
 
     Columns in shared memory stay there.
     """

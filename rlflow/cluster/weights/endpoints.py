@@ -49,8 +49,7 @@ class Message:
 
 
 def layouts(senders: Sequence[Shards], receivers: Sequence[Shards]) -> tuple[WeightLayout, WeightLayout]:
-    """Return the layout of the senders' weights and the layout of the receivers' weights, each over all
-    ranks.
+    """Return the layouts of the senders' weights and of the receivers' weights, each over all ranks.
 
     Senders are numbered before receivers.
     """
@@ -224,7 +223,5 @@ End = Sender | Receiver
 
 
 def end_of(model: Model, device: str) -> End:
-    """Return a new end of a transfer for this rank: a Sender if the rank has the trainer, otherwise a
-    Receiver.
-    """
+    """Return a new end of a transfer: a Sender if this rank has the trainer, otherwise a Receiver."""
     return Sender(model, device) if model.trainer is not None else Receiver(model, device)

@@ -60,9 +60,7 @@ class Route:
         ]
 
     def incoming(self, index: int) -> dict[int, list[tuple[int, int]]]:
-        """Return the messages of a bucket that each receiver gets, as receiver → (sender, first receiver) of
-        each.
-        """
+        """Return, for each receiver, its messages of a bucket as (sender, first receiver)."""
         by_receiver: dict[int, list[tuple[int, int]]] = {}
         for sender, recipients in self.recipients[index].items():
             for first, receivers in recipients.items():

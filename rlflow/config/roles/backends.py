@@ -35,8 +35,9 @@ def disable_tf32(device: str, dtype: str) -> None:
 
 
 def numbers(dtype: str) -> torch.dtype:
-    """Return the dtype of numbers outside the models, such as scores: float64 in a float64 run, otherwise
-    float32.
+    """Return the dtype of numbers outside the models, such as scores.
+
+    It is float64 in a float64 run, otherwise float32.
     """
     return torch.float64 if dtype == "float64" else torch.float32
 

@@ -1,5 +1,6 @@
-"""Bind roles to backends: the model folder of each role, the classes of its trainer and generator, and their
-settings and capabilities. A run, a plan and a worker bind each role once.
+"""Bind roles to backends: find each role's model folder, classes, settings and capabilities.
+
+The classes are those of the role's trainer and generator. A run, a plan and a worker bind each role once.
 """
 
 from __future__ import annotations

@@ -82,8 +82,7 @@ def ends(role: BoundRole) -> tuple[int, ...]:
 
 
 def trainer_alone(role: BoundRole, options: Options, updates: int) -> Trainer:
-    """Make a trainer of a role's weights in this process alone, even if several ranks train the role in the
-    run.
+    """Make a trainer of a role in this process alone, even if several ranks train the role.
 
     The trainer is the backend `local` on the CPU, with those of the role's settings that `local` has. It is
     the reference for results from several ranks. ``updates``: the role's optimizer steps over the run.

@@ -1,5 +1,6 @@
-"""Open the data of a run, named by --data and --data.NAME, and split the records into training and held-out
-records.
+"""Open the data of a run, and split them into training and held-out records.
+
+The data are named by --data and --data.NAME.
 """
 
 from __future__ import annotations

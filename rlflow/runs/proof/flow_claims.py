@@ -381,9 +381,7 @@ class FlowClaims:
         ]
 
     def columns(self, update: RecordedUpdate) -> Iterator[Claim]:
-        """Check that each column that a loss reads changes the loss's gradient, or at least its value or
-        metrics.
-        """
+        """Check that each column that a loss reads changes its gradient, or at least its value or metrics."""
         news, batch = [self.new(update), *self.far(update)], update.batch
         silent, shown = [], []
         for term in update.terms:

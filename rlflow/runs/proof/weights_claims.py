@@ -387,8 +387,7 @@ class WeightsClaims:
     # --------------------------------------------------------------------------------------------------------
 
     def sampler(self, role: str) -> Iterator[Claim]:
-        """Check that a large change of the trainer's weights reaches the sampler, and that the sampler
-        applies the temperature.
+        """Check that changed weights reach the sampler, and that the sampler applies the temperature.
 
         The weights are moved by the run's own transfer.
         """
