@@ -40,7 +40,7 @@ from rlflow.runs.trust import check_trusted
 class Answering:
     """How answers are sampled, in addition to ``--actor.generate.NAME``."""
 
-    # maximum tokens of an answer; by default at most half of the model's positions
+    # length of an answer; by default at most half of the model's positions
     max_tokens: Annotated[int, Ge(1)] = 512
 
 
