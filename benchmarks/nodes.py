@@ -45,7 +45,8 @@ QWEN = {
 
 
 def qwen(folder: Path) -> Path:
-    """Write prompts and a model with Qwen3 0.6B's sizes and random weights; return the file of prompts."""
+    """Write prompts, and a model with the sizes of Qwen3 0.6B and random weights. Returns the file of
+    prompts."""
     fixed_shape.make(folder)
     tokenizer = pretrained.read_tokenizer(folder / "model")
     config = Qwen3Config(
@@ -57,7 +58,8 @@ def qwen(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def operators(count: int) -> Iterator[None]:
-    """Profile the `with` block and print the ``count`` operators of all threads with the most processor time."""
+    """Profile the code inside the context, and print the ``count`` operators with the most processor time,
+    summed over all threads."""
     if not count:
         yield
         return

@@ -27,7 +27,7 @@ CLOCKS = ("wall", "processor")
 
 
 def prepared(backend: str, prompts: int) -> RunContext:
-    """Prepare a run of grpo whose iterations are timed alone, without recording, evaluating or saving."""
+    """Prepare a run of grpo whose iterations are timed alone: without recording, evaluating or saving."""
     loaded = load_flow("grpo")
     config, hp = resolve_config(
         loaded,
@@ -38,7 +38,8 @@ def prepared(backend: str, prompts: int) -> RunContext:
 
 
 def block(run: RunContext, iterations: int) -> tuple[float, float]:
-    """Run one block on one set of prompts; return wall and processor seconds per iteration."""
+    """Run one block of iterations on the same prompts. Returns wall and processor seconds for an
+    iteration."""
     rows = run.prompts.take(run.options.prompts)
     wall, processor = time.perf_counter(), time.process_time()
     for _ in range(iterations):

@@ -24,9 +24,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = "RLFLOW_COUNTS"  # environment variable: the driver's process id, and the folder of workers' counts
-MOST_FUNCTIONS = 20  # maximum number of functions that take the configuration
+MOST_FUNCTIONS = 20  # most functions that may take the configuration
 CONFIG = ("rlflow.config.flags", "RunConfig")
-PROTOCOLS = "rlflow/training/protocols.py"  # capabilities of backends, as fields and methods
+# the file that defines the capabilities of backends as fields and methods
+PROTOCOLS = "rlflow/training/protocols.py"
 # work → (module, function, name of the object from the function's arguments)
 COUNTED: dict[str, tuple[str, str, Callable[[dict[str, Any]], str]]] = {
     "settings": (
@@ -46,9 +47,9 @@ COUNTED: dict[str, tuple[str, str, Callable[[dict[str, Any]], str]]] = {
 
 
 class Counts:
-    """Counts calls of the functions in ``COUNTED``, under all names under which modules import them.
+    """Counts calls of the functions in ``COUNTED``, under all names by which modules import them.
 
-    The counts are in a file, because workers are killed at the end.
+    The counts are kept in a file, because workers are killed at the end.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -97,13 +98,13 @@ class Counts:
 
 
 def begin() -> None:
-    """Start counting in a worker; the flow's file calls this when a worker loads it."""
+    """Start counting in a worker. The flow's file calls this when a worker loads the file."""
     if FOLDER in os.environ and os.environ[FOLDER].partition(" ")[0] != str(os.getpid()):
         Counts(Path(os.environ[FOLDER].partition(" ")[2])).begin()
 
 
 def counted_run(folder: Path, **keywords: Any) -> tuple[dict[str, int], list[dict[str, int]]]:
-    """Run one iteration of ppo; return the counts of the driver and of each worker."""
+    """Run one iteration of ppo. Returns the counts of the driver and of each worker."""
     import rlflow
     import rlflow.runs.prepare
     from rlflow.config.footprint import _facts as model_facts_of_file
@@ -140,7 +141,8 @@ def counted_run(folder: Path, **keywords: Any) -> tuple[dict[str, int], list[dic
 
 
 def more_than_once(driver: dict[str, int], workers: list[dict[str, int]]) -> list[str]:
-    """Return the repeated work: anything done twice in a process, and placement or planning in a worker."""
+    """Return the repeated work: anything that a process did twice, and placement or planning that a worker
+    did."""
     repeated = [
         f"{process}: {what}, {count} times"
         for process, sums in (("driver", driver), *(("worker", each) for each in workers))
@@ -159,7 +161,8 @@ def more_than_once(driver: dict[str, int], workers: list[dict[str, int]]) -> lis
 # ------------------------------------------------------------------------------------------------------------
 
 
-Module = tuple[str, Path, list[ast.AST]]  # its name, its path from the root, all nodes of its syntax tree
+# name of a module, its path from the root, all nodes of its syntax tree
+Module = tuple[str, Path, list[ast.AST]]
 
 
 def package() -> list[Module]:
@@ -178,7 +181,7 @@ def package() -> list[Module]:
 def named(
     annotation: ast.expr | None, module: str, imports: dict[str, tuple[str, str]]
 ) -> set[tuple[str, str]]:
-    """Return (module, name) of everything that an annotation names.
+    """Return (module, name) for everything that an annotation names.
 
     The argument of Pool[Worker] is ignored, because a pool has only handles of processes.
     """
@@ -193,7 +196,8 @@ def named(
 
 
 def contents(cls: ast.ClassDef) -> list[ast.expr | None]:
-    """Return the annotations of a class's fields, and of parameters that ``__init__`` stores unchanged."""
+    """Return the annotations of a class's fields, and of those parameters that ``__init__`` stores
+    unchanged."""
     makers = [item for item in cls.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
     taken = {
         each.arg: each.annotation for maker in makers for each in (*maker.args.args, *maker.args.kwonlyargs)
@@ -217,7 +221,7 @@ def contents(cls: ast.ClassDef) -> list[ast.expr | None]:
 
 
 def imported(nodes: list[ast.AST]) -> dict[str, tuple[str, str]]:
-    """Return name in the module → (module, name) of the imported object."""
+    """Return the imports of a module: name in the module → (module, name) of the imported object."""
     found = [node for node in nodes if isinstance(node, ast.ImportFrom)]
     return {
         alias.asname or alias.name: (node.module or "", alias.name) for node in found for alias in node.names
@@ -225,9 +229,10 @@ def imported(nodes: list[ast.AST]) -> dict[str, tuple[str, str]]:
 
 
 def takers(modules: Sequence[Module]) -> list[str]:
-    """Return the functions with a parameter annotated as the run's configuration or an object containing it.
+    """Return the functions with a parameter annotated as the run's configuration, or as an object that
+    contains it.
 
-    Objects count at any depth.
+    The configuration may be at any depth inside the object.
     """
     sources = [(module, path, nodes, imported(nodes)) for module, path, nodes in modules]
     fields = {
@@ -276,7 +281,7 @@ def optional() -> set[str]:
 
 
 def probes(modules: Sequence[Module]) -> list[str]:
-    """Return the places that look up a capability of a backend with getattr or hasattr."""
+    """Return the places in the source that look up a capability of a backend with getattr or hasattr."""
     names = optional()
     return [
         f"{path}:{call.lineno} {call.args[1].value}"

@@ -64,7 +64,7 @@ def parallel(prompts, actor, critic, reward):
 
 
 def overlap(times: int) -> None:
-    """Time a flow with a reward and a forward of 0.5 s each; one row, so the reward runs once."""
+    """Time a flow with a reward and a forward of 0.5 s each. It has one row, so that the reward runs once."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "reward.py").write_text(REWARD)
@@ -110,7 +110,7 @@ def chain(prompts, actor, reward):
 
 
 def null_rate(iterations: int = 40) -> None:
-    """Print nodes per second of a long chain; each iteration is recorded as in a run."""
+    """Print how many nodes of a long chain run per second. Each iteration is recorded as in a run."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "chain.py").write_text(CHAIN)
         run = prepared(f"{folder}/chain.py", backend="null", prompts=8)

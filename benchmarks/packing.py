@@ -60,7 +60,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def learn(trainer: Trainer, rows: Batch) -> None:
-    """Run forward and backward of all micro-batches, without an optimizer step."""
+    """Run forward and backward for all micro-batches, without an optimizer step."""
     for micro in trainer._micros(rows):
         new = trainer.compute(rows.rows(micro), ("logprobs",))
         assert new.logprobs is not None
@@ -78,9 +78,9 @@ def processor_seconds() -> float:
 
 
 def way(given: argparse.Namespace, settings: dict[str, bool], line: Connection) -> None:
-    """Run in a process: for each message run a round and send its seconds.
+    """Run one variant in this process: for each message on ``line``, run a round and send its seconds.
 
-    At the end send the peak memory in MiB and the seconds of loading.
+    At the end, send the peak memory in MiB and the seconds of loading.
     """
     torch.set_num_threads(1)
     begin = processor_seconds()
@@ -98,7 +98,7 @@ def measured(given: argparse.Namespace) -> None:
     lines = {}
     for name in given.ways:
         lines[name], theirs = spawn.Pipe()
-        # not a daemon, because it may start compilers
+        # the process is not a daemon, because it may start compilers
         spawn.Process(target=way, args=(given, WAYS[name], theirs)).start()
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in given.ways}
     for turn in range(given.rounds + 1):  # the first round warms up

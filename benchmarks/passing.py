@@ -44,7 +44,7 @@ WAYS = ("whole", "store", "segment", "memcpy")
 
 
 class Side:
-    """A worker of one pool; memory in the right layout replaces its trainer or generator."""
+    """A worker of one pool. In place of a trainer or generator, it has memory in the same layout."""
 
     def __init__(self, megabytes: float, rank: int, sends: bool) -> None:
         torch.set_num_threads(1)
@@ -66,7 +66,7 @@ class Side:
         }
 
     def passing(self, role: str, step: str, *arguments: Any) -> Any:
-        """Run a step of a weight transfer; the interface is the one of a run's worker."""
+        """Run a step of a weight transfer, with the interface of a run's worker."""
         if step == "begin":
             trainer = SimpleNamespace(pieces=lambda: self.pieces)
             generator = SimpleNamespace(
@@ -136,13 +136,13 @@ def measured(megabytes: float, repeats: int) -> dict[str, Any]:
     }
     row: dict[str, Any] = {"model": sum(2 * torch.Size(shape).numel() for shape in small(megabytes).values())}
     times: dict[str, list[float]] = {name: [] for name in WAYS}
-    for name in ("whole", *transfers):  # senders and receivers are bound to one transport at a time
+    for name in ("whole", *transfers):  # senders and receivers can use only one transport at a time
         if name in transfers:
             transfers[name].bind(60.0)
         for repeat in range(repeats + 1):
             start = time.perf_counter()
             row |= _once(name, transfers, train, rollout, repeat)
-            # skip the first repeat, which touches memory for the first time
+            # skip the first repeat, in which memory is touched for the first time
             times[name] += [1000 * (time.perf_counter() - start)] * (repeat > 0)
         row[f"{name} exact"] = all(rollout.call("exact", seconds=60.0).result())
     times["memcpy"] = [max(rollout.call("memcpy").result()) for _ in range(repeats + 1)][1:]

@@ -26,13 +26,13 @@ Curve = Sequence[tuple[int, float]]  # (iteration, percent)
 
 
 def graph_picture() -> str:
-    """The graph of rloo as SVG, without the places in files that tooltips show."""
+    """Return the graph of rloo as SVG, without the places in files that tooltips would show."""
     graph = compile_flow(load_flow(str(ROOT / "algorithms" / "rloo.py"))).graph
     return re.sub(r"<title>.*?</title>", "", svg(graph), flags=re.S) + "\n"
 
 
 def curves_of(page: str) -> dict[str, Curve]:
-    """The curve of each algorithm in the table "Accuracy by iteration" of a page."""
+    """Return the curves in the table "Accuracy by iteration" of a page, by algorithm."""
     _, _, section = page.partition("## Accuracy by iteration\n")
     head, _, *rows = re.findall(r"^\|(.*)\|$", section.partition("\n## ")[0], re.M)
     iterations = [int(cell) for cell in head.split("|")[1:]]
@@ -44,7 +44,7 @@ def curves_of(page: str) -> dict[str, Curve]:
 
 
 def learning_picture(curves: Mapping[str, Curve]) -> str:
-    """The curves as SVG, with axes, grid lines and the name of each at its right end."""
+    """Return the curves as SVG, with axes, grid lines, and the name of each curve at its right end."""
     last = max(number for curve in curves.values() for number, _ in curve)
 
     def x(number: float) -> float:
@@ -78,7 +78,8 @@ def learning_picture(curves: Mapping[str, Curve]) -> str:
 
 
 def _apart(heights: Sequence[float], room: float = 14.0) -> list[float]:
-    """The heights, moved down where two are closer than ``room``, in their given order."""
+    """Return the heights in their given order. A height that is closer than ``room`` to the one above is
+    moved down."""
     moved = dict.fromkeys(range(len(heights)), 0.0)
     free = float("-inf")
     for number in sorted(moved, key=lambda number: heights[number]):
@@ -87,7 +88,7 @@ def _apart(heights: Sequence[float], room: float = 14.0) -> list[float]:
 
 
 def pictures() -> dict[Path, str]:
-    """Each picture's file and content."""
+    """Return the content of each picture, by file."""
     page = (ROOT / "docs" / "learning.md").read_text()
     return {IMAGES / "rloo.svg": graph_picture(), IMAGES / "learning.svg": learning_picture(curves_of(page))}
 

@@ -52,7 +52,8 @@ BACKENDS: dict[str, dict[str, Any]] = {  # settings of a run on a backend
     "vllm": {"generator": "vllm"},
     "null": {"backend": "null", "data": "chain_sum", "pools": "all=2"},
 }
-FOUR = ("ppo", "grpo", "dapo", "online_dpo")  # they have a critic, groups, resampled rows and pairs
+# these algorithms have a critic, groups, resampled rows and pairs
+FOUR = ("ppo", "grpo", "dapo", "online_dpo")
 TURNED = 0.1  # a gradient is harmful if its cosine with the correct gradient is below this
 
 
@@ -67,12 +68,13 @@ def prepared(file: str, name: str, backend: str = "local") -> RunContext:
 
 
 def gradients(claims: FlowClaims) -> list[dict[str, Direction]]:
-    """Return the gradient directions of three dry runs, by node."""
+    """Return the gradient directions from three dry runs: for each dry run, node → direction."""
     return [claims.directions(claims.stage.dry_run_once(uneven(seed))) for seed in range(3)]
 
 
 def by_row(direction: Direction) -> dict[Row, torch.Tensor]:
-    """Return the gradient by row: float64 [tokens], or [1] for a row's score; equal rows are summed."""
+    """Return the gradient by row: float64 [tokens], or [1] for the score of a row. The gradients of equal
+    rows are summed."""
     sums: dict[Row, torch.Tensor] = {}
     for row, value in zip(keys(direction.rows), direction.main.double(), strict=True):
         own = value[: len(row[1])] if value.dim() else value[None]
@@ -81,7 +83,7 @@ def by_row(direction: Direction) -> dict[Row, torch.Tensor]:
 
 
 def cosine(one: Direction, other: Direction) -> float:
-    """Return the cosine of two gradients; a gradient is 0 on rows that it does not have."""
+    """Return the cosine of two gradients. On rows that only one of them has, the other one is 0."""
     left, right = by_row(one), by_row(other)
     dot = sum(float((value * right[row]).sum()) for row, value in left.items() if row in right)
     sizes = [sum(float(value.square().sum()) for value in values.values()) ** 0.5 for values in (left, right)]
@@ -89,7 +91,8 @@ def cosine(one: Direction, other: Direction) -> float:
 
 
 def harmful(sound: list[dict[str, Direction]], broken: list[dict[str, Direction]]) -> bool:
-    """Return whether the gradient of an update vanishes or changes its direction, averaged over the dry runs."""
+    """Return whether, averaged over the dry runs, the gradient of an update vanishes or changes its
+    direction."""
     for node in sound[0]:
         pairs = [
             (one[node], other.get(node)) for one, other in zip(sound, broken, strict=True) if node in one
@@ -103,9 +106,9 @@ def harmful(sound: list[dict[str, Direction]], broken: list[dict[str, Direction]
 
 
 def tried(fault: Fault, name: str, sound: list[dict[str, Direction]]) -> tuple[bool, list[Claim] | str]:
-    """Test a fault; return whether it is harmful, and the findings.
+    """Test a fault. Returns whether it is harmful, and the findings.
 
-    The findings are the falsified claims, or the code of the error that refuses the file.
+    The findings are the falsified claims, or the code of the error with which the file is refused.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.py"
@@ -135,7 +138,7 @@ def proved(name: str, backend: str) -> list[Claim]:
 
 
 def shipped(names: list[str], backends: list[str]) -> int:
-    """Prove shipped algorithms and print a line for each, followed by the claims that are not proved.
+    """Prove shipped algorithms. Prints a line for each, followed by the claims that are not proved.
 
     Returns 1 if a claim is falsified, otherwise 0.
     """
@@ -153,7 +156,8 @@ def shipped(names: list[str], backends: list[str]) -> int:
 
 
 def chosen_faults(names: list[str], count: int) -> list[tuple[str, Fault]]:
-    """Return the faults of these algorithms, or a fixed random sample of ``count`` faults."""
+    """Return all faults of these algorithms, or a random sample of ``count`` of them, which is the same each
+    time."""
     every = [(name, fault) for name in names for fault in faults((ALGORITHMS / f"{name}.py").read_text())]
     return random.Random(0).sample(every, count) if 0 < count < len(every) else every
 
@@ -169,10 +173,10 @@ def sound_gradients(name: str) -> list[dict[str, Direction]]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a fault.
+    """The result of testing a fault.
 
-    ``should``: whether it is harmful and should be found; ``found``: names of falsified claims, or the code of
-    the error that refuses the file.
+    ``should``: whether the fault is harmful and should be found. ``found``: names of falsified claims, or the
+    code of the error with which the file is refused.
     """
 
     algorithm: str
@@ -197,9 +201,10 @@ def kept(journal: Path | None) -> list[Verdict]:
 
 
 def verdicts(chosen: list[tuple[str, Fault]], journal: Path | None, budget: float) -> Iterator[Verdict]:
-    """Yield the verdict on each fault: first those in the journal, then new ones, which are added to it.
+    """Yield the verdict on each fault: first the verdicts in the journal, then new ones, which are added to
+    the journal.
 
-    After ``budget`` seconds no new fault is tested.
+    After ``budget`` seconds, no further fault is tested.
     """
     end, sound = time.monotonic() + budget, dict[str, list[dict[str, Direction]]]()
     known = {(verdict.algorithm, verdict.where, verdict.kind): verdict for verdict in kept(journal)}
@@ -220,7 +225,8 @@ def verdicts(chosen: list[tuple[str, Fault]], journal: Path | None, budget: floa
 
 
 def judge(chosen: list[tuple[str, Fault]], journal: Path | None, budget: float) -> None:
-    """Test the faults, print the findings of each, and at the end the share of harmful faults that were found."""
+    """Test the faults and print the findings on each. At the end, print the share of harmful faults that were
+    found."""
     every = []
     for verdict in verdicts(chosen, journal, budget):
         every.append(verdict)

@@ -36,7 +36,8 @@ def command(*words: str) -> Use:
 
 
 def in_turns(name: str, rounds: int, folder: str) -> dict[str, list[Use]]:
-    """Run short runs of an algorithm with and without the quick proof, in alternating order."""
+    """Alternate short runs of an algorithm with and without the quick proof. Returns the uses of each
+    kind."""
     uses: dict[str, list[Use]] = {"off": [], "quick": []}
     for number in range(rounds):
         for prove in list(uses)[:: 1 if number % 2 else -1]:
@@ -45,9 +46,9 @@ def in_turns(name: str, rounds: int, folder: str) -> dict[str, list[Use]]:
 
 
 def cost_text(name: str, rounds: int) -> str:
-    """Measure the cost of proofs for one algorithm; return lines of text."""
+    """Measure the cost of proofs for one algorithm, and return it as lines of text."""
     with tempfile.TemporaryDirectory() as folder:
-        whole = command("run", name, "--out", folder)  # also warms the file cache for the short runs
+        whole = command("run", name, "--out", folder)  # this run also fills the file cache for the short runs
         uses = in_turns(name, rounds, folder)
     quick_seconds = float(QUICK_SECONDS.findall(whole.printed)[0])
     more = [

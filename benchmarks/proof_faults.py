@@ -1,4 +1,4 @@
-"""Faults to test proofs with: single small changes of a shipped algorithm's source."""
+"""Faults with which proofs are tested: each is a single small change to a shipped algorithm's source."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fault:
-    """A changed file: kind and place of the change, and the text."""
+    """A changed file: the kind and the place of the change, and the changed text."""
 
     kind: str
     where: str
@@ -19,8 +19,8 @@ class Fault:
 def faults(source: str) -> Iterator[Fault]:
     """Yield every fault that can be made in a file.
 
-    Faults: a deleted merge; a result of a loss or stage that is detached, multiplied by 0, negated or shifted by
-    a row; a changed column or two swapped columns of a loss.
+    A fault is a deleted merge; a result of a loss or stage that is detached, multiplied by 0, negated or
+    shifted by a row; or a changed column, or two swapped columns, of a loss.
     """
     tree = ast.parse(source)
     for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
@@ -81,7 +81,7 @@ def _returns(source: str, function: ast.FunctionDef, forms: dict[str, str]) -> I
 
 
 def _inserted(source: str, function: ast.FunctionDef, kind: str, line: str, what: str) -> Fault:
-    """Return the fault that inserts a line before the function's first statement after its docstring."""
+    """Return the fault that inserts ``line`` before the function's first statement, after its docstring."""
     body = [
         node
         for node in function.body

@@ -82,7 +82,7 @@ def decoder(layers: int, hidden: int, inner: int, vocab: int, q: int, kv: int) -
 
 
 def small(megabytes: float) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a model of about ``megabytes`` MiB in bf16."""
+    """Return the shapes of a model that has about ``megabytes`` MiB in bf16."""
     if megabytes < 8:
         return decoder(2, 128, 384, 512, 128, 64)
     layers = max(1, round((megabytes - 32) / 15.5))
@@ -99,7 +99,7 @@ def numel(shape: tuple[int, ...]) -> int:
 
 @cache
 def weight(name: str, shape: tuple[int, ...]) -> Tensor:
-    """Return the fixed random weight of a name."""
+    """Return the random weight for a name, which is the same in every call."""
     rng = torch.Generator().manual_seed(sum(map(ord, name)))
     return (
         torch.randint(-(1 << 15), 1 << 15, shape, generator=rng, dtype=torch.int16)
@@ -111,7 +111,7 @@ def weight(name: str, shape: tuple[int, ...]) -> Tensor:
 def trainer(
     cell: str, shapes: dict[str, tuple[int, ...]], rank: int, ranks: int
 ) -> tuple[dict[str, Tensor], dict[str, TensorViews]]:
-    """Create a rank's trainer weights; return the live tensors and their views."""
+    """Create the trainer's weights on a rank. Returns the live tensors and their views."""
     wholes = {name: weight(name, shape) for name, shape in shapes.items()}
     mesh = init_device_mesh("cpu", (ranks,))
     if cell.startswith("FSDP2"):
@@ -146,7 +146,7 @@ def rollout(cell: str, shapes: dict[str, tuple[int, ...]], ranks: int) -> Weight
 
 
 def empty(layout: WeightLayout, rank: int) -> dict[str, TensorViews]:
-    """Allocate a rank's tensors of a layout."""
+    """Allocate the tensors that a rank has in a layout."""
 
     def view(box: Sequence[tuple[int, int]]) -> ShardView:
         return ShardView(box, torch.empty(lengths(box), dtype=torch.bfloat16))
@@ -158,7 +158,7 @@ def empty(layout: WeightLayout, rank: int) -> dict[str, TensorViews]:
 
 
 class FullTensors:
-    """Gathers each parameter with the trainer's own method, and copies the part that the rank needs."""
+    """Gathers each parameter with the trainer's own method, and copies the part that this rank needs."""
 
     def __init__(self, live: dict[str, Tensor], views: dict[str, TensorViews]) -> None:
         self.live, self.views = live, views
@@ -201,7 +201,7 @@ class Gather:
 
 
 def timed(act: Callable[[], Any]) -> float:
-    """Return the milliseconds of an action on this rank; all ranks start together."""
+    """Return the milliseconds of an action on this rank. All ranks start it together."""
     dist.barrier()
     start = time.perf_counter()
     act()
@@ -216,7 +216,7 @@ def copier(views: dict[str, TensorViews]) -> Callable[[], None]:
 
 
 def exact(views: dict[str, TensorViews]) -> bool:
-    """Check that the views have the right values, and clear them."""
+    """Return whether the views have the right values, and clear the views."""
     for name, mine in views.items():
         whole = weight(name, mine.shape)
         for piece in mine.pieces:
@@ -316,7 +316,7 @@ def launched(ranks: int, cells: list[str], megabytes: float, repeats: int) -> li
 
 
 def slowest(found: list[dict[str, Any]], cell: str, name: str) -> list[float]:
-    """Return the time of the slowest rank in each repeat."""
+    """Return the time that the slowest rank needed in each repeat."""
     return list(map(max, zip(*(one[cell]["times"][name] for one in found), strict=True)))
 
 
@@ -353,7 +353,7 @@ def plans() -> list[dict[str, Any]]:
             for size in (1, 2, 8):
                 target = tensor_parallel(shapes, "bfloat16", size, ranks)
                 start = time.process_time()
-                # another bucket size, because ZeRO-3 may have FSDP2's layout, whose plan is cached
+                # another bucket size, because ZeRO-3 may have the same layout as FSDP2, whose plan is cached
                 bucket = BUCKET - (name == "ZeRO-3")
                 plan = make_plan(source, target, [rank // 8 for rank in range(ranks)], bucket)
                 stats, spent = plan.stats, time.process_time() - start
@@ -372,7 +372,7 @@ def plans() -> list[dict[str, Any]]:
 
 
 def ratio(row: dict[str, Any], one: str, other: str, digits: int) -> str:
-    """Return the ratio of two medians, and in brackets the ratio of the fastest repeats."""
+    """Return the ratio of two medians, followed in brackets by the ratio of the fastest repeats."""
     return (
         f"{row[one] / row[other]:.{digits}f} ({row[f'{one} fastest'] / row[f'{other} fastest']:.{digits}f})"
     )

@@ -44,7 +44,7 @@ def one_side(rows: int) -> None:
 
 
 def other_process(folder: str, rows: int) -> list[float]:
-    """Measure a checkout in its own process; return its milliseconds per row."""
+    """Measure another checkout in a separate process. Returns its milliseconds per row."""
     environment = {**os.environ, "PYTHONPATH": folder}
     command = [sys.executable, __file__, "--rows", str(rows), "--turns", "0"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

@@ -48,7 +48,7 @@ class Row:
 
 
 def layered(nodes: int, seed: int) -> Plan:
-    """Return a plan of nodes 1 to ``nodes`` in layers; node 0 is the data."""
+    """Return a plan with nodes 1 to ``nodes`` in layers. Node 0 is the data."""
     rng, width = random.Random(seed), -(-nodes // LAYERS)
     made = [Node(0, Op.DATA, "data", 0, outputs=(Output("x", None, "x"),))]
     for i in range(1, nodes + 1):
@@ -60,7 +60,7 @@ def layered(nodes: int, seed: int) -> Plan:
 
 
 def planned(plan: Plan, room: dict[str, int]) -> tuple[Plan, float]:
-    """Return the plan with its tables, and the seconds to build them."""
+    """Return the plan with its tables, and the seconds that building them took."""
     start = time.process_time()
     names = list(room)
     plan = replace(prune(plan), lane={i: names[i % len(names)] for i in plan.live})
@@ -73,7 +73,8 @@ def planned(plan: Plan, room: dict[str, int]) -> tuple[Plan, float]:
 
 
 def drive(plan: Plan, room: dict[str, int], taken: list[float]) -> tuple[int, float]:
-    """Run one iteration in virtual time; return its events, and CPU seconds including the scheduler's creation."""
+    """Run one iteration in virtual time. Returns the number of events, and the CPU seconds including the
+    creation of the scheduler."""
     began, events, now, over = time.process_time(), 0, 0.0, False
     ends: list[tuple[float, int]] = []
     scheduler = Scheduler(plan, room)

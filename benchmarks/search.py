@@ -29,7 +29,7 @@ from typing import Any
 
 from rlflow.rewards.environments.shipped.search import Search
 
-# questions of the corpus, held-out questions among them, and questions of the pupil's corpus
+# number of questions of the corpus, of held-out questions among them, and of questions of the pupil's corpus
 QUESTIONS, HELD_OUT, LESSONS = 2048, 512, 4096
 TOPK = 2  # passages that a search returns
 NUMBERS = [str(number) for number in range(10, 100)]
@@ -56,7 +56,7 @@ HIDDEN, LAYERS = 96, 3
 
 @dataclass(frozen=True)
 class Chain:
-    """A question of two steps: the room of the friend of a name."""
+    """A question that needs two steps: the room of the friend of a name."""
 
     name: str
     friend: str
@@ -68,7 +68,7 @@ class Chain:
 
     @property
     def passages(self) -> tuple[str, str]:
-        """The two passages needed for the answer: the friend's, then the room's."""
+        """The two passages that are needed for the answer: the friend's, then the room's."""
         return f"{self.name} : friend {self.friend} .", f"{self.friend} : room {self.room} ."
 
 
@@ -77,7 +77,8 @@ class Chain:
 
 
 def names(rng: random.Random) -> list[str]:
-    """Return all names of two words, shuffled. A word is always first or always second, in 160 names."""
+    """Return all names of two words, shuffled. A word is either always first or always second, in 160
+    names."""
     words = rng.sample(
         [first + second for first in SYLLABLES for second in SYLLABLES if first != second], 320
     )
@@ -117,7 +118,7 @@ def write(path: Path, records: Iterable[dict[str, str]]) -> Path:
 def lesson(chain: Chain, corpus: Path, others: list[Chain], rng: random.Random) -> dict[str, str]:
     """Return a question with the pupil's answer.
 
-    Questions of one step are answered correctly, and most questions of two steps are not.
+    The pupil answers questions of one step correctly, and most questions of two steps wrongly.
     """
     kind = rng.random()
     if kind < 0.25:
@@ -144,8 +145,8 @@ def one_step(question: str, name: str, answer: str, corpus: Path) -> dict[str, s
 def two_steps(chain: Chain, corpus: Path, others: list[Chain], rng: random.Random) -> dict[str, str]:
     """Return a question of two steps with the pupil's answer.
 
-    The pupil may guess at once, search for a wrong name, guess after one search, repeat a search, or ignore the
-    passage.
+    The pupil may guess at once, search for a wrong name, guess after one search, repeat a search, or ignore
+    the passage that it found.
     """
     episode, text, information = Search(corpus=corpus, topk=TOPK), "", ""
     while episode.searches < 2 and rng.random() < (0.4 if text else 0.9):
@@ -217,7 +218,7 @@ def blank(folder: Path, words: Iterable[str], seed: int) -> Path:
 
 
 def run(algorithm: str, model: Path, data: Path, seed: int, out: Path, *flags: str) -> dict[str, Any]:
-    """Run rlflow in its own process; return the JSON of its last line."""
+    """Run rlflow in a separate process. Returns the JSON on its last line."""
     words = [
         sys.executable,
         "-m",
@@ -252,7 +253,7 @@ def run(algorithm: str, model: Path, data: Path, seed: int, out: Path, *flags: s
 
 
 def compared(seed: int, folder: Path, lessons: int, iterations: int) -> list[str]:
-    """Run all trainings of a seed; return the line of the table."""
+    """Run all trainings with one seed, and return the seed's line of the table."""
     start, rng = time.monotonic(), random.Random(seed)
     corpus_chains, pupil_chains = chains(rng)
     corpus = write_corpus(folder / "corpus.jsonl", corpus_chains, rng)

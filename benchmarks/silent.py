@@ -29,13 +29,13 @@ HERE = Path(__file__).resolve().parent
 PEERS = Path(next(iter(peers.__path__)))
 REWARDS = HERE / "silent_rewards.py"
 LOGGED = ("loss", "grad_norm", "reward", "reward_std", "entropy")  # TRL's metrics that are printed
-RIGHT = 256  # number of held-out questions
-PROMPTS = 16  # prompts of an iteration; samples and lengths are those of the packaged task
+RIGHT = 256  # number of held-out questions that are scored
+PROMPTS = 16  # prompts in an iteration; the samples and lengths are those of the packaged task
 RATE = 1e-4
 
 
 def settings(folder: Path, iterations: int) -> dict[str, Any]:
-    """Write the packaged task's questions to a folder; return the settings of the TRL run."""
+    """Write the questions of the packaged task to a folder. Returns the settings for the TRL run."""
     values = packaged("grpo")[1]
     task = {name.removeprefix("data."): value for name, value in values.items() if name.startswith("data.")}
     for name, data in zip(
@@ -62,7 +62,7 @@ def settings(folder: Path, iterations: int) -> dict[str, Any]:
 
 
 def trained(python: str, folder: Path, values: dict[str, Any]) -> list[dict[str, float]]:
-    """Run `silent_trl.py`; return its lines of JSON. Exits this program if it fails."""
+    """Run `silent_trl.py`, and return its lines of JSON as objects. If it fails, exits this program."""
     done = subprocess.run(
         [python, "-P", str(HERE / "silent_trl.py"), json.dumps(values)],
         cwd=folder,
@@ -76,7 +76,8 @@ def trained(python: str, folder: Path, values: dict[str, Any]) -> list[dict[str,
 
 
 def compare_trl(iterations: int) -> None:
-    """Train with TRL without and with the fault, and print both logs of each iteration side by side."""
+    """Train with TRL, first without and then with the fault. Print both logs side by side for each
+    iteration."""
     python = interpreter(PEERS / "trl.py", print)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -102,7 +103,7 @@ def compare_trl(iterations: int) -> None:
 
 
 def proved(function: str) -> int:
-    """Run `rlflow prove grpo` with the reward, which prints its claims; return the exit code."""
+    """Run `rlflow prove grpo` with a reward, which prints the claims. Returns the exit code."""
     command = ["prove", "grpo", "--reward", f"{REWARDS}:{function}", "--held_out", "0"]
     print(f"\n$ rlflow {' '.join(command).replace(str(HERE), os.path.relpath(HERE))}", flush=True)
     return subprocess.run([sys.executable, "-m", "rlflow.cli.main", *command]).returncode

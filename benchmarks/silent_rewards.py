@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from typing import Any
 
-TOGETHER = 16  # responses scored in one batch
+TOGETHER = 16  # responses that are scored in one batch
 
 
 def judge(responses: list[str], answers: list[str]) -> list[float]:
-    """Return 1 for each right answer, otherwise 0; it replaces a reward model that scores a batch."""
+    """Return 1 for each right answer, otherwise 0. This takes the place of a reward model that scores a
+    batch."""
     return [
         float(response.strip() == answer.strip()) for response, answer in zip(responses, answers, strict=True)
     ]
 
 
 def by_length(responses: list[str], answers: list[str]) -> tuple[list[int], list[float]]:
-    """Return the rows sorted by length, and their scores in this order."""
+    """Return the row numbers sorted by length, and the scores in this order."""
     order = sorted(range(len(responses)), key=lambda row: len(responses[row]))
     scores = []
     for start in range(0, len(order), TOGETHER):
@@ -30,13 +31,13 @@ def by_length(responses: list[str], answers: list[str]) -> tuple[list[int], list
 
 
 def in_order(responses: list[str], answers: list[str]) -> list[float]:
-    """Return the scores in the order of the rows (the correct function)."""
+    """Return the scores in the order of the rows, which is correct."""
     order, scores = by_length(responses, answers)
     return [score for _, score in sorted(zip(order, scores, strict=True))]
 
 
 def misplaced(responses: list[str], answers: list[str]) -> list[float]:
-    """Return the scores in the order of lengths (the fault)."""
+    """Return the scores in the order of lengths, which is the fault."""
     return by_length(responses, answers)[1]
 
 

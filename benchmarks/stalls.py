@@ -46,15 +46,15 @@ BROKEN = "--actor.generator stalls_plants.sampler"
 
 @dataclass(frozen=True)
 class Stall:
-    """A reason why a run learns little, as flags for two strengths."""
+    """A reason why a run learns little, with the flags that cause it in two strengths."""
 
-    name: str  # the rule that should report it
+    name: str  # the rule that should report this reason
     algorithms: tuple[str, str]
     strengths: tuple[str, str]
 
 
 def reward(function: str) -> str:
-    """Return the flag that sets a reward of `stalls_rewards.py`."""
+    """Return the flag that sets a reward from `stalls_rewards.py`."""
     return f"--reward {HERE / 'stalls_rewards.py'}:{function}"
 
 
@@ -104,12 +104,12 @@ class Cell:
 
     @property
     def twin(self) -> Cell:
-        """The healthy run of the same algorithm and seed."""
+        """The healthy run with the same algorithm and seed."""
         return Cell("healthy", self.algorithm, 0, self.seed)
 
 
 def cells(seeds: list[int], only: list[str], strengths: list[int]) -> Iterator[Cell]:
-    """Yield the planted runs: all stalls for one seed and strength, then for the next."""
+    """Yield the planted runs: all stalls with one seed and strength, then all stalls with the next."""
     for seed, strength in itertools.product(seeds, strengths):
         for stall in STALLS:
             for algorithm in stall.algorithms if not only or stall.name in only else ():
@@ -147,7 +147,8 @@ def measure(cell: Cell, out: Path) -> None:
 
 
 def run(planted: Iterator[Cell], out: Path, budget: float) -> None:
-    """Run the missing cells, each twin before its planted run; after ``budget`` seconds start no more."""
+    """Run the cells that are missing, each twin before its planted run. After ``budget`` seconds, no further
+    cell starts."""
     end = time.monotonic() + budget
     for cell in with_twins(planted):
         if time.monotonic() > end:
@@ -170,23 +171,25 @@ def lines(folder: Path) -> list[dict[str, float]]:
 
 
 def gain(folder: Path) -> float:
-    """Return the gain of the sampled held-out accuracy; 0 for a run with fewer than two evaluations."""
+    """Return how much the held-out accuracy of sampled answers rises; 0 for a run with fewer than two
+    evaluations."""
     accuracy = [line["evaluation/sampled"] for line in lines(folder) if "evaluation/sampled" in line]
     return accuracy[-1] - accuracy[0] if len(accuracy) > 1 else 0.0
 
 
 def named(folder: Path) -> list[str]:
-    """Return the findings of `rlflow explain` on a run, in its order."""
+    """Return the findings of `rlflow explain` on a run, in order."""
     return [finding["name"] for finding in as_json(folder)["findings"]]
 
 
 def stalls(cell: Cell, out: Path) -> bool:
-    """Return whether a planted run counts: its twin gains at least twice as much."""
+    """Return whether a planted run counts: whether its twin gains at least twice as much."""
     return gain(out / cell.twin.name) > 0 and gain(out / cell.twin.name) >= 2 * gain(out / cell.name)
 
 
 def judge(planted: Iterator[Cell], out: Path) -> None:
-    """Print the table of the runs in ``out``, and how many counted runs have the planted reason named first."""
+    """Print the table of the runs in ``out``, and for how many counted runs the planted reason is named
+    first."""
     print("| stall | algorithm | strength | seed | gain | gain of twin | counts | findings in order |")
     print("| --- | --- | ---: | ---: | ---: | ---: | --- | --- |")
     first = counted = 0
@@ -212,7 +215,8 @@ def judge(planted: Iterator[Cell], out: Path) -> None:
 
 
 def healthy(algorithms: list[str], seeds: list[int], out: Path, budget: float) -> None:
-    """Run shipped algorithms as by `rlflow run NAME`, with only a seed set, and print the findings of each."""
+    """Run shipped algorithms as `rlflow run NAME` does, with only a seed given. Print the findings on
+    each."""
     end = time.monotonic() + budget
     for seed, algorithm in itertools.product(seeds, algorithms):
         cell = Cell("shipped", algorithm, 0, seed)
@@ -228,9 +232,9 @@ def healthy(algorithms: list[str], seeds: list[int], out: Path, budget: float) -
 
 
 def fixtures(planted: Iterator[Cell], out: Path, folder: Path) -> None:
-    """Write the records of twins and counted planted runs as small JSON files for tests of the rules.
+    """Write the records of twins and of planted runs that count as small JSON files, for tests of the rules.
 
-    A file has the settings and metrics that rules read, with four digits.
+    A file has the settings and metrics that the rules read, with four digits.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for cell in (each for each in planted if (out / each.name).exists() and stalls(each, out)):

@@ -11,7 +11,7 @@ def right(completion: str, answer: str) -> float:
 
 
 def close(completion: str, answer: str, within: int) -> float:
-    """Return 1 for any number within ``within`` of the answer, otherwise 0."""
+    """Return 1 for any number that differs from the answer by at most ``within``, otherwise 0."""
     try:
         return float(abs(int(completion.strip()) - int(answer)) <= within)
     except ValueError:
@@ -27,25 +27,25 @@ def close_60(completion: str, answer: str) -> float:
 
 
 def number(*parts: str) -> float:
-    """Hash texts to a number from 0 to 1."""
+    """Return a number from 0 to 1 that is a hash of the texts."""
     return zlib.crc32("\n".join(parts).encode()) / 2**32
 
 
 def nearly_all(prompt: str, completion: str, answer: str) -> float:
-    """Return 0 for all answers to 90 % of the prompts."""
+    """Return 0 for every answer to 90 % of the prompts; for the other prompts, score the answer."""
     return 0.0 if number(prompt) < 0.9 else right(completion, answer)
 
 
 def most(prompt: str, completion: str, answer: str) -> float:
-    """Return 0 for all answers to 80 % of the prompts."""
+    """Return 0 for every answer to 80 % of the prompts; for the other prompts, score the answer."""
     return 0.0 if number(prompt) < 0.8 else right(completion, answer)
 
 
 def missing_60(prompt: str, completion: str, answer: str) -> float | None:
-    """Return no score for 60 % of the completions."""
+    """Return None, which is no score, for 60 % of the completions; score the others."""
     return None if number(prompt, completion) < 0.6 else right(completion, answer)
 
 
 def missing_90(prompt: str, completion: str, answer: str) -> float | None:
-    """Return no score for 90 % of the completions."""
+    """Return None, which is no score, for 90 % of the completions; score the others."""
     return None if number(prompt, completion) < 0.9 else right(completion, answer)

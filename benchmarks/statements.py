@@ -31,9 +31,9 @@ def statements(source: str) -> int:
 
 
 def sources(commit: str) -> Iterator[tuple[Path, str]]:
-    """Yield path (from the repository's root) and text of each counted module.
+    """Yield the path (from the repository's root) and the text of each module that is counted.
 
-    ``commit``: read this commit; empty: read the working tree.
+    ``commit``: the commit to read; empty: read the working tree.
     """
     if commit:
         packed = subprocess.run(
@@ -55,7 +55,7 @@ def sources(commit: str) -> Iterator[tuple[Path, str]]:
 
 
 def counted(commit: str = "") -> Counter[str]:
-    """Count the statements of each folder below rlflow/, and of backends/."""
+    """Return the number of statements in each folder below rlflow/, and in backends/."""
     count: Counter[str] = Counter()
     for path, text in sources(commit):
         if path.parts[:2] != BENCHMARKS:

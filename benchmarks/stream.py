@@ -19,7 +19,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-# seconds of a sampling step, of a row of a forward, of an update, and of a row of the reward
+# seconds of a sampling step, of a row in a forward, of an update, and of a row in the reward
 TOKEN, ROW, UPDATE, JUDGED = 0.01, 0.01, 0.3, 0.02
 PROCESSES = 2  # reward processes of a worker
 TOKENS, PROMPTS, SAMPLES = 200, 16, 4
@@ -27,7 +27,7 @@ ROWS = PROMPTS * SAMPLES
 
 
 def judge(completion: str) -> float:
-    """The reward: sleeps for each row."""
+    """Return the reward of a row, after a sleep."""
     time.sleep(JUDGED)
     return len(completion) % 2
 
@@ -73,7 +73,8 @@ def measured(chunks: int, iterations: int) -> tuple[list[float], list[float], fl
         **{"row_seconds": ROW, "update_seconds": UPDATE},
     )
     prepared, made = roles.prepared, []
-    prompts = prepared.prompts.take(PROMPTS)  # the same prompts each time give the same lengths
+    # use the same prompts each time, since they give the same lengths
+    prompts = prepared.prompts.take(PROMPTS)
     try:
         for iteration in range(iterations + 1):
             prepared.engine.iteration = iteration
@@ -87,13 +88,14 @@ def measured(chunks: int, iterations: int) -> tuple[list[float], list[float], fl
 
 
 def left(spans: list) -> float:
-    """Return the seconds from the last sampled row to the first update."""
+    """Return the seconds from the last sampled row until the first update."""
     sampled = max(span.end for span in spans if span.node == "actor.generate")
     return min(span.start for span in spans if span.node.endswith(".update")) - sampled
 
 
 def virtual(plan, lengths: list[int]) -> float:
-    """Return the seconds of the plan in virtual time, for rows of these lengths in ascending order."""
+    """Return the seconds that the plan takes in virtual time, for rows of these lengths in ascending
+    order."""
     from rlflow.compiler.graph.model import Op
     from rlflow.compiler.passes.queues import room_of
     from rlflow.compiler.simulate import simulate

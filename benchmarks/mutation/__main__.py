@@ -45,7 +45,8 @@ VERDICTS = ("killed", "survived", "equivalent")
 
 
 def drawn(root: Path, count: int, seed: int, under: str) -> list[tuple[Path, Mutant]]:
-    """Draw ``count`` mutants of a tree at random. A smaller count gives the first ones of a larger count."""
+    """Draw ``count`` mutants of a tree at random. The mutants of a smaller count are the first ones of a
+    larger count."""
     paths = [
         path.relative_to(root)
         for folder in ("rlflow", "backends")
@@ -110,7 +111,8 @@ def main() -> None:
 def coverage(
     chosen: argparse.Namespace, root: Path, folder: Path, mutated: list[tuple[Path, Mutant]]
 ) -> probes.Covered:
-    """Return which tests reach each mutant; measure it unless a file has it for all mutants."""
+    """Return which tests reach each mutant. Measures this, unless a file already has the result for all
+    mutants."""
     if chosen.coverage and chosen.coverage.exists():
         covered = probes.Covered.loaded(chosen.coverage)
         if all(probes.name(*each) in covered.covering for each in mutated):
@@ -128,7 +130,7 @@ def tested(
     mutated: list[tuple[Path, Mutant]],
     covered: probes.Covered,
 ) -> Any:
-    """Test the mutants; yield a row for each, in their order."""
+    """Test the mutants. Yields a row for each, in their order."""
     known, began = equivalents(), int(time.time())
     words = [word for word in chosen.words if not (root / word.split("::")[0]).exists()]
     trees: queue.SimpleQueue[Tree] = queue.SimpleQueue()
@@ -178,15 +180,15 @@ def listed(path: Path) -> list[dict[str, Any]]:
 
 
 def again(root: Path, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[tuple[Path, Mutant]]]:
-    """Return the verdicts of an earlier run that are kept, and the mutants to test again."""
+    """Return (rows of an earlier run whose verdicts are kept, mutants to test again)."""
     stand = [row for row in rows if row["verdict"].startswith("killed")]
     return stand, found(root, [row for row in rows if row not in stand])
 
 
 def found(root: Path, rows: list[dict[str, Any]]) -> list[tuple[Path, Mutant]]:
-    """Find the mutants of an earlier run in the source, each at the nearest line with the same text.
+    """Return the mutants of an earlier run, each at the nearest line of the source with the same text.
 
-    A mutant whose text is gone from the source is printed and skipped.
+    If the text of a mutant does not occur in the source any more, the mutant is printed and skipped.
     """
     mutated = []
     for row in rows:
@@ -205,12 +207,13 @@ def found(root: Path, rows: list[dict[str, Any]]) -> list[tuple[Path, Mutant]]:
 
 
 def place(row: dict[str, Any]) -> str:
-    """Return a mutant in words."""
+    """Return a text that describes a mutant."""
     return f"{row['file']}:{row['line']} {row['kind']}: {row['before'][:60]} → {row['after'][:60]}"
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return a table of verdicts by kind and in total; the share of killed mutants excludes equivalents."""
+    """Return a table of verdicts, by kind and in total. Equivalent mutants do not count in the share of
+    killed mutants."""
     lines = [
         f"| kind | {' | '.join(VERDICTS)} | killed, of those run |",
         f"| --- |{' ---: |' * (len(VERDICTS) + 1)}",

@@ -1,6 +1,7 @@
-"""A pytest plugin for the fork that tests a mutant: it runs the listed tests and logs the start and end of each.
+"""A pytest plugin for the fork that tests a mutant. It runs the chosen tests and logs when each starts and
+ends.
 
-The log also shows the current test of a process that dies.
+If the process dies, the log shows which test was running.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import pytest
 
 
 class Choice:
-    """``wanted``: tests or test files to run; ``log``: log file with a line for each start, failure and end."""
+    """Selects and logs tests.
+
+    ``wanted``: tests or test files to run. ``log``: log file with a line for each start, failure and end.
+    """
 
     def __init__(self, wanted: list[str], log: Path) -> None:
         self.wanted, self.log = set(wanted), log

@@ -17,9 +17,10 @@ def equivalents() -> list[dict[str, str]]:
 
 
 def reason(known: list[dict[str, str]], path: Path, mutant: Mutant, source: str) -> str:
-    """Return the listed reason why no test can kill a mutant; empty if it is not listed.
+    """Return the reason why no test can kill a mutant, as listed; empty if the mutant is not listed.
 
-    ``source``: text of the file. An entry may contain its line to tell it from the same change elsewhere.
+    ``source``: text of the mutant's file. An entry may contain the text of the line, to distinguish the
+    mutant from the same change elsewhere.
     """
     line = source.splitlines()[mutant.line - 1]
     return next(

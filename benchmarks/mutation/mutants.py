@@ -34,11 +34,11 @@ DELETED = (ast.Expr, ast.Assign, ast.AugAssign, ast.Raise, ast.Delete)
 
 @dataclass(frozen=True)
 class Mutant:
-    """One small change of a source.
+    """One small change to a source.
 
-    ``kind``: comparison, arithmetic, boolean, condition, constant, deleted or returned; ``line``: in the
-    source, from 1; ``before``, ``after``: the expression or statement as text on one line; ``begin``, ``end``:
-    byte range of the source that ``written`` replaces.
+    ``kind``: comparison, arithmetic, boolean, condition, constant, deleted or returned. ``line``: line number
+    in the source, from 1. ``before``, ``after``: the expression or statement, as text on one line. ``begin``,
+    ``end``: byte range of the source that ``written`` replaces.
     """
 
     kind: str
@@ -50,16 +50,16 @@ class Mutant:
     written: str
 
     def applied(self, source: str) -> str:
-        """Return the source with this change; all other lines keep their numbers."""
+        """Return the source with this change. All other lines keep their numbers."""
         whole = source.encode()
         return (whole[: self.begin] + self.written.encode() + whole[self.end :]).decode()
 
 
 def mutants(source: str) -> Iterator[Mutant]:
-    """Yield every mutant of the code within functions, in the order of the syntax tree.
+    """Yield every mutant of the code inside functions, in the order of the syntax tree.
 
     Code at module level, annotations, defaults, docstrings, f-strings and ``strict=`` of zip are not changed.
-    A changed ``strict`` would only show together with another mistake.
+    A changed ``strict`` would have an effect only together with another mistake.
     """
     whole, lines = source.encode(), starts(source)
     for function in _outermost(ast.parse(source)):
@@ -81,7 +81,7 @@ def mutants(source: str) -> Iterator[Mutant]:
 
 
 def starts(source: str) -> list[int]:
-    """Return the byte offset of each line; columns of the syntax tree also count bytes."""
+    """Return the byte offset of each line. Columns in the syntax tree also count bytes."""
     return [0, *accumulate(map(len, source.encode().splitlines(keepends=True)))]
 
 
@@ -124,7 +124,7 @@ def _is_docstring(node: ast.AST) -> bool:
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
-    """Yield the changes of a node: (kind, the part that is replaced, its new text)."""
+    """Yield the changes to a node: (kind, the part that is replaced, its new text)."""
     match node:
         case ast.Compare(left, [op], [right]) if type(op) in COMPARISONS:
             yield "comparison", node, ast.unparse(ast.Compare(left, [COMPARISONS[type(op)]()], [right]))
@@ -147,7 +147,7 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
         case ast.Constant(int(value) | float(value)):
             yield "constant", node, repr(value + 1)
         case ast.Return(ast.Constant(None | False)):
-            pass  # None is as falsy as False
+            pass  # None is falsy, as False is
         case ast.Return(ast.expr()):
             yield "returned", node, "return None"
         case _ if isinstance(node, DELETED):

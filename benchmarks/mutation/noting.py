@@ -1,6 +1,7 @@
-"""A pytest plugin for a probed copy: it selects the row for hits, and logs rows and seconds of each test.
+"""A pytest plugin for a probed copy. It selects the row in which hits are recorded, and logs the rows and
+seconds of each test.
 
-The rows of a test are its own and those of its shared fixtures.
+A test has its own row, and the rows of the shared fixtures that it uses.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Notes:
                 for (name, base), shared in self.shared.items()
                 if name in getattr(item, "fixturenames", ()) and item.nodeid.startswith(base)
             ]
-            # its own row, and rows of shared fixtures that were set up during this test
+            # the test's own row, and the rows of shared fixtures that were set up during this test
             made = range(row, self.rows)
             line = {
                 "test": item.nodeid,

@@ -1,7 +1,8 @@
-"""Probes in every interpreter of a probed copy: `rlflow_probe_N()` records that the current test reached probe N.
+"""Probes in every interpreter of a probed copy. `rlflow_probe_N()` records that the current test reached
+probe N.
 
-Hits are bytes of a file that all processes map, with a row for each test. Forks, spawned processes and Ray
-workers record their hits, even inside a sandbox, because the file is mapped when the interpreter starts.
+Hits are bytes in a file that all processes map, with a row for each test. Forks, spawned processes and Ray
+workers record their hits, even inside a sandbox, because each interpreter maps the file when it starts.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-HEAD = 8  # bytes before the rows: the number of the current row
-ROWS = 50_000  # maximum number of tests and shared fixtures of one run; the file is sparse
+HEAD = 8  # bytes before the rows, which contain the number of the current row
+ROWS = 50_000  # most tests and shared fixtures in one run; the file is sparse
 
 
 def install(path: str, probes: int) -> None:
@@ -40,13 +41,13 @@ def _noting(memory: mmap.mmap, number: int, probes: int) -> Callable[[], None]:
 
 
 def made(path: Path, probes: int) -> None:
-    """Create the file without hits, or clear an existing one."""
+    """Create a file without hits, or clear an existing file."""
     path.write_bytes(b"")
     os.truncate(path, HEAD + ROWS * probes)
 
 
 def hits(path: Path, row: int, probes: int) -> list[int]:
-    """Return the probes that were reached in this row."""
+    """Return the numbers of the probes that were reached in a row."""
     with path.open("rb") as file:
         file.seek(HEAD + row * probes)
         return [number for number, hit in enumerate(file.read(probes)) if hit]

@@ -1,6 +1,6 @@
 """Measure which tests reach the line of each mutant.
 
-The suite runs once, in a copy of the tree with a probe at each mutant.
+The tests run once, in a copy of the tree that has a probe at each mutant.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ import probe
 from mutants import Mutant, span, starts
 from tree import Tree
 
-# a falsy value, also in an interpreter without probes
+# a value that is falsy, even in an interpreter without probes
 CALL = "getattr(__import__('builtins'), 'rlflow_probe_{}', bool)()"
 
 
 @dataclass(frozen=True)
 class Covered:
-    """The result of a probed run. ``seconds``: of each test; ``covering``: mutant's name → tests that reach it."""
+    """The result of a probed run.
+
+    ``seconds``: test → seconds. ``covering``: name of a mutant → tests that reach it.
+    """
 
     seconds: dict[str, float]
     covering: dict[str, list[str]]
@@ -43,7 +46,8 @@ def name(path: Path, mutant: Mutant) -> str:
 
 
 def measured(root: Path, folder: Path, mutated: list[tuple[Path, Mutant]], words: list[str]) -> Covered:
-    """Run pytest with ``words`` in a probed copy of the tree at ``root``; the copy is created in ``folder``."""
+    """Run pytest with the arguments ``words`` in a probed copy of the tree at ``root``. The copy is created
+    in ``folder``."""
     notes, tree = folder / "notes", Tree.copied(root, folder / "t")
     notes.mkdir()
     probe.made(notes / "hits", len(mutated))
@@ -75,7 +79,7 @@ def measured(root: Path, folder: Path, mutated: list[tuple[Path, Mutant]], words
 
 
 def read(notes: Path, mutated: list[tuple[Path, Mutant]]) -> Covered:
-    """Read the hits and the log of tests from a folder; this also works during the run."""
+    """Read the hits and the log of tests from a folder. This also works while the tests run."""
     tests = [json.loads(line) for line in (notes / "tests.jsonl").read_text().splitlines()]
     covering: dict[str, list[str]] = {name(*each): [] for each in mutated}
     for test in tests:
@@ -86,7 +90,7 @@ def read(notes: Path, mutated: list[tuple[Path, Mutant]]) -> Covered:
 
 
 def probed(source: str, here: dict[int, Mutant]) -> str:
-    """Return the source with a probe at each mutant: before a statement, or around an expression.
+    """Return the source with a probe at each mutant, placed before a statement or around an expression.
 
     Lines keep their numbers.
     """
@@ -102,17 +106,20 @@ def probed(source: str, here: dict[int, Mutant]) -> str:
 
 
 def _around(begin: int, end: int, number: int) -> list[tuple[int, int, str]]:
-    """Return the insertions around an expression: (position, order at that position, text).
+    """Return what to insert around an expression: (position, rank among the insertions at that position,
+    text).
 
-    At one position, closing texts come first, then probes of statements, then expressions, the longest first.
+    At one position, closing texts come first, then probes of statements, then probes of expressions, the
+    longest expression first.
     """
     return [(begin, 1_000_000_000 - end, f"({CALL.format(number)} or ("), (end, 0, "))")]
 
 
 def _matched(source: str, mutant: Mutant) -> tuple[int, int]:
-    """Return the byte range of the subject of the innermost match statement that has the mutant in a pattern.
+    """Return the byte range of the subject of a match statement: the innermost statement that has the mutant
+    in a pattern.
 
-    A pattern cannot contain a call, so the probe goes around the subject.
+    A pattern cannot contain a call, so the probe is placed around the subject.
     """
     lines = starts(source)
     around = [

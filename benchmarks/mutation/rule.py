@@ -1,8 +1,9 @@
-"""Select and order the tests for a mutant, with the same rule for every suite.
+"""Select and order the tests for a mutant, by the same rule for all tests.
 
-Tests that reach its line come first, the fastest first. Other tests in the folder that mirrors its package come
-next, because shared fixtures or other processes may also depend on the line. The selection is limited to BUDGET
-seconds, by the times of the probed run, so that the load of the machine has no influence.
+Tests that reach the mutant's line come first, the fastest first. Next are the other tests in the folder that
+mirrors the package of the mutant's file, because shared fixtures or other processes may also depend on the
+line. The selection is limited to BUDGET seconds, counted with the times from the probed run. The present load
+of the machine therefore has no influence.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 BUDGET = 300.0
-STEPS = (2.0, 10.0, 50.0)  # seconds of tests at which a new part begins
+STEPS = (2.0, 10.0, 50.0)  # after this many seconds of tests, a new part of the selection begins
 
 
 def stages(
     path: Path, covering: Iterable[str], seconds: dict[str, float], budget: float = BUDGET
 ) -> list[list[str]]:
-    """Return the tests for a mutant of this file in order, in parts that run together.
+    """Return the tests for a mutant in this file, in order, as parts that run together.
 
-    ``covering``: tests that reach the mutant; ``seconds``: of each test.
+    ``covering``: tests that reach the mutant. ``seconds``: test → seconds.
     """
     first = sorted(dict.fromkeys(covering), key=seconds.__getitem__)
     others = sorted(set(of_folder(path, seconds)) - set(first), key=seconds.__getitem__)
@@ -40,9 +41,11 @@ def stages(
 
 
 def of_folder(path: Path, tests: Iterable[str]) -> list[str]:
-    """Return the tests in the folder that mirrors a source's package, or in the nearest parent folder with tests.
+    """Return the tests in the folder that mirrors the package of a source, or in the nearest parent folder
+    with tests.
 
-    For a module directly in rlflow/, such as rlflow/plan.py: tests/test_plan.py and tests in tests/plan/.
+    For a module directly in rlflow/, such as rlflow/plan.py, these are tests/test_plan.py and the tests in
+    tests/plan/.
     """
     inside = Path(*path.parts[1:]) if path.parts[0] == "rlflow" else path
     if len(inside.parts) == 1:

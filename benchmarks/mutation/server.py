@@ -46,7 +46,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def tested(arguments: list[str], seconds: float, output: str) -> int | None:
-    """Run pytest in a fork; return its exit status, or None if it did not end within ``seconds``."""
+    """Run pytest in a fork, and return its exit status; None if it did not end within ``seconds``."""
     child = os.fork()
     if not child:
         _run(arguments, output)
@@ -63,7 +63,8 @@ def tested(arguments: list[str], seconds: float, output: str) -> int | None:
 
 
 def _end_orphans() -> None:
-    """Kill processes that the fork left running; as subreaper, this process has become their parent."""
+    """Kill processes that the fork left running. Since this process is their subreaper, it has become their
+    parent."""
     while left := psutil.Process().children(recursive=True):
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -72,7 +73,7 @@ def _end_orphans() -> None:
 
 
 def _run(arguments: list[str], output: str) -> None:
-    """Run pytest in the fork, then exit."""
+    """Run pytest in the fork, then exit the fork."""
     code = 1
     try:
         os.setsid()
@@ -91,7 +92,8 @@ def _run(arguments: list[str], output: str) -> None:
 
 
 def main() -> None:
-    sys.path[0] = os.getcwd()  # as with `python -m pytest`, instead of this file's folder
+    # put the working directory first, as `python -m pytest` does, instead of this file's folder
+    sys.path[0] = os.getcwd()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for name in WARM:
         importlib.import_module(name)

@@ -26,9 +26,9 @@ IGNORED_WARNING = "ignore::pytest.PytestAssertRewriteWarning"
 class Tree:
     """A copy of a source tree.
 
-    ``folder``: of the copy; ``options``: pytest options of every call; ``failing``: tests that fail without a
-    mutant and are ignored; ``sound``: tests that pass without a mutant; ``spare``: seconds added to every time
-    limit; ``server``: the process whose forks run the tests (server.py).
+    ``folder``: the copy's folder. ``options``: pytest options for every call. ``failing``: tests that fail
+    without a mutant and are ignored. ``sound``: tests that pass without a mutant. ``spare``: seconds added to
+    every time limit. ``server``: the process whose forks run the tests (server.py).
     """
 
     folder: Path
@@ -40,9 +40,9 @@ class Tree:
 
     @classmethod
     def copied(cls, root: Path, folder: Path, options: Sequence[str] = ()) -> Tree:
-        """Copy the current files of a tree, without files that git ignores, and link its environment.
+        """Copy the current files of a tree, without files that git ignores, and link the tree's environment.
 
-        In the copied environment the copy is installed.
+        The copied tree is installed in the linked environment.
         """
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(listed, cwd=root, capture_output=True, text=True, check=True).stdout.split(
@@ -65,7 +65,8 @@ class Tree:
         return Path(sysconfig.get_path("purelib", vars={"base": str(self.folder / ".venv")}))
 
     def _install(self, root: Path) -> None:
-        """Link the environment of a tree file by file; files that contain the tree's path are rewritten."""
+        """Link the environment of a tree file by file. Files that contain the tree's path are rewritten
+        instead."""
         shutil.copytree(root / ".venv", self.folder / ".venv", symlinks=True, copy_function=_linked)
         own = [
             *(self.folder / ".venv" / "bin").iterdir(),
@@ -81,10 +82,10 @@ class Tree:
 
     @contextlib.contextmanager
     def changed(self, path: Path, source: str, stamp: int) -> Iterator[None]:
-        """Give a file of the copy another text inside the `with` block.
+        """Inside the context, give a file of the copy another text.
 
-        ``stamp``: modification time in seconds since 1970; it must be new, so that Python does not use an older
-        compiled module.
+        ``stamp``: modification time in seconds since 1970. It must be new, so that Python does not use an
+        older compiled module.
         """
         place = self.folder / path
         kept = place.read_bytes()
@@ -99,10 +100,11 @@ class Tree:
     def killer(
         self, path: Path, source: str, stages: Sequence[Sequence[str]], seconds: dict[str, float], stamp: int
     ) -> str | None:
-        """Return the first test that fails with this text of a file, fails again alone, and passes without it.
+        """Return the first test that fails with this text of a file, fails again when it runs alone, and
+        passes without the text.
 
-        ``stages``: parts of the tests, run one after another; ``seconds``: normal seconds of each test;
-        ``stamp``: see `changed`. None if every test passes.
+        None if there is no such test. ``stages``: parts of the tests, which run one after another.
+        ``seconds``: test → normal seconds. ``stamp``: see `changed`.
         """
         for stage in stages:
             left = list(stage)
@@ -128,9 +130,9 @@ class Tree:
         return test in self.sound
 
     def tested(self, tests: list[str], seconds: dict[str, float]) -> tuple[str | None, set[str]]:
-        """Run tests on the copy; return the first that fails or does not end, and the tests that ended.
+        """Run tests on the copy. Returns the first test that fails or does not end, and the tests that ended.
 
-        The first value may be a test file; it is None if all tests pass.
+        The first value may also be a test file; it is None if all tests pass.
         """
         choice = self.folder / "choice"
         choice.mkdir(exist_ok=True)
@@ -166,7 +168,8 @@ class Tree:
         return (named or files)[0], ended
 
     def _answer(self, request: dict[str, Any]) -> int | None:
-        """Send a request to the server process and return its answer; start the process if needed."""
+        """Send a request to the server process, and return the answer. Starts the process if it is not
+        running."""
         if self.server is None:
             environment = {
                 **os.environ,
@@ -198,5 +201,5 @@ class Tree:
 def _linked(source: str, target: str) -> None:
     try:
         os.link(source, target)
-    except OSError:  # on another file system
+    except OSError:  # a link to another file system is not possible
         shutil.copy2(source, target)

@@ -17,12 +17,12 @@ from rlflow.training.protocols import ModelSpec, Sampling
 
 
 class Generator(LocalGenerator):
-    """The local Generator, changed to sample with other weights than it received."""
+    """The local Generator, changed so that it samples with weights other than those it received."""
 
     @dataclass(frozen=True)
     class Settings(GeneratorSettings):
-        every: int = 1  # uses new weights only after this many updates; 0: never
-        # relative standard deviation of a fixed normal error on each weight
+        every: int = 1  # use new weights only after this many updates; 0: never
+        # standard deviation of a fixed, normally distributed error on each weight, relative to the weight
         noise: float = 0.0
 
     settings: Any

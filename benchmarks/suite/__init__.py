@@ -1,4 +1,5 @@
-"""Compare algorithms, settings and systems: read a suite, run its cells alternately, measure and test them.
+"""Compare algorithms, settings and systems: read a suite, run its cells alternately, measure the cells and
+test the differences.
 
 The package reads suites, starts one process for each cell, records each turn in a journal, computes the
 statistics, checks gates against past results and writes the page of results. `rlflow.runs` runs a training

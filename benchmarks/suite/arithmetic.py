@@ -34,10 +34,10 @@ from rlflow.runs.run import run
 from rlflow.training import pretrained
 
 SEED = 0
-COPIES = 4  # answers of the pupil to each question
+COPIES = 4  # number of the pupil's answers to each question
 LESSONS = 2000  # right answers shipped with the model for the `sft` flow
 PAIRS = 2000  # pairs of a right and a wrong answer, shipped for the `dpo` and `reward_model` flows
-# probability that the pupil forgets a carry or a sign, and that one digit is wrong
+# probabilities that the pupil forgets a carry or a sign, and that one digit is wrong
 FORGETS, SLIPS = 0.65, 0.25
 DRAWN = 60000  # questions drawn for the pupil; the packaged task draws fewer, so that a run starts fast
 
@@ -59,9 +59,9 @@ def make(folder: Path) -> None:
 
 
 def teacher(folder: Path, out: Path) -> Path:
-    """Train the packaged model on some of the lessons and save it in bfloat16; return its folder.
+    """Train the packaged model on some of the lessons, save it in bfloat16, and return its folder.
 
-    It is the teacher of the `distill` flow.
+    The result is the teacher in the `distill` flow.
     """
     from transformers import AutoModelForCausalLM
 
@@ -77,7 +77,7 @@ def write_data(folder: Path, training: Dataset) -> None:
 
 
 def questions() -> Dataset:
-    """Return questions of the packaged task's kind, without its held-out questions."""
+    """Return questions like those of the packaged task, but without its held-out questions."""
     values = packaged("default")[1]
     task = {name.removeprefix("data."): value for name, value in values.items() if name.startswith("data.")}
     source = values["data"][0]
@@ -91,9 +91,9 @@ def questions() -> Dataset:
 
 
 def lessons(data: Dataset, copies: int, forgets: float, slips: float) -> Iterator[dict[str, str]]:
-    """Yield the pupil's completion for each question, ``copies`` times.
+    """Yield each question with an answer of the pupil, ``copies`` times.
 
-    ``forgets``: probability of forgetting a carry or sign; ``slips``: probability of a wrong digit.
+    ``forgets``: probability that a carry or sign is forgotten. ``slips``: probability that a digit is wrong.
     """
     rng = random.Random(SEED)
     for _ in range(copies):
@@ -107,7 +107,7 @@ def lessons(data: Dataset, copies: int, forgets: float, slips: float) -> Iterato
 
 
 def pairs(data: Dataset) -> Iterator[dict[str, str]]:
-    """Yield the right and the pupil's answer for each question that the pupil got wrong."""
+    """Yield, for each question that the pupil got wrong, the right answer and the pupil's answer."""
     for lesson in lessons(data, 1, FORGETS, SLIPS):
         if lesson["completion"] != lesson["answer"]:
             yield {
@@ -140,7 +140,7 @@ def pupil(terms: list[str], rng: random.Random, forgets: float, slips: float) ->
 
 
 def blank(folder: Path, texts: Iterable[Any]) -> None:
-    """Save an untrained model of about 0.95M parameters and its tokenizer to ``folder``.
+    """Save an untrained model with about 0.95M parameters, and its tokenizer, to ``folder``.
 
     The tokenizer is byte-level and has a token for each digit.
     """
@@ -170,9 +170,9 @@ def blank(folder: Path, texts: Iterable[Any]) -> None:
 
 
 def make_tokenizer(texts: Iterable[Any]) -> Any:
-    """Train a byte-level BPE tokenizer on ``texts``.
+    """Return a byte-level BPE tokenizer trained on ``texts``.
 
-    It encodes and decodes any text without loss, and the words of the questions are single tokens.
+    It encodes and decodes any text without loss. Each word in the questions is a single token.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -194,7 +194,8 @@ def make_tokenizer(texts: Iterable[Any]) -> Any:
 
 
 def _trained(model: Path, data: Path, steps: int, out: Path, **optimizer: Any) -> Path:
-    """Train a model for ``steps`` steps of `sft`, 32 rows each; return the trained model's folder."""
+    """Train a model for ``steps`` steps of `sft` with 32 rows each, and return the folder of the trained
+    model."""
     actor = {"beta2": 0.95, "weight_decay": 0.01, **optimizer}
     result = run(
         "sft",

@@ -1,6 +1,6 @@
-"""Tables of the seeds of each cell: first and last evaluation, iterations and seconds.
+"""Tables of the seeds of each cell: the first and last evaluation, the iterations and the seconds.
 
-Cells without evaluations have no rows.
+Cells without evaluations do not have rows.
 """
 
 from __future__ import annotations
@@ -25,27 +25,29 @@ class SeedRow:
     # metric → its first and last evaluated value
     values: Mapping[str, tuple[float, float]]
     iterations: int
-    seconds: float  # of these iterations, without evaluations
-    # seconds of its own process: starts, turns and evaluations, without the turns of other cells
+    seconds: float  # seconds of the iterations, without evaluations
+    # seconds of the cell's own process: starts, turns and evaluations, without the turns of other cells
     whole: float
 
 
 @dataclass(frozen=True)
 class CurveRow:
-    """The learning curve of a cell: iterations done → mean of the goal's metric over the seeds evaluated then."""
+    """The learning curve of a cell: iterations done → mean of the goal's metric over the seeds that were
+    evaluated then."""
 
     cell: str
     values: Mapping[int, float]
 
 
 def shown_metrics(goal: Goal) -> tuple[str, ...]:
-    """Return the goal's metric; for a figure of an evaluation, both of its figures."""
+    """Return the names of the metrics in the table: the goal's metric; if that is a figure of an evaluation,
+    both figures."""
     of, _, figure = goal.metric.rpartition("/")
     return tuple(f"{of}/{each}" for each in FIGURES) if of and figure in FIGURES else (goal.metric,)
 
 
 def seed_rows(cells: Iterable[tuple[str, Measured]], goal: Goal) -> list[SeedRow]:
-    """Return a row for each evaluated seed. ``cells``: name and measurements of each cell."""
+    """Return a row for each seed with evaluations. ``cells``: (name, measurements) of each cell."""
     return [
         row
         for name, measured in cells
@@ -64,7 +66,8 @@ def _row(name: str, seed: int, measured: Measured, goal: Goal) -> SeedRow:
 
 
 def curve_rows(cells: Iterable[tuple[str, Measured]], goal: Goal) -> list[CurveRow]:
-    """Return the learning curve of each cell with more than two evaluated iterations."""
+    """Return the learning curves of the cells that were evaluated after more than two different
+    iterations."""
     rows = []
     for name, measured in cells:
         turns = once(measured.turns)
@@ -96,7 +99,8 @@ def heads(rows: Sequence[SeedRow], goal: Goal) -> tuple[str, ...]:
 
 
 def texts(row: SeedRow, goal: Goal, among: Sequence[SeedRow]) -> tuple[str, ...]:
-    """Return the cells of one row of the table of seeds. ``among``: all rows, which share their columns."""
+    """Return the texts in one row of the table of seeds. ``among``: all rows of the table, which determine
+    its columns."""
     metrics = [metric for metric in shown_metrics(goal) if any(metric in each.values for each in among)]
     ends = [
         " → ".join(value_text(metric, value) for value in row.values[metric]) if metric in row.values else ""
@@ -106,7 +110,7 @@ def texts(row: SeedRow, goal: Goal, among: Sequence[SeedRow]) -> tuple[str, ...]
 
 
 def value_text(metric: str, value: float) -> str:
-    """Return a metric's value as text; evaluations are in percent."""
+    """Return a metric's value as text. Values from evaluations are in per cent."""
     return f"{value:.1%}" if metric.startswith("evaluation/") else f"{value:.4g}"
 
 

@@ -1,8 +1,8 @@
-"""Compile and plan every cell before a comparison starts, and compute its key.
+"""Compile and plan every cell before a comparison starts, and compute the key of each cell.
 
-A key is a digest of the cell's settings and files and of the code, versions and machine that run it. Results
-are stored by key. So two cells that differ in anything never share results, and results of older code are not
-used for newer code.
+A key is a digest of the cell's settings and files, and of the code, versions and machine that run the cell.
+Results are stored under the key. Therefore two cells that differ in anything never share results, and results
+from older code are not used for newer code.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rlflow.runs.depends import module_version
 from rlflow.runs.preview import preview
 from rlflow.runs.trust import imports
 
-# returns the settings of a run that shape its graph, as `rlflow plan` does
+# function that returns the settings of a run that shape its graph, as `rlflow plan` reads them
 Shape = Callable[[RunConfig], TraceOptions]
 PEERS = Path(__file__).parent / "peers"
 PACKAGES = (
@@ -57,16 +57,17 @@ class Compiled:
     """A cell that can be run."""
 
     cell: Cell
-    file: Path  # defines its class System
+    file: Path  # the file that defines the cell's class System
     key: str
-    parts: Mapping[str, Any]  # the content that the key digests
-    iterations: int | None  # from its settings; None if unknown before the cell is prepared
+    parts: Mapping[str, Any]  # the content from which the key is computed
+    # number of iterations by the cell's settings; None if it is unknown before the cell is prepared
+    iterations: int | None
 
 
 def compile_cells(suite: Suite, shape: Shape) -> tuple[Compiled, ...]:
     """Compile and plan every cell, without starting any.
 
-    Raises PlanError with the problems of all cells; each message names its cell.
+    Raises one PlanError with the problems of all cells; each message names its cell.
     """
     compiled, problems = [], []
     for cell in suite.cells:
@@ -107,8 +108,8 @@ def compile_cells(suite: Suite, shape: Shape) -> tuple[Compiled, ...]:
 def compile_cell(cell: Cell, shape: Shape, settings: Settings | None = None) -> Compiled:
     """Compile a cell and compute its key.
 
-    ``settings``: of the suite; the key includes the settings that decide which iterations of a turn are timed.
-    Raises FlowError and PlanError.
+    ``settings``: settings of the suite. The key includes those that decide which iterations of a turn are
+    timed. Raises FlowError and PlanError.
     """
     file, turns = system_file(cell.system), settings or Settings()
     parts: dict[str, Any] = {
@@ -151,9 +152,9 @@ def system_file(system: str) -> Path:
 
 
 def plan_of(cell: Cell, shape: Shape) -> tuple[dict[str, Any], int]:
-    """Return the key's parts for a run of rlflow, and its number of iterations.
+    """Return the parts of the key for a run of rlflow, and the run's number of iterations.
 
-    Raises FlowError and PlanError for the same mistakes as a run.
+    Raises FlowError and PlanError for the same mistakes as a run does.
     """
     flow = load_flow(cell.algorithm)
     config, hp = resolve_config(flow, None, dict(cell.flags))
@@ -169,15 +170,16 @@ def plan_of(cell: Cell, shape: Shape) -> tuple[dict[str, Any], int]:
 
 
 def texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return settings as texts, sorted by name."""
+    """Return settings with their values as text, sorted by name."""
     return {name: repr(value) for name, value in sorted(values.items())}
 
 
 def files_of(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return digests of the files and folders that settings name, and versions of imported modules.
+    """Return digests of the files and folders that settings name, and versions of the modules that they
+    import.
 
-    Python files also contribute digests of the files that they import from their own folders, and the versions
-    of modules that they import from elsewhere.
+    For a Python file, the result includes digests of the files that it imports from its own folder, and
+    versions of the modules that it imports from elsewhere.
     """
     files, modules = {}, set[str]()
     for name, path in named_paths(values):
@@ -196,7 +198,7 @@ def files_of(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def backends_of(values: Mapping[str, Any]) -> list[str]:
-    """Return the backends that settings name by a dotted module name (not rlflow's own)."""
+    """Return the backends that settings name as a dotted module name; rlflow's own are not included."""
     sides = ("backend", "trainer", "generator")
     return sorted(
         {
@@ -208,7 +210,8 @@ def backends_of(values: Mapping[str, Any]) -> list[str]:
 
 
 def named_paths(values: Mapping[str, Any]) -> Iterable[tuple[str, Path]]:
-    """Yield the files and folders that settings name, also as NAME=FILE, FILE:0.7 or FILE.py:function."""
+    """Yield (setting, path) for the files and folders that settings name, including those given as NAME=FILE,
+    FILE:0.7 or FILE.py:function."""
     for name, value in sorted(values.items()):
         for number, each in enumerate(value if isinstance(value, list | tuple) else [value]):
             if isinstance(each, str | Path) and (path := _named_path(str(each))) is not None:
@@ -237,7 +240,8 @@ def digest_of(path: Path) -> str:
 
 @cache
 def code_digest() -> str:
-    """Return a digest of rlflow's source, including its algorithms, backends and benchmarks."""
+    """Return a digest of rlflow's source, including the algorithms, backends and benchmarks that come with
+    it."""
     packages = ("rlflow", "rlflow.algorithms", "rlflow.backends", "rlflow.benchmarks")
     folders = [Path(folder) for name in packages for folder in import_module(name).__path__]
     files = sorted(
@@ -260,7 +264,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def machine() -> dict[str, str]:
-    """Return the kind of machine; two machines of the same kind give the same description."""
+    """Return a description of this kind of machine. Machines of the same kind give the same description."""
     return {
         "processor": processor(),
         "cores": str(os.cpu_count()),
@@ -290,7 +294,7 @@ def accelerators() -> str:
 
 
 def threads() -> dict[str, str]:
-    """Return the settings that decide the number of compute threads."""
+    """Return the settings that determine the number of compute threads."""
     import torch
 
     return {

@@ -28,8 +28,8 @@ from typing import Any, TextIO
 
 
 def load_system(path: str) -> Any:
-    """Return an object of the class ``System`` that a file defines."""
-    # append, not insert: a system's file may have the same name as its package, such as verl.py
+    """Return an object of the class ``System`` that the file at ``path`` defines."""
+    # append instead of insert: a system's file may have the same name as its package, for example verl.py
     sys.path.append(os.path.dirname(os.path.abspath(path)))
     return _module("rlflow_bench_system", path).System()
 
@@ -46,7 +46,7 @@ def _module(name: str, path: str) -> Any:
 
 
 def answer(system: Any, request: dict[str, Any]) -> Any:
-    """Call the system's method that a request names, and return its value."""
+    """Call the system's method that a request names, and return the method's value."""
     method = request.pop("do")
     if method not in ("prepare", "iterate", "observe"):
         raise ValueError(f"there is no request '{method}'")
@@ -56,7 +56,7 @@ def answer(system: Any, request: dict[str, Any]) -> Any:
 def serve(path: str, requests: TextIO, answers: TextIO) -> None:
     """Answer requests until standard input ends, then close the system.
 
-    The input also ends if the parent is killed.
+    Standard input also ends if the parent is killed.
     """
     system = None
     try:
@@ -64,7 +64,7 @@ def serve(path: str, requests: TextIO, answers: TextIO) -> None:
             try:
                 system = system or load_system(path)
                 reply = {"value": answer(system, json.loads(line))}
-            except BaseException as error:  # every exception of a system is sent as its answer
+            except BaseException as error:  # any exception that a system raises is sent as the answer
                 traceback.print_exc()
                 reply = {"error": f"{type(error).__name__}: {error}" if str(error) else type(error).__name__}
             print(json.dumps(reply), file=answers, flush=True)
@@ -76,14 +76,14 @@ def serve(path: str, requests: TextIO, answers: TextIO) -> None:
 def end_with_parent(process_tag: str, parent: int) -> None:
     """Make the kernel kill this process when its parent ends, even during a turn (Linux).
 
-    ``process_tag``: the file of `rlflow.processes.watchdog.process_tag`. The process id ``parent`` shows if the parent had
-    already ended.
+    ``process_tag``: the path of the module `rlflow.processes.watchdog.process_tag`. ``parent``: the parent's
+    process id, which shows whether the parent has already ended.
     """
     _module("rlflow_kin", process_tag).die_with(parent)
 
 
 def main() -> None:
-    """Serve on the process's standard input and output; prints go to standard error."""
+    """Answer requests on the process's standard input and output. Prints go to standard error instead."""
     end_with_parent(sys.argv[2], int(sys.argv[3]))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

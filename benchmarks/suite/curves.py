@@ -1,4 +1,4 @@
-"""Learning curves: final value, area under the curve, and time to a goal, which a seed may never reach."""
+"""Learning curves: final value, area under the curve, and time to a goal that some seeds may never reach."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ By = Literal["seconds", "tokens"]
 class Point(NamedTuple):
     """One evaluation."""
 
-    iteration: int  # iterations done before it
-    seconds: float  # wall seconds of these iterations
-    tokens: float  # tokens sampled in these iterations
-    value: float  # value of the metric
+    iteration: int  # number of iterations done before the evaluation
+    seconds: float  # wall seconds of these iterations together
+    tokens: float  # number of tokens sampled in these iterations
+    value: float  # value of the metric in the evaluation
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Curve:
 
     @property
     def final(self) -> float:
-        """The value after the last iteration."""
+        """The value in the evaluation after the most iterations."""
         return self.ordered[-1].value
 
 
@@ -44,7 +44,7 @@ class Cell:
     """The curves of one cell."""
 
     name: str
-    curves: tuple[Curve, ...]  # one for each seed
+    curves: tuple[Curve, ...]  # one curve for each seed
 
     @property
     def final(self) -> tuple[float, ...]:
@@ -58,7 +58,7 @@ class Cell:
 
     @property
     def unusable(self) -> str:
-        """Why the cell cannot be compared; empty if it can."""
+        """The reason why the cell cannot be compared; empty if it can be compared."""
         bad = [str(curve.seed) for curve in self.curves if not curve.points or not math.isfinite(curve.final)]
         return f"{self.name} has no finite final value for seed {', '.join(bad)}" if bad else ""
 
@@ -69,9 +69,9 @@ class TimeToGoal:
 
     goal: float
     median: float | None  # Kaplan-Meier median; None if fewer than half of the seeds reached the goal
-    reached: int  # seeds that reached the goal
+    reached: int  # number of seeds that reached the goal
     seeds: int
-    longest: float  # end of the longest curve
+    longest: float  # where the longest curve ends, in seconds or tokens
     by: By = "seconds"
 
     @property
@@ -84,7 +84,8 @@ class TimeToGoal:
 
 
 def horizon(cells: Sequence[Cell], by: By = "seconds") -> float:
-    """Return the end of the shortest curve, the common horizon for areas; 0 if there is no curve."""
+    """Return the end of the shortest curve, up to which areas are computed for all cells; 0 if there is no
+    curve."""
     return min(
         (
             max(getattr(point, by) for point in curve.points)
@@ -97,11 +98,11 @@ def horizon(cells: Sequence[Cell], by: By = "seconds") -> float:
 
 
 def area(curve: Curve, end: float, *, by: By = "seconds", low: float = 0.0, high: float = 1.0) -> float:
-    """Return the mean height of the curve from 0 to ``end`` by the trapezoid rule.
+    """Return the mean height of the curve from 0 to ``end``, by the trapezoid rule.
 
-    Heights are scaled so that the metric's range ``low`` to ``high`` becomes 0 to 1 (no scaling if it has no
-    width). The curve is flat before its first and after its last point. If ``end`` is 0, returns the first
-    value.
+    Heights are scaled so that the metric's range from ``low`` to ``high`` becomes 0 to 1. If the range has no
+    width, they are not scaled. Before its first point and after its last point, the curve is flat. If ``end``
+    is 0, returns the first value.
     """
     ordered = curve.ordered
     x = np.maximum.accumulate(np.array([getattr(point, by) for point in ordered], dtype=np.float64))
@@ -111,14 +112,14 @@ def area(curve: Curve, end: float, *, by: By = "seconds", low: float = 0.0, high
     inside = x < end
     corners = np.concatenate([[0.0], x[inside], [end]])
     heights = np.concatenate([values[:1], values[inside], [np.interp(end, x, values)]])
-    # numpy 1 and 2 name the rule differently
+    # numpy 1 and numpy 2 have different names for the rule
     return float(np.diff(corners) @ (heights[1:] + heights[:-1]) / 2 / end)
 
 
 def time_to_goal(cell: Cell, goal: float, *, by: By = "seconds", higher: bool = True) -> TimeToGoal:
     """Return when the median seed first reached ``goal``.
 
-    A seed that did not reach it is censored at the end of its curve.
+    A seed that never reached the goal is censored at the end of its curve.
     """
     times, events = [], []
     for curve in cell.curves:
@@ -137,9 +138,9 @@ def time_to_goal(cell: Cell, goal: float, *, by: By = "seconds", higher: bool = 
 
 
 def kaplan_meier_median(times: Sequence[float], events: Sequence[bool]) -> float | None:
-    """Return the first time at which the estimated survival is at most one half; None if it never is.
+    """Return the first time at which the estimated survival is at most one half; None if there is none.
 
-    Kaplan and Meier, JASA 53, 1958. A seed that is censored at the time of an event counts as at risk.
+    Kaplan and Meier, JASA 53, 1958. A seed that is censored at the time of an event still counts as at risk.
     """
     surviving = 1.0
     for time in sorted({time for time, event in zip(times, events, strict=True) if event}):

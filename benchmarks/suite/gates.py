@@ -23,7 +23,7 @@ from rlflow.benchmarks.student import t_quantile, t_tail
 
 Better = Literal["higher", "lower"]
 State = Literal["inside", "regression", "improvement", "missing", "no history"]
-LEAST_RUNS = 5  # trusted runs that a corridor needs
+LEAST_RUNS = 5  # number of trusted runs that a corridor needs
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Gate:
 
     metric: str
     state: State
-    value: float | None  # of this run; None if missing
-    mean: float  # of the trusted runs; NaN if there are fewer than LEAST_RUNS
-    # lowest and highest value inside, at this metric's level by Holm's procedure
+    value: float | None  # the run's value; None if it is missing
+    mean: float  # mean over the trusted runs; NaN if there are fewer than LEAST_RUNS
+    # lowest and highest value inside the corridor, at the level that Holm's procedure gives this metric
     corridor: tuple[float, float] | None
-    runs: int  # trusted runs with a finite value
+    runs: int  # number of trusted runs with a finite value
 
     @property
     def failed(self) -> bool:
@@ -69,11 +69,11 @@ class Gate:
 class Gated:
     """All gates of a suite."""
 
-    gates: tuple[Gate, ...]  # in declared order
+    gates: tuple[Gate, ...]  # in the order of the suite's declarations
 
     @property
     def exit_code(self) -> int:
-        """1 if a gate failed, otherwise 0."""
+        """The exit code for the suite: 1 if a gate failed, otherwise 0."""
         return int(any(gate.failed for gate in self.gates))
 
     @property
@@ -91,9 +91,9 @@ def gated(
 ) -> Gated:
     """Compare the metrics of a run with the values of trusted runs.
 
-    ``declared``: gate metrics, and which direction is better; ``history``: for each metric the values of the
-    trusted runs (non-finite values are ignored); ``alpha``: probability that the suite fails although nothing
-    changed.
+    ``declared``: the metrics of gates, and which direction is better. ``history``: for each metric the values
+    of the trusted runs; values that are not finite are ignored. ``run``: the run's value of each metric.
+    ``alpha``: probability that the suite fails although nothing changed.
     """
     trusted = {
         name: np.array([value for value in history.get(name, ()) if math.isfinite(value)], dtype=np.float64)
@@ -139,16 +139,17 @@ def _gate(
 
 
 def _error(trusted: np.ndarray) -> float:
-    """Return the standard deviation of one more run's difference from the mean.
+    """Return the standard deviation of the difference between one more run and the mean of the trusted runs.
 
-    The spread is at least the rounding error of the values.
+    The spread of the values counts as at least their rounding error.
     """
     rounding = 1e-9 * float(np.abs(trusted).max())
     return max(float(trusted.std(ddof=1)), rounding) * math.sqrt(1 + 1 / len(trusted))
 
 
 def _p(trusted: np.ndarray, value: float) -> float:
-    """Return the two-sided p-value of one more run. If all trusted runs are 0, any other value has p = 0."""
+    """Return the two-sided p-value for the value of one more run. If all trusted runs are 0, any other value
+    has p = 0."""
     distance, error = abs(value - float(trusted.mean())), _error(trusted)
     if error == 0:
         return 1.0 if distance == 0 else 0.0

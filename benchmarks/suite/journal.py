@@ -1,6 +1,6 @@
-"""The journal of a comparison: an append-only file of JSON lines.
+"""The journal of a comparison: a file of JSON lines to which lines are only appended.
 
-All tables are computed from it, and a killed comparison resumes from it.
+All tables are computed from the journal, and a comparison that was killed resumes from it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Journal:
         self._log = Log(folder / FILE, refuse)
 
     def add(self, key: str, seed: int, kind: str, **values: Any) -> None:
-        """Add a line."""
+        """Add a line about a cell, with its key, its seed, the kind of line and ``values``."""
         self._log.add(json.dumps({"key": key, "seed": seed, "kind": kind, **values}) + "\n")
 
     def close(self) -> None:
@@ -49,13 +49,13 @@ class Turn:
 
     seed: int
     round: int
-    iterations: list[dict[str, Any]]  # number, wall seconds, tokens and metrics of each
+    iterations: list[dict[str, Any]]  # number, wall seconds, tokens and metrics of each iteration
     evaluations: list[dict[str, Any]]
     processor: float  # processor seconds of the turn
-    memory: int  # peak bytes until its end
-    load: float  # load average of the machine at its start
-    timed: list[int]  # numbers of the timed iterations
-    seconds: float = 0.0  # of the complete turn, with evaluations
+    memory: int  # peak bytes of the cell until the end of the turn
+    load: float  # load average of the machine at the start of the turn
+    timed: list[int]  # numbers of those iterations that are timed
+    seconds: float = 0.0  # seconds of the complete turn, with evaluations
 
 
 @dataclass
@@ -63,17 +63,17 @@ class Measured:
     """All recorded measurements of a cell."""
 
     turns: list[Turn] = field(default_factory=list)
-    failed: dict[int, str] = field(default_factory=dict)  # seed → cause
+    failed: dict[int, str] = field(default_factory=dict)  # seed → cause of its failure
     done: set[int] = field(default_factory=set)  # finished seeds
     # seed → the system's last answer to `observe`
     observed: dict[int, dict[str, Any]] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)  # the answer to the last `prepare`
+    facts: dict[str, Any] = field(default_factory=dict)  # the answer to the last request `prepare`
     # seed → seconds to start and prepare its process, summed over all starts
     starts: dict[int, float] = field(default_factory=dict)
 
 
 def read(folder: Path) -> dict[str, Measured]:
-    """Read the measurements of each cell, by key. Incomplete lines are skipped."""
+    """Return the measurements of each cell, by key. Incomplete lines are skipped."""
     cells: dict[str, Measured] = {}
     for line in objects(Growing(folder / FILE).lines()):
         cell = cells.setdefault(line.pop("key"), Measured())

@@ -30,8 +30,9 @@ from rlflow.benchmarks.student import NORMAL, t_quantile, t_tail
 Outcome = Literal[
     "better", "worse", "equivalent within the margin", "undecided", "not enough to rank", "not comparable"
 ]
-ALPHA = 0.05  # probability of any wrong `better` or `worse` among the cells of a comparison
-# fewer seeds say too little about the spread; error and power of the verdicts were simulated from 5 seeds on
+ALPHA = 0.05  # probability that any verdict `better` or `worse` in a comparison is wrong
+# with fewer seeds, too little is known about the spread; error and power of the verdicts were simulated for 5
+# seeds and more
 LEAST_SEEDS = 5
 
 
@@ -44,27 +45,31 @@ class Estimate:
 
     @property
     def text(self) -> str:
-        """The number and its interval in words."""
+        """The number and its interval as text."""
         return f"{self.value:.4g}, {self.interval.text}"
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The comparison of one cell with the base by their seeds."""
+    """The comparison of one cell with the base, by the final values of their seeds."""
 
     cell: str
     base: str
     outcome: Outcome
     seeds: tuple[int, int]  # number of seeds of the cell and of the base
-    difference: Estimate | None  # mean final value of the cell minus the base's, at the deciding level
-    improvement: Estimate | None  # probability that a seed of the cell ends better than one of the base
-    equivalence: float  # p-value of two one-sided tests within the margin; NaN without a margin
+    # mean final value of the cell minus that of the base, with an interval at the deciding level
+    difference: Estimate | None
+    # probability that a seed of the cell ends with a better value than a seed of the base
+    improvement: Estimate | None
+    # p-value of two one-sided tests that the difference is within the margin; NaN without a margin
+    equivalence: float
     # absolute difference of final values that counts as equal; 0: nothing counts as equivalent
     margin: float
-    paired: bool  # whether both have the same seeds, which are compared in pairs
-    # for an undecided pair, about how many more seeds each cell needs, at most `FARTHEST`; None: no estimate
+    paired: bool  # whether both cells have the same seeds, which are compared in pairs
+    # for an undecided pair, an estimate of how many more seeds each cell needs, at most `FARTHEST`; None: no
+    # estimate
     more: int | None
-    reason: str = ""  # why cells are not comparable
+    reason: str = ""  # why the cells are not comparable
 
     @property
     def text(self) -> str:
@@ -89,8 +94,8 @@ def difference(
 ) -> Estimate:
     """Return the mean of ``ours`` minus the mean of ``reference``, with a t interval.
 
-    Both have two or more values. If ``paired``, values at the same index are a pair and the interval is
-    Student's of the differences; otherwise it is Welch's.
+    Both have at least two values. If ``paired``, values at the same index are a pair, and the interval is
+    Student's for the differences in the pairs. Otherwise the interval is Welch's.
     """
     mean, error, freedom = _means(ours, reference, paired)
     half = error * t_quantile((1 + level) / 2, freedom) if error else 0.0
@@ -106,7 +111,7 @@ def surprise(cell: Cell, base: Cell) -> float:
 
 
 def _unrankable(cell: Cell, base: Cell) -> Outcome | None:
-    """Return why two cells have no verdict, or None if they have one."""
+    """Return the outcome that says why two cells cannot have a verdict; None if they can have one."""
     if cell.unusable or base.unusable:
         return "not comparable"
     return "not enough to rank" if min(len(cell.final), len(base.final)) < LEAST_SEEDS else None
@@ -115,12 +120,12 @@ def _unrankable(cell: Cell, base: Cell) -> Outcome | None:
 def probability_of_improvement(
     ours: Sequence[float], reference: Sequence[float], *, level: float = 0.95
 ) -> Estimate:
-    """Return P(X > Y) for X from ``ours`` and Y from ``reference``; ties count half.
+    """Return P(X > Y) for X drawn from ``ours`` and Y drawn from ``reference``; a tie counts as half.
 
     The interval is method 5 of Newcombe, "Confidence intervals for an effect size measure based on the
-    Mann-Whitney statistic", Statistics in Medicine 25, 2006: the probabilities within z of their own standard
-    errors of the estimate. A bootstrap interval has no width if all values of one side are above the other,
-    which happens with few seeds.
+    Mann-Whitney statistic", Statistics in Medicine 25, 2006. It has all probabilities whose distance from the
+    estimate is at most z of their own standard errors. A bootstrap interval is not used: it would have no
+    width if all values of one side are above the other, which happens with few seeds.
     """
     first, second = (
         np.asarray(ours, dtype=np.float64)[:, None],
@@ -133,7 +138,8 @@ def probability_of_improvement(
 
 
 def _reach(value: float, end: float, z: float, first: int, second: int) -> float:
-    """Return the probability farthest from ``value`` towards ``end`` within z of its own standard errors."""
+    """Return the probability that is farthest from ``value`` in the direction of ``end``, and whose distance
+    from ``value`` is at most z of its own standard errors."""
     near, far = value, end
     for _ in range(60):
         middle = (near + far) / 2
@@ -161,8 +167,8 @@ def equivalence(
 ) -> float:
     """Return the p-value of two one-sided tests (TOST) that the means differ by less than ``margin``.
 
-    Schuirmann, J. Pharmacokinetics and Biopharmaceutics 15, 1987. Uses Welch's t, or Student's t of the
-    differences if ``paired``. Each side has two or more observations.
+    Schuirmann, J. Pharmacokinetics and Biopharmaceutics 15, 1987. Uses Welch's t, or, if ``paired``,
+    Student's t for the differences. Each side has at least two observations.
     """
     mean, error, freedom = _means(ours, reference, paired)
     if error == 0:
@@ -189,7 +195,7 @@ def _welch(ours: Floats, reference: Floats) -> tuple[float, float, float]:
     arrays = (ours, reference)
     squares = [float(array.var(ddof=1)) / len(array) for array in arrays]
     top = max(squares)
-    # scaled, so that squares neither overflow nor underflow
+    # values are scaled, so that their squares neither overflow nor underflow
     weights = [square / top if top else 0.0 for square in squares]
     below = sum(weight**2 / (len(array) - 1) for weight, array in zip(weights, arrays, strict=True))
     freedom = sum(weights) ** 2 / below if below else math.inf
@@ -199,10 +205,11 @@ def _welch(ours: Floats, reference: Floats) -> tuple[float, float, float]:
 def ranked_all(
     cells: Sequence[Cell], base: Cell, *, margin: float = 0.0, higher: bool = True
 ) -> tuple[Ranking, ...]:
-    """Compare each cell with ``base``; any wrong `better` or `worse` has a probability of at most 5 % in all.
+    """Compare each cell with ``base``. The probability that any verdict `better` or `worse` is wrong is at
+    most 5 % in total.
 
-    By Holm's procedure each pair gets an equal part of the error probability, and a pair found different
-    passes its part on to the others. A pair that cannot be ranked keeps its part. ``margin`` and ``higher``:
+    By Holm's procedure, each pair gets an equal part of the error probability. A pair that is found different
+    passes its part on to the others; a pair that cannot be ranked keeps its part. ``margin`` and ``higher``:
     as for `ranked`.
     """
     levels = holm({cell.name: surprise(cell, base) for cell in cells}, ALPHA)
@@ -214,11 +221,12 @@ def ranked_all(
 def ranked(
     cell: Cell, base: Cell, *, margin: float = 0.0, higher: bool = True, alpha: float = ALPHA
 ) -> Ranking:
-    """Compare two cells by their final values.
+    """Compare a cell with the base by their final values.
 
-    ``margin``: absolute difference that counts as equal; ``higher``: larger values are better; ``alpha``:
-    error probability. The cells are equivalent if both one-sided tests reject at ``alpha``, even if the
-    interval excludes 0. Otherwise they are better or worse if the interval of the difference excludes 0.
+    ``margin``: absolute difference that counts as equal. ``higher``: whether larger values are better.
+    ``alpha``: error probability. The cells are equivalent if both one-sided tests reject at ``alpha``, even
+    if the interval of the difference excludes 0. Otherwise, the cell is better or worse if that interval
+    excludes 0.
     """
     ours, reference = cell.final, base.final
     seeds, paired = (len(ours), len(reference)), cell.seeds == base.seeds
@@ -253,9 +261,9 @@ def _direction(gain: Estimate, higher: bool) -> Outcome:
 def _more(
     ours: Sequence[float], reference: Sequence[float], margin: float, alpha: float, paired: bool
 ) -> int | None:
-    """Estimate how many more seeds each cell needs to find the effect with a probability of 0.8.
+    """Return an estimate of how many more seeds each cell needs to find the effect with a probability of 0.8.
 
-    The effect is the margin, or the difference of means minus its standard error if that is larger. None if
+    The effect is the margin, or, if that is larger, the difference of means minus its standard error. None if
     both are 0 or less.
     """
     mean, error, freedom = _means(ours, reference, paired)
@@ -267,9 +275,9 @@ def _more(
 
 
 def profile_text(cell: Cell, base: Cell) -> str:
-    """Return a performance profile in words: how many seeds of each cell end above each quartile.
+    """Return a performance profile as text: how many seeds of each cell end above each quartile.
 
-    The quartiles are of the final values of both cells.
+    The quartiles are those of the final values of both cells together.
     """
     values = [value for value in (*cell.final, *base.final) if math.isfinite(value)]
     if not values:

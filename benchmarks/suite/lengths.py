@@ -1,4 +1,4 @@
-"""Read response lengths from an evaluation, to give every compared system the same work."""
+"""Read response lengths from an evaluation, so that every compared system can be given the same work."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rlflow.errors import PlanError
 
 
 def recorded_lengths(path: Path) -> list[int]:
-    """Return the lengths in tokens of the sampled answers in a file of answers (docs/evaluation.md).
+    """Return the lengths, in tokens, of the sampled answers in a file of answers (docs/evaluation.md).
 
-    They are in the order of the prompts; lengths of one prompt are adjacent. Raises PlanError if the file has
-    no lengths.
+    They are in the order of the prompts; the lengths for one prompt are adjacent. Raises PlanError if the
+    file does not have lengths.
     """
     try:
         answers = [json.loads(line)["sampled"] for line in durable.read(path).splitlines()]

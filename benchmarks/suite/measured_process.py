@@ -24,22 +24,22 @@ CLOSE_SECONDS = 30.0
 
 
 class CellFailed(Exception):
-    """A cell did not answer or answered with an error. The text is the cause."""
+    """A cell did not answer, or answered with an error. The text states the cause."""
 
 
 class Use(NamedTuple):
     """Resources used by a cell's process and its descendants."""
 
-    processor: float  # processor seconds since they started
+    processor: float  # processor seconds used since the processes started
     # peak bytes so far: private memory plus each process's share of shared memory (PSS)
     memory: int
 
 
 class CellProcess:
-    """A cell that runs in its own process, with its own interpreter if it needs one.
+    """A cell that runs in its own process, if necessary with its own interpreter.
 
-    ``python``: the interpreter; ``file``: defines the system; ``log``: receives its output; ``deadline``:
-    seconds for an answer.
+    ``python``: the interpreter. ``file``: the file that defines the system. ``log``: the file for the
+    process's output. ``deadline``: most seconds for an answer.
     """
 
     def __init__(self, python: str, file: Path, log: Path, deadline: float) -> None:
@@ -56,12 +56,14 @@ class CellProcess:
                 env=environment(python),
             )
         self._below: list[process_tag.Known] = []
-        self._busy = False  # while it works on a request, it does not notice that its input was closed
+        # True while the process works on a request; it does not notice then that its input was closed
+        self._busy = False
 
     def ask(self, do: str, **values: Any) -> Any:
         """Send a request and return the answer.
 
-        Raises CellFailed if the answer is an error, the process ended, or the deadline passed.
+        ``do``: name of the system's method. Raises CellFailed if the answer is an error, if the process has
+        ended, or if the deadline has passed.
         """
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -73,7 +75,7 @@ class CellProcess:
         self._busy = False
         if not line:
             if not ready:
-                self.process.kill()  # its answer would not be read any more
+                self.process.kill()  # nobody would read a later answer
             cause = (
                 f"its process ended with code {self.process.wait()}"
                 if ready
@@ -86,24 +88,26 @@ class CellProcess:
         return reply["value"]
 
     def use(self) -> Use:
-        """Measure the resources that its processes have used.
+        """Measure the resources that the cell's processes have used.
 
-        Processes that started and ended between two calls add processor time only, and only if their parent
-        waited for them. Memory is the current use plus, for each process, the difference to its own peak. With
-        several processes this is an upper bound, because their peaks may be at different times.
+        Of processes that started and ended between two calls, only the processor time is counted, and only if
+        their parent waited for them. Memory is the sum of the present use and, for each process, the
+        difference to its own peak. With several processes this is an upper bound, because their peaks may be
+        at different times.
         """
         processor, memory = 0.0, 0
         self._below = process_tag.descendants(self.process.pid)
         for pid in [self.process.pid, *(pid for pid, _ in self._below)]:
             with contextlib.suppress(psutil.Error):
                 one = psutil.Process(pid)
-                # user and system time of the process and of its ended children
+                # user and system time, of the process and of its children that have ended
                 processor += sum(one.cpu_times()[:4])
                 memory += one.memory_full_info().pss + given_back(pid)
         return Use(processor, memory)
 
     def close(self) -> None:
-        """End the process and all processes that it started; at once if it is working on a request."""
+        """End the process and all processes that it started. If the process is working on a request, it is
+        ended at once."""
         self._below = process_tag.descendants(self.process.pid)
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
@@ -127,12 +131,12 @@ class CellProcess:
         return ""
 
     def _lines(self) -> list[str]:
-        """Return its printed lines with secrets masked. Raises OSError."""
+        """Return the lines that the process printed, with secrets masked. Raises OSError."""
         return list(map(MaskedLines(), self.log.read_text(errors="replace").splitlines()))
 
 
 def given_back(pid: int) -> int:
-    """Return by how many bytes a process's memory is below its peak (Linux); 0 if unknown."""
+    """Return how many bytes the memory of a process is below its peak (Linux); 0 if unknown."""
     with contextlib.suppress(OSError, KeyError, ValueError):
         lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         sizes = {
@@ -143,7 +147,8 @@ def given_back(pid: int) -> int:
 
 
 def environment(python: str) -> dict[str, str]:
-    """Return the environment of a cell; another interpreter does not get PYTHONPATH."""
+    """Return the environment variables for a cell. A cell with another interpreter does not get
+    PYTHONPATH."""
     variables = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if python != sys.executable:
         variables.pop("PYTHONPATH", None)

@@ -21,7 +21,7 @@ from rlflow.checkpoints import durable
 from rlflow.checkpoints.logs import Growing, Log, objects
 from rlflow.errors import PlanError
 
-FILE = "history.jsonl"  # next to the folders of comparisons
+FILE = "history.jsonl"  # name of the history, which is next to the folders of comparisons
 # in the folder of a comparison: the numbers of its gates, which `trust` appends to the history
 LAST = "result.json"
 OF_ROWS = ("seconds", "processor", "moved", "memory", "rate")
@@ -34,7 +34,7 @@ def kind() -> str:
 
 
 def gate_values(suite: Suite, cells: Sequence[tuple[Row, Measured]]) -> dict[str, float | None]:
-    """Return the number of each gate, by ``CELL: METRIC``; None if it is missing."""
+    """Return the number for each gate, by ``CELL: METRIC``; None if the number is missing."""
     return {
         f"{row.name}: {gate.metric}": _value(gate, row, measured)
         for gate in suite.gates
@@ -54,7 +54,7 @@ def _value(gate: Gate, row: Row, measured: Measured) -> float | None:
 
 
 def write_result(suite: Suite, folder: Path, values: dict[str, float | None], whole: bool) -> None:
-    """Write the numbers of a comparison's gates to its folder.
+    """Write the numbers for a comparison's gates to the comparison's folder.
 
     ``whole``: whether the comparison is complete.
     """
@@ -67,9 +67,9 @@ def write_result(suite: Suite, folder: Path, values: dict[str, float | None], wh
 
 
 def trust(folder: Path) -> str:
-    """Append a comparison to the history next to its folder; return a sentence about it.
+    """Append a comparison to the history next to its folder, and return a sentence about this.
 
-    Raises PlanError if the comparison is not complete or lacks a number for a gate.
+    Raises PlanError if the comparison is not complete, or lacks the number for a gate.
     """
     try:
         result = json.loads(durable.read(folder / LAST))
@@ -130,7 +130,8 @@ def trusted(path: Path) -> list[dict[str, Any]]:
 def judge_gates(suite: Suite, folder: Path, values: dict[str, float | None]) -> Gated:
     """Check the numbers of a comparison against the history next to its folder.
 
-    The comparison itself is excluded from the history; earlier comparisons in the same folder are included.
+    The history may contain this comparison itself, which is then ignored. Earlier comparisons in the same
+    folder count.
     """
     own = json.loads(durable.read(folder / LAST))["id"]
     runs = [

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rlflow.benchmarks.measured_process import CellFailed
 
-LAST = 500  # characters of pip's output in an error message
+LAST = 500  # most characters of pip's output in an error message
 # environment variable that names another package index, for a build of torch that PyPI does not have
 INDEX = "RLFLOW_PEER_INDEX"
 
@@ -31,7 +31,7 @@ def cache_folder() -> Path:
 
 
 def requirements(file: Path, variable: str = "REQUIRES") -> tuple[str, ...]:
-    """Return the requirements that a file assigns to ``variable``, read without running the file."""
+    """Return the requirements that a file assigns to ``variable``. They are read without running the file."""
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.Assign) and any(
             isinstance(name, ast.Name) and name.id == variable for name in node.targets
@@ -41,7 +41,7 @@ def requirements(file: Path, variable: str = "REQUIRES") -> tuple[str, ...]:
 
 
 def pinned(requirement: str) -> str:
-    """Return the requirement; without a version, pin it to the version that this interpreter has."""
+    """Return the requirement. If it has no version, it is pinned to the version that this interpreter has."""
     if any(letter in requirement for letter in "=<>~@"):
         return requirement
     try:
@@ -51,21 +51,23 @@ def pinned(requirement: str) -> str:
 
 
 def installations(file: Path) -> list[tuple[str, ...]]:
-    """Return the arguments of each pip call that a system needs; empty if this interpreter runs it."""
+    """Return the arguments for each call of pip that a system needs; empty if this interpreter can run the
+    system."""
     wanted, alone = requirements(file), requirements(file, "WITHOUT_DEPENDENCIES")
     return [wanted, ("--no-deps", *alone)] if wanted and alone else [wanted] if wanted else []
 
 
 def environment_folder(file: Path) -> Path:
-    """Return the folder of a system's virtual environment; it is complete once it has a file ``installed``."""
+    """Return the folder of a system's virtual environment. The environment is complete if the folder has a
+    file ``installed``."""
     words = [word for step in installations(file) for word in step]
     return cache_folder() / hashlib.sha256("\n".join([sys.version, *words]).encode()).hexdigest()[:12]
 
 
 def interpreter(file: Path, say: Callable[[str], None]) -> str:
-    """Return the interpreter that runs a system; create its virtual environment if it is missing.
+    """Return the interpreter that runs a system. Creates the system's virtual environment if it is missing.
 
-    Raises CellFailed if pip fails.
+    ``say``: prints a line of progress. Raises CellFailed if pip fails.
     """
     steps = installations(file)
     if not steps:

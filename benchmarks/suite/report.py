@@ -38,7 +38,7 @@ HEADS = (
 
 
 def cells_of(row: Row) -> tuple[str, ...]:
-    """Return a row of the table as texts."""
+    """Return the texts in a row of the table."""
     failed = f"failed: {len(row.failed)}" if row.failed else ""
     return (
         row.name,
@@ -57,12 +57,12 @@ def cells_of(row: Row) -> tuple[str, ...]:
 
 
 def number(value: float | None, digits: int) -> str:
-    """Format a number with ``digits`` decimals; empty for None."""
+    """Return a number as text with ``digits`` decimals; empty for None."""
     return "" if value is None else f"{value:,.{digits}f}"
 
 
 def size(value: float | None) -> str:
-    """Format a number of bytes, such as 1.2 GB; empty for None."""
+    """Return a number of bytes as text, such as 1.2 GB; empty for None."""
     return "" if value is None else decimal(round(value))
 
 
@@ -79,7 +79,7 @@ class Learned:
     curves: Sequence[CurveRow] = ()
 
     def tables(self, suite: Suite) -> Iterator[Lines]:
-        """Yield both tables as texts; empty tables are skipped."""
+        """Yield the two tables as texts. A table without rows is skipped."""
         if self.seeds:
             yield [
                 by_seed.heads(self.seeds, suite.goal),
@@ -92,7 +92,7 @@ class Learned:
 def tables(suite: Suite, rows: Sequence[Row], learned: Learned) -> Iterator[Lines]:
     """Yield all tables of the page as texts, the table of cells first.
 
-    Columns that are empty for all cells are dropped.
+    A column that is empty for all cells is dropped.
     """
     columns = [
         column
@@ -110,7 +110,7 @@ def printed(
     notes: Iterable[str],
     learned: Learned = Learned(),
 ) -> Iterator[RenderableType]:
-    """Yield the page for a terminal."""
+    """Yield the parts of the page for a terminal."""
     for first, *rest in tables(suite, rows, learned):
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
         for head in first:

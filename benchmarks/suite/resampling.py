@@ -1,7 +1,7 @@
 """Bootstrap intervals: percentile and BCa.
 
-A statistic computes its values on all resamples at once. Draws depend only on the seed, so the same
-observations always have the same interval. `speed.py` and `learning.py` choose the statistics.
+A statistic is computed for all resamples at once. Draws depend only on the seed, so that the same
+observations always give the same interval. `speed.py` and `learning.py` choose the statistics.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Interval:
 
 @lru_cache(maxsize=16)
 def draws(size: int, resamples: int, seed: int) -> NDArray[np.intp]:
-    """Draw row numbers [resamples, size] with replacement from 0 … size-1.
+    """Return row numbers drawn with replacement from 0 … size-1: [resamples, size].
 
     The array is cached and read-only.
     """
@@ -48,7 +48,7 @@ def draws(size: int, resamples: int, seed: int) -> NDArray[np.intp]:
 
 
 def medians_left_out(values: Floats) -> Floats:
-    """Return, for each of two or more values [observations], the median without it (jackknife)."""
+    """Return, for each of at least two values [observations], the median of the other values (jackknife)."""
     order = np.argsort(values, kind="stable")
     ordered, count = values[order], len(values)
     middle = count // 2
@@ -65,7 +65,7 @@ def medians_left_out(values: Floats) -> Floats:
 
 
 def percentile(values: Floats, level: float) -> Interval:
-    """Return the percentile interval: the middle ``level`` of a statistic's values [resamples]."""
+    """Return the percentile interval: the middle share ``level`` of a statistic's values [resamples]."""
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(low), float(high), level, "percentile")
 
@@ -73,14 +73,14 @@ def percentile(values: Floats, level: float) -> Interval:
 def bca(values: Floats, observed: float, left_out: Floats, level: float) -> Interval:
     """Return the bias-corrected and accelerated interval.
 
-    Efron, "Better Bootstrap Confidence Intervals", JASA 82, 1987. ``values`` [resamples]: the statistic on each
-    resample; ``observed``: on all observations; ``left_out`` [observations]: without one observation. Returns
-    the percentile interval if the correction is undefined: all resamples are on one side of ``observed``, or
-    ``left_out`` has no spread.
+    Efron, "Better Bootstrap Confidence Intervals", JASA 82, 1987. ``values`` [resamples]: the statistic on
+    each resample. ``observed``: the statistic on all observations. ``left_out`` [observations]: the statistic
+    on all observations but one. The correction is undefined if all resamples are on one side of ``observed``,
+    or if ``left_out`` has no spread; then returns the percentile interval.
     """
     if values.min() == values.max():
         return Interval(observed, observed, level, "no spread")
-    # ties count half: medians have many
+    # a tie counts as half, since medians have many ties
     below = (np.mean(values < observed) + np.mean(values <= observed)) / 2
     deviations = left_out.mean() - left_out
     squares = float(np.sum(deviations**2))

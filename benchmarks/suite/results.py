@@ -13,29 +13,30 @@ from rlflow.benchmarks.suite import Goal
 
 @dataclass(frozen=True)
 class Row:
-    """A cell's row of the table; None for a number that is not known."""
+    """A cell's row of the table. A number that is not known is None."""
 
     name: str
     key: str
     seeds: tuple[int, ...]  # finished seeds
-    iterations: int  # iterations done, over all seeds
-    seconds: float | None  # of a timed iteration, median over turns
+    iterations: int  # number of iterations done, over all seeds
+    seconds: float | None  # seconds of a timed iteration, median over turns
     # processor seconds of an iteration, of all processes of the cell, median over turns
     processor: float | None
-    tokens: float | None  # sampled per iteration, mean over timed iterations
+    tokens: float | None  # tokens sampled in an iteration, mean over timed iterations
     rate: float | None  # tokens sampled per second of timed iterations
     # bytes sent between processes per iteration, mean over the timed iterations that report them
     moved: float | None
-    memory: int | None  # peak bytes of all its processes together
+    memory: int | None  # peak bytes of all the cell's processes together
     load: float | None  # load average of the machine at the start of its turns, median
     last: float | None  # last value of the goal's metric, mean over seeds
     outcomes: str  # outcomes of all sampled rows, in words
     closes: bool  # whether the sums of sampled rows and of their outcomes match
-    failed: Mapping[int, str]  # seed → cause
+    failed: Mapping[int, str]  # seed → cause of its failure
 
 
 def once(turns: list[Turn]) -> list[Turn]:
-    """Return the turns with each iteration only where it was first measured; a resumed run repeats some."""
+    """Return the turns without repeated iterations. A resumed run repeats some iterations; only the first
+    measurement of each is kept."""
     counted: set[tuple[int, int]] = set()
     result = []
     for turn in turns:
@@ -73,7 +74,7 @@ def block_seconds(measured: Measured) -> dict[tuple[int, int], float]:
 
 
 def block_tokens(measured: Measured) -> dict[tuple[int, int], int]:
-    """Return (seed, round) → tokens sampled in the timed iterations."""
+    """Return (seed, round) → number of tokens sampled in the timed iterations."""
     return {
         (turn.seed, turn.round): int(sum(row["tokens"] for row in rows))
         for turn in once(measured.turns)
@@ -82,9 +83,9 @@ def block_tokens(measured: Measured) -> dict[tuple[int, int], int]:
 
 
 def curves(measured: Measured, goal: Goal) -> dict[int, list[Point]]:
-    """Return for each seed the goal's metric over iterations, seconds and sampled tokens.
+    """Return, for each seed, the goal's metric by iterations, seconds and sampled tokens.
 
-    Values come from evaluations or iterations. The time of evaluations does not count.
+    The metric's values come from evaluations or from iterations. The time of evaluations does not count.
     """
     series: dict[int, list[Point]] = {}
     for seed in sorted({turn.seed for turn in measured.turns}):
@@ -108,7 +109,8 @@ def curves(measured: Measured, goal: Goal) -> dict[int, list[Point]]:
 
 
 def evaluated(turns: Iterable[Turn], metric: str) -> dict[int, float]:
-    """Return iterations done → the metric's value in the first evaluation after them."""
+    """Return number of iterations done → the metric's value in the first evaluation after these
+    iterations."""
     values: dict[int, float] = {}
     for each in (each for turn in turns for each in turn.evaluations if metric in each["metrics"]):
         values.setdefault(each["iteration"], each["metrics"][metric])
@@ -116,7 +118,7 @@ def evaluated(turns: Iterable[Turn], metric: str) -> dict[int, float]:
 
 
 def row(name: str, key: str, measured: Measured, goal: Goal) -> Row:
-    """Compute a cell's row of the table. ``key``: of its results."""
+    """Return a cell's row of the table, computed from its measurements. ``key``: the key of its results."""
     turns = once(measured.turns)
     counted = [turn for turn in turns if timed(turn)]
     seconds = list(block_seconds(measured).values())

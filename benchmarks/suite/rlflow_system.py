@@ -1,4 +1,4 @@
-"""The system `rlflow` of a cell: `rlflow run` with its normal records, waiting between turns."""
+"""The system `rlflow`: a cell that is an `rlflow run` with its normal records and waits between turns."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ NAME = "run"  # name of the run's folder inside the cell's folder
 
 
 class Turns(Quiet):
-    """A reporter that pauses the run between turns and keeps the measurements of its iterations.
+    """A reporter that pauses the run between turns and keeps the measurements of iterations.
 
-    Seconds of an iteration are wall time since the end of the previous one, with recording and saving but
-    without evaluations. Sampling ahead of training does not pause, so the first iteration of a turn may have
-    started during turns of other cells.
+    The seconds of an iteration are the wall time since the end of the previous iteration, with recording and
+    saving but without evaluations. Sampling ahead of training is not paused. The first iteration of a turn
+    may therefore have started during the turns of other cells.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Turns(Quiet):
         self._wait()
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
-        """Keep an iteration; after the last of a turn, wait for the next turn."""
+        """Record an iteration. After the last iteration of a turn, wait for the next turn."""
         now = time.perf_counter()
         finite = {
             name: value
@@ -61,7 +61,7 @@ class Turns(Quiet):
         self._wait()
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
-        """Keep an evaluation; its time does not count."""
+        """Record an evaluation, whose time does not count."""
         with self._changed:
             self._evaluations.append({"iteration": number, "metrics": plainly(metrics)})
         self._mark = time.perf_counter()
@@ -71,7 +71,7 @@ class Turns(Quiet):
         self.end()
 
     def end(self) -> None:
-        """Mark the run as ended and wake the thread that waits for an iteration."""
+        """Mark the run as ended, and wake the thread that waits for an iteration."""
         with self._changed:
             self.ended = True
             self._left = 1 << 30
@@ -83,15 +83,15 @@ class Turns(Quiet):
         self._mark = time.perf_counter()
 
     def go(self, count: int) -> None:
-        """Let the run do ``count`` more iterations."""
+        """Allow the run ``count`` more iterations."""
         with self._changed:
             self._left += count
             self._changed.notify_all()
 
     def done(self, to_the_end: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Wait for the end of the turn or of the run; return its iterations and evaluations.
+        """Wait until the turn or the run has ended. Returns the turn's iterations and evaluations.
 
-        ``to_the_end``: wait for the end of the run.
+        ``to_the_end``: whether to wait for the end of the run instead of the end of the turn.
         """
         with self._changed:
             self._changed.wait_for(lambda: self.ended or (not to_the_end and self._left <= 0))
@@ -104,9 +104,9 @@ class System:
     """A run of rlflow in a thread of this process; the cell has its algorithm and its flags of `rlflow run`."""
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
-        """Load models and data, and start or resume the run; return its total iterations.
+        """Load models and data, and start or resume the run. Returns the run's total number of iterations.
 
-        A run that was started before resumes from its newest checkpoint of at most ``cell["recorded"]``
+        If the run was started before, it resumes from the newest checkpoint with at most ``cell["recorded"]``
         iterations.
         """
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the rlflow command sets it
@@ -139,10 +139,11 @@ class System:
             self.turns.end()
 
     def iterate(self, count: int) -> dict[str, Any]:
-        """Run the next iterations with their evaluations; after the last iteration, wait for the run's end."""
+        """Run the next iterations with their evaluations. After the last iteration, wait until the run has
+        ended."""
         self.turns.go(count)
         iterations, evaluations = self.turns.done(False)
-        # the last evaluation and the final models are still to come
+        # the last evaluation and the final models are still to come, so wait for the end
         if iterations and iterations[-1]["iteration"] == self.iterations - 1:
             self.turns.go(1)
             evaluations += self.turns.done(True)[1]
@@ -158,21 +159,22 @@ class System:
         return {"iterations": rows, "evaluations": evaluations, "ended": not self.thread.is_alive()}
 
     def observe(self) -> dict[str, Any]:
-        """Return the outcomes of all sampled rows, and whether the sums match."""
+        """Return the outcomes of all sampled rows, and whether their sums match."""
         account = outcomes.run_account(self.folder)
         return {"fates": outcomes.outcomes_text(account), "closes": account.closes}
 
     def close(self) -> None:
-        """End the process if the run has not finished; its folder is then as after a kill."""
+        """If the run has not finished, end the process at once. The run's folder is then as after a kill."""
         if getattr(self, "thread", None) is not None and self.thread.is_alive():
             os._exit(0)
 
 
 def checkpoints(folder: Path, recorded: int | None = None) -> bool:
-    """Return whether a run has a checkpoint to resume from; remove those of more than ``recorded`` iterations.
+    """Return whether a run has a checkpoint to resume from. First removes checkpoints with more than
+    ``recorded`` iterations.
 
-    The iterations before a removed checkpoint were measured in a killed turn, so their numbers are not
-    recorded. None: keep all checkpoints.
+    The iterations before such a checkpoint were measured in a turn that was killed, so their numbers are not
+    recorded. With None, all checkpoints are kept.
     """
     steps = {int(path.name.partition("-")[2]): path for path in folder.glob("checkpoints/step-*")}
     for step, path in steps.items():

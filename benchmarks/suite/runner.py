@@ -1,6 +1,6 @@
-"""Run a comparison: the cells take turns of a few iterations.
+"""Run a comparison, in which the cells take turns of a few iterations.
 
-The order rotates each round, so that a disturbance of the machine affects all cells alike.
+The order of the cells rotates in each round, so that a disturbance of the machine affects all cells alike.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ class Arm:
 
     compiled: Compiled
     process: CellProcess
-    processor: float  # processor seconds used before its next turn
-    # iterations of an earlier process, if this one started from the first iteration; added to its numbers
+    processor: float  # processor seconds that the process had used before its next turn
+    # iterations done in an earlier process; added to this process's iteration numbers if it began again at
+    # the first one
     counted: int = 0
-    turns: int = 0  # since it was prepared
+    turns: int = 0  # number of turns since the cell was prepared
     ended: bool = False
 
 
 class Runner:
     """Runs the cells of a suite and records the measurements.
 
-    ``decided`` returns True once more rounds would not change any verdict of speed. ``budget``: seconds after
-    which no new turn begins; None: no limit.
+    ``decided``: returns True once further rounds would not change any verdict on speed. ``budget``: seconds
+    after which no new turn begins; None: no limit.
     """
 
     def __init__(
@@ -59,12 +60,12 @@ class Runner:
         self.journal = Journal(folder)
 
     def run(self) -> bool:
-        """Run the remaining work; return True if all of it was done within the budget.
+        """Run the remaining work. Returns True if all of it was done within the budget.
 
-        The time to create interpreters does not count.
+        The time for creating interpreters does not count.
         """
         for cell in self.cells:
-            with contextlib.suppress(CellFailed):  # reported when the cell would start
+            with contextlib.suppress(CellFailed):  # the failure is reported when the cell should start
                 peer.interpreter(cell.file, self.say)
         if self.budget is not None:
             self.limit = time.monotonic() + self.budget
@@ -85,7 +86,7 @@ class Runner:
         if self.over():
             return False
         if self.suite.settings.rounds is not None and self.cells[0] not in left:
-            # a failed cell that is tried again alternates with the base cell, with which it is compared
+            # a failed cell that is tried again alternates with the base, because it is compared with the base
             left = [self.cells[0], *left]
         rounds = [turn.round for cell in left for turn in self._known(cell).turns if turn.seed == seed]
         arms: dict[str, Arm | None] = {}
@@ -96,7 +97,7 @@ class Runner:
                 arm.process.close()
 
     def _prepared(self, cell: Compiled, seed: int) -> Arm | None:
-        """Start and prepare a cell for its first turn; None if that failed."""
+        """Start a cell and prepare it for its first turn. Returns None if that failed."""
         folder = self.folder / "cells" / cell.key / f"seed-{seed}"
         folder.mkdir(parents=True, exist_ok=True)
         process, start = None, time.monotonic()
@@ -125,10 +126,10 @@ class Runner:
         return read(self.folder).get(cell.key, Measured())
 
     def _anew(self, seed: int) -> bool:
-        """Return whether cells that are prepared again start at their first iteration.
+        """Return whether cells that are prepared again begin with their first iteration.
 
-        All of them do if only speed is measured: each round then has the same work in every cell, and the
-        learned weights are not needed.
+        They do if the suite measures only speed. Then each round has the same work in every cell, and the
+        weights learned so far are not needed.
         """
         turns = [turn for cell in self.cells for turn in self._known(cell).turns if turn.seed == seed]
         metric = self.suite.goal.metric
@@ -137,10 +138,10 @@ class Runner:
         )
 
     def _last(self, cells: Sequence[Compiled], seed: int, number: int) -> float:
-        """Return the round before which a seed ends that continues with round ``number``; infinity without
-        ``rounds``.
+        """Return the round before which a seed ends, if it now continues with round ``number``. Without a
+        limit on rounds, returns infinity.
 
-        The first turn after each start is not timed and does not count as one of the declared rounds.
+        The first turn after each start is not timed, and does not count as one of the declared rounds.
         """
         rounds = self.suite.settings.rounds
         if rounds is None:
@@ -153,10 +154,11 @@ class Runner:
         return number + rounds - done if number == 0 or done < rounds - 1 else number
 
     def _rounds(self, cells: Sequence[Compiled], arms: dict[str, Arm | None], seed: int, number: int) -> bool:
-        """Run turns until every arm has ended, all rounds are done or the verdicts are decided.
+        """Run turns until every arm has ended, all rounds are done, or the verdicts are decided.
 
-        Returns False if the budget ended first. ``arms`` (by key) is filled as each cell gets its first turn,
-        so that two cells that finish in one turn are never loaded at once; None: the cell failed.
+        Returns False if the budget was used up first. ``arms``: key → arm, or None for a cell that failed. A
+        cell is added when it gets its first turn. If cells finish in one turn, two of them are therefore
+        never loaded at the same time.
         """
         waiting = [cell for cell in cells if seed not in self._known(cell).done]
         again = any(seed in self._known(cell).failed for cell in waiting)
@@ -168,7 +170,7 @@ class Runner:
                 break
             if self.over():
                 return False
-            # if a turn is a complete run, there is only one round, so the seed rotates the order
+            # if a turn is a complete run, there is only one round, so the order rotates by seed
             turn = (self.suite.seeds.index(seed) + number) % len(cells)
             for cell in (*cells[turn:], *cells[:turn]):
                 if cell.key not in arms:
@@ -180,7 +182,7 @@ class Runner:
         return True
 
     def _done(self, cells: Sequence[Compiled], seed: int) -> None:
-        """Record that a seed is done in each cell that has turns of it and did not fail."""
+        """Record that a seed is done, for each cell that has turns with this seed and did not fail."""
         for cell in cells:
             measured = self._known(cell)
             if seed not in {*measured.done, *measured.failed} and any(
@@ -226,7 +228,7 @@ class Runner:
 
 
 def following(result: dict[str, Any], counted: int) -> dict[str, Any]:
-    """Add ``counted`` to the iteration numbers in a system's answer to `iterate`."""
+    """Return a system's answer to `iterate` with ``counted`` added to its iteration numbers."""
     numbered = {
         part: [{**row, "iteration": row["iteration"] + counted} for row in result[part]]
         for part in ("iterations", "evaluations")

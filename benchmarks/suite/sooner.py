@@ -1,9 +1,9 @@
-"""Compare the seconds that cells need to reach a goal, by seed.
+"""Compare the seconds that cells need to reach a goal, seed by seed.
 
-If cells sample different numbers of tokens, only this time is comparable in seconds. A seed reaches the goal at
-the point where the line between two of its evaluations crosses it. For each seed the comparison takes the
-logarithm of the ratio of both cells' seconds, and computes Student's interval of the mean. The result is
-therefore a ratio of geometric means.
+If cells sample different numbers of tokens, this is the only time in which they can be compared. A seed
+reaches the goal at the point where the line between two of its evaluations crosses the goal. For each seed,
+the comparison takes the logarithm of the ratio of both cells' seconds. It then computes Student's interval
+for the mean. The result is therefore a ratio of geometric means.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Sooner:
     goal: float
     outcome: Outcome
     seeds: int  # number of pairs of seeds
-    ratio: float = math.nan  # seconds of the cell ÷ seconds of the base
-    interval: Interval | None = None  # of the ratio
-    margin: float = 0.0  # ratios from 1 / (1 + margin) to 1 + margin count as the same
-    more: int | None = None  # about how many more seeds an undecided pair needs
+    ratio: float = math.nan  # seconds of the cell divided by seconds of the base
+    interval: Interval | None = None  # interval of the ratio
+    margin: float = 0.0  # a ratio from 1 / (1 + margin) to 1 + margin counts as equal
+    more: int | None = None  # for an undecided pair, about how many more seeds it needs
 
     @property
     def text(self) -> str:
@@ -60,10 +60,10 @@ class Sooner:
 
 
 def compared(cell: Cell, base: Cell, goal: float, *, margin: float, pairs: int = 1) -> Sooner:
-    """Compare two cells by the seconds until ``goal``.
+    """Compare two cells by the seconds until they reach ``goal``.
 
-    ``margin``: relative difference that counts as equal; ``pairs``: number of cells that are compared with the
-    base, which share the error probability equally.
+    ``margin``: relative difference that counts as equal. ``pairs``: number of cells that are compared with
+    the base; their comparisons share the error probability equally.
     """
     times = [_seconds(each, goal) for each in (cell, base)]
     both = sorted(set(times[0]) & set(times[1]))
@@ -90,14 +90,17 @@ def _outcome(low: float, high: float, margin: float) -> Outcome:
 
 
 def _seconds(cell: Cell, goal: float) -> dict[int, float]:
-    """Return seed → seconds until it reached the goal, for the seeds that did."""
+    """Return the seconds until each seed reached the goal, by seed. Seeds that did not reach it are not
+    included."""
     return {curve.seed: seconds for curve in cell.curves if (seconds := crossing(curve, goal)) is not None}
 
 
 def crossing(curve: Curve, goal: float) -> float | None:
-    """Return the seconds until the curve, interpolated linearly, first reaches ``goal``; None if it never does.
+    """Return the seconds until the curve, interpolated linearly, first reaches ``goal``; None if it never
+    does.
 
-    A curve that starts at or above the goal counts as not reaching it, because it has no time to compare.
+    A curve that already starts at or above the goal counts as not reaching it, because it has no time to
+    compare.
     """
     points = curve.ordered
     for before, after in zip(points, points[1:], strict=False):

@@ -41,7 +41,7 @@ from rlflow.benchmarks.student import NORMAL, t_quantile
 Outcome = Literal["faster", "slower", "same within the margin", "undecided", "not comparable"]
 DIFFERENT: tuple[Outcome, ...] = ("faster", "slower")
 RESAMPLES = 1000
-BY_CHANCE = 0.005  # probability with which independent rounds are reported as drifting
+BY_CHANCE = 0.005  # probability with which independent rounds are wrongly reported as drifting
 DRIFTS = (
     "the ratio drifts, neighbouring rounds have a correlation of {:.2f}: the interval is too narrow, and the "
     "drift may have caused the verdict"
@@ -53,21 +53,22 @@ class Block:
     """One turn of one cell."""
 
     round: int  # number of the round; blocks of the same round are compared
-    seconds: float  # wall seconds per iteration, or per token; positive
+    seconds: float  # wall seconds for an iteration, or for a token; positive
 
 
 @dataclass(frozen=True)
 class Looks:
     """The rounds after which a pair may be decided, declared before the first round."""
 
-    minimum: int = 6  # rounds before the first look, 3 or more
+    minimum: int = 6  # number of rounds before the first look, at least 3
     maximum: int = 48  # maximum number of rounds
-    growth: float = 1.35  # rounds of a look relative to the look before it; above 1
-    alpha: float = 0.05  # probability of any wrong `faster` or `slower`, over all looks and all pairs
+    growth: float = 1.35  # rounds at a look divided by rounds at the look before it; above 1
+    # probability that any verdict `faster` or `slower` is wrong, over all looks and all pairs
+    alpha: float = 0.05
 
     @property
     def rounds(self) -> tuple[int, ...]:
-        """Number of rounds at each look; the last is the maximum."""
+        """The number of rounds at each look; the last one is the maximum."""
         looks, rounds = [], max(3, self.minimum)
         while rounds < self.maximum:
             looks.append(rounds)
@@ -80,11 +81,11 @@ class Looks:
         return 1 - self.alpha / len(self.rounds)
 
     def shared(self, pairs: int) -> Looks:
-        """Return the looks of one pair out of ``pairs``, with an equal part of the error probability."""
+        """Return the looks for one of ``pairs`` pairs, with an equal part of the error probability."""
         return replace(self, alpha=self.alpha / pairs)
 
     def due(self, rounds: int) -> bool:
-        """Return whether a look is declared after this many rounds."""
+        """Return whether there is a declared look after this many rounds."""
         return rounds in self.rounds
 
 
@@ -95,26 +96,30 @@ class Speed:
     cell: str
     base: str
     outcome: Outcome
-    # rounds used for the outcome: those of the deciding look, otherwise all that both cells have
+    # number of rounds used for the outcome: those at the deciding look, otherwise all rounds that both cells
+    # have
     rounds: int
-    # median seconds of the cell ÷ median seconds of the base; below 1 is faster; NaN if not comparable
+    # median seconds of the cell divided by those of the base; below 1: the cell is faster; NaN if not
+    # comparable
     ratio: float
-    # of the ratio, at 95 % for one look; None with fewer than two rounds or if not comparable
+    # interval of the ratio at 95 %, valid for one look; None with fewer than two rounds or if not comparable
     interval: Interval | None
-    # of the ratio, at the level of a look, so that all looks together cover 95 %; this one is shown
+    # interval of the ratio at the level of a look, so that all looks together cover 95 %; this one is shown
     at_look: Interval | None
-    margin: float  # ratios from 1 / (1 + margin) to 1 + margin count as the same
-    # about how many more rounds an undecided pair needs, at most `forecast.FARTHEST`; otherwise None
+    margin: float  # a ratio from 1 / (1 + margin) to 1 + margin counts as equal
+    # for an undecided pair, about how many more rounds it needs, at most `forecast.FARTHEST`; otherwise None
     more: int | None
-    reason: str = ""  # why cells are not comparable
-    # no look was due yet: `more` is the number of rounds until the first, since so few say nothing about noise
+    reason: str = ""  # why the cells are not comparable
+    # True before the first look: `more` is then the number of rounds until it, since so few rounds do not
+    # show the noise
     early: bool = False
-    # correlation of neighbouring rounds, if it is too large to be random: the ratio drifts
+    # correlation of neighbouring rounds if it is too large to be random, which means that the ratio drifts;
+    # else None
     alike: float | None = None
 
     @property
     def decided(self) -> bool:
-        """Whether the outcome is final."""
+        """Whether more rounds cannot change the outcome."""
         return self.outcome != "undecided"
 
     @property
@@ -152,9 +157,9 @@ def compare_speeds(
     """Compare each cell with ``base`` by the blocks recorded so far, in the order of ``cells``.
 
     The result depends only on the blocks: the function evaluates the declared looks and keeps the first
-    decision. So it may be called after any round, and again after a restart. A round counts for a pair if both
-    cells have exactly one block of it. Every cell counts as a pair, even without blocks: pass the same cells
-    at each call.
+    decision. It may therefore be called after any round, and again after a restart. A round counts for a pair
+    if both cells have exactly one block in it. Every cell counts as a pair, even one without blocks, so the
+    cells must be the same in each call.
     """
     schedule, others = looks or Looks(), [name for name in cells if name != base]
     rounds = {name: _pair(name, base, cells[name], cells[base]) for name in others}
@@ -180,12 +185,13 @@ def compare_speeds(
 
 
 def finished(speeds: Sequence[Speed], rounds: int, looks: Looks | None = None) -> bool:
-    """Return whether all pairs are decided or the declared number of rounds is reached."""
+    """Return whether all pairs are decided, or the largest declared number of rounds is reached."""
     return all(speed.decided for speed in speeds) or rounds >= (looks or Looks()).rounds[-1]
 
 
 def _pair(cell: str, base: str, blocks: Sequence[Block], base_blocks: Sequence[Block]) -> tuple[Floats, str]:
-    """Return the seconds [rounds, 2] of the common rounds, or the reason why there are none."""
+    """Return the seconds [rounds, 2] in the rounds that both cells have, and a text: why there are none, or
+    empty."""
     reason = _unusable(cell, blocks) or _unusable(base, base_blocks)
     seconds = np.empty((0, 2)) if reason else _rounds(blocks, base_blocks)
     return seconds, reason or ("" if len(seconds) else _apart(cell, base, blocks, base_blocks))
@@ -206,7 +212,8 @@ def _unusable(cell: str, blocks: Sequence[Block]) -> str:
 
 
 def _rounds(blocks: Sequence[Block], base_blocks: Sequence[Block]) -> Floats:
-    """Return the seconds [rounds, 2] of cell and base in the rounds with one block of each, in round order."""
+    """Return the seconds [rounds, 2] of cell and base, in order, for the rounds in which each has one
+    block."""
     numbers = [[block.round for block in side] for side in (blocks, base_blocks)]
     both = [number for number in sorted(set(numbers[0])) if all(side.count(number) == 1 for side in numbers)]
     seconds = [{block.round: block.seconds for block in side} for side in (blocks, base_blocks)]
@@ -224,7 +231,7 @@ def _look(
     *,
     may_decide: bool = True,
 ) -> Speed:
-    """Compute the comparison after the rounds of ``seconds`` [rounds, 2]."""
+    """Return the comparison after the rounds in ``seconds`` [rounds, 2]."""
     logs = np.ascontiguousarray(np.log(seconds).T)
     rounds, ratio = logs.shape[1], float(_log_ratio(logs))
     if rounds < 2:
@@ -261,15 +268,16 @@ def _look(
 def alike(values: Floats) -> float | None:
     """Return the rank correlation of neighbouring values [rounds] if it is too large to be random, else None.
 
-    Too large: independent values reach it with a probability of at most `BY_CHANCE`. None for fewer than 10
-    values. Bartels, "The rank version of von Neumann's ratio test for randomness", Journal of the American
-    Statistical Association 77, 1982.
+    "Too large" means that independent values reach it with a probability of at most `BY_CHANCE`. None for
+    fewer than 10 values. Bartels, "The rank version of von Neumann's ratio test for randomness", Journal of
+    the American Statistical Association 77, 1982.
     """
     count = len(values)
     if count < 10:
         return None
     ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable") - (count - 1) / 2
-    ratio = float(np.sum(np.diff(ranks) ** 2) / np.sum(ranks**2))  # 2 if neighbours are independent
+    # the expected value is 2 if neighbours are independent
+    ratio = float(np.sum(np.diff(ranks) ** 2) / np.sum(ranks**2))
     spread = math.sqrt(
         4 * (count - 2) * (5 * count**2 - 2 * count - 9) / (5 * count * (count + 1) * (count - 1) ** 2)
     )
@@ -277,19 +285,19 @@ def alike(values: Floats) -> float | None:
 
 
 def _log_ratio(logs: Floats) -> Floats:
-    """Return the logarithm of the ratio of medians, from logarithms of seconds [2, ..., rounds].
+    """Return the logarithm of the ratio of medians, from the logarithms of seconds [2, ..., rounds].
 
-    For an even number of blocks the median is the geometric mean of the middle two. So swapping the cells
-    gives the inverse ratio.
+    For an even number of blocks, the median is the geometric mean of the middle two. Swapping the cells
+    therefore gives the inverse ratio.
     """
     medians = np.median(logs, axis=-1)
     return np.asarray(medians[0] - medians[1])
 
 
 def _outcome(low: float, high: float, margin: float) -> Outcome:
-    """Return the outcome for an interval of the logarithm.
+    """Return the outcome for an interval of the logarithm of the ratio.
 
-    An interval within the margin means "same", even if it excludes 0.
+    An interval inside the margin means "same", even if it excludes a ratio of 1.
     """
     if -margin <= low and high <= margin:
         return "same within the margin"
@@ -297,13 +305,13 @@ def _outcome(low: float, high: float, margin: float) -> Outcome:
 
 
 def _more(ratio: float, error: float, rounds: int, margin: float, looks: Looks) -> int:
-    """Estimate how many more rounds a pair needs to be decided with probability `POWER`.
+    """Return an estimate of how many more rounds decide a pair with probability `POWER`.
 
-    Before the first look this is the number of rounds until that look. The effect to find is the margin, or the
-    observed difference minus its standard error if that is larger. Few rounds may underestimate the noise, so
-    the quantile is Student's, and the noise is its upper bound at probability `POWER` (Wilson and Hilferty's
-    chi-square). After two or three rounds that bound is hundreds of times the observed noise and therefore not
-    used.
+    Before the first look, this is the number of rounds until that look. The effect to find is the margin, or,
+    if that is larger, the observed difference minus its standard error. Few rounds may underestimate the
+    noise. The quantile is therefore Student's, and the noise is its upper bound at probability `POWER`
+    (Wilson and Hilferty's chi-square). After two or three rounds, that bound would be hundreds of times the
+    observed noise, and is not used.
     """
     to_next = _to_next_look(looks, rounds)
     if rounds < looks.rounds[0]:
@@ -320,7 +328,7 @@ def _to_next_look(looks: Looks, rounds: int) -> int:
 
 
 def _exp(logarithm: float) -> float:
-    """Return exp of ``logarithm``, clamped to 1e-304 … 1e304 to avoid overflow."""
+    """Return exp of ``logarithm``, limited to 1e-304 … 1e304 to avoid overflow."""
     return math.exp(min(max(logarithm, -700.0), 700.0))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 NORMAL = NormalDist()
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(200)
-# from this many degrees of freedom, t and normal quantiles differ by less than 1e-4
+# from this many degrees of freedom on, quantiles of t and of the normal distribution differ by less than 1e-4
 _LIKE_NORMAL = 10_000
 
 
@@ -33,7 +33,7 @@ def t_tail(t: float, freedom: float) -> float:
 
 @lru_cache(maxsize=4096)
 def t_quantile(probability: float, freedom: float) -> float:
-    """Return the t with P(T ≤ t) = ``probability``, in (0, 1), by bisection."""
+    """Return the t for which P(T ≤ t) is ``probability``, in (0, 1). Computed by bisection."""
     if probability < 0.5:
         return -t_quantile(1.0 - probability, freedom)
     low, high = 0.0, 1.0

@@ -33,7 +33,7 @@ from rlflow.errors import PlanError, Problem, listed, nearest
 
 SHIPPED = Path(__file__).parent / "suites"
 RLFLOW = "rlflow"  # the default system of a cell
-OWN = ("algorithm", "system", "name")  # keys of a cell that are not flags of `rlflow run`
+OWN = ("algorithm", "system", "name")  # keys of a cell that are not passed on as flags of `rlflow run`
 # flags that a cell may not set → the setting or flag to use instead
 OF_BENCH = {"seed": "[suite] seeds", "out": "--out", "json": "--json", "quiet": "nothing"}
 
@@ -81,7 +81,7 @@ class Gate(BaseModel):
 
 @dataclass(frozen=True)
 class Cell:
-    """A system with its settings; the unit that a suite compares."""
+    """A system with its settings, which is what a suite compares."""
 
     name: str
     system: str  # rlflow, the name of a shipped peer, or FILE.py
@@ -97,7 +97,7 @@ class Suite:
     settings: Settings
     goal: Goal
     gates: tuple[Gate, ...]
-    cells: tuple[Cell, ...]  # the first is the base, with which the others are compared
+    cells: tuple[Cell, ...]  # all cells; the first is the base, with which the others are compared
     maker: Path | None = None  # the file of [suite] make
 
     @property
@@ -183,7 +183,7 @@ def read_suite(path: Path) -> Suite:
 
 
 def with_files(suite: Suite, folder: Path) -> Suite:
-    """Return the suite with {made} in its flags replaced by ``folder``."""
+    """Return the suite with {made} in its flags replaced with ``folder``."""
 
     def put(value: Any) -> Any:
         if isinstance(value, tuple | list):
@@ -259,7 +259,7 @@ def _tables(path: Path, table: Mapping[str, Any], name: str) -> list[dict[str, A
 
 
 def _cells(path: Path, table: Mapping[str, Any], settings: Settings) -> list[Cell]:
-    """Return every cell with every combination of the axes. Raises PlanError."""
+    """Return the cells of a suite: every cell with every combination of the axes. Raises PlanError."""
     length = {"iterations": settings.rounds * settings.block} if settings.rounds else {}
     base, axes = {**length, **flat(table.get("base", {}))}, flat(table.get("axis", {}))
     for name, values in axes.items():
@@ -293,7 +293,8 @@ def _cell(path: Path, values: dict[str, Any], own: Mapping[str, Any], axes: Mapp
     name = " ".join([*parts, *(f"{axis}={value if value != '' else 'none'}" for axis, value in axes.items())])
     system = str(values.get("system", RLFLOW))
     flags = {key: value for key, value in values.items() if key not in OWN}
-    if system != RLFLOW:  # other systems have no repeatable flags, so a tuple of one value becomes the value
+    # other systems do not have repeatable flags, so a tuple with one value becomes that value
+    if system != RLFLOW:
         flags = {
             key: value[0] if isinstance(value, tuple) and len(value) == 1 else value
             for key, value in flags.items()

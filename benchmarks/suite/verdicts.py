@@ -1,4 +1,5 @@
-"""The verdicts of a comparison: speed for cells that did the same work, learning for cells with enough seeds."""
+"""The verdicts of a comparison: speed for cells that did the same work, and learning for cells with enough
+seeds."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ from rlflow.benchmarks.sooner import compared
 from rlflow.benchmarks.speed import Block, Looks, Speed, compare_speeds, finished
 from rlflow.benchmarks.suite import Suite
 
-# name and measurements of each cell, the base first
+# (name, measurements) of each cell, the base first
 Cells = Sequence[tuple[str, Measured]]
 SHOWN = "shown"  # outcome of numbers that are shown without a test
-ROUNDS_OF_A_SEED = 1_000_000  # a block's round is seed × this + round, so that rounds of seeds differ
+# number of a block's round: seed × this number + round, so that the rounds of different seeds differ
+ROUNDS_OF_A_SEED = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -26,18 +28,19 @@ class Verdict:
     cell: str
     base: str
     what: str  # compared quantity: speed, or the goal's metric
-    outcome: str  # in a word or two, for programs
-    text: str  # a sentence
+    outcome: str  # the outcome in a word or two, for programs
+    text: str  # the outcome as a sentence
 
 
 def looks(suite: Suite) -> Looks:
-    """Return the declared looks of a suite. The first turn of a cell is not timed and does not count."""
+    """Return the looks that a suite declares. The first turn of a cell is not timed and does not count as a
+    round."""
     rounds = suite.settings.rounds
     return Looks(maximum=max(rounds - 1, 3)) if rounds is not None else Looks()
 
 
 def blocks(measured: Measured) -> list[Block]:
-    """Return the timed turns of a cell."""
+    """Return the timed turns of a cell as blocks."""
     return [
         Block(seed * ROUNDS_OF_A_SEED + number, seconds)
         for (seed, number), seconds in sorted(block_seconds(measured).items())
@@ -45,7 +48,7 @@ def blocks(measured: Measured) -> list[Block]:
 
 
 def speeds(suite: Suite, cells: Cells) -> tuple[Speed, ...]:
-    """Compare the speed of each cell with the base, without checking that they did the same work."""
+    """Compare the speed of each cell with the base. Does not check whether they did the same work."""
     return compare_speeds(
         {name: blocks(measured) for name, measured in cells},
         cells[0][0],
@@ -55,22 +58,23 @@ def speeds(suite: Suite, cells: Cells) -> tuple[Speed, ...]:
 
 
 def decided(suite: Suite, cells: Cells) -> bool:
-    """Return whether all verdicts of speed are final.
+    """Return whether all verdicts on speed are final.
 
-    Failed cells are ignored, but keep their part of the error probability.
+    Failed cells are ignored, but they keep their part of the error probability.
     """
     alive = {name: measured for name, measured in cells if not measured.failed}
     if len(alive) < 2 or cells[0][0] not in alive:
         return False
     pairs = [speed for speed in speeds(suite, cells) if speed.cell in alive]
     rounds = min(len(block_seconds(measured)) for measured in alive.values())
-    if not rounds:  # without a timed turn the cells are not comparable yet, which is not a final verdict
+    if not rounds:  # cells without a timed turn are not comparable yet, but this is not a final verdict
         return False
     return finished(pairs, rounds, looks(suite))
 
 
 def other_work(base: Measured, measured: Measured) -> str:
-    """Return how the sampled tokens of two cells differ in their common rounds; empty if they are equal."""
+    """Return a text on how the sampled tokens of two cells differ in their common rounds; empty if they are
+    equal."""
     one, other = block_tokens(base), block_tokens(measured)
     both = sorted(set(one) & set(other))
     different = [number for number in both if one[number] != other[number]]
@@ -81,12 +85,12 @@ def other_work(base: Measured, measured: Measured) -> str:
 
 
 def verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
-    """Return all verdicts on each cell compared with the base: speed, then learning."""
+    """Return all verdicts on each cell compared with the base: first on speed, then on learning."""
     return [*speed_verdicts(suite, cells), *learning_verdicts(suite, cells)]
 
 
 def speed_verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
-    """Return the verdicts of speed; cells that did different work get "not the same work" instead."""
+    """Return the verdicts on speed. For cells that did different work, the verdict is "not the same work"."""
     measured: Mapping[str, Measured] = dict(cells)
     result = []
     for speed in speeds(suite, cells):
@@ -110,8 +114,8 @@ def learning(suite: Suite, name: str, measured: Measured) -> Cell:
 def learning_verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
     """Compare the learning of each cell with the base.
 
-    The verdicts are on final values, areas under the curves, and the time to the goal if the suite has one.
-    Cells without a value of the goal's metric have no verdicts.
+    There are verdicts on final values, on areas under the curves, and, if the suite has a goal to reach, on
+    the time to it. Cells without a value of the goal's metric do not get verdicts.
     """
     series = [learning(suite, name, measured) for name, measured in cells]
     base, goal = series[0], suite.goal
@@ -133,9 +137,9 @@ def learning_verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
 
 
 def areas(cell: Cell, base: Cell) -> str:
-    """Return the mean areas under the curves of two cells in words, over seconds and over tokens.
+    """Return the mean areas under the curves of two cells as text, over seconds and over tokens.
 
-    Areas extend to the end of the shortest curve.
+    Each area ends where the shortest curve ends.
     """
     parts = []
     units: dict[By, str] = {"seconds": "s", "tokens": "tokens"}

@@ -1,4 +1,5 @@
-"""Shared code of systems whose iteration is a number of equal calls to workers: turns, payload columns, Ray."""
+"""Code shared by the systems whose iteration consists of equal calls to workers: turns, payload columns,
+Ray."""
 
 import os
 from collections.abc import Callable
@@ -27,8 +28,9 @@ RAY: dict[str, Any] = {
 class Iterations:
     """Runs ``flags["iterations"]`` iterations of ``flags["calls"]`` calls each.
 
-    ``call``: makes one call and returns its wall seconds; ``tokens``: tokens of its payload; ``moved``: returns
-    the bytes sent between processes since it was last called (None: unknown).
+    ``call``: makes one call and returns its wall seconds. ``tokens``: number of tokens in its payload.
+    ``moved``: returns the bytes that were sent between processes since its last call; None if this is
+    unknown.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class Iterations:
         self.moved = moved
 
     def next(self, count: int) -> dict[str, Any]:
-        """Run the next iterations; return the answer of a system to `iterate`."""
+        """Run the next iterations, at most ``count``. Returns a system's answer to `iterate`."""
         rows = []
         for _ in range(min(count, self.count - self.number)):
             wall = sum(self.call() for _ in range(self.calls))

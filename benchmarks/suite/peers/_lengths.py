@@ -1,4 +1,4 @@
-"""Responses of recorded lengths for systems that sample with transformers' ``generate``."""
+"""Responses of recorded lengths, for systems that sample with transformers' ``generate``."""
 
 import json
 from pathlib import Path
@@ -10,17 +10,18 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 
 class Lengths(LogitsProcessor):  # type: ignore[misc]
-    """A logits processor that gives each row of a call of ``generate`` a given length.
+    """A logits processor that gives each row in a call of ``generate`` a given length.
 
-    It forbids end tokens before the last token of a row, and forces one as the last token. ``lengths``: int64
-    [rows]; ``ends``: the end tokens (the first is forced); ``width``: tokens of a padded prompt.
+    Before a row's last token, it forbids end tokens; as the last token, it forces one. ``lengths``: int64
+    [rows]. ``ends``: the end tokens, of which the first is forced. ``width``: tokens in a padded prompt.
     """
 
     def __init__(self, lengths: Tensor, ends: list[int], width: int) -> None:
         self.lengths, self.ends, self.width = lengths, ends, width
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return ``scores`` [rows, vocabulary] without end tokens, or with only one in rows at their end."""
+        """Return ``scores`` [rows, vocabulary]. Rows at their end can get only an end token; the other rows
+        cannot get one."""
         last = self.lengths.to(scores.device) - 1 <= input_ids.shape[1] - self.width
         scores = scores.index_fill(1, torch.tensor(self.ends, device=scores.device), -torch.inf)
         scores[last] = -torch.inf
@@ -29,13 +30,13 @@ class Lengths(LogitsProcessor):  # type: ignore[misc]
 
 
 class Recorded:
-    """A recorded list of lengths; each call of ``generate`` takes the next lengths for its rows."""
+    """A recorded list of lengths. Each call of ``generate`` takes the next ones for its rows."""
 
     def __init__(self, file: str, ends: list[int]) -> None:
         self.list, self.ends, self.rows = json.loads(Path(file).read_text())["lengths"], ends, 0
 
     def take(self, rows: int) -> Tensor:
-        """Return the next lengths, int64 [rows]; after its end the list starts again."""
+        """Return the next lengths, int64 [rows]. After the end of the list, it starts again."""
         lengths = [self.list[(self.rows + row) % len(self.list)] for row in range(rows)]
         self.rows += rows
         return torch.tensor(lengths)
@@ -49,7 +50,7 @@ class Recorded:
 
 
 def ends_of(model: Any, tokenizer: Any) -> list[int]:
-    """Return the end tokens: the tokenizer's first, then those of the model's generation config."""
+    """Return the end tokens: first the tokenizer's, then those in the model's generation config."""
     ends = model.generation_config.eos_token_id
     return list(
         dict.fromkeys(

@@ -25,7 +25,7 @@ class System:
     """
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
-        """Load the model and the prompts."""
+        """Load the model and the prompts, and return facts about the system."""
         self.flags, self.number = cell["flags"], 0
         torch.manual_seed(seed)
         source, self.dtype = self.flags["model"], getattr(torch, self.flags.get("dtype", "float32"))
@@ -46,7 +46,7 @@ class System:
         return {"iterations": self.flags["iterations"], "threads": torch.get_num_threads()}
 
     def iterate(self, count: int) -> dict[str, Any]:
-        """Run the next iterations; return their wall seconds and sampled tokens."""
+        """Run the next iterations. Returns their wall seconds and numbers of sampled tokens."""
         rows = []
         for _ in range(min(count, self.flags["iterations"] - self.number)):
             start = time.perf_counter()
@@ -63,7 +63,7 @@ class System:
         return {"iterations": rows, "evaluations": [], "ended": self.number == self.flags["iterations"]}
 
     def step(self, number: int) -> int:
-        """Run one iteration; return the number of sampled tokens."""
+        """Run one iteration, and return the number of sampled tokens."""
         prompts = self.flags["prompts"]
         first = number * prompts % len(self.texts)
         batch = [text for text in self.texts[first : first + prompts] for _ in range(self.flags["samples"])]
@@ -87,10 +87,10 @@ class System:
         return int(own.sum())
 
     def backward(self, ids: Tensor, mask: Tensor, own: Tensor, rewards: Tensor, tokens: int) -> None:
-        """Compute forward and backward of some rows.
+        """Run forward and backward for a part of the rows.
 
-        ``ids``, ``mask`` [rows, prompt and response]; ``own`` [rows, response]; ``rewards`` [rows, 1];
-        ``tokens``: response tokens of the complete iteration.
+        ``ids``, ``mask``: [rows, prompt and response]. ``own``: [rows, response]. ``rewards``: [rows, 1].
+        ``tokens``: number of response tokens in the complete iteration.
         """
         with self.precision():
             logits = self.model(ids, attention_mask=mask, logits_to_keep=own.shape[1] + 1).logits[:, :-1]
@@ -98,13 +98,14 @@ class System:
         (-(logprobs * rewards)[own].sum() / tokens).backward()
 
     def precision(self) -> contextlib.AbstractContextManager[None]:
-        """Return the autocast context, needed only if the weights have another dtype."""
+        """Return the autocast context. It has an effect only if the weights have another dtype than the
+        computation."""
         return (
             contextlib.nullcontext() if self.model.dtype is self.dtype else torch.autocast("cpu", self.dtype)
         )
 
     def observe(self) -> dict[str, Any]:
-        """Return an empty dict; the system adds no measurements of its own."""
+        """Return an empty dict, since this system adds no measurements of its own."""
         return {}
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""A hand-written iteration of `ppo`: it calls the functions of the same backend in order.
+"""A hand-written iteration of `ppo`, which calls the functions of the same backend in order.
 
-It has no engine and is the minimum cost of an iteration: it records, schedules and saves nothing.
-``cell["flags"]`` are flags of `rlflow run`.
+Its cost is the least that an iteration can have: there is no engine, and nothing is recorded, scheduled or
+saved. ``cell["flags"]`` are flags of `rlflow run`.
 """
 
 import json
@@ -24,7 +24,7 @@ LENGTHS = "actor.generate.lengths"
 
 
 class System:
-    """Runs `ppo` on the models and prompts of a run that is prepared but never started."""
+    """Runs `ppo` with the models and prompts of a run that is prepared but never started."""
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
         """Load the models and the data."""
@@ -40,7 +40,7 @@ class System:
         return {"iterations": self.run.options.iterations}
 
     def iterate(self, count: int) -> dict[str, Any]:
-        """Run the next iterations; return their wall seconds and sampled tokens."""
+        """Run the next iterations. Returns their wall seconds and numbers of sampled tokens."""
         rows, whole = [], self.run.options.iterations
         for _ in range(min(count, whole - self.number)):
             start = time.perf_counter()
@@ -57,7 +57,7 @@ class System:
         return {"iterations": rows, "evaluations": [], "ended": self.number == whole}
 
     def step(self, prompts: Batch) -> int:
-        """Run one iteration; return the number of sampled tokens."""
+        """Run one iteration, and return the number of sampled tokens."""
         hp, engine, seed = self.hp, self.engine, self.engine.seed_of(self.number)
         models: dict[str, Any] = dict(engine.models)
         actor, critic, reference = models["actor"], models["critic"], models["reference"]
@@ -88,7 +88,7 @@ class System:
         return int(batch["mask"].sum())
 
     def stage(self, name: str, batch: Batch, **settings: Any) -> Batch:
-        """Call a stage with the columns that it reads; return the columns that it gives."""
+        """Call a stage with the columns that it reads, and return the columns that it gives."""
         stage = self.stages[name]
         inputs = [
             batch[column] if column in batch.columns else None for column in stage.signature.column_names
@@ -105,7 +105,7 @@ class System:
         )
 
     def observe(self) -> dict[str, Any]:
-        """Return an empty dict; the system adds no measurements of its own."""
+        """Return an empty dict, since this system adds no measurements of its own."""
         return {}
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
-"""A chain of empty stages, run by the executor on a pool, timed from the start of the first to the end of the
-last."""
+"""A chain of empty stages that the executor runs on a pool. It is timed from the start of the first stage to
+the end of the last."""
 
 from pathlib import Path
 from typing import Any
@@ -55,11 +55,11 @@ class System:
         return max(span.end for span in spans) - min(span.start for span in spans)
 
     def iterate(self, count: int) -> dict[str, Any]:
-        """Run the next iterations; return their wall seconds."""
+        """Run the next iterations, and return their wall seconds."""
         return self.iterations.next(count)
 
     def observe(self) -> dict[str, Any]:
-        """Return an empty dict; the system adds no measurements of its own."""
+        """Return an empty dict, since this system adds no measurements of its own."""
         return {}
 
     def close(self) -> None:

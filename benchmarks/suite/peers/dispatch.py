@@ -58,7 +58,7 @@ def dispatch(prompts, actor):
 class System:
     """The system of calls to a pool, with models of the null backend.
 
-    ``cell["flags"]``: case, workers, rows, tokens (of a row), calls (of an iteration), iterations.
+    ``cell["flags"]``: case, workers, rows, tokens (in a row), calls (in an iteration), iterations.
     """
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
@@ -88,15 +88,15 @@ class System:
         return time.perf_counter() - start
 
     def moved(self) -> int:
-        """Return the bytes of columns sent between processes since it was last called."""
+        """Return the bytes of columns that were sent between processes since the last call of this method."""
         return self.returns or sum(self.roles.prepared.engine.traffic().values())
 
     def iterate(self, count: int) -> dict[str, Any]:
-        """Run the next iterations; return their wall seconds and the tokens of their payloads."""
+        """Run the next iterations. Returns their wall seconds and the numbers of tokens in their payloads."""
         return self.iterations.next(count)
 
     def observe(self) -> dict[str, Any]:
-        """Return an empty dict; the system adds no measurements of its own."""
+        """Return an empty dict, since this system adds no measurements of its own."""
         return {}
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class System:
 
 
 def payload(rows: int, tokens: int) -> Batch:
-    """Return ``rows`` rows of the nine columns, each of ``tokens`` tokens."""
+    """Return ``rows`` rows of the nine columns. Each row has ``tokens`` tokens."""
     lengths = torch.full((rows,), tokens)
     columns = {
         "tokens": Data(Kind(Level.TOKEN, "int64"), torch.ones(rows * tokens, dtype=torch.int64), lengths)
@@ -137,14 +137,14 @@ def stage_call(started: Roles, batch: Batch) -> Call:
 
 
 def stays(started: Roles, batch: Batch, workers: int) -> Call:
-    """Return a call with columns stored on the pool."""
+    """Return a call whose columns are stored on the pool."""
     return stage_call(started, started.prepared.engine.spread(batch, POOL))
 
 
 def moves(started: Roles, batch: Batch, workers: int) -> Call:
-    """Return a call with columns stored on the smaller pool.
+    """Return a call whose columns are stored on the smaller pool.
 
-    Copies that an earlier call fetched are dropped, so each call fetches the columns again.
+    Copies that an earlier call fetched are dropped, so that each call fetches the columns again.
     """
     engine = started.prepared.engine
     there = engine.spread(batch, HALF)
@@ -159,12 +159,12 @@ def moves(started: Roles, batch: Batch, workers: int) -> Call:
 
 
 def touched(started: Roles, batch: Batch, workers: int) -> Call:
-    """Return a call with columns stored on the driver."""
+    """Return a call whose columns are stored on the driver."""
     return stage_call(started, batch)
 
 
 def returned(started: Roles, batch: Batch, workers: int) -> Call:
-    """Return a call with columns and result on the driver, on a pool of workers without models."""
+    """Return a call whose columns and result are on the driver, to a pool of workers without models."""
 
     class Echo:
         def step(self, rows: Batch) -> Batch:

@@ -36,12 +36,12 @@ class System:
         return time.perf_counter() - start
 
     def iterate(self, count: int) -> dict[str, Any]:
-        """Run the next iterations; return their wall seconds."""
+        """Run the next iterations, and return their wall seconds."""
         turn: dict[str, Any] = self.iterations.next(count)
         return turn
 
     def observe(self) -> dict[str, Any]:
-        """Return an empty dict; the system adds no measurements of its own."""
+        """Return an empty dict, since this system adds no measurements of its own."""
         return {}
 
     def close(self) -> None:

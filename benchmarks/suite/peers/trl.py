@@ -14,7 +14,8 @@ from _lengths import Recorded, ends_of  # type: ignore[import-not-found]
 REQUIRES = ("trl==1.16.0", "torch", "transformers")
 SETTINGS = {
     "use_cpu": True,  # the comparison measures CPUs
-    "gradient_checkpointing": False,  # memory does not matter here, and it would cost TRL a second forward
+    # saves memory, which does not matter here, and would cost TRL a second forward
+    "gradient_checkpointing": False,
     "lr_scheduler_type": "constant",  # as in the other systems
     "save_strategy": "no",  # the other systems do not save either
     "report_to": "none",  # no experiment tracker
@@ -80,7 +81,7 @@ class System:
         return {"iterations": flags["iterations"]}
 
     def force(self, lengths: Recorded) -> None:
-        """Make the model sample rows of recorded lengths."""
+        """Make the model sample rows of the recorded lengths."""
         model = self.trainer.model
         sample = model.generate
 
@@ -91,7 +92,7 @@ class System:
         model.generate = generate
 
     def train(self) -> None:
-        """Run the trainer; the function of its thread."""
+        """Run the trainer. This is the function of the trainer's thread."""
         try:
             self.wait()
             self.evaluate(0)
@@ -104,7 +105,7 @@ class System:
             self.changed.notify_all()
 
     def step_ended(self) -> None:
-        """Keep an iteration; after the last of a turn, wait for the next turn."""
+        """Record an iteration. After the last iteration of a turn, wait for the next turn."""
         wall = time.perf_counter() - self.mark
         self.evaluate(len(self.rows) + 1)
         with self.changed:
@@ -116,7 +117,8 @@ class System:
         self.wait()
 
     def evaluate(self, number: int) -> None:
-        """Evaluate on the held-out questions if it is due after ``number`` iterations; its time does not count."""
+        """Evaluate on the held-out questions if an evaluation is due after ``number`` iterations. Its time
+        does not count."""
         import torch
 
         flags = self.flags
@@ -132,13 +134,13 @@ class System:
             self.evaluations.append({"iteration": number, "metrics": {"evaluation/held/greedy": right}})
 
     def wait(self) -> None:
-        """Wait for a turn."""
+        """Wait until the next turn begins."""
         with self.changed:
             self.changed.wait_for(lambda: self.left > 0 or len(self.rows) == self.flags["iterations"])
             self.mark = time.perf_counter()
 
     def iterate(self, count: int) -> dict[str, Any]:
-        """Run the next iterations; return their wall seconds and sampled tokens."""
+        """Run the next iterations. Returns their wall seconds and numbers of sampled tokens."""
         if not self.thread.is_alive() and not self.ended:
             self.thread.start()
         with self.changed:
@@ -152,8 +154,8 @@ class System:
             return {"iterations": self.rows[before:], "evaluations": self.evaluations, "ended": ended}
 
     def observe(self) -> dict[str, Any]:
-        """Return an empty dict; the system adds no measurements of its own."""
+        """Return an empty dict, since this system adds no measurements of its own."""
         return {}
 
     def close(self) -> None:
-        """Do nothing: the thread ends with the process."""
+        """Do nothing, since the thread ends with the process."""

