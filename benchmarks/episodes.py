@@ -2,9 +2,9 @@
 
     python benchmarks/episodes.py [--pairs 30]
 
-Both runs use GRPO on the packaged task (64 prompts × 8 samples) in one process. A pair is one iteration of each,
-in alternating order. On the null backend, an iteration takes as long as the measured iteration on the local
-backend.
+Both runs use GRPO on the packaged task (64 prompts × 8 samples) in one process. A pair is one iteration of
+each run; the order alternates. On the null backend, an iteration takes as long as the measured iteration on
+the local backend.
 """
 
 from __future__ import annotations

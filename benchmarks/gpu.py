@@ -1,4 +1,4 @@
-"""Check everything that depends on a GPU with one command, within minutes.
+"""With one command and within minutes, check everything in rlflow that depends on a GPU.
 
     python benchmarks/gpu.py                          # every section, the most important ones first
     python benchmarks/gpu.py right waits              # sections or groups of sections, by name

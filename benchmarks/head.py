@@ -2,7 +2,8 @@
 
     python benchmarks/head.py [--vocabulary 262144] [--hidden 640] [--rounds 5]
 
-`backends/local/head.py` computes the second. The table shows milliseconds, medians over alternating rounds.
+`backends/local/head.py` computes the latter product. The table shows milliseconds, medians over alternating
+rounds.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python benchmarks/proof.py [--count N] [--algorithm NAME ...]
 
 A fault is a small change of a shipped algorithm's source (`proof_faults.py`). It is harmful if a gradient
-vanishes or changes its direction, or if the flow is refused. The gradient is the one of an update by the
-log-probs of a role that learns from a reward. It is compared with the gradient of the shipped file on the same
-rows and scores: a cosine below TURNED is harmful.
+vanishes or changes its direction, or if the flow is refused. The gradient here is that of an update with
+respect to the log-probs, for a role that learns from a reward. It is compared with the gradient of the
+shipped file on the same rows and scores: a cosine below TURNED is harmful.
 
 `--shipped` proves the unchanged shipped algorithms by all claims of `rlflow prove` and prints a line for each.
 It exits with 1 if a claim is falsified. With `--backend fsdp deepspeed vllm null` it proves four algorithms on

@@ -1,4 +1,4 @@
-"""A copy of a source tree with its own environment, in which a mutant is applied and tested.
+"""A copy of a source tree, with its own environment. Mutants are applied and tested in this copy.
 
 The original tree is never changed.
 """

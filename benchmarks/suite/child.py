@@ -2,8 +2,8 @@
 
     python child.py FILE.py KIN.py PARENT
 
-So cells of any system, in any virtual environment, can take turns. FILE.py defines the system: a class
-``System`` with four methods.
+In this way, cells of any system and in any virtual environment can take turns. FILE.py defines the system: a
+class ``System`` with four methods.
 
 - ``prepare(cell: dict, folder: str, seed: int) -> dict``: build everything, run nothing; return facts such as
   versions.

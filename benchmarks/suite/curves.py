@@ -76,7 +76,7 @@ class TimeToGoal:
 
     @property
     def text(self) -> str:
-        """One sentence."""
+        """The result as one sentence."""
         of = f"({self.reached} of {self.seeds} seeds reached {self.goal:.4g})"
         if self.median is None:
             return f"not reached by the median seed within {self.longest:.4g} {self.by} {of}"

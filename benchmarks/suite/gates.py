@@ -45,7 +45,7 @@ class Gate:
 
     @property
     def text(self) -> str:
-        """One sentence."""
+        """The result as one sentence."""
         if self.state == "missing":
             return f"{self.metric}: error, the run has no finite value ({'missing' if self.value is None else self.value})"
         if self.corridor is None:

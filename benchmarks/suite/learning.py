@@ -1,10 +1,11 @@
 """Test which cell learns better, by the final value of each seed.
 
-The test compares means: with a paired t-test if both cells have the same seeds, otherwise with Welch's t-test.
-Cells with the same seeds have the same held-out prompts and random numbers. Pairing them removes the effect of
-the seed from the interval. Resampling does not work with so few seeds, because the mean of resampled pairs
-never leaves the range of the pairs. Five pairs of one sign, which equal cells have with a probability of 6 %,
-would exclude 0 at every level.
+The test compares means: with a paired t-test if both cells have the same seeds, otherwise with Welch's
+t-test. Cells with the same seeds have the same held-out prompts and random numbers. Pairing them removes the
+effect of the seed from the interval. Resampling does not work with so few seeds, because the mean of
+resampled pairs never leaves the range of the pairs. For example, if all five differences have the same sign,
+their resampled interval excludes 0 at every level, although equal cells give such differences with a
+probability of 6 %.
 
 If several cells are compared with a base, Holm's procedure bounds the error probability of all pairs together.
 The probability of improvement follows Agarwal et al., "Deep Reinforcement Learning at the Edge of the
@@ -73,7 +74,7 @@ class Ranking:
 
     @property
     def text(self) -> str:
-        """One sentence."""
+        """The result as one sentence."""
         if self.outcome == "not comparable":
             return f"{self.cell} and {self.base} are not comparable: {self.reason}"
         if self.outcome == "not enough to rank" or self.difference is None or self.improvement is None:

@@ -40,7 +40,7 @@ class Sooner:
 
     @property
     def text(self) -> str:
-        """One sentence."""
+        """The result as one sentence."""
         if self.interval is None:
             times = "; ".join(
                 f"{each.name}: {time_to_goal(each, self.goal).text}" for each in (self.cell, self.base)

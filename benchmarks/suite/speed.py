@@ -124,7 +124,7 @@ class Speed:
 
     @property
     def text(self) -> str:
-        """One sentence."""
+        """The result as one sentence."""
         if self.outcome == "not comparable":
             return f"{self.cell} and {self.base} are not comparable: {self.reason}"
         outcome = (
