@@ -3,9 +3,9 @@
 The test compares means: with a paired t-test if both cells have the same seeds, otherwise with Welch's
 t-test. Cells with the same seeds have the same held-out prompts and random numbers. Pairing them removes the
 effect of the seed from the interval. Resampling does not work with so few seeds, because the mean of
-resampled pairs never leaves the range of the pairs. For example, if all five differences have the same sign,
-their resampled interval excludes 0 at every level, although equal cells give such differences with a
-probability of 6 %.
+resampled pairs never leaves the range of the pairs. For example, if there are five pairs and all differences
+have the same sign, their resampled interval excludes 0 at every level, although equal cells give such
+differences with a probability of 6 %.
 
 If several cells are compared with a base, Holm's procedure bounds the error probability of all pairs together.
 The probability of improvement follows Agarwal et al., "Deep Reinforcement Learning at the Edge of the

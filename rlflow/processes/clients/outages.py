@@ -1,8 +1,9 @@
 """A clock that pauses while a service of the run restarts.
 
-Deadlines of requests to services use this clock, so that a request waits for a restarting service. The run
-writes into a file when a service failed, and the time by which it should have restarted. Every process that
-the run starts finds the path of the file in an environment variable, and reads the file.
+Deadlines of requests to services use this clock, so that a request waits for a restarting service. During an
+outage, the run writes two times into a file: the time at which the service failed, and the time by which its
+restart must succeed. Every process that the run starts finds the path of this file in an environment
+variable, and reads the file.
 """
 
 from __future__ import annotations

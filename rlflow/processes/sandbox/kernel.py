@@ -281,7 +281,7 @@ def _filter(
 ) -> Iterable[bytes]:
     """Yield the filter's instructions.
 
-    ``socket`` fails with EACCES, so that its refusal can be told from other refusals.
+    ``socket`` fails with EACCES, so that callers can distinguish this refusal from others.
     """
     numbers = NUMBERS[machine]
     yield _step(LOAD, ARCHITECTURE)

@@ -47,7 +47,7 @@ class HeartbeatPage:
 
     @classmethod
     def new(cls) -> HeartbeatPage:
-        """Create a page in new memory. The memory is freed when no process has it open any more (Linux).
+        """Create a page in new memory. The memory is freed when the last process closes it (Linux).
 
         Raises OSError.
         """

@@ -186,7 +186,7 @@ def end_all(find: Callable[[], list[int]]) -> list[int]:
 
 
 def running(pids: list[int]) -> list[int]:
-    """Return those of the pids whose processes have not ended, without this process's."""
+    """Return the given pids whose processes have not ended, except the pid of this process."""
     return [pid for pid in pids if pid != os.getpid() and started(pid)]
 
 
