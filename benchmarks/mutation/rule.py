@@ -18,7 +18,8 @@ STEPS = (2.0, 10.0, 50.0)  # after this many seconds of tests, a new part of the
 def stages(
     path: Path, covering: Iterable[str], seconds: dict[str, float], budget: float = BUDGET
 ) -> list[list[str]]:
-    """Return the tests for a mutant in this file, in order, as parts that run together.
+    """Return the tests for a mutant in this file, in the order in which they run. The tests of one part run
+    together.
 
     ``covering``: tests that reach the mutant. ``seconds``: test → seconds.
     """

@@ -1,9 +1,9 @@
 """Compare the seconds that cells need to reach a goal, seed by seed.
 
-If cells sample different numbers of tokens, this is the only time in which they can be compared. A seed
-reaches the goal at the point where the line between two of its evaluations crosses the goal. For each seed,
-the comparison takes the logarithm of the ratio of both cells' seconds. It then computes Student's interval
-for the mean. The result is therefore a ratio of geometric means.
+If cells sample different numbers of tokens, their seconds per iteration cannot be compared, but these seconds
+can. A seed reaches the goal at the point where the line between two of its evaluations crosses the goal. For
+each seed, the comparison takes the logarithm of the ratio of both cells' seconds. It then computes Student's
+interval for the mean. The result is therefore a ratio of geometric means.
 """
 
 from __future__ import annotations

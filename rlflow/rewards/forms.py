@@ -101,8 +101,8 @@ def _called(function: Callable[..., Any], rows: Sequence[Row]) -> Any:
 def asked(row: Row) -> tuple[str, str, Any]:
     """Return (query, prompt, label) of a row, as OpenRLHF passes them.
 
-    The query is the prompt followed by its completion. The prompt is the text that the model read, except for
-    follow-up prompts: there it is the column ``prompt``, without the chat template.
+    The query is the prompt followed by its completion. The prompt is the text that the model read. For
+    follow-up prompts, it is instead the column ``prompt``, without the chat template.
     """
     prompt = row.get(MODEL_PROMPT, row["prompt"])
     return prompt + row["completion"], prompt, row.get("label", row.get("answer"))

@@ -1,7 +1,7 @@
 """Calls of verl's RayWorkerGroup with DP_COMPUTE_PROTO: the driver splits a DataProto over the workers and gets
 the result.
 
-The method reads nine columns (one int64, eight float32) and returns one. verl is installed without its
+The called method reads nine columns (one int64, eight float32) and returns one. verl is installed without its
 dependencies, which would install the CUDA build of torch and packages that its controller does not need.
 REQUIRES lists the packages that the controller imports.
 """

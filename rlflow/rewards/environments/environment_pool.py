@@ -188,7 +188,7 @@ class EnvironmentPool(WorkerPool["_Calls"]):
 
 @dataclass(frozen=True, eq=False)
 class _Calls:
-    """Calls that one slot runs, and the future for their answers."""
+    """Calls that one slot runs together, and the future for their answers."""
 
     calls: Sequence[tuple[Episode, Sequence[Any]]]
     answers: Future[list[Answer]] = field(default_factory=Future)
