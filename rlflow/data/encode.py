@@ -341,7 +341,7 @@ class TokenizerEncoder:
 
         The text that the chat template writes between two assistant messages is encoded separately, as during
         sampling. Raises PlanError if the prompt is not a chat, or if the template changes earlier turns when
-        later ones follow.
+        later turns follow.
         """
         if isinstance(wording, str):
             raise PlanError.of(

@@ -267,8 +267,8 @@ def _backward(
 
 
 def _share(term: LossTerm, rows: Batch, new: New, mask: Tensor, weights: Tensor, meter: Meter) -> Tensor:
-    """Return the part of the objective that these rows contribute to one loss, 0-d float64, with the factor
-    ``scale`` applied."""
+    """Return what these rows contribute to the objective through the loss of ``term``, 0-d float64. The
+    factor ``scale`` is included."""
     value, metrics = term.loss(new, *loss_columns(rows, term.loss, mask.device), **term.settings)
     share = weighted_sum(value, mask, weights.to(mask.device), term.mean)
     groups = int(group_of(rows)[-1]) + 1 if term.loss.rows == "group" else 0
