@@ -453,7 +453,7 @@ def quiet() -> Iterator[None]:
 @contextlib.contextmanager
 def _generation_as_it_is(module: Any, folder: Path) -> Iterator[None]:
     """A context for saving a model with its generation config exactly as it was loaded. transformers refuses
-    to write some of them, for example with top_k but without do_sample."""
+    to save some generation configs, for example one with top_k but without do_sample."""
     generation = getattr(module, "generation_config", None)
     if generation is None:
         yield

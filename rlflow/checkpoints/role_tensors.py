@@ -42,7 +42,7 @@ def roles_of(tensors: Groups) -> list[str]:
 
 
 def no_role(role: str | None, tensors: Groups) -> PlanError:
-    """Return the error that a checkpoint does not have the role, or has several roles and none is named."""
+    """Return the error for a checkpoint without the role, or with several roles if none is named."""
     roles = roles_of(tensors)
     message = (
         f"the checkpoint has no role '{role}'"

@@ -23,10 +23,10 @@ SHOWN = 60  # maximum characters shown of another server's answer
 
 
 def check_speaks(address: str, seconds: float) -> str:
-    """Check which server answers at a Ray's address. Return HOST:PORT if it may be Ray's controller.
+    """Check which server answers at a Ray address. Return HOST:PORT if it may be Ray's controller.
 
     Returns an empty text if the address has no host and port. Raises OSError if nothing answers within
-    ``seconds``, or if the server is not a Ray.
+    ``seconds``, or if the server is not Ray.
     """
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS", address)

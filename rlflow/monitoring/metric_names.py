@@ -119,8 +119,7 @@ def accuracies(evaluation: Figures) -> dict[str, float]:
 
 
 def share(value: float) -> str:
-    """Return a share as text in per cent. A value outside 0 to 1 is a mean score and is returned as a plain
-    number."""
+    """Format a fraction as a percentage. A value outside 0 to 1 is a mean score, formatted as a number."""
     return f"{value:.1%}" if 0 <= value <= 1 else f"{value:.3g}"
 
 

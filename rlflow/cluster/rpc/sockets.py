@@ -114,7 +114,7 @@ class Sockets:
 
 
 class PendingCalls:
-    """Running calls over connections, and their replies.
+    """The calls in progress on connections, and their replies.
 
     A connection goes back to ``sockets`` when its reply has arrived.
     """
