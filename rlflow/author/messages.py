@@ -105,6 +105,20 @@ def without_invalid_characters(value: Any) -> tuple[Any, int]:
     return value, 0
 
 
+def cut_to(value: Any, most: int) -> Any:
+    """Return a text cut to ``most`` characters, or messages with the text of the last one cut.
+
+    Returns the same object if nothing is cut. Values of other types are returned unchanged.
+    """
+    if isinstance(value, str):
+        return value[:most] if len(value) > most else value
+    last = value[-1] if isinstance(value, list) and value else None
+    content = last.get("content") if isinstance(last, Mapping) else None
+    if not isinstance(last, Mapping) or not isinstance(content, str) or len(content) <= most:
+        return value
+    return [*value[:-1], {**last, "content": content[:most]}]
+
+
 def is_plain(message: Message) -> bool:
     """Return True if the message has only a role and a text."""
     return set(message) == PLAIN and message["content"] is not None

@@ -21,24 +21,19 @@ def model_folder(text: str, flags: str = "--model") -> Path:
         [str(path.parent) for path in folder.parent.glob("*/config.json")] if folder.parent.is_dir() else []
     )
     source = folder if len(folder.parts) == 2 else "OWNER/NAME"
-    if not folder.is_dir():
-        raise PlanError.of(
-            "model-folder",
-            f"there is no model folder '{folder}'",
-            found=f"no folder at {folder.absolute()}",
-            expected="a folder with config.json and weights",
-            nearest=nearest(str(folder), siblings),
-            remedy=f"correct the path of {flags}, or run the command in the folder from which the path starts; rlflow "
-            f"does not download models: hf download {source} --local-dir FOLDER",
-        )
+    if folder.is_dir():
+        what, found = f"'{folder}' is not a Hugging Face model folder", "no config.json in it"
+        first = f"give another folder with {flags}"
+    else:
+        what, found = f"there is no model folder '{folder}'", f"no folder at {folder.absolute()}"
+        first = f"correct the path of {flags}, or run the command in the folder from which the path starts"
     raise PlanError.of(
         "model-folder",
-        f"'{folder}' is not a Hugging Face model folder",
-        found="no config.json in it",
+        what,
+        found=found,
         expected="a folder with config.json and weights",
         nearest=nearest(str(folder), siblings),
-        remedy=f"give another folder with {flags}; rlflow does not download models: hf download {source} "
-        "--local-dir FOLDER",
+        remedy=f"{first}; rlflow does not download models: hf download {source} --local-dir FOLDER",
     )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data, group_column
 from rlflow.author.columns import TABLE, Kind, Level, field_column
-from rlflow.author.messages import CHANGES, Message, ToolCall
+from rlflow.author.messages import CHANGES, Message, ToolCall, cut_to
 from rlflow.author.seeds import derived, row_seeds, turn_seeds
 from rlflow.errors import listed
 from rlflow.rewards.environments.environment_pool import Answer, EnvironmentPool, Episode, Failure
@@ -353,7 +353,7 @@ class Episodes:
         Plain text is truncated. In a list of messages, the last message is shortened.
         """
         most = self.pool.spec.bounds.says
-        heads = [_head(text, most * CHARACTERS) for text in texts]
+        heads = [cut_to(text, most * CHARACTERS) for text in texts]
         ids = self.speech.speak(heads, sampled)
         for place, text in enumerate(texts):
             if heads[place] is not text and len(ids[place]) < 2 * most:  # few tokens of many characters
@@ -458,19 +458,6 @@ def _row_values(prompts: Batch, pool: EnvironmentPool) -> list[dict[str, Any]]:
         for name, values in columns.items()
     }
     return [{name: values[row] for name, values in plain.items()} for row in range(len(prompts))]
-
-
-def _head(text: EnvironmentText, most: int) -> EnvironmentText:
-    """Return the text, or the messages with the text of the last one, cut to ``most`` characters.
-
-    Returns the same object if nothing is cut.
-    """
-    if isinstance(text, str):
-        return text[:most] if len(text) > most else text
-    content = text[-1].get("content")
-    if not isinstance(content, str) or len(content) <= most:
-        return text
-    return [*text[:-1], {**text[-1], "content": content[:most]}]
 
 
 def _changes(answer: Mapping[str, Any]) -> dict[str, float]:

@@ -39,12 +39,12 @@ def refusals(flow: Flow, program: Program, values: Mapping[str, Any]) -> list[Pr
     Raises PlanError if the values are not a valid configuration.
     """
     config, _ = resolve_config(flow, None, values)
-    asked = _Decisions(flow, program, config)
-    problems = [problem for decide in asked.before_backends() for problem in _raised(decide)]
+    decisions = _Decisions(flow, program, config)
+    problems = [problem for decide in decisions.before_backends() for problem in _raised(decide)]
     problems += problems_before_backends(program.graph, config.options, lambda role: config.role(role).values)
-    named = {name for role in asked.names for name in config.role(role).backends.values()}
+    named = {name for role in decisions.names for name in config.role(role).backends.values()}
     if not problems and (config.options.memory is not None or named - LIGHT):
-        problems += _raised(asked.plan)
+        problems += _raised(decisions.plan)
     known = (problem for problem in dict.fromkeys(problems) if problem.code != UNNAMED)
     return [replace(each, severity="warning") if each.code in OF_THE_MACHINE else each for each in known]
 

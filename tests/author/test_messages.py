@@ -5,7 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlflow.author.messages import MARK, Packed, as_text, fault, is_messages, packed, read, unpacked, written
+from rlflow.author.messages import (
+    MARK,
+    Packed,
+    as_text,
+    cut_to,
+    fault,
+    is_messages,
+    packed,
+    read,
+    unpacked,
+    written,
+)
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 VALUES = st.none() | st.booleans() | st.integers() | TEXT
@@ -103,3 +114,18 @@ def test_messages_as_text_have_role_headers_unless_there_is_one():
     question, answer = {"role": "user", "content": "why?"}, {"role": "assistant", "content": "so"}
     assert as_text([question]) == "why?"
     assert as_text([question, answer]) == "user: why?\n\nassistant: so"
+
+
+def test_a_long_text_and_the_last_message_are_cut_and_others_stay():
+    first, last = {"role": "user", "content": "abcdef"}, {"role": "tool", "content": "abcdef", "name": "x"}
+    assert cut_to("abcdef", 4) == "abcd"
+    assert cut_to([first, last], 4) == [first, {**last, "content": "abcd"}]
+    for value in (
+        "abcd",
+        [first, {"role": "tool", "content": "abcd"}],
+        [first, {"role": "tool"}],
+        [],
+        5,
+        None,
+    ):
+        assert cut_to(value, 4) is value

@@ -16,7 +16,14 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlflow.author.messages import CHANGES, fault, is_messages, packed, without_invalid_characters
+from rlflow.author.messages import (
+    CHANGES,
+    cut_to,
+    fault,
+    is_messages,
+    packed,
+    without_invalid_characters,
+)
 from rlflow.author.turn import Turn
 from rlflow.data.json_fields import given_back
 from rlflow.processes.clients.later import TimeLimit
@@ -285,8 +292,9 @@ def _said(value: Any, what: str) -> tuple[Any, dict[str, float]]:
 
     Raises Refused for other values. ``what``: the value's name in messages.
     """
-    value, cut = _shortened(value)
-    value, replaced = without_invalid_characters(value)
+    short = cut_to(value, LONGEST)
+    cut = short is not value
+    value, replaced = without_invalid_characters(short)
     changes = {"replaced": float(replaced)} if replaced else {}
     changes |= {"cut": 1.0} if cut else {}
     if is_messages(value):
@@ -305,21 +313,6 @@ def _said(value: Any, what: str) -> tuple[Any, dict[str, float]]:
         found = f"found an invalid message: {wrong}" if wrong else f"found {type(value).__name__}"
         raise Refused(f"{what}: {found}, expected text, or messages such as [{{'role': …, 'content': …}}]")
     return value, changes
-
-
-def _shortened(value: Any) -> tuple[Any, bool]:
-    """Return (value, whether it was shortened). A text is cut to LONGEST characters; in messages, the last
-    text is cut.
-
-    Other values are returned unchanged.
-    """
-    if isinstance(value, str):
-        return value[:LONGEST], len(value) > LONGEST
-    last = value[-1] if isinstance(value, list) and value else None
-    content = last.get("content") if isinstance(last, Mapping) else None
-    if isinstance(last, Mapping) and isinstance(content, str) and len(content) > LONGEST:
-        return [*value[:-1], {**last, "content": content[:LONGEST]}], True
-    return value, False
 
 
 def _number(value: Any, what: str) -> float:
