@@ -6,7 +6,7 @@ input of a loss has an effect. Checking them needs forward passes of the models 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlflow.author.axis import Axis
-from rlflow.author.batch import padding
+from rlflow.author.batch import Batch, padding
 from rlflow.compiler.check.influence import moved
 from rlflow.compiler.graph.model import Graph, Op
 from rlflow.errors import Place, listed
@@ -248,16 +248,6 @@ class FlowClaims:
                 name,
                 "unproved",
                 f"'{node}' scored too few different rows",
-            )
-        size = max(float(push.of_rows.abs().sum()) for _, push in runs)
-        if max(sum(map(abs, push.values())) for _, push in changes) <= ROUNDING * size:
-            return Claim(
-                "reward-direction",
-                name,
-                "unproved",
-                "the gradient is only rounding, because rows with equal tokens are pushed up and down "
-                "equally",
-                f"of {size:.3g}",
             )
         follows = _correlation(changes)
         turned = follows < AGAINST
@@ -531,23 +521,21 @@ def _about(update: RecordedUpdate, scored: list[ScoredRows]) -> bool:
     return not known.isdisjoint(keys(update.batch))
 
 
-def _by_row(scored: list[ScoredRows]) -> dict[Row, float]:
-    """The score of each row, by the row's tokens. The scores of rows with equal tokens are added up."""
-    sums: dict[Row, float] = {}
-    for rows in scored:
-        for row, score in zip(keys(rows.batch), rows.scores.tolist(), strict=True):
-            sums[row] = sums.get(row, 0.0) + score
+RowId = tuple[tuple[int, ...], Row]  # the beginning of the row's path, and its tokens
+Change = tuple[dict[RowId, float], dict[RowId, float]]
+
+
+def _summed(calls: Iterable[tuple[Batch, Tensor]], width: int) -> dict[RowId, float]:
+    """The sum of the values of each row over several calls, each with a batch and its values [rows].
+
+    ``width``: how many numbers of a row's path to compare.
+    """
+    sums: dict[RowId, float] = {}
+    for batch, values in calls:
+        paths = map(tuple, batch.axis.keys[:, :width].tolist())
+        for path, tokens, value in zip(paths, keys(batch), values.tolist(), strict=True):
+            sums[path, tokens] = sums.get((path, tokens), 0.0) + value
     return sums
-
-
-def _direction_by_row(push: Direction) -> dict[Row, float]:
-    sums: dict[Row, float] = {}
-    for row, value in zip(keys(push.rows), push.of_rows.tolist(), strict=True):
-        sums[row] = sums.get(row, 0.0) + value
-    return sums
-
-
-Change = tuple[dict[Row, float], dict[Row, float]]
 
 
 def _change(
@@ -555,12 +543,20 @@ def _change(
 ) -> Change | None:
     """The change of scores and of gradient directions between two dry runs, by row.
 
+    A trained row is the scored row with the same tokens and the same path, as far as both paths go. Tokens
+    alone are not enough: a sharp model gives many samples of a prompt the same tokens, but each has its own
+    score.
+
     None if no row was both trained on and scored in both dry runs.
     """
-    before, after = (
-        _by_row([row for row in record.scored if row.node == node]) for record, _ in (one, other)
-    )
-    directions = [_direction_by_row(push) for _, push in (one, other)]
+    scored = [
+        [(rows.batch, rows.scores) for rows in record.scored if rows.node == node]
+        for record, _ in (one, other)
+    ]
+    trained = [[(push.rows, push.of_rows)] for _, push in (one, other)]
+    width = min(batch.axis.keys.shape[1] for calls in (*scored, *trained) for batch, _ in calls)
+    before, after = (_summed(calls, width) for calls in scored)
+    directions = [_summed(calls, width) for calls in trained]
     rows = before.keys() & after.keys()
     if not rows & (directions[0].keys() | directions[1].keys()):
         return None
