@@ -380,17 +380,19 @@ class Loop:
     def rescue(self, again: bool = False) -> None:
         """Save the newest complete iteration of a run that an error ends, unless it is already saved.
 
-        The state comes from the models or from the in-memory checkpoint. If it cannot be saved, ``lost`` says
-        why and nothing is raised, because the error that ends the run matters more. ``again``: save the
-        iteration even if it has a checkpoint.
+        The state comes from the models. If they died or are in the middle of an iteration, it comes from the
+        in-memory checkpoint. If it cannot be saved, ``lost`` says why and nothing is raised, because the error
+        that ends the run matters more. ``again``: save the iteration even if it has a checkpoint.
         """
         taken = -1 if again else self.taken
         try:
             copy, between = self._newest_copy(), self.between
-            if between is not None and between.iteration > max(taken, copy.iteration if copy else 0):
-                between.put_back(self.context.engine)
-                self.save(between.iteration, between.cursor)
-            elif copy is not None and copy.iteration > taken:
+            if copy is not None and copy.iteration <= taken:
+                copy = None
+            newest = copy.iteration if copy else max(taken, 0)
+            if between is not None and between.iteration > newest and self._saved(between, copy is not None):
+                return
+            if copy is not None:
                 self._save(copy.iteration, copy.cursor, copy.kept)
             elif between is None and self.context.engine.iteration > taken:
                 self.lost = (
@@ -400,6 +402,20 @@ class Loop:
                 )
         except Exception as error:
             self.lost = f"the last complete iteration cannot be saved: {type(error).__name__}: {error}"
+
+    def _saved(self, between: Between, copied: bool) -> bool:
+        """Save the state that the models still have.
+
+        Return False if the models died and a copy can be saved instead (``copied``).
+        """
+        between.put_back(self.context.engine)
+        try:
+            self.save(between.iteration, between.cursor)
+        except RemoteError:
+            if not copied:
+                raise
+            return False
+        return True
 
     def _newest_copy(self) -> MemoryCopy | None:
         """Return the newest in-memory checkpoint, from the pools or from this process; None without one."""

@@ -268,6 +268,23 @@ def test_a_failing_run_on_pools_is_saved_from_the_recovery_copies(tmp_path):
     assert saved_steps(tmp_path / "run") == (3, 3)
 
 
+def test_a_run_whose_workers_die_after_an_iteration_is_saved_from_their_last_copies(tmp_path):
+    dying = context(tmp_path, commit_every=1)
+
+    def gone():
+        raise RemoteError("Ray's raylet (pid 7) has died")
+
+    class Dying(Quiet):
+        def iteration(self, number, *details):
+            if number == 3:
+                dying.engine.models["actor"].trainer.state = gone
+                gone()
+
+    with pytest.raises(StageError, match=r"(?s)raylet \(pid 7\) has died.*saved as step-0*3; to continue"):
+        start_run(replace(dying, workers=Recovering(dying.engine)), Dying())
+    assert saved_steps(tmp_path / "run") == (3, 3)
+
+
 @pytest.mark.slow
 def test_the_copies_of_workers_are_read_without_the_workers(tmp_path):
     with pytest.raises(StageError, match=r"(?s)no memory is left.*saved as step-0*3; to continue"):
