@@ -17,6 +17,7 @@ from rlflow.compiler.byte_sizes import MemoryItem
 from rlflow.compiler.graph.diff import diff, same_shape
 from rlflow.compiler.graph.draw import FORMATS
 from rlflow.compiler.graph.model import SIDES
+from rlflow.compiler.passes.queues import queue_words
 from rlflow.compiler.preview.explanation import Explanation, devices
 from rlflow.compiler.preview.sizes import LETTERS
 from rlflow.compiler.trace.compile import TraceOptions, compile_flow, used_nodes
@@ -353,7 +354,7 @@ def times(explanation: Explanation) -> Iterator[str]:
     time = explanation.time
     yield f"an iteration takes {time.makespan:g}; the lower bound of any schedule is {time.bound:g}"
     yield "decided by " + ", ".join(time.decided_by)
-    yield "busy: " + ", ".join(f"{lane} {share:.0%}" for lane, share in time.busy.items())
+    yield "busy: " + ", ".join(f"{queue_words(lane)} {share:.0%}" for lane, share in time.busy.items())
 
 
 def assumptions(explanation: Explanation) -> Iterator[str]:

@@ -8,15 +8,9 @@ from collections.abc import Iterator
 from rlflow.author.figures import Figure, Of
 from rlflow.monitoring.keys import Figures
 
-ROWS = {
-    "sampled": "sampled",
-    "kept": "kept",
-    "scored": "scored",
-    "mixed": "in groups with unequal scores",
-    "untruncated": "not truncated",
-    "used": "used",
-}
-STEPS = {f"funnel/rows_{name}": words for name, words in ROWS.items()}
+CHAIN = {"sampled": "sampled", "kept": "kept", "scored": "scored", "used": "used"}  # each a part of the last
+# these rows teach something; an update may use other rows too
+TELLING = {"mixed": "in groups with unequal scores", "untruncated": "not truncated"}
 TOKENS = "funnel/tokens"
 CLIPPED = {"clipped_above": "above", "clipped_below": "below"}
 
@@ -28,12 +22,19 @@ def funnel_lines(figures: Figures) -> list[str]:
 
 
 def _rows(figures: Figures) -> Iterator[str]:
-    for role in dict.fromkeys(
-        figure.role for figure in figures if figure.of is Of.ROWS and figure.name in STEPS
-    ):
-        known = {words: figures.get(Figure(Of.ROWS, name, role=role)) for name, words in STEPS.items()}
-        steps = [f"{value:,.0f} {words}" for words, value in known.items() if value is not None]
-        yield f"rows{f' of {role}' if role else ''}: " + " → ".join(steps)
+    steps = {f"funnel/rows_{name}" for name in (*CHAIN, *TELLING)}
+    roles = dict.fromkeys(one.role for one in figures if one.of is Of.ROWS and one.name in steps)
+    for role in roles:
+
+        def known(words: dict[str, str], role: str = role) -> list[str]:
+            counts = {
+                text: figures.get(Figure(Of.ROWS, f"funnel/rows_{name}", role=role))
+                for name, text in words.items()
+            }
+            return [f"{count:,.0f} {text}" for text, count in counts.items() if count is not None]
+
+        parts = (" → ".join(known(CHAIN)), ", of these ".join(known(TELLING)))
+        yield f"rows{f' of {role}' if role else ''}: " + "; ".join(filter(None, parts))
 
 
 def _tokens(figures: Figures) -> Iterator[str]:

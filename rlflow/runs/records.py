@@ -17,6 +17,7 @@ from typing import Any
 from rlflow.author.figures import Figure
 from rlflow.checkpoints import durable
 from rlflow.checkpoints.logs import Keep, Log, as_object
+from rlflow.compiler.passes.queues import KINDS
 from rlflow.compiler.spans import TICK, RankSpan, Span
 from rlflow.execution.account import RowAccount
 from rlflow.execution.executor import Outcome
@@ -27,7 +28,6 @@ from rlflow.runs.evaluate import KeepAnswers
 from rlflow.runs.final import answer_file, name_of
 
 Event = dict[str, Any]
-QUEUES = {"": "models", "cpu": "stages", "io": "rewards"}  # queues of a pool, in the order of display
 RANKS = 16  # maximum ranks of a pool that are shown
 ROWS = 100  # row numbers of a queue or rank; nodes that overlap need several rows
 
@@ -67,7 +67,7 @@ class Timeline:
                 {"iteration": iteration, "waits for": list(span.waits_for)},
             )
         for part in sorted((part for part in ranks if part.rank < RANKS), key=lambda part: part.start):
-            number = len(QUEUES) + part.rank
+            number = len(KINDS) + part.rank
             yield from self._shown(
                 part,
                 part.pool,
@@ -80,15 +80,15 @@ class Timeline:
     def _of_queue(self, lane: str) -> tuple[str, int, str]:
         """The pool, number and name of a queue."""
         pool, _, kind = lane.partition(".")
-        if pool in self._processes and kind in QUEUES:
-            return pool, [*QUEUES].index(kind), QUEUES[kind]
+        if pool in self._processes and kind in KINDS:
+            return pool, [*KINDS].index(kind), KINDS[kind]
         return "", self._queues.setdefault(lane, len(self._queues)), lane
 
     def _shown(
         self, span: Span | RankSpan, pool: str, number: int, name: str, category: str, args: Event
     ) -> Iterator[Event]:
         process = self._processes[pool]
-        first = (process * (len(QUEUES) + RANKS) + number) * ROWS
+        first = (process * (len(KINDS) + RANKS) + number) * ROWS
         row = self._row(first, span)
         if row not in self._named:
             yield from self._names(

@@ -9,6 +9,7 @@ from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from rlflow.compiler.passes.queues import queue_words
 from rlflow.errors import printable
 from rlflow.monitoring.explained import pointer
 from rlflow.monitoring.metric_names import accuracies, change, share
@@ -88,14 +89,16 @@ def bounds_text(totals: RunTotals) -> str:
     bounds = totals.bounds
     if not bounds.iterations:
         return "no iteration was completed"
-    by = bounds.by if bounds.by == PATH else f"the work of {bounds.by}"
+    by = bounds.by if bounds.by == PATH else f"the total work of {queue_words(bounds.by)}"
     alike = (
         f" (of {bounds.alike} iteration{'s' if bounds.alike > 1 else ''})"
         if bounds.alike < bounds.iterations
         else ""
     )
     shares = ", ".join(
-        f"{lane} {share:.0%}" for lane, share in bounds.busy.items() if share >= SHOWN or "." not in lane
+        f"{queue_words(lane)} {share:.0%}"
+        for lane, share in bounds.busy.items()
+        if share >= SHOWN or "." not in lane
     )
     return "\n".join(
         [

@@ -10,6 +10,7 @@ ROWS = {
     "funnel/rows_sampled": 512.0,
     "funnel/rows_scored": 500.0,
     "funnel/rows_mixed": 160.0,
+    "funnel/rows_untruncated": 150.0,
     "funnel/rows_used": 500.0,
 }
 TOKENS = {
@@ -22,7 +23,7 @@ CLIPPED = {"actor.update/funnel/tokens_clipped_above": 3.0, "actor.update/funnel
 
 def test_rows_and_tokens_have_a_line_each():
     assert funnel_lines(figures(ROWS | TOKENS | CLIPPED)) == [
-        "rows: 512 sampled → 500 scored → 160 in groups with unequal scores → 500 used",
+        "rows: 512 sampled → 500 scored → 500 used; 160 in groups with unequal scores, of these 150 not truncated",
         "tokens of actor.update: 2,040 → 640 with a gradient → 410 effective; clipped 3 above, 17 below",
     ]
 

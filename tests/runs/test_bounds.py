@@ -70,7 +70,7 @@ def test_a_report_names_the_bound_of_an_iteration():
     assert bounds_text(totals).splitlines()[-3:] == [
         "an iteration took 10.000 s; any schedule of its nodes takes at least 9.500 s: the longest path",
         "critical path: generate 4.000 s → reward 5.000 s → gae 0.500 s; 0.500 s outside nodes",
-        "busy: model 70%, cpu 2%, io 6%",
+        "busy: models 70%, stages 2%, rewards 6%",
     ]
 
 
@@ -91,7 +91,7 @@ def test_a_queue_with_more_work_than_the_longest_path_is_the_bound():
     )
     assert json.loads(json.dumps(told)) == told
     # an idle pool is reported, an idle side queue is not
-    assert "busy: train 92%, train.cpu 4%, rollout 0%" in bounds_text(totals)
+    assert "busy: train models 92%, train stages 4%, rollout models 0%" in bounds_text(totals)
 
 
 def test_look_ahead_sampling_counts_only_while_it_is_awaited():

@@ -19,6 +19,7 @@ QUEUES = {
 # queue of one process → nodes that it runs at once; model nodes run one at a time, because they share the
 # cores
 ROOM = {"model": 1, "cpu": 2, "io": 8}
+KINDS = {"": "models", "cpu": "stages", "io": "rewards"}  # what runs on the queues of a pool
 POOL_ROOM = {"": 1, ".cpu": 2, ".io": 4}  # the same for the queues of a pool: models, stages, rewards
 
 
@@ -31,8 +32,8 @@ def queues(plan: Plan) -> Plan:
     home = homes(plan.graph, plan.placement) if plan.placement else {}
     lane = {i: _queue(plan.graph.nodes[i], home.get(i)) for i in plan.live}
     counts = {name: sum(1 for used in lane.values() if used == name) for name in sorted(set(lane.values()))}
-    what = ", ".join(f"{name} {count}" for name, count in counts.items())
-    return replace(plan, lane=lane, home=home, notes=(*plan.notes, PassNote("lanes", what)))
+    what = ", ".join(f"{queue_words(name)} {count}" for name, count in counts.items())
+    return replace(plan, lane=lane, home=home, notes=(*plan.notes, PassNote("queues", what)))
 
 
 def _queue(node: Node, pool: str | None) -> str:
@@ -44,6 +45,14 @@ def _queue(node: Node, pool: str | None) -> str:
     if pool is None or kind == "control":
         return kind
     return pool if kind == "model" else f"{pool}.{kind}"
+
+
+def queue_words(queue: str) -> str:
+    """Return what runs on a queue, for people: `models`, or `train models` for a queue of the pool `train`."""
+    if queue in ("model", "control"):
+        return {"model": "models", "control": "control flow"}[queue]
+    pool, _, kind = queue.partition(".")
+    return KINDS[pool] if pool in KINDS else f"{pool} {KINDS[kind]}"
 
 
 def room_of(placement: Placement | None) -> dict[str, int]:
