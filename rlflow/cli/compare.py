@@ -69,14 +69,9 @@ def graph_differences(runs: Sequence[Recorded]) -> Mapping[str, list[str]]:
 def _lines(first: Path, other: Path) -> list[str]:
     """Return lines on the differences between two runs' graphs, without differences in settings."""
     try:
-        differences = diff(_graph(first), _graph(other))
+        return list(map(str, diff(_graph(first), _graph(other), settings=False)))
     except (OSError, PlanError) as error:
         return [f"unknown: {str(error).splitlines()[0]}"]
-    return [
-        str(each)
-        for each in differences
-        if not each.what.startswith("setting ") and ": setting " not in each.what
-    ]
 
 
 def _graph(folder: Path) -> Graph:

@@ -22,16 +22,16 @@ class Difference:
         return f"{self.sign} {self.what}"
 
 
-def diff(first: Graph, second: Graph) -> list[Difference]:
+def diff(first: Graph, second: Graph, settings: bool = True) -> list[Difference]:
     """Return the differences in settings, nodes, edges, state and evaluation; an empty list for equal graphs.
 
-    Nodes are matched by name.
+    Nodes are matched by name. ``settings``: whether to compare settings too.
     """
     return [
-        *_settings(first, second),
-        *_nodes(first, second),
+        *(_settings(first, second) if settings else ()),
+        *_nodes(first, second, settings),
         *_state(first, second),
-        *_evaluation(first, second),
+        *_evaluation(first, second, settings),
     ]
 
 
@@ -73,7 +73,7 @@ def _settings(first: Graph, second: Graph) -> Iterator[Difference]:
     yield from (Difference("~", f"setting {name}: {one[name]!r} -> {two[name]!r}") for name in changed)
 
 
-def _nodes(first: Graph, second: Graph) -> Iterator[Difference]:
+def _nodes(first: Graph, second: Graph, settings: bool) -> Iterator[Difference]:
     one, two = first.by_name, second.by_name
     yield from (
         Difference("-", f"{name}: {_summary(first, node)}") for name, node in one.items() if name not in two
@@ -85,7 +85,7 @@ def _nodes(first: Graph, second: Graph) -> Iterator[Difference]:
         if name in two:
             yield from (
                 Difference("~", f"{name}: {change}")
-                for change in _changes(first, one[name], second, two[name])
+                for change in _changes(first, one[name], second, two[name], settings)
             )
 
 
@@ -99,19 +99,20 @@ def _sources(graph: Graph, node: Node) -> dict[str, str]:
     }
 
 
-def _changes(first: Graph, one: Node, second: Graph, two: Node) -> Iterator[str]:
+def _changes(first: Graph, one: Node, second: Graph, two: Node, settings: bool) -> Iterator[str]:
     if one.digest != two.digest:
         yield f"the body changed ({one.digest} -> {two.digest})"
     for field in ("op", "dispatch", "rows", "role", "timeout", "pure"):
         if getattr(one, field) != getattr(two, field):
             yield f"{field} {getattr(one, field)} -> {getattr(two, field)}"
     yield from _mapping_changes("reads", _sources(first, one), _sources(second, two))
-    yield from _mapping_changes("setting", dict(one.settings.shown), dict(two.settings.shown))
+    if settings:
+        yield from _mapping_changes("setting", dict(one.settings.shown), dict(two.settings.shown))
     yield from _mapping_changes(
         "gives", {o.name: str(o.kind) for o in one.outputs}, {o.name: str(o.kind) for o in two.outputs}
     )
     if one.body and two.body:
-        yield from (f"in its body: {line}" for line in diff(one.body, two.body))
+        yield from (f"in its body: {line}" for line in diff(one.body, two.body, settings))
 
 
 def _mapping_changes(what: str, one: Mapping[str, object], two: Mapping[str, object]) -> Iterator[str]:
@@ -132,10 +133,10 @@ def _state(first: Graph, second: Graph) -> Iterator[Difference]:
     yield from (Difference("~", f"state {change}") for change in _mapping_changes("holds", one, two))
 
 
-def _evaluation(first: Graph, second: Graph) -> Iterator[Difference]:
+def _evaluation(first: Graph, second: Graph, settings: bool) -> Iterator[Difference]:
     one, two = first.evaluation, second.evaluation
     if one is not None and two is not None:
-        yield from (Difference("~", f"in the evaluation: {line}") for line in diff(one, two))
+        yield from (Difference("~", f"in the evaluation: {line}") for line in diff(one, two, settings))
     elif one is not None:
         yield Difference("-", f"evaluation {one.name}")
     elif two is not None:
