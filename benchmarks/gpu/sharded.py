@@ -71,7 +71,7 @@ def checks(ground: Ground, backend: str) -> Iterator[Check]:
 def weights(ground: Ground, one: object) -> Iterator[Check]:
     """Check that weights arrive in a generator's memory if they are transferred as in a pool."""
     from rlflow.cluster.weights.same_ranks import SameRankTransfer
-    from rlflow.execution.engine import Model
+    from rlflow.execution.role_model import Model
 
     generator = local.Generator(ModelSpec(PACKAGED, device=ground.device))
     moving = SameRankTransfer(Model(one, generator), "auto", "gpu-section", ground.device, 1)

@@ -41,7 +41,8 @@ from rlflow.config.roles.environments import Environments
 from rlflow.config.roles.loaded_models import make_models
 from rlflow.config.roles.rewards import ModelScore, RewardNames, Rewards
 from rlflow.execution.apply import apply_piece, apply_stage, merge_pieces
-from rlflow.execution.engine import CallOptions, LocalEngine
+from rlflow.execution.engine import CallOptions
+from rlflow.execution.local_engine import LocalEngine
 from rlflow.execution.offload_manager import OffloadManager
 from rlflow.execution.summary import summarise
 from rlflow.execution.tally import PartialMetrics

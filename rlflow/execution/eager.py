@@ -27,8 +27,9 @@ from rlflow.errors import FlowError, Place, Problem, SkipIteration
 from rlflow.execution.account import RowAccount
 from rlflow.execution.apply import apply_stage, failing
 from rlflow.execution.computed import as_numbers
-from rlflow.execution.engine import CallOptions, Engine, Metrics, RepeatNames, model_reads, reads
+from rlflow.execution.engine import CallOptions, Engine, Metrics, model_reads, reads
 from rlflow.execution.lineage import asked_data, chosen_rows, joined_rows
+from rlflow.execution.repeat import RepeatNames, repeat_groups
 from rlflow.execution.tally import PartialMetric, PartialMetrics, accumulated, figures
 from rlflow.training.protocols import Sampling
 from rlflow.training.threads import alone
@@ -343,7 +344,9 @@ class Session:
             return result
 
         counted = RepeatNames(f"repeat.{name}", name)
-        rows, metrics = self.engine.repeat(run_body, prompts, **bound, account=RowAccount(), names=counted)
+        rows, metrics = repeat_groups(
+            self.engine, run_body, prompts, **bound, account=RowAccount(), names=counted
+        )
         _, node = self.next_call(f"repeat.{name}")
         self.log(node, metrics)
         return rows

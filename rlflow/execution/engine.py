@@ -6,14 +6,9 @@ Eager flows and compiled plans call the same engine, so their results are the sa
 from __future__ import annotations
 
 import copy
-import itertools
-import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -22,64 +17,28 @@ from rlflow.author import methods
 from rlflow.author.axis import Axis, FollowUpTokens
 from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import CLOCK, Kind, Level
-from rlflow.author.figures import Figure, Of
+from rlflow.author.figures import Figure
 from rlflow.author.loss import Loss
-from rlflow.author.messages import Message, as_text
 from rlflow.author.node_options import ChooseOptions, UpdateOptions
-from rlflow.author.seeds import derived, row_seeds
+from rlflow.author.seeds import derived
 from rlflow.author.stage import Stage
-from rlflow.compiler.residency_schedule import computing, learning, sampling, syncing
 from rlflow.compiler.spans import RankSpan
-from rlflow.errors import SkipIteration, listed
+from rlflow.errors import listed
 from rlflow.execution import episodes
-from rlflow.execution.account import REPLACED, Count, End, RowAccount, RowOutcome, UpdateRows
-from rlflow.execution.apply import apply_stage
-from rlflow.execution.lineage import chosen_rows, cut_rows, joined_rows, whole_completions
+from rlflow.execution.account import UpdateRows
+from rlflow.execution.follow_ups import Asking, Roles, encoded_prompts
+from rlflow.execution.lineage import chosen_rows, cut_rows, joined_rows
 from rlflow.execution.offload_manager import OffloadManager
+from rlflow.execution.role_model import RoleModel
 from rlflow.execution.row_figures import NO_REWARDS, ScoredRecords
 from rlflow.execution.summary import IterationSummary, summarise
-from rlflow.execution.tally import Label, PartialMetric, PartialMetrics, known
+from rlflow.execution.tally import PartialMetric, PartialMetrics
 from rlflow.rewards.environments.environment_pool import EnvironmentPool
-from rlflow.training.chunks import chunked
-from rlflow.training.loss_rows import WITH_GROUP, broken_columns, group_of, mask_counts, with_groups
 from rlflow.training.protocols import (
-    ForwardsAhead,
-    Generator,
-    GivesChunks,
     Sampling,
-    ScoresTokens,
-    Trainer,
-    as_long,
 )
 
 Metrics = dict[Figure, float]
-
-
-@dataclass
-class Model:
-    """A role's weights: the trainer, the generator, and the version of each.
-
-    The trainer owns the weights, and the generator samples from a copy or from the same tensors. A version is
-    the number of updates that the weights have had.
-    """
-
-    trainer: Trainer | None = None
-    generator: Generator | None = None
-    version: int = 0
-    sampled_version: int = 0
-
-    @property
-    def stale(self) -> bool:
-        """Whether the trainer's weights are newer than the weights that the generator samples with."""
-        return (
-            self.generator is not None and self.trainer is not None and self.sampled_version != self.version
-        )
-
-    def synchronise(self) -> None:
-        """Send the trainer's weights to the generator if they are newer."""
-        if self.generator is not None and self.trainer is not None and self.stale:
-            self.generator.receive(self.trainer.weights(), self.version)
-            self.sampled_version = self.version
 
 
 class Scorer(Protocol):
@@ -112,74 +71,6 @@ class Chunks:
 
     count: int
     names: tuple[str, ...]  # columns that readers of a chunk need
-
-
-Roles = tuple[str, ...]
-Asked = str | list[Message]  # text or messages of a follow-up prompt
-
-
-def as_bytes(roles: Roles, texts: Sequence[Asked]) -> list[list[int]]:
-    """Return the UTF-8 bytes of texts as token ids, for runs without a model."""
-    return [list(as_text(text).encode()) for text in texts]
-
-
-def bytes_after(roles: Roles, texts: Sequence[Asked], sampled: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the UTF-8 bytes of texts as token ids. The sampled ids before the texts have no effect."""
-    return as_bytes(roles, texts)
-
-
-def text_of_bytes(roles: Roles, rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
-    """Return the texts of token ids that ``as_bytes`` returned."""
-    return [bytes(number % 256 for number in row).decode(errors="replace") for row in rows]
-
-
-@dataclass(frozen=True)
-class Asking:
-    """The functions that encode follow-up prompts and decode tokens, for the models of some roles."""
-
-    encode: Callable[[Roles, Sequence[Asked]], list[list[int]]] = as_bytes  # token ids of texts
-    # token ids of a next user turn after sampled ids
-    follow: Callable[[Roles, Sequence[Asked], Sequence[Sequence[int]]], list[list[int]]] = bytes_after
-    # token ids of an environment message after sampled ids; a plain text is appended unchanged
-    speak: Callable[[Roles, Sequence[Asked], Sequence[Sequence[int]]], list[list[int]]] = bytes_after
-    # (roles, token ids, bare): texts; ``bare`` drops special tokens
-    decode: Callable[..., list[str]] = text_of_bytes
-    # tool calls in token ids, as ``rlflow.author.messages.ToolCall``
-    calls: Callable[[Roles, Sequence[Sequence[int]]], list[list[Any]]] = lambda roles, rows: [
-        [] for _ in rows
-    ]
-    longest: float = math.inf  # maximum tokens of a follow-up prompt
-
-
-class KeepsState(Protocol):
-    """The part of a trainer that a run saves and restores, in this process or on a pool.
-
-    See ``rlflow.training.protocols.Trainer``.
-    """
-
-    def state(self) -> dict[str, Tensor]:
-        """Return all tensors that a bit-equal continuation needs, as a copy or as live tensors."""
-
-    def restore(self, state: dict[str, Tensor]) -> None:
-        """Continue from a state that ``state`` returned."""
-
-    def save(self, folder: Path) -> None:
-        """Write the model as a Hugging Face folder."""
-
-
-class RoleModel(Protocol):
-    """A role's model as a run sees it, in this process or on pools."""
-
-    version: int  # updates in the trainer's weights
-    sampled_version: int  # updates in the generator's weights
-
-    @property
-    def trainer(self) -> KeepsState | None:
-        """The trainer, which owns the weights; None if the run does not train or compute with this model."""
-
-    @property
-    def generator(self) -> Any:
-        """The generator, which samples from the weights, or its pool; None if the run does not need one."""
 
 
 @dataclass
@@ -504,19 +395,7 @@ class Engine:
 
         If the rows have responses, the text continues after the row's prompt and response.
         """
-        sampled = batch.data["tokens"].lists() if "tokens" in batch else None
-        texts = batch["text"]
-        ids = (
-            self.asking.encode(roles, texts) if sampled is None else self.asking.follow(roles, texts, sampled)
-        )
-        if sampled is not None:
-            before = zip(batch.data["prompt_tokens"].lists(), sampled, strict=True)
-            ids = [[*prompt, *response, *more] for (prompt, response), more in zip(before, ids, strict=True)]
-        flat = torch.tensor([token for row in ids for token in row], dtype=torch.int64)
-        lengths = torch.tensor([len(row) for row in ids], dtype=torch.int64)
-        tokens = Data(Kind(Level.PROMPT, "int64"), flat, lengths)
-        prompt = replace(batch.data["text"], value=tuple(map(as_text, texts)))
-        return Batch(batch.axis, {"prompt": prompt, "prompt_tokens": tokens})
+        return encoded_prompts(self.asking, batch, roles)
 
     def cut(self, batch: Batch, call_options: CallOptions = HERE) -> tuple[Batch, Tensor]:
         """Return the beginnings of rows to continue from, as ``cut_rows`` does."""
@@ -536,310 +415,6 @@ class Engine:
     def concat(self, parts: Sequence[Batch], call_options: CallOptions = HERE) -> Batch:
         """Join the rows of all parts, which have the same columns."""
         return joined_rows(parts)
-
-    def repeat(
-        self,
-        body: Callable[[Batch], Batch],
-        prompts: Batch,
-        groups: int,
-        tries: int,
-        account: RowAccount,
-        names: RepeatNames,
-    ) -> tuple[Batch, PartialMetrics]:
-        """Return up to ``groups`` groups that ``body`` keeps, in prompt order, and metrics.
-
-        ``tries``: maximum number of calls of ``body``, each with fresh prompts. ``names``: names for the
-        account. Raises SkipIteration if no group is kept.
-        """
-        fresh = (self.fresh(len(prompts)) for _ in range(tries - 1))
-        batches, tried = self.kept_groups(body, itertools.chain([prompts], fresh), groups, account, names)
-        joined = self.joined(batches)
-        wanted = joined.axis.slots < groups
-        for source, count in self.counts(joined, names, ~wanted):
-            account.end(source, End(RowOutcome.SURPLUS, names.node, setting=f"groups={groups}"), count)
-        return joined.rows(wanted), repeat_metrics(account, names, tried, groups)
-
-    def kept_groups(
-        self,
-        body: Callable[[Batch], Batch],
-        draws: Iterator[Batch],
-        groups: int,
-        account: RowAccount,
-        names: RepeatNames,
-        opening: Sequence[Batch] = (),
-    ) -> tuple[list[Batch], int]:
-        """Call ``body`` on batches of prompts until it has kept ``groups`` groups, or no batch is left.
-
-        Returns batches of complete groups in prompt order, and the number of batches of prompts that were
-        used. The groups in ``opening`` come first. The last call of ``body`` may give more groups than
-        needed. Raises SkipIteration if there is no group.
-        """
-        batches, count, tried = list(opening), sum(batch.axis.groups for batch in opening), 0
-        while count < groups and (prompts := next(draws, None)) is not None:
-            rows = body(prompts)
-            keep = (
-                self.fetch(rows.select("keep"))["keep"].bool()
-                if "keep" in rows
-                else torch.ones(len(rows), dtype=torch.bool)
-            )
-            tried += 1
-            for source, number in self.counts(rows, names):
-                (account.sample if source == names.source else account.place)(source, number)
-            for source, number in self.counts(rows, names, ~keep):
-                account.end(source, End(RowOutcome.LEFT_OUT, names.node, "not kept"), number)
-            batches.append(rows.rows(keep))
-            count += batches[-1].axis.groups
-        if count == 0:
-            raise SkipIteration(f"the body kept none of {seen(account, names)} groups in {tried} tries")
-        return [batch for batch in batches if len(batch)], tried
-
-    def counts(
-        self, rows: Batch, names: RepeatNames, where: Tensor | None = None
-    ) -> Iterator[tuple[str, Count]]:
-        """Yield counts of rows that a `repeat` body returned, by the node that sampled them.
-
-        Rows that a stage in the body put in place of sampled rows are counted under that stage. ``where``:
-        rows to count, bool [rows].
-        """
-        lengths = rows.data["tokens"].lengths if "tokens" in rows else None
-        if REPLACED not in rows:
-            yield names.source, Count.of(rows.axis, lengths, where)
-            return
-        replaced = self.gather(rows.select(REPLACED))[REPLACED]
-        own, others = (each if where is None else each & where for each in (~replaced, replaced))
-        yield names.source, Count.of(rows.axis, lengths, own)
-        if bool(others.any()):
-            yield names.placer, Count.of(rows.axis, lengths, others, own)
-
-
-@dataclass
-class LocalEngine(Engine):
-    """Runs the calls of a run in one process."""
-
-    models: Mapping[str, Model]  # by role
-
-    def sample(
-        self, role: str, prompts: Batch, sampling: Sampling, seed: int, call_options: CallOptions = HERE
-    ) -> Batch:
-        """Sample rows from prompts with the newest weights. Equal seeds give equal rows."""
-        model = self._synchronised(role)
-        assert model.generator is not None
-        seeds = row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
-        if role in self.environments:
-            rows = self._episodes(role, sampling).sampled(prompts, seeds, seed)
-        else:
-            rows = as_long(
-                model.generator.generate(prompts.select("prompt_tokens"), sampling, seeds), sampling
-            )
-        rows = self._with_beginnings(role, prompts, rows, sampling.skip_special_tokens)
-        return whole(rows, len(prompts) * sampling.samples, self.sampled_columns(role))
-
-    def _episodes(self, role: str, sampling: Sampling) -> episodes.Episodes:
-        generator, ask = self.models[role].generator, self.asking
-        assert generator is not None
-        speak, decode = (
-            partial(ask.speak, (role,)),
-            partial(ask.decode, (role,), bare=sampling.skip_special_tokens),
-        )
-        speech = episodes.Speech(
-            speak, lambda text: speak([text], [[]])[0], decode, partial(ask.calls, (role,))
-        )
-        return episodes.Episodes(generator.generate, self.environments[role], sampling, speech)
-
-    def sample_chunks(
-        self,
-        role: str,
-        prompts: Batch,
-        sampling: Sampling,
-        seed: int,
-        into: Chunks,
-        call_options: CallOptions = HERE,
-    ) -> Iterator[Batch]:
-        """Sample rows in chunks, like ``chunks``. Equal seeds give equal rows.
-
-        The axis of each chunk is a selection from the axis of all rows.
-        """
-        # with an environment all rows take each turn together, so all rows end at the same time
-        if role in self.environments:
-            rows = self.sample(role, prompts, sampling, seed, call_options)
-            lengths = rows.data["tokens"].row_lengths
-            for index in chunked([lengths.argsort(stable=True)], len(rows), into.count):
-                yield rows.rows(index).select(*into.names)
-            yield rows
-            return
-        generator = self._synchronised(role).generator
-        assert isinstance(generator, GivesChunks)
-        seeds = row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
-        pieces: list[Batch] = []
-        for chunk in generator.generate_chunks(prompts.select("prompt_tokens"), sampling, seeds, into.count):
-            pieces.append(
-                self._with_beginnings(role, prompts, as_long(chunk, sampling), sampling.skip_special_tokens)
-            )
-            yield pieces[-1].select(*into.names)
-        if len(pieces) != into.count:
-            raise ValueError(f"found {len(pieces)} chunks of sampled rows, expected {into.count}")
-        rows = self.in_order(pieces)
-        yield whole(rows, len(prompts) * sampling.samples, (*methods.GENERATE_GIVES, "group"))
-
-    def _with_beginnings(self, role: str, prompts: Batch, rows: Batch, bare: bool) -> Batch:
-        """Add to each completion the part of the response that its prompt already contains."""
-        if "prefix_length" not in prompts:
-            return rows
-        return whole_completions(partial(self.asking.decode, (role,), bare=bare), prompts, rows)
-
-    def forward(
-        self, role: str, want: tuple[str, ...], batch: Batch, call_options: CallOptions = HERE
-    ) -> Batch:
-        """Run a role's trainer forward over rows, and return the wanted columns.
-
-        ``want``: the quantities to return, such as logprobs.
-        """
-        trainer = self.models[role].trainer
-        assert trainer is not None
-        self.offloads.settle(computing(role))
-        forward = (
-            trainer.forward_ahead
-            if call_options.ahead and isinstance(trainer, ForwardsAhead)
-            else trainer.forward
-        )
-        return Batch(batch.axis, whole(forward(batch, want), len(batch), want).data)
-
-    def score(self, role: str, batch: Batch, call_options: CallOptions = HERE) -> Batch:
-        """Return the column `logprobs` of given tokens from the role's generator.
-
-        The generator first gets the trainer's newest weights.
-        """
-        generator = self._synchronised(role).generator
-        assert isinstance(generator, ScoresTokens)
-        rows = generator.logprobs(batch)
-        return Batch(batch.axis, whole(rows, len(batch), ("logprobs",)).data)
-
-    def reward(
-        self, role: str, batch: Batch, call_options: CallOptions = HERE
-    ) -> tuple[Batch, PartialMetrics]:
-        """Score rows. Return the column ``scores``, and metrics with the number of missing scores.
-
-        A row whose episode failed is not passed to the reward and has a missing score.
-        """
-        causes = batch["failed"] if "failed" in batch else ()  # noqa: SIM401 - a batch has no get
-        sound = [row for row, cause in enumerate(causes) if not cause] if any(causes) else None
-        judged = batch if sound is None else batch.rows(sound)
-        scores, metrics = self.scorers[role](judged) if len(judged) or sound is None else (torch.zeros(0), {})
-        if tuple(scores.shape) != (len(judged),):
-            raise ValueError(
-                f"found scores of shape {list(scores.shape)}, expected [{len(judged)}], one per row"
-            )
-        scores = scores if scores.dtype is torch.float64 else scores.float()
-        if sound is not None:
-            scores = torch.full((len(batch),), torch.nan, dtype=scores.dtype).index_copy(
-                0, torch.tensor(sound, dtype=torch.int64), scores
-            )
-            counts = Counter(cause for cause in causes if cause)
-            metrics = {
-                **metrics,
-                **{Figure(Of.MISSING, cause): PartialMetric.sum(count) for cause, count in counts.items()},
-            }
-        data = Data(Kind(Level.ROW, str(scores.dtype).removeprefix("torch.")), scores)
-        metrics = {
-            "mean": PartialMetric.of(scores),
-            **metrics,
-            "missing": PartialMetric.sum(float(scores.isnan().sum())),
-        }
-        return Batch(batch.axis, {"scores": data}), metrics
-
-    def learn(
-        self,
-        role: str,
-        batch: Batch,
-        loss: Loss,
-        options: UpdateOptions,
-        settings: Mapping[str, Any],
-        call: int,
-        call_options: CallOptions = HERE,
-    ) -> tuple[PartialMetrics, UpdateRows]:
-        """Train the role in this process."""
-        model = self.models[role]
-        assert model.trainer is not None
-        self.offloads.settle(learning(role))
-        broken = broken_columns(batch, loss)
-        broken = with_groups(broken, group_of(batch), WITH_GROUP) if loss.rows == "group" else broken
-        metrics = model.trainer.update(
-            batch,
-            loss,
-            epochs=options.epochs,
-            minibatch=options.minibatch,
-            mean=options.mean,
-            seed=self.seed_of(call),
-            **settings,
-        )
-        model.version += 1
-        names, stepped = loss.signature.column_names, metrics.get("steps", 1) > 0
-        return known(metrics), UpdateRows(broken, names, stepped=stepped, tokens=mask_counts(batch))
-
-    def stage(
-        self,
-        stage: Stage,
-        batch: Batch,
-        settings: Mapping[str, Any],
-        call: int,
-        call_options: CallOptions = HERE,
-    ) -> tuple[Batch, PartialMetrics]:
-        """Run a stage on rows. Returns its columns and its partial metrics."""
-        self.may_change(stage)
-        trainer = self.models[stage.on].trainer if stage.on else None
-        if stage.on:
-            self.offloads.settle(learning(stage.on))
-        return apply_stage(stage, batch, settings, self.seed_of(call), trainer)
-
-    def _synchronised(self, role: str) -> Model:
-        """Return the role's model, ready to sample with the newest weights."""
-        model = self.models[role]
-        if model.stale:
-            self.offloads.settle(syncing(role))
-            model.synchronise()
-        self.offloads.settle(sampling(role))
-        return model
-
-
-class RepeatNames(NamedTuple):
-    """Names under which an account counts the rows of a `repeat`."""
-
-    node: str  # the `repeat` itself
-    source: str  # the node in its body that samples
-    placer: str = ""  # the stage in its body that returns the body's tokens
-
-
-def seen(account: RowAccount, names: RepeatNames) -> int:
-    """Return the number of groups that a `repeat` body returned, kept or not.
-
-    A group counts as sampled even if a stage replaced all its rows.
-    """
-    return account.sampled.get(names.source, Count()).groups
-
-
-def repeat_metrics(
-    account: RowAccount, names: RepeatNames, tried: int, groups: int
-) -> dict[Label, PartialMetric]:
-    """Compute the metrics of a `repeat` from the account.
-
-    Kept groups beyond ``groups`` are counted as ``surplus``. They are dropped, or carried over to a later
-    iteration.
-    """
-    node, own, sampled = names.node, (names.source, names.placer), seen(account, names)
-    dropped = sum(
-        count.groups
-        for (name, end), count in account.ends.items()
-        if name in own and end.fate in (RowOutcome.LEFT_OUT, RowOutcome.READ) and end.node != names.placer
-    )
-    beyond = account.of(RowOutcome.SURPLUS, node).groups + account.of(RowOutcome.CARRIED, node).groups
-    opened = (
-        sum(account.opened.get(name, Count()).groups for name in own)
-        - account.of(RowOutcome.STALE, node).groups
-    )
-    groups_kept = sampled + opened - dropped - beyond
-    return known(
-        {"tries": float(tried), "kept": float(groups_kept), "seen": float(sampled), "surplus": float(beyond)}
-    )
 
 
 def whole(rows: Batch, count: int, names: tuple[str, ...]) -> Batch:

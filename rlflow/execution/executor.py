@@ -40,9 +40,10 @@ from rlflow.execution.account import (
 )
 from rlflow.execution.apply import failing, shapes
 from rlflow.execution.computed import sampling_of, with_numbers
-from rlflow.execution.engine import CallOptions, Engine, Metrics, RepeatNames
+from rlflow.execution.engine import CallOptions, Engine, Metrics
 from rlflow.execution.pieces import Pieces
 from rlflow.execution.queues import Queues
+from rlflow.execution.repeat import RepeatNames, repeat_groups
 from rlflow.execution.row_figures import ScoredRecords
 from rlflow.execution.store import Store, after_one_step
 from rlflow.execution.summary import IterationSummary
@@ -613,7 +614,9 @@ class _Run:
 
         options = node.options(RepeatOptions)
         names = RepeatNames(node.name, source_of(node), placer_of(node))
-        return self.engine.repeat(run_body, batch, options.groups, options.tries, self.outcome.account, names)
+        return repeat_groups(
+            self.engine, run_body, batch, options.groups, options.tries, self.outcome.account, names
+        )
 
 
 PERFORM: dict[Op, Callable[[_Run, Node, Batch], tuple[Batch | None, PartialMetrics]]] = {

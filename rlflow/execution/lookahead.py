@@ -30,9 +30,10 @@ from rlflow.compiler.spans import Span
 from rlflow.errors import SkipIteration
 from rlflow.execution.account import Count, End, RowAccount, RowOutcome, placer_of, source_of
 from rlflow.execution.computed import sampling_of
-from rlflow.execution.engine import CallOptions, Engine, RepeatNames, repeat_metrics
+from rlflow.execution.engine import CallOptions, Engine
 from rlflow.execution.executor import Executor, Outcome, Sampled
 from rlflow.execution.queues import Queues
+from rlflow.execution.repeat import RepeatNames, kept_groups, repeat_metrics, row_counts
 from rlflow.execution.tally import known
 
 Versions = Mapping[str, int]  # role → number of updates in its weights
@@ -76,7 +77,7 @@ def counted(
 ) -> Iterator[tuple[str, Count]]:
     """Yield the number of groups, rows and tokens of each piece, and the name under which they are counted."""
     for piece in pieces:
-        yield from engine.counts(piece.rows, names)
+        yield from row_counts(engine, piece.rows, names)
 
 
 def divided(pieces: Iterable[CarriedGroups], groups: int) -> tuple[list[CarriedGroups], list[CarriedGroups]]:
@@ -279,8 +280,8 @@ class Ahead:
             )
 
         draws = prompts.draws(options.tries)
-        batches, tried = engine.kept_groups(
-            body, draws, groups, account, names, [piece.rows for piece in opening]
+        batches, tried = kept_groups(
+            engine, body, draws, groups, account, names, [piece.rows for piece in opening]
         )
         fresh = [CarriedGroups(rows, versions) for rows in batches[len(opening) :]]
         first, rest = divided([*opening, *fresh], groups)

@@ -12,8 +12,9 @@ from rlflow.author.figures import Cause
 from rlflow.compiler.plan import Plan
 from rlflow.config.options import Options
 from rlflow.data.prompts import Prompts
-from rlflow.execution.engine import Asking, Engine
+from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor
+from rlflow.execution.follow_ups import Asking
 from rlflow.execution.lookahead import Ahead
 from rlflow.execution.queues import Queues, all_for
 from rlflow.processes.watchdog.beside import Watchdog

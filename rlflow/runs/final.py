@@ -18,7 +18,7 @@ from rlflow.checkpoints import durable
 from rlflow.checkpoints.model_files import CONFIG
 from rlflow.compiler.residency_schedule import computing
 from rlflow.errors import PlanError
-from rlflow.execution.engine import RoleModel
+from rlflow.execution.role_model import RoleModel
 from rlflow.monitoring import status
 from rlflow.runs.context import RunContext
 from rlflow.runs.evaluate import KeepAnswers

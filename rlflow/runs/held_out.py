@@ -22,9 +22,10 @@ from rlflow.config.roles.rewards import Rewards
 from rlflow.data.dataset import Dataset
 from rlflow.data.faults import refused, spoken
 from rlflow.errors import PlanError
-from rlflow.execution.engine import Engine, Model
+from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor
 from rlflow.execution.queues import Queues
+from rlflow.execution.role_model import Model
 from rlflow.runs.evaluate import Evaluation, FlowEvaluation, HeldOutSet
 from rlflow.runs.guards import in_order
 from rlflow.runs.planning import evaluation_role, evaluation_roles, policies

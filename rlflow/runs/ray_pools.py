@@ -90,7 +90,9 @@ def _forking(placed: PlacedRoles, folder: Path, threads: int) -> str | None:
         half.kind.__module__ for role in placed.roles.values() for half in role.sides if half.kind is not None
     }
     return servers.executable(
-        folder, {"rlflow.execution.engine", *(name for name in sides if name.startswith("rlflow."))}, threads
+        folder,
+        {"rlflow.execution.local_engine", *(name for name in sides if name.startswith("rlflow."))},
+        threads,
     )
 
 

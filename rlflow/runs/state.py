@@ -18,7 +18,7 @@ from rlflow.compiler.graph.wire import identity
 from rlflow.compiler.residency_schedule import copying
 from rlflow.compiler.trace.compile import all_nodes
 from rlflow.errors import PlanError, StageError, listed
-from rlflow.execution.engine import RoleModel
+from rlflow.execution.role_model import RoleModel
 from rlflow.runs.context import RunContext, RunStart
 from rlflow.runs.evaluate import Accuracy
 

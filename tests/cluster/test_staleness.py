@@ -16,7 +16,7 @@ from rlflow.cluster.rpc.message import Call
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.config.roles import loaded_models
 from rlflow.errors import Stopped
-from rlflow.execution.engine import Model
+from rlflow.execution.role_model import Model
 from rlflow.monitoring.reporter import Quiet
 from rlflow.runs import resume
 

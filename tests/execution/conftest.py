@@ -13,9 +13,10 @@ from rlflow.backends.null import Generator, Score, Trainer
 from rlflow.compiler.passes import plan
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.execution.eager import Role, Session
-from rlflow.execution.engine import LocalEngine, Model
 from rlflow.execution.executor import Executor
+from rlflow.execution.local_engine import LocalEngine
 from rlflow.execution.queues import Queues
+from rlflow.execution.role_model import Model
 from rlflow.training.protocols import ModelSpec
 
 

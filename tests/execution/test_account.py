@@ -14,8 +14,8 @@ from rlflow.compiler.passes import plan
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.errors import SkipIteration
 from rlflow.execution.account import Count, End, RowAccount, RowOutcome
-from rlflow.execution.engine import Asking
 from rlflow.execution.executor import Executor
+from rlflow.execution.follow_ups import Asking
 
 pytestmark = pytest.mark.slow  # runs models or processes: each test is short, but all together are not
 

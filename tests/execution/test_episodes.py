@@ -16,8 +16,8 @@ from rlflow.author.batch import Batch
 from rlflow.author.methods import EPISODE_GIVES
 from rlflow.author.seeds import row_seeds
 from rlflow.backends.null import Generator
-from rlflow.execution.engine import Asking
 from rlflow.execution.episodes import Episodes, Speech
+from rlflow.execution.follow_ups import Asking
 from rlflow.rewards.environments.environment_pool import EnvironmentPool
 from rlflow.training.protocols import ModelSpec, Sampling
 

@@ -18,7 +18,7 @@ from rlflow.compiler.passes import plan
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.errors import StageError
 from rlflow.execution.account import RowOutcome
-from rlflow.execution.engine import Asking
+from rlflow.execution.follow_ups import Asking
 from rlflow.execution.lineage import cut_rows, whole_completions
 
 pytestmark = pytest.mark.slow  # runs models or processes: each test is short, but all together are not

@@ -23,7 +23,7 @@ from rlflow.cluster.rpc.column_wire import pack, unpack
 from rlflow.compiler.passes import plan
 from rlflow.errors import SkipIteration, Stopped
 from rlflow.execution import lookahead as ahead
-from rlflow.execution.engine import LocalEngine
+from rlflow.execution.local_engine import LocalEngine
 from rlflow.execution.lookahead import Ahead
 
 pytestmark = pytest.mark.slow  # runs models or processes: each test is short, but all together are not

@@ -7,7 +7,9 @@ import torch
 
 from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import standard_kind
-from rlflow.execution.engine import CallOptions, LocalEngine, Model
+from rlflow.execution.engine import CallOptions
+from rlflow.execution.local_engine import LocalEngine
+from rlflow.execution.role_model import Model
 from rlflow.execution.store import MOVED, ROWS, after_one_step
 from rlflow.execution.tally import known
 

@@ -115,7 +115,7 @@ class JobMember:
 
 # Modules that the fork server of the ranks imports. Ray is not among them, because Ray must read a rank's own
 # environment at import.
-IMPORTED = {"rlflow.execution.engine"}
+IMPORTED = {"rlflow.execution.local_engine"}
 
 
 @dataclass(frozen=True)

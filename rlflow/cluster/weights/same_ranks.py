@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch.distributed as dist
 
 from rlflow.errors import PlanError
-from rlflow.execution.engine import Model
+from rlflow.execution.role_model import Model
 from rlflow.training.protocols import ShowsDestinations, ShowsPieces
 from rlflow.training.weight_sync.exchange import TEXT, exchange
 from rlflow.training.weight_sync.execute import Resharder

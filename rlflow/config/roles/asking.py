@@ -22,7 +22,7 @@ from rlflow.config.roles.tool_prompts import encoder_with_tools
 from rlflow.config.template_kwargs import template_kwargs
 from rlflow.data.encode import ByteEncoder, Encoder, TokenizerEncoder, Wording
 from rlflow.errors import PlanError, listed
-from rlflow.execution.engine import Asked, Asking
+from rlflow.execution.follow_ups import Asked, Asking
 from rlflow.rewards.environments.environment_spec import EnvironmentSpec
 
 # files that determine token ids

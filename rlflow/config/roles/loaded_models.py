@@ -10,7 +10,7 @@ from rlflow.config.options import Options
 from rlflow.config.roles.backends import backend, disable_tf32
 from rlflow.config.roles.bound import BoundRole, Sides, shares_weights
 from rlflow.data.ends import ends_of
-from rlflow.execution.engine import Model
+from rlflow.execution.role_model import Model
 from rlflow.training.protocols import Head, ModelSpec, SharesWeights, Trainer
 
 Placed = Callable[[BoundRole], Sides]

@@ -27,8 +27,9 @@ from rlflow.author.stage import Stage
 from rlflow.compiler.plan import Plan
 from rlflow.errors import SkipIteration
 from rlflow.execution.account import UpdateRows
-from rlflow.execution.engine import HERE, CallOptions, Engine, LocalEngine
+from rlflow.execution.engine import HERE, CallOptions, Engine
 from rlflow.execution.executor import Executor
+from rlflow.execution.local_engine import LocalEngine
 from rlflow.execution.queues import Queues
 from rlflow.execution.tally import PartialMetrics
 from rlflow.processes.watchdog.heartbeat_page import HeartbeatPage

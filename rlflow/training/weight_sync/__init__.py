@@ -2,7 +2,7 @@
 
 The package has layouts, plans, transports, proofs and digests, for one process or for the ranks of a torch
 group. Pools, roles and the time of a transfer are elsewhere (`rlflow.cluster.weights.sharded_models`,
-`rlflow.execution.engine`).
+`rlflow.execution.local_engine`).
 
     source, target = join(held), join(needed)   # from the TensorShards of every rank, by tensor name
     plan = make_plan(source, target, node_of, bucket)   # pure: the same on every rank

@@ -13,7 +13,7 @@ from rlflow.backends.local import Generator, Trainer
 from rlflow.cluster.weights.endpoints import Offers, Receiver, Sender
 from rlflow.cluster.weights.transfer import Route, WeightTransfer
 from rlflow.errors import PlanError
-from rlflow.execution.engine import Model
+from rlflow.execution.role_model import Model
 from rlflow.training.protocols import ModelSpec
 from rlflow.training.weight_sync.segment import ROOT, check_machines
 from rlflow.training.weight_sync.transport import TransferError

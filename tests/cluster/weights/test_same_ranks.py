@@ -9,7 +9,7 @@ from strategies import part
 
 from rlflow.cluster.weights.same_ranks import SameRankTransfer, first_that_opens, movable, ways
 from rlflow.errors import PlanError
-from rlflow.execution.engine import Model
+from rlflow.execution.role_model import Model
 from rlflow.training.weight_sync.boxes import lengths
 from rlflow.training.weight_sync.kinds import Cut, replicated, sharded
 from rlflow.training.weight_sync.proof import Destinations

@@ -6,7 +6,8 @@ import torch
 from rlflow import stage
 from rlflow.author.batch import Batch
 from rlflow.author.figures import Figure, Of
-from rlflow.execution.engine import LocalEngine, Model
+from rlflow.execution.local_engine import LocalEngine
+from rlflow.execution.role_model import Model
 
 
 def engine(scores):

@@ -1,0 +1,69 @@
+"""The functions that encode follow-up prompts and decode tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from rlflow.author.batch import Batch, Data
+from rlflow.author.columns import Kind, Level
+from rlflow.author.messages import Message, as_text
+
+Roles = tuple[str, ...]
+
+Asked = str | list[Message]  # text or messages of a follow-up prompt
+
+
+def as_bytes(roles: Roles, texts: Sequence[Asked]) -> list[list[int]]:
+    """Return the UTF-8 bytes of texts as token ids, for runs without a model."""
+    return [list(as_text(text).encode()) for text in texts]
+
+
+def bytes_after(roles: Roles, texts: Sequence[Asked], sampled: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the UTF-8 bytes of texts as token ids. The sampled ids before the texts have no effect."""
+    return as_bytes(roles, texts)
+
+
+def text_of_bytes(roles: Roles, rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
+    """Return the texts of token ids that ``as_bytes`` returned."""
+    return [bytes(number % 256 for number in row).decode(errors="replace") for row in rows]
+
+
+@dataclass(frozen=True)
+class Asking:
+    """The functions that encode follow-up prompts and decode tokens, for the models of some roles."""
+
+    encode: Callable[[Roles, Sequence[Asked]], list[list[int]]] = as_bytes  # token ids of texts
+    # token ids of a next user turn after sampled ids
+    follow: Callable[[Roles, Sequence[Asked], Sequence[Sequence[int]]], list[list[int]]] = bytes_after
+    # token ids of an environment message after sampled ids; a plain text is appended unchanged
+    speak: Callable[[Roles, Sequence[Asked], Sequence[Sequence[int]]], list[list[int]]] = bytes_after
+    # (roles, token ids, bare): texts; ``bare`` drops special tokens
+    decode: Callable[..., list[str]] = text_of_bytes
+    # tool calls in token ids, as ``rlflow.author.messages.ToolCall``
+    calls: Callable[[Roles, Sequence[Sequence[int]]], list[list[Any]]] = lambda roles, rows: [
+        [] for _ in rows
+    ]
+    longest: float = math.inf  # maximum tokens of a follow-up prompt
+
+
+def encoded_prompts(asking: Asking, batch: Batch, roles: Roles) -> Batch:
+    """Return the columns ``prompt`` and ``prompt_tokens`` for each row's ``text``.
+
+    If the rows have responses, the text continues after the row's prompt and response.
+    """
+    sampled = batch.data["tokens"].lists() if "tokens" in batch else None
+    texts = batch["text"]
+    ids = asking.encode(roles, texts) if sampled is None else asking.follow(roles, texts, sampled)
+    if sampled is not None:
+        before = zip(batch.data["prompt_tokens"].lists(), sampled, strict=True)
+        ids = [[*prompt, *response, *more] for (prompt, response), more in zip(before, ids, strict=True)]
+    flat = torch.tensor([token for row in ids for token in row], dtype=torch.int64)
+    lengths = torch.tensor([len(row) for row in ids], dtype=torch.int64)
+    tokens = Data(Kind(Level.PROMPT, "int64"), flat, lengths)
+    prompt = replace(batch.data["text"], value=tuple(map(as_text, texts)))
+    return Batch(batch.axis, {"prompt": prompt, "prompt_tokens": tokens})
