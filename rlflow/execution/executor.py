@@ -6,95 +6,31 @@ import queue
 import time
 from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
-
-import torch
 
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data, spread
 from rlflow.author.columns import Kind, Level
-from rlflow.author.figures import Figure, Of
-from rlflow.author.node_options import (
-    AskOptions,
-    ChooseOptions,
-    GenerateOptions,
-    RepeatOptions,
-    UpdateOptions,
-)
-from rlflow.compiler.graph.model import Column, Graph, Node, Op
+from rlflow.compiler.graph.model import Column, Node, Op
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.scheduler import Finish, Free, Instruction, Scheduler, StartNode
-from rlflow.compiler.spans import RankSpan, Span
+from rlflow.compiler.spans import Span
 from rlflow.errors import SkipIteration, StageError, Stopped
-from rlflow.execution.account import (
-    REPLACED,
-    Ledger,
-    PlacedRows,
-    RowAccount,
-    placer_of,
-    sampler_of,
-    source_of,
-)
+from rlflow.execution.account import REPLACED, Ledger
 from rlflow.execution.apply import failing, shapes
-from rlflow.execution.computed import sampling_of, with_numbers
-from rlflow.execution.engine import CallOptions, Engine, Metrics
+from rlflow.execution.engine import Engine
+from rlflow.execution.iteration_outcome import Outcome, Sampled, sampler_of_records
+from rlflow.execution.node_calls import PERFORM
 from rlflow.execution.pieces import Pieces
 from rlflow.execution.queues import Queues
-from rlflow.execution.repeat import RepeatNames, repeat_groups
 from rlflow.execution.row_figures import ScoredRecords
-from rlflow.execution.store import Store, after_one_step
+from rlflow.execution.store import Store
 from rlflow.execution.summary import IterationSummary
-from rlflow.execution.tally import PartialMetric, PartialMetrics, accumulated, figures
 from rlflow.processes.deadline import LOOK, Deadline
 from rlflow.processes.watchdog.heartbeat_page import HeartbeatPage
 from rlflow.processes.watchdog.process_tag import here_alone
-from rlflow.training.protocols import Sampling
-
-# scope of the metrics of a node, by its operation
-MEASURED = {Op.UPDATE: Of.UPDATE, Op.REWARD: Of.REWARD, Op.STAGE: Of.STAGE}
-
-
-@dataclass
-class Outcome:
-    """The outcome of an iteration.
-
-    It has metrics, the time spans of nodes and ranks, the columns that the run records, and the account of
-    all rows. If several trained roles sample, it also has the recorded columns of each role.
-    """
-
-    metrics: Metrics = field(default_factory=dict)
-    spans: list[Span] = field(default_factory=list)
-    ranks: list[RankSpan] = field(default_factory=list)
-    records: dict[str, Any] = field(default_factory=dict)
-    policies: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # role in ``policies``, or an empty name → which of the recorded columns are scores
-    judged: dict[str, ScoredRecords] = field(default_factory=dict)
-    state: dict[str, float] = field(default_factory=dict)
-    summary: IterationSummary = field(default_factory=IterationSummary)
-    account: RowAccount = field(default_factory=RowAccount)
-    sampler: str = ""  # role that sampled the recorded completions, if several roles sample
-    tallies: dict[Figure, PartialMetric] = field(default_factory=dict)  # sums of the metrics logged so far
-
-    def log(self, node: Node, metrics: PartialMetrics) -> None:
-        """Add the metrics of a node."""
-        self.metrics |= accumulated(
-            self.tallies, figures(metrics, MEASURED.get(node.op, Of.NODE), node.name, node.role or "")
-        )
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """Rows that were sampled ahead of training for one iteration, with their metrics, times and account."""
-
-    prompts: Batch
-    rows: Mapping[int, Batch] = field(default_factory=dict)  # node that samples or repeats → its rows
-    metrics: Metrics = field(default_factory=dict)  # metrics of these nodes
-    spans: tuple[Span, ...] = ()
-    skipped: str = ""  # why there is nothing to train on; empty if there are rows
-    account: RowAccount = field(default_factory=RowAccount)
 
 
 class Executor:
@@ -127,7 +63,7 @@ class Executor:
             if sampled
             else Outcome()
         )
-        run = _Run(
+        run = PlanRun(
             self,
             plan,
             prompts,
@@ -164,7 +100,7 @@ class Executor:
         }
         return replace(whole, health=named) if named else whole
 
-    def _finished(self, run: _Run, outcome: Outcome) -> None:
+    def _finished(self, run: PlanRun, outcome: Outcome) -> None:
         """Run to the end. If the iteration is skipped, attach the row account to the SkipIteration."""
         try:
             run.until_finished()
@@ -187,7 +123,7 @@ class Executor:
         ``ready``: node → rows that need not be computed. Raises SkipIteration if there is nothing to train
         on.
         """
-        run = _Run(self, plan, prompts, outcome, state, ready, wanted=wanted)
+        run = PlanRun(self, plan, prompts, outcome, state, ready, wanted=wanted)
         try:
             run.until_finished()
         except SkipIteration:
@@ -207,27 +143,13 @@ class Executor:
 
     def run_body(self, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data]) -> Batch:
         """Run the body of a `repeat` once, and return its results."""
-        run = _Run(self, plan, prompts, outcome, state, body=True)
+        run = PlanRun(self, plan, prompts, outcome, state, body=True)
         run.until_finished()
         assert run.results is not None
         return run.results
 
 
-def sampler_of_records(graph: Graph, recorded: Collection[Column]) -> str:
-    """Return the role that sampled the recorded completions, if several roles sample.
-
-    Empty if only one role samples, or if the completions come from several roles.
-    """
-    makers = [sampler_of(graph.nodes[column.node]) for column in recorded if column.name == "completion"]
-    if len(makers) != 1 or len(makers[0]) != 1:
-        return ""
-    roles = frozenset().union(
-        *(sampler_of(node) for node in graph.nodes if node.op in (Op.GENERATE, Op.REPEAT))
-    )
-    return next(iter(makers[0])) if len(roles) > 1 else ""
-
-
-class _Run:
+class PlanRun:
     """One run of a plan: the main plan, or the body of a `repeat`, which runs in its own thread.
 
     ``ready``: node → rows that need not be computed.
@@ -259,11 +181,12 @@ class _Run:
         self._ended: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
         self._deadlines: dict[int, Deadline] = {}
         self._since: dict[int, float] = {}
-        self._pieces = Pieces(plan)
+        self.pieces = Pieces(plan)
         self._failure: BaseException | None = None
         self.writing = False
 
     def until_finished(self) -> None:
+        """Run the plan to its end, or raise the first error of a node."""
         instructions = self._scheduler.begin()
         try:
             while not self._carry_out(instructions):
@@ -317,7 +240,7 @@ class _Run:
         def job() -> None:
             error: BaseException | None = None
             node, self._since[unit] = self.plan.node(unit), time.monotonic()
-            seconds = self._seconds(node, self._rows(unit))
+            seconds = self.seconds(node, self._rows(unit))
             self._deadlines[unit] = Deadline(seconds + self.engine.grace, self.executor.clock)
             try:
                 with (
@@ -343,6 +266,11 @@ class _Run:
             Span(self.plan.node(unit).name, self.plan.lane[unit], start, end, self.plan.names_before(unit))
         )
 
+    def chunk_ended(self, unit: int, released: int) -> None:
+        """Release a chunk of a node that still samples to the units that read the chunk."""
+        self._span(unit)
+        self._ended.put((released, None))
+
     def _next(self) -> tuple[int, BaseException | None]:
         """Return the next unit that ends, with its error. Raises StageError if a unit exceeds its deadline.
 
@@ -360,10 +288,10 @@ class _Run:
 
     def _rows(self, unit: int) -> int:
         if unit in self.plan.pieces:
-            return len(self._pieces.axis(self.plan.pieces[unit]))
+            return len(self.pieces.axis(self.plan.pieces[unit]))
         return len(self.store.axes.get(self.plan.node(unit).axis, ()))
 
-    def _seconds(self, node: Node, rows: int = 0) -> float:
+    def seconds(self, node: Node, rows: int = 0) -> float:
         """Return how many seconds a node may run.
 
         For a reward, this is at least the sum of the deadlines of its rows.
@@ -376,20 +304,21 @@ class _Run:
             node.name,
             self.engine.iteration,
             len(batch),
-            f"no result after its deadline of {self._seconds(node, len(batch)):g} s",
+            f"no result after its deadline of {self.seconds(node, len(batch)):g} s",
             node.place,
             shapes(batch),
         )
 
     def _inputs(self, unit: int) -> Batch:
         if unit in self.plan.pieces:
-            return self._pieces.gather(self.store, self.plan.pieces[unit], self._fetch)
+            return self.pieces.gather(self.store, self.plan.pieces[unit], self.fetch)
         node = self.plan.graph.nodes[unit]
         if node.op is Op.CONCAT:
             return Batch(self.store.axes[node.axis], {})
-        return self.store.gather(self.plan, node, self._fetch)
+        return self.store.gather(self.plan, node, self.fetch)
 
-    def _fetch(self, data: Data, axis: Axis) -> Data:
+    def fetch(self, data: Data, axis: Axis) -> Data:
+        """Return a column with its values in this process."""
         return self.engine.fetch(Batch(axis, {"column": data})).data["column"]
 
     def _perform(self, unit: int) -> None:
@@ -405,7 +334,7 @@ class _Run:
         elif node.id in self.ready:
             result = self.ready[node.id]
         elif unit in self.plan.in_pieces:
-            result, metrics = self._pieces.joined(self.engine, node)
+            result, metrics = self.pieces.joined(self.engine, node)
             self.outcome.log(node, metrics)
         else:
             batch = self._inputs(unit)
@@ -431,7 +360,7 @@ class _Run:
         piece, batch = self.plan.pieces[unit], self._inputs(unit)
         if len(batch) or not piece.chunk:
             with failing(node.name, self.engine.iteration, batch, node.place):
-                self._pieces.put(piece, *PERFORM[node.op](self, node, batch))
+                self.pieces.put(piece, *PERFORM[node.op](self, node, batch))
 
     def _record(self) -> None:
         """Keep the data that are used after the run: recorded columns, results of a body, and the flow's
@@ -491,143 +420,9 @@ class _Run:
         for item in inputs:
             own = self.store.axes[graph.nodes[item.column.node].rows_axis]
             batches[item.parameter] = spread(
-                item.parameter, self.store.columns[item.column], own, rows, self._fetch
+                item.parameter, self.store.columns[item.column], own, rows, self.fetch
             )
         self.results = Batch(rows, batches)
         if (replaced := self.ledger.replaced()) is not None:
             mark = Batch(rows, {REPLACED: Data(Kind(Level.ROW, "bool"), replaced)})
             self.results |= self.engine.spread(mark, self.engine.near(self.results))
-
-    # -- node kinds
-    # --------------------------------------------------------------------------------------------------------
-
-    def _call_options(self, node: Node, batch: Batch | None = None) -> CallOptions:
-        ahead = batch is not None and len(batch) <= self.plan.ahead.get(node.id, -1)
-        return CallOptions(
-            self.plan.home.get(node.id), self._seconds(node, len(batch or ())), ahead, node=node.name
-        )
-
-    def _settings(self, node: Node) -> Mapping[str, Any]:
-        return self.plan.program.settings[node.name]
-
-    def generate(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
-        numbers, batch = with_numbers({}, batch, None)
-        sampling = sampling_of(node.options(GenerateOptions), numbers)
-        if node.id in self.plan.chunks:
-            return self._streamed(node, batch, sampling), {}
-        return self.engine.generate(node.role or "", batch, sampling, node.call, self._call_options(node)), {}
-
-    def _streamed(self, node: Node, batch: Batch, sampling: Sampling) -> Batch:
-        """Sample all rows and return them. Each chunk is released to its readers as soon as it is sampled."""
-        into = self._pieces.into(node)
-        rows = self.engine.chunks(node.role or "", batch, sampling, node.call, into, self._call_options(node))
-        for number, released in enumerate(self.plan.chunks[node.id]):
-            self._pieces.add(node, number, next(rows))
-            self._span(node.id)
-            self._ended.put((released, None))
-        self._pieces.add(node, into.count - 1, next(rows))
-        return next(rows)
-
-    def forward(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
-        return self.engine.forward(
-            node.role or "",
-            tuple(output.source for output in node.outputs),
-            batch,
-            self._call_options(node, batch),
-        ), {}
-
-    def reward(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
-        return self.engine.reward(node.role or "", batch, self._call_options(node, batch))
-
-    def update(self, node: Node, batch: Batch) -> tuple[None, PartialMetrics]:
-        loss = self.plan.program.loss(node.name)
-        settings, batch = with_numbers(self._settings(node), batch, loss.signature)
-        options, call_options = node.options(UpdateOptions), self._call_options(node)
-        metrics, rows = self.engine.update(
-            node.role or "", batch, loss, options, settings, node.call, call_options
-        )
-        self.ledger.updates[node.id] = rows
-        metrics = after_one_step(self.engine, node.role or "", batch, metrics, call_options)
-        return None, {**metrics, **rows.metrics}
-
-    def stage(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
-        stage = self.plan.program.stage(node.name)
-        settings, batch = with_numbers(self._settings(node), batch, stage.signature)
-        result, metrics = self.engine.stage(stage, batch, settings, node.call, self._call_options(node))
-        self._keep_state(node, result)
-        self._placed(node, batch, result)
-        return result, metrics
-
-    def _placed(self, node: Node, batch: Batch, result: Batch) -> None:
-        """Record for which rows a stage returned changed tokens.
-
-        Such a stage always gets all rows, because only nodes that score rows run chunk by chunk.
-        """
-        source = next((output.source for output in node.outputs if output.name == "tokens"), None)
-        if source is None or len(result) != len(self.store.axes.get(node.rows_axis, ())):
-            return
-        data = self.engine.gather(result.select(source)).data[source]
-        before = (
-            self.engine.gather(batch.select("tokens")).data["tokens"].lists()
-            if "tokens" in batch
-            else [None] * len(batch)
-        )
-        others = torch.tensor([one != other for one, other in zip(data.lists(), before, strict=True)])
-        self.ledger.placed[node.id] = PlacedRows(others, data.row_lengths)
-
-    def _keep_state(self, node: Node, result: Batch) -> None:
-        """Round a scalar of the flow's state to the precision that is kept across iterations, as eager flows
-        do.
-        """
-        for output in node.outputs:
-            if Column(node.id, output.name) in {slot.final for slot in self.plan.graph.state}:
-                result.data[output.source] = self.engine.state_data(float(result.data[output.source].value))
-
-    def ask(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
-        return self.engine.ask(batch, node.options(AskOptions).roles, self._call_options(node, batch))
-
-    def choose(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
-        """Return the rows that a column chooses, and metrics. Raises SkipIteration if no row is left.
-
-        Inside a `repeat`, an empty result is allowed, because the `repeat` continues with other prompts.
-        """
-        rows, metrics = self.engine.choose(batch, node.options(ChooseOptions))
-        if not len(rows) and not self.body:
-            self.store.put(node, rows, ())
-            raise SkipIteration(f"{node.name} kept none of {len(batch)} rows")
-        return rows, metrics
-
-    def concat(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
-        return self.engine.concat(
-            self.store.parts(self.plan, node, self._fetch), self._call_options(node)
-        ), {}
-
-    def repeat(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
-        body = self.plan.bodies[node.id]
-        states = {
-            output.name for inner in body.graph.nodes if inner.op is Op.STATE for output in inner.outputs
-        }
-        state = self.engine.clock() | {name: batch.data[name] for name in states if name in batch.data}
-
-        def run_body(prompts: Batch) -> Batch:
-            return self.executor.run_body(body, prompts, self.outcome, state)
-
-        options = node.options(RepeatOptions)
-        names = RepeatNames(node.name, source_of(node), placer_of(node))
-        return repeat_groups(
-            self.engine, run_body, batch, options.groups, options.tries, self.outcome.account, names
-        )
-
-
-PERFORM: dict[Op, Callable[[_Run, Node, Batch], tuple[Batch | None, PartialMetrics]]] = {
-    Op.GENERATE: _Run.generate,
-    Op.LOGPROBS: _Run.forward,
-    Op.VALUES: _Run.forward,
-    Op.REWARD: _Run.reward,
-    Op.UPDATE: _Run.update,
-    Op.STAGE: _Run.stage,
-    Op.REPEAT: _Run.repeat,
-    Op.ASK: _Run.ask,
-    Op.CHOOSE: _Run.choose,
-    Op.CONCAT: _Run.concat,
-}

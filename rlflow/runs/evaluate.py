@@ -19,7 +19,8 @@ from rlflow.author.seeds import derived
 from rlflow.compiler.plan import Plan
 from rlflow.config.roles.judging import SAMPLED, HeldOutJudge
 from rlflow.execution.engine import Engine
-from rlflow.execution.executor import Executor, Outcome
+from rlflow.execution.executor import Executor
+from rlflow.execution.iteration_outcome import Outcome
 from rlflow.execution.queues import Queues
 from rlflow.rewards.values import ANSWER as PRED
 from rlflow.runs.outcomes import Answers, repeated_figures

@@ -22,7 +22,7 @@ from rlflow.compiler.trace.compile import all_nodes
 from rlflow.errors import PlanError, RemoteError, SkipIteration, Stopped
 from rlflow.execution.account import RowAccount
 from rlflow.execution.engine import Engine
-from rlflow.execution.executor import Outcome
+from rlflow.execution.iteration_outcome import Outcome
 from rlflow.monitoring.reporter import Reporter
 from rlflow.runs.bounds import RunTotals
 from rlflow.runs.context import LoopTotals, RunContext, RunResult, RunStart

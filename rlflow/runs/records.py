@@ -20,7 +20,7 @@ from rlflow.checkpoints.logs import Keep, Log, as_object
 from rlflow.compiler.passes.queues import KINDS
 from rlflow.compiler.spans import TICK, RankSpan, Span
 from rlflow.execution.account import RowAccount
-from rlflow.execution.executor import Outcome
+from rlflow.execution.iteration_outcome import Outcome
 from rlflow.monitoring import keys
 from rlflow.monitoring.keys import Figures
 from rlflow.runs.directory import FILE, Printed

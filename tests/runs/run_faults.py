@@ -219,13 +219,13 @@ def at(node: str, iteration: int, action: Callable[[], object]) -> None:
 
 def at_each(action: Callable[[str, int], object]) -> None:
     """Call an action in this process as each node begins, with the node's name and the iteration."""
-    perform = executor._Run._perform
+    perform = executor.PlanRun._perform
 
     def performing(self: Any, unit: int) -> None:
         action(self.plan.node(unit).name, self.engine.iteration)
         perform(self, unit)
 
-    executor._Run._perform = performing  # type: ignore[method-assign]
+    executor.PlanRun._perform = performing  # type: ignore[method-assign]
 
 
 def signal_at(node: str, iteration: int, number: int) -> None:

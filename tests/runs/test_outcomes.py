@@ -10,7 +10,7 @@ from rlflow import flow, loss
 from rlflow.compiler.spans import Span
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.execution.account import Count, End, RowAccount, RowOutcome
-from rlflow.execution.executor import Outcome
+from rlflow.execution.iteration_outcome import Outcome
 from rlflow.runs.loop import speed
 from rlflow.runs.outcomes import funnel_metrics, without_funnel
 

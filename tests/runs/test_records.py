@@ -10,7 +10,7 @@ from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import text
 from rlflow.compiler.spans import Span
-from rlflow.execution.executor import Outcome
+from rlflow.execution.iteration_outcome import Outcome
 from rlflow.execution.summary import sample_rows
 from rlflow.runs.records import Records
 

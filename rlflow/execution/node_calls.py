@@ -1,0 +1,171 @@
+"""How a plan calls the engine: one function for each kind of node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rlflow.author.batch import Batch
+from rlflow.author.node_options import (
+    AskOptions,
+    ChooseOptions,
+    GenerateOptions,
+    RepeatOptions,
+    UpdateOptions,
+)
+from rlflow.compiler.graph.model import Column, Node, Op
+from rlflow.errors import SkipIteration
+from rlflow.execution.account import (
+    PlacedRows,
+    placer_of,
+    source_of,
+)
+from rlflow.execution.computed import sampling_of, with_numbers
+from rlflow.execution.engine import CallOptions
+from rlflow.execution.repeat import RepeatNames, repeat_groups
+from rlflow.execution.store import after_one_step
+from rlflow.execution.tally import PartialMetrics
+from rlflow.training.protocols import Sampling
+
+if TYPE_CHECKING:
+    from rlflow.execution.executor import PlanRun
+
+
+def _call_options(run: PlanRun, node: Node, batch: Batch | None = None) -> CallOptions:
+    ahead = batch is not None and len(batch) <= run.plan.ahead.get(node.id, -1)
+    return CallOptions(run.plan.home.get(node.id), run.seconds(node, len(batch or ())), ahead, node=node.name)
+
+
+def _settings(run: PlanRun, node: Node) -> Mapping[str, Any]:
+    return run.plan.program.settings[node.name]
+
+
+def _generate(run: PlanRun, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
+    numbers, batch = with_numbers({}, batch, None)
+    sampling = sampling_of(node.options(GenerateOptions), numbers)
+    if node.id in run.plan.chunks:
+        return _streamed(run, node, batch, sampling), {}
+    return run.engine.generate(node.role or "", batch, sampling, node.call, _call_options(run, node)), {}
+
+
+def _streamed(run: PlanRun, node: Node, batch: Batch, sampling: Sampling) -> Batch:
+    """Sample all rows and return them. Each chunk is released to its readers as soon as it is sampled."""
+    into = run.pieces.into(node)
+    rows = run.engine.chunks(node.role or "", batch, sampling, node.call, into, _call_options(run, node))
+    for number, released in enumerate(run.plan.chunks[node.id]):
+        run.pieces.add(node, number, next(rows))
+        run.chunk_ended(node.id, released)
+    run.pieces.add(node, into.count - 1, next(rows))
+    return next(rows)
+
+
+def _forward(run: PlanRun, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
+    return run.engine.forward(
+        node.role or "",
+        tuple(output.source for output in node.outputs),
+        batch,
+        _call_options(run, node, batch),
+    ), {}
+
+
+def _reward(run: PlanRun, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
+    return run.engine.reward(node.role or "", batch, _call_options(run, node, batch))
+
+
+def _update(run: PlanRun, node: Node, batch: Batch) -> tuple[None, PartialMetrics]:
+    loss = run.plan.program.loss(node.name)
+    settings, batch = with_numbers(_settings(run, node), batch, loss.signature)
+    options, call_options = node.options(UpdateOptions), _call_options(run, node)
+    metrics, rows = run.engine.update(
+        node.role or "", batch, loss, options, settings, node.call, call_options
+    )
+    run.ledger.updates[node.id] = rows
+    metrics = after_one_step(run.engine, node.role or "", batch, metrics, call_options)
+    return None, {**metrics, **rows.metrics}
+
+
+def _stage(run: PlanRun, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
+    stage = run.plan.program.stage(node.name)
+    settings, batch = with_numbers(_settings(run, node), batch, stage.signature)
+    result, metrics = run.engine.stage(stage, batch, settings, node.call, _call_options(run, node))
+    _keep_state(run, node, result)
+    _record_placed(run, node, batch, result)
+    return result, metrics
+
+
+def _record_placed(run: PlanRun, node: Node, batch: Batch, result: Batch) -> None:
+    """Record for which rows a stage returned changed tokens.
+
+    Such a stage always gets all rows, because only nodes that score rows run chunk by chunk.
+    """
+    source = next((output.source for output in node.outputs if output.name == "tokens"), None)
+    if source is None or len(result) != len(run.store.axes.get(node.rows_axis, ())):
+        return
+    data = run.engine.gather(result.select(source)).data[source]
+    before = (
+        run.engine.gather(batch.select("tokens")).data["tokens"].lists()
+        if "tokens" in batch
+        else [None] * len(batch)
+    )
+    others = torch.tensor([one != other for one, other in zip(data.lists(), before, strict=True)])
+    run.ledger.placed[node.id] = PlacedRows(others, data.row_lengths)
+
+
+def _keep_state(run: PlanRun, node: Node, result: Batch) -> None:
+    """Round a scalar of the flow's state to the precision that is kept across iterations, as eager flows
+    do.
+    """
+    for output in node.outputs:
+        if Column(node.id, output.name) in {slot.final for slot in run.plan.graph.state}:
+            result.data[output.source] = run.engine.state_data(float(result.data[output.source].value))
+
+
+def _ask(run: PlanRun, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
+    return run.engine.ask(batch, node.options(AskOptions).roles, _call_options(run, node, batch))
+
+
+def _choose(run: PlanRun, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
+    """Return the rows that a column chooses, and metrics. Raises SkipIteration if no row is left.
+
+    Inside a `repeat`, an empty result is allowed, because the `repeat` continues with other prompts.
+    """
+    rows, metrics = run.engine.choose(batch, node.options(ChooseOptions))
+    if not len(rows) and not run.body:
+        run.store.put(node, rows, ())
+        raise SkipIteration(f"{node.name} kept none of {len(batch)} rows")
+    return rows, metrics
+
+
+def _concat(run: PlanRun, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
+    return run.engine.concat(run.store.parts(run.plan, node, run.fetch), _call_options(run, node)), {}
+
+
+def _repeat(run: PlanRun, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
+    body = run.plan.bodies[node.id]
+    states = {output.name for inner in body.graph.nodes if inner.op is Op.STATE for output in inner.outputs}
+    state = run.engine.clock() | {name: batch.data[name] for name in states if name in batch.data}
+
+    def run_body(prompts: Batch) -> Batch:
+        return run.executor.run_body(body, prompts, run.outcome, state)
+
+    options = node.options(RepeatOptions)
+    names = RepeatNames(node.name, source_of(node), placer_of(node))
+    return repeat_groups(
+        run.engine, run_body, batch, options.groups, options.tries, run.outcome.account, names
+    )
+
+
+PERFORM: dict[Op, Callable[[PlanRun, Node, Batch], tuple[Batch | None, PartialMetrics]]] = {
+    Op.GENERATE: _generate,
+    Op.LOGPROBS: _forward,
+    Op.VALUES: _forward,
+    Op.REWARD: _reward,
+    Op.UPDATE: _update,
+    Op.STAGE: _stage,
+    Op.REPEAT: _repeat,
+    Op.ASK: _ask,
+    Op.CHOOSE: _choose,
+    Op.CONCAT: _concat,
+}
