@@ -1,12 +1,12 @@
-"""Score responses with reward functions, in processes that are killed at a deadline.
+"""Score responses with reward functions, which run in worker processes.
 
-If scoring a row fails, its score is missing, never 0. The package parses reward names, reads a reward's file
-without importing it, and runs the pool of scoring processes, with a deadline for each row. Model-based
-rewards and the assignment of rewards to roles are in `rlflow.config.roles.rewards`. Importing this package
-does not load torch, because worker processes import it at their start.
+A worker process that misses a row's deadline is killed. If scoring a row fails, its score is missing, never
+0. The package parses reward names, reads a reward function's file without importing it, and runs the pool of
+workers. Model-based rewards, and the assignment of rewards to roles, are in `rlflow.config.roles.rewards`.
+Workers import this package at their start, so importing it does not load torch.
 
-The process pools of the standard library and of Pebble are not used, for three reasons. They start workers
-with multiprocessing, which passes on the complete environment. They exchange pickles, which a reward's code
+The process pools of the standard library and of Pebble do not fit, for three reasons. They start workers with
+multiprocessing, which passes on the complete environment. They exchange pickles, which a reward function
 could forge. Their deadlines apply to a task instead of a row.
 """
 

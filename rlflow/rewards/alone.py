@@ -1,6 +1,6 @@
-"""Score rows in a child that the worker forks, and that ends after scoring.
+"""Score rows in a forked child of the worker process. The child exits after scoring.
 
-Any change that scoring makes to the process is lost when the child ends.
+The worker does not see any change that scoring makes to the child's memory.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ Judge = Callable[[], Any]
 def judged(judges: Sequence[Judge], closed: Sequence[int]) -> Iterator[Any]:
     """Call each judge in a forked child, and yield the results in order.
 
-    ``closed``: file descriptors that the child closes first. If the child ends early, the row that it was
-    scoring gets the cause "died", and a new child scores the remaining rows.
+    A judge is a function without arguments that scores one row. ``closed``: file descriptors that the child
+    closes first. If the child ends early, the row that it was scoring gets ["died", message] as its result,
+    and a new child scores the remaining rows.
     """
     count = 0
     while count < len(judges):
@@ -49,7 +50,7 @@ class _Child:
         os.close(far)
 
     def message(self) -> Any:
-        """Return the next result. Returns None after the last result, or if the bytes are not a message."""
+        """Return the child's next result; None at the end of the pipe, or if the bytes are not a message."""
         try:
             while (body := self._reader.next()) is None:
                 data = os.read(self._near, 1 << 16)
@@ -61,9 +62,9 @@ class _Child:
             return None
 
     def ended(self) -> str:
-        """Wait until the child has ended, and return a text on how it ended.
+        """Wait until the child has ended, and describe how: "exited with code …" or "was killed by signal …".
 
-        A child that does not end is killed at the deadline of its row, together with this process.
+        If the child hangs, the pool kills it together with this worker at the row's deadline.
         """
         os.close(self._near)
         code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
@@ -71,7 +72,7 @@ class _Child:
 
 
 def _work(judges: Sequence[Judge], far: int, closed: Sequence[int]) -> None:
-    """Do the child's work: enter the sandbox, write each result to the descriptor ``far``, and exit."""
+    """Run in the child: close ``closed``, enter the sandbox, write each judge's result to ``far``, and exit."""
     code = FAILED
     try:
         for descriptor in closed:

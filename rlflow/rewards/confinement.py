@@ -1,7 +1,7 @@
 """Define the permissions of reward processes.
 
-Processes with rlflow's own scorers may only compute. Processes with users' rewards have the permissions that
-the user gives them.
+Processes that run rlflow's own scorers may only compute. Processes that run users' rewards have the
+permissions that the user grants.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OWN = {MARK: "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 @dataclass(frozen=True)
 class Confinement:
-    """The permissions of processes with users' rewards."""
+    """The permissions of processes that run users' rewards."""
 
     variables: tuple[str, ...] = ()  # names of the environment variables that the processes can read
     # folders whose files they may change, in addition to the private folder of each process
@@ -29,9 +29,9 @@ class Confinement:
     memory: int | None = None  # most bytes of memory for each process; None: a share of the machine's memory
 
     def words(self, built_in: bool, folder: str) -> str:
-        """Return the permissions of a worker as JSON for its command line.
+        """Return a worker's permissions as JSON, for its command line.
 
-        ``built_in``: whether the worker is for rlflow's own scorers, which only compute. ``folder``: the
+        ``built_in``: whether the worker runs rlflow's own scorers, which may only compute. ``folder``: the
         worker's private folder.
         """
         folders = [os.path.abspath(os.path.expanduser(folder_name)) for folder_name in self.folders]
@@ -48,8 +48,8 @@ class Confinement:
     def environment(self, built_in: bool, folder: str, name: str) -> dict[str, str]:
         """Return the environment variables for a worker.
 
-        ``folder``: the worker's private folder. ``name``: added to the run's process tag. rlflow uses the tag
-        to find the worker and its descendants.
+        ``folder``: the worker's private folder. ``name``: a suffix for the run's process tag, by which rlflow
+        finds the worker and its descendants.
         """
         mark = process_tag.marks(name, os.environ.get(process_tag.MARK, ""))
         return {

@@ -1,4 +1,4 @@
-"""Call reward functions written for other projects, recognised by their parameters.
+"""Call reward functions written for verl or OpenRLHF. rlflow recognises them by their parameters.
 
 verl calls ``compute_score(data_source, solution_str, ground_truth, extra_info)`` for one row. OpenRLHF calls
 ``reward_func(queries, prompts, labels)`` for a batch; a query is a prompt followed by its completion.
@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Form:
-    """The way in which another project calls a reward function."""
+    """A calling convention for reward functions: the parameters that verl or OpenRLHF passes."""
 
     project: str
     parameters: tuple[str, ...]  # the parameters that the project passes
@@ -45,8 +45,10 @@ FORMS = {form.project: form for form in (VERL, OPENRLHF)}
 
 
 def form_of(parameters: Collection[str]) -> Form | None:
-    """Return the form of a function with these parameters. Returns None for rlflow's own form, in which
-    parameters name columns."""
+    """Return the calling convention of a function with these parameters; None for rlflow's own.
+
+    In rlflow's own convention, each parameter names a column.
+    """
     if "solution_str" in parameters and "ground_truth" in parameters:
         return VERL
     return (
@@ -55,7 +57,7 @@ def form_of(parameters: Collection[str]) -> Form | None:
 
 
 def by_row(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of columns and fields that calls a function of verl's form."""
+    """Wrap a function written for verl, so that it can be called with rlflow's columns and data fields."""
     takes = _takes(function, VERL)
 
     def scored(*, completion: str, answer: Any = None, **fields: Any) -> Any:
@@ -69,9 +71,10 @@ def by_row(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def by_batch(function: Callable[..., Any], rows: Sequence[Row]) -> Iterator[Any]:
-    """Yield the verdict on each row, from a function of OpenRLHF's form.
+    """Call a function written for OpenRLHF, and yield the verdict on each row.
 
-    If the call for all rows raises, each row is scored in a separate call.
+    The function is called once for all rows. If this call raises, the function is called for each row
+    separately.
     """
     try:
         yield from _verdicts(_called(function, rows), len(rows))
@@ -101,25 +104,24 @@ def _called(function: Callable[..., Any], rows: Sequence[Row]) -> Any:
 def asked(row: Row) -> tuple[str, str, Any]:
     """Return (query, prompt, label) of a row, as OpenRLHF passes them.
 
-    The query is the prompt followed by its completion. The prompt is the text that the model read. For
-    follow-up prompts, it is instead the column ``prompt``, without the chat template.
+    The query is the prompt followed by its completion. The prompt is the text that the model read, including
+    the chat template. For a follow-up prompt, it is the column ``prompt``, without the chat template.
     """
     prompt = row.get(MODEL_PROMPT, row["prompt"])
     return prompt + row["completion"], prompt, row.get("label", row.get("answer"))
 
 
 def _takes(function: Callable[..., Any], form: Form) -> list[str]:
-    """Return those parameters of a form that the function accepts."""
     parameters = inspect.signature(function).parameters
     rest = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     return [name for name in form.parameters if rest or name in parameters]
 
 
 def _verdicts(returned: Any, count: int) -> list[Any]:
-    """Return the verdict on each of ``count`` rows from the return value of one call for all of them.
+    """Split the return value of one call for all rows into a verdict on each of the ``count`` rows.
 
-    The value is a list with a number for each row, or a dictionary whose key ``rewards`` has such a list.
-    Further lists are in the dictionary itself or in its ``extra_logs``.
+    The value is a list with a number for each row, or a dictionary with such a list under ``rewards``.
+    Further lists with a value per row may be in the dictionary or in its ``extra_logs``.
     """
     rewards = returned.get("rewards") if isinstance(returned, Mapping) else returned
     scores = _row_values(rewards, count)
@@ -142,8 +144,7 @@ def _verdicts(returned: Any, count: int) -> list[Any]:
 
 
 def _row_values(value: Any, count: int) -> list[Any] | None:
-    """Return the values for ``count`` rows from a list, tensor or array; None if it does not have one value
-    per row."""
+    """Convert a list, tensor or array to a list of ``count`` values; None if it has another length."""
     listed = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(listed, int | float) and count == 1:
         return [listed]

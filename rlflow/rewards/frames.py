@@ -1,6 +1,6 @@
-"""Encode messages between a pool and its worker processes: four bytes of length, then the message as msgpack.
+"""Encode messages between a pool and its worker processes.
 
-Pickle is never used.
+A frame is the length in four bytes, then the message as msgpack. Pickle is never used.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ _LENGTH = struct.Struct("<I")
 
 
 def packed(message: Any) -> bytes:
-    """Return a message of plain values as a frame.
-
-    Lone surrogates in text are preserved.
-    """
+    """Encode a message of plain values as a frame. Lone surrogates in text are preserved."""
     body: bytes = msgpack.packb(message, unicode_errors="surrogatepass")
     return _LENGTH.pack(len(body)) + body
 
 
 def unpacked(body: bytes) -> Any:
-    """Return the message in a frame's body. Raises ValueError if the body is not msgpack."""
+    """Decode the body of a frame. Raises ValueError if the body is not msgpack."""
     return msgpack.unpackb(body, strict_map_key=False, unicode_errors="surrogatepass")
 
 
 def reply(number: int, place: int, body: Any) -> list[Any]:
-    """Return a reply message: the number of its request, the place of its row in the request or ``WHOLE``,
-    and the body."""
+    """Encode a reply as a frame.
+
+    ``number``: the number of its request. ``place``: the index of its row in the request, or ``WHOLE`` for a
+    reply to the complete request. ``body``: the content.
+    """
     return [number, place, body]
 
 
 class FrameReader:
-    """Splits a stream of bytes into message bodies. ``limit``: most bytes in a body."""
+    """Splits a stream of bytes into the bodies of its frames. ``limit``: maximum number of bytes in a body."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self._buffer, self._start = limit, bytearray(), 0
@@ -48,9 +48,9 @@ class FrameReader:
         self._buffer += data
 
     def next(self) -> bytes | None:
-        """Return the body of the next message; None if more bytes are needed.
+        """Return the body of the next frame; None if more bytes are needed.
 
-        Raises ValueError for a message longer than the limit.
+        Raises ValueError if the body is longer than the limit.
         """
         opens = self._start + _LENGTH.size
         if len(self._buffer) < opens:

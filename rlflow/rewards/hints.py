@@ -1,5 +1,4 @@
-"""If the sandbox caused a reward's error, add a hint to the error: the flag that allows the refused
-action."""
+"""Explain errors that the sandbox causes in reward functions: name the flag that allows the refused action."""
 
 from __future__ import annotations
 
@@ -26,7 +25,9 @@ def hint(error: BaseException) -> str:
 
 
 def _remark(error: BaseException) -> str:
-    """Return the hint for one error in the chain; empty if the sandbox does not cause such errors."""
+    """Return the hint for an error, without regard to its causes; empty if the sandbox does not cause such
+    errors.
+    """
     if isinstance(error, socket.gaierror):
         return NETWORK
     if isinstance(error, PermissionError):
@@ -47,7 +48,7 @@ def _remark(error: BaseException) -> str:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, its causes, and errors that are arguments of other errors, as in urllib.
+    """Yield the error, its causes, and errors wrapped as arguments of other errors, as in urllib.
 
     Causes hidden by ``from None`` are skipped.
     """

@@ -1,6 +1,6 @@
-"""Restrict the answers that reach reasoning-gym scorers which evaluate text as code.
+"""Protect reasoning-gym scorers that evaluate answers as code.
 
-Only plain answers reach such a scorer. A plain answer has the format that its task expects, and contains no
+Such a scorer gets only plain answers. A plain answer has the format that its task expects, and contains no
 name, call or attribute that could do more than compute a value. Other answers are only compared as text.
 """
 
@@ -57,8 +57,9 @@ HIDDEN = re.compile(r"\)\s*\(|\.\s*[A-Za-z]|[A-Za-z]\s*\.")  # calls of parenthe
 
 
 def is_literal(text: str) -> bool:
-    """Whether the text is a Python literal, or words without a call. Evaluating such text only gives a value
-    and does nothing else."""
+    """Whether the text is a Python literal, or words without a call, so that evaluating it has no side
+    effects.
+    """
     if WORDS.fullmatch(text):
         return True
     try:
@@ -69,14 +70,14 @@ def is_literal(text: str) -> bool:
 
 
 def is_sum(text: str) -> bool:
-    """Whether the text contains only numbers, the four operations and parentheses."""
+    """Whether the text contains only numbers, the operators + - * /, and parentheses."""
     return SUM.fullmatch(text) is not None and not re.search(r"[\d.)]\s*\(", text)
 
 
 def is_formula(text: str) -> bool:
     """Whether the text is a formula that is safe to evaluate.
 
-    It may contain numbers, one-letter variables, operations, parentheses and known functions.
+    A formula may contain numbers, one-letter variables, operators, parentheses and known functions.
     """
     if not CHARACTERS.fullmatch(text) or HIDDEN.search(text):
         return False
@@ -104,16 +105,17 @@ UNREADABLE = ")"  # text that the scorers cannot parse
 
 
 def evaluates(task: str) -> bool:
-    """Whether the scorer of a reasoning-gym task evaluates answers as code, or may do so."""
+    """Whether the scorer of a reasoning-gym task evaluates answers as code, or might do so."""
     return task in EVALUATING or task == COMPOSITE
 
 
 def readable(task: str, answer: str, entry: Mapping[str, Any]) -> str:
-    """Return the text that a task's scorer gets for an answer.
+    """Return the text that a reasoning-gym scorer gets in place of a model's answer.
 
-    This is the answer itself if it is plain, or if the scorer does not evaluate text as code. If a non-plain
-    answer equals the correct answer in the row's ``entry``, the text is the correct answer. Otherwise it is a
-    text that cannot be parsed, so that the answer gets the score of a meaningless one.
+    A plain answer is passed unchanged, as is any answer if the scorer does not evaluate code. A non-plain
+    answer that equals the correct answer in ``entry`` is replaced with the correct answer. Any other
+    non-plain answer is replaced with a text that cannot be parsed, and so gets the score of a meaningless
+    answer.
     """
     plain = EVALUATING.get(str(entry["metadata"]["source_dataset"]) if task == COMPOSITE else task)
     if plain is None or (len(answer) <= LONGEST and plain(answer)):

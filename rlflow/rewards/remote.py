@@ -1,7 +1,7 @@
 """Score rows with a server that uses the protocol of OpenRLHF's remote reward models.
 
 A batch is sent as ``POST URL`` with ``{"query": […], "prompts": […], "labels": […]}``; a query is a prompt
-followed by its completion. The server answers ``{"rewards": […]}`` with a number for each row. If scoring a
+followed by its completion. The server answers ``{"rewards": […]}`` with one number for each row. If scoring a
 row fails, its score is missing, never 0.
 """
 
@@ -28,13 +28,13 @@ IN_FLIGHT = 8  # most concurrent requests
 
 @dataclass(frozen=True)
 class _Batches:
-    """The rows submitted in one call, in batches."""
+    """The rows of one ``submit`` call, split into batches with a future each."""
 
     futures: Sequence[Future[list[Any]]]  # for each batch, the verdicts on its rows
 
 
 class RemoteReward:
-    """Scores rows with a server, by up to IN_FLIGHT concurrent requests of BATCH rows.
+    """Scores rows with a server. Sends up to IN_FLIGHT concurrent requests of BATCH rows each.
 
     ``submit`` and ``wait`` work as in `RewardPool`.
     """
@@ -47,9 +47,10 @@ class RemoteReward:
     def submit(
         self, scorer: ScorerSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float
     ) -> _Batches:
-        """Start scoring rows, each with the values of the columns ``names``. Returns the call for ``wait``.
+        """Start scoring rows, and return the call to pass to ``wait``.
 
-        ``timeout``: seconds for a batch, including retries while the server is busy.
+        ``rows``: for each row, the values of the columns ``names``. ``timeout``: seconds for a batch,
+        including retries while the server is busy.
         """
         judged = [given_back(dict(zip(names, row, strict=True))) for row in rows]
         starts = range(0, len(judged), BATCH)
@@ -58,9 +59,9 @@ class RemoteReward:
         )
 
     def wait(self, call: _Batches) -> Results:
-        """Wait for the results of the submitted rows, and return them.
+        """Wait for the rows of a submitted call, and return their results.
 
-        Raises RuntimeError if the reward was closed.
+        Raises RuntimeError if ``close`` was called.
         """
         waiting = set(call.futures)
         try:
@@ -82,12 +83,12 @@ class RemoteReward:
         )
 
     def close(self) -> None:
-        """Stop all requests. Threads that wait for a request get RuntimeError."""
+        """Stop all requests. Threads that are waiting for results get RuntimeError."""
         self._client.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _verdicts(self, rows: Sequence[Mapping[str, Any]], timeout: float) -> list[Any]:
-        """Return a number or [cause, message] for each row, from one request."""
+        """Send one request, and return a score or [cause, message] for each row."""
         try:
             rewards = _read(self._client.post(self.url, _question(rows), timeout), len(rows))
         except Unanswered as missing:
@@ -101,7 +102,9 @@ def _question(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _read(body: bytes, count: int) -> list[Any]:
-    """Return the ``count`` rewards in an answer. Raises Unanswered for an invalid answer."""
+    """Parse the server's answer, and return its list of ``count`` rewards. Raises Unanswered if it is
+    invalid.
+    """
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError) as error:

@@ -1,6 +1,6 @@
 """Reward: a scorer with a weight, bound to a pool of processes.
 
-The score of several rewards is their weighted sum. If one of their scores is missing, the sum is missing.
+Several rewards are combined by their weighted sum. If one of the scores is missing, the sum is missing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ REST = ("prompt", "answer")  # columns that a function with **kwargs gets if the
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of a batch from one reward."""
+    """The scores that one reward gives to the rows of a batch."""
 
     values: Tensor  # float [rows]; NaN if the score is missing
     missing: Mapping[str, int] = field(default_factory=dict)  # cause → number of missing scores
@@ -49,7 +49,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Sum:
-    """The weighted sum of the scores from several rewards."""
+    """The weighted sum of several rewards for the rows of a batch."""
 
     values: Tensor  # float64 [rows]; NaN if any score of the row is missing
     parts: Mapping[str, Scores]  # reward → its unweighted scores
@@ -77,10 +77,10 @@ class Reward:
         return self.scorer.optional
 
     def check(self, columns: Mapping[str, Kind]) -> None:
-        """Check the columns that the reward reads.
+        """Check the columns that the reward reads. ``columns``: the kind of each available column, by name.
 
-        Raises PlanError if a required column is missing in ``columns``, or if a column that is read does not
-        have one value per row.
+        Raises PlanError if a required column is missing, or if a column that the reward reads does not have
+        one value per row.
         """
         readable = [name for name, kind in columns.items() if kind.level in READABLE]
         for name in (*self.reads, *(name for name in self.optional if name in columns)):
@@ -115,9 +115,9 @@ class Reward:
         return _scores(self.judged(self._submit(batch)), torch.float32)
 
     def judged(self, call: Any) -> Results:
-        """Return the results of ``call``, whose rows were submitted before.
+        """Wait for a submitted call, and return its results.
 
-        If a function did not return a number, the message names the place where the function is defined.
+        If a reward function did not return a number, the message names the function's file and line.
         """
         results = self.pool.wait(call)
         for cause in OF_VALUES if self.place else ():
@@ -134,7 +134,7 @@ class Reward:
 
 
 def _judged(name: str, scorer: ScorerSpec, batch: Batch) -> str:
-    """Return the column that a scorer reads for the parameter ``name``.
+    """Return the column that a scorer reads for its parameter ``name``.
 
     In episodes, rlflow's own scorers read the model's last turn instead of the full completion.
     """
@@ -142,8 +142,7 @@ def _judged(name: str, scorer: ScorerSpec, batch: Batch) -> str:
 
 
 def _column(name: str, batch: Batch) -> str | None:
-    """Return the column for a parameter: the column of that name, else the data field of that name, else
-    None."""
+    """Return the batch column for a parameter: its column, or else its data field. None if there is neither."""
     return next((column for column in (name, field_column(name)) if column in batch), None)
 
 
@@ -163,25 +162,26 @@ def _scores(results: Results, dtype: Dtype) -> Scores:
 
 
 def score_all(rewards: Sequence[Reward], batch: Batch, dtype: Dtype) -> Sum:
-    """Return the weighted sum of several rewards, which score in parallel. A row's sum is NaN if any of its
-    scores is missing.
+    """Score a batch with several rewards in parallel, and return their weighted sum as float64.
 
-    ``dtype``: dtype of each reward's scores; the sum is float64.
+    A row's sum is NaN if any of its scores is missing. ``dtype``: dtype of each reward's scores.
     """
     return sum_up(submit_all(rewards, batch), len(batch), dtype)
 
 
 def submit_all(rewards: Sequence[Reward], batch: Batch) -> list[tuple[Reward, Any]]:
-    """Submit rows to several rewards, which score them in parallel. Returns (reward, call) for each reward,
-    which ``sum_up`` takes."""
+    """Submit a batch to several rewards, which score it in parallel.
+
+    Returns (reward, call) for each reward, to pass to ``sum_up``.
+    """
     return [(reward, reward._submit(batch)) for reward in rewards]
 
 
 def sum_up(calls: Sequence[tuple[Reward, Any]], rows: int, dtype: Dtype) -> Sum:
-    """Wait for all calls, and return the weighted sum of their rewards.
+    """Wait for all calls of a batch, and return the weighted sum of their rewards as float64.
 
-    ``calls``: as ``submit_all`` returns them. ``rows``: the number of rows. ``dtype``: dtype of each reward's
-    scores; the sum is float64.
+    ``calls``: the return value of ``submit_all``. ``rows``: number of rows in the batch. ``dtype``: dtype of
+    each reward's scores.
     """
     import torch
 
@@ -195,9 +195,9 @@ def sum_up(calls: Sequence[tuple[Reward, Any]], rows: int, dtype: Dtype) -> Sum:
 
 
 def held(total: Tensor, dtype: Dtype) -> tuple[Tensor, int]:
-    """Convert float64 sums to ``dtype``.
+    """Convert sums from float64 to ``dtype``, and return (sums, number of overflows).
 
-    Returns (sums, number of overflows). A sum that is too large for ``dtype`` becomes NaN.
+    A sum that is too large for ``dtype`` becomes NaN.
     """
     out = total.to(dtype)
     lost = out.isinf()
@@ -205,10 +205,9 @@ def held(total: Tensor, dtype: Dtype) -> tuple[Tensor, int]:
 
 
 def same_fields(reward: Reward, source: str, own: Mapping[str, Kind], every: Mapping[str, Kind]) -> None:
-    """Check that the rows from one data source have the columns that a reward reads.
+    """Raise PlanError if a reward reads a column that other data sources have and ``source`` lacks.
 
-    Raises PlanError if only other sources have a column that the reward reads. ``own``: columns of
-    ``source``. ``every``: columns of all sources.
+    ``own``: columns of ``source``. ``every``: columns of all sources.
     """
     for name in reward.reads:
         if not {name, field_column(name)} & own.keys() and {name, field_column(name)} & every.keys():
@@ -230,11 +229,12 @@ def bind(
     timeout: float = 60.0,
     unsafe: bool = False,
 ) -> list[Reward]:
-    """Return rewards that are ready to score rows, with unique names.
+    """Bind rewards to a pool, and return rewards with unique names that can score rows.
 
-    ``data``: the data set; the reward ``task`` uses its scorer. ``unsafe``: whether scorers that evaluate
-    text as code may run if they cannot be isolated. Raises PlanError if the data set has no scorer, or if the
-    scorer cannot be isolated. Raises ValueError for a model, which must be bound as a role.
+    ``data``: the data set, which provides the scorer of the reward ``task``. ``timeout``: seconds to score a
+    row. ``unsafe``: whether scorers that evaluate text as code may run on a machine that cannot isolate them.
+    Raises PlanError if the data set has no scorer, or if the scorer cannot be isolated. Raises ValueError for
+    a reward model, which must be bound as a role.
     """
     names = Counter[str]()
     rewards = []
@@ -276,8 +276,10 @@ def _scorer(spec: RewardSpec, data: Judged | None, unsafe: bool) -> ScorerSpec:
 
 
 def _required(names: tuple[str, ...], form: Form | None, data: Judged | None) -> tuple[str, ...]:
-    """Return the columns that a reward requires. If the data have the data field of ``form``, this field
-    replaces the column ``answer``."""
+    """Return the columns that a reward requires.
+
+    If the data have the ground-truth field of ``form``, this field replaces the column ``answer``.
+    """
     if form is None or data is None or field_column(form.truth) not in data.columns:
         return names
     return tuple(form.truth if name == "answer" else name for name in names)
@@ -298,7 +300,9 @@ def _task(data: Judged | None, unsafe: bool) -> ScorerSpec:
 
 
 def _must_be_isolated(task: str) -> None:
-    """Raise PlanError if a task's scorer evaluates text as code and this machine cannot isolate it."""
+    """Raise PlanError if the scorer of ``task`` evaluates text as code and this machine cannot isolate the
+    scorer.
+    """
     if lacks := probe.missing():
         raise PlanError.of(
             "scorer-unsafe",

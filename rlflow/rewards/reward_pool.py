@@ -1,11 +1,11 @@
 """RewardPool: worker processes that stay loaded and score rows.
 
-If a row hangs or crashes its process, only that row's score is lost; another process scores the rows after
-it.
+If a row hangs or crashes its process, only that row's score is lost. Another process scores the remaining
+rows.
 
 Starting a process takes more processor time than most rewards need for a batch. The pool therefore starts
-with one process, and adds processes when rows have waited. It grows up to the number of cores. It grows
-further only if its processes mostly wait, for example for a judge on another machine.
+with one process, and adds processes when rows have to wait. It grows up to the number of cores. It grows
+further only if its processes mostly wait, for example for a judge model on another machine.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ CAUSES = ("none", "nan", "overflow", "type", "raised", "timeout", "died")
 
 @dataclass(eq=False)
 class _Call:
-    """One request in progress. Slot threads store results, and one thread waits for all of them."""
+    """One call of ``submit`` in progress. Slot threads store results, and one thread waits for all of them."""
 
     scorer: ScorerSpec
     names: tuple[str, ...]  # names of the columns in ``rows``
@@ -76,8 +76,8 @@ class _Call:
     def put(self, row: int, reply: Any) -> None:
         """Store the result of a row.
 
-        ``reply``: a number; a dictionary with the score and further numbers or an answer; or (cause,
-        message).
+        ``reply``: a score; a dictionary with the score, and with further numbers, an answer, or both; or
+        (cause, message) for a missing score.
         """
         with self.lock:
             if isinstance(reply, dict):
@@ -97,7 +97,7 @@ class _Call:
                 self.done.set()
 
     def fail(self, error: BaseException) -> None:
-        """End the call with an error. Later errors are ignored."""
+        """End the call with an error. Only the first error is kept."""
         self.error = self.error or error
         self.done.set()
 
@@ -112,7 +112,7 @@ class _Chunk:
 
 
 class RewardPool(WorkerPool[_Chunk]):
-    """Up to ``workers`` processes for users' rewards, and as many for built-in scorers.
+    """Up to ``workers`` processes for users' rewards, and up to ``workers`` more for built-in scorers.
 
     All rewards of a run share the pool, and several threads may use it at once. If ``workers`` is not given,
     the number of processes depends on the machine and the rewards. The first process starts with the first
@@ -142,15 +142,15 @@ class RewardPool(WorkerPool[_Chunk]):
     ) -> Results:
         """Score rows, and return their results.
 
-        Each row has the values of the columns ``names``, and ``timeout`` seconds to be scored. Raises
-        PlanError if the scorer cannot be loaded.
+        ``rows``: for each row, the values of the columns ``names``. ``timeout``: seconds to score a row.
+        Raises PlanError if the scorer cannot be loaded.
         """
         return self.wait(self.submit(scorer, names, rows, timeout))
 
     def submit(
         self, scorer: ScorerSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float = 60.0
     ) -> _Call:
-        """Start scoring rows, with the arguments of ``score``. Returns the call for ``wait``."""
+        """Start scoring rows, and return the call to pass to ``wait``. The arguments are those of ``score``."""
         with self.lock:
             self.check_open()
             if not self.slots:
@@ -182,15 +182,16 @@ class RewardPool(WorkerPool[_Chunk]):
         return call.results
 
     def close(self) -> None:
-        """Kill all workers. Scoring in progress raises RuntimeError."""
+        """Kill all workers. Threads that wait for scores get RuntimeError."""
         for remote in self._remotes.values():
             remote.close()
         super().close()
 
     def remote(self, url: str) -> RemoteReward:
-        """Return the connection to the server at ``url``, shared by all rewards.
+        """Return the client for the reward server at ``url``. All rewards that use this server share the
+        client.
 
-        It is closed with the pool.
+        Closing the pool closes the client.
         """
         from rlflow.rewards.remote import RemoteReward
 
@@ -206,9 +207,9 @@ class RewardPool(WorkerPool[_Chunk]):
         self.close()
 
     def _grow(self, scorer: ScorerSpec) -> None:
-        """Record that rows have waited, and add slots once enough waiting time has accumulated.
+        """Record that rows had to wait, and add slots once the waiting times add up to enough.
 
-        Adds no slot while a process still loads the scorer, since a further process would slow down the
+        Adds no slot while a process is still loading the scorer, since another process would slow down the
         loading.
         """
         with self.lock:
@@ -224,10 +225,10 @@ class RewardPool(WorkerPool[_Chunk]):
                         self.begin(_RewardSlot(self, self._chunks))
 
     def _more(self) -> int:
-        """Return how many slots to add after rows have waited.
+        """Return how many slots to add when rows have to wait.
 
-        With a configured size, these are all remaining slots. Otherwise it is one slot until there are as
-        many as cores. Beyond that, the number of slots doubles if the processes mostly wait.
+        If the user set the number of workers: all remaining slots. Otherwise: one, up to the number of cores.
+        Beyond that, the number of slots doubles if the processes mostly wait.
         """
         count = len(self.slots)
         if self._named:
@@ -240,8 +241,10 @@ class RewardPool(WorkerPool[_Chunk]):
 
 
 class _RewardSlot(Slot[_Chunk]):
-    """Scores chunks of rows. If a process dies or is late while it scores a row, that row's score is
-    missing."""
+    """A slot of the pool that scores chunks of rows.
+
+    If its process dies or misses the deadline while it scores a row, that row's score is missing.
+    """
 
     def do(self, job: _Chunk) -> None:
         if job.call.error is not None:
@@ -261,7 +264,7 @@ class _RewardSlot(Slot[_Chunk]):
         job.call.fail(error)
 
     def _scores(self, chunk: _Chunk) -> Iterator[Any]:
-        """Yield the result of each row as soon as the process has sent it."""
+        """Yield the result of each row as soon as the worker sends it."""
         call, load = chunk.call, _load(chunk.call.scorer)
         request = {
             "key": load.key,
@@ -275,9 +278,10 @@ class _RewardSlot(Slot[_Chunk]):
         )
 
     def _go_on(self, call: _Call, left: range, several: bool, stopped: Died | RewardLate) -> None:
-        """Arrange the scoring of the remaining rows after a process died or was late at the first of them.
+        """Continue scoring after a process died or missed a deadline.
 
-        ``left``: the remaining rows. ``several``: whether the message to the process had several rows.
+        ``left``: the rows without a result; the process failed at the first of them. ``several``: whether the
+        message to the process had several rows.
         """
         if _is_together(call.scorer) and several:  # the faulty row is unknown, so score each row separately
             for unknown in left:
@@ -300,10 +304,10 @@ def _has(slot: Slot[_Chunk], scorer: ScorerSpec) -> bool:
 
 
 def computed(processes: Sequence[int]) -> float:
-    """Return the processor seconds used by processes, plus the seconds for which they waited for a free core.
+    """Return the processor seconds used by processes, plus the seconds that they waited for a free core.
 
-    Without the waiting time, a computing process on a busy machine would look like one that waits for
-    something else. Only Linux reports the waiting time; elsewhere it counts as 0.
+    Waiting for a core counts so that, on a busy machine, a computing process does not look idle. Only Linux
+    reports this waiting time; elsewhere it counts as 0.
     """
     import psutil
 
@@ -318,20 +322,19 @@ def computed(processes: Sequence[int]) -> float:
 
 
 def _is_together(scorer: ScorerSpec) -> bool:
-    """Whether the rows of one message are scored concurrently, or by one call.
+    """Whether the worker scores the rows of a message concurrently, or with one call for all of them.
 
-    If so, a late row cannot be identified.
+    If so, the pool cannot tell which row is late.
     """
     form = FORMS.get(scorer.settings.get("form", ""))
     return bool(scorer.settings.get("later")) or (form is not None and form.batch)
 
 
 def _verdict(reply: Any, built_in: bool) -> Any:
-    """Return a reply if it is valid: a score, or [cause, message].
+    """Validate a worker's reply about a row: a score, or [cause, message].
 
-    A score is a finite number; for built-in scorers it is from 0 to 1. If a built-in score is outside that
-    range, returns (cause, message) instead. Raises Died for any other reply, since a scorer cannot have sent
-    it.
+    A score is a finite number. A built-in score outside 0 to 1 is converted to (cause, message). Raises Died
+    for any other reply, since no scorer sends one.
     """
     score = reply["score"] if isinstance(reply, dict) and _with_more(reply, built_in) else reply
     if isinstance(score, float) and math.isfinite(score):
@@ -346,8 +349,10 @@ def _verdict(reply: Any, built_in: bool) -> Any:
 
 
 def _with_more(reply: dict[Any, Any], built_in: bool) -> bool:
-    """Whether the reply is valid and has, in addition to a score, an answer or further numbers. Only users'
-    functions may send further numbers."""
+    """Whether the reply is valid and contains more than a score: an answer or further numbers.
+
+    Built-in scorers must not send further numbers.
+    """
     others, answer = reply.get("others", {}), reply.get("answer", "")
     if not {"score"} < reply.keys() <= {"score", "answer"} | (set() if built_in else {"others"}):
         return False

@@ -34,8 +34,8 @@ FORMS = (
 class RewardSpec:
     """A reward as the user names it, not yet bound to data.
 
-    A reward of kind "model" is later bound as a role. A reward of kind "env" is later bound to the
-    environment of its episodes. Both happen in `rlflow.config.roles.rewards`.
+    `rlflow.config.roles.rewards` later binds a reward of kind "model" as a role, and a reward of kind "env"
+    to the environment of its episodes.
     """
 
     kind: Literal["task", "math", "function", "model", "remote", "env"]
@@ -48,8 +48,9 @@ class RewardSpec:
 
     @property
     def judges_text(self) -> bool:
-        """Whether a process or a server scores the text of rows. False for a model or an environment as the
-        reward."""
+        """Whether a process or a server scores the text of rows. False if a model or an environment gives the
+        reward.
+        """
         return self.kind not in ("model", "env")
 
 
@@ -74,8 +75,8 @@ def parse_reward(written: str) -> RewardSpec:
 def check_sources(rewards: Sequence[RewardSpec], sources: Sequence[str]) -> None:
     """Check that rewards and data sources match.
 
-    ``rewards``: the rewards of one role, or of all roles. Raises PlanError for a reward that names an unknown
-    source, and for a source without a reward.
+    ``rewards``: the rewards of one role, or of all roles. Raises PlanError if a reward names an unknown
+    source, or if a source has no reward.
     """
     for reward in rewards:
         if reward.source and reward.source not in sources:
@@ -101,8 +102,7 @@ def check_sources(rewards: Sequence[RewardSpec], sources: Sequence[str]) -> None
 
 
 def readers(specs: Iterable[RewardSpec]) -> dict[str, Place]:
-    """Return the place of the function that reads a column, by column. If several functions read it, the
-    first one counts."""
+    """Return, for each column that reward functions read, where the first such function is defined."""
     places: dict[str, Place] = {}
     for spec in specs:
         if spec.kind == "function":
@@ -112,7 +112,7 @@ def readers(specs: Iterable[RewardSpec]) -> dict[str, Place]:
 
 
 def wanted(specs: Iterable[RewardSpec]) -> Wanted:
-    """Return the names of the data fields that rewards may read."""
+    """Return the data fields that rewards may read."""
     specs = list(specs)
     functions = [text.reads(spec.path, spec.function) for spec in specs if spec.kind == "function"]
     optional = {name: False for columns in functions for name in columns.optional}
@@ -164,14 +164,16 @@ def _what(function: Callable[..., Any]) -> str:
 
 
 def _package_module(module: str, path: str) -> str:
-    """Return the module's dotted name if it is part of a package, so that relative imports work; else ""."""
+    """Return the dotted name of a module in a package, so that relative imports work; "" outside of packages."""
     existing = sys.modules.get(module)
     same = existing is not None and os.path.abspath(getattr(existing, "__file__", None) or "") == path
     return module if same and "." in module else ""
 
 
 def _split_weight(text: str) -> tuple[str, float]:
-    """Return (the text without its weight, the weight). Without a weight in the text, the weight is 1."""
+    """Split a text such as ``math:0.5`` into (text without the weight, weight). The weight is 1 if none is
+    given.
+    """
     body, _, last = text.rpartition(":")
     try:
         weight = float(last) if body else 1.0
@@ -191,9 +193,9 @@ def _split_weight(text: str) -> tuple[str, float]:
 
 
 def _split_source(text: str) -> tuple[str, str]:
-    """Return (the text without its source, the source). The source is empty if the text does not name one.
+    """Split a text such as ``math@source`` into (text without the source, source). The source may be empty.
 
-    In an existing path, an @ does not separate a source.
+    An @ that is part of an existing path does not separate a source.
     """
     body, at, source = text.rpartition("@")
     return (
@@ -202,8 +204,10 @@ def _split_source(text: str) -> tuple[str, str]:
 
 
 def _remote(written: str) -> RewardSpec:
-    """Parse a reward that is a server's URL. A number after the path is a weight; a number after the host is
-    a port."""
+    """Parse a reward that is a server's URL.
+
+    A number after the URL's path is the weight. A number after the host is the port.
+    """
     scheme, _, rest = written.partition("://")
     host, slash, path = rest.partition("/")
     path, weight = _split_weight(path) if path else (path, 1.0)
@@ -243,7 +247,9 @@ def _function(written: str, body: str, weight: float) -> RewardSpec:
 
 
 def _no_function(written: str, path: str) -> PlanError:
-    """Return the error for a reward that names a file but no function. It lists the file's functions."""
+    """Return the error for a reward that names a file without a function. The error lists the file's
+    functions.
+    """
     names = [f"{path}:{name}" for name in text.functions(path)] if path.endswith(".py") else []
     return PlanError.of(
         "reward-function",

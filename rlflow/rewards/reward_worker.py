@@ -2,9 +2,9 @@
 
 It runs as ``python -m rlflow.rewards.reward_worker PARENT REPLIES SANDBOX``: the parent's process id, the
 descriptor for replies, and the process's permissions as JSON (``Confinement.words``). Requests arrive on
-standard input. Each row gets one reply, which contains the row's place in the request. At its start, the
-process moves requests and replies to other descriptors than standard input and output, so that user code that
-reads or prints cannot disturb them.
+standard input. The worker sends one reply for each row, with the row's index in the request. At its start,
+the worker moves requests and replies to other descriptors. User code that reads standard input or prints
+therefore cannot disturb them.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ def main() -> None:
 
 
 def begun() -> tuple[int, int]:
-    """Prepare the process according to its command line, and return the descriptors (requests, replies).
+    """Prepare the process according to its command line, and return (requests, replies) as file descriptors.
 
-    The process is tied to its parent and enters the sandbox. Requests and replies move to new descriptors.
+    The process then ends when its parent does, and runs in the sandbox. Standard input and output are free
+    for user code.
     """
     parent, replies = int(sys.argv[1]), int(sys.argv[2])
     process_tag.die_with(parent)
@@ -54,9 +55,9 @@ def begun() -> tuple[int, int]:
 
 
 def confine(words: dict[str, Any]) -> None:
-    """Enter the sandbox for built-in scorers, or the one for users' rewards.
+    """Enter the sandbox: one for built-in scorers, or one for users' rewards.
 
-    ``words``: the process's permissions (``Confinement.words``).
+    ``words``: the process's permissions, as from ``Confinement.words``.
     """
     if words["built_in"]:
         sandboxes.around_scorers(words["folder"])
@@ -67,7 +68,7 @@ def confine(words: dict[str, Any]) -> None:
 class RequestWorker:
     """Loads objects and answers requests, with one reply for each part of a request.
 
-    ``requests`` and ``replies`` are file descriptors. Subclasses define how to load an object and how to
+    ``requests`` and ``replies`` are file descriptors. Subclasses define how to load an object, and how to
     answer a request.
     """
 
@@ -75,7 +76,10 @@ class RequestWorker:
         self._requests, self._replies = requests, replies
 
     def load(self, key: str, packed: dict[str, Any]) -> None:
-        """Load the object to which requests refer as ``key``. May raise any exception."""
+        """Load an object. Later requests refer to it as ``key``. May raise any exception.
+
+        ``packed``: plain values that describe the object.
+        """
         raise NotImplementedError
 
     def answers(self, request: dict[str, Any]) -> Iterator[Any]:
@@ -83,7 +87,7 @@ class RequestWorker:
         raise NotImplementedError
 
     def serve(self) -> None:
-        """Answer requests until their stream ends."""
+        """Answer requests until the request stream ends."""
         reader = frames.FrameReader(limit=1 << 32)
         while data := os.read(self._requests, 1 << 20):
             reader.feed(data)
@@ -93,8 +97,7 @@ class RequestWorker:
     def _answer(self, request: dict[str, Any]) -> None:
         """Answer one request.
 
-        Only this process replies. If a function forks a child and the child returns from the function, the
-        child exits there.
+        Only this process replies. If user code forks a child that returns here, the child exits.
         """
         number = request["number"]
         if "load" in request:
@@ -166,7 +169,7 @@ class RewardWorker(RequestWorker):
 
 
 def _score(scorer: scorers.Score, row: scorers.Row) -> Any:
-    """Return the verdict on the row, in the form that ``values.verdict`` returns."""
+    """Score one row, and return its verdict as ``values.verdict`` defines it."""
     try:
         return values.verdict(scorer(**row))
     except BaseException as error:  # a user's function may raise anything, SystemExit included
@@ -177,7 +180,7 @@ def _score(scorer: scorers.Score, row: scorers.Row) -> Any:
 def _memory(kind: str) -> Iterator[None]:
     """Limit the memory that a built-in scorer may allocate inside the context.
 
-    Users' functions are not limited here, since they may load a model.
+    Users' functions have no such limit, since they may load a model.
     """
     if kind == "function" or sys.platform != "linux":
         yield
@@ -196,8 +199,7 @@ def _memory(kind: str) -> Iterator[None]:
 
 
 def line_of(error: BaseException, file: str) -> int:
-    """Return the line number of the user's file at which the error was raised: the last one in the
-    traceback."""
+    """Return the line of the user's file ``file`` that raised the error: the last such line in the traceback."""
     if isinstance(error, SyntaxError):
         return error.lineno or 1
     return next(

@@ -33,14 +33,16 @@ BUILT_IN = ("match", "math", "reasoning_gym")
 
 
 def build(kind: str, settings: Mapping[str, Any]) -> Score:
-    """Return the scorer of a kind: match, math, reasoning_gym or function."""
+    """Return the scorer of a kind: match, math, reasoning_gym or function. ``settings``: its keyword
+    arguments.
+    """
     return BUILDERS[kind](**settings)
 
 
 def match(extract: bool = False) -> Score:
     """Return the scorer ``exact``, which compares texts.
 
-    ``extract``: whether the scorer also returns the compared answer, for votes.
+    ``extract``: whether the scorer also returns the answer found in the response, for majority votes.
     """
     return _with_answer(exact, compared) if extract else exact
 
@@ -48,7 +50,7 @@ def match(extract: bool = False) -> Score:
 def exact(*, completion: str, answer: str) -> float:
     """Return 1.0 if the response's answer equals the correct answer exactly, else 0.0.
 
-    If the correct answer contains ``####`` (GSM8K), the numbers after this mark are compared.
+    If the correct answer contains ``####`` (GSM8K), the scorer compares the numbers after this mark.
     """
     if FINAL in answer:
         return float(_final(answer) == _final(completion))
@@ -56,12 +58,12 @@ def exact(*, completion: str, answer: str) -> float:
 
 
 def compared(*, completion: str, answer: str) -> str:
-    """Return the part of a response that ``exact`` compares; it may be empty."""
+    """Return the part of a response that ``exact`` compares. It may be empty."""
     return _final(completion) if FINAL in answer else final_answer(completion)
 
 
 def _with_answer(score: Score, read: Callable[..., str]) -> Score:
-    """Return a scorer that also returns the answer extracted by ``read``, unless that answer is empty."""
+    """Return a scorer that also returns the answer that ``read`` extracts, unless that answer is empty."""
 
     def both(**row: Any) -> dict[str, Any]:
         answer = read(**row)
@@ -71,8 +73,7 @@ def _with_answer(score: Score, read: Callable[..., str]) -> Score:
 
 
 def final_answer(completion: str) -> str:
-    """Return the text in the last ``<answer>…</answer>`` of a response, or the full response if it has
-    none."""
+    """Return the text in the last ``<answer>…</answer>`` of a response; without such tags, the full response."""
     tagged = ANSWER.findall(completion)
     return (tagged[-1] if tagged else completion).strip()
 
@@ -84,10 +85,10 @@ def _final(text: str) -> str:
 
 
 def reasoning_gym(task: str, parameters: Mapping[str, Any], extract: bool = False) -> Score:
-    """Return the scorer that comes with a reasoning-gym task.
+    """Return the scorer of a reasoning-gym task.
 
-    A scorer that evaluates text as code gets only plain answers; see ``rlflow.rewards.plain``. ``extract``:
-    whether it also returns the answer in the response, for votes.
+    If the scorer evaluates text as code, it gets only plain answers; see ``rlflow.rewards.plain``.
+    ``extract``: whether the scorer also returns the answer found in the response, for majority votes.
     """
     from rlflow.data.frozen import thawed
 
@@ -107,10 +108,10 @@ Row = Mapping[str, Any]
 def portions(
     kind: str, settings: Mapping[str, Any], rows: Sequence[Row]
 ) -> Iterator[tuple[Sequence[Row], bool]]:
-    """Yield (portion of the rows, whether to score it in a child process that ends afterwards).
+    """Split rows into portions, and yield (portion, whether to score it in a forked child).
 
-    A child process scores all rows of a scorer that evaluates text as code. It also scores the rows of
-    ``math`` whose completion contains words of programs.
+    If a scorer evaluates text as code, a child scores all its rows. With ``math``, a child scores each row
+    whose completion contains words of programs.
     """
     if kind != "math":
         yield rows, kind == "reasoning_gym" and plain.evaluates(settings["task"])
@@ -122,18 +123,18 @@ def portions(
 def math(extract: bool = False) -> Score:
     """Return the scorer that compares mathematical expressions with math-verify.
 
-    ``extract``: whether it also returns the expression found in the response, for votes. Raises PlanError if
-    math-verify is not installed.
+    ``extract``: whether the scorer also returns the expression found in the response, for majority votes.
+    Raises PlanError if math-verify is not installed.
     """
     verifier = require("math_verify", extra="tasks")
     logging.getLogger("math_verify").setLevel(logging.ERROR)
 
     def scored(*, completion: str, answer: str) -> Any:
-        """Return 1.0 if response and correct answer are the same number, set or expression, else 0.0.
+        """Return 1.0 if the response and the correct answer are the same number, set or expression, else 0.0.
 
         Returns None if the correct answer cannot be parsed. If the correct answer contains ``####`` (GSM8K),
-        only the text after it counts. In a response, the number after the last ``####`` counts; without such
-        a number, the last box or the last expression.
+        only the text after this mark counts. The response's answer is the number after its last ``####``.
+        Without such a number, it is the last box, or else the last expression.
         """
         right = _read(verifier, answer.rpartition(FINAL)[2])
         if not right:
@@ -152,10 +153,9 @@ def math(extract: bool = False) -> Score:
 
 
 def _expression_text(claim: Sequence[Any]) -> str:
-    """Return the expression found in a response as text, or an empty string if there is none or it cannot be
-    printed.
+    """Return the expression found in a response as text; "" if there is none or it cannot be printed.
 
-    Equal expressions give the same text.
+    Equal expressions give equal texts.
     """
     for each in claim:
         with contextlib.suppress(Exception):  # raised for example for a number with too many digits
@@ -164,7 +164,7 @@ def _expression_text(claim: Sequence[Any]) -> str:
 
 
 def _read(verifier: Any, answer: str) -> Any:
-    """Return an answer parsed by math-verify, even if it is not between dollar signs or in a box."""
+    """Parse an answer with math-verify, even if the answer is neither between dollar signs nor in a box."""
     answer = answer.strip()
     marked = "$" in answer or "\\boxed" in answer or "\\(" in answer or "\\[" in answer
     return verifier.parse(answer if marked or not answer else f"\\boxed{{{answer}}}", parsing_timeout=None)
@@ -173,26 +173,28 @@ def _read(verifier: Any, answer: str) -> Any:
 def function(
     file: str, function: str, source: str, module: str = "", later: bool = False, form: str = ""
 ) -> Score:
-    """Return the named function from a user's file.
+    """Return a function from a user's file.
 
-    The file is loaded from ``source``, its text as the run read it at its start. If the file is part of a
-    package, it is imported as ``module``. ``later``: whether the function is async. ``form``: the project for
-    which the function was written; empty for rlflow.
+    ``source``: the file's text, as the run read it at its start. ``module``: the dotted name under which a
+    file in a package is imported. ``later``: whether the function is async. ``form``: the project for which
+    the function was written; empty for rlflow.
     """
     scorer: Score = getattr(user_module(file, source, module), function)
     return by_row(scorer) if form == VERL.project else scorer
 
 
 def user_module(file: str, source: str, module: str = "") -> types.ModuleType:
-    """Return a user's file as a module, executed from its text ``source``.
+    """Execute the text ``source`` of a user's file, and return the resulting module.
 
-    If the file is part of a package, it is imported as ``module``.
+    ``module``: the dotted name under which a file in a package is imported.
     """
     return _imported(file, module) if module else _loaded(file, source)
 
 
 def _loaded(file: str, source: str) -> types.ModuleType:
-    """Return the file as a module. Its folder becomes importable, as for ``python FILE``."""
+    """Execute a file's text and return the module. The file's folder becomes importable, as for ``python
+    FILE``.
+    """
     sys.path.insert(0, os.path.dirname(file))
     name = f"reward_{abs(hash(file)):x}"
     module = types.ModuleType(name)

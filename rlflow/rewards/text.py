@@ -1,4 +1,4 @@
-"""Read a reward function from its file's text, without importing the file."""
+"""Read a reward function's parameters from the text of its file, without importing the file."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Reads:
 def reads(file: str, function: str) -> Reads:
     """Return the parameters of a top-level function in a file.
 
-    Raises PlanError if the file cannot be read, does not define the function, or if the function cannot be a
-    reward.
+    Raises PlanError if the file cannot be read, if it does not define the function, or if the function cannot
+    be a reward.
     """
     functions = {node.name: node for node in _functions(tree(file).body)}
     if function not in functions:
@@ -51,9 +51,9 @@ def reads(file: str, function: str) -> Reads:
 
 
 def source(file: str, what: str = "reward") -> str:
-    """Return the text of a reward's file, or of another user file.
+    """Return the text of a user's file. Raises PlanError if the file cannot be read.
 
-    ``what``: the name for the file in messages. Raises PlanError if it cannot be read.
+    ``what``: what error messages call the file.
     """
     path = Path(file)
     if not path.is_file():
@@ -82,8 +82,11 @@ def functions(file: str) -> list[str]:
 
 
 def tree(file: str, what: str = "reward") -> ast.Module:
-    """Return the syntax tree of a user's file. Raises PlanError if the file cannot be read or is not
-    Python."""
+    """Return the syntax tree of a user's file. Raises PlanError if the file is unreadable or not valid
+    Python.
+
+    ``what``: what error messages call the file.
+    """
     try:
         with _PARSING:
             return ast.parse(source(file, what), file)

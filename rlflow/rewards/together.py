@@ -14,7 +14,7 @@ from rlflow.rewards import values
 class SideBySide:
     """An event loop that stays open for the lifetime of its process.
 
-    Objects that user code keeps between calls, such as connections, therefore stay usable.
+    Connections and similar objects that user code keeps between calls therefore stay usable.
     """
 
     def __init__(self) -> None:
@@ -26,8 +26,9 @@ class SideBySide:
             self._runner.close()
 
     def results(self, waiting: Sequence[Coroutine[Any, Any, Any]]) -> Iterator[Any]:
-        """Yield the result of each coroutine in order, as soon as this coroutine and all earlier ones are
-        finished."""
+        """Run coroutines concurrently, and yield their results in order. A result waits for all earlier
+        results.
+        """
         self._runner = self._runner or asyncio.Runner()
         loop = self._runner.get_loop()
         tasks = [loop.create_task(each) for each in waiting]
@@ -42,7 +43,8 @@ class SideBySide:
                 loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
     def scores(self, function: Callable[..., Any], rows: Sequence[Any], timeout: float) -> Iterator[Any]:
-        """Yield the verdict on each row, in order.
+        """Call an async reward function for all rows concurrently, and yield the verdict on each row, in
+        order.
 
         If scoring a row takes longer than ``timeout`` seconds, its call is cancelled and its score is
         missing.

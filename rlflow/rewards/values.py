@@ -1,6 +1,6 @@
 """Convert a reward function's return value to the message about its row, and collect the scores of a request.
 
-The message is a number; a number with further numbers and an answer; or the cause of a missing score.
+The message is a score, a score with further numbers and an answer, or the cause of a missing score.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ KEY = re.compile(r"[\w.@/-]{1,64}")  # valid keys of further numbers; entries wi
 
 @dataclass
 class Results:
-    """The scores of a request's rows.
+    """The scores of a request's rows, with the causes of missing scores.
 
-    Causes of missing scores: none (the function returned None), nan (not finite), overflow (finite, but too
-    large for float32), type (not a number), raised, timeout, died.
+    Causes: none (the function returned None), nan (not finite), overflow (finite, but too large for float32),
+    type (not a number), raised, timeout, died.
     """
 
     values: list[float]  # one score for each row, in order; NaN if it is missing
@@ -55,11 +55,11 @@ class Results:
 
 
 def verdict(value: Any, source: str = RETURNED) -> Any:
-    """Convert the value that a reward returned for a row.
+    """Convert a reward function's return value for one row.
 
-    Returns a finite float, or [cause, message] if there is no score. If the value is a dictionary with more
-    than a score, returns {"score": float, "others": {key: float}, "answer": text}, of which "others" and
-    "answer" are optional. ``source``: see ``number``.
+    Returns the score as a finite float, or [cause, message] if there is none. For a dictionary with more than
+    a score, returns {"score": float, "others": {key: float}, "answer": text}; "others" and "answer" are
+    optional. ``source``: beginning of the message, such as "the function returned".
     """
     if not isinstance(value, Mapping):
         return number(value, source)
@@ -72,13 +72,12 @@ def verdict(value: Any, source: str = RETURNED) -> Any:
 
 
 def _answer(value: Any) -> str | None:
-    """Return an extracted answer as text, so that votes can be counted; None for an empty text or another
-    type."""
+    """Return an extracted answer as text, for majority votes; None if it is empty or neither text nor number."""
     return str(value)[:LONGEST] or None if isinstance(value, str | numbers.Real) else None
 
 
 def _others(value: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
-    """Yield (key, value) for the finite numbers in a dictionary except its score, at most OTHERS of them."""
+    """Yield (key, value) for up to OTHERS finite numbers in a reward's dictionary, except the score."""
     count = 0
     for key, other in value.items():
         if (
@@ -96,7 +95,7 @@ def _others(value: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
 def number(value: Any, source: str = RETURNED) -> Any:
     """Return the value as a finite float, or [cause, message] if it cannot be one.
 
-    ``source``: the beginning of the message, which says where the value comes from.
+    ``source``: beginning of the message, which says who returned the value.
     """
     if value is None:
         return ["none", f"{source} None"]
@@ -117,8 +116,7 @@ def number(value: Any, source: str = RETURNED) -> Any:
 
 
 def _instead(value: Any) -> str:
-    """Return advice to append to the message about a dictionary, list or coroutine; empty for other
-    values."""
+    """Return advice to append to the error about a dictionary, list or coroutine; empty for other values."""
     if isinstance(value, Mapping):
         keys = [repr(name) for name, score in value.items() if isinstance(score, numbers.Real)]
         return f": use the key '{SCORE}' for the score instead of {keys[0]}" if keys else ""
@@ -128,11 +126,10 @@ def _instead(value: Any) -> str:
 
 
 def raised(error: BaseException) -> list[str]:
-    """Return [cause, message] for a row whose function raised. The message is the error's text with its
-    place, shortened.
+    """Return ["raised", message] for a row whose reward function raised.
 
-    For each line of the user's file that raises, the full traceback is printed once. The run folder keeps
-    everything that rewards print.
+    The message is the error's text and place, shortened. The full traceback is printed once for each line
+    that raises; the run folder keeps what rewards print.
     """
     place = own_place(error) if own_lines(error) else ""
     if place and place not in _PRINTED:
@@ -143,7 +140,7 @@ def raised(error: BaseException) -> list[str]:
 
 
 def message(error: BaseException) -> str:
-    """Return the error's text with the place where it was raised, shortened to MESSAGE characters."""
+    """Return the error's text and the place where it was raised, shortened to MESSAGE characters."""
     origin = own_place(error)
     place = f"{origin}: " if origin else ""
     try:
@@ -154,5 +151,7 @@ def message(error: BaseException) -> str:
 
 
 def _callers(lines: Sequence[str]) -> str:
-    """Return the lines of the user's files that led to the raising line, the nearest caller first."""
+    """Return "; called by …" with the lines of user files that led to the raising line, the nearest caller
+    first.
+    """
     return f"; called by {', '.join(lines[1:])}" if lines[1:] else ""

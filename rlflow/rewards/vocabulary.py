@@ -17,7 +17,7 @@ FILE = "tokenizer.json"
 def check_same(reward: Path, model: Path) -> None:
     """Raise PlanError if the tokenizers of a reward model and a policy give different ids for the same text.
 
-    Compares the tokenizer.json in both folders. Does nothing if a folder does not have one.
+    Compares tokenizer.json in the two model folders. Does nothing if either folder does not have this file.
     """
     if reward.resolve() == model.resolve() or not ((reward / FILE).is_file() and (model / FILE).is_file()):
         return
@@ -33,7 +33,7 @@ def check_same(reward: Path, model: Path) -> None:
 
 
 def _ids(file: Path) -> tuple[Any, Any]:
-    """Return (vocabulary, added tokens) from a tokenizer.json. Together they determine the ids for a text."""
+    """Return (vocabulary, added tokens) from a tokenizer.json. The two determine the ids for a text."""
     content = json.loads(file.read_text("utf-8"))
     added = {token["id"]: token["content"] for token in content.get("added_tokens") or ()}
     return (content.get("model") or {}).get("vocab") or {}, added

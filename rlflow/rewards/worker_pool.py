@@ -1,6 +1,6 @@
 """Run worker processes in a pool: send requests with deadlines, read output, and kill and restart processes.
 
-Killing a process also ends its children.
+Killing a process also kills its children.
 """
 
 from __future__ import annotations
@@ -43,28 +43,27 @@ class Died(Exception):
 
 
 class RewardLate(Exception):
-    """The worker process did not answer by the deadline."""
+    """The worker process missed the deadline for its reply."""
 
 
 class Idle(Exception):
-    """A worker process ended before it took its request. Therefore no part of the request can be the
-    cause."""
+    """A worker process ended before it took its request, so the request is not at fault."""
 
 
 def in_worker() -> bool:
-    """Whether this process is a reward worker.
+    """Whether this process is a worker of a pool.
 
-    A user's file may start a run when it is loaded. In a worker, which also loads the file, it must not do
-    so.
+    A user's file may start a run when it is loaded. Workers load this file too, and must not start another
+    run.
     """
     return MARK in os.environ
 
 
 class WorkerProcess:
-    """A running worker process with a private folder, for built-in scorers or for users' rewards.
+    """A running worker process with a private folder. It runs built-in scorers or users' rewards.
 
-    The thread that creates the object must not end before the worker: on Linux, the kernel kills the worker
-    when that thread ends. ``on_output``: called with the worker's output.
+    The thread that creates the object must outlive the worker: on Linux, the kernel kills the worker when
+    that thread ends. ``on_output``: called with the worker's output.
     """
 
     def __init__(
@@ -75,8 +74,10 @@ class WorkerProcess:
         program: str = "rlflow.rewards.reward_worker",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start the process. ``program``: the module that it runs.
+        """Start the process.
 
+        ``built_in``: whether it runs built-in scorers. ``confinement``: the permissions of users' code.
+        ``on_output``: called with the process's output. ``program``: the module that the process runs.
         ``clock``: returns the seconds used for deadlines.
         """
         self.built_in, self._hear, self._clock = built_in, on_output, clock
@@ -148,10 +149,11 @@ class WorkerProcess:
             self._events.unregister(self._requests)
 
     def receive(self, seconds: float, place: int = frames.WHOLE) -> Any:
-        """Return the reply to the last request, or the reply for the request's row at ``place``.
+        """Return the process's next reply to the last request. It must be the reply for the row at index
+        ``place``.
 
-        Raises RewardLate after ``seconds``. Raises Died if the process has ended, or if user code has damaged
-        the stream or replied for another row.
+        By default, the reply must be for the complete request. Raises RewardLate after ``seconds``. Raises
+        Died if the process has ended, or if the reply is invalid or for another row.
         """
         until = Deadline(seconds, self._clock)
         try:
@@ -168,9 +170,10 @@ class WorkerProcess:
         return reply
 
     def _wait(self, until: Deadline) -> None:
-        """Wait for data from the process until the deadline, and read it.
+        """Wait for data from the process, and read it.
 
-        Checks once more after the deadline.
+        After the deadline, reads what has already arrived, or raises RewardLate. Raises Died if the process
+        has ended.
         """
         seconds = until.left()
         events = self._events.select(min(max(seconds, 0), LOOK))
@@ -196,7 +199,7 @@ class WorkerProcess:
             raise Died(self._last_words())
 
     def _last_words(self) -> str:
-        """Return a text on how the process ended, with the end of its output."""
+        """Return a text that says how the process ended, with the end of its output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.child.wait(0.5)
         code = self.child.returncode
@@ -217,7 +220,7 @@ class WorkerProcess:
     def signal_group(self) -> None:
         """Kill the process and its process group. Any thread may call this.
 
-        Descendants that have left the group are killed by ``kill``.
+        Descendants that have left the group survive; ``kill`` kills them too.
         """
         self.child.note_descendants()
         self.child.signal_group()
@@ -239,7 +242,7 @@ class WorkerProcess:
 
 @dataclass(frozen=True)
 class Load:
-    """An object that a process must load before it can take a request."""
+    """An object that a worker process must load before it can take a request for it."""
 
     key: str  # name by which a process recognises an object that it has loaded
     packed: Mapping[str, Any]  # plain values from which the worker builds it
@@ -249,7 +252,7 @@ class Load:
     name: str  # name of the object in messages
 
     def cannot(self, reply: Mapping[str, Any]) -> PlanError:
-        """Return the error for this object from a worker's reply that it could not be loaded."""
+        """Return the error to raise if a worker replied that it could not load this object."""
         return PlanError.of(
             self.rule,
             f"the {self.name} cannot be loaded: {reply['failed']}",
@@ -261,9 +264,9 @@ class Load:
 class WorkerPool(Generic[Job]):
     """Slots with worker processes. Processes start with the first job, and end when the pool is closed.
 
-    Several threads may use the pool at once. ``name``: name for its threads. ``closed``: message of the error
-    for a closed pool. ``program``: the module that processes run. ``confinement``: the permissions of users'
-    code. ``clock``: returns the seconds used for deadlines.
+    Several threads may use the pool at once. ``name``: name of its threads. ``closed``: message of the error
+    that a closed pool raises. ``program``: the module that the processes run. ``confinement``: the
+    permissions of users' code. ``clock``: returns the seconds used for deadlines.
     """
 
     def __init__(
@@ -298,13 +301,13 @@ class WorkerPool(Generic[Job]):
             raise RuntimeError(self._message)
 
     def put(self, jobs: queue.SimpleQueue[Job | None], job: Job) -> None:
-        """Submit a job to the slots that read from ``jobs``. Raises RuntimeError for a closed pool."""
+        """Put a job into the queue ``jobs``. Raises RuntimeError for a closed pool."""
         with self.lock:
             self.check_open()
             jobs.put(job)
 
     def close(self) -> None:
-        """Kill all processes. Jobs in progress fail with RuntimeError."""
+        """Kill all processes. Jobs in progress end with RuntimeError."""
         with self.lock:
             self.closed.set()
         slots = [*self.slots]
@@ -322,8 +325,8 @@ class WorkerPool(Generic[Job]):
 class Slot(threading.Thread, Generic[Job]):
     """A thread that runs jobs with up to two worker processes: one for users' code, one for built-in scorers.
 
-    It starts the processes, sends them requests, kills them at a deadline and restarts them. Subclasses
-    define how a job is done.
+    It starts the processes, sends them requests, and kills and restarts them if they miss a deadline.
+    Subclasses define how to do a job.
     """
 
     def __init__(self, pool: WorkerPool[Job], jobs: queue.SimpleQueue[Job | None]) -> None:
@@ -334,11 +337,11 @@ class Slot(threading.Thread, Generic[Job]):
         self._guard = threading.Lock()
 
     def do(self, job: Job) -> None:
-        """Run a job. An exception that it raises is passed to ``fail``."""
+        """Do a job. If this raises, the slot passes the exception to ``fail``."""
         raise NotImplementedError
 
     def fail(self, job: Job, error: BaseException) -> None:
-        """End a job with an error, which the waiting thread raises."""
+        """End a job with an error. The thread that waits for the job raises the error."""
         raise NotImplementedError
 
     def run(self) -> None:
@@ -352,7 +355,7 @@ class Slot(threading.Thread, Generic[Job]):
             self.kill(built_in)
 
     def stop(self) -> None:
-        """Kill the slot's processes, and let the thread end. Another thread calls this."""
+        """Kill the slot's processes, and end its thread. Other threads call this."""
         with self._guard:
             for process in self.processes.values():
                 process.signal_group()
@@ -363,9 +366,10 @@ class Slot(threading.Thread, Generic[Job]):
     ) -> Iterator[Any]:
         """Send a request, and yield its replies as they arrive, each converted by the next of ``checks``.
 
-        Each reply must arrive within ``seconds``. Raises Idle if the process ends before it takes the
-        request; later, Died if it ends and RewardLate if it misses a deadline. Raises PlanError for an object
-        that cannot be loaded, and RuntimeError for a closed pool.
+        Loads ``load`` first if necessary. Each reply must arrive within ``seconds``. Raises Idle if the
+        process ends before it takes the request. After that, raises Died if the process ends, and RewardLate
+        if it misses a deadline. Raises PlanError if the object cannot be loaded, and RuntimeError for a
+        closed pool.
         """
         try:
             process = self._ready(load)
@@ -382,15 +386,17 @@ class Slot(threading.Thread, Generic[Job]):
             raise
 
     def kill(self, built_in: bool) -> None:
-        """Kill the process for built-in scorers, or the one for users' code. The next request starts a new
-        process."""
+        """Kill one of the slot's processes: the one for built-in scorers, or the one for users' code.
+
+        The next request starts a new process.
+        """
         with self._guard:
             process = self.processes.pop(built_in, None)
         if process is not None:
             process.kill()
 
     def _ready(self, load: Load) -> WorkerProcess:
-        """Return the slot's process once it has loaded the object."""
+        """Start the slot's process if necessary, let it load the object, and return it."""
         pool = self.pool
         with self._guard:
             pool.check_open()
@@ -419,7 +425,7 @@ class Slot(threading.Thread, Generic[Job]):
 def _own_folder() -> str:
     """Create an empty folder that only this user can read, and return its path.
 
-    If this process is killed, the run's watchdog removes the folder, which it recognises by its name.
+    If this process is killed, the run's watchdog recognises the folder by its name and removes it.
     """
     run = os.environ.get(process_tag.MARK, "").rpartition("/")[2]
     return tempfile.mkdtemp(prefix=f"rlflow-{run}-" if run else "rlflow-", suffix=".reward")

@@ -1,7 +1,7 @@
 """EnvironmentPool: processes that run episodes.
 
-If a call hangs or ends its process, only the episode of that call fails. The other episodes in the process
-are replayed in a new process, with the same replies, and continue.
+If a call hangs or crashes its process, only the call's episode fails. A new process replays the other
+episodes, with the same replies of the model, and continues them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CAUSES = ("raised", "type", "overflow", "timeout", "died", "diverged", "lost")
 
 
 class Failure(NamedTuple):
-    """The reason why an episode failed."""
+    """Why an episode failed: a cause and a message."""
 
     # raised; type (an invalid answer); overflow (a number too large for float32); timeout; died; diverged (a
     # replay gave other answers); lost (the process ended and the environment does not allow replays)
@@ -52,7 +52,9 @@ class Failure(NamedTuple):
 
     @staticmethod
     def of_sum(score: float) -> Failure | None:
-        """Return the failure of an episode whose summed rewards are too large for float32; else None."""
+        """Return an overflow failure if ``score``, the sum of an episode's rewards, is too large for float32;
+        else None.
+        """
         held = abs(score) <= LARGEST
         return (
             None if held else Failure("overflow", f"the rewards of its turns add up to {score:g}, {NOT_HELD}")
@@ -64,7 +66,7 @@ Answer = Mapping[str, Any] | Failure  # answer to a call, as the worker's ``chec
 
 @dataclass(eq=False)
 class Episode:
-    """The episode of one row. It stores its calls and answers, so that it can be replayed."""
+    """The episode of one row, with its calls and answers so far, from which a process can replay it."""
 
     number: int
     slot: int
@@ -75,10 +77,10 @@ class Episode:
 
 
 class EnvironmentPool(WorkerPool["_Calls"]):
-    """Up to ``spec.bounds.parallel`` processes with episodes of one environment.
+    """Up to ``spec.bounds.parallel`` processes that run episodes of one environment.
 
-    The first episodes start the processes. Several threads may use the pool at once. ``confinement``: the
-    permissions of users' code. ``clock``: returns the seconds used for call deadlines.
+    Processes start when the first episodes open. Several threads may use the pool at once. ``confinement``:
+    the permissions of users' code. ``clock``: returns the seconds used for call deadlines.
     """
 
     def __init__(
@@ -108,9 +110,10 @@ class EnvironmentPool(WorkerPool["_Calls"]):
     def open(
         self, rows: Sequence[Mapping[str, Any]], seeds: Sequence[int]
     ) -> tuple[list[Episode], list[Answer]]:
-        """Start an episode for each row, with the row's columns by name and its seed.
+        """Start an episode for each row. ``rows``: each row's columns, by name. ``seeds``: each row's random
+        seed.
 
-        Returns (episodes, the first message of each episode or its failure).
+        Returns (episodes, answers). An episode's answer is its first message, or a Failure.
         """
         self._start(min(self.processes, max(len(rows), 1)))
         count = min(self.processes, max(len(rows), 1))
@@ -125,7 +128,7 @@ class EnvironmentPool(WorkerPool["_Calls"]):
         return episodes, self.call(episodes, calls)
 
     def step(self, episodes: Sequence[Episode], replies: Sequence[str]) -> list[Answer]:
-        """Send each episode the model's reply, and return the episodes' answers."""
+        """Send the model's reply to each episode, and return the answer or Failure of each."""
         return self.call(
             episodes,
             [["step", episode.number, text] for episode, text in zip(episodes, replies, strict=True)],
@@ -134,8 +137,10 @@ class EnvironmentPool(WorkerPool["_Calls"]):
     def tools(
         self, episodes: Sequence[Episode], calls: Sequence[Sequence[tuple[str, Mapping[str, Any]]]]
     ) -> list[Answer]:
-        """Return the results of each episode's tool calls. ``calls``: for each episode, (tool name,
-        arguments) of its calls."""
+        """Run each episode's tool calls, and return the answer or Failure of each episode.
+
+        ``calls``: for each episode, its tool calls as (tool name, arguments).
+        """
         return self.call(
             episodes,
             [
@@ -145,8 +150,9 @@ class EnvironmentPool(WorkerPool["_Calls"]):
         )
 
     def end(self, episodes: Sequence[Episode]) -> list[Answer]:
-        """End episodes. Returns for each episode an answer that contains a score if the environment gives
-        one."""
+        """End episodes, and return the answer or Failure of each. An answer has a score if the environment
+        gives one.
+        """
         if not self.spec.source.ends:
             for episode in episodes:
                 self._episode_slots[episode.slot].forget(episode)
@@ -154,9 +160,9 @@ class EnvironmentPool(WorkerPool["_Calls"]):
         return self.call(episodes, [["end", episode.number] for episode in episodes])
 
     def call(self, episodes: Sequence[Episode], calls: Sequence[Sequence[Any]]) -> list[Answer]:
-        """Run one call for each episode, and return the answers in order.
+        """Run one call for each episode, and return the answer or Failure of each, in order.
 
-        Raises PlanError if the class cannot be loaded, RuntimeError for a closed pool.
+        Raises PlanError if the class cannot be loaded, and RuntimeError for a closed pool.
         """
         answers: list[Answer | None] = [None] * len(episodes)
         places: dict[int, list[int]] = {}
@@ -188,17 +194,19 @@ class EnvironmentPool(WorkerPool["_Calls"]):
 
 @dataclass(frozen=True, eq=False)
 class _Calls:
-    """Calls that one slot runs together, and the future for their answers."""
+    """Calls that a slot sends in one message, and the future that gets their answers."""
 
     calls: Sequence[tuple[Episode, Sequence[Any]]]
     answers: Future[list[Answer]] = field(default_factory=Future)
 
 
 class _EnvironmentSlot(Slot[_Calls]):
-    """Runs the calls of its episodes in its process, one message after another."""
+    """A slot of the pool: a thread that sends the calls of its episodes to its process, one message at a
+    time.
+    """
 
     def __init__(self, pool: EnvironmentPool, helps: bool = False) -> None:
-        """Create a slot. ``helps``: whether the slot only takes over some calls of another slot."""
+        """Create a slot. ``helps``: whether the slot has no episodes of its own and only helps another slot."""
         super().__init__(pool, queue.SimpleQueue())
         self._environments, self._helps = pool, helps
         self.spec = pool.spec
@@ -211,17 +219,20 @@ class _EnvironmentSlot(Slot[_Calls]):
         job.answers.set_exception(error)
 
     def submit(self, calls: Sequence[tuple[Episode, Sequence[Any]]]) -> Future[list[Answer]]:
-        """Submit calls, and return the future for their answers. Raises RuntimeError for a closed pool."""
+        """Queue calls for the slot's process, and return a future for their answers.
+
+        Each call is given with its episode. Raises RuntimeError for a closed pool.
+        """
         job = _Calls(calls)
         self.pool.put(self.jobs, job)
         return job.answers
 
     def forget(self, episode: Episode) -> None:
-        """Let the process drop an episode at the next request. Called from another thread."""
+        """Have the process drop an episode with its next message. Other threads call this."""
         self._over.append(episode.number)
 
     def _answered(self, calls: Sequence[tuple[Episode, Sequence[Any]]]) -> list[Answer]:
-        """Return the answer to each call. A failure is also stored in the call's episode."""
+        """Return the answer or Failure of each call, and store it in the call's episode."""
         answers: dict[int, Answer] = {}
         helped: dict[int, Answer] = {}  # answers from helper processes
         left, together, idle = list(range(len(calls))), True, 0
@@ -262,11 +273,11 @@ class _EnvironmentSlot(Slot[_Calls]):
     def _helped(
         self, calls: Sequence[tuple[Episode, Sequence[Any]]], left: Sequence[int]
     ) -> dict[int, Answer]:
-        """After a call has hung, return the answers to the remaining calls, by their index in ``calls``.
+        """Run the remaining calls in helper processes after another call has hung.
 
-        ``left``: the indices of these calls. Other calls may hang too. To avoid waiting for one deadline
-        after another, the calls are split among helper processes, which first replay the episodes. The
-        answers are also stored in the episodes.
+        ``left``: indices of the remaining calls in ``calls``. Since these calls may also hang, the helpers
+        run them in parallel, so that the deadlines pass at the same time. The helpers replay the episodes
+        first. The answers are stored in the episodes, and returned by index.
         """
         pool = self._environments
         helpers = [_EnvironmentSlot(pool, helps=True) for _ in range(min(len(left), HELPERS))]
@@ -293,8 +304,9 @@ class _EnvironmentSlot(Slot[_Calls]):
                 helper.join()
 
     def _kept(self, episode: Episode, call: Sequence[Any], answer: Answer | None) -> Answer:
-        """Store the answer in its episode, and return it. If there is no answer, return the episode's
-        failure."""
+        """Store a call and its answer in the episode, and return the answer. Without an answer, return the
+        Failure.
+        """
         if answer is None or isinstance(answer, Failure):
             episode.failure = answer or episode.failure
             assert episode.failure is not None
@@ -306,11 +318,10 @@ class _EnvironmentSlot(Slot[_Calls]):
     def _fed(
         self, calls: Sequence[tuple[Episode, Sequence[Any]]], side_by_side: bool
     ) -> tuple[list[Answer], Failure | None]:
-        """Send calls to the process. Returns (answers, failure), with the answers up to the call at which the
-        process died or was late.
+        """Send calls to the process, and return (answers, failure).
 
-        The failure is None if all calls were answered. Raises Idle if the process ended before it took the
-        calls.
+        If the process dies or misses a deadline, ``answers`` stops before the call at fault; otherwise the
+        failure is None. Raises Idle if the process ended before it took the calls.
         """
         if not calls:
             return [], None
@@ -331,10 +342,10 @@ class _EnvironmentSlot(Slot[_Calls]):
         return answers, None
 
     def _bring(self, episodes: Sequence[Episode]) -> None:
-        """Replay in the present process the episodes that an earlier process ran.
+        """Replay in the current process the episodes that ran in an earlier process.
 
-        If a replay ends the process, its episode fails, and the other episodes are replayed in the next
-        process.
+        An episode fails if its replay crashes the process or gives other answers. The remaining episodes are
+        then replayed in the next process.
         """
         while episode := next(
             (each for each in episodes if each.failure is None and each.calls and not self._has(each)), None
@@ -368,7 +379,7 @@ class _EnvironmentSlot(Slot[_Calls]):
 
 
 def _answer(reply: Any, call: Sequence[Any]) -> Answer:
-    """Return the reply if an environment can have sent it. Raises Died for any other reply."""
+    """Return a process's reply to a call if it is a valid answer or failure. Raises Died for any other reply."""
     if isinstance(reply, list) and len(reply) == 2 and reply[0] in CAUSES and isinstance(reply[1], str):
         return Failure(*reply)
     if isinstance(reply, dict) and _sound(reply, call):

@@ -1,4 +1,4 @@
-"""Read an environment's class from its file's text, without importing the file."""
+"""Read an environment's class from the text of its file, without importing the file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Def = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class EnvironmentSetting:
-    """A setting of an environment: a parameter of the class's ``__init__``."""
+    """A setting of an environment, which is a parameter of the class's ``__init__``."""
 
     type: Any  # type as annotated; Any without an annotation
     default: Any  # the default value, REQUIRED or UNKNOWN
@@ -30,7 +30,7 @@ class EnvironmentSetting:
 
 @dataclass(frozen=True)
 class ClassSource:
-    """An environment's class, as the text of its file describes it."""
+    """Description of an environment's class, read from the text of its file."""
 
     place: Place  # where the class is defined
     text: str  # text of the complete file
@@ -195,7 +195,9 @@ def _flag(known: list[ast.ClassDef], name: str, default: bool) -> bool:
 
 
 def _rewards(methods: Any) -> bool:
-    """Whether any method makes a Turn with a reward, or with ``**keywords`` that may include one."""
+    """Whether any method creates a ``Turn`` with a reward, or with ``**keywords``, which may include a
+    reward.
+    """
     calls = (node for method in methods for node in ast.walk(method) if isinstance(node, ast.Call))
     named = (
         node for node in calls if (getattr(node.func, "id", "") or getattr(node.func, "attr", "")) == "Turn"

@@ -1,6 +1,7 @@
-"""Parse the environment that a user names with ``--env FILE.py:Class`` and ``--env.NAME VALUE``.
+"""Parse the environment that a user names with ``--env FILE.py:Class`` and configures with ``--env.NAME
+VALUE``.
 
-The result is its class, its settings and the bounds of its episodes.
+The result holds the class, its settings, and the limits on its episodes.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ ADAPTERS: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Bounds:
-    """The bounds of episodes. Every environment has them as ``--env.NAME``."""
+    """Limits on episodes. Every environment accepts them as ``--env.NAME``."""
 
     turns: Annotated[int, Ge(1)] = 8  # most model turns in an episode
     # Most tokens of an environment message between two turns; longer messages are cut.
@@ -53,9 +54,9 @@ class Bounds:
 
 @dataclass(frozen=True)
 class EnvironmentSpec:
-    """An environment with its settings, from which any process can create episodes.
+    """An environment's class and settings, from which any process can create episodes.
 
-    It has only plain values, so that it can be sent to another process.
+    It contains only plain values, so it can be sent to another process.
     """
 
     name: str  # name in messages and graphs, such as search.py:Search
@@ -69,7 +70,7 @@ class EnvironmentSpec:
 
     @property
     def place(self) -> Place:
-        """Where the class is defined."""
+        """The file and line that define the class."""
         return self.source.place
 
     @property
@@ -79,8 +80,7 @@ class EnvironmentSpec:
 
     @property
     def library(self) -> str:
-        """The library of the environment; empty for users' own environments and for those that come with
-        rlflow."""
+        """The library that provides the environment; empty for users' own environments and for rlflow's."""
         return self.name.partition(":")[0] if self.module and ":" in self.name else ""
 
     @cached_property
@@ -99,8 +99,9 @@ class EnvironmentSpec:
 
     @cached_property
     def digest(self) -> str:
-        """Return 16 hex digits that change with the file's text, the settings, and the length bounds of
-        episodes."""
+        """Return 16 hex digits that identify the class's code, the settings, and the length limits of
+        episodes.
+        """
         code = ast.unparse(ast.parse(self.source.text))
         shaping = [
             self.cls,
@@ -120,9 +121,9 @@ class EnvironmentSpec:
 def parse_environment(written: str, values: Mapping[str, Any], flag: str = "env") -> EnvironmentSpec:
     """Return the environment that a flag names.
 
-    ``values``: the values given with ``--env.NAME``. ``flag``: the name of the flag, such as actor.env. The
-    file is read, but not imported. Raises PlanError for an unknown environment, and for unknown or invalid
-    settings.
+    ``written``: the flag's value, such as FILE.py:Class. ``values``: the settings given with ``--env.NAME``.
+    ``flag``: the flag's name, such as actor.env. The file is read, but not imported. Raises PlanError for an
+    unknown environment, and for unknown or invalid settings.
     """
     path, cls, module = _named(written, flag)
     library, _, named = written.partition(":")
@@ -181,10 +182,10 @@ def _named(written: str, flag: str) -> tuple[str, str, str]:
 def _settings(
     source: ClassSource, texts: Mapping[str, Any], cls: str, flag: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return (settings with values converted to their types, names of the settings that are paths).
+    """Convert settings from flags to their annotated types. Relative paths become absolute.
 
-    ``texts``: values given by flags. Relative paths become absolute. Raises one PlanError for all unknown,
-    missing and invalid settings.
+    Returns (settings by name, names of the settings that are paths). ``texts``: the values that the user
+    gave. Raises one PlanError that lists all unknown, missing and invalid settings.
     """
     known, problems = source.settings, []
     values: dict[str, Any] = {}

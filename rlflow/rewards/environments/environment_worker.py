@@ -1,7 +1,8 @@
 """Environment worker: a process that runs episodes, answers their calls, and ends with its parent.
 
-It sends one reply for each call, in the order of the calls. It runs as ``python -m
-rlflow.rewards.environments.environment_worker PARENT REPLIES SANDBOX``, with the arguments of reward workers.
+It replies to each call, in the order of the calls. It runs as ``python -m
+rlflow.rewards.environments.environment_worker PARENT REPLIES SANDBOX``. The arguments are those of
+`rlflow.rewards.reward_worker`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main() -> None:
 
 
 class Refused(Exception):
-    """An environment returned an invalid answer. ``cause``: a cause as in ``Failure``."""
+    """An environment returned an invalid answer. ``cause``: one of the causes of ``Failure``."""
 
     def __init__(self, message: str, cause: str = "type") -> None:
         super().__init__(message)
@@ -56,7 +57,7 @@ class Refused(Exception):
 
 
 class EnvironmentWorker(RequestWorker):
-    """Answers the calls of episodes, with the class that it has loaded."""
+    """Runs episodes of the class that it has loaded, and answers their calls."""
 
     def __init__(self, requests: int, replies: int) -> None:
         super().__init__(requests, replies)
@@ -75,7 +76,7 @@ class EnvironmentWorker(RequestWorker):
         self._make, self._later = lambda: kind(**settings), packed["later"]
 
     def answers(self, request: dict[str, Any]) -> Iterator[Any]:
-        """Return an iterator over the answers to the request's calls. Finished episodes are dropped first."""
+        """Drop the episodes listed as over, then return an iterator over the answers to the request's calls."""
         for over in request["over"]:
             self._episodes.pop(over, None)
         calls, seconds = request["calls"], request["seconds"]
@@ -99,15 +100,14 @@ class EnvironmentWorker(RequestWorker):
             return failed(error)
 
     def _failed(self, number: int) -> Any:
-        """Drop a failed episode, and call the ``close`` of its environment. Returns an awaitable if ``close``
-        is async."""
+        """Drop a failed episode and close its environment. Returns an awaitable if ``close`` is async."""
         episode = self._episodes.pop(number, None)
         with contextlib.suppress(Exception):  # only the episode's own failure is reported
             return _close(episode)
         return None
 
     async def _awaited(self, call: Call, seconds: float) -> Any:
-        """Return the answer to a call of an async method.
+        """Return the answer to a call of an async method, or a failure after ``seconds``.
 
         Several such calls run concurrently, each with its own deadline.
         """
@@ -126,8 +126,7 @@ class EnvironmentWorker(RequestWorker):
             return failed(error)
 
     def _called(self, call: Call) -> Any:
-        """Call the environment's method for a call. Returns the method's value, or an awaitable for an async
-        method."""
+        """Run the method that a call names, and return its value; for an async method, an awaitable."""
         kind, number, *rest = call
         if kind == "open":
             columns, seed = rest
@@ -155,8 +154,11 @@ class EnvironmentWorker(RequestWorker):
     def _used(
         self, episode: Any, calls: Sequence[tuple[str, Mapping[str, Any]]]
     ) -> list[str] | Awaitable[list[str]]:
-        """Call tools. Returns the results as text, in the order of the calls, or an awaitable for async
-        tools."""
+        """Call an episode's tools, and return their results as text, in order. Returns an awaitable if a tool
+        is async.
+
+        ``calls``: (tool name, arguments) of each call.
+        """
         return (
             self._used_later(episode, calls)
             if self._later
@@ -164,8 +166,11 @@ class EnvironmentWorker(RequestWorker):
         )
 
     def _ended(self, episode: Any) -> Any:
-        """Return the episode's own score, or an awaitable for it; None if the class has no ``score``. Then
-        call ``close``."""
+        """End an episode: call ``score``, then ``close``. Returns the score, or None if the class has no
+        ``score``.
+
+        For async methods, returns an awaitable for the score.
+        """
         if self._later:
             return _ended_later(episode)
         score = episode.score() if hasattr(episode, "score") else None
@@ -193,10 +198,11 @@ def _takes_seed(reset: Callable[..., Any]) -> bool:
 
 
 def _use(episode: Any, name: str, arguments: Mapping[str, Any]) -> Any:
-    """Call a tool, and return its result as text: a text unchanged, any other value as JSON.
+    """Call a tool, and return its result as text: strings unchanged, other values as JSON.
 
-    If the tool raises, the error's text is the result, since the model may call the tool differently. Service
-    errors are raised instead, since the model did not cause them.
+    If the tool raises, the error's text is the result, so that the model can call the tool differently. An
+    error of an unreachable service is raised, since the model did not cause it. For an async tool, returns an
+    awaitable.
     """
     try:
         result = getattr(episode, name)(**arguments)
@@ -219,10 +225,10 @@ async def _awaited_tool(result: Awaitable[Any]) -> str:
 
 
 def is_service_error(error: BaseException) -> bool:
-    """Whether an error means that a service does not answer.
+    """Whether an error means that a service did not answer.
 
-    This is true for network errors, including those that a library has wrapped, and for errors whose class
-    has ``service = True``.
+    This is true for network errors, also if a library has wrapped them, and for errors whose class has
+    ``service = True``.
     """
     return any(
         getattr(each, "service", False) or isinstance(each, ConnectionError | TimeoutError)
@@ -231,12 +237,12 @@ def is_service_error(error: BaseException) -> bool:
 
 
 def as_result(error: Exception) -> str:
-    """Return an error from a tool as the text that the model reads."""
+    """Return the text that the model reads as the result of a tool that raised ``error``."""
     return f"{type(error).__name__}: {error}"
 
 
 def shown(value: Any) -> str:
-    """Return a tool's result as text."""
+    """Return a tool's result as the text that the model reads."""
     if isinstance(value, str):
         return value
     return json.dumps(value, default=str, ensure_ascii=False)
@@ -248,7 +254,7 @@ def failed(error: BaseException) -> list[str]:
 
 
 def checked(call: Call, answer: Any) -> dict[str, Any]:
-    """Return an environment's answer to a call as plain values. Raises Refused for an invalid answer."""
+    """Return an environment's answer to a call as plain values. Raises Refused if the answer is invalid."""
     kind = call[0]
     if kind == "open":
         said, changes = _said(answer if answer is not None else "", "reset")
@@ -287,10 +293,11 @@ def _together(changes: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _said(value: Any, what: str) -> tuple[Any, dict[str, float]]:
-    """Return (text or messages that a tokenizer accepts, changes made to them). The changes have the keys in
-    CHANGES.
+    """Clean what an environment says to the model: cut it to the length limit, and replace invalid
+    characters.
 
-    Raises Refused for other values. ``what``: the value's name in messages.
+    Returns (text or chat messages, changes). ``changes`` counts the changes made, with keys from CHANGES.
+    Raises Refused if the value is neither text nor messages. ``what``: the value's name in error messages.
     """
     short = cut_to(value, LONGEST)
     cut = short is not value

@@ -47,7 +47,7 @@ class Tool:
 
 
 def tool_of(method: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Tool:
-    """Return the tool for a method.
+    """Return the tool that a method defines. ``file``: the method's file, for error messages.
 
     Raises PlanError if the method has no docstring, or if a parameter has no type that JSON supports.
     """
@@ -100,21 +100,20 @@ def tool_of(method: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Tool:
 
 
 def _summary(docstring: str) -> str:
-    """Return the part of the docstring before the description of the arguments."""
+    """Return the part of the docstring before the first argument's description, as one line."""
     first, *rest = docstring.splitlines()
     more = itertools.takewhile(lambda line: not HEADING.match(line) and not ARGUMENT.match(line), rest)
     return " ".join(" ".join([first, *more]).split())
 
 
 def _described(docstring: str) -> dict[str, str]:
-    """Return the descriptions of parameters in a docstring, by parameter name. Each description is on its own
-    line."""
+    """Return the parameter descriptions in a docstring, by parameter name. Each must be on a line of its own."""
     matches = (ARGUMENT.match(line) for line in docstring.splitlines()[1:])
     return {match[1]: match[2].strip() for match in matches if match}
 
 
 def _schema(annotation: ast.expr | None) -> dict[str, Any] | None:
-    """Return the JSON schema for an annotation; None if JSON does not support the type."""
+    """Return the JSON schema for a type annotation; None if JSON does not support the type."""
     match annotation:
         case ast.Name(id=name) if name in SIMPLE:
             return {"type": SIMPLE[name]}

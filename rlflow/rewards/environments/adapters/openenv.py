@@ -1,7 +1,7 @@
-"""`--env openenv:URL`: an environment on an OpenEnv server, over the server's WebSocket.
+"""`--env openenv:URL`: an environment on an OpenEnv server, reached over the server's WebSocket.
 
-A session of the server is an episode (https://github.com/meta-pytorch/OpenEnv). Environment processes have
-network access only with ``--reward-network true``.
+Each episode is one session on the server (https://github.com/meta-pytorch/OpenEnv). It needs
+``--reward-network true``, because environment processes have no network access otherwise.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from rlflow.processes.clients.patience import Passing, Patience, Unanswered, lef
 
 
 class ServerError(RuntimeError):
-    """The server answered with an error, which the model did not cause."""
+    """The server answered with an error that the model did not cause."""
 
 
 class OpenEnvSession:
-    """One episode on the server.
+    """One episode on an OpenEnv server.
 
-    The model's reply is sent as one field of the action. The answer is one field of the observation.
+    The model's reply fills one field of the action. The model reads one field of the observation.
     """
 
     repeatable = False  # the server may use randomness
@@ -35,9 +35,10 @@ class OpenEnvSession:
     ) -> None:
         """Connect to a server.
 
-        id: URL of the server. action: the action's field for the model's reply. observation: the field that
-        the model reads; by default the only text field, else the complete observation as JSON. chat: whether
-        the answer is a message with the role user, or text.
+        id: URL of the server. action: the action's field for the model's reply. observation: the
+        observation's field that the model reads; by default the only text field, or the complete observation
+        as JSON if there are several. chat: True to send the answer as a message with the role user, False to
+        append it as text.
         """
         client: Any = require("websockets.sync.client", extra="environments")
         scheme, _, rest = id.rstrip("/").partition("://")
@@ -48,7 +49,7 @@ class OpenEnvSession:
     def reset(self, prompt: str, answer: str = "", *, seed: int, **fields: Any) -> Any:
         """Start an episode, and return the first text or message for the model.
 
-        The server's ``reset`` gets those fields of the record that it accepts.
+        Of ``fields``, the data fields of the record, the server's ``reset`` gets those that it accepts.
         """
         return self._read(
             self._request("reset", {"seed": seed, "prompt": prompt, "answer": answer, **fields})[
@@ -90,9 +91,9 @@ class OpenEnvSession:
 
 
 def _connected(connect: Callable[..., Any], url: str, seconds: float) -> Any:
-    """Return a connection to a server, which may redirect to another URL on its host.
+    """Return a WebSocket connection to a server, which may redirect to another URL on its host.
 
-    Raises Unanswered if it cannot connect within ``seconds``.
+    Raises Unanswered if no connection is made within ``seconds``.
     """
     exceptions: Any = require("websockets.exceptions", extra="environments")
     for _ in range(REDIRECTS):
@@ -116,7 +117,7 @@ def _connected(connect: Callable[..., Any], url: str, seconds: float) -> Any:
 
 
 def _reply(response: Any) -> Reply:
-    """Return the answer of a server that does not open a WebSocket."""
+    """Convert the HTTP response of a server that did not open a WebSocket."""
     headers = http.client.HTTPMessage()
     for name, value in response.headers.raw_items():
         headers[name] = value

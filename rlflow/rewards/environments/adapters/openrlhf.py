@@ -1,7 +1,7 @@
 """`--env openrlhf:FILE.py`: the class `AgentInstance` in a file written for OpenRLHF's `--agent_func_path`.
 
 Such a file imports its base classes from `openrlhf.utils.agent`. If OpenRLHF is not installed, empty
-stand-ins replace these classes. This is enough, since no OpenRLHF executor runs the episode.
+stand-ins replace these classes. They suffice because rlflow runs the episode, not an OpenRLHF executor.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ BASES = ("AgentInstanceBase", "AgentExecutorBase", "MultiTurnAgentExecutor", "Si
 class Agent:
     """One episode with an OpenRLHF agent.
 
-    The reward of a turn is the field ``rewards`` of the agent's answer. The agent's text continues the
-    model's text directly.
+    A turn's reward is the field ``rewards`` of the agent's answer. The agent's text is appended to the
+    model's text without a chat template.
     """
 
     def __init__(self, *, id: Path) -> None:
-        """Load the agent. id: the file."""
+        """Load the agent. id: path of the agent's file."""
         _stand_in()
         self.agent: Any = user_module(str(id), id.read_text("utf-8")).AgentInstance()
         self.observation = self.label = ""
 
     async def reset(self, prompt: str, answer: str = "", *, seed: int) -> str:
-        """Start with a prompt, and with ``answer`` as its label.
+        """Start an episode. ``answer`` is passed to the agent as the label.
 
-        Returns the text that the agent appends to the prompt, which precedes the model's first turn.
+        Returns the text that the agent appends to the prompt before the model's first turn.
         """
         begun = await self.agent.reset({"observation": prompt, "label": answer})
         self.observation, self.label = str(begun["observation"]), answer
@@ -70,7 +70,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _stand_in() -> None:
-    """Make the module with the agents' base classes importable if OpenRLHF is not installed."""
+    """If OpenRLHF is not installed, register an importable module with empty base classes for agents."""
     if MODULE in sys.modules or importlib.util.find_spec("openrlhf") is not None:
         return
     parts = MODULE.split(".")

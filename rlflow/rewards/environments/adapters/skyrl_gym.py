@@ -11,10 +11,10 @@ from rlflow.extras import require
 
 
 class Gym:
-    """One episode of an environment.
+    """One episode of a SkyRL-Gym environment.
 
-    A record's fields are passed as the environment's ``extras``. If the record lacks ``reward_spec``, it is
-    made from ``answer``.
+    The record's fields are passed as the environment's ``extras``. If the record has no ``reward_spec``, one
+    is made from ``answer``.
     """
 
     def __init__(
@@ -22,9 +22,9 @@ class Gym:
     ) -> None:
         """Store the settings.
 
-        id: a name that `skyrl_gym.make` accepts, such as gsm8k. config: its settings, as JSON. max_turns: the
-        limit passed to the environment. chat: whether its messages go through the chat template, or are
-        appended to the model's text.
+        id: a name that `skyrl_gym.make` accepts, such as gsm8k. config: the environment's settings, as JSON.
+        max_turns: the limit passed to the environment. chat: True to pass the environment's messages through
+        the chat template, False to append them to the model's text.
         """
         self.gym: Any = require("skyrl_gym", extra="environments")
         omegaconf: Any = require("omegaconf", extra="environments")
@@ -32,7 +32,7 @@ class Gym:
         self.turns = {} if max_turns is None else {"max_turns": max_turns}
 
     def reset(self, prompt: str, answer: str = "", *, seed: int, **fields: Any) -> Any:
-        """Start with a record of the data, and return the first text or messages for the model."""
+        """Start an episode with one record, and return the first text or messages for the model."""
         extras = {"reward_spec": {"method": "rule", "ground_truth": answer}, **fields, **self.turns}
         self.episode = self.gym.make(self.id, env_config=self.config, extras=extras)
         whole = [{"role": "user", "content": prompt}]

@@ -16,17 +16,17 @@ OWN = 0  # the game's number for its only player
 
 
 class Game:
-    """One game.
+    """One game of TextArena.
 
-    The model reads the prompt from the data, then the rules, and after each turn the game's message. The
-    reward is the game's own reward, given when the game ends.
+    The model reads the prompt from the data, then the rules, and after each turn the game's message. The game
+    gives its reward when it ends.
     """
 
     def __init__(self, *, id: str, chat: bool = False) -> None:
         """Create the game.
 
-        id: a name that `textarena.make` accepts, such as GuessTheNumber-v0. chat: whether the game's messages
-        have the role user, for models with a chat template, or are text.
+        id: a name that `textarena.make` accepts, such as GuessTheNumber-v0. chat: True to send the game's
+        messages with the role user, for models with a chat template; False to append them as text.
         """
         arena: Any = require("textarena", extra="environments")
         known = arena.envs.registration.ENV_REGISTRY
@@ -66,7 +66,7 @@ class Game:
         )
 
     def _new_messages(self) -> Any:
-        """Return the game's messages since the last call, without the player's own."""
+        """Return the game's messages since the last call, without the player's own messages."""
         _, text = self.game.get_observation()
         if not isinstance(text, str):
             text = "\n".join(words for _, words, kind in text if kind is not self.own_words)
@@ -74,10 +74,10 @@ class Game:
 
     @contextmanager
     def _own_rng(self) -> Iterator[None]:
-        """Use this episode's own random state inside the context.
+        """Use this game's own random state inside the context.
 
-        All games in a process draw from one shared generator. A separate state per game makes each game
-        independent of the others.
+        TextArena's games draw from Python's global random generator. With separate states, the games of one
+        process do not influence each other.
         """
         outer = random.getstate()
         if self.rng_state is not None:

@@ -1,6 +1,6 @@
 """Read passages from a JSON Lines file, and rank them with BM25 (Robertson and Zaragoza 2009).
 
-`--env search` and `rlflow serve retrieve` use it.
+Used by `--env search` and `rlflow serve retrieve`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlflow.extras import require
 
 @dataclass(frozen=True)
 class Passages:
-    """The passages of a file, in its order."""
+    """The passages of a file, in file order."""
 
     texts: list[str]  # "title: text"
     contents: list[str]  # the title on its own line before the text, as verl's clients read it
@@ -25,10 +25,10 @@ class Passages:
 
     @staticmethod
     def of(file: Path) -> Passages:
-        """Return the passages in a file with one JSON object per line.
+        """Return the passages in a JSON Lines file.
 
-        An object has ``text`` and optionally ``title``, or ``contents`` as in verl's corpora. Raises
-        PlanError for an unreadable or invalid file.
+        Each object has ``text`` and optionally ``title``, or ``contents`` as in verl's corpora. Raises
+        PlanError if the file cannot be read or is invalid.
         """
         try:
             lines = [line for line in file.read_text("utf-8").split("\n") if line.strip()]
@@ -60,14 +60,14 @@ def _record(file: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def _sound(value: Any) -> bool:
-    """Whether a value is an integer, or a text without lone surrogates, which can be sent."""
+    """Whether a value is an integer, or a string without lone surrogates, so that it can be sent as JSON."""
     return isinstance(value, int) or (
         isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
     )
 
 
 def _joined(record: dict[str, Any], between: str) -> str:
-    """Return a passage's title, ``between`` and its text; only the text if there is no title."""
+    """Return a passage's title and text, separated by ``between``; only the text if there is no title."""
     title, text = str(record.get("title") or ""), record["text"] if "text" in record else record["contents"]
     return f"{title}{between}{text}" if title else text
 
@@ -92,10 +92,10 @@ class BM25:
         self._index.index(self._bm25s.tokenize(list(texts), show_progress=False), show_progress=False)
 
     def ranked(self, query: str, count: int) -> list[tuple[int, float]]:
-        """Return (passage number, score) for the passages that match a query best, best first: at most
-        ``count``.
+        """Return up to ``count`` passages that match a query, the best match first, as (passage number, BM25
+        score).
 
-        Empty for a query without words.
+        Returns an empty list if the query has no words.
         """
         tokens = self._bm25s.tokenize(query, show_progress=False, return_ids=False)
         if not tokens or not tokens[0]:

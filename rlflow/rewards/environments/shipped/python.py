@@ -1,8 +1,8 @@
-"""`--env python`: the model writes Python, reads the output, and continues.
+"""`--env python`: the model writes Python code, reads its output, and continues.
 
 The last block between ```` ```python ```` and ```` ``` ```` runs in a separate process that may only compute.
-It cannot use the network, start programs or processes, or change files. It can read only the files of the
-interpreter and its packages. It is killed at its deadline.
+The code cannot use the network, start programs or processes, or change files. It can read only the files of
+the interpreter and its packages. The process is killed at its deadline.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 class Python:
-    """Runs the model's code. A turn without code is the final answer, which the run's rewards score."""
+    """Runs the Python code in the model's turns.
+
+    A turn without code is the final answer, which the run's rewards score.
+    """
 
     def __init__(
         self, *, timeout: float = 5.0, memory: int = 512, prints: int = 2000, unsafe: bool = False
     ) -> None:
         """Check that the machine can isolate code.
 
-        timeout: seconds for a block. memory: MiB for a block. prints: characters of its output that the model
-        reads. unsafe: also run code if this machine cannot isolate it.
+        timeout: seconds for a code block. memory: MiB for a code block. prints: maximum number of output
+        characters that the model reads. unsafe: True to run code even if this machine cannot isolate it.
         """
         if not unsafe and (lacks := probe.missing("code")):
             raise ValueError(
@@ -38,8 +41,10 @@ class Python:
         self.blocks = 0
 
     def step(self, text: str) -> Turn:
-        """Run the last block in a turn, and return its output as the next message. A turn without a block
-        ends the episode."""
+        """Run the last code block of a turn, and return its output as the next message.
+
+        A turn without a code block ends the episode.
+        """
         blocks = BLOCK.findall(text)
         if not blocks:
             return Turn(done=True, log={"blocks": self.blocks})
@@ -48,7 +53,7 @@ class Python:
         return Turn(says=f"\n```output\n{printed[: self.prints].rstrip()}\n```\n")
 
     def run(self, code: str) -> str:
-        """Run code, and return its output, followed by the error that ended it if there was one."""
+        """Run code, and return its output. If the code raised, the error follows the output."""
         with tempfile.TemporaryDirectory() as folder:
             done = sandboxed.ended(code.encode(errors="replace").decode(), folder, self.memory, self.timeout)
         if done.late:

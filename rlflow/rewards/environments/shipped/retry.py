@@ -6,28 +6,31 @@ from rlflow.author.turn import Turn
 
 
 class Retry:
-    """Compares the model's reply with the field ``answer``; both must be exactly equal.
+    """Compares the model's reply with the field ``answer``, ignoring spaces around both.
 
-    A correct reply ends the episode with reward 1.
+    An equal reply ends the episode with reward 1.
     """
 
     def __init__(self, *, wrong: str = " no. ", less: str = "", more: str = "", cost: float = 0.0) -> None:
         """Store the settings.
 
-        wrong: the message after a wrong answer. less, more: messages after a number that is too large, or too
-        small; default: wrong. cost: subtracted from the reward of a turn with a wrong answer.
+        wrong: the message after a wrong answer. less: the message after a number that is too large. more: the
+        message after a number that is too small. Both default to wrong. cost: subtracted from the reward of
+        each wrong turn.
         """
         self.wrong, self.less, self.more, self.cost = wrong, less or wrong, more or wrong, cost
         self.answer = ""
         self.tries = 0
 
     def reset(self, answer: str, *, seed: int) -> None:
-        """Start with a question and its correct answer."""
+        """Start an episode with the correct answer."""
         self.answer = answer.strip()
 
     def step(self, text: str) -> Turn:
-        """Compare a reply with the answer. A wrong reply gets a message and, if ``cost`` is set, a negative
-        reward."""
+        """Compare a reply with the answer.
+
+        After a wrong reply, the turn has a message, and the reward ``-cost``.
+        """
         self.tries += 1
         if text.strip() == self.answer:
             return Turn(reward=1.0, done=True, log={"tries": self.tries})

@@ -1,8 +1,8 @@
-"""Program that enters the sandbox and then runs code in its own process, so that the code can only compute.
+"""Program that enters the sandbox and then runs code, so that the code can only compute.
 
-Run as ``python -m rlflow.rewards.environments.shipped.sandbox PARENT FOLDER MEGABYTES SECONDS FILE``. PARENT
-is the id of the parent process, with which this process ends. FILE contains the code. Standard input is left
-for the code.
+Run as ``python -m rlflow.rewards.environments.shipped.sandbox PARENT FOLDER MEGABYTES SECONDS FILE``. PARENT:
+id of the parent process; this process ends when the parent does. FILE: the file with the code. The code may
+read standard input.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlflow.processes.watchdog import process_tag
 
 
 def main() -> None:
-    """Enter the sandbox, read the code, and run it."""
+    """Enter the sandbox, then read and run the code."""
     process_tag.die_with(int(sys.argv[1]))
     folder, megabytes, seconds = sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
     code = Path(sys.argv[5]).read_text("utf-8")

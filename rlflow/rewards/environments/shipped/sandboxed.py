@@ -21,7 +21,7 @@ OUTPUT = 1 << 20  # most bytes of each stream that are kept; the rest is read an
 
 
 class Ended(NamedTuple):
-    """The result of running code: how it ended, and its output."""
+    """The result of running code: how the process ended, and its output."""
 
     late: bool  # whether the process was killed at its deadline
     code: int  # exit code; if a signal ended the process, the negative number of the signal
@@ -31,10 +31,12 @@ class Ended(NamedTuple):
 
 
 def ended(code: str, folder: str, megabytes: int, seconds: float, stdin: str = "") -> Ended:
-    """Run code in ``folder``, whose files the code may read, and return its output and how it ended.
+    """Run code in a sandboxed process whose working folder is ``folder``. The code may read the folder's
+    files.
 
-    ``megabytes``: limit on the code's memory. ``seconds``: time after which the code is killed. ``stdin``:
-    text for its standard input. Raises OSError, and UnicodeEncodeError for texts with lone surrogates.
+    Returns the output and how the process ended. ``megabytes``: memory limit. ``seconds``: time after which
+    the process is killed. ``stdin``: text for standard input. Raises OSError if the process cannot be
+    started, and UnicodeEncodeError for texts with lone surrogates.
     """
     with (
         tempfile.NamedTemporaryFile(dir=Path(folder).parent) as source,
@@ -74,7 +76,7 @@ def ended(code: str, folder: str, megabytes: int, seconds: float, stdin: str = "
 
 
 class _Stream:
-    """Reads a stream to its end in a thread, and keeps the first OUTPUT bytes."""
+    """Reads a stream to its end in a thread, and keeps only the first OUTPUT bytes."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._kept, self._stream = bytearray(), stream
@@ -87,6 +89,6 @@ class _Stream:
                 self._kept += data[: OUTPUT - len(self._kept)]
 
     def text(self) -> str:
-        """Wait for the end of the stream, and return the text that was kept."""
+        """Wait for the end of the stream, and return the kept part as text."""
         self._thread.join()
         return self._kept.decode(errors="replace")

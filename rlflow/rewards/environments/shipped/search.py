@@ -1,9 +1,10 @@
-"""`--env search`: the model searches a corpus while it reasons, as in Search-R1.
+"""`--env search`: the model searches a corpus while it reasons, as in Search-R1 (Jin et al. 2025,
+arXiv:2503.09516).
 
-Search-R1: Jin et al. 2025, arXiv:2503.09516. ``<search>query</search>`` is answered with
-``<information>passages</information>``; ``<answer>text</answer>`` ends the episode. The corpus is a JSON
-Lines file with the field ``text`` and optionally ``title``, which BM25 ranks in the environment's process.
-Alternatively, a server ranks passages, such as `rlflow serve retrieve`.
+The environment answers ``<search>query</search>`` with ``<information>passages</information>``. A turn with
+``<answer>text</answer>`` ends the episode. The corpus is a JSON Lines file with the field ``text`` and
+optionally ``title``. The environment ranks its passages with BM25. Instead of a file, the user can name a
+server that ranks passages, such as `rlflow serve retrieve`.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ ANSWERED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 class Corpus:
-    """Passages of a file, ranked by BM25."""
+    """The passages of a file, ranked by BM25."""
 
     def __init__(self, file: Path) -> None:
         self.passages = Passages.of(file).texts
         self.index = BM25(self.passages)
 
     def best(self, query: str, count: int) -> list[str]:
-        """Return the ``count`` passages that match a query best, best first; empty for a query without
-        words."""
+        """Return the ``count`` passages that best match a query, the best first; empty for a query without
+        words.
+        """
         return [self.passages[number] for number, _ in self.index.ranked(query, count)]
 
 
@@ -40,7 +42,7 @@ class Retriever:
         self.url = url
 
     def best(self, query: str, count: int) -> list[str]:
-        """Return the ``count`` passages that match a query best, best first.
+        """Return the ``count`` passages that best match a query, the best first.
 
         Raises ConnectionError or ValueError if the server fails.
         """
@@ -53,12 +55,14 @@ class Retriever:
 
 @functools.lru_cache(maxsize=4)
 def corpus_of(file: Path) -> Corpus:
-    """Return the corpus in a file. It is indexed once for all episodes in a process."""
+    """Return the corpus in a file. All episodes of a process share one index of it."""
     return Corpus(file)
 
 
 class Search:
-    """Answers searches. The run's rewards, such as `task`, score the text between the answer tags."""
+    """Answers the model's searches. The run's rewards, such as `task`, score the text between the answer
+    tags.
+    """
 
     def __init__(
         self,
@@ -71,8 +75,9 @@ class Search:
     ) -> None:
         """Open the corpus.
 
-        corpus: the file of passages. retriever: instead of a file, the URL of a server, such as
-        {search}/retrieve. topk: passages returned by a search. opens, closes: the texts around them.
+        corpus: the file of passages. retriever: URL of a server to use instead of a file, such as
+        {search}/retrieve. topk: number of passages that a search returns. opens, closes: the texts before and
+        after the passages.
         """
         if (corpus is None) == (not retriever):
             raise ValueError("search needs either --env.corpus FILE or --env.retriever URL")
@@ -81,8 +86,10 @@ class Search:
         self.searches = 0
 
     def step(self, text: str) -> Turn:
-        """Run the last search in a turn and return its passages as the next message, or end the episode if
-        the turn has an answer."""
+        """Run the last search of a turn, and return its passages as the next message.
+
+        If the turn has an answer, the episode ends instead.
+        """
         if ANSWERED.search(text):
             return Turn(done=True, log={"searches": self.searches})
         queries = ASKED.findall(text)
