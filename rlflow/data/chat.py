@@ -1,7 +1,7 @@
 """Render the chat templates of model folders.
 
-A chat template is a program by a third party. So a separate process renders it, and the kernel kills that
-process at a deadline.
+A chat template is a program by a third party. A separate process therefore renders it, and the kernel kills
+that process at a deadline.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ REPLY = "\ue000reply\ue000"
 class ChatTemplate:
     """The chat template of a tokenizer.
 
-    ``folder``: the model folder, for messages. ``variables``: name → value, for the tokenizer's special
-    tokens and the run's own template variables.
+    ``folder``: the model folder, which error messages name. ``variables``: the template variables by name:
+    the tokenizer's special tokens, and the variables that the run sets.
     """
 
     def __init__(self, folder: Path, text: str, variables: Mapping[str, Any]) -> None:
@@ -59,7 +59,7 @@ class ChatTemplate:
     def render(self, conversations: Sequence[Sequence[Message]], prompting: bool = True) -> list[str]:
         """Return the rendered text of each conversation.
 
-        If ``prompting`` is True, the text ends where the assistant's reply begins; otherwise it ends with the
+        If ``prompting`` is True, the text ends where the assistant's reply begins. Otherwise it ends with the
         last message. Raises PlanError if the template refuses a conversation, or exceeds the limits on time,
         memory or characters.
         """
@@ -69,10 +69,11 @@ class ChatTemplate:
             ]
 
     def reply(self, messages: Sequence[Message], message: Message) -> str:
-        """Return the text of an assistant message after ``messages``, with its tool calls.
+        """Return the text that the template writes for an assistant message after ``messages``, with its tool
+        calls.
 
-        The text excludes the end of the turn. Raises PlanError if the text around this message differs from
-        the text around a plain reply.
+        The end of the turn is not included. Raises PlanError if the text around this message differs from the
+        text around a plain reply.
         """
         whole, plain = self.render([[*messages, message], [*messages, _assistant(REPLY)]], prompting=False)
         lead, _, end = plain.partition(REPLY)
@@ -97,11 +98,12 @@ class ChatTemplate:
         later: Sequence[Sequence[Message]],
         given: tuple[Message, str] | None = None,
     ) -> list[str]:
-        """Return the text that follows ``opening`` and a reply, for each list of turns in ``later``.
+        """Return the text that the template writes after ``opening`` and a reply, for each list of turns in
+        ``later``.
 
-        ``given``: (a reply, its text as the template writes it); by default the reply is a placeholder.
-        Handles templates that open the requested reply with a thought, or that write a space before earlier
-        replies. Raises PlanError if the template changes earlier turns when later turns follow.
+        ``given``: (a reply, its text as the template writes it); by default, a placeholder is the reply. Some
+        templates begin the requested reply with a thought, or write a space before earlier replies; both are
+        handled. Raises PlanError if the template changes earlier turns when later turns follow.
         """
         conversations = [[*opening, _assistant(REPLY), *messages] for messages in later]
         exact = [[*opening, given[0], *messages] for messages in later] if given else []
@@ -112,20 +114,20 @@ class ChatTemplate:
         return [self._after(before, text) for text in texts[: len(later)]]
 
     def closed(self, opening: Sequence[Message], more: Sequence[Message], prompting: bool) -> str:
-        """Return the text after a placeholder reply: the end of its turn, and the turns ``more``.
+        """Render ``opening``, a placeholder reply and the turns ``more``, and return the text after the
+        placeholder.
 
-        The reply follows ``opening``.
-
-        Raises PlanError if the template refuses the conversation.
+        If ``prompting`` is True, the text ends where the next reply begins. Raises PlanError if the template
+        refuses the conversation.
         """
         (text,) = self.render([[*opening, _assistant(REPLY), *more]], prompting)
         return text.partition(REPLY)[2]
 
     def dropped(self) -> str:
-        """Describe the parts of a reply that the template removes when later turns follow.
+        """Return a phrase that names the parts of a reply that the template removes when later turns follow.
 
-        These parts can be the opening of the requested reply, and thoughts. The text is empty if the template
-        keeps everything or refuses such conversations.
+        Such parts are thoughts, and the opening that the template writes for a reply. The phrase is empty if
+        the template keeps everything or refuses conversations with later turns.
         """
         question = [{"role": "user", "content": QUESTION}]
         replies = [_assistant(REPLY), _assistant(f"{QUESTION}{THOUGHT}{REPLY}")]
@@ -145,11 +147,10 @@ class ChatTemplate:
         )
 
     def _after(self, before: str, text: str) -> str:
-        """Return the text after the reply in ``text``.
+        """Return the part of ``text`` after the placeholder reply.
 
-        ``before``: the same conversation up to the reply. One of the two texts may have additional text
-        before the reply, which counts as part of the reply. Raises PlanError if both texts have additional
-        text.
+        ``before``: the same conversation up to the reply. Either text may contain additional text before the
+        reply, which counts as part of the reply. Raises PlanError if both contain additional text.
         """
         lead, reply, after = text.partition(REPLY)
         same = len(os.path.commonprefix([before, lead]))
@@ -203,8 +204,9 @@ class ChatTemplate:
         )
 
     def _replies(self, request: Mapping[str, Any], limits: Sequence[int]) -> Iterator[dict[str, str]]:
-        """Yield the reply for each conversation, up to and including the first conversation that was
-        stopped."""
+        """Yield the renderer's reply for each conversation. Stops after the first conversation that exceeds a
+        limit.
+        """
         process = self._running()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -222,9 +224,9 @@ class ChatTemplate:
                 return
 
     def _running(self) -> Child:
-        """Return the rendering process. Start it if it is not running.
+        """Return the rendering process, and start it if it is not running.
 
-        The process gets a minimal environment, and its own session so that ctrl-C does not reach it.
+        The process gets a minimal environment. It has its own session, so that ctrl-C does not reach it.
         """
         if self._process is not None and self._process.poll() is None:
             return self._process
@@ -245,7 +247,7 @@ class ChatTemplate:
         self._process = None
 
     def _died(self, request: Mapping[str, Any]) -> str:
-        """Return a text that states how the process ended."""
+        """Return a text that says how the rendering process ended."""
         process = self._process
         assert process is not None
         self._end()
@@ -258,7 +260,7 @@ class ChatTemplate:
 
 
 def check_variables(variables: Mapping[str, Any], template: ChatTemplate | None) -> None:
-    """Check the extra variables of a chat template.
+    """Check the variables that a run sets for a chat template.
 
     Raises PlanError for a variable that rlflow sets itself, and for a variable that ``template`` does not
     read.
@@ -288,9 +290,10 @@ def check_variables(variables: Mapping[str, Any], template: ChatTemplate | None)
 
 
 def rewrites(folder: Path, before: str, after: str, remedy: str) -> PlanError:
-    """Return the error for a template that changes earlier turns when later turns follow.
+    """Return the error for a chat template that changes earlier turns when later turns follow.
 
-    ``before``: the text without later turns. ``after``: the text with later turns.
+    ``before``: the rendered text without later turns. ``after``: the rendered text with later turns.
+    ``remedy``: what the user can do.
     """
     same = len(os.path.commonprefix([before, after]))
     return PlanError.of(
@@ -307,7 +310,6 @@ def _assistant(text: str) -> Message:
 
 
 def _length(messages: Sequence[Message]) -> int:
-    """Return the number of characters of the messages."""
     return sum(
         len(part if isinstance(part, str) else json.dumps(part))
         for message in messages
@@ -316,7 +318,7 @@ def _length(messages: Sequence[Message]) -> int:
 
 
 def _portions(conversations: Sequence[Sequence[Message]]) -> Iterator[list[Sequence[Message]]]:
-    """Yield the conversations in order, in portions of about PORTION characters."""
+    """Split conversations, in order, into portions of about PORTION characters."""
     portion: list[Sequence[Message]] = []
     size = 0
     for messages in conversations:
@@ -330,7 +332,7 @@ def _portions(conversations: Sequence[Sequence[Message]]) -> Iterator[list[Seque
 
 
 def _ended(process: Child) -> None:
-    """Kill the process and wait until it has ended."""
+    """Kill the process, and wait until it has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.end()

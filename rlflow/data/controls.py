@@ -1,7 +1,8 @@
 """Keep control tokens out of text that comes from users, tools, web pages or other models.
 
-Such text is encoded with ordinary tokens. Decoding returns the same text, and none of it can begin or end a
-turn. While a chat template renders the text, an unused character replaces each control token's text.
+Such text is encoded with ordinary tokens only. Decoding returns the same text, but the text cannot begin or
+end a turn. Before a chat template renders the text, each control token's text in it is replaced with a
+placeholder character.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ Encode = Callable[[Sequence[str]], list[list[int]]]
 
 @dataclass(frozen=True)
 class StandIns:
-    """Placeholder characters that replace the texts of control tokens."""
+    """Placeholder characters that stand for the texts of control tokens."""
 
     texts: Mapping[str, str] = field(default_factory=dict)  # character → text
 
     def within(self, text: str) -> bool:
-        """Return True if a text contains a placeholder, even if a template wrote the placeholder as JSON."""
+        """Whether a text contains a placeholder, even if a template wrote the placeholder as a JSON escape."""
         return bool(self.texts) and self._pattern.search(text) is not None
 
     def resolved(self, text: str) -> str:
-        """Return the text with each placeholder replaced with the text of its control token."""
+        """Replace each placeholder in a text with the text of its control token."""
         return self._pattern.sub(lambda found: self._written[found[0]], text) if self.texts else text
 
     @cached_property
@@ -52,7 +53,7 @@ class StandIns:
 class Controls:
     """The control tokens of a tokenizer.
 
-    These are its special tokens, and added tokens that ``template``, its chat template, writes itself.
+    These are its special tokens, and the added tokens that occur in ``template``, its chat template.
     """
 
     def __init__(self, tokenizer: Any, template: str) -> None:
@@ -74,17 +75,14 @@ class Controls:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """Pattern that finds control tokens in a text. If several control tokens match at one place, it finds
-        the longest."""
+        """Pattern that finds control tokens in a text. Longer tokens match before shorter ones."""
         return re.compile("|".join(map(re.escape, sorted(self.ids, key=len, reverse=True))) or r"(?!)")
 
     def hidden(self, content: Sequence[Any], others: Iterable[str] = ()) -> tuple[list[Any], StandIns]:
         """Replace each control token in texts or messages with a placeholder.
 
-        Returns the new content and the placeholders.
-
-        ``others``: further texts that a template writes; the placeholders are chosen so that they do not
-        occur there.
+        Returns (the changed content, the placeholders). ``others``: other texts that a template writes; no
+        placeholder occurs in them.
         """
         texts = [*_texts(list(content))]
         found = dict.fromkeys(match for text in texts for match in self.pattern.findall(text))
@@ -104,10 +102,11 @@ class Controls:
         return hidden, StandIns({mark: text for text, mark in marks.items()})
 
     def encoded(self, texts: Sequence[str], hidden: StandIns, encode: Encode) -> list[list[int]]:
-        """Return the ids of each text. Only control tokens that a template wrote become control tokens.
+        """Return the ids of each text that a template has rendered.
 
-        ``encode``: the tokenizer's own encoding, which turns every control token's text into the token.
-        Raises PlanError if the tokenizer has no ordinary tokens for a text.
+        Control tokens that the template wrote are encoded as control tokens. Placeholders in ``hidden`` are
+        encoded as ordinary tokens. ``encode``: the tokenizer's own encoding, which recognises all control
+        tokens. Raises PlanError if the tokenizer has no ordinary tokens for a placeholder's text.
         """
         rows = encode(texts) if texts else []
         for place, text in enumerate(texts):
@@ -118,7 +117,8 @@ class Controls:
 
     def _pieces(self, text: str, hidden: StandIns, encode: Encode) -> Iterator[list[int]]:
         """Yield the ids of a text, piece by piece. Only control tokens that the template wrote become control
-        tokens."""
+        tokens.
+        """
         stretch = ""
         for piece, control in self._divided(text):
             if not control and (hidden.within(piece) or self.numbers.intersection(encode([piece])[0])):
@@ -132,9 +132,9 @@ class Controls:
             yield encode([stretch])[0]
 
     def _divided(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Yield the parts of a text, each with True if it is a control token.
+        """Split a text at its control tokens, and yield (part, whether it is a control token).
 
-        The part of a control token includes the white space that the token absorbs.
+        A control token's part includes the white space that the token absorbs.
         """
         at = 0
         for match in self.pattern.finditer(text):
@@ -149,9 +149,9 @@ class Controls:
             yield text[at:], False
 
     def _plain(self, text: str) -> list[int]:
-        """Return the ids of a text without any control token.
+        """Return the ids of a text in ordinary tokens only.
 
-        Raises PlanError if the tokenizer has no ordinary tokens for it.
+        Raises PlanError if the tokenizer has no ordinary tokens for the text.
         """
         ids = self._without(text)
         if self.numbers.intersection(ids):
@@ -176,10 +176,10 @@ class Controls:
 
 
 def unwritable(folder: Path) -> list[str]:
-    """Return the control tokens of a model folder whose text has no encoding in ordinary tokens.
+    """Return the control tokens of a model folder whose text cannot be encoded with ordinary tokens.
 
-    Reads only the folder's files and loads no transformers tokenizer. If tokenizer.json is missing or
-    unreadable, the list is empty; loading the tokenizer reports such a file.
+    Reads only the folder's files, without loading the tokenizer in transformers. The list is empty if
+    tokenizer.json is missing or unreadable.
     """
     state, templates = (
         pretrained.read_tokenizer_file(folder),
@@ -200,7 +200,9 @@ def unwritable(folder: Path) -> list[str]:
 
 
 def _inner(state: dict[str, Any], numbers: frozenset[int]) -> Callable[[str], list[int]]:
-    """Return an encoding function for a tokenizer (as JSON) without the added tokens ``numbers``."""
+    """Return an encoding function for the tokenizer ``state`` (tokenizer.json) without the added tokens
+    ``numbers``.
+    """
     from tokenizers import Tokenizer
 
     inner = Tokenizer.from_str(json.dumps(without(state, numbers)))
@@ -208,7 +210,7 @@ def _inner(state: dict[str, Any], numbers: frozenset[int]) -> Callable[[str], li
 
 
 def _vocabulary(state: dict[str, Any]) -> dict[str, int]:
-    """Return text → id of the tokens of the base vocabulary, without added tokens."""
+    """Return the ids of the base vocabulary's tokens, by text. Added tokens are not included."""
     vocabulary = state["model"]["vocab"]
     return (
         vocabulary
@@ -218,7 +220,7 @@ def _vocabulary(state: dict[str, Any]) -> dict[str, int]:
 
 
 def without(state: dict[str, Any], ids: Set[int]) -> dict[str, Any]:
-    """Return a tokenizer's JSON changed so that it does not recognise the added tokens ``ids`` in a text.
+    """Change a tokenizer's JSON so that the added tokens ``ids`` are not recognised in texts, and return it.
 
     All other tokens keep their ids.
     """
@@ -235,8 +237,9 @@ def without(state: dict[str, Any], ids: Set[int]) -> dict[str, Any]:
 
 
 def _within(part: Any) -> Any:
-    """Return a part of a tokenizer's JSON, changed for text in mid-sentence: no space is put before the
-    text."""
+    """Change a part of a tokenizer's JSON so that no space is added at the beginning of a text, and return
+    it.
+    """
     if isinstance(part, dict):
         changed = {"prepend_scheme": "never"} if part.get("prepend_scheme") == "first" else {}
         return {
@@ -255,7 +258,7 @@ def _texts(content: Any) -> Iterator[str]:
 
 
 def _replaced(content: Any, change: Callable[[str], str]) -> Any:
-    """Return the nested value with ``change`` applied to each text in it."""
+    """Return a copy of a nested value with ``change`` applied to each text in it."""
     if isinstance(content, str):
         return change(content)
     if isinstance(content, Mapping):

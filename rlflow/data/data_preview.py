@@ -1,6 +1,6 @@
 """Show a data set as a model will read it.
 
-A preview has the mapped fields, a summary of the lengths, the skipped records, and a few complete rows.
+A preview lists the mapped fields, the lengths, the skipped records, and the first few rows in full.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PLACES = 8  # maximum places listed for each cause
 
 @dataclass(frozen=True)
 class LengthSummary:
-    """Lengths in tokens over all usable records."""
+    """Lengths in tokens, summarised over all usable records."""
 
     count: int
     shortest: int
@@ -36,7 +36,7 @@ class LengthSummary:
 
 @dataclass(frozen=True)
 class Text:
-    """A text decoded from its ids, as a model reads it."""
+    """A text decoded from token ids, as a model reads it."""
 
     text: str
     ids: tuple[int, ...]
@@ -45,7 +45,7 @@ class Text:
 
 @dataclass(frozen=True)
 class PreviewRow:
-    """One row. A pair of responses gives two rows."""
+    """One row of a preview. A pair of responses gives two rows."""
 
     place: str  # FILE:LINE; empty for a record that does not come from a file
     prompt: Text
@@ -55,7 +55,7 @@ class PreviewRow:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Skipped records that share one reason."""
+    """The records that were skipped for one reason."""
 
     cause: str
     count: int
@@ -85,9 +85,9 @@ class Preview:
 
 
 def preview(data: Dataset, rows: int) -> Preview:
-    """Return a preview of ``data`` as a run would read them. Encodes all records once.
+    """Return a preview of ``data``. Encodes all records once.
 
-    ``rows``: the number of first records that are shown in full.
+    ``rows``: number of records to show in full, from the first.
     """
     faults = {**data.faulty(range(len(data)))}
     usable = [index for index in range(len(data)) if index not in faults]
@@ -115,7 +115,7 @@ def _warnings(data: Dataset) -> Iterator[str]:
 
 
 def _lengths(data: Dataset, index: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the number of tokens of each prompt, and of each response."""
+    """Return (token counts of the prompts, token counts of the responses) for the records at ``index``."""
     prompts: list[int] = []
     responses: list[int] = []
     for start in range(0, len(index), STEP):
@@ -196,7 +196,7 @@ def _values(column: Any) -> list[Any]:
 
 
 def _special(encoder: Encoder) -> dict[int, str]:
-    """Id → text of special tokens."""
+    """Return the text of each special token, by id."""
     if not isinstance(encoder, TokenizerEncoder):
         return {END: "end"}
     return special_tokens(encoder.tokenizer)

@@ -31,15 +31,15 @@ class SourceSpec:
     after: str = ""  # the user's text after the path
 
     def at(self, path: str) -> str:
-        """Return the user's text for this source with ``path`` in place of its path."""
+        """Return the user's text for this source with another path. The name and weight are kept."""
         return f"{self.before}{path}{self.after}"
 
 
 def parse_source(written: str) -> SourceSpec:
-    """Return the source that the text names.
+    """Parse a data source such as ``name=file.jsonl:2``.
 
-    A text that is an existing path counts as a path even if it contains = or a colon. Raises PlanError for an
-    invalid weight.
+    If the complete text is an existing path, it is not split at = or a colon. Raises PlanError for an invalid
+    weight.
     """
     body, weight = _split_weight(written)
     head, equals, path = body.partition("=")
@@ -87,13 +87,15 @@ def _exists(path: str) -> bool:
 
 
 def _name(path: str) -> str:
-    """Return the stem of a file, or the name of a folder or task."""
+    """Return a source's default name: a file's stem, or the name of a folder or task."""
     last = Path(path.removeprefix(PREFIX)).name
     return Path(last).stem if Path(last).suffix in FILES else last
 
 
 def _split_weight(text: str) -> tuple[str, Fraction | None]:
-    """Return (the text without its weight, the weight or None)."""
+    """Split a text such as ``file.jsonl:2`` into (text without the weight, weight). The weight is None if not
+    given.
+    """
     body, colon, last = text.rpartition(":")
     if not colon or f"{body}:" == PREFIX or _exists(text):
         return text, None

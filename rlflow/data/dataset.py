@@ -1,6 +1,6 @@
 """Dataset: records of one shape, and the settings that turn them into rows.
 
-It also splits records into training and held-out questions.
+A data set can split its records into training and held-out questions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Dataset:
     """Records, and the settings that turn them into rows.
 
-    ``len`` counts records: a pair is one record and two rows.
+    ``len(data)`` is the number of records. A preference pair is one record and two rows.
     """
 
     name: str
@@ -68,10 +68,10 @@ class Dataset:
 
     @property
     def worded(self) -> str:
-        """Describe the use of the chat template; empty if all prompts are plain text without one.
+        """Return a sentence on how the chat template is used; empty if all prompts are plain text.
 
-        Either prompts go through the template, or prompts of a single message are used as plain text because
-        the tokenizer has no template.
+        The sentence says that prompts go through the template. If the tokenizer has no template, it says that
+        prompts of a single message are used as plain text.
         """
         folder = getattr(self.encoder, "folder", "")
         if self.alone:
@@ -87,8 +87,8 @@ class Dataset:
     def templated(self, called: str = "") -> Problem | None:
         """Return a warning if prompts for the chat template already contain control tokens; else None.
 
-        Such prompts were probably formatted by a template already. ``called``: the name of the data in the
-        warning, by default ``name``.
+        A template has probably formatted such prompts already. ``called``: what the warning calls the data;
+        by default the data set's ``name``.
         """
         if not isinstance(self.encoder, TokenizerEncoder) or not self.encoder.chats:
             return None
@@ -113,9 +113,10 @@ class Dataset:
 
     @property
     def recognised(self) -> str:
-        """Describe which project's field names the records use and how these names are mapped.
+        """Return a sentence that names the project whose field names the records use, and how these names are
+        mapped.
 
-        The text is empty for rlflow's own names.
+        Empty for rlflow's own names.
         """
         if self.parts:
             return "\n".join(filter(None, (part.recognised for part in self.parts.values())))
@@ -129,12 +130,14 @@ class Dataset:
 
     @property
     def shape(self) -> Shape:
-        """The shape of the records: prompts alone, prompts with completions, or pairs of responses."""
+        """The shape of the records: "prompts", "completions" (prompts with completions) or "pairs" (two
+        responses).
+        """
         return ("prompts", "completions", "pairs")[len(self._like.responses)]
 
     @property
     def _like(self) -> Record:
-        """A record with the shape of all records. It has an answer if any source has answers."""
+        """A record with the same columns as the data set. It has an answer if any source has answers."""
         like = self.records[0] if self.records else Record("")
         return (
             replace(like, answer="")
@@ -144,16 +147,15 @@ class Dataset:
 
     @property
     def columns(self) -> dict[str, Kind]:
-        """Name → kind of the columns of the data set's rows."""
+        """The kind of each column of the data set's rows, by name."""
         return rows.kinds(self._like, self.declared, self.model_prompt)
 
     @property
     def scorer(self) -> ScorerSpec | None:
-        """The scorer for ``--reward task``; None if the data have none.
+        """The scorer for ``--reward task``; None if the data have no scorer.
 
-        It is the scorer of the reasoning-gym task, else a comparison with the answer.
-
-        If there are several sources, it is None, because each source has its own scorer.
+        A reasoning-gym task has its own scorer. For other data with answers, the scorer compares with the
+        answer. If there are several sources, this is None, because each source has its own scorer.
         """
         if self.parts:
             return None
@@ -161,19 +163,18 @@ class Dataset:
 
     @property
     def sources(self) -> dict[str, DataShape]:
-        """Source name → its columns and scorer, if there are several sources; empty for a single source."""
+        """The columns and scorer of each source, by source name; empty if there is only one source."""
         return {name: DataShape(part.columns, part.scorer) for name, part in self.parts.items()}
 
     @property
     def known(self) -> tuple[str, ...]:
-        """Names of all fields in the first record of the file, used or not."""
+        """Names of all fields in the first record of the file, including unused fields."""
         return tuple(dict.fromkeys([*self.fields.values(), *self.unread]))
 
     @cached_property
     def digest(self) -> str:
-        """First 12 hex digits of a SHA-256 over all records in order.
-
-        A resumed run compares digests to detect changed data.
+        """First 12 hex digits of a SHA-256 over all records in order. A resumed run uses it to detect changed
+        data.
         """
         total = hashlib.sha256()
         for record in self.records:
@@ -185,7 +186,7 @@ class Dataset:
         return total.hexdigest()[:12]
 
     def batch(self, index: Sequence[int], start: int = 0, at: Sequence[int] | None = None) -> Batch:
-        """Return the records at ``index`` as rows.
+        """Return the records with the indices ``index`` as rows.
 
         ``at``: each record's position in the data stream; by default, consecutive positions from ``start``.
         """
@@ -202,11 +203,11 @@ class Dataset:
         )
 
     def faulty(self, index: Sequence[int]) -> dict[int, Fault]:
-        """Return record index → fault, for the unusable records at ``index``."""
+        """Return the faults of the unusable records among ``index``, by record index."""
         return faults(self.records, index, self.encoder, self.wording, self.room, self.name)
 
     def longest(self) -> tuple[int, int]:
-        """Return the tokens of the longest prompt, and of the longest prompt with its response.
+        """Return (tokens of the longest prompt, tokens of the longest prompt with its response).
 
         Only usable records count.
         """
@@ -214,24 +215,23 @@ class Dataset:
         return max((prompt for prompt, _ in every), default=0), max((row for _, row in every), default=0)
 
     def within(self, room: Room) -> Dataset:
-        """Return the data set with these limits on the length of prompts and rows."""
+        """Return the data set with the limits ``room`` on the tokens of prompts and rows."""
         return replace(self, room=room)
 
     def usable(self) -> Iterator[int]:
-        """Yield the indices of the usable records, in order."""
+        """Yield the indices of the usable records in ascending order."""
         return (i for i in range(len(self)) if not self.faulty([i]))
 
     def split(self, held_out: int | float | Mapping[str, int], seed: int = 0) -> tuple[Dataset, Dataset]:
         """Return (training, held-out) data sets that share no question.
 
-        ``held_out``: a share below 1, a number of questions, or source name → number of questions. A question
-        that one source holds out is held out from all sources.
+        ``held_out``: a share below 1, a number of questions, or the number of questions for each source by
+        name. If one source holds out a question, no other source trains on it.
 
-        All records of a question are in the same set, which a hash of the question's text and ``seed``
-        decides. With a share (0.05), a question is always in the same set, whatever other records there are.
-        With a number, the questions with the lowest hashes are held out; if the last of them occurs in
-        several records, a few more records than requested are held out. Repeated questions are kept. Raises
-        PlanError if either set would be empty.
+        A hash of the question's text and ``seed`` decides, so all records of a question are in the same set.
+        With a share such as 0.05, adding or removing records never moves a question to the other set. With a
+        number, the questions with the lowest hashes are held out; repeated questions can make the held-out
+        set a few records larger than requested. Raises PlanError if either set would be empty.
         """
         if not held_out or not self.records:
             return self, replace(self, records=(), dropped=0, doubles=0, faults=())
@@ -252,7 +252,10 @@ class Dataset:
         )
 
     def _held_out_by_source(self, places: Sequence[int], counts: Mapping[str, int]) -> set[int]:
-        """Return the hashes of the held-out questions, with the number in ``counts`` from each source."""
+        """Choose held-out questions from each source, and return their hashes.
+
+        ``places``: the hash of each record's question. ``counts``: number of questions to choose, by source.
+        """
         held_out: set[int] = set()
         for name, count in counts.items():
             own = [
@@ -271,14 +274,17 @@ class Dataset:
 def _place(question: str, seed: int) -> int:
     """Return a hash of the question's words and the seed, from 0 to 2**64 - 1.
 
-    Neither white space nor the place in the file changes the hash.
+    The hash does not depend on white space, or on the question's place in the file.
     """
     digest = hashlib.sha256(f"{seed}\n{' '.join(question.split())}".encode()).digest()
     return int.from_bytes(digest[:8])
 
 
 def _held_out(places: Sequence[int], held_out: int | float) -> list[bool]:
-    """Return one bool per record: True if it is held out. At least one record is held out."""
+    """Return, for each record, whether it is held out. At least one record is held out.
+
+    ``places``: the hash of each record's question. ``held_out``: a number of records, or a share (float).
+    """
     ordered = sorted(places)
     by_count = isinstance(held_out, int)
     limit = (

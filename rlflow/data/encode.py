@@ -1,7 +1,7 @@
 """Turn prompts into token ids.
 
-``Wording`` adds the template and the system message to a prompt. An encoder then applies the chat template
-and the model's tokenizer, or uses bytes.
+``Wording`` puts a record's prompt into the user's prompt template and adds the system message. An encoder
+then applies the chat template and the model's tokenizer. Without a model, the ids are the text's bytes.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Wording:
             _check_template(self.template)
 
     def of(self, record: Record) -> str | list[Message]:
-        """Return the record's prompt as a text or as messages.
+        """Return the record's prompt as formatted text, or as messages for the chat template.
 
-        Raises PlanError for a setting that does not apply to this kind of prompt.
+        Raises PlanError if a setting does not apply to this kind of prompt.
         """
         if not isinstance(record.prompt, str):
             if self.template is not None:
@@ -101,7 +101,7 @@ def _no_use(setting: str, why: str) -> PlanError:
 
 
 class Encoder(Protocol):
-    """Turns formatted prompts and responses into token ids."""
+    """Turns formatted prompts and responses into token ids, and ids into text."""
 
     chats: bool  # True if it has a chat template
 
@@ -110,25 +110,29 @@ class Encoder(Protocol):
         """The largest number of characters in one token."""
 
     def worded(self, wordings: Sequence[str | list[Message]]) -> list[str]:
-        """Return the text of each prompt as the model reads it; messages go through the chat template."""
+        """Return the text of each prompt as the model reads it. Messages go through the chat template."""
 
     def prompts(self, wordings: Sequence[str | list[Message]]) -> list[list[int]]:
-        """Return the token ids of each prompt, a text or messages."""
+        """Return the token ids of each prompt. A prompt is a text, or messages for the chat template."""
 
     def asked(self, texts: Sequence[str | list[Message]], wording: Wording) -> list[list[int]]:
         """Return the token ids of follow-up prompts, which contain text from models or environments.
 
-        Text from models or environments never becomes a control token.
+        Text from models or environments is never encoded as control tokens. ``wording``: how the prompts are
+        presented to the model.
         """
 
     def responses(self, texts: Sequence[str], chat: bool = True) -> list[list[int]]:
-        """Return the token ids of each response with its end token.
+        """Return the token ids of each response, with the end token.
 
         ``chat``: True if the prompts are chats.
         """
 
     def turns(self, wording: str | list[Message], response: Sequence[Message]) -> list[Turn]:
-        """Return the token ids of a multi-turn response to a prompt, turn by turn."""
+        """Return a multi-turn response turn by turn, as (token ids, whether the assistant wrote them).
+
+        ``wording``: the formatted prompt that the response follows.
+        """
 
     def following(
         self,
@@ -137,32 +141,34 @@ class Encoder(Protocol):
         wording: Wording,
         controls: bool = False,
     ) -> list[list[int]]:
-        """Return the token ids of each turn (a text or messages) that follows sampled ids.
+        """Return the token ids to append after sampled ids, for the next turn of each row.
 
-        ``controls``: True if the text of a control token in a turn becomes that control token.
+        ``texts``: each row's next turn, as a text or messages. ``sampled``: the ids that the model has
+        sampled for each row. ``controls``: True to encode the text of a control token in a turn as that
+        control token.
         """
 
     def texts(self, rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
         """Return the text of each row of token ids, without padding and end tokens.
 
-        bare: if True, special tokens inside the text are removed too.
+        ``bare``: True to remove special tokens inside the text as well.
         """
 
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> Encoder:
-        """Return a copy whose chat template describes these tools, which are given as JSON schemas."""
+        """Return a copy of the encoder whose chat template describes ``tools``, given as JSON schemas."""
 
     def calls(self, ids: Sequence[int]) -> list[ToolCall]:
-        """Return the tool calls in sampled ids; empty if there are none."""
+        """Return the tool calls in a model's sampled ids; empty if there are none."""
 
 
 class ByteEncoder:
-    """Encoder for runs without a model: token ids are UTF-8 bytes, and END follows a response."""
+    """Encoder for runs without a model. Token ids are UTF-8 bytes, and the id END follows each response."""
 
     chats = False
     longest = 1
 
     def worded(self, wordings: Sequence[str | list[Message]]) -> list[str]:
-        """Return the text of each prompt; messages take one line each, with their roles."""
+        """Return the text of each prompt. Messages take one line each, with their roles."""
         return [_plain(item) for item in wordings]
 
     def prompts(self, wordings: Sequence[str | list[Message]]) -> list[list[int]]:
@@ -178,7 +184,7 @@ class ByteEncoder:
         return [[*text.encode(), END] for text in texts]
 
     def turns(self, wording: str | list[Message], response: Sequence[Message]) -> list[Turn]:
-        """Return the bytes of the assistant's turns and of the text between them."""
+        """Return a multi-turn response turn by turn, as (bytes, whether the assistant wrote them)."""
         turns: list[Turn] = []
         for context, message in divided(response):
             turns += [(list(f"\n{_plain(context)}".encode()), False)] if turns else []
@@ -192,7 +198,7 @@ class ByteEncoder:
         wording: Wording,
         controls: bool = False,
     ) -> list[list[int]]:
-        """Return the bytes of each text; messages take one line each, with their roles."""
+        """Return the bytes to append for each row's next turn. Messages take one line each, with their roles."""
         return self.prompts([text if isinstance(text, str) else f"\n{_plain(text)}" for text in texts])
 
     def texts(self, rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
@@ -200,11 +206,11 @@ class ByteEncoder:
         return [bytes(number for number in row if number < END).decode(errors="replace") for row in rows]
 
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> ByteEncoder:
-        """Return the encoder itself: without a model there is no template to describe tools."""
+        """Return the encoder itself, since without a model there is no template to describe tools."""
         return self
 
     def calls(self, ids: Sequence[int]) -> list[ToolCall]:
-        """Return no calls: without a model, replies contain no tool calls."""
+        """Return an empty list, since without a model replies contain no tool calls."""
         return []
 
 
@@ -219,9 +225,9 @@ def _plain(wording: str | list[Message]) -> str:
 
 
 class TokenizerEncoder:
-    """The tokenizer of a model folder.
+    """Encoder with the tokenizer of a model folder.
 
-    ``variables``: additional variables for its chat template. Raises PlanError if the tokenizer cannot be
+    ``variables``: additional variables for the chat template. Raises PlanError if the tokenizer cannot be
     loaded.
     """
 
@@ -234,10 +240,10 @@ class TokenizerEncoder:
         self.tools: tuple[Mapping[str, Any], ...] = ()
 
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> TokenizerEncoder:
-        """Return a copy whose chat template describes ``tools``.
+        """Return a copy of the encoder whose chat template describes ``tools``.
 
         Raises PlanError if the template does not describe tools, if it changes earlier turns after a tool's
-        answer, or if the format of the model's calls is unknown.
+        answer, or if the format of the model's tool calls is unknown.
         """
         other = copy.copy(self)
         for name in ("_template", "controls"):
@@ -253,7 +259,7 @@ class TokenizerEncoder:
         return other
 
     def calls(self, ids: Sequence[int]) -> list[ToolCall]:
-        """Return the tool calls in sampled ids; none if the template describes no tools."""
+        """Return the tool calls in a model's sampled ids; empty if the template describes no tools."""
         return []
 
     @cached_property
@@ -264,23 +270,25 @@ class TokenizerEncoder:
     def prompts(self, wordings: Sequence[str | list[Message]]) -> list[list[int]]:
         """Return the token ids of each prompt.
 
-        The tokenizer's first tokens (BOS) are added to plain text that lacks them; a chat template writes its
-        own. Raises PlanError if a prompt cannot be encoded.
+        If the tokenizer begins texts with a token such as BOS, it is added to plain text that lacks it. A
+        chat template writes this token itself. Raises PlanError if a prompt cannot be encoded.
         """
         return self._with_first(wordings, self._encode(self.worded(wordings)))
 
     def asked(self, texts: Sequence[str | list[Message]], wording: Wording) -> list[list[int]]:
-        """Return the token ids of each prompt.
+        """Return the token ids of each follow-up prompt.
 
-        Only the template's control tokens and the tokens that begin a text become control tokens. Raises
-        PlanError if a prompt cannot be encoded.
+        Only the template's control tokens, and the tokens that begin every text (BOS), are encoded as control
+        tokens. Raises PlanError if a prompt cannot be encoded.
         """
         hidden, marks = self._hidden(texts)
         wordings = _worded(hidden, wording)
         return self._with_first(wordings, self.controls.encoded(self.worded(wordings), marks, self._encode))
 
     def _with_first(self, wordings: Sequence[str | list[Message]], rows: list[list[int]]) -> list[list[int]]:
-        """Return the rows, with the tokenizer's first tokens added to rows of plain text that lack them."""
+        """Return the rows of ids, with the tokenizer's first tokens (BOS) added to plain text that lacks
+        them.
+        """
         first = self._first
         return [
             row if not isinstance(wording, str) or row[: len(first)] == first else [*first, *row]
@@ -289,10 +297,10 @@ class TokenizerEncoder:
 
     @cached_property
     def _first(self) -> list[int]:
-        """The tokens that the tokenizer puts before any text.
+        """The tokens that the tokenizer puts before any text, such as BOS.
 
-        Tokens that the tokenizer puts after a text are not included, because they would end the text before
-        the response.
+        Tokens that the tokenizer puts after a text are not included, since they would end the text before the
+        response.
         """
         (bare,), (whole,) = self._encode(["a"]), self._encode(["a"], True)
         return whole[: next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), 0)]
@@ -306,9 +314,9 @@ class TokenizerEncoder:
         return self.controls.hidden(contents, (REPLY, self._template.text) if self.chats else ())
 
     def worded(self, wordings: Sequence[str | list[Message]]) -> list[str]:
-        """Return the text of each prompt; messages go through the chat template.
+        """Return the text of each prompt as the model reads it. Messages go through the chat template.
 
-        The template also writes special tokens. Raises PlanError if the template refuses a prompt.
+        The text includes the template's special tokens. Raises PlanError if the template refuses a prompt.
         """
         conversations = [item for item in wordings if not isinstance(item, str)]
         chats = iter(self._template.render(conversations) if conversations else ())
@@ -320,10 +328,10 @@ class TokenizerEncoder:
         return ends_of(self.folder, self.variables, lambda: self._template)
 
     def responses(self, texts: Sequence[str], chat: bool = True) -> list[list[int]]:
-        """Return the token ids of each response with its end token.
+        """Return the token ids of each response, with the end token.
 
-        In a chat, the end token is the token that the template writes after a reply. Otherwise it is the
-        tokenizer's end of text. Raises PlanError if the tokenizer has none.
+        In a chat, the end token is the one that the template writes after a reply. Otherwise it is the
+        tokenizer's end of text. Raises PlanError if there is no end token.
         """
         ends = self.ends
         end, space = (ends.of_chat, ends.space) if chat and ends.of_chat is not None else (ends.of_text, "")
@@ -337,7 +345,7 @@ class TokenizerEncoder:
         return [[*ids, end] for ids in self._encode([text + space for text in texts])]
 
     def turns(self, wording: str | list[Message], response: Sequence[Message]) -> list[Turn]:
-        """Return the token ids of a multi-turn response to a prompt, turn by turn.
+        """Return a multi-turn response turn by turn, as (token ids, whether the assistant wrote them).
 
         The text that the chat template writes between two assistant messages is encoded separately, as during
         sampling. Raises PlanError if the prompt is not a chat, or if the template changes earlier turns when
@@ -374,11 +382,11 @@ class TokenizerEncoder:
         wording: Wording,
         controls: bool = False,
     ) -> list[list[int]]:
-        """Return the token ids of each further turn.
+        """Return the token ids to append after sampled ids, for the next turn of each row.
 
-        In a chat, these are the ids of the text that the template writes between one reply and the next,
-        found by rendering a placeholder question and reply. Sampled ids are never encoded again. Raises
-        PlanError if the template changes earlier turns when later turns follow.
+        In a chat, this is the text that the template writes from the end of one reply to the beginning of the
+        next. It is found by rendering a placeholder question and reply, so sampled ids are never encoded
+        again. Raises PlanError if the template changes earlier turns when later turns follow.
         """
         contents, marks = (list(texts), StandIns()) if controls else self._hidden(texts)
         plain = {row: text for row, text in enumerate(contents) if isinstance(text, str) and not wording.chat}
@@ -400,17 +408,17 @@ class TokenizerEncoder:
         ]
 
     def _turns(self, later: Sequence[list[Message]], wording: Wording) -> list[str]:
-        """Return the text of each list of later turns as the chat template writes it after a reply."""
+        """Return the text that the chat template writes after a reply, for each list of later turns."""
         opening = replace(wording, chat=True).of(Record(QUESTION))
         assert isinstance(opening, list)
         return self._template.after_reply(opening, later)
 
     def _unended(self, turn: list[int], sampled: Sequence[int]) -> list[int]:
-        """Return the ids between sampled ids and the next reply.
+        """Return the ids to insert between sampled ids and the next reply.
 
-        ``turn``: the ids that the template writes after a reply. If sampling ended with an end token, that
-        token replaces the template's end token. But if the template's end token differs and begins the next
-        turn, it is kept.
+        ``turn``: the ids that the template writes after a reply. They usually begin with an end token. If
+        sampling already ended with an end token, the template's end token is dropped. It is kept if it
+        differs and also begins the next turn.
         """
         closed, ends = self._closed(turn), self.ends
         if not closed or not sampled or sampled[-1] not in ends.ids:
@@ -419,9 +427,11 @@ class TokenizerEncoder:
         return turn[closed:] if own else turn
 
     def _closed(self, turn: Sequence[int]) -> int:
-        """Return how many of the ids that the template writes after a reply belong to the reply.
+        """Return how many of the first ids in ``turn`` still belong to the reply: white space and the end
+        token.
 
-        White space and the end token belong to the reply. Returns 0 if the template writes no end token.
+        ``turn``: the ids that the template writes after a reply. Returns 0 if they do not begin with an end
+        token.
         """
         at = next((place for place, token in enumerate(turn) if token in self.ends.ids), None)
         if at is None or self.tokenizer.decode(list(turn[:at]), skip_special_tokens=False).strip():
@@ -450,8 +460,9 @@ class TokenizerEncoder:
             ) from error
 
     def _refused(self, texts: Sequence[Any], special: bool) -> Any:
-        """Return the first text that the tokenizer refuses when it is encoded alone; if there is none, the
-        first text."""
+        """Return the first text that the tokenizer cannot encode on its own, or the first text if there is
+        none.
+        """
         for text in texts:
             try:
                 self.tokenizer([text], add_special_tokens=special)
@@ -460,7 +471,9 @@ class TokenizerEncoder:
         return texts[0]
 
     def check_variables(self) -> None:
-        """Raise PlanError for a variable that rlflow sets itself, or that the chat template does not read."""
+        """Raise PlanError for a template variable that rlflow sets itself, or that the chat template does not
+        read.
+        """
         check_variables(self.variables, self._template if self.chats and self.variables else None)
 
     @property

@@ -36,26 +36,26 @@ class Ends:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """All tokens that end a reply, ascending."""
+        """All tokens that end a reply, in ascending order."""
         return tuple(sorted({token for tokens in self.named.values() for token in tokens}))
 
     @property
     def of_chat(self) -> int | None:
-        """The token that the chat template writes after a reply, or None."""
+        """The token that the chat template writes after a reply; None if there is none."""
         return next(iter(self.named.get(CHAT, ())), None)
 
     @property
     def of_text(self) -> int | None:
-        """The token that ends a response to plain text, or None.
+        """The token that ends a response to a plain-text prompt; None if there is none.
 
-        This is the tokenizer's end of text, else the first end token that a config names.
+        It is the tokenizer's end of text, or else the first end token in a config.
         """
         sources = (TEXT, pretrained.GENERATION, pretrained.CONFIG)
         return next((token for source in sources for token in self.named.get(source, ())), None)
 
     @property
     def served(self) -> tuple[int, ...]:
-        """The tokens at which programs other than rlflow stop sampling with this folder."""
+        """The tokens at which other programs, such as inference servers, stop sampling with this folder."""
         return next(
             (
                 tokens
@@ -66,9 +66,10 @@ class Ends:
         )
 
     def written(self, files: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Return a generation config that names all end tokens, as file name → content.
+        """Return a generation config that names all end tokens, by file name.
 
-        Empty if the config in ``files`` (name → content) already names them, or if a config is unreadable.
+        ``files``: content of the folder's configs, by file name. Empty if they already name all end tokens,
+        or if a config is unreadable.
         """
         try:
             own = json.loads(files.get(pretrained.GENERATION, b"{}"))
@@ -94,7 +95,9 @@ class Ends:
 
     @property
     def problems(self) -> list[Problem]:
-        """Return warnings about contradictions between the folder's files."""
+        """Return warnings if the folder's files disagree on the end tokens, or if the chat template writes
+        none.
+        """
         found = (
             "; ".join(f"{name}: {self._described(tokens)}" for name, tokens in self.named.items())
             or "no end token"
@@ -148,12 +151,12 @@ _known: dict[tuple[Path, str], tuple[object, Ends]] = {}  # by folder and variab
 def ends_of(
     folder: Path, variables: Variables = NONE, rendering: Callable[[], ChatTemplate] | None = None
 ) -> Ends:
-    """Return the end tokens of a model folder.
+    """Return the end tokens of the model in ``folder``.
 
-    Reads the folder's files; loads the tokenizer only if the files do not name its end of text. Unreadable
-    files are ignored here, because loading the model reports them. ``variables``: additional variables of the
-    chat template. ``rendering``: a function that returns the folder's chat template with these variables, if
-    one is already in use.
+    Reads the folder's files, and loads the tokenizer only if the files do not name the end-of-text token.
+    Unreadable files are ignored, because loading the model reports them. ``variables``: additional variables
+    of the chat template. ``rendering``: a function that returns the chat template, if the caller already has
+    one with these variables.
     """
     folder = folder.absolute()
     key = (folder, repr(sorted(variables.items())))
@@ -169,7 +172,7 @@ def ends_of(
 
 
 def _stamp(folder: Path) -> tuple[object, ...]:
-    """Return a value that changes when a relevant file of the folder changes."""
+    """Return a value that changes whenever the folder's configs, tokenizer or chat template change."""
     names = (
         pretrained.CONFIG,
         pretrained.GENERATION,
@@ -202,7 +205,7 @@ def _ends(folder: Path, template: ChatTemplate | None) -> Ends:
 
 
 def template_of(folder: Path, variables: Variables = NONE) -> ChatTemplate | None:
-    """Return a folder's chat template for prompts without tools, or None if it has no template."""
+    """Return the chat template of ``folder`` for prompts without tools; None if it has no template."""
     templates = pretrained.read_templates(folder)
     text = templates.get(pretrained.DEFAULT_TEMPLATE) or templates.get(pretrained.TOOL_TEMPLATE)
     return (
@@ -213,10 +216,10 @@ def template_of(folder: Path, variables: Variables = NONE) -> ChatTemplate | Non
 
 
 def closing(after: str, added: Mapping[str, int]) -> tuple[str, int | None]:
-    """Return the end token with which the text after a reply begins: (white space before it, id).
+    """Return the end token at the beginning of the text after a reply, as (white space before it, token id).
 
-    The id is None if the text begins with anything else. ``added``: text → id of tokens outside the base
-    vocabulary.
+    The id is None if the text does not begin with a token. ``added``: ids of the tokens outside the base
+    vocabulary, by text.
     """
     rest = after.lstrip()
     word = max((word for word in added if rest.startswith(word)), key=len, default=None)
@@ -224,7 +227,8 @@ def closing(after: str, added: Mapping[str, int]) -> tuple[str, int | None]:
 
 
 def _after_reply(template: ChatTemplate) -> tuple[str | None, str | None]:
-    """Return the template's text after a reply: (if a user turn follows, if none follows).
+    """Return the text that the template writes after a reply, as (before a user turn, at the conversation's
+    end).
 
     A text is None if the template refuses the conversation.
     """
@@ -238,9 +242,9 @@ def _after_reply(template: ChatTemplate) -> tuple[str | None, str | None]:
 
 
 def _loaded(folder: Path, added: Mapping[str, int]) -> tuple[dict[str, int], str]:
-    """Return the added tokens and the end of text of the loaded tokenizer.
+    """Load the tokenizer, and return (its added tokens, its end-of-text token).
 
-    The tokenizer's class may define tokens that its files do not name.
+    ``added``: the added tokens that the folder's files name. The tokenizer's class may define more.
     """
     if not any((folder / name).is_file() for name in (pretrained.TOKENIZER, pretrained.VOCABULARY)):
         return dict(added), ""  # transformers would invent a tokenizer for some models

@@ -1,4 +1,4 @@
-"""Find unusable records, and report them with reasons."""
+"""Find records that cannot be used, and report the reasons."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLACES = 8  # maximum places that a message lists for each cause
 
 @dataclass(frozen=True)
 class Room:
-    """The maximum tokens that a model accepts; None means no limit."""
+    """The maximum number of tokens that a model accepts. None means no limit."""
 
     prompt: int | None = None  # maximum tokens of a prompt
     row: int | None = None  # maximum tokens of a prompt and its response together
@@ -46,7 +46,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of a record."""
+    """The reason why a record cannot be used."""
 
     cause: Cause
     problem: Problem
@@ -54,7 +54,7 @@ class Fault:
 
     @property
     def place(self) -> Place | None:
-        """File and line of the record; None if it does not come from a file."""
+        """File and line of the record; None if it was not read from a file."""
         return self.problem.place
 
     def __str__(self) -> str:
@@ -64,10 +64,10 @@ class Fault:
 def faults(
     records: Sequence[Record], index: Sequence[int], encoder: Encoder, wording: Wording, room: Room, name: str
 ) -> dict[int, Fault]:
-    """Return record index → fault, for the unusable records at ``index``.
+    """Return the faults of the unusable records among ``index``, by record index.
 
-    Encodes the records together, and one by one only if encoding them together fails. ``name``: name of the
-    data set in messages.
+    Encodes many records in one call. Encodes them one by one only if this call fails. ``room``: the token
+    limits. ``name``: what messages call the data set.
     """
     checker = _Checker(encoder, wording, room, name)
     by_record: dict[int, Fault] = {}
@@ -80,9 +80,9 @@ def faults(
 def lengths(
     records: Sequence[Record], encoder: Encoder, wording: Wording, room: Room, name: str
 ) -> Iterator[tuple[int, int]]:
-    """Yield, for each usable record, the tokens of its prompt and of its prompt with its longest response.
+    """Yield (tokens of the prompt, tokens of the prompt with its longest response) for each usable record.
 
-    The arguments are the same as for ``faults``.
+    The arguments are those of ``faults``.
     """
     checker = _Checker(encoder, wording, room, name)
     for part in _parts(records, range(len(records))):
@@ -93,7 +93,7 @@ def lengths(
 
 
 def _parts(records: Sequence[Record], index: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the indices in parts of at most CHARACTERS characters; a longer record forms its own part."""
+    """Split the indices into parts of up to CHARACTERS characters. A longer record forms a part of its own."""
     part: list[int] = []
     size = 0
     for i in index:
@@ -121,7 +121,7 @@ def _length(text: str | Sequence[Message]) -> int:
 
 @dataclass(frozen=True)
 class _Checker:
-    """Finds the fault of a record, for one data set and model."""
+    """Finds the fault of a record, for one data set and one model."""
 
     encoder: Encoder
     wording: Wording
@@ -129,9 +129,9 @@ class _Checker:
     name: str
 
     def all_sound(self, records: Sequence[Record]) -> bool:
-        """Return True if all records are certainly usable.
+        """Whether all records are certainly usable.
 
-        May return False for usable records if only checking them one by one can decide.
+        False may also mean that the records must be checked one by one.
         """
         if any(self._empty(record) or self._surely_longer(record) for record in records):
             return False
@@ -172,11 +172,11 @@ class _Checker:
         )
 
     def _empty(self, record: Record) -> bool:
-        """Return True if a record lacks a question; a record with responses does not need one."""
+        """Whether a record lacks a question. A record with responses does not need one."""
         return not record.responses and not record.question.strip()
 
     def lengths(self, records: Sequence[Record]) -> list[tuple[int, int]]:
-        """Return, for each record, the tokens of its prompt and of its prompt with its longest response."""
+        """Return (tokens of the prompt, tokens of the prompt with its longest response) for each record."""
         wordings = [self.wording.of(record) for record in records]
         turns = iter(
             answered(
@@ -195,14 +195,16 @@ class _Checker:
         return lengths
 
     def _fits(self, prompt: int, longest: int) -> bool:
-        """Return True if the prompt has tokens, and the prompt and its longest response are within the
-        limits."""
+        """Whether the prompt has tokens and both lengths are within the limits.
+
+        ``longest``: tokens of the prompt with its longest response.
+        """
         return prompt > 0 and not _over(prompt, self.room.prompt) and not _over(longest, self.room.row)
 
     def _surely_longer(self, record: Record) -> int:
-        """Return a lower bound of the record's tokens if this bound already exceeds a limit; else 0.
+        """Return a lower bound of the record's tokens if this bound exceeds a limit; else 0.
 
-        The bound follows from the number of characters, because a token has a limited number of characters.
+        The bound is computed from the number of characters and the longest token of the tokenizer.
         """
         prompt = _length(record.prompt)
         row = prompt + max((_length(response) for response in record.responses), default=0)
@@ -226,13 +228,12 @@ class _Checker:
         )
 
     def _which(self, record: Record, number: int) -> str:
-        """Return the beginning of a message that names the record by number if it has no place; else an empty
-        text."""
+        """Return "record … of …: " for messages about a record without a place; else an empty text."""
         return "" if record.place else f"record {number + 1} of {self.name}: "
 
 
 def counted(faults: Iterable[Fault]) -> dict[Cause, list[Fault]]:
-    """Return cause → its faults, in the order of CAUSES."""
+    """Group faults by cause, in the order of CAUSES."""
     faults = list(faults)
     return {
         cause: of_cause
@@ -242,8 +243,9 @@ def counted(faults: Iterable[Fault]) -> dict[Cause, list[Fault]]:
 
 
 def spoken(faults: Iterable[Fault]) -> str:
-    """Summarise faults: the number of records for each cause, their places, and the length of the longest
-    record."""
+    """Summarise faults in one line: for each cause, the number of records, their places and the longest
+    length.
+    """
     return "; ".join(_cause_summary(cause, of_cause) for cause, of_cause in counted(faults).items())
 
 
@@ -255,15 +257,14 @@ def _cause_summary(cause: Cause, of_cause: Sequence[Fault]) -> str:
 
 
 def places_of(places: Iterable[Place | None]) -> str:
-    """Return the first PLACES places in parentheses, after a space; an empty text if no record has a
-    place."""
+    """Return the first PLACES places as " (…)"; an empty text if no record has a place."""
     known = [str(place) for place in places if place]
     ellipsis = ", …" if len(known) > PLACES else ""
     return f" ({', '.join(_short(known[:PLACES]))}{ellipsis})" if known else ""
 
 
 def _short(places: Sequence[str]) -> Iterator[str]:
-    """Yield the places as text; after the first place in a file, only line numbers."""
+    """Shorten places in the same file to their line numbers, except the first."""
     before = ""
     for place in places:
         path, _, line = place.rpartition(":")
@@ -272,9 +273,9 @@ def _short(places: Sequence[str]) -> Iterator[str]:
 
 
 def refused(name: str, faults: Sequence[Fault], checked: int, room: Room) -> PlanError:
-    """Return the error for data with faulty records: the first few in full, then a summary.
+    """Return the error for data with unusable records: the first few faults in full, then a summary.
 
-    ``checked``: how many records were checked.
+    ``checked``: number of records that were checked. ``room``: the token limits.
     """
     too_long = any(fault.cause == "too_long" for fault in faults)
     shorter = f", --data.max_prompt {room.prompt} drops longer prompts" if too_long and room.prompt else ""

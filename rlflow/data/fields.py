@@ -1,4 +1,4 @@
-"""Map the fields of a file to records of one shape: prompts, completions or pairs."""
+"""Map the fields of a file to records of one shape: prompts, prompts with completions, or pairs of responses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TYPES: dict[str, tuple[type, ...]] = {"float": (float, int), "int": (int,), "boo
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record of the data: its prompt, and the answer, responses and columns that belong to the prompt."""
+    """One record of the data: its prompt, with its answer, responses and further columns."""
 
     prompt: str | tuple[Message, ...]
     answer: str | None = None  # the right answer
@@ -48,7 +48,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Mapped:
-    """The mapping from the fields of a file to records."""
+    """A mapping from the fields of a file to records."""
 
     fields: Mapping[str, str]  # rlflow's name → the file's field
     columns: Mapping[str, Kind]  # declared columns
@@ -56,7 +56,9 @@ class Mapped:
 
     @property
     def shape(self) -> Shape:
-        """The shape of the records: prompts alone, prompts with completions, or pairs of responses."""
+        """The shape of the records: "prompts", "completions" (prompts with completions) or "pairs" (two
+        responses).
+        """
         return (
             "completions"
             if "completion" in self.fields
@@ -67,13 +69,13 @@ class Mapped:
 
     @property
     def responses(self) -> tuple[str, ...]:
-        """rlflow's names for the responses of a record."""
+        """rlflow's names for a record's responses: none, ("completion",) or ("chosen", "rejected")."""
         return {"prompts": (), "completions": ("completion",), "pairs": ("chosen", "rejected")}[self.shape]
 
     def record(self, raw: Raw) -> Record:
-        """Return the record of one line or row of the file.
+        """Convert one line or row of the file to a record.
 
-        Raises PlanError if a field is missing or of the wrong type.
+        Raises PlanError if a field is missing or has the wrong type.
         """
         answer = _text(raw, self.fields["answer"]) if "answer" in self.fields else None
         responses = tuple(
@@ -96,9 +98,9 @@ class Mapped:
 
 
 def mapped(first: Raw, chosen: Mapping[str, str | None], columns: Mapping[str, Kind]) -> Mapped:
-    """Return the mapping that fits the first record. Raises PlanError if a needed field is missing.
+    """Return the mapping that fits the record ``first``. Raises PlanError if a required field is missing.
 
-    ``chosen``: name → the field that the user maps to it; None for no field.
+    ``chosen``: the field that the user maps to each name; None for no field. ``columns``: declared columns.
     """
     names = dict.fromkeys([*FIELDS, *columns])
     for name in chosen:
@@ -163,9 +165,9 @@ def _has(raw: Raw, name: str) -> bool:
 
 
 def _value(raw: Raw, name: str) -> Any:
-    """Return the value of a field; a dotted name (reward_model.ground_truth) is a nested field.
+    """Return the value of a field. A dotted name such as reward_model.ground_truth names a nested field.
 
-    Raises PlanError if it is missing.
+    Raises PlanError if the field is missing.
     """
     try:
         return value_of(raw.fields, name)
@@ -186,7 +188,7 @@ def _prompt(value: Any, raw: Raw, name: str) -> str | tuple[Message, ...]:
 
 
 def _messages(value: Sequence[Any], raw: Raw, name: str) -> tuple[Message, ...]:
-    """Return the messages without keys whose value is None.
+    """Check the messages in a field, and return them without keys whose value is None.
 
     Raises PlanError for a message that no chat template accepts.
     """
@@ -207,9 +209,9 @@ def _messages(value: Sequence[Any], raw: Raw, name: str) -> tuple[Message, ...]:
 
 
 def _without_none(message: Mapping[Any, Any], filled: bool) -> dict[Any, Any]:
-    """Return the message without keys whose value is None; if ``filled``, also without nested ones.
+    """Return the message without keys whose value is None. If ``filled``, nested keys are removed too.
 
-    A content of None is kept, because such a message only calls tools.
+    A content of None is kept, because a message may consist of tool calls only.
     """
     return {
         key: _dense(item) if filled else item
@@ -219,7 +221,7 @@ def _without_none(message: Mapping[Any, Any], filled: bool) -> dict[Any, Any]:
 
 
 def _dense(value: Any) -> Any:
-    """Return a value without those entries of its mappings whose value is None."""
+    """Return a nested value without the mapping entries whose value is None."""
     if isinstance(value, Mapping):
         return {key: _dense(item) for key, item in value.items() if item is not None}
     return [_dense(item) for item in value] if isinstance(value, list | tuple) else value
@@ -228,8 +230,8 @@ def _dense(value: Any) -> Any:
 def _response(raw: Raw, name: str, prompted: bool) -> Response:
     """Return the response in a field: a text, or messages.
 
-    If the prompt is in its own field and the messages begin with the assistant, all messages are the
-    response. In any other conversation, only the assistant's last message is.
+    If the prompt has a field of its own (``prompted``) and the messages begin with the assistant, all
+    messages are the response. Otherwise the response is the assistant's last message.
     """
     value = _value(raw, name)
     if isinstance(value, str):
@@ -247,7 +249,7 @@ def _response(raw: Raw, name: str, prompted: bool) -> Response:
 
 
 def _text(raw: Raw, name: str) -> str:
-    """Return the value of a field as text: numbers as printed, lists and objects as JSON."""
+    """Return the value of a field as text. Numbers, lists and objects are written as JSON."""
     value = _value(raw, name)
     if value is None:
         raise _bad_field(raw, f"the field '{name}' is null", "a text or a number")
@@ -272,7 +274,7 @@ def _declared(raw: Raw, name: str, kind: Kind) -> Any:
 
 
 def _too_large(value: Any, family: str) -> bool:
-    """Return True if an integer is too large for a dtype of the family; JSON does not limit integers."""
+    """Whether a value is an integer too large for the dtypes of ``family`` ("int" or "float")."""
     if not isinstance(value, int):
         return False
     return not (-(2**63) <= value < 2**63 if family == "int" else -(2**127) < value < 2**127)

@@ -1,6 +1,6 @@
 """Convert Python values to JSON types and back without loss.
 
-Tuples, sets, and mappings with non-text keys are marked, so that they can be restored.
+Tuples, sets, and mappings with keys other than text are marked, so that they can be restored.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rlflow.errors import PlanError
 
 
 def frozen(value: Any) -> Any:
-    """Return the value in JSON types; ``thawed`` restores an equal value.
+    """Convert a value to JSON types; ``thawed`` restores an equal value.
 
     Raises PlanError for an unsupported type.
     """

@@ -1,4 +1,4 @@
-"""reasoning-gym tasks as data: questions drawn by a seed.
+"""Use reasoning-gym tasks as data. A seed determines the questions.
 
 Each record carries the entry that the task's own scorer needs.
 """
@@ -26,18 +26,18 @@ _LAST: dict[tuple[str, str], tuple[tuple[Record, ...], int]] = {}
 
 
 def scorer(task: str, parameters: Mapping[str, Any]) -> ScorerSpec:
-    """Return the scorer of a reasoning-gym task: its ``score_answer``.
+    """Return the spec of a reasoning-gym task's own scorer, ``score_answer``.
 
-    The scorer reads the complete entry of a row.
+    The scorer reads the complete reasoning-gym entry of a row.
     """
     settings = {"task": task, "parameters": {**parameters, "size": 1, "seed": 0}}
     return ScorerSpec("reasoning_gym", ("completion", "entry"), (), settings)
 
 
 def draw(task: str, parameters: Mapping[str, Any], seed: int) -> tuple[tuple[Record, ...], int]:
-    """Draw ``parameters["size"]`` questions of a task by a seed.
+    """Draw ``parameters["size"]`` questions of a task, with a seed.
 
-    Returns (records, number of dropped repeated questions). Raises PlanError for an unknown task or
+    Returns (records, number of repeated questions that were dropped). Raises PlanError for an unknown task or
     parameter.
     """
     settings = {"size": SIZE, "seed": seed, **parameters}

@@ -1,6 +1,6 @@
-"""Carry fields of records to rewards.
+"""Carry fields of records to reward functions.
 
-Each field is a text column of JSON, which rlflow decodes before it calls the reward.
+Each field is a text column with JSON. rlflow decodes it before it calls the reward function.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ABSENT = ""  # the text for a record without the field; not valid JSON
 
 @dataclass(frozen=True)
 class Wanted:
-    """The data fields that rewards may read, by name."""
+    """The names of the data fields that rewards may read."""
 
     names: Mapping[str, bool] = field(default_factory=dict)  # name → whether every record must have its field
     everything: bool = False  # True if all fields are wanted
@@ -27,7 +27,7 @@ class Wanted:
 
     @property
     def any(self) -> bool:
-        """True if any field may be needed."""
+        """True if rewards may read any field."""
         return self.everything or bool(self.names)
 
 
@@ -36,7 +36,7 @@ NOTHING = Wanted()
 
 @dataclass(frozen=True)
 class JsonFields:
-    """The data fields that rows carry for rewards."""
+    """The data fields that rows carry for rewards, each as a JSON column."""
 
     columns: Mapping[str, str] = field(default_factory=dict)  # column → field of the file
     required: Collection[str] = ()  # columns whose field every record must have
@@ -48,10 +48,10 @@ def choose_fields(
     chosen: Mapping[str, str | None],
     columns: Collection[str],
 ) -> JsonFields:
-    """Decide which fields to carry: the wanted fields that occur in at least one record.
+    """Choose the fields to carry: those that rewards may read and that at least one record has.
 
-    ``chosen``: name → the field that the user maps to it. ``columns``: names of columns of the data; for
-    these names, rewards read the column.
+    ``chosen``: the field that the user maps to each name. ``columns``: names of columns of the data. A reward
+    that reads one of these names gets the column, so no field is carried for it.
     """
     names = dict(wanted.names)
     if wanted.everything:
@@ -65,7 +65,10 @@ def choose_fields(
 
 
 def _source(records: Sequence[Mapping[str, Any]], name: str, chosen: Mapping[str, str | None]) -> str | None:
-    """Return the field for a name; None if all records lack it."""
+    """Return the field of the records that provides ``name``; None if no record has such a field.
+
+    ``chosen``: the field that the user maps to each name.
+    """
     candidates = (chosen[name],) if name in chosen else OTHER_NAMES.get(name, (name,))
     return next(
         (source for source in candidates if source and any(present(record, source) for record in records)),
@@ -74,7 +77,7 @@ def _source(records: Sequence[Mapping[str, Any]], name: str, chosen: Mapping[str
 
 
 def present(record: Mapping[str, Any], name: str) -> bool:
-    """Return True if a record has a field; a dotted name is a nested field."""
+    """Whether a record has a field. A dotted name such as reward_model.ground_truth names a nested field."""
     try:
         value_of(record, name)
     except KeyError:
@@ -83,9 +86,9 @@ def present(record: Mapping[str, Any], name: str) -> bool:
 
 
 def value_of(record: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a field, or of a nested one by a dotted name (reward_model.ground_truth).
+    """Return the value of a field. A dotted name such as reward_model.ground_truth names a nested field.
 
-    Raises KeyError if it is missing.
+    Raises KeyError if the field is missing.
     """
     if name in record:
         return record[name]
@@ -98,17 +101,17 @@ def value_of(record: Mapping[str, Any], name: str) -> Any:
 
 
 def packed(record: Mapping[str, Any], name: str) -> str:
-    """Return the field's value as JSON, or ABSENT if the record does not have the field.
+    """Return the field's value as JSON; ABSENT if the record does not have the field.
 
-    A value without a JSON form, such as a date, becomes text.
+    A value that JSON does not support, such as a date, becomes text.
     """
     return json.dumps(value_of(record, name), default=str) if present(record, name) else ABSENT
 
 
 def given_back(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row's values under the names that a reward uses.
+    """Return a row's values under the names that a reward function uses.
 
-    Carried fields are decoded; fields that the record does not have are omitted.
+    Carried fields are decoded from JSON. Fields that the record does not have are omitted.
     """
     values = {}
     for name, value in row.items():
@@ -120,5 +123,5 @@ def given_back(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def names_of(columns: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the carried fields among these columns."""
+    """Return the names of the data fields that are carried in these columns."""
     return tuple(name.removeprefix(FIELD) for name in columns if name.startswith(FIELD))

@@ -1,4 +1,4 @@
-"""Combine several data sources into one data set, with a cursor that serves their records by weight."""
+"""Combine several data sources into one data set, and serve their records in proportion to their weights."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 def mixed(parts: Mapping[str, Dataset], weights: Mapping[str, Fraction] | None = None) -> Dataset:
-    """Combine data sets (by name) into one data set, whose rows have the column SOURCE.
+    """Combine data sets, given by source name, into one data set. Its column SOURCE names each row's source.
 
-    If a source lacks a text column, the column is empty in its rows. ``weights``: name → share of the
-    prompts, with any positive sum; by default, each source's number of records. Raises PlanError if the
-    sources cannot be combined.
+    If a source lacks a text column, its rows have an empty value there. ``weights``: each source's share of
+    the prompts, in any unit; by default, its number of records. Raises PlanError if the sources cannot be
+    combined.
     """
     first = next(iter(parts.values()))
     declared = {name: kind for part in parts.values() for name, kind in part.declared.items()} | {
@@ -83,10 +83,7 @@ def _same_shape(parts: Mapping[str, Dataset]) -> None:
 
 
 def _same_kinds(parts: Mapping[str, Dataset], declared: Mapping[str, Kind]) -> None:
-    """Raise PlanError if a source lacks a declared column of numbers.
-
-    Only text columns can be left empty.
-    """
+    """Raise PlanError if a source lacks a declared number column. Only text columns can be left empty."""
     for name, part in parts.items():
         for column, kind in declared.items():
             if column not in part.declared and kind != text:
@@ -100,9 +97,9 @@ def _same_kinds(parts: Mapping[str, Dataset], declared: Mapping[str, Kind]) -> N
 
 
 def prompts_of(data: Dataset, seed: int = 0) -> Prompts:
-    """Return a cursor that serves the records of one or several sources.
+    """Return a cursor that serves the data set's records without end, from one or several sources.
 
-    Each epoch has a new order, drawn by ``seed``.
+    ``seed`` determines the order of each epoch.
     """
     return MixedPrompts(data, seed) if data.parts else Prompts(data, seed)
 
@@ -110,10 +107,10 @@ def prompts_of(data: Dataset, seed: int = 0) -> Prompts:
 class MixedPrompts(Prompts):
     """Serves the records of several sources without end.
 
-    The weights alone determine the order of sources (``shares.turns``). Each source counts its own epochs,
-    and its records have a new order in each epoch. An unusable record is skipped and the next record of its
-    source is served, so the shares apply to usable records. A row's position in the data stream is the number
-    of rows served before it.
+    The weights alone determine which source is next (``shares.turns``). Each source counts its own epochs,
+    and has a new record order in each. An unusable record is skipped, and its source serves the next record
+    instead, so the weights apply to usable records. A row's position in the data stream is the number of rows
+    served before it.
     """
 
     def __init__(self, data: Dataset, seed: int = 0) -> None:
@@ -139,13 +136,13 @@ class MixedPrompts(Prompts):
 
     @property
     def epoch(self) -> int:
-        """Number of complete epochs of the source that has the fewest."""
+        """Number of complete epochs of the source that has completed the fewest."""
         return min(
             cursor // len(records) for cursor, records in zip(self._cursors, self._records, strict=True)
         )
 
     def take(self, count: int) -> Batch:
-        """Return the next ``count`` usable records as rows (two for a pair).
+        """Return the next ``count`` usable records as rows. A preference pair gives two rows.
 
         Raises PlanError if a source has no usable record.
         """
@@ -160,7 +157,7 @@ class MixedPrompts(Prompts):
         return batch
 
     def _usable(self, source: int, count: int) -> tuple[int, list[int]]:
-        """Return (the source's cursor afterwards, the indices of its next ``count`` usable records)."""
+        """Return (new cursor of the source, indices of its next ``count`` usable records)."""
         cursor = since = self._cursors[source]
         records: list[int] = []
         while len(records) < count:
@@ -176,7 +173,7 @@ class MixedPrompts(Prompts):
         return cursor, records
 
     def _at(self, source: int, place: int) -> int:
-        """Return the index of the record at a place of a source's cursor."""
+        """Return the index of the record that a source serves at ``place``, counted over all its epochs."""
         own = self._records[source]
         epoch, within = divmod(place, len(own))
         if self._orders.get(source, (-1, None))[0] != epoch:
@@ -184,7 +181,9 @@ class MixedPrompts(Prompts):
         return own[int(self._orders[source][1][within])]
 
     def left_out(self, since: Mapping[str, Any]) -> dict[Figure, float]:
-        """Return metrics: the number of records that were skipped since the state ``since``, by cause."""
+        """Return metrics with the number of records skipped since ``since``, by cause. ``since``: an earlier
+        state.
+        """
         if not self.faults:
             return {}
         causes: Counter[str] = Counter()
@@ -196,7 +195,7 @@ class MixedPrompts(Prompts):
         return {Figure(Of.LEFT_OUT, cause): float(count) for cause, count in sorted(causes.items())}
 
     def state(self) -> dict[str, Any]:
-        """Return the state of all cursors, for ``load``."""
+        """Return the state of all cursors, to pass to ``load``."""
         each = {
             name: {"epoch": cursor // len(records), "cursor": cursor % len(records), "turns": count}
             for name, cursor, records, count in zip(
@@ -214,9 +213,8 @@ class MixedPrompts(Prompts):
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a state that ``state`` returned.
 
-        If its weights differ from the current weights, turns are counted from 0.
-
-        Raises PlanError if the state has different data or a different seed.
+        If the weights have changed since, the balance between sources starts from 0. Raises PlanError if the
+        state belongs to different data or a different seed.
         """
         self._check_same(state)
         self.position, self._cursors = int(state["position"]), self._places(state)
@@ -231,15 +229,15 @@ class MixedPrompts(Prompts):
 
 
 def _number(name: str) -> int:
-    """Return a number for the seeds of a source's orders, which depends only on the source's name."""
+    """Return a number that depends only on a source's name. It makes the source's random orders its own."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4])
 
 
 def fifths(data: Dataset, held_out: int) -> dict[str, int]:
-    """Return source → the number of its questions to hold out.
+    """Return the number of questions to hold out from each source, by name.
 
-    The number is the source's share of ``held_out`` by weight, at least 1 and at most a fifth of its
-    questions. A source with fewer than 5 questions holds out none.
+    This is the source's share of ``held_out`` by weight, but at least 1 and at most a fifth of its questions.
+    A source with fewer than 5 questions holds out none.
     """
     total = sum(data.weights.values())
     questions: dict[str, set[str]] = {name: set() for name in data.parts}

@@ -1,6 +1,6 @@
 """Serve the records of a data set as prompts.
 
-The order depends only on seed, epoch and position, so that a run resumes exactly.
+The order depends only on seed, epoch and position, so that a resumed run serves the same prompts.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ TOGETHER = 512  # records that ``check`` checks in one step
 class Prompts:
     """Serves the records of a data set without end.
 
-    Each epoch has a new order, and each time a record is drawn, it has a new position in the data stream. An
-    unusable record is skipped, and its position has no row. Whether a record is usable depends only on the
-    data, so that a resumed cursor skips the same records. Raises PlanError for an empty data set.
+    Each epoch has a new order. A record gets a new position in the data stream each time it is drawn. An
+    unusable record is skipped, and no row has its position. Whether a record is usable depends only on the
+    data, so a resumed cursor skips the same records. Raises PlanError for an empty data set.
     """
 
     def __init__(self, data: Dataset, seed: int = 0) -> None:
@@ -47,13 +47,13 @@ class Prompts:
 
     @property
     def epoch(self) -> int:
-        """Number of complete epochs that have been served."""
+        """Number of complete epochs served."""
         return self.position // len(self)
 
     def take(self, count: int) -> Batch:
-        """Return the next ``count`` usable records as rows (two for a pair), also across the end of an epoch.
+        """Return the next ``count`` usable records as rows, and start a new epoch if necessary.
 
-        Raises PlanError if a full epoch has no usable record.
+        A preference pair gives two rows. Raises PlanError if no record is usable.
         """
         pairs: list[tuple[int, int]] = []
         position, since = self.position, self.position
@@ -69,9 +69,9 @@ class Prompts:
         return self.data.batch([record for _, record in pairs], at=[place for place, _ in pairs])
 
     def check(self, seconds: float) -> int:
-        """Look for unusable records, in the order of the data, for about ``seconds``.
+        """Check records for faults, in file order, for about ``seconds``.
 
-        Returns the number of records that have been checked so far. The faults of unusable records are in
+        Returns the number of records checked so far, including earlier calls. The faults found are in
         ``faults``.
         """
         limit = time.monotonic() + seconds
@@ -82,12 +82,14 @@ class Prompts:
         return sum(self._checked)
 
     def untold(self) -> Iterator[Fault]:
-        """Yield the faults of records that were drawn since the last call, each fault once."""
+        """Yield the faults found in drawn records since the last call."""
         while self._unreported:
             yield self._unreported.popleft()
 
     def left_out(self, since: Mapping[str, Any]) -> dict[Figure, float]:
-        """Return metrics: the number of records that were skipped since the state ``since``, by cause."""
+        """Return metrics with the number of records skipped since ``since``, by cause. ``since``: an earlier
+        state.
+        """
         if not self.faults:
             return {}
         first = self._position(since)
@@ -99,7 +101,7 @@ class Prompts:
         return {Figure(Of.LEFT_OUT, cause): float(count) for cause, count in sorted(causes.items())}
 
     def state(self) -> dict[str, Any]:
-        """Return the cursor's state, for ``load``."""
+        """Return the cursor's state, to pass to ``load``."""
         return {
             "epoch": self.epoch,
             "cursor": self.position % len(self),
@@ -110,7 +112,8 @@ class Prompts:
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a state that ``state`` returned.
 
-        Raises PlanError if the state has different data or a different seed."""
+        Raises PlanError if the state belongs to different data or a different seed.
+        """
         self._check_same(state)
         self.position = self._position(state)
 
@@ -136,7 +139,7 @@ class Prompts:
         return int(self._order[1][place])
 
     def _check_records(self, index: Iterable[int]) -> list[Fault]:
-        """Check those records that were not checked before, and return their faults."""
+        """Check the records at ``index`` that were not checked before, and return their faults."""
         new = [record for record in dict.fromkeys(index) if not self._checked[record]]
         faults = self.data.faulty(new)
         self.faults |= faults
@@ -148,8 +151,8 @@ class Prompts:
 def order(count: int, seed: int, epoch: int, *source: int) -> np.ndarray:
     """Return 0 … count-1 in random order, int64 [count].
 
-    Sorts raw random bits, because numpy promises never to change that stream. ``source``: the number of the
-    data source, if there are several.
+    The order is made by sorting raw random bits, because numpy guarantees that this stream never changes.
+    ``source``: the number of the data source, if there are several.
     """
     bits = np.random.PCG64(np.random.SeedSequence([seed, epoch, *source])).random_raw(count)
     return np.argsort(bits, kind="stable")

@@ -1,6 +1,6 @@
-"""Read the records of a file or folder: JSONL, Parquet, or a Hugging Face dataset folder.
+"""Read the records of a file or folder: JSON Lines, Parquet, or a Hugging Face dataset folder.
 
-Each record is a mapping with its place.
+Each record is a mapping, and knows its file and line.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """One record as it is in the file.
+    """One record as it is in the file, with its place.
 
-    For a Parquet file or dataset folder, the line in ``place`` is the row number, from 1.
+    In a Parquet file or dataset folder, the line of ``place`` is the row number, from 1.
     """
 
     fields: Mapping[str, Any]
@@ -33,7 +33,7 @@ class Raw:
 
 
 def read(path: Path, part: str | None = None) -> tuple[list[Raw], list[Problem]]:
-    """Return (records, problems) of a file or folder; a problem is a line without a valid record.
+    """Return (records, problems) of a file or folder. Each line without a valid record is a problem.
 
     ``part``: the split to read if a folder has several. Raises PlanError if nothing can be read.
     """
@@ -122,10 +122,10 @@ def _hidden(path: Path) -> bool:
 
 
 def _of_part(path: Path, files: list[Path], part: str | None) -> list[Path]:
-    """Return the files of one split.
+    """Return the files of the split ``part``.
 
-    ``part`` names the split. If it is None, the split is "train" if files are named after splits, else all
-    files. Raises PlanError if there are no such files, or if they belong to several configurations.
+    If ``part`` is None, the split is "train" if files are named after splits; otherwise all files are
+    returned. Raises PlanError if there are no such files, or if they belong to several configurations.
     """
     split_files = [file for file in files if _split_of(file)]
     part_files = (
@@ -146,7 +146,7 @@ def _of_part(path: Path, files: list[Path], part: str | None) -> list[Path]:
 
 
 def _split_of(file: Path) -> str:
-    """Return the split with which the file's name begins (train-00000-of-00001.parquet), or an empty text."""
+    """Return the split that begins the file's name, as in train-00000-of-00001.parquet; "" if there is none."""
     stem = file.stem.partition("-")[0]
     return stem if stem in SPLITS else ""
 
@@ -179,7 +179,7 @@ def _no_part(path: Path, part: str, parts: Iterable[str]) -> PlanError:
 
 
 def no_such_file(path: Path) -> PlanError:
-    """Return the error for a path that does not exist. It names the most similar file."""
+    """Return the error for a path that does not exist. It suggests the most similar file."""
     siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
     return PlanError.of(
         "data-missing",

@@ -1,13 +1,14 @@
 """Program that renders chat templates, with limits on their time, memory and output.
 
-A template is a program by the model's author. This program runs as a file and imports nothing of rlflow
+A template is a program by the model's author. This program runs as a script and imports nothing of rlflow
 except the sandbox in `rlflow.processes.sandbox`. Each line of standard input is a JSON object with
 ``template``, ``variables``, ``seconds`` of processor time, and ``conversations``: a list of (messages,
 maximum characters of their text). The program answers each conversation with a line: ``{"text": …}``,
-``{"error": …}`` if the template refuses it, or ``{"limit": …}`` if it exceeds a limit. When the time for all
-conversations is over, the kernel kills the process.
+``{"error": …}`` if the template refuses it, or ``{"limit": …}`` if it exceeds a limit. If the request takes
+longer than ``seconds``, the kernel kills the process.
 
-Templates get the Jinja sandbox, filters and functions of transformers 5, so that they render the same text.
+Templates get the same Jinja sandbox, filters and functions as in transformers 5, so that they render the same
+text.
 """
 
 import json
@@ -37,7 +38,9 @@ LIMITS = {
 
 
 class Generation(Extension):
-    """The tag ``{% generation %}``, which marks the assistant's text. Its content is rendered unchanged."""
+    """Supports the template tag ``{% generation %}``, which marks the assistant's text. Renders its content
+    unchanged.
+    """
 
     tags = {"generation"}
 
@@ -52,7 +55,7 @@ class Generation(Extension):
 
 
 def refuse(message: str) -> None:
-    """Implement ``raise_exception`` of templates: raise TemplateError."""
+    """Implement the template function ``raise_exception``: raise TemplateError."""
     raise TemplateError(message)
 
 
@@ -63,20 +66,20 @@ def to_json(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """Implement the filter ``tojson`` of templates; unlike jinja2's own it does not escape HTML."""
+    """Implement the template filter ``tojson``. Unlike jinja2's own filter, it does not escape HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 
 def now(form: str) -> str:
-    """Implement ``strftime_now`` of templates: the local time in this format."""
+    """Implement the template function ``strftime_now``: the local time in the format ``form``."""
     return datetime.now().strftime(form)
 
 
 @lru_cache(maxsize=8)
 def compiled(text: str) -> Template:
-    """Return the compiled template of a text, in a Jinja sandbox."""
+    """Compile a template's text in a Jinja sandbox."""
     sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
@@ -86,7 +89,10 @@ def compiled(text: str) -> Template:
 
 
 def answer(request: Mapping[str, Any], messages: Any, longest: int) -> bytes:
-    """Return the line that answers one conversation."""
+    """Render one conversation, and return the line of output that answers it.
+
+    ``longest``: maximum characters of the rendered text.
+    """
     try:
         return json.dumps(rendered(request, messages, longest)).encode()
     except MemoryError:
@@ -94,7 +100,10 @@ def answer(request: Mapping[str, Any], messages: Any, longest: int) -> bytes:
 
 
 def rendered(request: Mapping[str, Any], messages: Any, longest: int) -> dict[str, str]:
-    """Return the text of one conversation, or the reason why it has none. Raises MemoryError."""
+    """Render one conversation, and return {"text": …}, {"error": …} or {"limit": …}.
+
+    ``longest``: maximum characters of the rendered text. Raises MemoryError.
+    """
     try:
         text = compiled(request["template"]).render(
             **{"tools": None, "documents": None, **request["variables"], "messages": messages}
@@ -111,7 +120,7 @@ def rendered(request: Mapping[str, Any], messages: Any, longest: int) -> dict[st
 
 
 def limit() -> None:
-    """Limit this process to the resources that templates need, as far as the kernel supports it."""
+    """Limit this process to the resources that templates need, as far as the kernel supports such limits."""
     limits.take(LIMITS)
     sandboxes.around_templates()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the parent may ignore or block it

@@ -1,4 +1,4 @@
-"""Describe the scorer of rows as plain data, so that a process without the data set can build the scorer."""
+"""Describe the scorer of rows as plain data, so that a process can build the scorer without the data set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScorerSpec:
-    """Description of a row scorer. A process builds the scorer from it."""
+    """Description of a row scorer, from which a process can build it."""
 
     kind: str  # match, math, reasoning_gym or function
     reads: tuple[str, ...] = ("completion", "answer")  # row columns that it requires
@@ -26,14 +26,14 @@ class ScorerSpec:
 
     @cached_property
     def packed(self) -> dict[str, Any]:
-        """Kind and settings, from which a worker process builds the scorer."""
+        """Return the kind and settings as plain values, from which a worker process builds the scorer."""
         return {"kind": self.kind, "settings": dict(self.settings)}
 
     @cached_property
     def key(self) -> str:
         """16 hex digits of a SHA-256 over kind and settings.
 
-        A process uses the key to recognise a scorer that it has already loaded.
+        A worker process recognises by this key a scorer that it has already loaded.
         """
         return hashlib.sha256(msgpack.packb(self.packed, unicode_errors="surrogatepass")).hexdigest()[:16]
 
@@ -42,24 +42,24 @@ MATCH = ScorerSpec("match")
 
 
 class Judged(Protocol):
-    """The properties of a data set that rewards need."""
+    """What rewards need to know about a data set."""
 
     @property
     def columns(self) -> Mapping[str, Kind]:
-        """Name → kind of the columns of its rows."""
+        """The kind of each column of the data set's rows, by name."""
 
     @property
     def scorer(self) -> ScorerSpec | None:
-        """The scorer for ``--reward task``; None if the data have none."""
+        """The scorer for ``--reward task``; None if the data have no scorer."""
 
     @property
     def sources(self) -> Mapping[str, DataShape]:
-        """Source name → its columns and scorer, if there are several sources; empty for a single source."""
+        """The columns and scorer of each source, by source name; empty if there is only one source."""
 
 
 @dataclass(frozen=True)
 class DataShape:
-    """The facts about a data set that rewards need, without its records."""
+    """What rewards need to know about a data set, without its records."""
 
     columns: Mapping[str, Kind]  # name → kind of the columns of its rows
     scorer: ScorerSpec | None  # scorer for ``--reward task``

@@ -1,6 +1,6 @@
-"""Order the turns of several data sources by weight, without randomness.
+"""Decide, without randomness, which data source serves the next prompt.
 
-The number of prompts of each source stays within one of its exact share.
+Each source's number of prompts stays within one of its exact share by weight.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ from fractions import Fraction
 
 
 def turns(weights: Sequence[Fraction], counts: Sequence[int]) -> Iterator[int]:
-    """Yield the index of the source for each next turn, without end.
-
-    ``counts``: the turns that this rule has given each source so far.
+    """Yield the index of the next source, without end. ``counts``: how often each source was chosen before.
 
     After n turns, a source with share w among k sources has had w n turns, to within 1 - 1/(2k - 2)
     (Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980). Candidates are the sources
-    that are behind by at least 1/(2k - 2) of a turn. The next turn goes to the candidate that would be the
-    first to exceed the bound; ties go to the first source.
+    that are behind by at least 1/(2k - 2) of a turn. The next turn goes to the candidate that would otherwise
+    be the first to exceed the bound. If several would, the one with the lowest index gets the turn.
     """
     scale = math.lcm(*(weight.denominator for weight in weights))
     shares = [int(weight * scale) for weight in weights]

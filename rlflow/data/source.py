@@ -1,4 +1,4 @@
-"""Open the file, folder or task that a user names as a data set."""
+"""Open a file, folder or reasoning-gym task as a data set."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ TRIED = 1000  # the settings must suit at least one record of the first TRIED
 
 
 def unchanged(encoder: Encoder) -> Encoder:
-    """Return the encoder itself: the default for ``telling`` in ``open_data``, which adds nothing to
-    prompts."""
+    """Return the encoder unchanged. This is the default of ``telling`` in ``open_data``."""
     return encoder
 
 
@@ -50,21 +49,21 @@ def open_data(
     """Return a file, folder or reasoning-gym task as a data set.
 
     ``spec``: a .jsonl or .parquet file, a Hugging Face dataset folder, a folder of such files, or the name of
-    a reasoning-gym task. Raises PlanError.
+    a reasoning-gym task. Raises PlanError if the data cannot be opened.
 
     - ``tokenizer``: a model folder; without one, prompts are encoded as bytes.
-    - ``fields``: rlflow's name → the file's field, or None for no field.
+    - ``fields``: the file's field for each of rlflow's names; None for no field.
     - ``columns``: declared columns in addition to the standard ones.
-    - ``wanted``: fields that rewards read, carried as JSON.
-    - ``chat``, ``system``, ``template``, ``template_kwargs``: see ``Wording``. By default prompts are a chat
-      if the tokenizer has a chat template, else plain text.
-    - ``max_prompt``: records with a longer prompt, in tokens, are dropped and counted.
+    - ``wanted``: fields that rewards read. Rows carry them as JSON.
+    - ``chat``, ``system``, ``template``, ``template_kwargs``: see ``Wording``. By default, prompts are a chat
+      if the tokenizer has a chat template, and plain text otherwise.
+    - ``max_prompt``: maximum tokens of a prompt. Records with longer prompts are dropped and counted.
     - ``split``: the split to read from a folder that has several.
-    - ``task``, ``seed``: the parameters of a reasoning-gym task, and the seed that draws its questions.
-    - ``bad``: "stop" raises an error for lines without a valid record; "skip" skips them and lists them in
+    - ``task``: the parameters of a reasoning-gym task. ``seed``: draws the task's questions.
+    - ``bad``: "stop" raises an error for lines without a valid record. "skip" skips them and lists them in
       ``Dataset.faults``.
-    - ``telling``: a function from the encoder to one that adds more to prompts, for example a description of
-      tools.
+    - ``telling``: a function that returns an encoder which adds more to prompts, for example a description of
+      tools. It is called with the data set's encoder.
     """
     variables = template_kwargs or {}
     encoder = telling(TokenizerEncoder(tokenizer, variables) if tokenizer is not None else ByteEncoder())
@@ -87,9 +86,10 @@ def open_data(
 
 
 def _texts(questions: Sequence[Record]) -> tuple[list[Record], int]:
-    """Return (records, how many changed): prompts of one plain user message become plain text.
+    """Convert prompts that are a single plain user message to plain text. Returns (records, how many
+    changed).
 
-    This is used if the tokenizer has no chat template.
+    Used if the tokenizer has no chat template.
     """
     alone = [
         not isinstance(record.prompt, str)
@@ -198,8 +198,9 @@ def _read(
 
 
 def _unread(raw: Sequence[Raw], fields: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the unused fields of the first record. If a part of a field is used, the field counts as
-    used."""
+    """Return the fields of the first record that are not used. A field counts as used if a nested part of it
+    is.
+    """
     needed = {field.partition(".")[0] if field not in raw[0].fields else field for field in fields.values()}
     return tuple(str(name) for name in raw[0].fields if name not in needed)
 
@@ -212,8 +213,8 @@ def _mapping(
 ) -> Mapped:
     """Return the mapping of fields that fits the first record.
 
-    If bad records are skipped, the first record that has all needed fields decides instead. Raises PlanError
-    if there is none.
+    With ``bad`` = "skip", the first record with all required fields decides instead. Raises PlanError if no
+    mapping fits.
     """
     errors: list[PlanError] = []
     for item in raw:
@@ -231,9 +232,9 @@ def _line(problem: Problem) -> tuple[str, int]:
 
 
 def _check_wording(data: Dataset) -> None:
-    """Raise PlanError if the settings suit none of the first TRIED records.
+    """Raise PlanError if none of the first TRIED records can be encoded with the data set's settings.
 
-    So a run with unsuitable settings fails before it computes anything.
+    A run with unsuitable settings therefore fails before it computes anything.
     """
     errors: list[PlanError] = []
     for record in data.records[:TRIED]:
@@ -247,9 +248,9 @@ def _check_wording(data: Dataset) -> None:
 
 
 def _short_enough(data: Dataset, limit: int) -> Dataset:
-    """Return the data set without prompts of more than ``limit`` tokens.
+    """Return the data set without prompts longer than ``limit`` tokens.
 
-    Records that cannot be encoded are kept, and are reported later with the other faults.
+    Records that cannot be encoded are kept here, and reported later with the other faults.
     """
     limited = replace(data, room=Room(limit))
     long: dict[int, int] = {}

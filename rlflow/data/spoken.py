@@ -1,8 +1,7 @@
 """Decode responses to text, including the special tokens inside them.
 
-A tokenizer marks its special tokens. Special tokens include the ends of turns, but also ``<answer>`` or
-``<think>`` if the model was trained with these as special tokens. The end token of a response and padding are
-not part of the text.
+Tokenizers mark some tokens as special: the ends of turns, and also ``<answer>`` or ``<think>`` if the model
+was trained with them as special tokens. The end token of a response, and padding, are not part of the text.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 
 
 def special_tokens(tokenizer: Any) -> dict[int, str]:
-    """Return id → text of each special token."""
+    """Return the text of each special token, by id."""
     added = {
         number: str(token)
         for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items()
@@ -22,7 +21,7 @@ def special_tokens(tokenizer: Any) -> dict[int, str]:
 
 
 def texts(tokenizer: Any, rows: Iterable[Sequence[int]], bare: bool = False) -> list[str]:
-    """Return the text of each row of token ids. bare: if True, special tokens are removed."""
+    """Return the text of each row of token ids. ``bare``: True to remove special tokens."""
     return [
         str(tokenizer.decode(list(row), skip_special_tokens=bare, clean_up_tokenization_spaces=False))
         for row in rows
@@ -32,9 +31,9 @@ def texts(tokenizer: Any, rows: Iterable[Sequence[int]], bare: bool = False) -> 
 def completions(
     tokenizer: Any, rows: Iterable[Sequence[int]], ends: Collection[int], bare: bool = False
 ) -> list[str]:
-    """Return the text of each response, without padding and without the ``ends`` tokens at its end.
+    """Return the text of each response, without padding and without the tokens in ``ends`` at its end.
 
-    bare: if True, special tokens are removed.
+    ``bare``: True to remove all special tokens.
     """
     closing = {*ends, tokenizer.pad_token_id}
     return texts(tokenizer, (_open(row, closing) for row in rows), bare)

@@ -1,7 +1,7 @@
-"""Parse tool calls in sampled text.
+"""Parse the tool calls in sampled text.
 
-If the tokenizer has a response template, transformers parses the calls. Otherwise the chat template shows how
-the model's family writes calls.
+If the tokenizer has a response template, transformers parses the calls. Otherwise marks in the chat template
+show in which format the model's family writes calls.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ MARKS = {
 def calls_by(
     tokenizer: Any, template: str, folder: object, opening: str = "", tools: Sequence[Mapping[str, Any]] = ()
 ) -> Callable[[Sequence[int]], list[ToolCall]]:
-    """Return a function from sampled ids to the tool calls in them.
+    """Return a function that takes sampled ids and returns the tool calls in them.
 
-    ``template``: the chat template. ``opening``: a prompt as the template writes it, up to the beginning of
-    the reply. Raises PlanError if the format of the model's calls is unknown.
+    ``template``: the chat template. ``opening``: a rendered prompt, up to the beginning of the reply.
+    ``tools``: JSON schemas of the tools. Raises PlanError if the format of the model's tool calls is unknown.
     """
     if parses_itself(tokenizer):
         newer = (
@@ -48,14 +48,15 @@ def calls_by(
 
 
 def parses_itself(tokenizer: Any) -> bool:
-    """Return True if transformers can parse the responses of models with this tokenizer."""
+    """Whether transformers can parse the responses of models with this tokenizer."""
     return any(getattr(tokenizer, name, None) for name in PARSERS)
 
 
 def calls_pattern(template: str, folder: object) -> re.Pattern[str]:
-    """Return the pattern of tool calls for models with this chat template.
+    """Return the regular expression that finds tool calls of models with this chat template.
 
-    Raises PlanError if the format of calls is unknown.
+    ``folder``: the model folder, which error messages name. Raises PlanError if the format of tool calls is
+    unknown.
     """
     pattern = next((pattern for mark, pattern in MARKS.items() if mark in template), None)
     if pattern is None:
@@ -70,7 +71,7 @@ def calls_pattern(template: str, folder: object) -> re.Pattern[str]:
 
 
 def parsed(text: str) -> Iterator[ToolCall]:
-    """Yield the calls in a JSON text: an object with name and arguments, or a list of such objects."""
+    """Yield the tool calls in a JSON text: an object with name and arguments, or a list of such objects."""
     try:
         value, _ = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError) as error:

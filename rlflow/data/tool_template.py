@@ -1,4 +1,4 @@
-"""Check that a model's chat template can describe tools and write their answers.
+"""Check that a model's chat template can describe tools and their answers.
 
 The check renders the template without loading the model, so that `rlflow check` finds errors before a run.
 """
@@ -20,11 +20,11 @@ REMEDY = "use a model that was trained to call tools, or write an environment wi
 
 
 def check_template(template: ChatTemplate, tools: Sequence[Mapping[str, Any]], parses: bool) -> str:
-    """Return the prompt of a question, up to the reply, in which the template describes the tools.
+    """Check a chat template, and return a sample prompt in which it describes the tools, up to the reply.
 
-    ``template``: a template with the tools among its variables. ``parses``: True if the model's tokenizer
-    defines how calls are parsed. Raises PlanError if the template does not describe the tools, does not write
-    their answers, or changes earlier turns after a tool's answer, or if the model's format of calls is
+    ``template``: a template with the tools among its variables. ``parses``: whether the model's tokenizer can
+    parse tool calls. Raises PlanError if the template does not describe the tools, does not write their
+    answers, or changes earlier turns after a tool's answer, or if the format of the model's tool calls is
     unknown.
     """
     question = {"role": "user", "content": QUESTION}
@@ -57,7 +57,7 @@ def check_folder(
 ) -> None:
     """Check the chat template in a model folder's files, as ``check_template`` does.
 
-    ``variables``: additional variables of the template. Raises PlanError as ``check_template`` does, and if
+    ``variables``: additional variables of the template. Raises PlanError like ``check_template``, and if
     there is no template.
     """
     templates = pretrained.read_templates(folder)
@@ -72,7 +72,7 @@ def check_folder(
 
 
 def no_template(folder: Path) -> PlanError:
-    """Return the error for a model without a chat template."""
+    """Return the error for a model folder without a chat template."""
     return PlanError.of(
         "env-tools",
         f"tools require a chat template, and the tokenizer of {folder} has none",

@@ -1,4 +1,4 @@
-"""Encode responses of several turns.
+"""Encode responses of several turns, with a mask.
 
 The mask is True for the tokens of the assistant's turns, and False for the tool or user messages between
 them.
@@ -18,16 +18,16 @@ Turn = tuple[list[int], bool]  # (token ids, True if the policy chose them)
 
 
 def joined(turns: Sequence[Turn]) -> tuple[list[int], list[bool]]:
-    """Return (token ids, mask) of all turns together, one entry for each token."""
+    """Join turns into one response, and return (token ids, mask)."""
     return [token for ids, _ in turns for token in ids], [by_policy for ids, by_policy in turns for _ in ids]
 
 
 def answered(
     encoder: Encoder, exchanges: Sequence[tuple[str | list[Message], str | Sequence[Message]]]
 ) -> list[list[Turn]]:
-    """Return the turns of each pair (formatted prompt, response). A response that is a text is one turn.
+    """Return the encoded turns of each response. A response that is a text is a single turn.
 
-    Raises PlanError.
+    ``exchanges``: pairs of (formatted prompt, response). Raises PlanError if a response cannot be encoded.
     """
     alone = {
         place: (response, not isinstance(prompt, str))
@@ -45,8 +45,7 @@ def answered(
 
 
 def divided(messages: Sequence[Message]) -> list[tuple[list[Message], Message]]:
-    """Divide messages into turns: (messages since the assistant's previous message, the assistant's
-    message)."""
+    """Divide messages into turns, each as (messages before the assistant's message, the assistant's message)."""
     exchanges: list[tuple[list[Message], Message]] = []
     context: list[Message] = []
     for message in messages:

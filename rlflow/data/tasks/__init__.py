@@ -1,5 +1,5 @@
-"""Packaged tasks: TOML settings for each algorithm, and the small models, lessons and pairs that they share.
+"""Packaged tasks: TOML settings for each algorithm, with shared small models, lessons and preference pairs.
 
-The models were trained with the project's own `sft` flow. The choice of a task for a run is in
-`rlflow.runs.packaged`; users' data sets are read by `rlflow.data`.
+The models were trained with rlflow's `sft` flow. The choice of a run's task is in `rlflow.runs.packaged`.
+Users' data sets are read by `rlflow.data`.
 """
