@@ -28,13 +28,13 @@ Curve = Sequence[tuple[int, float]]  # (iteration, percent)
 def graph_picture() -> str:
     """Return the graph of rloo as SVG, without the places in files that tooltips would show."""
     graph = compile_flow(load_flow(str(ROOT / "algorithms" / "rloo.py"))).graph
-    return re.sub(r"<title>.*?</title>", "", svg(graph), flags=re.S) + "\n"
+    return re.sub(r"<title>.*?</title>", "", svg(graph), flags=re.DOTALL) + "\n"
 
 
 def curves_of(page: str) -> dict[str, Curve]:
     """Return the curves in the table "Accuracy by iteration" of a page, by algorithm."""
     _, _, section = page.partition("## Accuracy by iteration\n")
-    head, _, *rows = re.findall(r"^\|(.*)\|$", section.partition("\n## ")[0], re.M)
+    head, _, *rows = re.findall(r"^\|(.*)\|$", section.partition("\n## ")[0], re.MULTILINE)
     iterations = [int(cell) for cell in head.split("|")[1:]]
     curves = {}
     for row in rows:

@@ -12,7 +12,7 @@ import time
 from typing import NamedTuple
 
 SHORT = ("--iterations", "2", "--held_out", "0", "--save_every", "0")
-QUICK_SECONDS = re.compile(r"^proof before iteration 1: .* in ([\d.]+) s", re.M)
+QUICK_SECONDS = re.compile(r"^proof before iteration 1: .* in ([\d.]+) s", re.MULTILINE)
 
 
 class Use(NamedTuple):

@@ -70,7 +70,8 @@ def measured(chunks: int, iterations: int) -> tuple[list[float], list[float], fl
         threads=1,
         **{"hp.samples": SAMPLES, "hp.max_tokens": TOKENS},
         **{"actor.token_seconds": TOKEN, "actor.longest": TOKENS, "actor.tail": 4.0},
-        **{"row_seconds": ROW, "update_seconds": UPDATE},
+        row_seconds=ROW,
+        update_seconds=UPDATE,
     )
     prepared, made = roles.prepared, []
     # use the same prompts each time, since they give the same lengths

@@ -65,7 +65,7 @@ class _Late:
         """Return the spec of a delayed package; None for other names."""
         spec = PathFinder.find_spec(name, path, target) if name in self.packages else None
         if spec is not None and spec.loader is not None:
-            spec.loader = cast(Loader, _LateLoader(spec.loader))
+            spec.loader = cast("Loader", _LateLoader(spec.loader))
         return spec
 
 

@@ -79,7 +79,7 @@ def blocks(language: str | None = None) -> list[Block]:
     found = [
         Block(name, fence.group(1), fence.group(2), page.count("\n", 0, fence.start()) + 1)
         for name, page in PAGES.items()
-        for fence in re.finditer(r"^```(.+)\n((?s:.*?))^```$", page, re.M)
+        for fence in re.finditer(r"^```(.+)\n((?s:.*?))^```$", page, re.MULTILINE)
     ]
     return [block for block in found if language in (None, block.language)]
 
@@ -135,13 +135,13 @@ def normal(text: str) -> str:
 
 def matches(shown: str, printed: str) -> bool:
     """Return True if the printed text matches the text on the page."""
-    parts = [re.escape(part) for part in re.split(r"^…\n", normal(shown), flags=re.M)]
+    parts = [re.escape(part) for part in re.split(r"^…\n", normal(shown), flags=re.MULTILINE)]
     return re.fullmatch(r"(?:.*\n)*".join(parts), normal(printed)) is not None
 
 
 def commands(block: Block) -> Iterator[tuple[str, int, str]]:
     """Return (command, exit code, output on the page) for the commands of a console block."""
-    for part in re.split(r"^\$ ", block.text, flags=re.M)[1:]:
+    for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
         line, _, shown = part.partition("\n")
         command, _, code = line.partition("  # exits ")
         yield command, int(code or 0), shown

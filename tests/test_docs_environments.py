@@ -56,7 +56,7 @@ def test_the_tables_are_complete() -> None:
         )
     assert {named(row[0])[0] for row in rows("name")} == set(SHIPPED)
     adapters = PAGE[PAGE.index("**Of other libraries**") :]
-    listed = re.findall(r"^\| `(\w+):\w+` \|(.*?)\|", adapters, re.M)
+    listed = re.findall(r"^\| `(\w+):\w+` \|(.*?)\|", adapters, re.MULTILINE)
     known = {
         library: set(parse_environment(f"{library}:x", {}).source.settings) - {"id"} for library in ADAPTERS
     }
@@ -66,7 +66,7 @@ def test_the_tables_are_complete() -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the page's files."""
-    for block in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", PAGE, re.M | re.S):
+    for block in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
         (tmp_path / block[0]).write_text(block[1])
     (tmp_path / "algorithms").symlink_to(ROOT / "algorithms")
     monkeypatch.chdir(tmp_path)
@@ -94,8 +94,8 @@ def test_the_classes_of_the_page_are_environments(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_commands_print_the_output_on_the_page(folder: Path) -> None:
-    for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.M | re.S):
-        for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
+    for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             line, _, shown = part.partition("\n")
             command, _, code = line.partition("  # exits ")
             exit_code, printed = run_command(

@@ -50,8 +50,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(where)
         patch.setenv("COLUMNS", "200")
-        for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.M | re.S):
-            for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
+        for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
+            for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
                 line, _, shown = part.partition("\n")
                 command, _, code = line.partition("  # exits ")
                 exit_code, printed = run_command(

@@ -34,12 +34,12 @@ def test_the_table_of_findings_matches_the_rules() -> None:
 
 def test_the_tables_of_the_funnel_match_the_source() -> None:
     of_rows = [cells[0].strip("`") for cells in rows("## The funnel")]
-    assert of_rows == re.findall(r"^    (funnel/rows_\w+) ", outcomes.__doc__ or "", re.M)
+    assert of_rows == re.findall(r"^    (funnel/rows_\w+) ", outcomes.__doc__ or "", re.MULTILINE)
     of_tokens = re.findall(
         r"`(?:ROLE\.update/|…)([^`]+)`",
         " ".join(cells[0] for cells in rows("For each update, it has the tokens")),
     )
-    named = re.findall(r"^    (funnel/\w+) ", learning.token_funnel.__doc__ or "", re.M)
+    named = re.findall(r"^    (funnel/\w+) ", learning.token_funnel.__doc__ or "", re.MULTILINE)
     assert [name for name in of_tokens if not name.startswith("_")] == named
 
 
@@ -47,8 +47,8 @@ def test_the_tables_of_the_funnel_match_the_source() -> None:
 def test_the_commands_and_tables_match_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.M | re.S):
-        for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
+    for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, _, shown = part.partition("\n")
             code, printed = run_command(
                 shlex.join([*shlex.split(command), *(["--threads", "1"] if " run " in command else [])])

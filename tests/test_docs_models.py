@@ -18,7 +18,7 @@ from rlflow.cli.main import exit_code
 PAGE = (ROOT / "docs" / "models.md").read_text()
 COMMANDS = [
     line
-    for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.M | re.S)
+    for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     for line in block.replace("\\\n", " ").splitlines()
 ]
 # tests/runs/test_reward_model.py runs the others
@@ -79,7 +79,7 @@ def test_the_data_command_shows_the_data(folder, monkeypatch, capsys):
 
 def test_the_flags_of_adapters_match_the_trainer():
     own = {name for name in TrainerSettings.__dataclass_fields__ if name.startswith("lora")}
-    assert {name.replace("-", "_") for name in re.findall(r"^\| `--(lora[\w-]*)", PAGE, re.M)} == own
+    assert {name.replace("-", "_") for name in re.findall(r"^\| `--(lora[\w-]*)", PAGE, re.MULTILINE)} == own
 
 
 def test_the_page_has_a_command_of_each_kind():

@@ -146,8 +146,8 @@ def test_imported_settings_match_the_page(tmp_path, monkeypatch):
     (tmp_path / "entropy.sh").write_text(script + " actor_rollout_ref.actor.entropy_coeff=0.001\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    (block,) = re.findall(r"^```console\n(\$ rlflow import.*?)^```$", PAGE, re.M | re.S)
-    for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
+    (block,) = re.findall(r"^```console\n(\$ rlflow import.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
         line, _, shown = part.partition("\n")
         command, _, code = line.partition("  # exits ")
         exit_code, printed = run_command(command)

@@ -23,8 +23,8 @@ def test_the_commands_print_the_output_on_the_page(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / "algorithms" / "grpo.py", "mine.py")
     shutil.copy(ROOT / "benchmarks" / "silent_rewards.py", ".")
-    for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.M | re.S):
-        for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
+    for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             line, _, shown = part.partition("\n")
             command, _, code = line.partition("  # exits ")
             ended, printed = run_command(command)

@@ -30,8 +30,8 @@ JUDGE = "def fussy(completion):\n    return 1.0 / (len(completion) % 2)\n"
 def commands() -> Iterator[tuple[str, int, str]]:
     """Return (command, exit code, output on the page) in the order of the page; the commands build on one
     another."""
-    for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.M | re.S):
-        for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
+    for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             line, _, shown = part.partition("\n")
             command, _, code = line.partition("  # exits ")
             yield command, int(code or 0), shown

@@ -35,7 +35,7 @@ def test_the_tables_are_complete() -> None:
 
 
 def test_the_example_is_the_shipped_one() -> None:
-    shown = re.search(r"```toml\n# examples/search/run.toml\n(.*?)```", PAGE, re.S)
+    shown = re.search(r"```toml\n# examples/search/run.toml\n(.*?)```", PAGE, re.DOTALL)
     assert shown is not None
     assert (ROOT / "examples" / "search" / "run.toml").read_text().partition("\n")[2] == shown[1]
 
@@ -46,8 +46,8 @@ def test_the_commands_print_the_output_on_the_page(tmp_path: Path, monkeypatch: 
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.M | re.S):
-        for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
+    for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             line, _, shown = part.partition("\n")
             command, _, code = line.partition("  # exits ")
             found, printed = run_command(command + (" --threads 1" if " run " in command else ""))

@@ -28,9 +28,11 @@ def parts() -> list[tuple[str, str]]:
     """Return ("write", file and text) or ("run", command and output on the page) for each part, in the order
     of the page."""
     found = []
-    for language, text in re.findall(r"^```(python|toml|console)\n(.*?)^```$", PAGE, re.M | re.S):
+    for language, text in re.findall(
+        r"^```(python|toml|console)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL
+    ):
         if language == "console":
-            found += [("run", part) for part in re.split(r"^\$ ", text, flags=re.M)[1:]]
+            found += [("run", part) for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]]
         else:
             found.append(("write", text))
     return found

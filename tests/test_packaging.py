@@ -30,7 +30,7 @@ def built(tmp_path_factory):
         check=True,
         capture_output=True,
     )
-    return sorted(out.glob("*.whl"))[0], sorted(out.glob("*.tar.gz"))[0]
+    return min(out.glob("*.whl")), min(out.glob("*.tar.gz"))
 
 
 @pytest.mark.slow

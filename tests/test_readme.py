@@ -19,7 +19,9 @@ LENGTH = 110  # lines of README at most
 NUMBERS = 40  # numbers in README at most
 drawn = load(ROOT / "benchmarks" / "pictures.py")
 PAGES = [README, *((DOCS / f"{name}.md").read_text() for name in ("pools", "learning"))]
-BLOCKS = [block for page in PAGES for block in re.findall(r"^```(\w+)\n(.*?)^```$", page, re.M | re.S)]
+BLOCKS = [
+    block for page in PAGES for block in re.findall(r"^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+]
 COMMANDS = [
     line
     for language, text in BLOCKS
@@ -39,12 +41,12 @@ def printed(command, folder, monkeypatch):
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("make ")])
 def test_every_make_command_is_a_target(command):
-    assert re.search(rf"^{command.split()[1]}:", (ROOT / "Makefile").read_text(), re.M)
+    assert re.search(rf"^{command.split()[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
 def test_ci_runs_the_test_command():
     assert "make test" in COMMANDS
-    assert re.search(r"^make test\b", (ROOT / ".ci" / "run").read_text(), re.M)
+    assert re.search(r"^make test\b", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -111,12 +113,12 @@ def test_every_link_has_a_file_and_a_heading(page):
 
 def headings(page):
     """Return the anchors of a page's headings, as GitHub makes them."""
-    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_the_index_lists_every_page_and_readme_links_it():
-    listed = re.findall(r"^\| \[[^]]+\]\((\w+)\.md\) \|", (DOCS / "index.md").read_text(), re.M)
+    listed = re.findall(r"^\| \[[^]]+\]\((\w+)\.md\) \|", (DOCS / "index.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted({path.stem for path in DOCS.glob("*.md")} - {"index"})
     assert "](docs/index.md)" in README
 

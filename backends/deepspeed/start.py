@@ -44,7 +44,7 @@ def start(device: str) -> Any:
 def _alone(device: str) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # listen only on this machine
     backend = "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=cast(Any, dist).HashStore(), rank=0, world_size=1)
+    dist.init_process_group(backend, store=cast("Any", dist).HashStore(), rank=0, world_size=1)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Iterator
@@ -86,4 +87,4 @@ def trl_seconds(ground: Ground, folder: Path, prompts: int, tokens: int) -> tupl
     )
     texts = Dataset.from_list([{"prompt": question} for question, _ in questions(prompts * (WARM + TIMED))])
     GRPOTrainer(str(folder), reward, config, texts, callbacks=[Marks()]).train()
-    return [after - before for before, after in zip(marks, marks[1:], strict=False)], sampled
+    return [after - before for before, after in itertools.pairwise(marks)], sampled

@@ -8,6 +8,7 @@ interval for the mean. The result is therefore a ratio of geometric means.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ def crossing(curve: Curve, goal: float) -> float | None:
     compare.
     """
     points = curve.ordered
-    for before, after in zip(points, points[1:], strict=False):
+    for before, after in itertools.pairwise(points):
         if before.value < goal <= after.value:
             return before.seconds + (after.seconds - before.seconds) * (goal - before.value) / (
                 after.value - before.value

@@ -103,7 +103,7 @@ def _not_one(path: Path, flows: dict[str, Flow]) -> Problem:
         "two-flows",
         f"the file defines {len(flows)} flows",
         second.place,
-        list(flows.values())[0].place,
+        next(iter(flows.values())).place,
         found=listed(flows),
         expected="one flow, or one named flow",
         remedy=f"name one: {path.name}::{next(iter(flows))}",

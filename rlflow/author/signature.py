@@ -96,4 +96,4 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         return inspect.get_annotations(function, eval_str=True)
     # an annotation that only type checkers can resolve is not an error here
     except (NameError, SyntaxError, TypeError, AttributeError):
-        return typing.cast(dict[str, Any], getattr(function, "__annotations__", {}))
+        return typing.cast("dict[str, Any]", getattr(function, "__annotations__", {}))

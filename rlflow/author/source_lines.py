@@ -56,7 +56,7 @@ def digest(function: Callable[..., Any]) -> str:
     The digest covers the function's syntax without comments and docstrings, its defaults, and the functions,
     classes and constants of its file that it uses. Equal bodies in two files have equal digests.
     """
-    parts = sorted(set(_meaning(cast(types.FunctionType, inspect.unwrap(function)), set())))
+    parts = sorted(set(_meaning(cast("types.FunctionType", inspect.unwrap(function)), set())))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 

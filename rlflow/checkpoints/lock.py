@@ -14,6 +14,7 @@ import os
 import time
 from datetime import datetime
 from pathlib import Path
+from typing import Self
 
 from rlflow.checkpoints.folder import SMALL
 from rlflow.checkpoints.logs import read_object
@@ -40,7 +41,7 @@ class Lock:
         self._file: int | None = None
         self._owns = False
 
-    def acquire(self) -> Lock:
+    def acquire(self) -> Self:
         """Take the lock and return this object.
 
         Raises RunHeld, which names the holder, if another process holds the lock, and PlanError if the lock's
@@ -76,7 +77,7 @@ class Lock:
             self._owner.unlink(missing_ok=True)
         self._file, self._owns = None, False
 
-    def __enter__(self) -> Lock:
+    def __enter__(self) -> Self:
         return self.acquire()
 
     def __exit__(self, *_: object) -> None:

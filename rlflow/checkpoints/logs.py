@@ -137,7 +137,7 @@ def cut(path: Path, keep: Keep) -> None:
             offset += len(line)
             end = offset if stays and not later else end
     except FileNotFoundError:
-        return
+        return None
     if later:
         try:
             return durable.replace(

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 from rlflow.checkpoints import durable, file_names, folder, tensors
 from rlflow.checkpoints.manifest import FileEntry, Manifest, encode
@@ -106,7 +107,7 @@ class Writer:
             self._thread.join(seconds)
         return done
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

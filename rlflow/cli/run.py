@@ -141,31 +141,41 @@ def help_text(file: str, flow: Flow) -> str:
         "Data (--data.NAME)",
         "  prompt, answer, completion, chosen, rejected  the file's field for each",
         "  chat true | false  whether to apply the model's chat template to prompts; default: true if it has one",
-        "  system TEXT  a system message for chats\n"
-        "  template TEXT  text around plain prompts, such as 'Q: {prompt} A:'",
+        (
+            "  system TEXT  a system message for chats\n"
+            "  template TEXT  text around plain prompts, such as 'Q: {prompt} A:'"
+        ),
         "  template_kwargs JSON  variables of the chat template, such as '{\"enable_thinking\": false}'",
-        "  max_prompt TOKENS  drop longer prompts\n"
-        "  split NAME  the split to read, if the folder has several\n"
-        "  other names  settings of the task",
+        (
+            "  max_prompt TOKENS  drop longer prompts\n"
+            "  split NAME  the split to read, if the folder has several\n"
+            "  other names  settings of the task"
+        ),
         "",
     ]
     lines += [
-        "An environment (--env.NAME; with --ROLE.env: --ROLE.env.NAME), in addition to the settings of its "
-        "class",
+        (
+            "An environment (--env.NAME; with --ROLE.env: --ROLE.env.NAME), in addition to the settings of its "
+            "class"
+        ),
         *_described("env.", Bounds),
         "",
     ]
     lines += [
-        "A service that the run starts (--service.NAME COMMAND, or --service.NAME.FIELD); other flags can "
-        "use its URL as {NAME}",
+        (
+            "A service that the run starts (--service.NAME COMMAND, or --service.NAME.FIELD); other flags can "
+            "use its URL as {NAME}"
+        ),
         *_described("service.NAME.", ServiceSettings),
         "",
     ]
     lines += [
         f"Each role: {', '.join(role_names(flow, 1))} (--ROLE.NAME; without ROLE: all roles)",
         "  --ROLE.model FOLDER  --ROLE.trainer BACKEND  --ROLE.generator BACKEND  --ROLE.reward REWARD",
-        "  --ROLE.pool POOL  --ROLE.trainer.pool POOL  --ROLE.generator.pool POOL  with --pools: the pool "
-        "of the role, or of its trainer or generator",
+        (
+            "  --ROLE.pool POOL  --ROLE.trainer.pool POOL  --ROLE.generator.pool POOL  with --pools: the pool "
+            "of the role, or of its trainer or generator"
+        ),
         *_backends(packaged_values),
     ]
     return "\n".join(lines)

@@ -45,7 +45,7 @@ def join(rendezvous: str, rank: int, ranks: int, device: str, interface: Interfa
     ``rendezvous``: the path of a file if all ranks are on one machine, so that no rank needs to listen;
     otherwise the address of the first rank.
     """
-    timeout, stores = timedelta(seconds=SECONDS), cast(Any, dist)
+    timeout, stores = timedelta(seconds=SECONDS), cast("Any", dist)
     for name in INTERFACE_VARIABLES:
         os.environ.setdefault(name, interface.name)
     os.environ.setdefault("VLLM_HOST_IP", interface.address)
@@ -74,7 +74,7 @@ def group_of_threads(store: Any, rank: int, ranks: int) -> Any:
     ``store``: a torch HashStore that the ranks share. The group adds numbers in the same order as gloo
     between processes. It is not torch's default group, because a process can have only one default group.
     """
-    gloo: Any = cast(Any, dist).ProcessGroupGloo
+    gloo: Any = cast("Any", dist).ProcessGroupGloo
     options = gloo._Options()
     options._devices, options._timeout = (
         [gloo.create_device(hostname=LOOPBACK.address)],

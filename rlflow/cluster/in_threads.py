@@ -44,7 +44,7 @@ class ThreadWorkers:
         """
         self._threads = torch.get_num_threads()
         for name, ranks in self.setups.items():
-            store = cast(Any, dist).HashStore()
+            store = cast("Any", dist).HashStore()
             self.pools[name] = pool = thread_pool.thread_pool(name, len(ranks))
             thread_pool.make(pool, own_thread, [(of_answer(setup), self.flow, store) for setup in ranks])
         try:

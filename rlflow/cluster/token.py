@@ -77,7 +77,7 @@ def make_own(folder: Path) -> None:
     """
     forget_blanks()
     if os.environ.get(MODE, "token") != "token" or TOKEN in os.environ:
-        return
+        return None
     if PATH in os.environ:
         return guard()
     _make(folder / NAME)

@@ -7,6 +7,7 @@ any schedule.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -70,7 +71,7 @@ class Simulation:
         """The chain of nodes that determines the makespan; each entry names the node that it waited for."""
         path = critical_path(self.spans, self.room)
         first = (CriticalNode(span.node) for span in path[:1])
-        pairs = zip(path, path[1:], strict=False)
+        pairs = itertools.pairwise(path)
         return (
             *first,
             *(CriticalNode(b.node, a.node, "node" if a.node in b.waits_for else "lane") for a, b in pairs),

@@ -126,7 +126,7 @@ class _Ended:
         """Count the spans of the same queue that ran just before the span ended, including the span
         itself."""
         return sum(
-            s is one or s.start < one.end - TICK and s.end >= one.end - TICK
+            s is one or (s.start < one.end - TICK and s.end >= one.end - TICK)
             for s in self._spans
             if s.lane == one.lane
         )

@@ -222,7 +222,7 @@ class Dataset:
         """Yield the indices of the usable records in ascending order."""
         return (i for i in range(len(self)) if not self.faulty([i]))
 
-    def split(self, held_out: int | float | Mapping[str, int], seed: int = 0) -> tuple[Dataset, Dataset]:
+    def split(self, held_out: float | Mapping[str, int], seed: int = 0) -> tuple[Dataset, Dataset]:
         """Return (training, held-out) data sets that share no question.
 
         ``held_out``: a share below 1, a number of questions, or the number of questions for each source by
@@ -280,7 +280,7 @@ def _place(question: str, seed: int) -> int:
     return int.from_bytes(digest[:8])
 
 
-def _held_out(places: Sequence[int], held_out: int | float) -> list[bool]:
+def _held_out(places: Sequence[int], held_out: float) -> list[bool]:
     """Return, for each record, whether it is held out. At least one record is held out.
 
     ``places``: the hash of each record's question. ``held_out``: a number of records, or a share (float).
@@ -293,7 +293,7 @@ def _held_out(places: Sequence[int], held_out: int | float) -> list[bool]:
     return [place <= limit for place in places]
 
 
-def _bad_split(data: Dataset, held_out: int | float | Mapping[str, int]) -> PlanError:
+def _bad_split(data: Dataset, held_out: float | Mapping[str, int]) -> PlanError:
     questions = len({record.question for record in data.records})
     return PlanError.of(
         "held-out",

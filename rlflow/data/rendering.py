@@ -74,7 +74,7 @@ def to_json(
 
 def now(form: str) -> str:
     """Implement the template function ``strftime_now``: the local time in the format ``form``."""
-    return datetime.now().strftime(form)
+    return datetime.now().strftime(form)  # noqa: DTZ005 - as transformers does
 
 
 @lru_cache(maxsize=8)

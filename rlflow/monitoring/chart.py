@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import string
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -89,7 +90,7 @@ def _place(value: float, low: float, high: float, count: int) -> int:
 
 def _add(cells: Cells, points: Sequence[tuple[int, int]], name: str, style: str) -> None:
     """Draw a curve into the cells: its points, and lines between its points in cells that are still empty."""
-    for (start, below), (end, above) in zip(points, points[1:], strict=False):
+    for (start, below), (end, above) in itertools.pairwise(points):
         for column in range(start + 1, end):
             line = round(below + (above - below) * (column - start) / (end - start))
             cells.setdefault((line, column), (BETWEEN, style))

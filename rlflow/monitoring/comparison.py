@@ -3,6 +3,7 @@ that they allow."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,7 +66,7 @@ def best(figure: Figure, values: Iterable[float]) -> float:
 def area(curve: Curve) -> float:
     """Return the mean height of a curve by the trapezoid rule: its area divided by its length. For a single
     point, this is the point's value."""
-    pairs = list(zip(curve, curve[1:], strict=False))
+    pairs = list(itertools.pairwise(curve))
     length = curve[-1][0] - curve[0][0]
     return (
         sum((b - a) * (low + high) / 2 for (a, low), (b, high) in pairs) / length if length else curve[0][1]
@@ -180,7 +181,7 @@ def verdict(comparison: Comparison) -> str:
     if not all(ends):
         return f"not enough to rank: not every arm has {metric or 'a metric to compare'}"
     ranges = sorted((min(values), max(values)) for values in ends)
-    apart = all(high < low for (_, high), (low, _) in zip(ranges, ranges[1:], strict=False))
+    apart = all(high < low for (_, high), (low, _) in itertools.pairwise(ranges))
     return (
         f"the ranges of the last {metric} {'do not overlap' if apart else 'overlap'}; that is not a "
         "statistical test"

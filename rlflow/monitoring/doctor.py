@@ -319,10 +319,14 @@ def reach(known_interfaces: Iterable[Interface] | None = None) -> list[str]:
     ``known_interfaces``: None for this machine's interfaces."""
     addresses = interfaces() if known_interfaces is None else list(known_interfaces)
     lines = [
-        "--pools on this machine: Ray and the connections between ranks, on 127.0.0.1: reachable for users "
-        "of this machine; Ray requires its token",
-        "--pools with --ray-address: that Ray, on the addresses of its machines; for a pool on several "
-        "machines also torch, gloo, NCCL and vLLM, without authentication, on the interface of --interface:",
+        (
+            "--pools on this machine: Ray and the connections between ranks, on 127.0.0.1: reachable for users "
+            "of this machine; Ray requires its token"
+        ),
+        (
+            "--pools with --ray-address: that Ray, on the addresses of its machines; for a pool on several "
+            "machines also torch, gloo, NCCL and vLLM, without authentication, on the interface of --interface:"
+        ),
     ]
     return lines + [
         f"  {interface.name} {interface.address}: {_who(interface.address)}" for interface in addresses

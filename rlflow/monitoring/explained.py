@@ -41,8 +41,10 @@ def explanation(folder: Path) -> list[str]:
     run = recorded(folder)
     reasons = reasons_of(run)
     return [
-        f"{run.name}: {run.summary.flow}, {run.summary.state}, {run.summary.iteration} of "
-        f"{run.summary.iterations} iterations",
+        (
+            f"{run.name}: {run.summary.flow}, {run.summary.state}, {run.summary.iteration} of "
+            f"{run.summary.iterations} iterations"
+        ),
         *_learning(run, reasons),
         *_last_funnel(run),
         *_time(folder),

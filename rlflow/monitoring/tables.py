@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -317,7 +318,7 @@ def sparkline(values: Sequence[float], width: int = CURVE) -> str:
     of the values, scaled from the lowest value to the highest."""
     count = min(width, len(values))
     edges = [round(i * len(values) / count) for i in range(count + 1)] if count else []
-    means = [sum(values[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
     low, high = min(means, default=0.0), max(means, default=0.0)
     return "".join(
         BARS[round((mean - low) / (high - low) * (len(BARS) - 1)) if high > low else 0] for mean in means

@@ -179,7 +179,7 @@ def command_from(value: Any, start: str) -> Any:
 
 
 def _moved(word: str, start: str) -> str:
-    path, function, rest = word.partition(".py:")  # a function as in --reward FILE.py:function
+    path, function, _rest = word.partition(".py:")  # a function as in --reward FILE.py:function
     whole = path + ".py" if function else path
     lost = (
         not os.path.isabs(whole) and not os.path.exists(whole) and os.path.exists(os.path.join(start, whole))

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from rlflow.data.scorer import ScorerSpec
 from rlflow.errors import PlanError
@@ -200,7 +200,7 @@ class RewardPool(WorkerPool[_Chunk]):
                 self._remotes[url] = RemoteReward(url)
             return self._remotes[url]
 
-    def __enter__(self) -> RewardPool:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

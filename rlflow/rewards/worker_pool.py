@@ -404,7 +404,7 @@ class Slot(threading.Thread, Generic[Job]):
                 process = WorkerProcess(
                     load.built_in,
                     pool.confinement,
-                    lambda data: pool.on_output(data),
+                    pool.on_output,
                     pool.program,
                     pool.clock,
                 )

@@ -311,7 +311,7 @@ def screen_records(
     judged = prompts.check(SECONDS)
     faults = [*data.faults, *asides.values(), *prompts.faults.values()]
     total = judged + len(held_out) + len(data.faults)
-    if faults and (len(faults) == total or not begun and options.bad_records == "stop"):
+    if faults and (len(faults) == total or (not begun and options.bad_records == "stop")):
         raise refused(data.name, in_order(faults), total, limited.room)
     if faults:
         note(f"skipped {len(faults)} of {total} records of {data.name}: {spoken(in_order(faults))}")

@@ -114,7 +114,7 @@ def usable_sets(
         limited = replace(data, room=room(graph, roles, (), False))
         left_out = limited.faulty(range(len(limited)))
         faults = in_order([*data.faults, *left_out.values()])
-        if faults and (len(left_out) == len(data) or not begun and options.bad_records == "stop"):
+        if faults and (len(left_out) == len(data) or (not begun and options.bad_records == "stop")):
             raise refused(data.name, faults, len(data) + len(data.faults), limited.room)
         if faults:
             note(f"skipped {len(faults)} records of the held-out set '{name}': {spoken(faults)}")

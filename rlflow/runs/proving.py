@@ -60,7 +60,7 @@ def wanted(context: RunContext) -> bool:
     asked = options.prove in ("quick", "strict", "warn")
     modelled = all(hasattr(model.trainer or model.generator, "settings") for model in engine.models.values())
     here = context.workers is None and not engine.environments
-    return asked or options.prove == "auto" and options.iterations >= SHORT and modelled and here
+    return asked or (options.prove == "auto" and options.iterations >= SHORT and modelled and here)
 
 
 def quick(context: RunContext) -> list[Claim]:

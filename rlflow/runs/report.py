@@ -103,8 +103,10 @@ def bounds_text(totals: RunTotals) -> str:
     return "\n".join(
         [
             _rendered(_stages(totals)),
-            f"an iteration took {bounds.seconds:.3f} s; any schedule of its nodes takes at least "
-            f"{bounds.bound:.3f} s: {by}",
+            (
+                f"an iteration took {bounds.seconds:.3f} s; any schedule of its nodes takes at least "
+                f"{bounds.bound:.3f} s: {by}"
+            ),
             f"critical path{alike}: {_chain(bounds)}; {bounds.outside:.3f} s outside nodes",
             f"busy: {shares}",
         ]

@@ -361,7 +361,7 @@ def same_algorithm(
         return _same_identity(name, saved.get("graph"), wire.identity(graph))
     now = timeless(directory.without_secrets(graph))
     if wire.identity(before) == wire.identity(now):
-        return
+        return None
     changes = [str(line) for line in diff(before, now)]
     raise _changed(name, "\n            ".join(changes))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -56,9 +57,7 @@ def _cut(prompts: Sequence[np.ndarray], counts: Sequence[int]) -> Iterator[tuple
     of n times. Dynamic programming: the best division of the first prompts extends the best division of fewer
     prompts."""
     before = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    with_next = np.array(
-        [_common(one, other) for one, other in zip(prompts, prompts[1:], strict=False)], dtype=np.int64
-    )
+    with_next = np.array([_common(one, other) for one, other in itertools.pairwise(prompts)], dtype=np.int64)
     best, begins = np.zeros(len(prompts) + 1, dtype=np.int64), []
     for last, prompt in enumerate(prompts):
         common = np.minimum.accumulate(np.concatenate([[len(prompt) - 1], with_next[:last][::-1]]))[::-1]

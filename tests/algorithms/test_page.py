@@ -31,7 +31,8 @@ def test_a_variant_is_a_setting_that_check_accepts(command, capsys):
 
 
 @pytest.mark.parametrize(
-    ("command", "shown"), re.findall(r"^\$ (rlflow diff .*?)  # exits 1\n(.*?)^```$", PAGE, re.M | re.S)
+    ("command", "shown"),
+    re.findall(r"^\$ (rlflow diff .*?)  # exits 1\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL),
 )
 def test_a_diff_in_the_page_equals_the_printed_one(command, shown):
     old, new = (compile_flow(load_flow(str(ROOT / name))).graph for name in command.split()[2:])

@@ -85,7 +85,7 @@ def test_seeds_of_neighbouring_rows_and_calls_differ():
     seeds = [row_seeds(derived(0, i, c), Axis.fresh(50).repeat(4).keys) for i in range(4) for c in range(4)]
     flat = [seed for call in seeds for seed in call]
     assert len(set(flat)) == len(flat)
-    bits = sum(bin(seed).count("1") for seed in flat) / len(flat)
+    bits = sum((seed).bit_count() for seed in flat) / len(flat)
     assert 31 < bits < 32
 
 

@@ -38,7 +38,7 @@ def test_the_example_meets_the_contract(checked, subtests):
 
 
 def test_the_page_shows_the_complete_backend():
-    [shown] = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
+    [shown] = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     assert shown == (HERE / "example" / "rowwise.py").read_text()
 
 

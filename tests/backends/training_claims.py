@@ -289,7 +289,7 @@ def a_forward_matches_transformers(subject):
             len(batch) if name == "scores" else int(batch.data["tokens"].lengths.sum())
         )
     if subject.ground.modelless:
-        return
+        return None
     if subject.head != "logprobs":
         return subject.forward()
     model = AutoModelForCausalLM.from_pretrained(subject.folder, dtype=torch.float32).eval()

@@ -62,7 +62,7 @@ def test_a_power_loss_at_any_call_leaves_a_good_checkpoint(tmp_path, campaign, f
 
     def after(name, args, kwargs, result):
         disk.after(name, args, kwargs, result)
-        named.append(name == "rename" and str(args[1]).endswith("latest") or (bool(named) and named[-1]))
+        named.append((name == "rename" and str(args[1]).endswith("latest")) or (bool(named) and named[-1]))
         done = len(named) > 4 and named[-4]  # the pointer was renamed, its folder opened and flushed
         states.extend((done, state) for state in disk.states(chance))
 

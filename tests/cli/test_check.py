@@ -232,7 +232,7 @@ def test_a_model_without_a_tool_template_is_refused(capsys, model, template, say
     assert re.search(
         rf"^\S*calculator\.py:\d+: the chat template of \S* {says}\n  found: .*\n  expected: .*\n  remedy: ",
         printed,
-        re.M,
+        re.MULTILINE,
     )
     assert "grpo: refused (7 nodes; 1 error" in printed
 

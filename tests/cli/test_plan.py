@@ -137,8 +137,10 @@ def test_a_plan_shows_shared_devices_and_overlapping_nodes(planned_as):
     )
     assert explained.as_json()["devices"] == [{"devices": 2, "parts": {"a": 0.5, "b": 0.25}}]
     assert list(shared_devices(explained)) == [
-        "pools share 2 devices: 0.5 by a, 0.25 by b; 0.25 of each is unused; ranks with the same number "
-        "run on one device, and their nodes overlap"
+        (
+            "pools share 2 devices: 0.5 by a, 0.25 by b; 0.25 of each is unused; ranks with the same number "
+            "run on one device, and their nodes overlap"
+        )
     ]
     assert any(
         {pair.first, pair.second} == {"actor.logprobs", "critic.values"} and pair.lane is None

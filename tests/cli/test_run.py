@@ -212,7 +212,7 @@ def test_ctrl_c_stops_with_130_and_leaves_no_process(tmp_path):
         line = process.stdout.readline()
         assert line.startswith("run: ")
         os.killpg(process.pid, signal.SIGINT)  # like a terminal: to the process group
-        out, err = process.communicate(timeout=240)
+        _out, err = process.communicate(timeout=240)
     assert process.returncode == 130, err
     assert err.startswith("stopped"), err  # and how to resume, if the run has begun
     assert "Traceback" not in err

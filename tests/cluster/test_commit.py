@@ -64,7 +64,7 @@ def test_an_error_is_traced_to_its_cause():
 def workers():
     """The workers of a run without pools."""
     run_workers = RunWorkers(Path("/nowhere"), {}, {}, {}, WorkerStart(1), 0.0, 1.0, {})
-    engine = SimpleNamespace(models={}, ran=lambda: [], traffic=lambda: {})
+    engine = SimpleNamespace(models={}, ran=list, traffic=dict)
     return Workers(run_workers, engine, ())
 
 

@@ -67,7 +67,7 @@ def test_ppo_overlaps_independent_work_on_disjoint_pools(tmp_path):
     bounds = result.totals.bounds
     assert json.loads((result.folder / "bounds.json").read_text()) == result.totals.as_json()
     assert GENERATE + FORWARD + UPDATE <= bounds.bound <= bounds.seconds
-    assert [*bounds.critical][0] == "actor.generate"
+    assert next(iter(bounds.critical)) == "actor.generate"
     # the last of the concurrent nodes to end
     assert len({*FORWARDS} & bounds.critical.keys()) == 1
     assert bounds.busy["b"] >= (FORWARD + UPDATE) / bounds.seconds > bounds.busy["c"] > 0

@@ -198,7 +198,7 @@ def test_an_eager_stage_error_names_the_same(world):
     ],
 )
 def test_a_wrong_result_is_reported_with_found_and_expected(world, gives, result, message):
-    made = stage(gives={"one": gives})(lambda scores: result(scores))
+    made = stage(gives={"one": gives})(result)
     with pytest.raises(StageError, match=message):
         world(with_stage(made)).compiled(3)
 

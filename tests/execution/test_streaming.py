@@ -2,6 +2,7 @@
 leaves nothing.
 """
 
+import itertools
 import threading
 from dataclasses import replace
 
@@ -110,7 +111,7 @@ def test_scoring_starts_before_the_last_row_is_sampled(world):
     )
     assert (len(sampling), len(scoring)) == (4, 4)
     assert min(span.start for span in scoring) < max(span.end for span in sampling)
-    assert all(a.end == b.start for a, b in zip(sampling, sampling[1:], strict=False))
+    assert all(a.end == b.start for a, b in itertools.pairwise(sampling))
     assert critical_path(spans)[-1].node == "actor.update"
 
 

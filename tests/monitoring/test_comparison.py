@@ -187,8 +187,10 @@ def test_a_difference_of_graphs_is_named_without_settings(tmp_path, finished, ca
     assert [(name, lines[0]) for name, lines in graph_differences(runs).items()] == [
         (
             "grpo-1",
-            "- reference.logprobs: (prompts.prompt_tokens, actor.generate.tokens, "
-            "actor.generate.temperature) -> ref_logprobs",
+            (
+                "- reference.logprobs: (prompts.prompt_tokens, actor.generate.tokens, "
+                "actor.generate.temperature) -> ref_logprobs"
+            ),
         )
     ]
     (base / "grpo-1" / "graph.msgpack").write_bytes(b"damaged")

@@ -1,5 +1,6 @@
 """Partial output of processes becomes lines, which wait at a worker until it answers."""
 
+import itertools
 import threading
 
 from hypothesis import given
@@ -13,7 +14,7 @@ def test_lines_do_not_depend_on_how_output_is_split(text, places):
     cuts = [0, *sorted(min(place, len(text)) for place in places), len(text)]
     heard = []
     one = Lines(heard.append)
-    for start, end in zip(cuts, cuts[1:], strict=False):
+    for start, end in itertools.pairwise(cuts):
         if start < end:
             one.on_output(text[start:end])
     one.close()

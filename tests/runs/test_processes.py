@@ -50,8 +50,10 @@ def goes_on_by_command(run, straight):
         (
             "hold",
             1,
-            "stage 'judge' failed in iteration 2: no result after its deadline of 5 s, and its code "
-            "holds the interpreter's lock",
+            (
+                "stage 'judge' failed in iteration 2: no result after its deadline of 5 s, and its code "
+                "holds the interpreter's lock"
+            ),
         ),
         ("sys.exit", 1, "stage 'judge' failed in iteration 2 on 8 rows: SystemExit: 0 (raised by "),
         ("interrupt", 1, "stage 'judge' failed in iteration 2 on 8 rows: KeyboardInterrupt (raised by "),

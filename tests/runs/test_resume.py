@@ -261,7 +261,7 @@ def test_a_locked_run_is_not_resumed(straight, copied):
 def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(sums):
     first = run("grpo", {**sums, "iterations": 4}, "first").folder
     newest = load_latest(first).path
-    shard = sorted(newest.glob("actor.parameters*.safetensors"))[0]
+    shard = min(newest.glob("actor.parameters*.safetensors"))
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)

@@ -45,7 +45,7 @@ def direct(folder, batch):
 def test_a_reward_model_learns_pairs_and_scores_a_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     section = PAGE[PAGE.index("## A reward model, trained and used") :]
-    commands = re.search(r"^```console\n(.*?)^```$", section, re.M | re.S)[1].splitlines()
+    commands = re.search(r"^```console\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)[1].splitlines()
     assert len(commands) == 2
     for command in commands:
         run_command(command)

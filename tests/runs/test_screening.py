@@ -98,8 +98,10 @@ def test_bad_records_are_dropped_on_request(poisoned):
     finally:
         prepared.close()
     assert [note for note in heard.notes if "skipped" in note] == [
-        f"skipped 2 of 24 records of {poisoned['data']}: 1 without a prompt ({poisoned['data']}:10); "
-        f"1 too long, the longest of 402 tokens ({poisoned['data']}:17)"
+        (
+            f"skipped 2 of 24 records of {poisoned['data']}: 1 without a prompt ({poisoned['data']}:10); "
+            f"1 too long, the longest of 402 tokens ({poisoned['data']}:17)"
+        )
     ]
     assert sorted(drawn["prompt"]) == sorted(2 * [f"{a} + 1 =" for a in range(24) if a not in (9, 16)])
 
@@ -119,8 +121,10 @@ def test_a_bad_record_found_later_is_dropped_and_reported_once(without_models):
     assert sum(counted) == 2.0  # 48 rows are two epochs of 23 good records, and two more
     assert set(counted) == {0.0, 1.0}
     assert [note for note in notes(result.folder) if "skipped" in note] == [
-        "checked 0 of 24 training records in 0 s; the others are checked when they are drawn, and skipped if "
-        "they cannot be used",
+        (
+            "checked 0 of 24 training records in 0 s; the others are checked when they are drawn, and skipped if "
+            "they cannot be used"
+        ),
         f"iteration {counted.index(1.0)}: {without_models['data']}:10 is skipped: its prompt is empty",
     ]
 

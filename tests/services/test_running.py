@@ -172,7 +172,7 @@ def test_the_longest_allowed_outage_is_known(tmp_path):
 def test_a_dead_service_is_restarted_up_to_three_times(tmp_path):
     with running(tmp_path, search=LITTLE) as (run, urls, notes):
         run.settle(tmp_path)
-        (member,) = run.members
+        (_member,) = run.members
         for number in (1, 2, 3):
             until(lambda: state(tmp_path, "search") == "serving")
             os.kill(fetch(urls["search"]), signal.SIGKILL)

@@ -90,7 +90,7 @@ class Newcomers:
 
     def cause(self) -> None:
         """Return None. No worker death is known while models are loaded."""
-        return None
+        return
 
     def late(self, at: Iterable[WorkerId]) -> str:
         """Describe what these workers are doing while they start."""

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from fractions import Fraction
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from rlflow.author.source_lines import call_place
 from rlflow.cluster.job.job_roles import Group
@@ -171,8 +171,10 @@ class Job:
             lines += [f"  {name}: {self._described(name, layout.needs[name])}" for name in layout.needs]
             lines += (
                 [
-                    f"  {' and '.join(layout.needs)} share: rank k of each is placed in a bundle of "
-                    f"{layout.bundle}{_left_over(layout)}"
+                    (
+                        f"  {' and '.join(layout.needs)} share: rank k of each is placed in a bundle of "
+                        f"{layout.bundle}{_left_over(layout)}"
+                    )
                 ]
                 if len(layout.needs) > 1
                 else []
@@ -195,7 +197,7 @@ class Job:
     # -- running
     # --------------------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> Self:
         """Start the workers, and wait until their objects are made.
 
         Raises PlanError if there is no room or an object cannot be made. In that case, all started processes

@@ -67,6 +67,8 @@ def warning(form: str, keep: Keep | None, out: str) -> list[str]:
     if keep is not None or (out.startswith("/") and form != "kuberay"):
         return []
     return [
-        f"warning: nothing keeps this run: its checkpoints and models are lost with its machines. Set {FLAG} to "
-        "storage that outlives them"
+        (
+            f"warning: nothing keeps this run: its checkpoints and models are lost with its machines. Set {FLAG} to "
+            "storage that outlives them"
+        )
     ]

@@ -107,8 +107,10 @@ def _within(condition: str, failure: str) -> list[str]:
     """Return shell lines that wait up to JOIN_SECONDS until a command succeeds, then fail with ``failure``."""
     return [
         f"until {condition}; do",
-        f"  if [ $SECONDS -ge {JOIN_SECONDS} ]; then echo {shlex.quote(f'{failure} within {JOIN_SECONDS} s')} "
-        ">&2; exit 1; fi",
+        (
+            f"  if [ $SECONDS -ge {JOIN_SECONDS} ]; then echo {shlex.quote(f'{failure} within {JOIN_SECONDS} s')} "
+            ">&2; exit 1; fi"
+        ),
         "  sleep 5",
         "done",
     ]

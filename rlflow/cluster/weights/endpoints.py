@@ -98,7 +98,7 @@ class Sender:
         pieces = self.trainer.pieces()
         transport = Parcels() if run is None else Mailbox(run)
         self.resharder = Resharder(
-            offers.plan(), rank, pieces, {}, cast(Transport, transport), buffers=1 if run is None else 2
+            offers.plan(), rank, pieces, {}, cast("Transport", transport), buffers=1 if run is None else 2
         )
         self._at = storages(pieces)
         return transport.place if isinstance(transport, Mailbox) else None
@@ -171,7 +171,7 @@ class Receiver:
         ``places``: the senders' shared memory; None for a sender without shared memory.
         """
         self.resharder = Resharder(
-            offers.plan(), rank, {}, self.destinations.pieces, cast(Transport, Parcels()), buffers=1
+            offers.plan(), rank, {}, self.destinations.pieces, cast("Transport", Parcels()), buffers=1
         )
         self.files = [None if place is None else place.opened() for place in places]
 

@@ -40,9 +40,9 @@ class RemoteTrainer:
         If ``answers`` is above 1, a list of references is returned.
         """
         ranks = range(len(self.pool)) if self.collective else (0,)
-        return [
+        return next(
             self.pool.send(rank, method, self.role, *args, group="model", answers=answers) for rank in ranks
-        ][0]
+        )
 
     def _answer(self, method: str, *args: Any) -> Any:
         return self.pool.future(

@@ -126,7 +126,7 @@ def _draws(called: ast.expr, names: Mapping[str, Any]) -> str | None:
     """Return the name of a function that draws from the process's global RNG, None for any other function."""
     function = _value(called, names)
     if isinstance(called, ast.Attribute) and (
-        called.attr in IN_PLACE or called.attr in METHODS and function is None
+        called.attr in IN_PLACE or (called.attr in METHODS and function is None)
     ):
         return f".{called.attr}()"
     module, name = getattr(function, "__module__", None), getattr(function, "__name__", "")

@@ -228,13 +228,10 @@ def _has_signal(graph: Graph) -> bool:
             for o in by_id[item.column.node].outputs
             if o.name == item.column.name and o.kind is not None and o.kind.level is Level.TEXT
         }
-        if (
-            node.op is Op.UPDATE
-            and Op.DATA in read
-            or node.op is Op.STAGE
-            and (scored or texts or Op.DATA in read)
+        if (node.op is Op.UPDATE and Op.DATA in read) or (
+            node.op is Op.STAGE and (scored or texts or Op.DATA in read)
         ):
             return True
-        if node.op in (Op.LOGPROBS, Op.VALUES) and node.role not in trained or node.body is not None:
+        if (node.op in (Op.LOGPROBS, Op.VALUES) and node.role not in trained) or node.body is not None:
             return True
     return False

@@ -146,7 +146,7 @@ def _raised(node: Node, stage: Stage, error: BaseException, kinds: Mapping[str, 
         "raise "
     ) or not isinstance(error, Exception)
     texts = any(kind.level is Level.TEXT for kind in kinds.values())
-    probably = refuses or texts and isinstance(error, (*BY_VALUE, *OF_TEXT))
+    probably = refuses or (texts and isinstance(error, (*BY_VALUE, *OF_TEXT)))
     lines, expected = own_lines(error), "columns for any rows"
     message = (
         f"stage '{stage.name}' raises {type(error).__name__} on {ROWS} rows of {TOKENS} tokens "

@@ -48,7 +48,7 @@ def make_models(
         use = role.use
         spec = ModelSpec(
             role.folder,
-            cast(Head, use.head),
+            cast("Head", use.head),
             use.trained,
             device,
             options.dtype,
@@ -93,7 +93,7 @@ def trainer_alone(role: BoundRole, options: Options, updates: int) -> Trainer:
     }
     spec = ModelSpec(
         role.folder,
-        cast(Head, use.head),
+        cast("Head", use.head),
         use.trained,
         "cpu",
         options.dtype,

@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
-from typing import NoReturn
+from typing import NoReturn, Self
 
 from rlflow.processes.watchdog import launcher
 
@@ -32,7 +32,7 @@ class StopSignals:
         self.asked = False  # whether a signal has asked to stop
         self.over = False  # whether the run has ended and is closing
 
-    def __enter__(self) -> StopSignals:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             if self._wakeup >= 0:
                 self._wakeup_before = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)

@@ -136,7 +136,7 @@ def _columns(batch: Batch, loss: object, index: Tensor, also: Mapping[str, Tenso
     everything = len(index) == len(batch)
     return [
         value
-        if everything or value is None or isinstance(value, Tensor) and value.dim() == 0
+        if everything or value is None or (isinstance(value, Tensor) and value.dim() == 0)
         else value[index]
         if isinstance(value, Tensor)
         else [value[i] for i in index.tolist()]

@@ -394,8 +394,10 @@ class FlowClaims:
             not silent,
             (
                 f"every column that the loss reads has an effect: {listed(dict.fromkeys(shown))}",
-                f"loss '{update.loss.name}' reads {listed(dict.fromkeys(silent))}, without an effect on its "
-                "gradient or metrics",
+                (
+                    f"loss '{update.loss.name}' reads {listed(dict.fromkeys(silent))}, without an effect on its "
+                    "gradient or metrics"
+                ),
             ),
             f"{len(news)} policies, 3 sizes, both signs",
             update.loss.place,

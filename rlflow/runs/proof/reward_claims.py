@@ -69,8 +69,10 @@ def of_rows(
         not others,
         (
             "the score of a row does not change with the other rows in the call",
-            "the score of a row changes with the other rows in the call, or the scores are returned in the "
-            "wrong order",
+            (
+                "the score of a row changes with the other rows in the call, or the scores are returned in the "
+                "wrong order"
+            ),
         ),
         f"{others} of {count} rows get a different score if the same rows are shuffled{missing}",
         place,

@@ -93,7 +93,7 @@ class WeightsClaims:
         return (
             trainer is not None
             and hasattr(trainer, "restore")
-            and any(True for _ in _weights(self.do(lambda: trainer.state())))
+            and any(True for _ in _weights(self.do(trainer.state)))
         )
 
     @contextlib.contextmanager

@@ -131,7 +131,7 @@ def run_request(request: Code, where: str | None = None) -> dict[str, Any]:
 def unsupported(request: Code) -> str:
     """Return why a request is not supported; empty if it is."""
     if request.language not in LANGUAGES:
-        return f"language: found {ascii(request.language)}, expected one of {listed(LANGUAGES)}"
+        return f"language: found {request.language!a}, expected one of {listed(LANGUAGES)}"
     for name, text in (("code", request.code), ("stdin", request.stdin or "")):
         if any("\ud800" <= letter <= "\udfff" for letter in text):
             return f"{name}: found a lone surrogate, expected text"

@@ -79,7 +79,7 @@ class Handles(Segment):
         """Return the handle for this rank from each rank. Handles are pickles, so they are exchanged through
         the group's rendezvous store, which on one machine is a file that only this user can access. Sockets
         are open to other users."""
-        store: Any = cast(Any, dist).distributed_c10d._get_default_store()
+        store: Any = cast("Any", dist).distributed_c10d._get_default_store()
         for rank, handle in enumerate(handles):
             store.set(f"rlflow/handles/{name}/{self.rank}/{rank}", handle)
         return [store.get(f"rlflow/handles/{name}/{rank}/{self.rank}") for rank in range(self.ranks)]

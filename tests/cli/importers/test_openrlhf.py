@@ -118,8 +118,10 @@ def test_flags_that_change_the_computation_are_refused_by_name(words, key):
             {"hp.baseline": True, "hp.beta": 0.02},
         ),
         (
-            "--algo.advantage.estimator group_norm --algo.kl.init_coef 0 --algo.dynamic_filtering_enable "
-            "--actor.eps_clip_low_high 0.2 0.28",
+            (
+                "--algo.advantage.estimator group_norm --algo.kl.init_coef 0 --algo.dynamic_filtering_enable "
+                "--actor.eps_clip_low_high 0.2 0.28"
+            ),
             "dapo",
             {"hp.clip_low": 0.2, "hp.clip_high": 0.28, "hp.groups": 1024},
         ),
@@ -129,8 +131,10 @@ def test_flags_that_change_the_computation_are_refused_by_name(words, key):
             {"hp.dual_clip": 3, "hp.warmup": 10},
         ),
         (
-            "--algo.advantage.is_correction_level token --algo.advantage.is_correction_mode clip "
-            "--algo.advantage.is_correction_threshold 5.0",
+            (
+                "--algo.advantage.is_correction_level token --algo.advantage.is_correction_mode clip "
+                "--algo.advantage.is_correction_threshold 5.0"
+            ),
             "ppo",
             {"hp.is_cap": 5.0},
         ),

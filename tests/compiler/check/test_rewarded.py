@@ -82,8 +82,10 @@ SAMPLED = "batch = actor.generate(prompts, samples=2, max_tokens=4)\nbatch |= re
         "batch |= centred(batch)\nactor.update(batch, gain)",
         "actor.update(choose(batch | good(batch), 'good'), likelihood)",
         "actor.update(choose(batch, top='scores', count=1, per='group'), likelihood)",
-        "second = actor.generate(ask(batch | told(batch), 'question'), "
-        "max_tokens=4)\nactor.update(second, likelihood)",
+        (
+            "second = actor.generate(ask(batch | told(batch), 'question'), "
+            "max_tokens=4)\nactor.update(second, likelihood)"
+        ),
         "actor.update(concat(choose(batch | good(batch), 'good'), batch), likelihood)",
     ],
 )

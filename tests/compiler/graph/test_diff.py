@@ -18,8 +18,10 @@ def test_a_setting_changes_only_the_nodes_that_use_it(ppo):
     other = compile_flow(flow, dataclasses.replace(flow.parameters.hp, beta=0.0)).graph
     assert [str(line) for line in diff(ppo, other)] == [
         "~ setting beta: 0.05 -> 0.0",
-        "- reference.logprobs: (prompts.prompt_tokens, actor.generate.tokens, "
-        "actor.generate.temperature) -> ref_logprobs",
+        (
+            "- reference.logprobs: (prompts.prompt_tokens, actor.generate.tokens, "
+            "actor.generate.temperature) -> ref_logprobs"
+        ),
         "~ charge_kl: reads ref_logprobs no longer (was reference.logprobs.ref_logprobs)",
         "~ charge_kl: setting beta: 0.05 -> 0.0",
     ]

@@ -3,7 +3,7 @@ points downwards.
 """
 
 import re
-from itertools import combinations
+from itertools import combinations, pairwise
 from xml.etree import ElementTree
 
 import networkx as nx
@@ -31,7 +31,7 @@ def test_boxes_do_not_overlap_and_arrows_point_down_between_them(name):
         middles.add(round(min(left for left, _ in edges) + max(right for _, right in edges), 3))
     assert len(middles) == 1
     for route in routes.values():
-        for above, below in zip(route, route[1:], strict=False):
+        for above, below in pairwise(route):
             assert boxes[below].y > boxes[above].y + boxes[above].height
     tree = ElementTree.fromstring(svg(graph))
     assert len(tree.findall(f".//{SVG}rect")) == len(graph.nodes)

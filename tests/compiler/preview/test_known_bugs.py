@@ -1,5 +1,6 @@
 """Run-time faults of other systems that a plan refuses or that cannot happen here. Each fixture states which."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def test_skipping_a_stage_keeps_model_nodes_of_a_pool_apart(planned_as, recomput
     assert all(pair.lane == "all" for pair in found.pairs if {pair.first, pair.second} <= of_models)
     spans = sorted((span for span in found.time.spans if span.node in of_models), key=lambda span: span.start)
     assert len(spans) == len(of_models) >= 3
-    assert all(one.end <= other.start for one, other in zip(spans, spans[1:], strict=False))
+    assert all(one.end <= other.start for one, other in itertools.pairwise(spans))
 
 
 def test_sampling_ahead_on_the_trainers_own_pool_is_refused(planned_as):

@@ -485,9 +485,9 @@ def test_mistakes_within_and_after_a_body_are_found():
 # ------------------------------------------------------------------------------------------------------------
 
 USES = {
-    "bool": lambda b: bool(b),
-    "len": lambda b: len(b),
-    "iter": lambda b: list(b),
+    "bool": bool,
+    "len": len,
+    "iter": list,
     "int": lambda b: int(b["tokens"]),
     "range": lambda b: range(b["tokens"]),
     "neg": lambda b: -b["tokens"],
@@ -501,7 +501,7 @@ USES = {
     "lt": lambda b: b["tokens"] < 3,
     "sum": lambda b: sum(b["tokens"]),
     "max": lambda b: max(b, b["tokens"]),
-    "abs": lambda b: abs(b),
+    "abs": abs,
     "round": lambda b: round(b["tokens"]),
     "index": lambda b: b[0],
     "slice": lambda b: b[:2],

@@ -46,8 +46,10 @@ FILES = {  # fault: (algorithm, text, replacement, claim that names it)
     "an average over the padding": (
         "grpo",
         "ratio = (new.logprobs - logprobs).exp()",
-        "ratio = (new.logprobs - logprobs - (advantages - advantages.detach()).sum(1, True)).exp()"
-        " + 1e-3 * advantages.mean(1, True)",
+        (
+            "ratio = (new.logprobs - logprobs - (advantages - advantages.detach()).sum(1, True)).exp()"
+            " + 1e-3 * advantages.mean(1, True)"
+        ),
         "padding",
     ),
     "values that flee the returns": ("ppo", "square if huber", "-square if huber", "values-direction"),

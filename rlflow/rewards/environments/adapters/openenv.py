@@ -110,7 +110,9 @@ def _connected(connect: Callable[..., Any], url: str, seconds: float) -> Any:
             # A connection that ends during the handshake has an EOFError as cause.
             cause = error if isinstance(error, OSError) else error.__cause__
             kind = (
-                Passing if isinstance(cause, EOFError) or cause is not None and passes(cause) else Unanswered
+                Passing
+                if isinstance(cause, EOFError) or (cause is not None and passes(cause))
+                else Unanswered
             )
             raise kind("connection", f"{url} cannot be reached: {error}") from error
     raise refused(reply)
