@@ -1,4 +1,4 @@
-"""Divide rows into chunks by the order in which the rows end."""
+"""Divide sampled rows into chunks, in the order in which the rows end."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from torch import Tensor
 
 
 def chunked(ended: Iterable[Tensor], rows: int, chunks: int) -> Iterator[Tensor]:
-    """Yield the row numbers of each of ``chunks`` chunks, as soon as the chunk's last row has ended.
+    """Divide ``rows`` rows into ``chunks`` chunks, and yield the row numbers of each chunk as soon as all its
+    rows have ended.
 
-    ended: the numbers of rows that have ended, int64, in portions of any size. Rows that end earlier are in
-    earlier chunks; within a chunk, the int64 row numbers ascend. Chunk sizes differ by at most one. If there
-    are fewer rows than chunks, the last chunks are empty. Raises ValueError if not all ``rows`` rows end.
+    ended: yields int64 tensors with the numbers of the rows that have ended since the previous tensor. Rows
+    that end earlier are in earlier chunks. Within a chunk, the row numbers ascend. Chunk sizes differ by at
+    most one. If there are fewer rows than chunks, the last chunks are empty. Raises ValueError if ``ended``
+    stops before all rows have ended.
     """
     waiting = torch.zeros(0, dtype=torch.int64)
     sizes = [len(part) for part in torch.arange(rows).tensor_split(chunks)][::-1]

@@ -1,7 +1,7 @@
-"""The update loop, the same for every backend: select rows, divide them into minibatches and micro-batches,
-compute losses and divisors, take or skip optimizer steps, collect metrics.
+"""The update loop, which all backends share. It selects rows, divides them into minibatches and
+micro-batches, computes losses and divisors, takes or skips optimizer steps, and collects metrics.
 
-The loop also counts how many of an update's tokens have a gradient.
+The loop also counts how many tokens of an update have a gradient.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ TOKENS = "funnel/tokens"
 
 
 def watch(new: New, mask: Tensor, columns: Mapping[str, Tensor], meter: Meter) -> None:
-    """Count tokens when the gradient of a micro-batch reaches ``new``. Call this before computing the loss.
+    """Register a hook that counts tokens with a gradient during the backward pass of a micro-batch, and adds
+    the counts to ``meter``. Call this after the forward pass and before the loss is computed.
 
-    mask: bool [rows, T]. columns: float [rows, T], the loss's columns. ``logprobs`` shows whether a ratio is
-    above or below 1; ``advantages`` shows which tokens have a nonzero advantage."""
+    new: the quantities that the model computed. mask: bool [rows, T], the tokens that count. columns: float
+    [rows, T] each. If ``logprobs`` and ``advantages`` are among them, the hook also counts clipped tokens.
+    """
     computed = new.logprobs if new.logprobs is not None else new.values
     if computed is None or not computed.requires_grad:
         return
@@ -47,8 +49,8 @@ def watch(new: New, mask: Tensor, columns: Mapping[str, Tensor], meter: Meter) -
 def _of_tokens(
     gradient: Tensor, new: Tensor, old: Tensor | None, advantages: Tensor | None
 ) -> dict[str, Tensor]:
-    """Return per-token values [rows, T] by name. ``token_funnel`` computes its metrics from their sums over
-    all tokens of an update."""
+    """Return the measurements of each token, [rows, T], by name. ``token_funnel`` computes its metrics from
+    their sums over all tokens of an update."""
     size = gradient.abs().double()
     values = {"with_gradient": gradient != 0, "size": size, "square": size**2}
     if old is None:
@@ -61,13 +63,13 @@ def _of_tokens(
 
 
 def token_funnel(totals: Mapping[str, Totals]) -> dict[str, float]:
-    """Return the token metrics, from the totals of all ranks over all optimizer steps of an update. Each
-    token counts once per epoch.
+    """Return the token metrics of an update. ``totals``: the sums over all ranks and all optimizer steps.
+    Each token counts once per epoch.
 
     funnel/tokens                   tokens under the mask
     funnel/tokens_with_gradient     tokens with ∂loss/∂log-prob ≠ 0; with a value loss, ∂loss/∂value ≠ 0
-    funnel/tokens_effective         (Σ|g|)² / Σg²: the number of tokens if all gradients had one size
-    funnel/tokens_clipped_above     tokens with an advantage but no gradient, and a ratio to ``logprobs`` above 1; `_below`: below 1
+    funnel/tokens_effective         (Σ|g|)² / Σg²: the number of tokens with a gradient if all gradients have one size
+    funnel/tokens_clipped_above     tokens with an advantage, no gradient and a ratio to ``logprobs`` above 1; `_below`: below 1
     funnel/moved                    mean |new log-prob - logprobs| per token over steps, nats; with one step, the executor measures it
     """
     if "with_gradient" not in totals:
@@ -86,7 +88,8 @@ def token_funnel(totals: Mapping[str, Totals]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """The result of an optimizer step."""
+    """The result of an optimizer step: whether the step changed the weights, the gradient norm, and the
+    learning rate."""
 
     applied: bool  # False if the gradient was not finite; then the step changed nothing
     grad_norm: float
@@ -94,30 +97,31 @@ class OptimizerStep:
 
 
 class Learner(Protocol):
-    """A model that ``learn`` can train. Trainers implement this protocol."""
+    """The protocol of a model that ``learn`` can train. Trainers implement it."""
 
     device: torch.device
     peers: Peers
 
     def compute(self, rows: Batch, want: tuple[str, ...]) -> New:
-        """Return the quantities in ``want`` for these rows, differentiable. Per-token quantities are padded
-        like ``rows["tokens"]``."""
+        """Run a forward pass over ``rows`` and return the quantities in ``want``, attached to the autograd
+        graph. Per-token quantities have the shape of the padded tokens, ``rows["tokens"]``."""
 
     def backward(self, objective: Tensor) -> None:
-        """Add the gradient of a 0-d objective to the gradient of the current step."""
+        """Backpropagate a 0-d objective. Its gradient is added to the gradient of the current optimizer
+        step."""
 
     def idle(self, want: tuple[Quantity, ...]) -> None:
-        """Take part in a micro-batch of ranks in lockstep without rows: run a forward and a backward that add
-        no gradient."""
+        """Take part in a micro-batch in which this rank has no rows but other ranks have: run a forward and a
+        backward pass that add no gradient. Called only if the ranks compute in lockstep."""
 
     def step(self) -> OptimizerStep:
-        """Take an optimizer step: sum the gradients of all ranks, clip, change the weights, clear the
-        gradient."""
+        """Take an optimizer step: sum the gradients of all ranks, clip the sum, change the weights, and clear
+        the gradient."""
 
 
 @dataclass(frozen=True)
 class Passes:
-    """How an update divides and repeats its rows."""
+    """How an update repeats its rows (epochs) and divides them into minibatches and micro-batches."""
 
     epochs: int = 1  # passes over all rows
     minibatch: int | None = None  # rows per optimizer step over all ranks; None: all rows
@@ -138,7 +142,8 @@ class Passes:
 
 @dataclass(frozen=True)
 class RankShare:
-    """One rank's rows of one optimizer step, in units, with the totals of the minibatch over all ranks."""
+    """The rows of one optimizer step that one rank computes, divided into units, and the totals of the
+    complete minibatch over all ranks. A unit is a tensor of row numbers."""
 
     units: Sequence[Tensor]
     totals: MinibatchTotals
@@ -147,10 +152,12 @@ class RankShare:
 def steps(
     units: Sequence[Tensor], counts: Tensor, passes: Passes, own: Tensor | None = None
 ) -> Iterator[RankShare]:
-    """Yield the optimizer steps of an update, each with all of its rows.
+    """Yield one share for each optimizer step of an update. The share has all rows of the step.
 
-    counts: int64 [rows], tokens under the mask. own: bool [rows, losses], the rows of each loss if there are
-    several. A minibatch without any token under the mask gives no step."""
+    units: tensors of row numbers; a minibatch never divides a unit. counts: int64 [rows], the number of
+    tokens under the mask. own: bool [rows, losses], whether a loss uses a row; None if there is only one
+    loss. A minibatch without any token under the mask is skipped.
+    """
     for epoch in range(passes.epochs):
         for minibatch in minibatches(units, rows=passes.minibatch, seed=passes.seed, epoch=epoch):
             rows = torch.cat(minibatch)
@@ -160,7 +167,7 @@ def steps(
 
 
 class Meters(NamedTuple):
-    """Running totals of an update."""
+    """The running totals of an update."""
 
     loss: Meter  # metrics that the losses return
     signal: Meter  # token metrics that ``watch`` measures during backward
@@ -169,7 +176,11 @@ class Meters(NamedTuple):
 def learn(
     engine: Learner, batch: Batch, loss: Loss, settings: Mapping[str, Any], passes: Passes
 ) -> dict[str, float]:
-    """Train ``passes.epochs`` epochs on all rows of ``batch`` that are finite; return the metrics."""
+    """Update a model in one process: train on all rows of ``batch`` whose loss columns are finite. Returns
+    the metrics by name.
+
+    settings: keyword arguments of the loss. passes: epochs and sizes of minibatches.
+    """
     rows = learnable(batch, loss)
     units = units_of(group_of(rows.batch) if loss.rows == "group" else torch.arange(len(rows.batch)))
     own = own_rows(rows.batch, loss) if isinstance(loss, JointLoss) else None
@@ -187,8 +198,8 @@ def learn_shares(
     passes: Passes,
     shares: Iterable[RankShare],
 ) -> Learned:
-    """Take the optimizer steps in ``shares``; return this rank's results. Each rank calls this with its own
-    rows and shares. Every rank has one share per step, which may be empty."""
+    """Take the optimizer steps in ``shares`` and return this rank's results. Every rank calls this with its
+    own rows. ``shares`` has one entry per optimizer step, which may be empty."""
     counts, cut = mask_counts(batch), passes.cut or _padded(passes.micro_tokens)
     meters, steps, parts = Meters(Meter(), Meter()), _Steps(), terms(loss, settings, passes.mean)
     for share in shares:
@@ -214,7 +225,7 @@ def _padded(tokens: int) -> Callable[[Batch, Sequence[Tensor]], Iterable[list[Te
 
 @dataclass(frozen=True)
 class Learned:
-    """The results of an update on one rank."""
+    """The results of an update on one rank, from which ``together`` computes metrics."""
 
     totals: Mapping[str, Totals]  # totals of the loss's metrics over this rank's rows
     signal: Mapping[str, Totals]  # totals of the token metrics that ``watch`` measures, over this rank's rows
@@ -222,8 +233,8 @@ class Learned:
 
 
 def together(ranks: Sequence[Learned], left_out: int) -> dict[str, float]:
-    """Combine the results of all ranks into the metrics of an update; ``left_out`` is the number of skipped
-    rows."""
+    """Return the metrics of an update from the results of all ranks. ``left_out``: the number of rows that
+    the update skipped, which becomes a metric."""
     totals, signal = added(rank.totals for rank in ranks), added(rank.signal for rank in ranks)
     return reported(totals) | token_funnel(signal) | dict(ranks[0].steps) | {"left_out": float(left_out)}
 
@@ -237,8 +248,8 @@ def _backward(
     totals: MinibatchTotals,
     meters: Meters,
 ) -> Tensor:
-    """Add the gradient of these rows' share of the objective; return the share, 0-d float64. counts: int64
-    [rows], tokens under the mask."""
+    """Backpropagate the part of the objective that these rows contribute. Returns this part, 0-d float64.
+    counts: int64 [rows], the tokens under the mask."""
     mask = rows["mask"].to(engine.device)
     new = only_masked(engine.compute(rows, want), mask)
     watch(new, mask, _token_columns(rows, mask), meters.signal)
@@ -267,8 +278,8 @@ def _backward(
 
 
 def _share(term: LossTerm, rows: Batch, new: New, mask: Tensor, weights: Tensor, meter: Meter) -> Tensor:
-    """Return what these rows contribute to the objective through the loss of ``term``, 0-d float64. The
-    factor ``scale`` is included."""
+    """Return what these rows contribute to the objective through one loss, 0-d float64, including the loss's
+    factor ``scale``."""
     value, metrics = term.loss(new, *loss_columns(rows, term.loss, mask.device), **term.settings)
     share = weighted_sum(value, mask, weights.to(mask.device), term.mean)
     groups = int(group_of(rows)[-1]) + 1 if term.loss.rows == "group" else 0
@@ -277,22 +288,25 @@ def _share(term: LossTerm, rows: Batch, new: New, mask: Tensor, weights: Tensor,
 
 
 def _token_columns(rows: Batch, mask: Tensor) -> dict[str, Tensor]:
-    """Return the columns that show clipping, on the device of the mask and in its shape [rows, T]."""
+    """Return the columns ``logprobs`` and ``advantages`` that are in the batch and have the mask's shape
+    [rows, T], on the mask's device."""
     values = {name: rows[name] for name in ("logprobs", "advantages") if name in rows.columns}
     return {name: value.to(mask.device) for name, value in values.items() if value.shape == mask.shape}
 
 
 def loss_columns(rows: Batch, loss: Loss, device: torch.device) -> list[Any]:
-    """Return the padded columns that the loss names, in its order. An absent optional column is None."""
+    """Return the batch columns that are arguments of the loss, padded, in the order of its parameters. An
+    optional column that the batch does not have is None."""
     values = [rows[p.name] if p.name in rows.columns else None for p in loss.signature.columns]
     return [value.to(device) if isinstance(value, Tensor) else value for value in values]
 
 
 def only_masked(new: New, mask: Tensor) -> New:
-    """Return the values with a gradient only under the mask.
+    """Return the same per-token values, but let gradients flow only into tokens under the mask.
 
-    Outside the mask, a NaN in a column would become 0 · NaN in the backward pass. ``where`` prevents this;
-    multiplying by the mask would not."""
+    This uses ``where``, because multiplying by the mask would turn a NaN outside the mask into a NaN
+    gradient.
+    """
 
     def cut(x: Tensor | None) -> Tensor | None:
         return x if x is None or x.dim() == 1 else torch.where(mask, x, x.detach())
@@ -320,8 +334,8 @@ class _Steps:
         self.norms.append(step.grad_norm)
 
     def result(self) -> dict[str, float]:
-        """Return metrics, as means over the steps taken. If no step was taken, ``loss`` and ``grad_norm`` are
-        absent."""
+        """Return the metrics of the optimizer steps. ``loss`` and ``grad_norm`` are means over the applied
+        steps, and absent if no step was applied."""
         out = {
             "steps": float(self.count),
             "skipped_steps": float(self.skipped),

@@ -20,15 +20,15 @@ MODEL_COLUMNS = ("prompt_tokens", "tokens", "mask")  # columns that every update
 
 @dataclass(frozen=True)
 class KeptRows:
-    """The rows to learn from, and the number of skipped rows."""
+    """The rows that an update learns from, and the number of rows that it skips."""
 
     batch: Batch
     left_out: int
 
 
 def columns_read(batch: Batch, loss: Loss) -> tuple[str, ...]:
-    """Return the columns of ``batch`` that an update with ``loss`` reads. Raises FlowError if one is
-    missing."""
+    """Return the names of the columns of ``batch`` that an update with ``loss`` reads. Raises FlowError if a
+    required column is missing."""
     parameters = loss.signature.columns
     needed = [*MODEL_COLUMNS, *(p.name for p in parameters if not p.optional)]
     for name in needed:
@@ -39,10 +39,10 @@ def columns_read(batch: Batch, loss: Loss) -> tuple[str, ...]:
 
 
 def learnable(batch: Batch, loss: Loss) -> KeptRows:
-    """Select the rows that are finite in all float columns that the loss reads.
+    """Select the rows that have finite values in all float columns that the loss reads.
 
-    In token columns, only entries under ``mask`` are checked. If the loss is over groups, a row with a
-    non-finite value excludes its complete group.
+    In token columns, only values under ``mask`` are checked. If the loss takes complete groups, one row with
+    a non-finite value excludes its complete group.
     """
     marks = broken_columns(batch, loss)
     if loss.rows == "group":
@@ -53,9 +53,12 @@ def learnable(batch: Batch, loss: Loss) -> KeptRows:
 
 
 def broken_columns(batch: Batch, loss: Loss) -> Tensor:
-    """Return int64 [rows]: 0 if all columns that the loss reads are finite in the row, else the number (from
-    1) of the first column that is not. With several losses, only a loss's own rows are checked for it, and a
-    row that no loss uses gets NO_LOSS."""
+    """Return int64 [rows]: the number of the first column with a non-finite value in the row, among the
+    columns that the loss reads, counted from 1. The number is 0 if all values are finite.
+
+    If ``loss`` combines several losses, each loss is checked only on the rows that it uses. A row that no
+    loss uses gets NO_LOSS.
+    """
     broken = torch.zeros(len(batch), dtype=torch.int64)
     if not isinstance(loss, JointLoss):
         return _first_broken(batch, loss, loss.signature.column_names, broken)
@@ -67,8 +70,8 @@ def broken_columns(batch: Batch, loss: Loss) -> Tensor:
 
 
 def _first_broken(batch: Batch, loss: Loss, names: tuple[str, ...], broken: Tensor) -> Tensor:
-    """Return ``broken`` with the marks of one loss added: for each unmarked row, the number among ``names``
-    of the loss's first non-finite column."""
+    """Mark the rows that have a non-finite value in a column of the loss. Changes and returns ``broken``,
+    int64 [rows]: each row that was 0 gets the position in ``names`` (from 1) of its first such column."""
     for parameter in loss.signature.columns:
         if parameter.name in batch:
             broken[(broken == 0) & _broken(batch, batch.data[parameter.name])] = (
@@ -78,24 +81,25 @@ def _first_broken(batch: Batch, loss: Loss, names: tuple[str, ...], broken: Tens
 
 
 def own_rows(batch: Batch, loss: JointLoss) -> Tensor:
-    """Return bool [rows, losses]: True if the loss uses the row."""
+    """Return bool [rows, losses]: whether the loss uses the row."""
     everything = torch.ones(len(batch), dtype=torch.bool)
     return torch.stack([everything if name is None else batch[name].bool() for name in loss.where], 1)
 
 
 def with_groups(broken: Tensor, groups: Tensor, mark: int) -> Tensor:
-    """Return ``broken`` with ``mark`` set for unmarked rows whose group has a marked row."""
+    """Return ``broken`` with the value ``mark`` for each row that is 0 but has a marked row in its group."""
     return torch.where((broken == 0) & whole_groups(broken > 0, groups), mark, broken)
 
 
 def whole_groups(rows: Tensor, groups: Tensor) -> Tensor:
-    """Return bool [rows]: True for all rows of groups that have a marked row. ``groups``: each row's group
-    number, counted from 0 along the batch."""
+    """Return bool [rows]: True for each row whose group has at least one row that is True in ``rows``.
+    ``groups``: int64 [rows], the number of each row's group, counted from 0."""
     return torch.bincount(groups, rows.double())[groups] > 0 if len(rows) else rows
 
 
 def _broken(batch: Batch, column: Data) -> Tensor:
-    """Return bool [rows]: True if the column has a non-finite value in the row."""
+    """Return bool [rows]: True if the column has a non-finite value in the row. Token columns are checked
+    only under ``mask``."""
     none = torch.zeros(len(batch), dtype=torch.bool)
     if (
         not isinstance(column.value, Tensor)
@@ -114,20 +118,20 @@ def _broken(batch: Batch, column: Data) -> Tensor:
 
 
 def mask_counts(batch: Batch) -> Tensor:
-    """Return int64 [rows]: each row's number of tokens under the mask."""
+    """Return int64 [rows]: the number of tokens under the mask in each row."""
     mask = batch.data["mask"]
     return _per_row(mask.value, mask.row_lengths).long()
 
 
 def token_counts(batch: Batch) -> Tensor:
-    """Return int64 [rows]: each row's number of tokens, including the prompt."""
+    """Return int64 [rows]: the number of prompt and response tokens in each row."""
     return batch.data["prompt_tokens"].row_lengths + batch.data["tokens"].row_lengths
 
 
 def group_of(batch: Batch) -> Tensor:
-    """Return int64 [rows]: the number of each row's group, from 0 along the batch. A group is a run of
-    adjacent rows with equal values of ``group``, or, without that column, with the same position in the data
-    stream."""
+    """Return int64 [rows]: the number of each row's group, counted from 0. Adjacent rows with the same value
+    in the column ``group`` are one group. Without this column, rows with the same position in the data stream
+    are one group."""
     if "group" not in batch:
         return batch.axis.slots
     group = batch.data["group"].value

@@ -1,8 +1,8 @@
-"""Divide rows: epochs into minibatches (one optimizer step each), and minibatches into micro-batches (one
-forward each).
+"""Divide the rows of an epoch into minibatches (one optimizer step each), and a minibatch into micro-batches
+(one forward pass each).
 
-Rows are divided in units: single rows, or complete groups if the loss is over groups. A unit is an int64
-tensor of row numbers.
+Rows are divided in units. A unit is a single row, or a complete group if the loss takes complete groups. It
+is represented by an int64 tensor of row numbers.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from rlflow.author.seeds import permutation
 
 
 def units_of(groups: Tensor) -> list[Tensor]:
-    """Return one unit per group. ``groups``: int64 [rows], non-decreasing from 0. If every row has its own
-    number, each unit is one row."""
+    """Return the row numbers of each group as one tensor (a unit). ``groups``: int64 [rows], the number of
+    each row's group, from 0, non-decreasing."""
     sizes = torch.bincount(groups) if len(groups) else groups
     return list(torch.split(torch.arange(len(groups)), sizes.tolist()))
 
@@ -26,18 +26,20 @@ def units_of(groups: Tensor) -> list[Tensor]:
 def minibatches(
     units: Sequence[Tensor], *, rows: int | None, seed: int, epoch: int
 ) -> Iterator[list[Tensor]]:
-    """Yield the units of each optimizer step, in an order drawn from (seed, epoch).
+    """Yield the units of each minibatch of an epoch. The order of the units is drawn from ``seed`` and
+    ``epoch``.
 
-    A minibatch has at most ``rows`` rows, or a single larger unit. If ``rows`` is None, it has all rows. The
-    last minibatch may be smaller.
+    A minibatch has at most ``rows`` rows, or consists of a single larger unit. If ``rows`` is None, one
+    minibatch has all rows. The last minibatch may be smaller.
     """
     order = (units[i] for i in permutation(len(units), seed, epoch).tolist())
     return _filled(order, lambda first: rows or math.inf)
 
 
 def microbatches(units: Sequence[Tensor], lengths: Tensor, *, tokens: int) -> Iterator[list[Tensor]]:
-    """Yield micro-batches of units with similar ``lengths`` [rows], longest first, each of at most ``tokens``
-    padded tokens or a single unit."""
+    """Yield the units of each micro-batch. Units of similar length are together, and the longest come first.
+    A micro-batch has at most ``tokens`` tokens including padding, or consists of a single unit. ``lengths``:
+    int64 [rows], the number of tokens of each row."""
     longest = [int(lengths[unit].max()) for unit in units]
     order = sorted(range(len(units)), key=lambda i: (-longest[i], int(units[i][0])))
     width = {int(units[i][0]): max(longest[i], 1) for i in order}
@@ -45,8 +47,8 @@ def microbatches(units: Sequence[Tensor], lengths: Tensor, *, tokens: int) -> It
 
 
 def _filled(units: Iterable[Tensor], capacity: Callable[[Tensor], float]) -> Iterator[list[Tensor]]:
-    """Yield runs of consecutive units. The first unit of a run determines the run's capacity in rows; a run
-    has at least one unit."""
+    """Yield lists of consecutive units. A list has at most as many rows as ``capacity`` returns for its first
+    unit, but at least one unit."""
     rows_taken: list[Tensor] = []
     count, room = 0, 0.0
     for unit in units:

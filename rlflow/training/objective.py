@@ -1,5 +1,5 @@
-"""The minimised objective: loss values averaged over a complete minibatch, even if the minibatch is computed
-in pieces."""
+"""The objective that an update minimises: loss values averaged over a complete minibatch. The result is the
+same if the minibatch is computed in pieces."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ Means = Mean | tuple[Mean, ...]  # for one loss, or for each of several losses i
 
 @dataclass(frozen=True)
 class New:
-    """The quantities that the model computes for a loss. A quantity that the loss does not request is
-    None."""
+    """The quantities that the model computes for a loss. A quantity that the loss does not use is None."""
 
     logprobs: Tensor | None = None  # [rows, T]
     entropy: Tensor | None = None  # [rows, T]
@@ -24,7 +23,8 @@ class New:
     scores: Tensor | None = None  # [rows]
 
     def rows(self, index: Tensor, width: int) -> New:
-        """Return the quantities of the rows at ``index``, int64 [n], cut to ``width`` tokens."""
+        """Return the quantities of the rows with numbers ``index``, int64 [n]. Per-token quantities are cut
+        to ``width`` tokens."""
         return New(
             **{
                 name: None if x is None else x[index, :width] if x.dim() == 2 else x[index]
@@ -35,8 +35,8 @@ class New:
 
 @dataclass(frozen=True)
 class MinibatchTotals:
-    """Token and row counts of a complete minibatch over all ranks. These counts determine the divisors of the
-    objective. With several losses, the counts of each loss's own rows do."""
+    """Token and row counts of a complete minibatch over all ranks. They determine the divisors of the
+    objective. If there are several losses, each loss has its own counts."""
 
     tokens: int  # tokens under the mask
     rows: int  # rows with at least one token under the mask
@@ -44,13 +44,13 @@ class MinibatchTotals:
 
     @staticmethod
     def of(counts: Tensor, own: Tensor | None = None) -> MinibatchTotals:
-        """Compute the totals. counts: int64 [rows], each row's tokens under the mask. own: bool [rows,
-        losses], the rows of each loss."""
+        """Return the totals of a minibatch. counts: int64 [rows], the number of tokens under the mask in each
+        row. own: bool [rows, losses], whether a loss uses a row; None if there is only one loss."""
         parts = [_totals(counts * rows) for rows in own.unbind(1)] if own is not None else []
         return MinibatchTotals(*_totals(counts), tuple(parts))
 
     def of_loss(self, number: int) -> MinibatchTotals:
-        """Return the totals of the rows of one loss."""
+        """Return the totals of the rows that the loss with this number uses."""
         return MinibatchTotals(*self.parts[number]) if self.parts else self
 
 
@@ -59,10 +59,10 @@ def _totals(counts: Tensor) -> tuple[int, int]:
 
 
 def row_weights(counts: Tensor, mean: Mean, totals: MinibatchTotals) -> Tensor:
-    """Return float64 [rows]: the weight of one value of each row in the objective.
+    """Return float64 [rows]: the factor by which each loss value of a row is multiplied in the objective.
 
-    counts: int64 [rows], each row's tokens under the mask. Rows without a token under the mask have weight 0
-    and count in no divisor.
+    counts: int64 [rows], the number of tokens under the mask in each row. mean: how the loss is averaged. A
+    row without a token under the mask gets 0, and no divisor counts it.
     """
     present = (counts > 0).double()
     if mean == "tokens":
@@ -75,10 +75,10 @@ def row_weights(counts: Tensor, mean: Mean, totals: MinibatchTotals) -> Tensor:
 
 
 def weighted_sum(value: Tensor, mask: Tensor, weights: Tensor, mean: Mean) -> Tensor:
-    """Return the part of the objective that these rows contribute, 0-d float64.
+    """Return what these rows contribute to the objective, 0-d float64.
 
-    value: [rows, T] or [rows], as the loss returned it; mask: bool [rows, T]; weights: float64 [rows] from
-    ``row_weights``. Raises ValueError if ``mean`` does not fit the shape of the value.
+    value: the result of the loss, [rows, T] or [rows]. mask: bool [rows, T]. weights: float64 [rows], from
+    ``row_weights``. Raises ValueError if ``mean`` does not fit the shape of ``value``.
     """
     check_shape(value, mask, mean)
     inside = mask if value.dim() == 2 else weights > 0
@@ -87,7 +87,8 @@ def weighted_sum(value: Tensor, mask: Tensor, weights: Tensor, mean: Mean) -> Te
 
 
 def check_mean(mean: Means) -> None:
-    """Raise ValueError for an unknown average, or for a number that is not above 0."""
+    """Raise ValueError if ``mean`` is neither the name of an average nor a number above 0. A tuple is checked
+    item by item."""
     if isinstance(mean, tuple):
         for each in mean:
             check_mean(each)
@@ -99,8 +100,8 @@ def check_mean(mean: Means) -> None:
 
 
 def check_shape(value: Tensor, mask: Tensor, mean: Mean) -> None:
-    """Raise ValueError if ``mean`` does not fit the shape: per-row values need 'rows' or a number, and
-    per-token values need anything but 'rows'."""
+    """Raise ValueError if ``mean`` does not fit the shape of a loss value. Values per row, [rows], need
+    'rows' or a number. Values per token, [rows, T], need 'tokens', 'row-tokens' or a number."""
     if value.shape not in (mask.shape, mask.shape[:1]):
         raise ValueError(
             f"loss: found a value of shape {list(value.shape)}, expected one number per token "

@@ -1,4 +1,4 @@
-"""The ranks that train one model together: a torch group, or this process alone."""
+"""The ranks that train one model together: the ranks of a torch process group, or this process alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BUCKET = 64 << 20  # bytes of gradients in one all-reduce
 
 @dataclass(frozen=True)
 class Peers:
-    """The ranks that train one model together."""
+    """The ranks that train one model together, and the sums over these ranks."""
 
     # torch's group of the data-parallel ranks; None: the default group, or this process alone if there is no
     # default group
@@ -31,15 +31,17 @@ class Peers:
         return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
     def total(self, numbers: Tensor) -> Tensor:
-        """Return the sum of ``numbers`` over all ranks; with one rank, ``numbers`` itself."""
+        """Return the sum of ``numbers`` over all ranks. If there is only one rank, returns ``numbers``
+        itself."""
         if self.ranks > 1:
             numbers = numbers.clone()
             dist.all_reduce(numbers, group=self.group)
         return numbers
 
     def idle(self, count: int, device: torch.device) -> int:
-        """Return how many extra micro-batches this rank must join: the largest count of all ranks minus its
-        own ``count``. It is 0 without lockstep."""
+        """Return the number of extra micro-batches that this rank must join without rows. This is the largest
+        ``count`` of all ranks minus this rank's ``count``, the number of its own micro-batches. It is 0
+        without lockstep."""
         if self.ranks == 1 or not self.lockstep:
             return 0
         most = torch.tensor(count, device=device)
@@ -47,7 +49,8 @@ class Peers:
         return int(most) - count
 
     def add_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Replace each gradient with its sum over all ranks. A missing gradient counts as 0."""
+        """Replace the gradient of each parameter with its sum over all ranks. A missing gradient counts as
+        0."""
         if self.ranks == 1:
             return
         for bucket in _buckets(parameters):
@@ -64,8 +67,8 @@ class Peers:
 
 
 def _buckets(parameters: Iterable[Tensor]) -> Iterable[list[Tensor]]:
-    """Yield buckets of parameters with one dtype and at most BUCKET bytes; a larger parameter gets its own
-    bucket."""
+    """Yield lists of parameters of one dtype and of at most BUCKET bytes. A parameter that is larger than
+    BUCKET is alone in its list."""
     bucket: list[Tensor] = []
     for parameter in parameters:
         if bucket and (

@@ -1,4 +1,5 @@
-"""Group rows whose prompts share their first tokens (families): a trainer computes a shared prefix once."""
+"""Group rows whose prompts begin with the same tokens into families. A trainer computes the shared prefix of
+a family once."""
 
 from __future__ import annotations
 
@@ -18,16 +19,17 @@ LEAST = 4  # shorter prefixes are not worth sharing
 
 @dataclass(frozen=True)
 class Family:
-    """Row numbers, ascending, whose prompts share their first ``shared`` tokens and have at least one more
-    token. All rows without a shared prefix form one family with ``shared`` 0."""
+    """A family: the ascending numbers of rows whose prompts share their first ``shared`` tokens. Every prompt
+    has at least one token after the shared prefix. All rows without a shared prefix form one family with
+    ``shared`` 0."""
 
     rows: tuple[int, ...]
     shared: int
 
 
 def families(prompts: Data) -> list[Family]:
-    """Return the families of the rows of a prompt column, sorted by first row. The rows are divided so that
-    as few tokens as possible are computed."""
+    """Divide the rows of a prompt column into families, so that as few tokens as possible are computed.
+    Returns the families in the order of their first rows."""
     rows_of: dict[bytes, list[int]] = {}
     for row, tokens in enumerate(prompts.split()):
         # big-endian bytes sort in the order of the tokens
@@ -49,13 +51,13 @@ def families(prompts: Data) -> list[Family]:
 
 
 def _cut(prompts: Sequence[np.ndarray], counts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Divide sorted, distinct prompts into the runs that save the most tokens.
+    """Divide sorted, distinct prompts into consecutive runs, so that sharing the prefix of each run saves the
+    most tokens. Yields (first prompt, end, number of shared tokens) of each run.
 
-    Yields (begin, end, common tokens) of each run.
-
-    counts: the number of rows of each prompt. In a run of n rows, the common tokens are computed once instead
-    of n times. Dynamic programming: the best division of the first prompts extends the best division of fewer
-    prompts."""
+    counts: the number of rows of each prompt. In a run with n rows, the shared tokens are computed once
+    instead of n times. The method is dynamic programming: the best division of the first prompts extends the
+    best division of fewer prompts.
+    """
     before = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     with_next = np.array([_common(one, other) for one, other in itertools.pairwise(prompts)], dtype=np.int64)
     best, begins = np.zeros(len(prompts) + 1, dtype=np.int64), []
@@ -74,15 +76,19 @@ def _cut(prompts: Sequence[np.ndarray], counts: Sequence[int]) -> Iterator[tuple
 
 
 def _common(one: np.ndarray, other: np.ndarray) -> int:
-    """Return the length of the common prefix of two prompts, at most all but one token of the shorter."""
+    """Return the length of the common prefix of two prompts. At least the last token of each prompt is
+    excluded."""
     most = min(len(one), len(other))
     differ = (one[:most] != other[:most]).nonzero()[0]
     return min(int(differ[0]) if len(differ) else most, most - 1)
 
 
 def packed_microbatches(batch: Batch, units: Sequence[Tensor], *, tokens: int) -> Iterator[list[Tensor]]:
-    """Yield micro-batches of ``units``, family by family. Each computes at most ``tokens`` tokens or has a
-    single unit. A family's shared prefix counts once; the remaining tokens of each row count in full."""
+    """Yield the units of each micro-batch. Units of the same family are adjacent.
+
+    A micro-batch computes at most ``tokens`` tokens, or consists of a single unit. The shared prefix of a
+    family counts once per micro-batch. The other tokens of each row count in full.
+    """
     rows = torch.cat(list(units)) if units else torch.zeros(0, dtype=torch.int64)
     prompts = batch.data["prompt_tokens"].take(rows, batch.axis)
     whole = (prompts.row_lengths + batch.data["tokens"].row_lengths[rows]).tolist()

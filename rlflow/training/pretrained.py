@@ -1,9 +1,10 @@
-"""Read model folders: config, tokenizer, and weights as safetensors. Nothing here runs code from the folder
-or unpickles data.
+"""Read model folders: config, tokenizer, and weights as safetensors. Nothing in this module runs code from
+the folder or unpickles data.
 
-All loading through transformers goes through this module. By default, transformers runs Python files that a
-config names under ``auto_map`` after a user answers y on standard input. If there are no safetensors, it
-unpickles the weights. It also fetches and runs an attention kernel that a config names.
+rlflow loads everything from transformers through this module, because the defaults of transformers are
+unsafe. It can run Python files that a config names under ``auto_map``, if a user answers y on standard input.
+If there are no safetensors, it unpickles the weights. It fetches and runs an attention kernel that a config
+names.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def read_config(folder: Path, **options: Any) -> Any:
-    """Return the config of a model folder. Raises PlanError if ``check`` refuses the folder, or if the model
-    needs code from the folder."""
+    """Return the transformers config of a model folder; ``options`` are passed to transformers. Raises
+    PlanError if ``check`` refuses the folder, or if the model needs code from the folder."""
     from transformers import AutoConfig
 
     check(folder)
@@ -43,25 +44,25 @@ def read_config(folder: Path, **options: Any) -> Any:
 
 
 class Boundary(NamedTuple):
-    """Row length at which rotary frequencies change. If a batch has a row of more than ``tokens`` tokens, all
-    its rows get different frequencies. grows: True if the frequencies change again with each longer row."""
+    """The row length at which a model's rotary frequencies change. If a batch has a row with more than
+    ``tokens`` tokens, all rows of the batch get different frequencies. If ``grows`` is True, the frequencies
+    change again with each longer row."""
 
     tokens: int
     grows: bool
 
     def reach(self, longest: int) -> int | None:
-        """Return the maximum row length that still gives the same frequencies as a batch whose longest row
-        has ``longest`` tokens; None if there is no limit."""
+        """Return the largest row length for which the frequencies are the same as in a batch whose longest
+        row has ``longest`` tokens. None means that there is no limit."""
         if longest <= self.tokens:
             return self.tokens
         return longest if self.grows else None
 
 
 def length_boundaries(config: Any) -> dict[str | None, Boundary]:
-    """Return the row lengths at which transformers changes rotary frequencies: kind of layer → boundary.
-
-    The kind None stands for all layers. Only the rope types longrope and dynamic have a boundary. Empty if
-    the model's frequencies never change."""
+    """Return the row length at which the rotary frequencies of each kind of layer change. The key None stands
+    for all layers. Only the rope types longrope and dynamic have such a boundary. The result is empty if the
+    model's frequencies never change."""
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None)
     if not isinstance(rope, dict):
@@ -83,8 +84,8 @@ def _boundary(config: Any, rope: dict[str, Any]) -> Boundary | None:
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """Return the tokenizer of a model folder. Raises PlanError if it needs code from the folder; other errors
-    of transformers are passed on."""
+    """Return the tokenizer of a model folder. Raises PlanError if it needs code from the folder. Other errors
+    of transformers are raised unchanged."""
     from transformers import AutoTokenizer
 
     refuse_folder_code()
@@ -97,15 +98,16 @@ def read_tokenizer(folder: Path) -> Any:
 
 
 def read_generation_config(folder: Path) -> Any:
-    """Return the folder's generation config: end tokens and sampling defaults."""
+    """Return the generation config of a model folder, which has end tokens and sampling defaults."""
     from transformers import GenerationConfig
 
     return GenerationConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def read_model(kind: Any, folder: Path, **options: Any) -> Any:
-    """Return a model of the Auto class ``kind``. If the options have ``output_loading_info``, returns a pair
-    of the model and that information. Raises PlanError as ``read_config`` does."""
+    """Load a model of the Auto class ``kind``, such as AutoModelForCausalLM; ``options`` are passed to
+    ``from_pretrained``. With ``output_loading_info``, returns a pair of the model and the loading
+    information. Raises PlanError if ``check`` refuses the folder, or if the model needs code from it."""
     check(folder)
     refuse_folder_code()
     try:
@@ -119,14 +121,14 @@ def read_model(kind: Any, folder: Path, **options: Any) -> Any:
 
 
 def empty_model(kind: Any, config: Any, dtype: Any) -> Any:
-    """Return a model of the Auto class ``kind`` for a config, with random weights."""
+    """Return a model of the Auto class ``kind`` for a config, with random weights. Nothing is loaded."""
     refuse_folder_code()
     return kind.from_config(config, dtype=dtype, trust_remote_code=False)
 
 
 def read_templates(folder: Path) -> dict[str, str]:
-    """Return the chat templates by name, without loading the tokenizer. As in transformers, template files
-    override the config. A template without a name gets the name "default"."""
+    """Return name → chat template, without loading the tokenizer. As in transformers, template files take
+    precedence over the tokenizer config. A template without a name gets the name "default"."""
     files = {"default": folder / TEMPLATE} | {
         path.stem: path for path in sorted((folder / TEMPLATES).glob("*.jinja"))
     }
@@ -141,8 +143,9 @@ def read_templates(folder: Path) -> dict[str, str]:
 
 
 def read_special_tokens(folder: Path) -> dict[str, str]:
-    """Return the special tokens by name, as the folder's files name them. If the files lack one of the usual
-    names, its text is empty; the tokenizer's class, which is not loaded, may still define it."""
+    """Return name → text of the special tokens, such as ``eos_token``, from the files of the folder. If the
+    files do not define a usual name, its text is empty. The tokenizer's class is not loaded, and may define
+    more tokens."""
     named = {**read_object(folder / TOKENS), **read_object(folder / TOKENIZER)}
     texts = {
         name: value.get("content") if isinstance(value, dict) else value
@@ -153,8 +156,8 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
 
 
 def read_added_tokens(folder: Path) -> dict[str, int]:
-    """Return the ids of added tokens by text, as the folder's files name them. They include control tokens.
-    The tokenizer's class, which is not loaded, may define more tokens."""
+    """Return text → id of the added tokens, including control tokens, from the files of the folder. The
+    tokenizer's class is not loaded, and may define more tokens."""
     decoder = read_object(folder / TOKENIZER).get("added_tokens_decoder")
     listed = read_object(folder / VOCABULARY).get("added_tokens")
     named = decoder if isinstance(decoder, dict) else {}
@@ -168,21 +171,21 @@ def read_added_tokens(folder: Path) -> dict[str, int]:
 
 
 def read_tokenizer_file(folder: Path) -> dict[str, Any]:
-    """Return the content of tokenizer.json without making a tokenizer; an empty object if it is missing."""
+    """Return the content of tokenizer.json; an empty object if the file is missing. No tokenizer is made."""
     return read_object(folder / VOCABULARY)
 
 
 def read_vocabulary_size(folder: Path) -> int | None:
-    """Return the number of token ids that the config names. If the config does not name it, returns None; the
-    model's class then has a default."""
+    """Return ``vocab_size`` from the config. If the config does not name it, returns None; the model's class
+    then decides the size."""
     config = read_object(folder / CONFIG)
     sizes = (part.get("vocab_size") for part in (config.get("text_config"), config) if isinstance(part, dict))
     return next((size for size in sizes if isinstance(size, int)), None)
 
 
 def read_end_tokens(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return file → its end tokens, for the generation config and the config, including the config's text
-    part. If neither names an end token, returns the default of transformers for this class of model."""
+    """Return file name → ids of end tokens, for the generation config and the config. If neither names an end
+    token, the entry of the config has the default of the model's class in transformers."""
     config = read_object(folder / CONFIG)
     parts: dict[str, list[Any]] = {
         GENERATION: [read_object(folder / GENERATION)],
@@ -198,7 +201,7 @@ def read_end_tokens(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _given(folder: Path) -> tuple[int, ...]:
-    """Return the default end tokens of the model's class, used if the files name none."""
+    """Return the default end tokens of the model's class; () if the config cannot be loaded."""
     try:
         config = read_config(folder)
     except Exception:  # loading the model reports the error
@@ -224,16 +227,17 @@ def parses_responses(folder: Path) -> bool:
 
 
 def refuse_folder_code() -> None:
-    """Make transformers refuse code from a model folder in this process. Without ``trust_remote_code``, it
-    would otherwise ask for permission on standard input."""
+    """Make transformers refuse code from model folders in this process. Without this call, transformers asks
+    on standard input whether to run the code."""
     from transformers import dynamic_module_utils
 
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
 
 
 def check(folder: Path) -> None:
-    """Check a model folder before anything is loaded. Raises PlanError if a config is damaged, the model
-    needs code from the folder, the weights are pickles or an adapter, or the config names code to fetch."""
+    """Check a model folder before anything is loaded. Raises PlanError in these cases: a config is damaged,
+    the model needs code from the folder, the weights are pickles or an adapter, or the config names code to
+    fetch."""
     from transformers import CONFIG_MAPPING
 
     for file in (folder / name for name in (CONFIG, GENERATION)):
@@ -275,7 +279,8 @@ def check(folder: Path) -> None:
 
 
 def _check_weights(folder: Path) -> None:
-    """Raise PlanError for pickles. If a folder has no weights at all, transformers reports it."""
+    """Raise PlanError if the only weights in the folder are pickles. If a folder has no weights at all,
+    transformers reports this later."""
     named = [
         text for _, value in _entries(read_object(folder / INDEX).get("weight_map")) for text in _texts(value)
     ]
@@ -294,8 +299,8 @@ def _check_weights(folder: Path) -> None:
 
 
 def _conversion(folder: Path) -> str:
-    """Return a command that converts .bin weights. The command unpickles the weights, so the text asks the
-    user to run it only for trusted weights."""
+    """Return a remedy text with a command that converts pickled weights to safetensors. The command unpickles
+    the weights, so the text restricts it to folders that the user trusts."""
     names = read_object(folder / CONFIG).get("architectures")
     scores = isinstance(names, list) and any(
         str(name).endswith("ForSequenceClassification") for name in names
@@ -310,8 +315,8 @@ def _conversion(folder: Path) -> str:
 
 
 def named_code(folder: Path) -> list[str]:
-    """Return the names of Python code in the configs, such as ``AutoConfig: modeling.OwnConfig``; the code
-    may be in the folder or elsewhere. If transformers itself supports the model, it does not need this
+    """Return the Python code that the folder's configs name, such as ``AutoConfig: modeling.OwnConfig``. The
+    code may be in the folder or elsewhere. A model that transformers itself supports does not need this
     code."""
     places = [
         f"{name}: {', '.join(_texts(value))}"
@@ -322,18 +327,21 @@ def named_code(folder: Path) -> list[str]:
 
 
 def _mapped(file: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the entries of ``auto_map``. In older tokenizers, an entry is a list."""
+    """Yield (Auto class, code) for each entry of ``auto_map`` in a config file. In older tokenizer configs,
+    ``auto_map`` is a list."""
     own = read_object(file).get("auto_map")
     yield from own.items() if isinstance(own, dict) else [("AutoTokenizer", own)] if own else []
 
 
 def _wants_code(folder: Path, file: str, kind: str, error: Exception) -> PlanError | None:
-    """Return the PlanError for a failed load if the folder names code for it, else None."""
+    """Return the PlanError to raise if loading failed because the model needs code from the folder; None if
+    the folder names no code for the Auto class ``kind``."""
     return None if isinstance(error, PlanError | OSError) else _code(folder, file, kind)
 
 
 def _code(folder: Path, file: str, kind: str) -> PlanError | None:
-    """Return the PlanError for code that the folder names for an Auto class; None if it names none."""
+    """Return the PlanError for code that the folder names for the Auto class ``kind``; None if it names
+    none."""
     named = [f"{kind}: {', '.join(_texts(value))}" for name, value in _mapped(folder / file) if name == kind]
     if not named:
         return None
@@ -347,14 +355,14 @@ def _code(folder: Path, file: str, kind: str) -> PlanError | None:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Return the JSON object in a file of a model folder; an empty object if the file is missing, damaged or
-    has another value. Other checks report damaged files."""
+    """Return the JSON object in a file. If the file is missing, is damaged or has another JSON value, returns
+    an empty object; other checks report damaged files."""
     content = _parsed(file)
     return content if isinstance(content, dict) else {}
 
 
 def _parsed(file: Path) -> Any:
-    """Return the JSON value in a regular file; None if there is no readable value."""
+    """Return the JSON value in a file. If the file is missing or cannot be parsed, returns None."""
     try:
         return json.loads(file.read_bytes()) if file.is_file() else None
     except (OSError, ValueError, RecursionError):
@@ -362,7 +370,7 @@ def _parsed(file: Path) -> Any:
 
 
 def _entries(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values of an object and of all objects inside it."""
+    """Yield the key and the value of each entry of a JSON object and of all objects inside it."""
     waiting = [value]
     while waiting:
         one = waiting.pop()
@@ -372,6 +380,6 @@ def _entries(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _texts(value: Any) -> list[str]:
-    """Return the texts in a value: the value itself, or its items if it is a list or an object."""
+    """Return all strings in ``value``: the value itself, or the items of a list or an object."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (value,)
     return [item for item in inner if isinstance(item, str)]

@@ -1,12 +1,14 @@
-"""The two protocols of a backend, and the optional ones.
+"""The two protocols of a backend, and its optional protocols.
 
 A backend is one module in ``backends/`` that defines ``Trainer``, ``Generator`` or both. Each class has a
-frozen dataclass ``Settings`` with the options of a user (``--ROLE.NAME``); every field has a comment.
+frozen dataclass ``Settings``, whose fields are the user's options (``--ROLE.NAME``). Every field has a
+comment.
 
-A class declares each ability beyond its protocol in one of two ways: by a field of the ``Capabilities`` that
-it returns, or by the methods of an optional protocol below. Optional protocols are checked with
-``issubclass`` or ``isinstance``. If a class inherits the methods of an optional protocol but does not support
-it, the class sets one of these methods to None."""
+A class declares an ability beyond its protocol in one of two ways: with a field of its ``Capabilities``, or
+with the methods of an optional protocol below. rlflow checks optional protocols with ``issubclass`` or
+``isinstance``. If a class inherits the methods of an optional protocol but does not support it, the class
+sets one of these methods to None.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ Head = Literal["logprobs", "values", "scores"]
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The model that a role needs."""
+    """The model that a role needs: its folder, head, device, dtype and limits."""
 
     folder: Path | None  # a Hugging Face model folder; None: the backend needs no folder
     head: Head = "logprobs"  # what the model computes
@@ -53,8 +55,8 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a trainer or generator supports beyond its protocol, and what it needs. Capabilities depend on its
-    class and settings."""
+    """What a trainer or generator supports beyond its protocol, and what it needs. The values depend on the
+    class and its settings."""
 
     tensor: int = 1  # number of adjacent ranks that get the same rows and compute these rows together
     # True if every rank of the pool must make each call, even without rows, in the same order, because each
@@ -94,12 +96,13 @@ class Declares(Protocol):
     ``super().capabilities`` and replaces fields of the result."""
 
     def capabilities(self, settings: Any, device: str) -> Capabilities:
-        """Return what the class supports with these settings (a class method). ``device``: cpu or cuda."""
+        """Return what the class supports with these settings on this device, ``cpu`` or ``cuda``. This is a
+        class method."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How ``generate`` samples."""
+    """The options of ``generate``: number of samples, lengths, temperature and other sampling settings."""
 
     samples: int = 1  # responses per prompt
     max_tokens: int = 16  # longest response
@@ -117,11 +120,12 @@ class Sampling:
     lengths: tuple[int, ...] = ()
 
     def of_rows(self, keys: Tensor) -> list[Sampling]:
-        """Return one ``Sampling`` per row; ``keys`` are the paths of the rows (``Axis.keys``).
+        """Return the sampling options of each row. ``keys``: the paths of the rows (``Axis.keys``).
 
-        With ``lengths``, a row's recorded number of tokens becomes both its minimum and its maximum. The list
-        has one number per row, in the order of the data stream. After the last number, it starts again with
-        the first."""
+        Without ``lengths``, all rows have the same options. With ``lengths``, each row must have exactly the
+        number of tokens that ``lengths`` lists for it. The list has one number per row, in the order of the
+        data stream, and starts again after its last number.
+        """
         if not self.lengths:
             return [self] * len(keys)
         numbers = keys[:, -2] * self.samples + keys[:, -1]
@@ -133,8 +137,8 @@ class Sampling:
 
 
 def as_long(rows: Batch, sampling: Sampling) -> Batch:
-    """Return a generator's rows unchanged if they have the lengths that ``sampling`` prescribes. Raises
-    ValueError otherwise."""
+    """Raise ValueError if rows do not have the lengths that ``sampling.lengths`` prescribes; otherwise return
+    ``rows`` unchanged."""
     if sampling.lengths:
         lengths = rows.data["tokens"].row_lengths
         expected = [each.max_tokens for each in sampling.of_rows(rows.axis.keys)]
@@ -147,14 +151,16 @@ def as_long(rows: Batch, sampling: Sampling) -> Batch:
 
 
 class Trainer(Protocol):
-    """Holds and trains the weights of one model; one instance per rank."""
+    """Holds the weights of one model and trains them. Each rank has one instance."""
 
     def __init__(self, spec: ModelSpec, settings: Any) -> None: ...
 
     def forward(self, batch: Batch, want: tuple[str, ...] = ("logprobs",)) -> Batch:
-        """Return the columns in ``want`` (logprobs, entropy, values: token level; scores: row level),
-        computed from prompt_tokens, tokens and, if present, temperature. The result has the same axis as
-        ``batch``."""
+        """Run a forward pass, and return the columns in ``want`` on the axis of ``batch``. ``logprobs``,
+        ``entropy`` and ``values`` have one number per token; ``scores`` has one number per row.
+
+        Reads the columns prompt_tokens, tokens and, if present, temperature.
+        """
 
     def update(
         self,
@@ -167,138 +173,150 @@ class Trainer(Protocol):
         seed: int = 0,
         **settings: Any,
     ) -> dict[str, float]:
-        """Train on minibatches with ``loss``, in an order drawn from ``seed``. Returns metrics by name: means
-        over the rows, or maxima if the name ends in ``_max``."""
+        """Train on ``batch`` with ``loss`` for ``epochs`` epochs. Returns metrics by name.
+
+        minibatch: rows per optimizer step; None for all rows. mean: how loss values are averaged. seed:
+        decides the order of the rows. settings: keyword arguments of the loss. A metric is a mean, or a
+        maximum if its name ends in ``_max``.
+        """
 
     def update_shares(
         self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Means, settings: Mapping[str, Any]
     ) -> Learned:
-        """Take this rank's part of an update: ``batch`` has its rows, and ``shares`` its share of each
-        optimizer step, which may be empty. Every rank takes every step. Gradients are summed over the ranks
-        of torch's default group."""
+        """Take part in an update over several ranks. ``batch`` has this rank's rows. ``shares`` has this
+        rank's share of each optimizer step, which may be empty. Every rank takes every step. Gradients are
+        summed over the ranks of torch's default group."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (Hugging Face name, tensor) of the language model, without rlflow's own heads."""
+        """Yield (Hugging Face name, tensor) for each weight of the language model. rlflow's own heads are not
+        included."""
 
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder."""
+        """Write the model as a Hugging Face folder."""
 
     def load(self, folder: Path) -> None:
-        """Read weights from a folder that ``save`` has written."""
+        """Load weights from a folder that ``save`` wrote."""
 
     def state(self) -> dict[str, Tensor]:
-        """Return all tensors that a bit-equal continuation needs, by name: ``parameters/NAME``, optimizer
-        state, ``steps``. These are the live tensors, not copies."""
+        """Return name → tensor for everything that a bit-equal continuation needs: ``parameters/NAME``, the
+        optimizer state, and ``steps``. The tensors are live, not copies."""
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Load a state that ``state`` returned."""
+        """Load a state that ``state`` returned earlier."""
 
     def sleep(self, *parts: str) -> None:
-        """Free the memory of these parts; without arguments, of all ``movable`` parts. A freed part must not
-        be used before ``wake``. Views that ``pieces`` returned stay valid, because storages are emptied and
-        filled again."""
+        """Free the memory of these parts. Without arguments, free all ``movable`` parts.
+
+        A freed part must not be used before ``wake``. Views that ``pieces`` returned stay valid, because
+        storages are emptied and later filled again.
+        """
 
     def wake(self, *parts: str) -> None:
-        """Restore these freed parts bit for bit; without arguments, all freed parts."""
+        """Restore these freed parts bit for bit. Without arguments, restore all freed parts."""
 
 
 @runtime_checkable
 class ForwardsAhead(Protocol):
-    """A trainer whose next update can continue from an earlier forward pass."""
+    """A trainer that can keep the autograd graph of a forward pass for its next update."""
 
     def forward_ahead(self, batch: Batch, want: tuple[str, ...] = ("logprobs",)) -> Batch:
-        """Do ``forward``, and keep what the next update needs from it. Called instead of ``forward`` if the
-        role's next update takes all these rows in its first step."""
+        """Return the result of ``forward``, and keep the data that the next update needs from this pass.
+        rlflow calls this instead of ``forward`` if the first optimizer step of the role's next update uses
+        all these rows."""
 
 
 @runtime_checkable
 class ResizesPasses(Protocol):
-    """A trainer that can reduce the size of its passes."""
+    """A trainer that can reduce the number of tokens in a forward or backward pass."""
 
     def resize_passes(self, tokens: int) -> int:
-        """Set the maximum tokens of a forward or backward pass. Return the previous limit."""
+        """Set the maximum number of tokens in a forward or backward pass. Returns the previous maximum."""
 
 
 @runtime_checkable
 class ShowsPieces(Protocol):
-    """A trainer that shows which boxes of its weights each rank holds, for a transfer plan."""
+    """A trainer that shows which boxes of its weights each rank holds, so that a plan can transfer them."""
 
     def pieces(self) -> Mapping[str, TensorViews] | None:
-        """Return Hugging Face name → views of this rank's boxes in live memory, for each tensor of
-        ``weights``. Nothing is gathered. Returns None if the trained tensors are not the tensors of
-        ``weights`` (adapters)."""
+        """Return Hugging Face name → views of this rank's boxes, for each tensor of ``weights``. The views
+        show live memory, and nothing is gathered. Returns None if ``weights`` yields tensors other than the
+        trained ones, as with adapters."""
 
 
 class Generator(Protocol):
-    """Samples from a model that a trainer trains."""
+    """Samples with a copy of the weights that a trainer trains."""
 
     def __init__(self, spec: ModelSpec, settings: Any) -> None: ...
 
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
-        """Sample ``sampling.samples`` responses for each prompt.
+        """Sample ``sampling.samples`` responses to each prompt.
 
-        Returns tokens, mask, completion, finish, sampled_logprobs, temperature and policy_version over
-        ``prompts.axis.repeat(samples)``. ``seeds`` has one number per row. A row's tokens depend only on
-        its prompt, its seed and the weights: with a smaller ``max_tokens``, the row is the same but cut
-        off. Raises PlanError before sampling if the model has too few positions for a prompt and
-        ``max_tokens``."""
+        Returns tokens, mask, completion, finish, sampled_logprobs, temperature and policy_version on the axis
+        ``prompts.axis.repeat(samples)``. ``seeds`` has one number for each of these rows. The tokens of a row
+        depend only on its prompt, its seed and the weights. A smaller ``max_tokens`` cuts the same row off
+        earlier. Raises PlanError before sampling if the model has too few positions for a prompt and
+        ``max_tokens``.
+        """
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Take new weights, as (Hugging Face name, tensor); ``version`` is the number of updates that
-        produced them."""
+        """Replace the weights. ``weights`` yields (Hugging Face name, tensor). ``version`` is the number of
+        updates that the new weights contain."""
 
     def sleep(self, *parts: str) -> None:
-        """Free the memory of parts (weights, cache), as a trainer's ``sleep`` does."""
+        """Free the memory of these parts (weights, cache), as ``Trainer.sleep`` does."""
 
     def wake(self, *parts: str) -> None:
-        """Restore freed parts."""
+        """Restore these freed parts, as ``Trainer.wake`` does."""
 
 
 @runtime_checkable
 class GivesChunks(Protocol):
-    """A generator that returns rows in chunks."""
+    """A generator that returns rows in chunks, before all rows have ended."""
 
     def generate_chunks(
         self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int
     ) -> Iterator[Batch]:
-        """Yield the rows of ``generate``, bit for bit, in ``chunks`` batches, each as soon as its last row
-        has ended. The axes of the batches are selections from ``prompts.axis.repeat(samples)``. Which rows
-        are in a chunk depends on the sampled tokens, never on timing; see ``rlflow.training.chunks``."""
+        """Yield the rows of ``generate``, bit for bit the same, in ``chunks`` batches. Each batch is yielded
+        as soon as all its rows have ended.
+
+        The axis of a batch is a selection from ``prompts.axis.repeat(samples)``. The sampled tokens decide
+        which rows are in a chunk; timing never does. ``rlflow.training.chunks`` divides the rows.
+        """
 
 
 @runtime_checkable
 class ScoresTokens(Protocol):
-    """A generator that can score tokens that it did not sample."""
+    """A generator that can compute log-probs of tokens that it did not sample."""
 
     def logprobs(self, batch: Batch) -> Batch:
-        """Return `logprobs` of given tokens under the sampling weights, in the form that ``Trainer.forward``
-        returns."""
+        """Return the column ``logprobs`` of the given tokens under the generator's weights, in the form of
+        ``Trainer.forward``."""
 
 
 @runtime_checkable
 class SharesWeights(Protocol):
-    """A generator that can sample with a trainer's own tensors. The method ``share`` alone is not enough,
-    because a subclass may change ``receive``. The class must also set ``Capabilities.shares``."""
+    """A generator that can sample with a trainer's own tensors. The class must also set
+    ``Capabilities.shares``, because a subclass may inherit ``share`` but change ``receive``."""
 
     def share(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Sample from now on with these tensors themselves, in their dtype. A trainer in the same process
-        trains them. ``receive`` is still called after each update, and then the weights are already in
-        place."""
+        """From now on, sample with these tensors themselves, in their dtype. A trainer in the same process
+        trains them. After each update, rlflow still calls ``receive``, but the generator then already has the
+        new weights."""
 
 
 @runtime_checkable
 class ShowsDestinations(Protocol):
-    """A generator that shows the memory of each weight, so that a transfer plan can write there."""
+    """A generator that shows where its memory holds each weight, so that a transfer plan can write there."""
 
     def destinations(self, tensors: Mapping[str, Spread]) -> Destinations:
-        """Return the places in its memory to which each of these tensors is written."""
+        """Return the places in the generator's memory to which each of these tensors must be written."""
 
     def writing(self, version: int) -> AbstractContextManager[None]:
-        """Return a context in which the memory of ``destinations`` may be written and sampling is blocked.
-        Afterwards the weights have this version."""
+        """Return a context in which the memory of ``destinations`` may be written. Inside the context,
+        sampling is blocked. After it, the weights have this version."""
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Write weights with the engine's own loader."""
+        """Load weights with the engine's own loader. ``weights`` yields (Hugging Face name, tensor)."""
 
 
 Metrics = Mapping[str, float]

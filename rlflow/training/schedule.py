@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step."""
+"""The learning rate of each optimizer step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Shape = Literal["constant", "linear", "cosine"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """A learning rate by step: it rises linearly, then stays constant or falls. Raises PlanError if it should
-    fall and ``total`` does not set an end."""
+    """A learning-rate schedule: a linear warmup, then a constant, linear or cosine rate. Raises PlanError if
+    a falling rate has no ``total`` after the warmup."""
 
     peak: float  # highest rate
     shape: Shape = "constant"  # shape of the curve after the warmup
