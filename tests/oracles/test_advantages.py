@@ -38,17 +38,14 @@ def adding(epsilon, scores, group):
 
 
 ALONE = (
-    "If a group has only one response, the peer's advantage is the raw score and rlflow's is 0. The test "
-    "compares all other groups"
+    "If a group has one response, the peer's advantage is the raw score and rlflow's is 0. The test "
+    "compares only larger groups"
 )
 
 
 def divided(epsilon):
     """Return the reason of a case whose peer adds ``epsilon`` to the standard deviation."""
-    return (
-        f"The peer divides by sd + {epsilon}, rlflow by sd + 1e-4; sd is the standard deviation of the "
-        f"group's scores. The test multiplies rlflow's advantages by (sd + 1e-4) / (sd + {epsilon})"
-    )
+    return f"The peer adds {epsilon} to a group's standard deviation, rlflow adds 1e-4"
 
 
 def grpo_of_verl(case):
@@ -58,7 +55,7 @@ def grpo_of_verl(case):
 
 @transformed(
     dict.fromkeys(("verl-grpo-1", "verl-grpo-3", "verl-grpo-vec"), f"{divided('1e-6')}. {ALONE}")
-    | {"inv-grpo-perm": f"The peer here is verl, whose conventions the case uses. {divided('1e-6')}. {ALONE}"}
+    | {"inv-grpo-perm": f"The peer of this case is verl. {divided('1e-6')}. {ALONE}"}
 )
 def test_grpo(case):
     compared(case, grpo_of_verl(case), where=several(case))
@@ -68,12 +65,12 @@ def test_grpo(case):
 @transformed(
     {
         "verl-rloo-1": (
-            "If a group has only one response, the peer's advantage is the raw score; rlflow's is NaN, which "
-            "excludes the response from the update. The test compares all other groups"
+            "If a group has one response, the peer's advantage is the raw score; rlflow's is NaN, which "
+            "excludes the response from the update. The test compares only larger groups"
         ),
         "verl-rloo-2": (
-            "If a group has only one response, the peer's advantage is 0; rlflow's is NaN, which excludes "
-            "the response from the update. The test compares all other groups"
+            "If a group has one response, the peer's advantage is 0; rlflow's is NaN, which excludes the "
+            "response from the update. The test compares only larger groups"
         ),
     }
 )
@@ -91,9 +88,8 @@ def test_opo(case):
 
 
 @transformed(
-    "The peer multiplies advantages by rows / (rows with a nonzero score), rlflow by rows / (rows in "
-    "groups of unequal scores). The test divides rlflow's advantages by rlflow's factor and multiplies "
-    f"them by the peer's factor. {ALONE}",
+    "The peer multiplies advantages by rows / (rows with a nonzero score), rlflow by rows / (rows in groups "
+    f"of unequal scores). {ALONE}",
     "verl-gpg-1",
 )
 def test_gpg(case):
@@ -110,10 +106,8 @@ def test_gpg(case):
 
 
 @transformed(
-    "The peer whitens GRPO's advantages. Before that, the peer divides by sd + 1e-6 and rlflow by sd + "
-    f"1e-4; sd is the standard deviation of the group's scores. {ALONE.partition('. ')[0]}. The test "
-    "changes rlflow's GRPO advantages to have the peer's divisor, and the raw score in groups of one "
-    "response. The test then whitens them with rlflow's `whiten`",
+    f"The peer whitens GRPO's advantages. {divided('1e-6')}. {ALONE.partition('. ')[0]}. The test adjusts "
+    "rlflow's GRPO advantages to the peer's conventions, and then whitens them with rlflow's `whiten`",
     "verl-gdpo-1",
 )
 def test_grpo_whitened(case):
@@ -123,9 +117,9 @@ def test_grpo_whitened(case):
 
 
 @transformed(
-    "The peer's k is the size of the group, so only the best response has an advantage. The peer also "
-    "divides by sd + 1e-6; sd is the standard deviation of the group's scores. The test calls rlflow with "
-    "k = 10, for which rlflow uses the size of each group, and divides rlflow's advantages by sd + 1e-6",
+    "The peer's k is the size of the group, so only the best response has an advantage. The test calls "
+    "rlflow with k = 10, which rlflow lowers to the size of each group. The peer also divides by the "
+    "group's standard deviation + 1e-6",
     "verl-passk-1",
 )
 def test_pass_at_k(case):
@@ -142,9 +136,8 @@ def test_reinforce_pp(case):
 
 
 @transformed(
-    "If a group has only one response, the peer does not subtract the group's mean, so the raw score "
-    "remains; rlflow subtracts it, so 0 remains. The test replaces this 0 with the raw score and then "
-    "whitens",
+    "If a group has one response, the peer keeps the raw score; rlflow subtracts the group's mean, which "
+    "leaves 0. The test replaces this 0 with the raw score, and then whitens",
     "verl-rfpp-baseline-1",
 )
 def test_reinforce_pp_with_the_baseline(case):
@@ -163,10 +156,9 @@ def test_remax(case):
 
 
 @transformed(
-    "The peer subtracts the greedy response's score from the sampled response's score and clips the "
-    "difference. The peer adds to each token only the token's own KL reward; rlflow also adds the KL "
-    "rewards of later tokens. The test calls rlflow without KL and with the clipped difference as the "
-    "score, and then adds each token's own KL reward",
+    "The peer clips the score of the sampled response minus the score of the greedy response; rlflow does "
+    "not clip. The peer adds to each token only the token's own KL reward; rlflow also adds the KL rewards "
+    "of later tokens",
     "remax-returns-1.0",
 )
 def test_remax_of_its_authors(case):
@@ -220,9 +212,8 @@ def test_grpo_of_the_authors_of_dr_grpo(case):
 
 
 @transformed(
-    "The peer divides by sd + 1e-4, where sd is the standard deviation of all scores in the batch; rlflow "
-    "uses the standard deviation of the group's scores. The test calls rlflow without the division, and "
-    "then divides rlflow's advantages by the peer's sd + 1e-4",
+    "The peer divides by the standard deviation of all scores in the batch + 1e-4; rlflow divides by the "
+    "group's standard deviation + 1e-4",
     "trl-adv-3",
 )
 def test_grpo_with_the_deviation_of_the_batch(case):
@@ -231,9 +222,8 @@ def test_grpo_with_the_deviation_of_the_batch(case):
 
 
 @transformed(
-    "In groups of more than two responses, the peer divides a response's RLOO advantage by sd + 1e-6, "
-    "where sd is the standard deviation of the other responses' scores; rlflow does not divide. The test "
-    "divides rlflow's advantages in the same way",
+    "In groups of more than two responses, the peer divides a response's RLOO advantage by the standard "
+    "deviation of the other responses' scores + 1e-6; rlflow does not divide",
     "nemo-grpo-loo1-norm1",
 )
 def test_leave_one_out_with_a_deviation(case):
@@ -250,8 +240,7 @@ def test_leave_one_out_with_a_deviation(case):
 
 @transformed(
     "The peer normalises each of several rewards in its group, adds them with weights, and normalises the "
-    "sum over the batch. The test normalises each reward with rlflow's GRPO stage, and computes the "
-    "weighted sum and the second normalisation itself",
+    "sum over the batch. rlflow's GRPO stage normalises each reward, and the test computes the rest",
     "trl-adv-5",
 )
 def test_several_rewards(case):
@@ -272,8 +261,7 @@ def test_rloo_of_responses(case):
 
 
 @transformed(
-    "The peer clips the scores before it subtracts the KL penalty; rlflow does not clip scores. The test "
-    "clips the scores in rlflow's input",
+    "The peer clips the scores before it subtracts the KL penalty; rlflow does not clip scores",
     "trl-rloo-3",
 )
 def test_rloo_with_kl_in_the_score(case):
@@ -288,9 +276,8 @@ def test_rloo_with_kl_in_the_score(case):
 
 @transformed(
     "The peer subtracts from each token only this token's KL penalty; rlflow's REINFORCE++ also subtracts "
-    "the penalties of later tokens. The peer whitens with the biased standard deviation (divisor n), "
-    "rlflow with the unbiased one (divisor n - 1); n is the number of tokens. The test calls rlflow's "
-    "functions without the sum over later tokens, and multiplies the whitened result by sqrt(n / (n - 1))",
+    "the penalties of later tokens. The peer whitens with the biased standard deviation, rlflow with the "
+    "unbiased one",
     "nemo-rfpp-1",
 )
 def test_reinforce_pp_without_accumulation(case):

@@ -28,10 +28,7 @@ def test_means(case):
     compared(case, averaged(value, case.mask, MEANS[case.id]), value)
 
 
-SUM = (
-    "The peer's loss is a sum over tokens, which grows with the batch; rlflow's losses are means. The test "
-    "multiplies rlflow's mean over tokens by the number of tokens"
-)
+SUM = "The peer's loss is a sum over tokens; rlflow's losses are means"
 
 
 @transformed(SUM, "verl-agg-token-sum-local", "verl-agg-token-sum-nanpad")
@@ -42,7 +39,7 @@ def test_a_sum(case):
 
 @transformed(
     "The peer divides a response's sum by the padded width of the batch, rlflow by a number from the "
-    "settings. The test sets this number to the padded width",
+    "settings",
     "verl-agg-seq-mean-token-sum-norm-local",
 )
 def test_a_mean_over_the_padding(case):
@@ -52,7 +49,7 @@ def test_a_mean_over_the_padding(case):
 
 SHARE = (
     "The peer multiplies the loss of a rank by the number of ranks, because its engine averages over ranks; "
-    "rlflow sums over ranks. The test multiplies rlflow's loss by the number of ranks"
+    "rlflow sums over ranks"
 )
 
 

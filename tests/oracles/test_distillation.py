@@ -27,9 +27,8 @@ def test_the_advantage_is_minus_the_reverse_kl(case):
 
 
 @transformed(
-    "The peer multiplies the negative reverse KL by a KL coefficient and adds it to other advantages; its "
-    "list of teacher log-probs has one more entry at the start. The test drops this entry, multiplies "
-    "rlflow's advantages by the coefficient, and adds the other advantages",
+    "The peer multiplies the negative reverse KL by a KL coefficient and adds it to other advantages. Its "
+    "list of teacher log-probs has one more entry at the start",
     "tinker-opd-1",
 )
 def test_the_reverse_kl_next_to_other_advantages(case):
@@ -43,12 +42,12 @@ def test_the_reverse_kl_next_to_other_advantages(case):
 
 SUMMED = (
     "The peer's loss is a sum over the vocabulary; rlflow's loss is the policy gradient of the sampled "
-    "token. The test computes the expectation of rlflow's loss over all tokens of the vocabulary"
+    "token. The test compares the gradient of rlflow's expected loss"
 )
 
 
 @transformed(
-    f"{SUMMED}, and compares the value and the gradient of this expectation",
+    f"{SUMMED}, and the expected loss itself",
     "trl-gkd-1.0",
 )
 def test_the_expected_gradient_equals_the_reverse_kl_gradient(case):
@@ -70,8 +69,7 @@ def test_the_expected_gradient_equals_the_reverse_kl_gradient(case):
 
 
 @transformed(
-    f"{SUMMED}, and compares the gradient of this expectation. The test compares the peer's loss value with "
-    "the expectation of rlflow's logged metric `divergence`",
+    f"{SUMMED}. The peer's loss value is compared with the expectation of rlflow's metric `divergence`",
     "trl-gkd-0.0",
     "trl-gkd-0.1",
     "trl-gkd-0.5",
@@ -97,7 +95,7 @@ not_ours(
     "verl-opd-topk-1",
 )
 not_ours(
-    "A loss that rlflow does not have: the weight of a token is the share of the disagreement between "
-    "teacher and student that is in later tokens",
+    "A loss that rlflow does not have: it weights a token by the share of the disagreement between teacher "
+    "and student that follows the token",
     "trl-iwopd-1",
 )

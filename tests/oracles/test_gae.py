@@ -68,8 +68,8 @@ def test_values_in_padding_and_masked_tokens_have_no_effect(case):
 
 
 @transformed(
-    "The peer uses one lambda for advantages and another for returns. The test calls rlflow's `gae` with "
-    "each lambda, and compares the advantages of the first call and the returns of the second",
+    "The peer uses one lambda for advantages and another for returns. The test calls rlflow's `gae` once "
+    "with each lambda",
     "nemo-gae-3",
 )
 def test_gae_with_two_lambdas(case):
@@ -81,8 +81,8 @@ def test_gae_with_two_lambdas(case):
 
 
 @transformed(
-    "The peer's lambda also decays over tool tokens, which have reward and value 0; rlflow skips tool "
-    "tokens. The test passes rlflow a mask that includes the tool tokens, with reward and value 0",
+    "The peer's lambda also decays over tool tokens; rlflow skips tool tokens. The test includes the tool "
+    "tokens in rlflow's mask, with reward and value 0",
     "orlhf-gae-2",
 )
 def test_gae_that_decays_over_tool_tokens(case):
@@ -97,18 +97,15 @@ def test_gae_that_decays_over_tool_tokens(case):
 
 
 PAST = (
-    "The peer places the score at the position after the last token, if the row has such a position; rlflow "
-    "places the score at the last token. The test places rlflow's score where the peer places it"
+    "If a position follows a row's last token, the peer places the score there; rlflow places the score at "
+    "the last token"
 )
 
 
 @transformed(
     {
         "trl-ppo-1": PAST,
-        "trl-ppo-3": (
-            f"{PAST}. The peer also whitens the rewards without changing their mean. The test whitens the "
-            "rewards in the same way, before it calls rlflow's `gae`"
-        ),
+        "trl-ppo-3": f"{PAST}. The peer also whitens the rewards without changing their mean",
     }
 )
 def test_gae_with_the_score_one_past_the_last_token(case):
@@ -131,8 +128,7 @@ def test_gae_with_the_score_one_past_the_last_token(case):
 
 @transformed(
     "The peer shifts the mask and the log-probs left by one position, and clips the scores. If a row fills "
-    "the width of the batch, the peer treats the row as truncated, and adds the discounted last value to "
-    "the last reward. The test shifts, clips and adds in the same way, before it calls rlflow's `gae`",
+    "the width of the batch, the peer adds the discounted last value to the last reward",
     "areal-adv-1",
 )
 def test_gae_of_a_bootstrapped_row(case):

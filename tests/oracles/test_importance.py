@@ -23,10 +23,7 @@ def verl_weights(case, stage, **settings):
     return stage(log_ratio, torch.zeros_like(log_ratio), case.mask, **settings) * case.mask
 
 
-OUTSIDE = (
-    "Outside the mask, the peer's weights are 0 and rlflow's weights are 1. The test sets rlflow's weights "
-    "outside the mask to 0"
-)
+OUTSIDE = "Outside the mask, the peer's weights are 0 and rlflow's weights are 1"
 
 
 @transformed(OUTSIDE, "verl-tis-token")
@@ -40,8 +37,7 @@ def test_masked(case):
 
 
 @transformed(
-    f"{OUTSIDE}. The peer also divides the weights by their mean over responses. The test divides rlflow's "
-    "weights by their mean over responses",
+    f"{OUTSIDE}. The peer also divides the weights by their mean over responses",
     "verl-tis-seq-norm",
 )
 def test_truncated_by_response(case):
@@ -70,8 +66,7 @@ def test_weights_of_tokens(case):
 
 
 @transformed(
-    "The peer returns one weight per response; rlflow returns this weight at each token. The test compares "
-    "the weight at the first token",
+    "The peer returns one weight per response; rlflow returns this weight at each token",
     "trl-is-sequence_truncate-None",
     "trl-is-sequence_mask-None",
 )
@@ -86,9 +81,8 @@ BANDS = {
 
 
 @transformed(
-    "The peer returns a mask, and its bounds are bounds on the inverse of rlflow's ratio. rlflow returns "
-    "weights, and rejects with a weight of 0. The test calls rlflow with the inverted bounds, and checks "
-    "that rlflow's weight is 0 exactly where the peer's mask is 0",
+    "The peer returns a mask; rlflow returns weights, which are 0 for rejected tokens. The peer's bounds "
+    "apply to the inverse of rlflow's ratio",
     *BANDS,
 )
 def test_rejected_responses(case):
@@ -102,20 +96,16 @@ KINDS = {
 }
 
 
-REJECTED = (
-    "The peer returns a mask; rlflow returns weights, and rejects with a weight of 0. The test checks that "
-    "rlflow's weight is 0 exactly where the peer's mask is 0"
-)
+REJECTED = "The peer returns a mask; rlflow returns weights, which are 0 for rejected tokens"
 
 
 @transformed(
     dict.fromkeys(KINDS, REJECTED)
     | {
         "verl-rs-token_k1+seq_max_k3": (
-            f"{REJECTED}. The peer rejects a token if the inverse of rlflow's ratio is outside bounds, and "
-            "a response if its largest KL estimate is above a limit. The test calls rlflow's "
-            "`masked_weights` with the inverted bounds, and passes its weights to `rejected_weights` with "
-            "the limit"
+            f"{REJECTED}. The peer rejects a token if the inverse of rlflow's ratio is outside bounds, and a "
+            "response if its largest KL estimate is above a limit. The test calls rlflow's `masked_weights` "
+            "and `rejected_weights`"
         )
     }
 )
@@ -158,9 +148,8 @@ def test_ppo_with_the_geometric_mean_of_responses_in_a_band(case):
 
 @transformed(
     "The peer drops a response if the geometric mean of its importance ratios is outside a band. In the "
-    "other responses, the weight of a token is the token's own ratio. The test computes the token ratios "
-    "with rlflow's `truncated_weights`, and sets them to 0 in responses that rlflow's `masked_weights` "
-    "drops",
+    "other responses, the weight of a token is the token's own ratio. The test combines rlflow's "
+    "`masked_weights` and `truncated_weights`",
     "orlhf-pl-7",
 )
 def test_ppo_without_the_responses_outside_a_band(case):
@@ -172,7 +161,7 @@ def test_ppo_without_the_responses_outside_a_band(case):
 
 not_ours(
     "A rule that rlflow does not have: it drops a response if the advantage is negative and the policy has "
-    "drifted too far from the sampler on this response",
+    "drifted too far from the sampler",
     "slime-opsm-1",
     "trl-opsm-1",
 )

@@ -37,8 +37,7 @@ def test_kl_without_a_clamp(case):
 
 
 @transformed(
-    "The peer clamps the log-ratio to [-20, 20] and the estimate to [-10, 10]; rlflow does not clamp. The "
-    "test clamps rlflow's log-ratio and estimate to the same ranges",
+    "The peer clamps the log-ratio to [-20, 20] and the estimate to [-10, 10]; rlflow does not clamp",
     "verl-kl-k3",
     "verl-kl-low_var_kl",
 )
@@ -48,8 +47,7 @@ def test_kl_clamped_on_both_sides(case):
 
 
 @transformed(
-    "The peer clamps the estimate to [-10, 10]; rlflow does not clamp. The test clamps rlflow's estimate "
-    "to the same range",
+    "The peer clamps the estimate to [-10, 10]; rlflow does not clamp",
     "orlhf-kl-k1",
     "orlhf-kl-k3",
 )
@@ -60,7 +58,7 @@ def test_kl_clamped(case):
 
 @transformed(
     "The peer's estimate has the value of k3, clamped as in `verl-kl-k3`, and the gradient of k2. The test "
-    "combines rlflow's k3 and k2 in the same way",
+    "combines rlflow's k3 and k2",
     "verl-kl-k3+",
 )
 def test_kl_with_the_gradient_of_another(case):
@@ -70,11 +68,9 @@ def test_kl_with_the_gradient_of_another(case):
 
 
 @transformed(
-    "The peer clamps the log-ratio to [-20, 20] and the estimate to [-10, 10]. The peer then multiplies "
-    "the estimate by exp(logp - sg(logp)), where sg stops the gradient. The factor has the value 1, and "
-    "makes the gradient equal to the gradient of the expected estimate. If the log-ratio is clamped, the "
-    "factor has no gradient. The test clamps rlflow's log-ratio and estimate to the same ranges, and "
-    "multiplies the estimate by the same factor",
+    "The peer clamps the log-ratio to [-20, 20] and the estimate to [-10, 10]. The peer then multiplies the "
+    "estimate by exp(logp - sg(logp)), where sg stops the gradient. If the log-ratio is clamped, this "
+    "factor has no gradient",
     "nemo-kl-k1",
     "nemo-kl-k3",
 )
@@ -88,8 +84,7 @@ def test_kl_weighted_for_the_gradient_of_its_expectation(case):
 
 
 @transformed(
-    "The peer takes the policy ratio as input, rlflow the log-probs before the update. The test computes "
-    "these log-probs from the ratio",
+    "The peer takes the policy ratio as input, rlflow the log-probs before the update",
     "slime-kl-unbiased",
 )
 def test_kl_weighted_by_the_ratio(case):
@@ -98,8 +93,8 @@ def test_kl_weighted_by_the_ratio(case):
 
 
 @transformed(
-    "The peer has one score per token, rlflow one per response. The test calls rlflow with scores of 0, and "
-    "adds the peer's scores to the result",
+    "The peer has one score per token, rlflow one per response. The test adds the peer's scores to rlflow's "
+    "KL penalty",
     "verl-kl-reward",
 )
 def test_the_charge_on_rewards_of_tokens(case):
@@ -113,12 +108,11 @@ def test_the_charge_on_rewards_of_tokens(case):
 @transformed(
     {
         "orlhf-klrew-1": (
-            "The peer subtracts the KL penalty at padding too, and masks padding later. The test compares "
-            "only tokens under the mask"
+            "The peer subtracts the KL penalty at padding too, and masks padding later. The test does not "
+            "compare padding"
         ),
         "orlhf-klrew-3": (
-            "The peer replaces a negative KL coefficient with 0; rlflow refuses a negative coefficient. "
-            "The test calls rlflow with 0"
+            "The peer replaces a negative KL coefficient with 0; rlflow refuses a negative coefficient"
         ),
     }
 )

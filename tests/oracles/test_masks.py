@@ -69,8 +69,8 @@ def test_a_score_is_placed_on_the_last_masked_token(case):
 
 
 @transformed(
-    "The peer's rows begin with the prompt, where the mask is 1, and end with padding. The test adds "
-    "prompt and padding to rlflow's tokens and mask",
+    "The peer's rows begin with the prompt, where the mask is 1, and end with padding; rlflow's rows have "
+    "neither",
     "searchr1-mask-1",
 )
 def test_tool_output_is_masked_out(case):

@@ -13,20 +13,20 @@ INTRODUCTION = """\
 # Correctness
 
 rlflow's arithmetic is compared with {all} recorded cases. A case contains inputs, settings, outputs and gradients.
-Another project's own code computed the outputs and gradients, in the version that the table names. If the source is
-`derived` ({derived} cases), they were instead derived from the mathematics. `tests/oracles` contains the cases, and one
-test module for each subject.
+Another project's own code computed the outputs and gradients; the table names the project and its version. In {derived}
+cases, whose source is `derived`, they follow from the mathematics instead. `tests/oracles` contains the cases and
+their tests.
 
 Each case has a verdict:
 
 - **pass** ({pass}): the test compares rlflow's results with the recorded values.
-- **transformed** ({transformed}): the two projects use different conventions. The test first transforms inputs or
-  outputs, as the last column explains, and then compares.
+- **transformed** ({transformed}): the two projects use different conventions, which the last column names. Unless the
+  column says otherwise, the test applies the other project's convention to rlflow's inputs or results.
 - **not ours** ({not ours}): rlflow has no function that the case could be compared with.
 
-The tests of the first two kinds, {compared} cases, call rlflow's own stages, losses and averages. They compute in
-float64, or in float32 if the other project did. Each case has its own tolerance, in most cases 1e-6 relative. Values at
-padding are compared only if both projects define them. Metrics that the other project logs are not compared.
+The tests of the {compared} cases with the verdict `pass` or `transformed` call rlflow's own stages, losses and averages.
+They compute in float64, or in float32 if the other project did. Most tolerances are 1e-6 relative. Values at padding
+are compared only if both projects define them. Metrics that the other project logs are not compared.
 
 Two more test modules cover every algorithm. `tests/algorithms/test_invariance.py` checks that results do not depend on
 the order of rows, padding, micro-batches or repeated groups. `tests/algorithms/test_exact_gradient.py` enumerates all

@@ -38,10 +38,7 @@ def biased(white, mask):
     return white * (count / (count - 1)).sqrt()
 
 
-BIASED = (
-    "The peer whitens with the biased standard deviation (divisor n), rlflow with the unbiased one (divisor "
-    "n - 1); n is the number of tokens. The test multiplies rlflow's advantages by sqrt(n / (n - 1))"
-)
+BIASED = "The peer whitens with the biased standard deviation, rlflow with the unbiased one"
 
 
 @as_is("orlhf-pipe-drgrpo")
@@ -51,8 +48,7 @@ def test_dr_grpo(case):
 
 
 @transformed(
-    "The peer divides by sd + 1e-9, rlflow by sd + 1e-4; sd is the standard deviation of the group's "
-    "scores. The test multiplies rlflow's advantages by (sd + 1e-4) / (sd + 1e-9)",
+    "The peer adds 1e-9 to a group's standard deviation, rlflow adds 1e-4",
     "orlhf-pipe-group",
 )
 def test_grpo(case):
@@ -63,9 +59,8 @@ def test_grpo(case):
 
 
 @transformed(
-    "The peer first subtracts the baseline from the scores, and then the KL penalty from each token; "
-    "rlflow first subtracts the KL penalty from the scores, and then the baseline. The test calls rlflow's "
-    "functions in the peer's order",
+    "The peer subtracts the baseline before the KL penalty; rlflow subtracts the KL penalty before the "
+    "baseline",
     "orlhf-pipe-rloo",
 )
 def test_rloo(case):

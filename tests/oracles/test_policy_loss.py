@@ -86,8 +86,7 @@ def test_ppo_per_token(case):
 
 
 @transformed(
-    "The peer clamps the log-ratio to [-20, 20]; rlflow does not clamp. The test passes rlflow new log-probs "
-    "whose log-ratio is clamped to this range",
+    "The peer clamps the log-ratio to [-20, 20]; rlflow does not clamp",
     "verl-ppo-3",
 )
 def test_dual_clip(case):
@@ -97,8 +96,8 @@ def test_dual_clip(case):
 
 
 @transformed(
-    "The peer multiplies the loss of each of four ranks by 4, because its engine averages over ranks; rlflow "
-    "sums over ranks. The test multiplies rlflow's loss by 4",
+    "The peer multiplies the loss of each of four ranks by 4, because its engine averages over ranks; "
+    "rlflow sums over ranks",
     "verl-ppo-5",
 )
 def test_ppo_on_one_rank_of_four(case):
@@ -154,10 +153,7 @@ def test_the_parts_sum_up_to_the_full_loss(case):
 # -- CISPO
 # ------------------------------------------------------------------------------------------------------------
 
-DELTA = (
-    "The peer's setting is the distance of the largest ratio from 1; rlflow's setting is the largest ratio "
-    "itself. The test adds 1 to the peer's setting"
-)
+DELTA = "The peer's setting is the largest ratio minus 1; rlflow's setting is the largest ratio"
 
 
 @transformed(DELTA, "verl-cispo-1")
@@ -217,10 +213,7 @@ def test_reinforce(case):
 # -- a KL term in the loss
 # ---------------------------------------------------------------------------------------------------------
 
-WEIGHTED = (
-    "The peer adds k3 times exp(logp - sg(logp)) to the loss, where sg stops the gradient: this product "
-    "has the value of k3 and the gradient of k2"
-)
+WEIGHTED = "The peer's KL term has the value of k3 and the gradient of k2"
 
 
 def exchanged(case, now, beta):
@@ -232,8 +225,7 @@ def exchanged(case, now, beta):
 
 
 @transformed(
-    f"{WEIGHTED}. The test calls rlflow's GRPO loss with k2, and replaces the value of k2 with the "
-    "value of k3",
+    f"{WEIGHTED}. The test uses k2 in rlflow's GRPO loss, and replaces its value with the value of k3",
     "nemo-pg-1",
     "nemo-pg-3",
 )
@@ -260,8 +252,8 @@ def test_grpo_with_k3(case):
 
 
 @transformed(
-    f"{DELTA}. {WEIGHTED}. The test adds k2 to rlflow's CISPO loss, and replaces the value of k2 with the "
-    "value of k3",
+    f"{DELTA}. {WEIGHTED}. The test adds k2 to rlflow's CISPO loss, and replaces its value with the value of "
+    "k3",
     "nemo-pg-5",
 )
 def test_cispo_with_kl(case):
@@ -313,8 +305,7 @@ def test_clip_cov(case):
 
 
 @transformed(
-    "The peer selects tokens by the current log-probs, rlflow by the log-probs before the update. The test "
-    "passes the current log-probs to rlflow's selection",
+    "The peer selects tokens by the current log-probs, rlflow by the log-probs before the update",
     "verl-klcov-1",
 )
 def test_kl_cov(case):

@@ -41,7 +41,7 @@ def test_dpo(case):
 
 @transformed(
     "SPIN is DPO with the policy of the previous iteration as the reference. The test calls rlflow's DPO "
-    "loss with that policy's log-probs as the reference log-probs",
+    "loss",
     "spin-sigmoid",
 )
 def test_spin(case):
@@ -91,7 +91,7 @@ def test_online_dpo(case):
 
 @transformed(
     "The peer applies the IPO loss to newly sampled pairs; rlflow's `online_dpo` does not have this loss. "
-    "The test builds the pairs with `online_dpo`, and applies the loss of rlflow's `dpo` with form='ipo'",
+    "The test builds the pairs with `online_dpo`, and applies the IPO loss of rlflow's `dpo`",
     "trl-odpo-3",
 )
 def test_online_ipo(case):

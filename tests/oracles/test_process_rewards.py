@@ -22,8 +22,7 @@ as_is, transformed, not_ours, averaged = (
 
 @transformed(
     "The peer multiplies the distance of a token's reward from its response's mean reward by n / (n - 1), "
-    "where n is the number of responses per prompt; the paper and rlflow do not. The test adds the "
-    "difference, which is the distance divided by n - 1, to rlflow's rewards",
+    "where n is the number of responses per prompt; the paper and rlflow do not",
     "prime-rloo-1",
 )
 def test_process_and_outcome_rewards(case):
@@ -52,7 +51,6 @@ def test_the_loss_of_outcomes(case):
 
 
 not_ours(
-    "A logged metric, which is not compared: the share of pairs of a correct and a wrong response that are "
-    "ranked correctly",
+    "A logged metric, which is not compared: the share of pairs that are ranked correctly",
     "prime-acc-1",
 )

@@ -30,7 +30,7 @@ def test_gspo(case):
 
 @transformed(
     "The peer multiplies the loss of a response by the response's length. The test sums rlflow's GSPO loss "
-    "over the response's tokens instead of averaging it",
+    "over the response's tokens",
     "trl-loss-luspo",
 )
 def test_gspo_times_the_length(case):
@@ -39,8 +39,8 @@ def test_gspo_times_the_length(case):
 
 @transformed(
     "The peer averages the advantages over a response's tokens, and weights the response by the geometric "
-    "mean of its importance ratios. The test averages the advantages before it calls rlflow, and computes "
-    "the weights with rlflow's `truncated_weights` and ratio='geometric'",
+    "mean of its importance ratios. The test does the same before it calls rlflow's GSPO loss; rlflow's "
+    "`truncated_weights` computes the weights",
     "areal-dec-5",
 )
 def test_gspo_with_sequence_weights(case):
@@ -68,8 +68,8 @@ def test_gmpo(case):
 
 
 @transformed(
-    "The peer returns the mean log-ratio of a response with the opposite sign, at each token. The test "
-    "negates rlflow's mean log-ratio and repeats it at each token",
+    "The peer returns the mean log-ratio of a response with the opposite sign, at each token; rlflow "
+    "returns it once per response",
     "slime-gspo-1",
 )
 def test_the_log_ratio_of_a_response(case):

@@ -31,7 +31,7 @@ def test_over_long_shaping(case):
 
 @transformed(
     "The peer's penalty continues to grow beyond the maximum length; in rlflow no response is longer than "
-    "the maximum. The test compares only responses up to the maximum length",
+    "the maximum. The test does not compare longer responses",
     "areal-overlong-2",
 )
 def test_over_long_shaping_up_to_the_longest_length(case):

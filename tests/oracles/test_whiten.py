@@ -28,9 +28,8 @@ def times(white, x, divisor):
 
 
 @transformed(
-    "To whiten, the peer divides by the biased standard deviation + 1e-5, rlflow by sqrt(unbiased variance + "
-    "1e-8). The test "
-    "multiplies rlflow's result by rlflow's divisor and divides it by the peer's divisor",
+    "To whiten, the peer divides by the biased standard deviation + 1e-5, rlflow by sqrt(unbiased variance "
+    "+ 1e-8)",
     "areal-norm-False",
 )
 def test_whiten_with_a_biased_deviation(case):
@@ -42,8 +41,7 @@ def test_whiten_with_a_biased_deviation(case):
 
 @transformed(
     "The peer whitens each row separately and divides by the row's biased standard deviation; rlflow "
-    "whitens the complete batch and divides by sqrt(unbiased variance + 1e-8). The test calls rlflow for "
-    "each row, multiplies the result by rlflow's divisor, and divides it by the peer's divisor",
+    "whitens the complete batch and divides by sqrt(unbiased variance + 1e-8)",
     "orlhf-norm-1",
 )
 def test_whiten_row_by_row(case):
