@@ -1,5 +1,5 @@
-"""Algorithms, one file each. A file has settings, stages, losses and a flow; it imports only from `rlflow`.
+"""Algorithms, one file each. A file contains settings, stages, losses and a flow, and imports only `rlflow`.
 
-Each file contains what is specific to its algorithm. Arithmetic that several algorithms share is in
-`rlflow.author.functional`. The code that runs algorithms is in other parts of `rlflow`.
+Arithmetic that several algorithms share is in `rlflow.author.functional`. The other parts of `rlflow` run the
+algorithms.
 """

@@ -1,10 +1,10 @@
 """Clip-Cov, and with `form="kl"` KL-Cov (Cui et al. 2025, "The Entropy Mechanism of Reinforcement Learning").
 
-This is GRPO that restrains the few tokens with a high covariance between log-prob and advantage, which lower
-the entropy most. Clip-Cov draws a few of these tokens and gives them no gradient. KL-Cov takes the tokens
-with the highest covariance, penalises each change of their log-probs, and does not clip. Differences from the
-paper: the tokens are chosen once for all rows of the iteration, by the log-probs before the iteration's first
-step. Truncated weights correct the difference between sampler and trainer (Yao et al. 2025).
+GRPO with a restraint on the few tokens whose log-prob and advantage have a high covariance. These tokens
+lower the entropy most. Clip-Cov draws some of them at random and gives them no gradient. KL-Cov takes the
+tokens with the highest covariance and adds a KL penalty to them, without a clip. Differences from the paper:
+the tokens are chosen once for all rows of an iteration, from the log-probs before its first optimizer step.
+Truncated importance weights correct the mismatch between sampler and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass

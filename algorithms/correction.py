@@ -2,12 +2,12 @@
 Self-Correct via Reinforcement Learning").
 
 The policy answers, gets a request to check its answer, and answers again. One update trains both attempts
-(eq. 4). The reward of the second attempt is its score plus alpha times its improvement over the first attempt
-(section 5.2). For both attempts, the loss has a KL term to the reference (eq. 4). Each attempt gets only its
-own reward: if the first attempt were also rewarded for the improvement, the policy would learn to make it
-wrong. Differences from the paper: the baseline of an attempt is the mean reward of the same attempt in the
-prompt's other rows. The first stage is not implemented. Truncated weights correct the difference between
-sampler and trainer (Yao et al. 2025).
+(eq. 4). The second attempt's reward is its score plus alpha times its improvement over the first attempt
+(section 5.2). The loss of both attempts has a KL term to the reference (eq. 4). The improvement is not part
+of the first attempt's reward: otherwise, the policy would learn to make its first attempt wrong. Differences
+from the paper: an attempt's baseline is the mean reward of the same attempt in the prompt's other rows.
+SCoRe's first stage is not implemented. Truncated importance weights correct the mismatch between sampler and
+trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -48,13 +48,16 @@ class Correction:
 
 @stage(gives={"question": text})
 def look_again(prompt, *, request):
-    """Build the prompt that follows the first attempt."""
+    """Return the follow-up prompt after the first attempt: the request, and the question again."""
     return [f"\n{request}\n{question}" for question in prompt]
 
 
 @stage(gives={"first_gain": row("float32"), "second_gain": row("float32")}, rows="group")
 def shape(scores, second_scores: row("float32"), group, *, alpha):
-    """Return each attempt's reward minus the mean reward of that attempt in the prompt's other rows."""
+    """Return the advantages of both attempts: (first, second, metrics).
+
+    An attempt's advantage is its reward minus the mean reward of the same attempt in the prompt's other rows.
+    """
     second = second_scores + alpha * (second_scores - scores)
     return (
         scores - leave_one_out(scores, group),
@@ -78,7 +81,7 @@ def policy_loss(new, logprobs, advantages, weights, ref_logprobs=None, *, clip, 
 
 
 def last_attempt(prompts, actor, reward, hp):
-    """Sample and score the second attempt. Evaluation on held-out prompts measures only this attempt."""
+    """Sample both attempts and score the second. Evaluation on held-out prompts measures only this score."""
     first = actor.generate(prompts, max_tokens=hp.max_tokens)
     last = actor.generate(
         ask(first | look_again(first, request=hp.request), "question", after="tokens"),

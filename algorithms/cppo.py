@@ -1,10 +1,11 @@
 """Completion Pruning Policy Optimization, CPPO (Lin et al. 2025).
 
-This is GRPO that trains, in each group, only on the responses with the largest absolute advantages. The other
-responses would change the policy little. They are dropped before the policy scores them, which saves time.
+GRPO that trains only on the responses of each group with the largest absolute advantages. The other responses
+would change the policy little. They are dropped before the trainer computes log-probs, which saves time.
 Differences from the paper: the loss is the mean over all tokens (in the paper, over each response first), and
-it has no KL term. Truncated weights correct the difference between sampler and trainer (Yao et al. 2025). The
-paper fills the freed places with more prompts (dynamic allocation); use a larger `--prompts` instead.
+has no KL term. Truncated importance weights correct the mismatch between sampler and trainer (Yao et al.
+2025). The paper fills the freed places with more prompts (dynamic allocation); here, use a larger
+`--prompts`.
 """
 
 from dataclasses import dataclass
@@ -30,8 +31,10 @@ class CPPO:
 
 @stage(gives={"magnitude": row("float32")})
 def magnitude(advantages, mask):
-    """Return the absolute advantage of each response, which is the same for all its tokens. A row with a
-    missing score (NaN) never counts as one of the largest."""
+    """Return each response's absolute advantage, which all its tokens share.
+
+    Returns NaN for a row with a missing score. Such a row never counts as one of the largest.
+    """
     return torch.where(mask, advantages.abs(), 0.0).amax(1)
 
 

@@ -1,11 +1,12 @@
 """A solver and a verifier that learn together (after RL Tango, Zha et al. 2025, "Reinforcing Generator and
 Verifier Together").
 
-The verifier reads each answer several times and gives verdicts: right or wrong. A verdict is rewarded if it
-is correct. An answer is rewarded by its score and by the share of verdicts that call it right. Answers are
-compared within their prompt, verdicts within their answer. Differences from the paper: the verifier checks
-answers, not single steps. The solver's reward is a fixed weighted sum of its two parts. Truncated weights
-correct the difference between sampler and trainer (Yao et al. 2025).
+The verifier samples several verdicts on each answer: right or wrong. The reward of a verdict is 1 if it is
+correct. The reward of an answer combines its score with the share of verdicts that call it right. Answers are
+compared with other answers to their prompt, and verdicts with other verdicts on their answer. Differences
+from the paper: the verifier checks complete answers, not single steps. The two parts of the solver's reward
+have fixed weights. Truncated importance weights correct the mismatch between sampler and trainer (Yao et al.
+2025).
 """
 
 from dataclasses import dataclass
@@ -53,8 +54,10 @@ def ask_verifier(prompt, completion, *, request):
 
 @stage(gives={"agrees": row("float32"), "believes": row("float32")})
 def judge(completion, scores, *, right, wrong, correct):
-    """Return, for each verdict, whether it is correct and whether it calls the answer right. For a text
-    without a verdict, neither is true."""
+    """Return, for each verdict, whether it is correct and whether it calls the answer right, as 1.0 or 0.0.
+
+    Both are 0.0 for a text without a verdict.
+    """
     places = [(said.rfind(right), said.rfind(wrong)) for said in completion]
     yes, no = torch.tensor([y > n for y, n in places]), torch.tensor([n > y for y, n in places])
     agrees = torch.where(scores >= correct, yes, no).to(scores)

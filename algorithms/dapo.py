@@ -1,9 +1,9 @@
 """Decoupled Clip and Dynamic Sampling Policy Optimization, DAPO (Yu et al. 2025).
 
-This is GRPO with a larger upper clip bound, a soft penalty for responses near the maximum length, and the
-mean over all tokens, but without KL. Dynamic sampling (`repeat`) replaces groups that have equal scores with
-new groups; it compares the scores before the length penalty. Difference from the paper: truncated weights
-correct the difference between sampler and trainer (Yao et al. 2025).
+GRPO without KL, with a larger upper clip bound, a soft penalty for responses near the maximum length, and the
+loss averaged over all tokens. Dynamic sampling (`repeat`) replaces groups with equal scores by sampling new
+groups. The scores are compared before the length penalty. Difference from the paper: truncated importance
+weights correct the mismatch between sampler and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -34,15 +34,19 @@ class DAPO:
 
 @stage(gives="keep", rows="group")
 def mixed(scores, group):
-    """Mark groups whose scores differ by more than rounding error. A smaller deviation carries no signal, and
-    dividing by it would amplify the error."""
+    """Return whether the scores of each row's group differ by more than rounding error.
+
+    Smaller differences carry no signal, and dividing by their deviation would amplify the error.
+    """
     return group_std(scores, group) > 1e-6
 
 
 @stage(gives="scores")
 def shorten(scores, mask, *, max_tokens, overlong, penalty):
-    """Subtract the soft over-long punishment (eq. 13) from the scores. It is 0 up to max_tokens - overlong
-    tokens, rises linearly, and is `penalty` from max_tokens on."""
+    """Subtract the soft over-long punishment (eq. 13) from the scores.
+
+    The punishment is 0 up to max_tokens - overlong tokens. It then rises linearly to `penalty` at max_tokens.
+    """
     excess = (mask.sum(1) - (max_tokens - overlong)).to(scores.dtype) / overlong
     return scores - penalty * excess.clamp(0, 1)
 

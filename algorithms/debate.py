@@ -1,11 +1,12 @@
 """Two players who answer, read each other, and answer again (Du et al. 2023, "Improving Factuality and
 Reasoning through Multiagent Debate"), trained on the result (after MAPoRL, Park et al. 2025).
 
-The first player opens. The second player reads the opening and replies. The first player reads both and
-closes. The reward of a turn is its own score plus a share of the mean score of later turns, so that a player
-is also rewarded for helping the other. Each turn is compared with the same turn in the prompt's other
+The first player opens. The second player reads the opening and replies. The first player reads both turns and
+closes. A turn's reward is its own score plus a share of the mean score of the later turns, which rewards a
+player for helping the other. A turn's baseline is the mean reward of the same turn in the prompt's other
 debates. Differences from the papers: the players speak one after another. There are two players and a
-verifiable reward. Truncated weights correct the difference between sampler and trainer (Yao et al. 2025).
+verifiable reward. Truncated importance weights correct the mismatch between sampler and trainer (Yao et al.
+2025).
 """
 
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ class Debate:
 
 @stage(gives={"question": text})
 def pass_on(prompt, completion, topic: text, *, request):
-    """Build the next player's prompt: the debate so far, and the question again."""
+    """Return the next player's prompts: the debate so far, and the question again."""
     said = zip(prompt, completion, topic, strict=True)
     return [f"{before} {answer}\n{request}\n{question}" for before, answer, question in said]
 
@@ -41,7 +42,10 @@ def pass_on(prompt, completion, topic: text, *, request):
     rows="group",
 )
 def settle(scores, reply_scores: row("float32"), closing_scores: row("float32"), group, *, share):
-    """Return each turn's reward minus the mean reward of that turn in the prompt's other debates."""
+    """Return the advantages of the three turns: (opening, reply, closing, metrics).
+
+    A turn's advantage is its reward minus the mean reward of the same turn in the prompt's other debates.
+    """
     later = (reply_scores + closing_scores) / 2
     pays = (
         (1 - share) * scores + share * later,

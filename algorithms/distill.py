@@ -1,13 +1,13 @@
 """On-policy distillation (Agarwal et al. 2024, GKD; Lu et al. 2025, Thinking Machines): the teacher scores
 the student's tokens.
 
-The student samples. The advantage of a token is its negative reverse KL to the teacher: log p_teacher - log
-p_student. There is no discounted sum: each token gets only its own reward. With `jsd` below 1, the divergence
-is GKD's generalised Jensen-Shannon divergence; with `jsd` 0, it is the forward KL. The general rule: let a
-divergence be the sum over the vocabulary of p_student g(u), with u = p_teacher / p_student. Then a token's
-advantage is `u g'(u) - g(u)`. Differences: GKD sums over the vocabulary, while this file takes the policy
-gradient of the sampled token. Unlike both papers, this file also has the clipped ratio, and truncated weights
-that correct the difference between sampler and trainer (Yao et al. 2025).
+The student samples. A token's advantage is its negative reverse KL to the teacher: log p_teacher - log
+p_student. Rewards are not summed over later tokens. With `jsd` below 1, the divergence is GKD's generalised
+Jensen-Shannon divergence; with `jsd` 0, it is the forward KL. In general, the divergence is the sum over the
+vocabulary of p_student g(u), with u = p_teacher / p_student. A token's advantage is then `u g'(u) - g(u)`.
+Differences from the papers: GKD sums over the vocabulary, while this file takes the policy gradient of the
+sampled token. This file also has a clipped ratio, and truncated importance weights, which correct the
+mismatch between sampler and trainer (Yao et al. 2025).
 """
 
 import math
@@ -34,7 +34,10 @@ class Distill:
 
 @stage(gives="advantages")
 def judge(logprobs, teacher_logprobs: token(torch.float32), mask, *, jsd=1.0):
-    """Return the advantages, with estimates of the reverse KL and of the divergence that training lowers."""
+    """Return the advantages of the student's tokens, and metrics.
+
+    The metrics estimate the reverse KL and, if `jsd` is not 1, the divergence that training minimises.
+    """
     reverse_kl, log_u = kl(logprobs, teacher_logprobs, "k1"), teacher_logprobs - logprobs
     if jsd == 1:
         return torch.where(mask, -reverse_kl, 0.0), {"reverse_kl": reverse_kl}

@@ -1,11 +1,11 @@
 """Group reward-Decoupled Normalization Policy Optimization, GDPO (Liu et al. 2026).
 
-This is GRPO for several rewards. The scores of each reward are normalised separately within their group. The
-weighted sum of these advantages is whitened over the batch. (If rewards were added first, different
+GRPO for several rewards. Each reward's scores are normalised separately within their group. The weighted sum
+of the resulting advantages is whitened over the batch. (If the rewards were summed first, different
 combinations with equal sums would get equal advantages.) Each `--reward X:WEIGHT` is a separate role. WEIGHT
-scales the advantages of X, because normalising would remove any factor of the scores. With one reward, this
-is GRPO with whitened advantages. Differences from the paper: the loss is the mean over all tokens, and it has
-no KL term. Truncated weights correct the difference between sampler and trainer (Yao et al. 2025).
+scales the advantages of X, because normalising removes any factor of the scores. With one reward, this is
+GRPO with whitened advantages. Differences from the paper: the loss is the mean over all tokens, and has no KL
+term. Truncated importance weights correct the mismatch between sampler and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -34,8 +34,10 @@ def weigh(of_reward, *, weight):
 
 @stage(gives="advantages")
 def add(advantages, of_reward, *, weight):
-    """Add the advantages of one more reward. If any reward's score is missing (NaN), the update skips the
-    row."""
+    """Add the advantages of one more reward, multiplied by its weight.
+
+    If a row's score is missing (NaN) for any reward, the update skips the row.
+    """
     return advantages + weight * of_reward
 
 

@@ -1,10 +1,10 @@
 """Geometric-Mean Policy Optimization, GMPO (Zhao et al. 2025).
 
 GRPO's advantages with one ratio per response, the geometric mean of its tokens' ratios, as in GSPO. Unlike in
-GSPO, each token's ratio is clipped before the mean is taken, in log space and only if the change would raise
-the gain. So a single outlier cannot dominate its response. Difference from the paper: truncated weights
-correct the difference between sampler and trainer (Yao et al. 2025); a response gets the mean of its tokens'
-weights.
+GSPO, each token's ratio is clipped in log space before the mean is taken, and only if the clip lowers the
+gain. A single outlier therefore cannot dominate its response. Difference from the paper: truncated importance
+weights correct the mismatch between sampler and trainer (Yao et al. 2025). A response's weight is the mean of
+its tokens' weights.
 """
 
 from dataclasses import dataclass

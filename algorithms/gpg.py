@@ -1,9 +1,9 @@
 """Group Policy Gradient, GPG (Chu et al. 2025).
 
-This is the plain policy gradient, with scores minus their group's mean. It has no ratio, clip or KL, and does
-not divide by the deviation. Groups with equal scores have no gradient; `alpha` scales up the other groups to
-compensate. Difference from the paper: truncated weights correct the difference between sampler and trainer
-(Yao et al. 2025).
+The plain policy gradient. The advantage is the score minus its group's mean, not divided by the deviation.
+There is no ratio, clip or KL. Groups with equal scores have no gradient; `alpha` scales up the other groups
+to compensate. Difference from the paper: truncated importance weights correct the mismatch between sampler
+and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,9 @@ class GPG:
 @stage(gives="advantages", dispatch=RANK0)  # alpha needs the complete batch
 def compare(scores, group, mask):
     """Return alpha (score - group's mean), where alpha = rows / (rows in groups with unequal scores) (eq. 9).
-    The update skips a row whose score is missing (NaN)."""
+
+    The update skips a row whose score is missing (NaN).
+    """
     there = scores.isfinite()
     unequal = there & (group_std(scores, group) > 0)
     alpha = there.sum().double() / unequal.sum().clamp(min=1)

@@ -1,9 +1,9 @@
 """Group Relative Policy Optimization, GRPO (Shao et al. 2024), with settings for Dr. GRPO (Liu et al. 2025).
 
-Differences from the first paper: the loss is the mean over all tokens of the minibatch (DAPO, Yu et al. 2025;
+Differences from the GRPO paper: the loss is the mean over all tokens of the minibatch (DAPO, Yu et al. 2025;
 the paper has `mean="row-tokens"`). The KL term exists only if beta > 0, and its default estimator is k2 (the
-paper has `estimator="k3"`). Truncated weights correct the difference between sampler and trainer (Yao et al.
-2025). For Dr. GRPO, set `deviation=False` and `mean="constant"`.
+paper has `estimator="k3"`). Truncated importance weights correct the mismatch between sampler and trainer
+(Yao et al. 2025). For Dr. GRPO, set `deviation=False` and `mean="constant"`.
 """
 
 from dataclasses import dataclass

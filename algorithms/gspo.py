@@ -1,9 +1,9 @@
 """Group Sequence Policy Optimization, GSPO (Zheng et al. 2025).
 
 GRPO's advantages with one ratio per response, the geometric mean of its tokens' ratios. The clip range is
-narrow because such means stay close to 1. The loss has the form of GSPO-token (eq. 14), which has the same
-gradient. Difference from the paper: truncated weights correct each token for the difference between sampler
-and trainer (Yao et al. 2025).
+narrow because such means stay close to 1. The loss is written as GSPO-token (eq. 14), which has the same
+gradient. Difference from the paper: truncated importance weights correct the mismatch between sampler and
+trainer for each token (Yao et al. 2025).
 """
 
 from dataclasses import dataclass

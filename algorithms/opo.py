@@ -1,10 +1,10 @@
 """On-Policy RL with Optimal Baseline, OPO (Hao et al. 2025).
 
-The baseline of a group is the mean of its scores weighted by response length. This baseline gives the
-smallest variance if the gradient of a response grows with its length. OPO is exactly on-policy: each
-iteration takes one step over all its rows, without ratio, clip or KL. Differences from the paper: truncated
-weights correct the difference between sampler and trainer (Yao et al. 2025). The sum over a response's tokens
-is divided by the constant max_tokens.
+A group's baseline is the mean of its scores, weighted by response length. It minimises the variance if a
+response's gradient grows with its length. OPO is exactly on-policy: each iteration takes one optimizer step
+over all its rows, without ratio, clip or KL. Differences from the paper: truncated importance weights correct
+the mismatch between sampler and trainer (Yao et al. 2025). The sum over a response's tokens is divided by the
+constant max_tokens.
 """
 
 from dataclasses import dataclass
@@ -25,8 +25,10 @@ class OPO:
 
 @stage(gives="advantages", rows="group")
 def compare(scores, group, mask):
-    """Return the score minus the group's length-weighted mean. The update skips a row whose score is missing
-    (NaN)."""
+    """Return each score minus its group's length-weighted mean, at each token.
+
+    The update skips a row whose score is missing (NaN).
+    """
     advantage = scores - length_weighted_mean(scores, mask.sum(1), group)
     return torch.where(mask, advantage[:, None], 0.0)
 

@@ -1,8 +1,8 @@
 """Proximal Policy Optimization, PPO, for language models (Schulman et al. 2017; Ouyang et al. 2022).
 
 Token-level PPO with a learned critic, GAE, whitened advantages, and a KL penalty in the reward (estimator
-k1). Differences from the papers: truncated weights correct the difference between sampler and trainer (Yao et
-al. 2025). Advantages are whitened over the complete batch of the iteration.
+k1). Differences from the papers: truncated importance weights correct the mismatch between sampler and
+trainer (Yao et al. 2025). Advantages are whitened over all rows of the iteration.
 """
 
 from dataclasses import dataclass

@@ -1,10 +1,10 @@
 """PPO for a model that acts in turns, with each turn's reward at the end of the turn (Zeng et al. 2025,
 "Reinforcing Multi-Turn Reasoning in LLM Agents via Turn-Level Reward Design": MT-PPO).
 
-The only difference from PPO (ppo.py): the environment's reward for a turn is placed at the last token of that
-turn. Later turns therefore get no credit for it. The rest of the score is placed at the end of the response.
-Without an environment, the rest is the complete score, and the algorithm is PPO. The differences from the
-paper are those of PPO.
+Only one thing differs from PPO (ppo.py): the environment's reward for a turn is placed at the last token of
+that turn. Later turns therefore get no credit for it. The rest of the score is placed at the end of the
+response. Without an environment, the complete score is placed there, and the algorithm is PPO. The
+differences from the paper are those of PPO.
 """
 
 from dataclasses import dataclass

@@ -1,13 +1,13 @@
 """PRIME: Process Reinforcement through Implicit Rewards (Cui et al. 2025).
 
-A second model, `prm`, learns only from outcomes to give right responses a higher likelihood than wrong
-responses. A token's process reward is beta log(prm / reference). The reward for the outcome is added at the
-last token. From each of the two rewards, the mean of the other responses to the prompt is subtracted (eq. 5).
-As in the paper, `prm` scores the rows before it learns from them. As in the authors' code, the returns are
-whitened. Differences from the paper: prompts are not filtered by accuracy (for that, put `repeat` around the
-sampling, as DAPO does). Truncated weights correct the difference between sampler and trainer (Yao et al.
-2025). Eq. 5 is implemented as printed; the authors' code also adds a token's distance from the mean of its
-own response, divided by samples - 1.
+A second model, `prm`, learns from outcomes only: it learns to give right responses a higher likelihood than
+wrong responses. A token's process reward is beta log(prm / reference). The outcome reward is added at the
+last token. The mean of the prompt's other responses is subtracted from each of the two rewards (eq. 5). As in
+the paper, `prm` scores the rows before it learns from them. As in the authors' code, the returns are
+whitened. Differences from the paper: prompts are not filtered by accuracy (to filter them, put `repeat`
+around the sampling, as DAPO does). Truncated importance weights correct the mismatch between sampler and
+trainer (Yao et al. 2025). Eq. 5 is implemented as printed; the authors' code also adds a token's distance
+from the mean of its own response, divided by samples - 1.
 """
 
 from dataclasses import dataclass
@@ -49,8 +49,11 @@ class PRIME:
 
 @stage(gives="rewards", rows="group")
 def reward_tokens(prm_logprobs: token(torch.float32), ref_logprobs, scores, group, mask, *, beta):
-    """Return process rewards minus the mean over the other responses' mean process rewards. The last token
-    also gets the score minus the mean of the other responses' scores."""
+    """Return the reward of each token.
+
+    Each token gets its process reward minus the mean process reward of the prompt's other responses. The last
+    token also gets the score minus the mean score of the prompt's other responses.
+    """
     process = beta * (prm_logprobs - ref_logprobs)
     process = process - leave_one_out(row_mean(process, mask), group)[:, None]
     return torch.where(mask, process, 0.0) + place_last(scores - leave_one_out(scores, group), mask)
@@ -58,8 +61,10 @@ def reward_tokens(prm_logprobs: token(torch.float32), ref_logprobs, scores, grou
 
 @stage(gives="advantages", dispatch=RANK0)  # mean and deviation need the complete batch
 def normalised_returns(rewards, mask, *, gamma):
-    """Return the rewards to go, whitened. A row with a missing score (NaN) is excluded from the statistics
-    and from the update."""
+    """Return the discounted sum of later rewards at each token, whitened over all rows.
+
+    A row with a missing score (NaN) is excluded from the mean and deviation, and from the update.
+    """
     return whiten(reward_to_go(rewards, mask, gamma), mask)
 
 

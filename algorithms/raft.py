@@ -1,8 +1,8 @@
 """Reward-ranked fine-tuning, RAFT (Dong et al. 2023).
 
 Maximum likelihood on the best responses of each group, without ratio, baseline or reference. Differences from
-the paper: every iteration samples with the policy that the previous iteration trained. If `mixed` is set, the
-update skips groups with equal scores, because their best response is no better than the others.
+the paper: every iteration samples with the policy that the previous iteration trained. If `mixed` is set,
+groups with equal scores are skipped, because their best response is no better than the others.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class RAFT:
 
 @stage(gives={"mixed": row("bool")}, rows="group")
 def unequal(scores, group):
-    """Return True for rows whose group has scores that differ by more than rounding error."""
+    """Return whether the scores of each row's group differ by more than rounding error."""
     return group_std(scores, group) > 1e-6
 
 

@@ -1,10 +1,10 @@
 """REINFORCE++ (Hu 2025), and with `baseline=True` REINFORCE++-baseline.
 
-This is REINFORCE with PPO's clip and a KL penalty on each token. Returns are whitened over all tokens of the
-batch; there is no critic. With `baseline=True`, the group's mean is first subtracted from the scores, without
-dividing by the deviation. Differences from the paper: truncated weights correct the difference between
-sampler and trainer (Yao et al. 2025). With the baseline too, the KL penalty is in the reward and is estimated
-by k1.
+REINFORCE with PPO's clip and a KL penalty on each token. Returns are whitened over all tokens of the batch;
+there is no critic. With `baseline=True`, the group's mean is first subtracted from the scores, without
+dividing by the deviation. Differences from the paper: truncated importance weights correct the mismatch
+between sampler and trainer (Yao et al. 2025). With and without the baseline, the KL penalty is part of the
+reward and is estimated by k1.
 """
 
 from dataclasses import dataclass
@@ -55,8 +55,10 @@ def charge_kl(scores, logprobs, mask, ref_logprobs=None, *, beta):
 
 @stage(gives="advantages", dispatch=RANK0)  # mean and deviation need the complete batch
 def normalised_returns(rewards, mask, *, gamma):
-    """Return the rewards to go, whitened. A row with a missing score (NaN) is excluded from the statistics
-    and from the update."""
+    """Return the discounted sum of later rewards at each token, whitened over all rows.
+
+    A row with a missing score (NaN) is excluded from the mean and deviation, and from the update.
+    """
     return whiten(reward_to_go(rewards, mask, gamma), mask)
 
 

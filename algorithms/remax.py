@@ -1,9 +1,9 @@
 """ReMax (Li et al. 2024): REINFORCE with the score of the greedy response as baseline.
 
-No critic and no groups: the policy samples one response and one greedy response per prompt. Differences from
-the authors' code: as in the paper, the KL penalty of a token also counts for the tokens before it. The
-clipped ratio does not change the first step, and allows further steps. Truncated weights correct the
-difference between sampler and trainer (Yao et al. 2025).
+The policy samples one response and one greedy response per prompt. There is no critic, and there are no
+groups. Differences from the authors' code: as in the paper, a token's KL penalty also counts for the tokens
+before it. A clipped ratio allows several optimizer steps; it does not change the first. Truncated importance
+weights correct the mismatch between sampler and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -36,8 +36,10 @@ def charge_kl(scores, logprobs, mask, ref_logprobs=None, *, beta):
 
 @stage(gives="advantages")
 def compare(rewards, baseline: row(torch.float32), mask, *, gamma):
-    """Return the reward to go minus the score of the greedy response. If one of the two is missing (NaN), the
-    update skips the row."""
+    """Return, at each token, the discounted sum of later rewards minus the score of the greedy response.
+
+    If the score of either response is missing (NaN), the update skips the row.
+    """
     return torch.where(mask, reward_to_go(rewards, mask, gamma) - baseline[:, None], 0.0)
 
 

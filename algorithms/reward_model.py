@@ -1,8 +1,8 @@
 """A reward model trained on pairs (Bradley and Terry 1952; Ouyang et al. 2022): the chosen response should
 score higher.
 
-`centre` is the weight of the squared sum of a pair's scores. This term keeps scores near 0 (Eisenstein et al.
-2023). Difference from Ouyang et al.: there are two responses per prompt.
+`centre` is the weight of a second loss term, the squared sum of a pair's scores. This term keeps scores near
+0 (Eisenstein et al. 2023). Difference from Ouyang et al.: there are two responses per prompt.
 """
 
 from dataclasses import dataclass

@@ -1,10 +1,10 @@
 """REINFORCE Leave-One-Out, RLOO (Ahmadian et al. 2024, "Back to Basics").
 
-Each response is compared with the mean of the other responses to its prompt. As in the paper, the KL to the
-reference is subtracted from the score of the complete response. Differences from the paper: the clipped ratio
-does not change the first step, and allows further steps. Truncated weights correct the difference between
-sampler and trainer (Yao et al. 2025). The sum over a response's tokens, which is the paper's gradient, is
-divided by the constant max_tokens.
+A response's baseline is the mean score of the other responses to its prompt. As in the paper, the KL to the
+reference is subtracted from the score of the complete response. Differences from the paper: a clipped ratio
+allows several optimizer steps; it does not change the first. Truncated importance weights correct the
+mismatch between sampler and trainer (Yao et al. 2025). The sum over a response's tokens, which is the paper's
+gradient, is divided by the constant max_tokens.
 """
 
 from dataclasses import dataclass
@@ -29,14 +29,16 @@ class RLOO:
 
 @stage(gives="scores")
 def charge_kl(scores, logprobs, mask, ref_logprobs, *, beta):
-    """Return the score minus beta times the KL of the complete response (k1)."""
+    """Return each score minus beta times the KL of the complete response to the reference (estimator k1)."""
     return scores - beta * row_sum(kl(logprobs, ref_logprobs, "k1"), mask)
 
 
 @stage(gives="advantages", rows="group")
 def compare(scores, group, mask):
-    """Return the score minus the mean score of the group's other rows. The update skips a row with a missing
-    score (NaN)."""
+    """Return each score minus the mean score of the group's other rows, at each token.
+
+    The update skips a row with a missing score (NaN).
+    """
     return torch.where(mask, (scores - leave_one_out(scores, group))[:, None], 0.0)
 
 

@@ -1,8 +1,8 @@
 """Soft Adaptive Policy Optimization, SAPO (Gao et al. 2025).
 
-This is GRPO with a smooth gate around a ratio of 1 instead of the clip: a token's gradient shrinks gradually
-and is not cut off at a bound. The gate is sharper for tokens with a negative advantage. Difference from the
-paper: truncated weights correct the difference between sampler and trainer (Yao et al. 2025).
+GRPO with a smooth gate around a ratio of 1 instead of the clip. A token's gradient shrinks gradually instead
+of being cut off at a bound. The gate is sharper for tokens with a negative advantage. Difference from the
+paper: truncated importance weights correct the mismatch between sampler and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass

@@ -1,11 +1,11 @@
 """Tapered Off-Policy REINFORCE, TOPR (Le Roux et al. 2025).
 
-Responses with a positive reward are learned by maximum likelihood, whatever the ratio between policy and
-sampler is. Responses with a negative reward are weighted by this ratio, but at most by 1. The update
-therefore does not push down responses that have already become unlikely (section 3). There is no clip and no
-reference. The ratio is computed for complete responses from the sampler's own log-probs, so rows from older
-policies can be used. The baseline is a constant; it sets the relative weight of right and wrong responses.
-Difference from the paper: every iteration learns from new rows.
+Responses with a positive reward are learned by maximum likelihood, regardless of the ratio between policy and
+sampler. Responses with a negative reward are weighted by this ratio, capped at 1. The update therefore does
+not push down responses that have already become unlikely (section 3). There is no clip and no reference. The
+ratio is computed for complete responses from the sampler's own log-probs, so rows from older policies can be
+used. The baseline is a constant, which sets the relative weight of right and wrong responses. Difference from
+the paper: every iteration learns from new rows.
 """
 
 from dataclasses import dataclass

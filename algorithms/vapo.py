@@ -2,10 +2,10 @@
 
 PPO with a learned critic for long responses. Differences from PPO (ppo.py): the critic learns from returns
 with lambda 1. The policy learns from advantages whose lambda grows with the response length: 1 - 1 / (alpha
-length) (eq. 5 and 6). At first, only the critic learns (value pretraining). The policy has a second loss: the
-likelihood of right responses, averaged over their own tokens (eq. 9 and 10). As in DAPO, the loss is the mean
-over all tokens, and the upper clip bound is larger. Difference from the paper: truncated weights correct both
-losses for the difference between sampler and trainer (Yao et al. 2025).
+length) (eq. 5 and 6). In the first iterations, only the critic learns (value pretraining). The policy has a
+second loss term: the likelihood of right responses, averaged over their tokens (eq. 9 and 10). As in DAPO,
+the loss is the mean over all tokens, and the upper clip bound is larger. Difference from the paper: truncated
+importance weights correct the mismatch between sampler and trainer in both losses (Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -38,8 +38,10 @@ def is_right(scores, *, correct):
 
 @stage(gives=("advantages", "returns"))
 def decoupled_gae(scores, values, mask, *, alpha):
-    """Return advantages, whose lambda depends on the response length, and returns with lambda 1. There is no
-    discount."""
+    """Return (advantages with a lambda that depends on the response length, returns with lambda 1).
+
+    Neither is discounted.
+    """
     rewards, lengths = place_last(scores, mask), mask.sum(1).clamp(min=1)
     lam = (1 - 1 / (alpha * lengths.to(values))).clamp(min=0)
     advantages, _ = gae(rewards, values, mask, gamma=1.0, lam=lam)

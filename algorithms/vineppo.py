@@ -1,13 +1,13 @@
 """VinePPO (Kazemnejad et al. 2025, "Refining Credit Assignment in RL Training of LLMs").
 
-This is PPO without a critic. A response is divided into steps. The value at the beginning of a step is the
-mean score of new responses that continue from that point (eq. 5). The advantage of a step's tokens is the
-value after the step minus the value before it (eq. 6); after the last step, the value is the score.
-Differences from the paper: steps have equal length, while the paper's steps are lines of reasoning. Truncated
-weights correct the difference between sampler and trainer (Yao et al. 2025). Further differences from the
+PPO without a critic. A response is divided into steps. The value at the beginning of a step is the mean score
+of new responses that continue from that point (eq. 5). The advantage of a step's tokens is the value after
+the step minus the value before it (eq. 6). The value after the last step is the response's score. Differences
+from the paper: steps have equal length, while the paper's steps are lines of reasoning. Truncated importance
+weights correct the mismatch between sampler and trainer (Yao et al. 2025). Further differences from the
 authors' run: the authors whiten advantages over the batch. They pass twice over the rows of an iteration (set
-`--hp.epochs 2`). Their loss has a KL term of weight 1e-4 with estimator k3, cut off at 10 (`--hp.beta 1e-4`
-is similar, but with k2). A continuation may be as long as a complete response.
+`--hp.epochs 2`). Their loss has a KL term with weight 1e-4 and estimator k3, cut off at 10 (`--hp.beta 1e-4`
+is similar, but uses k2). Here, a continuation may be as long as a complete response.
 """
 
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class VinePPO:
 
 @stage(gives={"begins": token("bool")})
 def steps(mask, *, step):
-    """Mark the first token of each step. A step has `step` of the policy's own tokens."""
+    """Return whether each token is the first of a step. A step has `step` of the policy's own tokens."""
     return mask & ((mask.cumsum(1) - 1) % step == 0)
 
 
@@ -56,9 +56,11 @@ def mean_score(scores, group):
 
 @stage(gives="advantages")
 def gain_of_steps(scores, state_values: token("float32"), mask):
-    """Return, at each token, the value after its step minus the value before it. If the beginning of a step
-    has no value (NaN), the step is joined to the previous step. If the first step has none, the update skips
-    the response."""
+    """Return, at each token, the value after its step minus the value before the step.
+
+    If the value at the beginning of a step is missing (NaN), the step is joined to the previous step. If it
+    is missing for the first step, the update skips the response.
+    """
     known = mask & ~state_values.isnan()
     before, after = torch.empty_like(state_values), torch.empty_like(state_values)
     value = scores  # the value at the next beginning after a token
