@@ -1,4 +1,4 @@
-"""The names of backends, and the names and types of their settings, found without importing a backend."""
+"""Find the names of backends, and the names and types of their settings, without importing a backend."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHIPPED = ("deepspeed", "fsdp", "local", "null", "vllm")
 
 
 def module_name(backend: str) -> str:
-    """Return the dotted module name of a backend. A name without a dot is a shipped backend."""
+    """Return the dotted module name of a backend. A name without a dot is a backend that comes with rlflow."""
     return backend if "." in backend else f"rlflow.backends.{backend}"
 
 
@@ -37,7 +37,7 @@ def source_files(backend: str) -> list[Path]:
 
 
 def no_backend(name: str) -> PlanError:
-    """Return the error for an unknown backend."""
+    """Return the error for a backend name that is unknown."""
     return PlanError.of(
         "backend",
         f"there is no backend '{name}'",
@@ -51,9 +51,9 @@ def no_backend(name: str) -> PlanError:
 def setting_problems(role: RoleConfig, types: Mapping[str, Any], known: Known) -> list[Problem]:
     """Return a problem for each setting of a role that is unknown or has a value of the wrong type.
 
-    A setting is known if the role's trainer or generator has it. ``types``: name of each setting → its type,
-    from ``role_types`` (read from source files, for `check`) or from the loaded classes (for a run).
-    ``known``: other names in the flow, for suggestions.
+    A setting is known if the backend of the role's trainer or generator has it. ``types``: the type of each
+    setting, by name: from ``role_types`` (read from source files, for `check`) or from ``class_types`` (for a
+    run). ``known``: other names in the flow, for suggestions.
     """
     return [*unknown_settings(role, types, known), *unfit_values(role, types)]
 
@@ -75,9 +75,9 @@ def unknown_settings(role: RoleConfig, names: Iterable[str], known: Known) -> li
 
 
 def unfit_values(role: RoleConfig, types: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield a problem for each setting of a role whose value does not have the setting's type.
+    """Yield a problem for each setting of a role whose value has the wrong type.
 
-    ``types``: name of each setting → its type; a setting without a type accepts any value.
+    ``types``: the type of each setting, by name. A setting that is not in ``types`` accepts any value.
     """
     for name, value in role.values.items():
         try:
@@ -94,11 +94,11 @@ def unfit_values(role: RoleConfig, types: Mapping[str, Any]) -> Iterator[Problem
 
 @functools.cache
 def setting_types(backend: str) -> Mapping[str, Any]:
-    """Return the settings of a backend as name → type, read from its source files.
+    """Return the type of each setting of a backend, by name, read from its source files.
 
-    The settings are the fields of the backend's classes named …Settings, and of classes in other backends
-    that these classes extend. A type is Any if the source alone does not determine it. Raises PlanError if
-    the backend does not exist.
+    The settings are the fields of the backend's classes named …Settings, including inherited fields from
+    other backends. A type is Any if the source alone does not determine it. Raises PlanError if the backend
+    does not exist.
     """
     types: dict[str, Any] = {}
     for file in source_files(backend):
@@ -116,10 +116,10 @@ def setting_types(backend: str) -> Mapping[str, Any]:
 
 
 def role_types(backends: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings of a role's two backends as name → type.
+    """Return the type of each setting of a role's two backends, by name.
 
     Each setting appears twice: as ``NAME`` and with its side as a prefix, such as ``trainer.NAME``.
-    ``backends``: side → name of its backend.
+    ``backends``: the name of the backend for each side, "trainer" and "generator".
     """
     own = {
         name: type_
@@ -131,11 +131,11 @@ def role_types(backends: Mapping[str, str]) -> dict[str, Any]:
 
 
 def untouched(backends: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings that the null backend accepts and ignores, as name → type.
+    """Return the type of each setting that the null backend accepts and ignores, by name.
 
-    These are the settings of all shipped backends, so the command of a real run can be tried without models.
-    If several backends have the same setting, the type in the backend `local` is used. Empty if neither side
-    uses the null backend.
+    These are the settings of all backends that come with rlflow, so a real run's command also works without
+    models. If several backends have the same setting, the type in the backend `local` is used. Empty if
+    neither side uses the null backend.
     """
     if NULL not in backends.values():
         return {}
@@ -151,7 +151,7 @@ def untouched(backends: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _extended(kind: ast.ClassDef, tree: ast.Module) -> set[str]:
-    """The names of the backends whose classes this class extends."""
+    """Return the backends whose classes ``kind`` extends. ``tree``: the module that defines ``kind``."""
     bases = {name.id for base in kind.bases for name in ast.walk(base) if isinstance(name, ast.Name)}
     froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     modules = {

@@ -1,6 +1,6 @@
-"""Flags and configuration files as one flat mapping of dotted names to values.
+"""Parse flags and configuration files into one flat mapping of dotted names to values.
 
-The module sorts the values into options, data settings, flow settings and role settings.
+The module then sorts these values into options, data settings, flow settings and role settings.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ ROLE_KEYWORDS = ("model", "trainer", "generator", "reward", "pool", "trainer.poo
 
 
 def parse_flags(arguments: Iterable[str]) -> dict[str, Any]:
-    """Parse ``--name value`` and ``--name=value`` into name → text.
+    """Parse ``--name value`` and ``--name=value``, and return the texts by name.
 
-    A switch without a value becomes True, and a flag that is given several times becomes a tuple. Raises
-    PlanError for an invalid flag.
+    A switch without a value is True. A flag that is given several times is a tuple. Raises PlanError for an
+    invalid flag.
     """
     flags: dict[str, Any] = {}
     words = list(arguments)
@@ -62,7 +62,7 @@ def parse_flags(arguments: Iterable[str]) -> dict[str, Any]:
 
 
 def read_flags(arguments: Iterable[str]) -> dict[str, Any]:
-    """Return the flags of a command, together with the values in its ``--config`` file.
+    """Return a command's flags, combined with the values in its ``--config`` file.
 
     Flags override the file. Raises PlanError if a flag or the file is invalid.
     """
@@ -84,12 +84,15 @@ def _put(flags: dict[str, Any], name: str, value: str) -> None:
 
 
 def evaluation_names(written: Iterable[str]) -> tuple[str, ...]:
-    """Return the names in the values of ``--eval`` (NAME=FILE); values without a name are skipped."""
+    """Return the names of the held-out sets in the values of ``--eval`` (NAME=FILE).
+
+    Values without a name are skipped.
+    """
     return tuple(parts[1] for text in written if (parts := SET.fullmatch(str(text))))
 
 
 def sort_rewards(values: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-    """Split the values of ``--reward`` into rewards for training, and rewards for one held-out set.
+    """Return (rewards for training, rewards that score one held-out set), from the values of ``--reward``.
 
     A reward for one set of ``--eval`` is written REWARD@NAME, with or without a weight. ``values``: the
     values of all flags, by name.
@@ -104,7 +107,7 @@ def sort_rewards(values: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[str,
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a configuration file as a flat mapping: lr in the table [actor] becomes ``actor.lr``.
+    """Read a configuration file as a flat mapping: the key lr in the table [actor] becomes ``actor.lr``.
 
     Raises PlanError if the file cannot be read or is not TOML.
     """
@@ -135,7 +138,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a nested mapping as a flat one with dotted names.
 
-    Values of repeatable settings become tuples.
+    The values of repeatable settings become tuples. ``prefix``: put before each name.
     """
     values: dict[str, Any] = {}
     for key, value in table.items():
@@ -153,7 +156,7 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RoleConfig:
-    """The settings of one role by name, as flags, files and keywords give them. Texts are not parsed yet."""
+    """One role's settings by name, as given by flags, files and keywords. Texts are not parsed yet."""
 
     name: str
     # by name, such as lr or generator.pool; role-specific settings override shared ones
@@ -164,11 +167,11 @@ class RoleConfig:
 
     @property
     def backends(self) -> dict[str, str]:
-        """The names of the backends of the trainer and the generator, by side."""
+        """The backend names of the trainer and the generator, by side."""
         return {"trainer": self.trainer, "generator": self.generator}
 
     def flag(self, name: str) -> str:
-        """Return the flag that set this setting, without its dashes: ``NAME`` or ``ROLE.NAME``."""
+        """Return the flag that set this setting, without dashes: ``NAME``, or ``ROLE.NAME`` for one role."""
         return name if name in self.shared else f"{self.name}.{name}"
 
 
@@ -198,7 +201,7 @@ class RunConfig:
     places: Mapping[str, Address] = field(default_factory=dict)
 
     def role(self, name: str) -> RoleConfig:
-        """Return the settings of one role. Settings written for this role override settings for all roles."""
+        """Return the settings of one role. Settings for this role override settings for all roles."""
         own = self.roles.get(name, {})
         values = {**self.every_role, **own}
         trainer, generator = (str(values.get(half) or self.options.backend) for half in SIDES)
@@ -214,7 +217,7 @@ class RunConfig:
     def tokenizer_folder(self) -> str | None:
         """The folder whose tokenizer encodes the data.
 
-        This is --model, otherwise the folder of the first role with its own model. None without either.
+        This is --model, or else the model folder of the first role that has one. None if there is neither.
         """
         return self.options.model or next(
             (role["model"] for role in self.roles.values() if "model" in role), None
@@ -222,17 +225,17 @@ class RunConfig:
 
     @property
     def service_variables(self) -> dict[str, str]:
-        """The environment variables that give rewards and environments the URLs of services."""
+        """The environment variables through which rewards and environments get the URLs of services."""
         return {each.variable: self.urls[each.name] for each in self.services}
 
     @property
     def urls(self) -> dict[str, str]:
-        """The URL of each service by its name; empty if services are not started."""
+        """The URL of each service by name; empty before the services are started."""
         return {name: place.url for name, place in self.places.items()}
 
     @property
     def has_synthetic_scores(self) -> bool:
-        """True if the null backend invents the scores, because no reward is named."""
+        """True if no reward is named and the null backend therefore makes up the scores."""
         return self.options.backend == NULL and not self.options.reward
 
 
@@ -248,10 +251,10 @@ def sort_values(
     ``settings``: the flow's settings with their defaults. ``urls``: a function that returns the URLs of
     services by name. ``sampling``: a function that returns the roles that sample, for suggestions.
 
-    URLs of services are filled in, except in settings of the flow and of environments, because these are part
-    of the graph. Environments get their URLs in their own processes (``from_environment``), and stages get
-    them when they are called. Raises PlanError for unknown names. Names of backends' settings are checked
-    later, when the backends are known (``setting_problems``).
+    In most values, placeholders such as {search} are replaced with service URLs. Settings of the flow and of
+    environments keep their placeholders, because these settings are part of the graph: environments replace
+    them in their own processes, and stages get the URLs when they are called. Raises PlanError for unknown
+    names. The names of backend settings are checked later (``setting_problems``).
     """
     written = values
     _check_texts(values)
@@ -314,7 +317,7 @@ def sort_values(
 
 
 def pools_of(values: Mapping[str, Any]) -> Any:
-    """Return the pools in the form of ``--pools`` (NAME=RANKS,…); None without pools.
+    """Return the pools in the form of the flag ``--pools`` (NAME=RANKS,…); None without pools.
 
     A table [pools] in a configuration file is converted to this form.
     """
@@ -328,7 +331,8 @@ def pools_of(values: Mapping[str, Any]) -> Any:
 
 def _check_texts(values: Mapping[str, Any]) -> None:
     """Raise PlanError for a text with a NUL character, which file names and environment variables cannot
-    contain."""
+    contain.
+    """
     for name, value in values.items():
         if any(
             isinstance(each, str) and "\0" in each
@@ -344,16 +348,15 @@ def _check_texts(values: Mapping[str, Any]) -> None:
 
 
 def _of_graph(name: str, roles: Iterable[str]) -> bool:
-    """True if the value of a flag is part of the flow's graph.
-
-    It must be the same each time the run is started.
-    """
+    """Whether a flag's value is part of the flow's graph, and so must not change when the run is restarted."""
     return name.startswith("hp.") or _of_environment(name, roles) is not None
 
 
 def _of_environment(name: str, roles: Iterable[str]) -> tuple[str, str] | None:
-    """(role, setting) of an environment's flag: env, env.NAME, ROLE.env and ROLE.env.NAME; None for other
-    flags."""
+    """Return (role, setting) if a flag belongs to an environment, else None. The role of ``--env`` is empty.
+
+    Such flags are env, env.NAME, ROLE.env and ROLE.env.NAME.
+    """
     head, _, rest = name.partition(".")
     if head == "env":
         return "", rest
@@ -363,13 +366,13 @@ def _of_environment(name: str, roles: Iterable[str]) -> tuple[str, str] | None:
 
 
 def _of_a_call(name: str, roles: Iterable[str]) -> bool:
-    """True if a name is a setting of a role's `generate`."""
+    """Whether a name is a setting of a role's `generate`."""
     head, _, rest = name.partition(".")
     return head in roles and addresses_call(rest)
 
 
 def pool_flag_problems(roles: Iterable[str], config: RunConfig) -> list[Problem]:
-    """Return a problem for each flag that has no effect without --pools, if --pools is missing."""
+    """If --pools is not given, return a problem that lists the flags which need it."""
     if config.options.pools:
         return []
     names = ("pool", "trainer.pool", "generator.pool")

@@ -1,4 +1,4 @@
-"""Check the model folders in flags, before anything slow is imported."""
+"""Check the model folders that flags name, before any slow import."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rlflow.errors import PlanError, nearest
 
 
 def model_folder(text: str, flags: str = "--model") -> Path:
-    """Return the folder of a model. Raises PlanError if it does not exist or has no config.json.
+    """Return the path of a model folder. Raises PlanError if it does not exist or has no config.json.
 
-    ``flags``: the flags that can name a different folder, for the error message.
+    ``flags``: the flags that can name another folder, for the error message.
     """
     folder = Path(text)
     if (folder / "config.json").is_file():
@@ -40,7 +40,7 @@ def model_folder(text: str, flags: str = "--model") -> Path:
 def check_model_folders(values: Mapping[str, Any]) -> None:
     """Raise PlanError for the first ``--model`` or ``--ROLE.model`` that is not a model folder.
 
-    The check takes a fraction of a second; importing PyTorch would take seconds.
+    This takes a fraction of a second, and so reports the error before PyTorch is imported.
     """
     for name, value in values.items():
         if (

@@ -1,4 +1,4 @@
-"""The memory that a run's models need on its ranks, as far as model folders and backends determine it."""
+"""Compute the memory that models need on each rank, as far as model folders and backends determine it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rlflow.errors import PlanError
 def footprint(role: BoundRole, dtype: str, placement: Placement | None = None) -> ModelFootprint:
     """Return the memory that a role's model needs on its pools.
 
-    The memory is unknown (``ModelFootprint(None)``) if the trainer does not declare how its ranks divide the
-    model (``divided``). Raises PlanError if the headers of the model's files cannot be read.
+    It is unknown (``ModelFootprint(None)``) if the trainer does not declare how its ranks divide the model
+    (``divided``). Raises PlanError if the headers of the model's files cannot be read.
     """
     trainer, generator, name = role.trainer, role.generator, role.name
     if role.folder is None or trainer.can.divided is None:
@@ -46,8 +46,8 @@ def footprint(role: BoundRole, dtype: str, placement: Placement | None = None) -
 def facts(folder: Path) -> ModelFacts:
     """Return a model folder's configuration and the shapes of its weights.
 
-    The result is cached until the size or time of a file changes. Raises PlanError if the headers of the
-    weight files cannot be read.
+    The result is cached until the size or modification time of a file changes. Raises PlanError if the
+    headers of the weight files cannot be read.
     """
     try:
         return _facts(
@@ -68,8 +68,9 @@ def facts(folder: Path) -> ModelFacts:
 
 @lru_cache(maxsize=16)
 def _facts(folder: Path, files: tuple[tuple[str, int, int], ...]) -> ModelFacts:
-    """``files``: name, bytes and time of each file. They are part of the cache's key: a changed folder is
-    read again."""
+    """Cached part of ``facts``. ``files``: (name, bytes, time) of each file, so that a changed folder is read
+    again.
+    """
     return ModelFacts.of(folder)
 
 
@@ -78,7 +79,7 @@ def reward_models(
 ) -> Iterator[tuple[str, str, ModelFootprint]]:
     """Yield (pool, name, memory) for each reward model that has its own folder.
 
-    Every rank of a pool that scores with the model loads a complete copy.
+    Every rank of the pool that scores with the model loads a complete copy.
     """
     for role, pools in reward_pools(graph, placement).items():
         for spec in rewards.of_role(role) if role not in roles else ():

@@ -1,6 +1,6 @@
-"""Prepare the inputs of the compiler pass ``residency``, which plans the memory of models.
+"""Prepare the inputs of the compiler pass ``residency``, which plans when models are in memory.
 
-The inputs are how much memory each rank needs, and which parts of models can be offloaded.
+The inputs are the memory that each rank needs, and the parts of models that can be offloaded.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def within_memory(
     options: Options,
     evaluated: str | None,
 ) -> Plan:
-    """Add to a plan when each part of a model is in memory, so that each rank stays within ``--memory``.
+    """Return the plan with an offloading schedule that keeps each rank within ``--memory``.
 
-    Without that flag the plan is unchanged. ``placement``: the plan's placement, or a placement on a single
+    Without that flag, the plan is unchanged. ``placement``: the plan's placement, or a placement on a single
     process. ``evaluated``: the role that samples held-out prompts. Raises PlanError if the models cannot stay
     within the limit.
     """
@@ -75,8 +75,10 @@ def _half(role: str, half: BoundSide, pool: str, parts: Mapping[str, int | None]
 
 
 def _mobility(can: Capabilities, part: str) -> Literal["moves", "passes", "stays"]:
-    """A part "moves" if it can be offloaded, "passes" if it is in memory only while in use, otherwise it
-    "stays"."""
+    """Return how a part of a model can leave memory.
+
+    "moves": it can be offloaded. "passes": it is in memory only while in use. "stays": always in memory.
+    """
     if part in can.movable:
         return "moves"
     return "passes" if part in can.passing else "stays"

@@ -16,13 +16,13 @@ OF_THE_RUN = (*(each.name for each in fields(Options)), *SWITCHES, "config")
 
 
 def no_sampling() -> Sequence[str]:
-    """Return no roles. This is the default if the flow is unknown."""
+    """Return no roles. This is the default for a flow that is unknown."""
     return ()
 
 
 @dataclass(frozen=True)
 class Known:
-    """The parts of a flow that a flag can name."""
+    """The names in a flow that a flag can refer to."""
 
     own: tuple[str, ...] = ()  # its settings, without the prefix hp.
     roles: tuple[str, ...] = ()
@@ -31,9 +31,10 @@ class Known:
 
 
 def unknown_flag(name: str, settings: Iterable[str], known: Known) -> Problem:
-    """Return the problem that a flag without a role is unknown.
+    """Return the problem that a flag without a role, such as --NAME, is unknown to the run and to its
+    backends.
 
-    Neither the run nor a backend of its roles has the flag. ``settings``: the settings of these backends.
+    ``settings``: the settings of the backends.
     """
     return Problem(
         "unknown-flag",
@@ -45,7 +46,7 @@ def unknown_flag(name: str, settings: Iterable[str], known: Known) -> Problem:
 
 
 def unknown_setting(role: str, name: str, settings: Iterable[str], known: Known) -> Problem:
-    """Return the problem that neither backend of a role has the setting in --ROLE.NAME.
+    """Return the problem that neither of a role's backends has the setting in --ROLE.NAME.
 
     ``settings``: the settings of these backends.
     """
@@ -62,7 +63,7 @@ def unknown_setting(role: str, name: str, settings: Iterable[str], known: Known)
 
 
 def unknown_own(name: str, known: Known) -> Problem:
-    """Return the problem that the flow does not have the setting in --hp.NAME."""
+    """Return the problem that the flow has no setting for --hp.NAME."""
     return Problem(
         "unknown-setting",
         f"there is no setting 'hp.{name}'",
@@ -75,7 +76,7 @@ def unknown_own(name: str, known: Known) -> Problem:
 def belongs_nowhere(name: str, heads: Sequence[str], known: Known) -> Problem:
     """Return the problem that the first part of a dotted flag is unknown.
 
-    ``heads``: the possible first parts. If the last part is a setting's name in another project, the message
+    ``heads``: the possible first parts. If the last part is a setting of another project, the message
     suggests rlflow's flag for it.
     """
     head, _, rest = name.partition(".")
@@ -91,18 +92,19 @@ def belongs_nowhere(name: str, heads: Sequence[str], known: Known) -> Problem:
 
 
 def _remedy(flag: str | None) -> dict[str, Any]:
-    """The fields of a problem that suggest the flag that was probably meant."""
+    """Return the keywords of a problem that suggest ``flag``, the flag that was probably meant."""
     first = f"write {flag} if you mean it; " if flag else ""
     return {"nearest": flag, "remedy": f"{first}--help lists all flags of this flow"}
 
 
 def meant(name: str, settings: Iterable[str], known: Known, role: str = "") -> str | None:
-    """Return the flag that was probably meant, or several flags that belong together; None if there is none.
+    """Return the flag that was probably meant; None if no name is similar.
 
-    The most similar name is chosen. If several names are equally similar, they are tried in this order:
-    settings of the flow, of `generate`, of the run, of roles, words of other projects. A word from another
-    project that has no equivalent in this flow suggests no flag. ``settings``: the settings of backends.
-    ``role``: the role that the flag was written for, or the role with a side, such as ``actor.trainer``.
+    If one name corresponds to several flags, they are returned together. The most similar name is chosen. If
+    several names are equally similar, this order decides: settings of the flow, of `generate`, of the run, of
+    roles, and names from other projects. A name from another project without an equivalent in this flow gives
+    no suggestion. ``settings``: the settings of backends. ``role``: the role that the flag was written for,
+    or a role with its side, such as ``actor.trainer``.
     """
     seek = _Search(set(settings), known, role)
     near = [
@@ -121,13 +123,18 @@ class _Search:
     role: str
 
     def names(self) -> Iterator[str]:
-        """All names that may have been misspelt. Among equally similar ones, the first counts."""
+        """All names that a misspelt flag is compared with. Among equally similar names, the first is
+        suggested.
+        """
         yield from (f"hp.{name}" for name in self.known.own)
         yield from (f"generate.{name}" for name in TYPES)
         yield from (*OF_THE_RUN, *sorted(name for name in self.settings if "." not in name), *SETTINGS)
 
     def word(self, name: str) -> str | None:
-        """The flag of this flow that corresponds to a word from another project."""
+        """Return rlflow's flag for a setting of another project; None if this flow has no such flag.
+
+        If several flags together correspond to it, they are joined by "and".
+        """
         for flags in SETTINGS.get(name, ()):
             each = [self.flag(flag) for flag in flags.split(" + ")]
             if all(each):
@@ -135,7 +142,7 @@ class _Search:
         return None
 
     def flag(self, name: str) -> str | None:
-        """A name as a flag; None if the flow does not have it."""
+        """Return a setting's name as a flag; None if neither the flow nor the run has this setting."""
         head, _, rest = name.rpartition(".")
         if head == "hp":
             return f"--{name}" if rest in self.known.own else None

@@ -18,7 +18,7 @@ from rlflow.compiler.placement import Pools
 class Options:
     """The options of `rlflow run`.
 
-    Settings of the algorithm (--hp.NAME) and of backends (--ROLE.NAME) are separate.
+    Settings of the algorithm (--hp.NAME) and of backends (--ROLE.NAME) are not options.
     """
 
     model: str | None = None  # Hugging Face model folder that model roles start from
@@ -102,8 +102,8 @@ class Options:
 
     @property
     def copies_every(self) -> int:
-        """Iterations between in-memory checkpoints of the models; 0 if none are made.
+        """Number of iterations between in-memory checkpoints of the models; 0 if there are none.
 
-        When a worker dies, pools recover from these checkpoints.
+        When a worker dies, the pools recover from these checkpoints.
         """
         return self.commit_every if self.commit_every is not None else int(bool(self.pools))

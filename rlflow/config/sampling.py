@@ -1,6 +1,6 @@
-"""Sampling settings from the command line, which override the flow.
+"""Sampling settings from the command line, which override those in the flow.
 
-They are written --ROLE.generate.NAME, or --ROLE.generate#2.NAME for the role's second call.
+They are written --ROLE.generate.NAME, or --ROLE.generate#2.NAME for the role's second call of `generate`.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ CALL = re.compile(r"generate(#[1-9]\d*)?")
 
 
 def addresses_call(setting: str) -> bool:
-    """True if a role's setting belongs to a call of `generate`: ``generate.stop`` or ``generate#2.top_p``."""
+    """Whether a role's setting belongs to a call of `generate`, as in ``generate.stop`` or
+    ``generate#2.top_p``.
+    """
     return CALL.fullmatch(setting.partition(".")[0]) is not None
 
 
 def repeatable(flag: str) -> bool:
-    """True if a flag can be given several times.
-
-    These flags are the stop strings and stop tokens of a call.
-    """
+    """Whether a flag can be given several times: the stop strings and stop tokens of a `generate` call."""
     _, _, setting = flag.partition(".")
     return setting.rpartition(".")[2] in SEVERAL and addresses_call(setting)
 
 
 def sampling_of(values: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
-    """Sort ``ROLE.generate.NAME`` → value into ``ROLE.generate`` → NAME → value.
+    """Return (sampling settings by call and name, problems).
 
-    Values get the types that `generate` takes. Also returns a problem for each invalid value.
+    The key of a call is ``ROLE.generate``, or ``ROLE.generate#2`` for the second call. Values are converted
+    to the types that `generate` takes. There is a problem for each unknown name and each invalid value.
     """
     settings: dict[str, dict[str, Any]] = {}
     problems = []
@@ -65,7 +65,7 @@ def sampling_of(values: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], l
 
 
 def _value(name: str, value: Any) -> Any:
-    """The value, converted to the type of the setting; None if that is impossible."""
+    """Convert a value to the type of the setting ``name``; None if that is impossible."""
     if name == "lengths":
         return _lengths(value)
     try:
@@ -80,7 +80,10 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _lengths(value: Any) -> Any:
-    """A list of lengths, or the ``lengths`` of a JSON file; None if there are none."""
+    """Return a sequence of response lengths as a tuple, or read it from the key ``lengths`` of a JSON file.
+
+    Returns None if there are no lengths.
+    """
     if isinstance(value, list | tuple):
         return tuple(value)
     try:
@@ -91,7 +94,7 @@ def _lengths(value: Any) -> Any:
 
 
 def _unfit(flag: str, name: str, value: Any) -> Problem:
-    """The problem of an invalid value."""
+    """Return the problem that a sampling setting has an invalid value."""
     expected = (
         GENERATE[name].expected
         if name != "lengths"

@@ -12,7 +12,7 @@ TEMPLATE = "template_kwargs"  # a JSON object; with .NAME, a single variable
 
 
 def template_kwargs(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables of the chat template, taken from the values of ``--data.NAME``.
+    """Return the variables of the chat template, from the values of ``--data.NAME``.
 
     Raises PlanError if ``template_kwargs`` is not a JSON object.
     """
@@ -41,7 +41,9 @@ def template_kwargs(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def number(value: Any) -> Any:
-    """Return the int, float or bool that a text contains, otherwise the text. Other values are unchanged."""
+    """Return the int, float or bool that a text contains, or else the text. Other values are returned
+    unchanged.
+    """
     if not isinstance(value, str):
         return value
     if value.lower() in ("true", "false"):

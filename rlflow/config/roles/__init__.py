@@ -1,8 +1,8 @@
 """Turn a configuration and a graph into the roles of a run.
 
-The same code binds roles for a check, a plan, a run and a worker.
+Checks, plans, runs and workers bind roles with the same code.
 
 The package binds roles to folders, backends, settings and capabilities, makes their models, binds rewards to
-roles, and opens the run's data. Flags are parsed in `rlflow.config`; runs are started in `rlflow.runs`;
+roles, and opens the run's data. Flags are parsed in `rlflow.config`, runs are started in `rlflow.runs`, and
 sampling and training are in `rlflow.backends`.
 """

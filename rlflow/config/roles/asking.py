@@ -1,4 +1,4 @@
-"""Turn follow-up prompts into token ids, with the tokenizer and chat template of the role that answers them."""
+"""Encode follow-up prompts with the tokenizer and chat template of the role that answers them."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def asking(
     config: RunConfig,
     environments: Mapping[str, EnvironmentSpec] = MappingProxyType({}),
 ) -> Asking:
-    """Return the functions that encode follow-up prompts, environment messages and tool calls.
+    """Return the functions that encode follow-up prompts and environment messages, and that parse tool calls.
 
     Follow-up prompts get the same system message and chat format as the data's prompts, but not the data's
-    prompt template (``--data.template``). If a role has an environment with tools, its prompts list these
-    tools. Raises PlanError if roles with different tokenizers sample from the same follow-up prompts.
+    prompt template (``--data.template``). If a role has an environment with tools, its prompts describe these
+    tools. Raises PlanError if roles with different tokenizers answer the same follow-up prompts.
     """
     environment = by_role(environments, graph)
     tools = {role: spec for role, spec in environment.items() if spec.tools}
@@ -107,7 +107,7 @@ def asking(
 
 
 def _refuse_messages(tokenizer: Encoder, names: tuple[str, ...], texts: Sequence[Asked]) -> None:
-    """Raise PlanError for chat messages if the tokenizer does not have a chat template."""
+    """Raise PlanError if follow-up prompts are chat messages and the tokenizer has no chat template."""
     messages = next((text for text in texts if not isinstance(text, str)), None)
     if messages is not None and isinstance(tokenizer, TokenizerEncoder) and not tokenizer.chats:
         raise PlanError.of(
@@ -120,7 +120,9 @@ def _refuse_messages(tokenizer: Encoder, names: tuple[str, ...], texts: Sequence
 
 
 def _alike(names: Sequence[str], folders: Mapping[str, Path | None]) -> None:
-    """Raise PlanError if the tokenizer files of these roles differ."""
+    """Raise PlanError if the roles in ``names`` have different tokenizers. ``folders``: the roles' model
+    folders.
+    """
     known = {name: _digest(folder) for name in names if (folder := folders.get(name)) is not None}
     if len(set(known.values())) > 1:
         raise PlanError.of(

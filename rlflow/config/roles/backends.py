@@ -12,7 +12,8 @@ from rlflow.errors import PlanError
 
 
 def backend(name: str) -> Any:
-    """Import and return the module of a backend, given the name of a shipped backend or a dotted module.
+    """Import a backend and return its module. ``name``: a backend that comes with rlflow, or a dotted module
+    name.
 
     Raises PlanError if the module does not exist.
     """
@@ -26,26 +27,25 @@ def backend(name: str) -> Any:
 
 
 def disable_tf32(device: str, dtype: str) -> None:
-    """Turn off TF32 for float32 runs on a GPU, because TF32 keeps only ten bits of each factor.
+    """In a float32 run on a GPU, disable TF32, which keeps only ten mantissa bits of each factor.
 
-    This overrides environment variables and settings of libraries.
+    This overrides environment variables and library settings.
     """
     if device == "cuda" and dtype == "float32":
         torch.set_float32_matmul_precision("highest")
 
 
 def numbers(dtype: str) -> torch.dtype:
-    """Return the dtype of numbers outside the models, such as scores.
-
-    It is float64 in a float64 run, otherwise float32.
+    """Return the dtype of values outside the models, such as scores: float64 in a float64 run, otherwise
+    float32.
     """
     return torch.float64 if dtype == "float64" else torch.float32
 
 
 def device_of(name: str) -> str:
-    """Return the device of a run: "cuda" or "cpu". "auto" means "cuda" if there is a GPU.
+    """Return the device of a run: "cuda" or "cpu". The name "auto" means "cuda" if there is a GPU.
 
-    Raises PlanError for "cuda" without a GPU.
+    Raises PlanError for "cuda" if there is no GPU.
     """
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -61,5 +61,7 @@ def device_of(name: str) -> str:
 
 
 def device_in(name: str) -> str:
-    """Return the device that a run would use: as ``device_of``, but "cuda" is allowed without a GPU."""
+    """Return the device that a run would use, like ``device_of``. Accepts "cuda" even if there is no GPU
+    here.
+    """
     return name if name == "cuda" else device_of(name)

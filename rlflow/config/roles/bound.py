@@ -1,6 +1,7 @@
 """Bind roles to backends: find each role's model folder, classes, settings and capabilities.
 
-The classes are those of the role's trainer and generator. A run, a plan and a worker bind each role once.
+The classes are the Trainer and Generator of the role's backends. A run, a plan and a worker bind each role
+once.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Sides(NamedTuple):
 
 @dataclass(frozen=True)
 class BoundSide:
-    """A role's trainer or generator."""
+    """A role's trainer side or generator side, with its backend, class and settings."""
 
     half: str  # trainer or generator
     backend: str
@@ -45,7 +46,7 @@ class BoundSide:
     can: Capabilities
 
     def offers(self, ability: type) -> bool:
-        """True if this side's class implements an optional protocol of ``rlflow/training/protocols.py``."""
+        """Whether this side's class implements an optional protocol of ``rlflow/training/protocols.py``."""
         return self.kind is not None and issubclass(self.kind, ability)
 
 
@@ -72,7 +73,7 @@ class BoundRole:
         return self.trainer, self.generator
 
     def half(self, name: str) -> BoundSide:
-        """Return the side with this name, trainer or generator."""
+        """Return the side named "trainer" or "generator"."""
         return self.trainer if name == "trainer" else self.generator
 
 
@@ -80,7 +81,7 @@ Roles = Mapping[str, BoundRole]
 
 
 def model_uses(graph: Graph) -> list[RoleUse]:
-    """Return the used roles that need a model: all except rewards that are not trained."""
+    """Return the roles that the flow uses and that need a model. Rewards that are not trained need none."""
     used = {node.role for node in used_nodes(graph)}
     return [use for use in graph.roles if use.name in used and (use.trained or not use.rewards)]
 
@@ -88,17 +89,17 @@ def model_uses(graph: Graph) -> list[RoleUse]:
 def needed_sides(graph: Graph, use: RoleUse) -> Sides:
     """Return the sides of a role that a flow uses.
 
-    Forward passes and updates need a trainer; sampling needs a generator.
+    Forward passes and updates need a trainer. Sampling needs a generator.
     """
     ops = {node.op for node in used_nodes(graph) if node.role == use.name}
     return Sides(bool(ops - {Op.GENERATE}), Op.GENERATE in ops)
 
 
 def bind_roles(graph: Graph, config: RunConfig) -> dict[str, BoundRole]:
-    """Bind the model roles of a graph, by name.
+    """Bind the model roles of a graph, and return them by name.
 
-    Raises one PlanError for all invalid names, values, folders and packages, before any data or model is
-    loaded.
+    Before any data or model is loaded, raises one PlanError for all invalid names, values, folders and
+    packages.
     """
     roles = bind({use: needed_sides(graph, use) for use in model_uses(graph)}, config)
     PlanError.refuse(temperature_problems(graph, roles))
@@ -108,7 +109,7 @@ def bind_roles(graph: Graph, config: RunConfig) -> dict[str, BoundRole]:
 def temperature_problems(graph: Graph, roles: Roles) -> Iterator[Problem]:
     """Yield a problem for each sampling temperature that a role's generator does not support.
 
-    A temperature that a stage computes is not checked here; the generator checks it while sampling.
+    If a stage computes the temperature, the generator checks it while sampling.
     """
     for node in used_nodes(graph):
         temperature = node.settings.temperature if isinstance(node.settings, GenerateOptions) else None
@@ -129,7 +130,7 @@ def temperature_problems(graph: Graph, roles: Roles) -> Iterator[Problem]:
 
 
 def bind(uses: Mapping[RoleUse, Sides], config: RunConfig) -> dict[str, BoundRole]:
-    """Bind roles whose needed sides are already known. Raises PlanError, as ``bind_roles`` does."""
+    """Bind roles whose required sides are already known. Raises PlanError like ``bind_roles``."""
     roles: dict[str, BoundRole] = {}
     problems: list[Problem] = []
     sampling = [use.name for use in uses if use.generates]
@@ -185,17 +186,17 @@ def _bind_side(half: str, kind: Any, config: RoleConfig, device: str) -> BoundSi
 
 
 def side_class(name: str, half: str) -> Any:
-    """Return a backend's class Trainer or Generator, for the side "trainer" or "generator".
+    """Return a backend's class ``Trainer`` or ``Generator``; None if the backend does not have this class.
 
-    Returns None if the backend does not have that class. Raises PlanError if the backend does not exist.
+    ``half``: "trainer" or "generator". Raises PlanError if the backend does not exist.
     """
     return getattr(backend(name), half.capitalize(), None)
 
 
 def settings(kind: Any, half: str, config: RoleConfig) -> Any:
-    """Return the settings of one side of a role, as an instance of the class's ``Settings``.
+    """Return the settings of one side of a role, as an instance of the ``Settings`` of its class ``kind``.
 
-    ``trainer.NAME`` and ``generator.NAME`` override ``NAME``; settings that only the other side has are
+    ``trainer.NAME`` and ``generator.NAME`` override ``NAME``. Settings that only the other side has are
     skipped. Raises PlanError for invalid values.
     """
     prefix = f"{half}."
@@ -211,7 +212,7 @@ def settings(kind: Any, half: str, config: RoleConfig) -> Any:
 
 
 def class_types(kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a role's two classes as name → type.
+    """Return the type of each setting of a role's two classes, by name. ``kinds``: the class of each side.
 
     Each setting appears twice: as ``NAME`` and with its side as a prefix, such as ``trainer.NAME``.
     """
@@ -225,10 +226,10 @@ def class_types(kinds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def capabilities(kind: Any, chosen: Any, device: str) -> Capabilities:
-    """Return the capabilities of a backend's class with these settings.
+    """Return the capabilities of a backend's class with the settings ``chosen``.
 
-    A class without a method ``capabilities`` can only do what its protocol requires. Raises PlanError if the
-    method fails or does not return Capabilities.
+    A class without a method ``capabilities`` has only the abilities that its protocol requires. Raises
+    PlanError if the method fails or does not return Capabilities.
     """
     try:
         can: object = kind.capabilities(chosen, device) if isinstance(kind, Declares) else Capabilities()
@@ -246,13 +247,13 @@ def capabilities(kind: Any, chosen: Any, device: str) -> Capabilities:
 
 
 def usual(name: str, half: str) -> Capabilities:
-    """Return the capabilities of one side of a backend on a CPU, with the backend's default settings."""
+    """Return the capabilities of a backend's trainer or generator on a CPU, with default settings."""
     kind = side_class(name, half)
     return Capabilities() if kind is None else capabilities(kind, kind.Settings(), "cpu")
 
 
 def no_side(name: str, half: str, role: str) -> Problem:
-    """Return the problem that a backend does not have the side that a role needs."""
+    """Return the problem that a backend does not have the trainer or generator that a role needs."""
     return Problem(
         "backend-half",
         f"the backend '{name}' has no {half.capitalize()}, which role '{role}' needs",
@@ -263,15 +264,15 @@ def no_side(name: str, half: str, role: str) -> Problem:
 
 
 def folders(roles: Iterable[BoundRole]) -> Iterator[Path]:
-    """Yield the model folders of roles, each once."""
+    """Yield the model folders of roles, without repetition."""
     yield from dict.fromkeys(role.folder for role in roles if role.folder is not None)
 
 
 def model_of(config: RoleConfig, model: str | None) -> Path | None:
-    """Return the absolute folder of a role's model: the role's own model, otherwise ``--model``.
+    """Return the absolute path of a role's model folder: the role's own model, or else ``--model``.
 
-    Returns None if the role's backends need no model. Raises PlanError if no folder is named or the folder
-    contains no model.
+    Returns None if the role's backends need no model. Raises PlanError if a model is needed and none is
+    named, or if the folder contains no model.
     """
     text = config.values.get("model") or model
     if text is None:
@@ -288,18 +289,18 @@ def model_of(config: RoleConfig, model: str | None) -> Path | None:
 
 
 def has_weight_check(role: BoundRole, options: Options) -> bool:
-    """True if the weight check compares the role's trainer with its generator.
+    """Whether weight checks compare the role's trainer with its generator.
 
-    The check needs two different backends that should have the same weights.
+    They do if the two sides have different backends that should hold the same weights.
     """
     wanted = role.use.trained and role.use.generates and bool(options.canary) and not options.staleness
     return wanted and role.trainer.backend != role.generator.backend and role.generator.offers(ScoresTokens)
 
 
 def shares_weights(role: BoundRole, options: Options) -> bool:
-    """True if the role's generator samples from the same tensors that its trainer updates.
+    """Whether the role's generator samples from the same tensors that its trainer updates.
 
-    This needs a run in one process, no staleness, the same dtype on both sides, and no offloading.
+    This requires a run in one process, no staleness, the same dtype on both sides, and no offloading.
     """
     beside = all(role.needs) and not options.pools and not options.staleness and options.memory is None
     same = options.dtype != "bfloat16" or not role.use.trained  # trained weights are float32

@@ -1,4 +1,4 @@
-"""Bind environments to roles, and run each in its own processes."""
+"""Bind environments to roles. Each environment runs in its own processes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Specs = Mapping[str, EnvironmentSpec]  # role → environment; "" is any role th
 
 
 def environments_of(named: Mapping[str, Mapping[str, Any]]) -> dict[str, EnvironmentSpec]:
-    """Read the environments of ``--env`` and ``--ROLE.env``, as role → environment.
+    """Return the environments of ``--env`` and ``--ROLE.env``, by role.
 
-    ``named``: as ``RunConfig.environments``. Raises PlanError for an environment that does not exist, and for
-    environment settings without an environment.
+    ``named``: settings by role, as in ``RunConfig.environments``. Raises PlanError for an environment that
+    does not exist, and for environment settings without an environment.
     """
     specs = {}
     for role, values in named.items():
@@ -44,15 +44,15 @@ def environments_of(named: Mapping[str, Mapping[str, Any]]) -> dict[str, Environ
 
 
 def default_rewards(named: tuple[str, ...], specs: Specs) -> tuple[str, ...]:
-    """Return the rewards that are named, or the default.
+    """Return the rewards that the user named, or the default reward if there are none.
 
-    The default is the environment's score if the environment gives one, otherwise the scorer of the data.
+    The default is the environment's score if the environment gives one, or else the data's own scorer.
     """
     return named or (("env",) if any(spec.source.scores for spec in specs.values()) else ("task",))
 
 
 def wanted_fields(wanted: Wanted, specs: Specs) -> Wanted:
-    """Add the data fields that environments read to the fields that rewards read."""
+    """Return the data fields that rewards and environments read. ``wanted``: the fields that rewards read."""
     names = {name: True for spec in specs.values() for name in spec.source.required}
     optional = {name: False for spec in specs.values() for name in spec.source.optional}
     rest = any(spec.source.rest for spec in specs.values())
@@ -67,14 +67,16 @@ def sampling_roles(graph: Graph) -> list[str]:
 
 
 def by_role(specs: Specs, graph: Graph) -> dict[str, EnvironmentSpec]:
-    """Return the environment of each role that samples and has one."""
+    """Return the environment of each role that samples, by role. Roles without an environment are omitted."""
     return {
         role: spec for role in sampling_roles(graph) if (spec := specs.get(role) or specs.get("")) is not None
     }
 
 
 class Environments:
-    """The environments of a run's roles. Each has its own processes, which start with the first episodes."""
+    """The environments of a run's roles. Each environment has its own processes, which start with the first
+    episodes.
+    """
 
     def __init__(self, specs: Specs, graph: Graph, options: Options) -> None:
         allowed = Confinement(
@@ -86,13 +88,13 @@ class Environments:
         }
 
     def reasons(self) -> dict[Cause, str]:
-        """Return the first error message for each cause of failed episodes."""
+        """The first error message for each cause of failed episodes."""
         return {
             Cause(cause): message for pool in self.pools.values() for cause, message in pool.failures.items()
         }
 
     def on_output(self, on_output: OnOutput) -> None:
-        """Forward everything that environments print from now on to ``on_output``.
+        """Call ``on_output`` with everything that environments print from now on.
 
         Several threads call it.
         """
@@ -112,8 +114,8 @@ class Environments:
 def single_rank(specs: Specs, graph: Graph, tensor: Mapping[str, int]) -> None:
     """Raise PlanError if several ranks sample the same rows of a role with an environment.
 
-    Each rank would have its own environment, and the environments could answer differently. ``tensor``: role
-    → number of ranks of its generator that compute together.
+    Each rank would have its own copy of the environment, and the copies could answer differently. ``tensor``:
+    number of tensor-parallel ranks of each role's generator.
     """
     for role, spec in by_role(specs, graph).items():
         if tensor.get(role, 1) > 1:

@@ -1,6 +1,6 @@
-"""The extra held-out sets of a run, ``--eval NAME=FILE``.
+"""The additional held-out sets of a run, named with ``--eval NAME=FILE``.
 
-Each set is a complete file, folder or task, opened in the same way as data.
+Each set is a file, folder or task that is used completely. It is opened like the run's data.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ FIGURES = ("sampled", "greedy", "score")  # names of metrics; a set cannot have 
 
 
 def set_paths(options: Options, roles: Collection[str] = ()) -> dict[str, str]:
-    """Return each extra held-out set as name → its file, folder or task.
+    """Return the file, folder or task of each additional held-out set, by the set's name.
 
     Raises PlanError if a set has no name, a name that is already used, or a weight. ``roles``: the flow's
-    roles; their names are used in metrics, so a set cannot have them.
+    roles. A set cannot have a role's name, because both are used in metrics.
     """
     reserved = [*(source.name for source in parse_sources(options.data)), *FIGURES, *roles]
     paths: dict[str, str] = {}
@@ -71,11 +71,11 @@ def open_sets(
     roles: Collection[str] = (),
     telling: Callable[[Encoder], Encoder] = unchanged,
 ) -> dict[str, Dataset]:
-    """Open the extra held-out sets and return them by name.
+    """Open the additional held-out sets, and return them by name.
 
     ``values``: the values of ``--data.NAME``. ``tokenizer``: the folder whose tokenizer encodes the sets.
-    ``wanted``: set → fields that its reward may read. ``telling``: as for ``open_data``. Raises PlanError for
-    a set that cannot be read or has no records.
+    ``wanted``: a function from a set's name to the fields that its reward may read. ``roles``: the flow's
+    roles. ``telling``: as in ``open_data``. Raises PlanError for a set that cannot be read or has no records.
     """
     paths = set_paths(options, roles)
     names = [*(source.name for source in parse_sources(options.data)), *paths]
@@ -99,10 +99,10 @@ def open_sets(
 
 
 def _of_files(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The data settings that apply to these sets.
+    """Return the data settings that apply to held-out sets.
 
-    These are the settings of a single set (dotted names) and the settings that any file can have. Parameters
-    of a reasoning-gym task are excluded.
+    These are the settings of a single set (dotted names) and the settings that any file can have, without the
+    parameters of reasoning-gym tasks.
     """
     return {
         key: value for key, value in values.items() if "." in key or key in (*SHARED, *FIELDS, "max_prompt")

@@ -1,6 +1,6 @@
-"""Judges of answers to held-out prompts.
+"""Judges, which score the answers to held-out prompts.
 
-A judge is one reward; some judges can also extract the answer from a response.
+A judge is one reward per data source. Some judges also extract the answer from a response.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SAMPLED = ("completion", "finish")  # columns of a sampled answer, in addition t
 
 @dataclass(frozen=True)
 class Judgement:
-    """The scores of answers and the extracted answers, row by row."""
+    """The score and the extracted answer of each row."""
 
     scores: Tensor  # float [rows]; NaN for a missing score
     extracted: tuple[str | None, ...]  # the answer in each response; None if the judge found none
@@ -34,9 +34,9 @@ class Judgement:
 
 @dataclass(frozen=True)
 class HeldOutJudge:
-    """Scores answers in reward processes of the driver.
+    """Scores the answers to held-out prompts, in reward processes of the driver.
 
-    In an environment, the judge scores the model's last message.
+    With an environment, the judge scores the model's last message.
     """
 
     dtype: torch.dtype
@@ -45,16 +45,16 @@ class HeldOutJudge:
 
     @staticmethod
     def of(dtype: torch.dtype, rewards: Mapping[str, Reward]) -> HeldOutJudge:
-        """Return a judge for these rewards.
+        """Return a judge that scores with these rewards, given by data source.
 
-        If a reward is a built-in scorer, the judge also extracts answers.
+        It also extracts answers for a source whose reward is a built-in scorer.
         """
         return HeldOutJudge(dtype, {source: _extracting(reward) for source, reward in rewards.items()})
 
     def __call__(self, batch: Batch) -> Judgement:
         """Score rows that have the columns of their prompts and completions.
 
-        A failed episode gets the score NaN.
+        Without rewards, the score is the environment's own. A failed episode gets the score NaN.
         """
         if "said" not in batch:
             return self._judged(batch)
@@ -88,7 +88,7 @@ class HeldOutJudge:
 
 
 def _extracting(reward: Reward) -> Reward:
-    """The reward, which also extracts answers if its scorer is built in."""
+    """Return the reward. If its scorer is built in, it also extracts answers."""
     scorer = reward.scorer
     if scorer.kind not in BUILT_IN:
         return reward
@@ -98,7 +98,10 @@ def _extracting(reward: Reward) -> Reward:
 
 
 def check_judge(reward: Reward, name: str, data: Judged) -> None:
-    """Raise PlanError if the judge of the held-out set ``name`` reads a column that the set does not have."""
+    """Raise PlanError if the judge of the held-out set ``name`` reads a column that the set does not have.
+
+    ``reward``: the judge. ``data``: the set.
+    """
     there = [*data.columns, *SAMPLED]
     for column in reward.reads:
         if column not in there and field_column(column) not in there:
@@ -113,7 +116,7 @@ def check_judge(reward: Reward, name: str, data: Judged) -> None:
 
 
 def no_judge(name: str, rewards: tuple[RewardSpec, ...]) -> PlanError:
-    """Return the error that none of the rewards can score the answers to the held-out set ``name``."""
+    """Return the error that none of ``rewards`` can score the answers to the held-out set ``name``."""
     return PlanError.of(
         "eval-reward",
         f"no reward can score the held-out set '{name}'",

@@ -1,4 +1,4 @@
-"""Make the models of a run from bound roles, in this process."""
+"""Make the models of a run from its bound roles, in this process."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ LoadedModels = Callable[[str, str, Any], None]
 
 
 def needed(role: BoundRole) -> Sides:
-    """Return all sides that a role needs. A run in one process makes all of them."""
+    """Return all sides that a role needs. This is the default for a run in one process, which makes all of
+    them.
+    """
     return role.needs
 
 
 def nothing(role: str, half: str, model: Any) -> None:
-    """Ignore a loaded model. This is the default callback."""
+    """Do nothing. This is the default callback for a loaded model."""
 
 
 def make_models(
@@ -36,11 +38,11 @@ def make_models(
     loaded: LoadedModels = nothing,
     group: Any = None,
 ) -> dict[str, Model]:
-    """Make a Model for each role and return the models by role. Roles are loaded one after another.
+    """Load the model of each role, one role after another, and return the models by role.
 
-    ``updates``: role → its optimizer steps over the run. ``placed``: returns the sides of a role to make in
-    this process. ``loaded``: called with each trainer or generator after loading. ``group``: as in
-    ``ModelSpec``.
+    ``updates``: each role's number of optimizer steps over the run. ``placed``: a function that returns the
+    sides of a role to make in this process. ``loaded``: called with each trainer or generator after loading.
+    ``group``: as in ``ModelSpec``.
     """
     disable_tf32(device, options.dtype)
     models = {}
@@ -73,7 +75,7 @@ def make_models(
 
 
 def ends(role: BoundRole) -> tuple[int, ...]:
-    """Return the ids of the tokens that end a role's rows.
+    """Return the ids of the tokens that end a role's responses.
 
     Returns () if the role does not sample, or if its generator is the null backend.
     """
@@ -82,10 +84,10 @@ def ends(role: BoundRole) -> tuple[int, ...]:
 
 
 def trainer_alone(role: BoundRole, options: Options, updates: int) -> Trainer:
-    """Make a trainer of a role in this process alone, even if several ranks train the role.
+    """Make a role's trainer in this process alone, as a reference for results from several ranks.
 
-    The trainer is the backend `local` on the CPU, with those of the role's settings that `local` has. It is
-    the reference for results from several ranks. ``updates``: the role's optimizer steps over the run.
+    The trainer is the backend `local` on the CPU. It gets those of the role's settings that `local` has.
+    ``updates``: the role's number of optimizer steps over the run.
     """
     kind, use = backend("local").Trainer, role.use
     settings = {

@@ -1,7 +1,4 @@
-"""Open the data of a run, and split them into training and held-out records.
-
-The data are named by --data and --data.NAME.
-"""
+"""Open the data that --data and --data.NAME describe, and split them into training and held-out records."""
 
 from __future__ import annotations
 
@@ -35,11 +32,11 @@ def open_dataset(
     wanted: Callable[[str], Wanted] = lambda source: NOTHING,
     telling: Callable[[Encoder], Encoder] = unchanged,
 ) -> Dataset:
-    """Open the data of a run and return them as one data set, also if there are several sources.
+    """Open the data of a run as one data set, also if there are several sources.
 
-    The null backend gets synthetic records if no data are named. ``wanted``: source → fields that its rewards
-    may read. ``telling``: as for ``open_data``. Raises PlanError if a source cannot be read or no data are
-    named.
+    If no data are named, the null backend gets synthetic records. ``wanted``: a function from a source's name
+    to the fields that its rewards may read. ``telling``: as in ``open_data``. Raises PlanError if a source
+    cannot be read, or if no data are named and another backend needs them.
     """
     if not config.options.data:
         if config.options.backend == "null":
@@ -77,7 +74,7 @@ def open_dataset(
 def own_settings(values: Mapping[str, Any], source: str, sources: Sequence[str]) -> dict[str, Any]:
     """Return the settings of one data source. ``--data.SOURCE.NAME`` overrides ``--data.NAME``.
 
-    ``--data.NAME`` applies to all sources. Raises PlanError for an unknown source, and for
+    ``values``: the values of all data settings. Raises PlanError for an unknown source, and for
     ``--data.SOURCE.NAME`` if NAME must be the same for all sources.
     """
     common: dict[str, Any] = {}
@@ -112,7 +109,7 @@ def own_settings(values: Mapping[str, Any], source: str, sources: Sequence[str])
 def data_settings(
     values: Mapping[str, Any], declared: Iterable[str], wanted: Wanted = NOTHING
 ) -> dict[str, Any]:
-    """Return the values of ``--data.NAME`` as keywords for ``open_data``.
+    """Convert the values of ``--data.NAME`` to keyword arguments for ``open_data``.
 
     ``declared``: columns that the flow reads from the data in addition to the standard ones. ``wanted``:
     fields that rewards may read. A name that is neither a data setting nor one of these fields is a parameter
@@ -139,10 +136,10 @@ def data_settings(
 
 
 def holds_responses(flow: Flow, data: Dataset, source: str) -> None:
-    """Raise PlanError if the flow learns from responses in the data, and the data do not have them.
+    """Raise PlanError if the flow learns from responses in the data, and the records have none.
 
     Depending on the flow, records need the field completion, or the fields chosen and rejected. ``source``:
-    name of the data, for the message.
+    what the message calls the data.
     """
     wanted = {"completion": ("completion",), "chosen": ("chosen", "rejected")}
     for name, needed in wanted.items():
@@ -157,7 +154,7 @@ def holds_responses(flow: Flow, data: Dataset, source: str) -> None:
 
 
 def counted(name: str, value: Any) -> int:
-    """Return the integer value of the data setting ``name``.
+    """Convert the value of the data setting ``name`` to an integer.
 
     Raises PlanError if it is invalid or out of range.
     """
@@ -174,7 +171,7 @@ def counted(name: str, value: Any) -> int:
 
 
 def true_or_false(value: Any) -> bool:
-    """Return the value of ``--data.chat`` as a bool. Raises PlanError for anything except true and false."""
+    """Convert the value of ``--data.chat`` to a bool. Raises PlanError for anything except true and false."""
     if str(value).lower() not in ("true", "false"):
         raise PlanError.of(
             "flag",
@@ -187,7 +184,7 @@ def true_or_false(value: Any) -> bool:
 
 
 def made_up(flow: Flow) -> Dataset:
-    """Return synthetic records for the null backend, with the columns that the flow declares."""
+    """Return a data set of synthetic records for the null backend, with the columns that the flow declares."""
     responses = ("good", "bad") if "chosen" in flow.data else ("good",) if "completion" in flow.data else ()
     filler = {
         name: "x" if kind.level is Level.TEXT else 0 for name, kind in flow.data.items() if name not in FIELDS
@@ -202,7 +199,9 @@ def made_up(flow: Flow) -> Dataset:
 
 
 def split_records(data: Dataset, held_out: int) -> tuple[Dataset, Dataset]:
-    """Split data into training and held-out data. At most a fifth of the questions is held out."""
+    """Return (training, held-out) data. ``held_out``: number of questions; at most a fifth of them is held
+    out.
+    """
     if data.parts:
         return data.split(fifths(data, held_out) if held_out else 0)
     return data.split(min(held_out, len({record.question for record in data.records}) // 5))

@@ -1,4 +1,4 @@
-"""Limits on the length of a row, determined by the models of a run."""
+"""Compute limits on the length of rows from the models of a run."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ STRETCHED = ("linear", "dynamic", "yarn")
 
 
 def room(graph: Graph, roles: Roles, rewards: Iterable[str], responses: bool) -> Room:
-    """Return the maximum lengths in tokens of prompts and rows, given the models of a run.
+    """Return the maximum tokens of prompts and rows that the models of a run accept.
 
     If the flow samples, prompts are limited so that the sampled tokens fit after them. If the data have
-    responses, complete rows are limited. ``rewards``: as in ``--reward``. Raises PlanError if the sampled
-    tokens leave no room for a prompt.
+    responses (``responses``), complete rows are limited. ``rewards``: the values of ``--reward``. Raises
+    PlanError if the sampled tokens leave no room for a prompt.
     """
     shortest = min(_limits(roles, rewards), default=None)
     if shortest is None:
@@ -69,8 +69,10 @@ def _no_room(graph: Graph, node: Node, of: str, positions: int) -> PlanError:
 
 
 def _limits(roles: Roles, rewards: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """The longest row of each model that limits it, with the model's name: models of roles, their engines,
-    and reward models with their own folder."""
+    """Yield (tokens of the longest row, name) for each model that limits the row length.
+
+    These are the models of roles, their inference engines, and reward models with their own folder.
+    """
     for name, role in roles.items():
         if role.folder is not None and {half.backend for half in role.sides} != {"null"}:
             limits = {
@@ -84,7 +86,10 @@ def _limits(roles: Roles, rewards: Iterable[str]) -> Iterator[tuple[int, str]]:
 
 
 def boundaries(folder: Path | None) -> list[Boundary]:
-    """Return the row lengths at which a model's rotary frequencies change; empty for most models."""
+    """Return the row lengths at which a model's rotary frequencies change; empty for most models.
+
+    ``folder``: the model folder; None gives an empty list.
+    """
     try:
         return (
             list(pretrained.length_boundaries(pretrained.read_config(folder)).values())
@@ -96,10 +101,9 @@ def boundaries(folder: Path | None) -> list[Boundary]:
 
 
 def longest_row(graph: Graph, datasets: Iterable[Dataset], max_prompt: int | None) -> int:
-    """Return the length in tokens of the longest row, including its prompt, that a run can make.
+    """Return an upper bound for the tokens of a row in this run, including its prompt.
 
-    Returns 0 if a stage writes follow-up prompts of unlimited length. ``max_prompt``: the length limit of
-    follow-up prompts.
+    Returns 0 if follow-up prompts have no length limit. ``max_prompt``: maximum tokens of a follow-up prompt.
     """
     nodes = list(used_nodes(graph))
     asks = any(node.op is Op.ASK for node in nodes)
@@ -114,7 +118,7 @@ def longest_row(graph: Graph, datasets: Iterable[Dataset], max_prompt: int | Non
 
 
 def positions_of(folder: Path) -> int | None:
-    """Return the longest row in tokens that a model supports; None if its configuration does not say."""
+    """Return the maximum tokens of a row that a model supports; None if its configuration does not say."""
     # If the configuration is damaged, loading the model reports the error.
     config = pretrained.read_object(folder / pretrained.CONFIG)
     text = own if isinstance(own := config.get("text_config"), dict) and own else config
@@ -123,9 +127,9 @@ def positions_of(folder: Path) -> int | None:
 
 
 def _stretched(config: Mapping[str, Any], longest: int) -> int:
-    """The longest row after rotary embeddings were scaled.
+    """Return the model's maximum row length, after scaling by its rotary embeddings.
 
-    The configuration may still contain the length before scaling.
+    ``longest``: the maximum in the configuration, which may be the length before scaling.
     """
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) not in STRETCHED:

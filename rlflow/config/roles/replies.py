@@ -1,4 +1,4 @@
-"""Check how replies end and how further turns can follow them, using only the files in model folders."""
+"""Check how replies end and how later turns follow them, from the files in model folders alone."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def reply_problems(
 ) -> Iterator[Problem]:
     """Yield problems in model folders that affect the end of a reply or the turns after it.
 
-    The problems are: files that disagree about the tokens at the end of a reply, templates that cannot
-    continue after a reply, and tokenizers that cannot encode text from an environment or an `ask`.
+    The problems are files that disagree on the end tokens, templates that cannot continue after a reply, and
+    tokenizers that cannot encode text from an environment or an `ask`.
 
-    ``default``: the folder whose tokenizer encodes the data. ``own``: role → its own folder, if it has one.
-    ``specs``: environments by role. ``chat``: whether a chat template, if there is one, formats texts.
-    ``variables``: the template's variables besides messages.
+    ``default``: the folder whose tokenizer encodes the data. ``own``: the folder of each role that has its
+    own. ``specs``: environments by role. ``chat``: whether texts go through the chat template, if there is
+    one. ``variables``: the variables of the template, in addition to messages.
     """
     folders = [default, *(own.get(role) for role in sampling_roles(graph))]
     for each in dict.fromkeys(Path(folder).absolute() for folder in folders if folder is not None):
@@ -55,7 +55,7 @@ def reply_problems(
 def stop_problems(program: Program, default: str | Path | None, own: Folders) -> Iterator[Problem]:
     """Yield a problem for each id in ``stop_token_ids`` that is not below the model's vocabulary size.
 
-    ``default``, ``own``: as for ``reply_problems``.
+    ``default`` and ``own`` are as in ``reply_problems``.
     """
     for node in used_nodes(program.graph):
         ids = node.settings.stop_token_ids if isinstance(node.settings, GenerateOptions) else ()
@@ -75,7 +75,10 @@ def stop_problems(program: Program, default: str | Path | None, own: Folders) ->
 
 
 def _variable_problems(default: str | Path | None, variables: Variables) -> Iterator[Problem]:
-    """Problems with variables of the chat template in the folder whose tokenizer encodes the data."""
+    """Yield problems with the variables that the run sets for the data's chat template.
+
+    ``default``: the folder whose tokenizer encodes the data.
+    """
     template = template_of(Path(default).absolute()) if default is not None and variables else None
     try:
         check_variables(variables, template)
@@ -84,12 +87,14 @@ def _variable_problems(default: str | Path | None, variables: Variables) -> Iter
 
 
 def _answering_roles(node: Node) -> tuple[str, ...]:
-    """The roles that answer the prompts of an `ask`; empty for other nodes."""
+    """Return the roles that answer the prompts of an `ask` node; empty for other nodes."""
     return node.settings.roles if isinstance(node.settings, AskOptions) else ()
 
 
 def _goes_on(node: Node) -> str:
-    """The role whose chat an `ask` continues after its reply; empty for other nodes."""
+    """Return the role whose chat continues with an `ask` node's prompt; empty if the prompt starts a new
+    chat.
+    """
     return (
         next(iter(_answering_roles(node)), "")
         if {"text", "tokens"} <= {each.parameter for each in node.inputs}
@@ -100,9 +105,9 @@ def _goes_on(node: Node) -> str:
 def _control_problems(
     graph: Graph, default: str | Path | None, own: Folders, environments: Mapping[str, EnvironmentSpec]
 ) -> Iterator[Problem]:
-    """Warnings for tokenizers that always encode the text of a control token as that token.
+    """Yield a warning for each tokenizer that cannot encode the text of a control token as ordinary tokens.
 
-    Only tokenizers that encode texts from outside the data are checked. ``environments``: by role.
+    Only tokenizers that encode text from environments or an `ask` are checked. ``environments``: by role.
     """
     places = {role: node.place for node in used_nodes(graph) for role in _answering_roles(node)}
     places |= {
@@ -131,10 +136,10 @@ def _control_problems(
 def _turn_problems(
     template: ChatTemplate, spec: EnvironmentSpec | None, ask: Node | None
 ) -> Iterator[Problem]:
-    """Problems with the turns that an environment or an `ask` adds after a reply.
+    """Yield problems with the turns that an environment or an `ask` adds after a reply.
 
-    If the template allows no message after a reply, an environment gets only a warning, because it can still
-    write plain text.
+    If the template allows no turn after a reply, an environment gets only a warning, since it can append
+    plain text instead.
     """
     question = {"role": "user", "content": QUESTION}
     place = ask.place if ask is not None else spec.place if spec is not None else None

@@ -1,4 +1,4 @@
-"""Bind rewards to reward roles. Reward processes or a model's forward pass compute the scores of rows."""
+"""Bind rewards to reward roles. Reward processes, or a model's forward pass, score the rows."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from rlflow.training.protocols import ModelSpec, Trainer
 
 @dataclass
 class ModelReward:
-    """A frozen reward model with its own folder and a score head."""
+    """A frozen reward model with a score head, loaded from its own folder."""
 
     spec: RewardSpec
     trainer: Trainer | None = None
 
     def load(self, device: str, options: Options) -> None:
-        """Load the model with a trainer of the run's backend."""
+        """Load the reward model, with the trainer class of the run's backend."""
         kind = side_class(options.backend, "trainer")
         self.trainer = kind(
             ModelSpec(
@@ -71,7 +71,7 @@ class ModelReward:
 
 @dataclass
 class EpisodeReward:
-    """The score that a row's environment gave its episode."""
+    """A reward that is the score which a row's environment gave to its episode."""
 
     spec: RewardSpec
 
@@ -85,7 +85,7 @@ class EpisodeReward:
 
 @dataclass(frozen=True)
 class Asked:
-    """Rows that reward functions are scoring."""
+    """Rows that were submitted to reward functions, whose scores are not awaited yet."""
 
     batch: Batch
     calls: list[tuple[Reward, Any]]
@@ -93,9 +93,9 @@ class Asked:
 
 @dataclass
 class Weighted:
-    """The weighted sum of the rewards of one role, in ``dtype``.
+    """The weighted sum of one role's rewards, in ``dtype``.
 
-    If one reward has no score for a row, the sum has none either.
+    If a row's score is missing for one reward, the sum is missing too.
     """
 
     dtype: torch.dtype
@@ -104,7 +104,7 @@ class Weighted:
     reasons: dict[Cause, str] = field(default_factory=dict)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
-        """Return the weighted sum of scores for each row, and metrics."""
+        """Return each row's weighted sum of scores, and metrics."""
         return self.answer(self.ask(batch))
 
     def ask(self, batch: Batch) -> Asked:
@@ -112,7 +112,7 @@ class Weighted:
         return Asked(batch, submit_all(self.functions, batch))
 
     def answer(self, asked: Asked) -> tuple[Tensor, PartialMetrics]:
-        """Wait for the scores of submitted rows. Return the weighted sum for each row, and metrics."""
+        """Wait for the scores of submitted rows, and return each row's weighted sum of scores, and metrics."""
         batch = asked.batch
         total = torch.zeros(len(batch), dtype=torch.float64)
         metrics: dict[Label, PartialMetric] = {}
@@ -136,9 +136,9 @@ class Weighted:
         return sums, metrics
 
     def _of_part(self, reward: str, scores: Scores, several: bool) -> dict[Label, PartialMetric]:
-        """The metrics of one reward.
+        """Return the metrics of one reward.
 
-        ``several``: there are other rewards too, so this reward's own mean is reported.
+        ``several``: whether the role has other rewards. If so, the metrics include this reward's own mean.
         """
         self.reasons.update({Cause(cause, reward): message for cause, message in scores.first.items()})
         metrics: dict[Label, PartialMetric] = {
@@ -156,13 +156,13 @@ class Weighted:
 
 @dataclass
 class BySource:
-    """The weighted sum of rewards, where each source of data has its own rewards."""
+    """Scores each row with the weighted sum of the rewards of its data source."""
 
     dtype: torch.dtype
     sums: Mapping[str, Weighted]  # by the source's name
 
     def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
-        """Return the score of each row, from the rewards of its data source, and metrics."""
+        """Return each row's score from the rewards of its data source, and metrics."""
         total = torch.full((len(batch),), torch.nan, dtype=self.dtype)
         names = batch[SOURCE]
         rows = {
@@ -186,19 +186,19 @@ class BySource:
 
 @dataclass
 class ModelScore:
-    """A reward role that the run itself trains. Its scores come from the role's model."""
+    """The scorer of a reward role that the run itself trains. The scores come from the role's model."""
 
     engine: Engine
     role: str
 
     def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
-        """Return the model's score of each row, and no metrics."""
+        """Return the model's score of each row, and empty metrics."""
         return torch.as_tensor(self.engine.forward(self.role, ("scores",), batch)["scores"]), {}
 
 
 @dataclass(frozen=True)
 class RewardNames:
-    """The rewards that score the rows of each role, as flags name them."""
+    """The rewards of each role, as flags name them."""
 
     named: tuple[RewardSpec, ...] = ()  # from --reward, in that order; default: the data's scorer
     own: Mapping[str, RewardSpec] = field(default_factory=dict)  # role → its own reward (--ROLE.reward)
@@ -211,7 +211,7 @@ class RewardNames:
 
     @staticmethod
     def of(config: RunConfig, flow: Flow) -> RewardNames:
-        """Return the rewards of a flow's roles.
+        """Return the rewards of a flow's roles, as the configuration names them.
 
         Raises PlanError for a reward or source that does not exist, and for a source without a reward.
         """
@@ -233,23 +233,22 @@ class RewardNames:
         return names
 
     def of_role(self, role: str) -> tuple[RewardSpec, ...]:
-        """Return the rewards of a role.
+        """Return the rewards of a role: --ROLE.reward if given, or else all rewards.
 
-        This is the role's own reward, or for ``*rewards`` the reward at the role's position, otherwise all
-        rewards.
+        A role of ``*rewards`` has one reward, the one at the role's position.
         """
         if role in self.own:
             return (self.own[role],)
         return (self.named[self.places[role]],) if role in self.places else self.named
 
     def wanted(self, source: str) -> Wanted:
-        """Return the data fields that the reward functions of a source may read."""
+        """Return the data fields that the reward functions of a data source may read."""
         return wanted(spec for spec in (*self.named, *self.own.values()) if spec.source in ("", source))
 
     def wanted_of_set(self, name: str) -> Wanted:
         """Return the data fields that the reward of a held-out set may read.
 
-        The fields are required if a reward is named for the set, otherwise optional.
+        If a reward is named for the set, its required fields are required. Otherwise all fields are optional.
         """
         if name in self.judges:
             return wanted([self.judges[name]])
@@ -257,22 +256,22 @@ class RewardNames:
         return dataclasses.replace(maybe, names=dict.fromkeys(maybe.names, False))
 
     def forms(self) -> Iterator[str]:
-        """Yield a line of text for each reward function that has the signature of another project."""
+        """Yield a line for each reward function that is written for another project, with how it is called."""
         for spec in dict.fromkeys([*self.named, *self.own.values(), *self.judges.values()]):
             form = reads(spec.path, spec.function).form if spec.kind == "function" else None
             if form:
                 yield f"reward {spec.name} is called in the way of {form.project}: {spec.function}({', '.join(form.parameters)})"
 
     def functions_only(self, role: str) -> bool:
-        """True if no reward of the role is a model."""
+        """Whether none of the role's rewards comes from a model or an environment."""
         return all(spec.judges_text for spec in ([self.own[role]] if role in self.own else self.named))
 
 
 def unweighted(role: str, specs: Iterable[RewardSpec], own: bool) -> tuple[RewardSpec, ...]:
     """Return the rewards of a role without their weights, for a flow that weights rewards itself.
 
-    ``own``: the rewards come from --ROLE.reward. A flow cannot see the weight of such a reward, so a weight
-    raises PlanError.
+    ``own``: whether the rewards come from --ROLE.reward. The flow does not get the weight of such a reward,
+    so a weight raises PlanError.
     """
     if own and (weight := next((spec.weight for spec in specs if spec.weight != 1), None)) is not None:
         raise PlanError.of(
@@ -286,7 +285,10 @@ def unweighted(role: str, specs: Iterable[RewardSpec], own: bool) -> tuple[Rewar
 
 
 def _judges(written: Iterable[str]) -> dict[str, RewardSpec]:
-    """Held-out set → its reward. Raises PlanError if a set has two rewards, or if its reward is a model."""
+    """Return the reward that scores each held-out set, by the set's name.
+
+    Raises PlanError if a set has two rewards, or if its reward is a model.
+    """
     judges: dict[str, RewardSpec] = {}
     for spec in map(parse_reward, written):
         if not spec.judges_text or spec.source in judges:
@@ -306,8 +308,10 @@ class Rewards:
     """The rewards of a run. Reward functions share a pool of processes, which ``close`` stops."""
 
     def __init__(self, names: RewardNames, data: Judged, options: Options, tokenizer: str | None) -> None:
-        """``tokenizer``: the folder whose tokenizer encodes the data; reward models must have the same
-        tokenizer."""
+        """Bind the named rewards to the data. ``tokenizer``: the folder whose tokenizer encodes the data.
+
+        Reward models must have this tokenizer.
+        """
         self.names, self._data, self._options, self._tokenizer = names, data, options, tokenizer
         allowed = Confinement(
             options.reward_env, options.reward_write, options.reward_network, options.reward_memory
@@ -320,7 +324,7 @@ class Rewards:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The columns that reward roles read, given these rewards and data."""
+        """The columns that reward roles read, for these rewards and data."""
         if self._null:
             return ()
         functions = [spec for spec in self.names.named if spec.judges_text]
@@ -346,18 +350,15 @@ class Rewards:
 
     @property
     def _sources(self) -> Mapping[str, Judged]:
-        """The sources of data; a single source has an empty name."""
+        """The data sources by name. A single source has an empty name."""
         return self._data.sources or {"": self._data}
 
     def _judged(self, data: Judged) -> bool:
-        """True if rewards are named, or if the data have their own scorer.
-
-        A flow without rewards needs neither.
-        """
+        """Whether ``data`` can be scored: rewards are named, or the data have their own scorer."""
         return bool(self._options.reward) or data.scorer is not None
 
     def _bind(self, specs: Iterable[RewardSpec], source: str) -> list[Reward]:
-        """The rewards that score the rows of a source.
+        """Return the rewards that score the rows of a source.
 
         Raises PlanError for a reward that reads columns which only other sources have.
         """
@@ -372,7 +373,7 @@ class Rewards:
     def _by_source(
         self, specs: Iterable[RewardSpec], models: Iterable[ModelReward | EpisodeReward] = ()
     ) -> Weighted | BySource:
-        """The sum of rewards, separately for each source."""
+        """Return a scorer that sums the rewards of each source separately."""
         specs, models = list(specs), list(models)
         sums = {
             source: Weighted(
@@ -385,11 +386,11 @@ class Rewards:
         return BySource(self._dtype, sums) if self._data.sources else sums[""]
 
     def scorer(self, role: str, weighed: Collection[str] = ()) -> Scorer:
-        """Return the scorer of a reward role's rows.
+        """Return the scorer for the rows of a reward role.
 
-        It scores with the role's own reward (--ROLE.reward), or for ``*rewards`` with the reward at the
-        role's position, otherwise with all rewards. ``weighed``: roles whose rewards the flow weights itself;
-        the scores of these roles are unweighted.
+        It scores with the role's own reward (--ROLE.reward), or else with all rewards. A role of ``*rewards``
+        uses the reward at the role's position. ``weighed``: roles whose rewards the flow weights itself.
+        Their scores are not multiplied by a weight here.
         """
         if self._null:
             return self._null
@@ -410,16 +411,16 @@ class Rewards:
         return self._bound[-1]
 
     def reasons(self) -> dict[Cause, str]:
-        """Return the first error message for each cause of missing scores."""
+        """The first error message for each cause of missing scores."""
         return {cause: message for scorer in self._bound for cause, message in scorer.reasons.items()}
 
     def judge(self) -> HeldOutJudge | None:
-        """Return the judge of answers to held-out prompts; None if some data source has no judge.
+        """Return the judge of answers to held-out prompts; None if a data source has no judge.
 
-        The judge is the reward ``math`` or ``task`` if one of them is named, otherwise the data's own scorer,
-        otherwise the first reward that is a function or a server. The built-in scorers come first because a
-        custom reward, for example for style, may not check correctness. If there are several sources, each
-        has its own judge.
+        The judge is the reward ``math``, ``task`` or ``env`` if one is named, or else the data's own scorer,
+        or else the first reward that is a function or a server. Custom rewards come last because they may
+        check something other than correctness, for example style. If there are several sources, each has its
+        own judge.
         """
         chosen = [self._judge(source, data) for source, data in self._sources.items()]
         if any(spec is not None and spec.kind == "env" for spec in chosen):
@@ -438,9 +439,9 @@ class Rewards:
     def judge_of_set(self, name: str, data: Judged) -> HeldOutJudge:
         """Return the judge of a held-out set of ``--eval``.
 
-        The judge is the reward named for the set. If none is named, it is chosen as in ``judge`` from the
-        rewards that have no source. Raises PlanError if no reward fits, or if the reward reads a column that
-        the set does not have.
+        The judge is the reward named for the set. If none is named, it is chosen from the rewards without a
+        source, as in ``judge``. Raises PlanError if no reward fits, or if the judge reads a column that the
+        set does not have.
         """
         unsourced = tuple(spec for spec in self.names.named if not spec.source)
         spec = self.names.judges.get(name) or _chosen(unsourced, data)
@@ -457,16 +458,16 @@ class Rewards:
         return _chosen([spec for spec in self.names.named if not source or spec.source in ("", source)], data)
 
     def load_models(self, device: str, options: Options, roles: Collection[str] | None = None) -> None:
-        """Load the reward models of the named roles, or of all roles if ``roles`` is None.
+        """Load the reward models of the roles in ``roles``; of all roles if ``roles`` is None.
 
-        ``options``: the run's options, in which the longest row is known.
+        ``options``: the run's options, including the length of the longest row.
         """
         for role, models in self._models.items():
             for model in models if roles is None or role in roles else ():
                 model.load(device, options)
 
     def on_output(self, on_output: OnOutput) -> None:
-        """Forward everything that rewards print from now on to ``on_output``. Several threads call it."""
+        """Call ``on_output`` with everything that rewards print from now on. Several threads call it."""
         self._pool.on_output = on_output
 
     def close(self) -> None:
@@ -475,7 +476,11 @@ class Rewards:
 
 
 def _chosen(specs: Iterable[RewardSpec], data: Judged) -> RewardSpec | None:
-    """The reward that checks correctness; by default the data's own scorer."""
+    """Choose the reward that checks correctness.
+
+    The order is: math, task or env if named, then the data's own scorer, then the first function or server.
+    None if there is none of these.
+    """
     specs = list(specs)
     named = [spec for spec in specs if spec.kind == "math" or (spec.kind == "task" and data.scorer)]
     named += [spec for spec in specs if spec.kind == "env"]

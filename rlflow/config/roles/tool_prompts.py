@@ -1,4 +1,4 @@
-"""List the tools of an environment in the data's prompts, with the chat template."""
+"""Describe an environment's tools in the data's prompts, with the chat template."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def with_tools_of(specs: Specs) -> EnvironmentSpec | None:
-    """Return the environment whose tools the data's prompts list; None if no environment has tools."""
+    """Return the environment whose tools the data's prompts describe; None if no environment has tools."""
     return next((spec for spec in specs.values() if spec.tools), None)
 
 
@@ -30,10 +30,10 @@ def schemas(spec: EnvironmentSpec) -> list[Mapping[str, Any]]:
 
 
 def with_tools(data: Dataset, spec: EnvironmentSpec | None) -> Encoder:
-    """Return the encoder of a data set, changed so that prompts list an environment's tools.
+    """Return the data set's encoder, changed so that prompts describe an environment's tools.
 
-    If there is no environment, the encoder is unchanged. Raises PlanError for prompts without a chat
-    template, and for a template that cannot list tools.
+    Without an environment, returns the encoder unchanged. Raises PlanError for prompts without a chat
+    template, and for a template that cannot describe tools.
     """
     if spec is None:
         return data.encoder
@@ -52,10 +52,10 @@ def with_tools(data: Dataset, spec: EnvironmentSpec | None) -> Encoder:
 
 
 def encoder_with_tools(encoder: Encoder, spec: EnvironmentSpec | None) -> Encoder:
-    """Return an encoder whose prompts list an environment's tools.
+    """Return the encoder, changed so that prompts describe an environment's tools.
 
-    If there is no environment, the encoder is unchanged. Raises PlanError for a template that cannot list
-    tools.
+    Without an environment, returns the encoder unchanged. Raises PlanError for a template that cannot
+    describe tools.
     """
     if spec is None:
         return encoder
@@ -74,11 +74,9 @@ def template_problems(
 ) -> Iterator[Problem]:
     """Yield problems in the model folders of roles whose environments have tools.
 
-    The check only reads files and loads no tokenizer.
-
-    A run finds the same problems later, when it opens its data. ``default``: the folder whose tokenizer
-    encodes the data. ``own``: role → its own folder, if it has one. ``variables``: the chat template's
-    variables.
+    Only reads files and loads no tokenizer, so problems are found before a run opens its data. ``default``:
+    the folder whose tokenizer encodes the data. ``own``: the folder of each role that has its own.
+    ``variables``: the variables of the chat template.
     """
     for role, spec in by_role(specs, graph).items():
         for folder in dict.fromkeys(filter(None, (default, own.get(role)))) if spec.tools else ():
@@ -91,5 +89,5 @@ def template_problems(
 
 
 def _at(spec: EnvironmentSpec, error: PlanError) -> Iterator[Problem]:
-    """The problems of an error, with their place set to the class that defines the tools."""
+    """Yield the problems of an error. A problem without a place gets the place of the environment's class."""
     yield from (replace(problem, place=problem.place or spec.place) for problem in error.problems)
