@@ -4,6 +4,7 @@ reward."""
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -30,6 +31,7 @@ from rlflow.data.records import read
 from rlflow.errors import PlanError, Problem
 from rlflow.extras import missing
 from rlflow.monitoring.secrets import remember
+from rlflow.monitoring.terminal import fitted
 from rlflow.rewards.forms import OPENRLHF
 from rlflow.rewards.reward_spec import RewardSpec, check_sources, parse_reward, readers
 from rlflow.rewards.text import reads
@@ -42,7 +44,7 @@ def check_file(file: str, arguments: Sequence[str]) -> int:
     PlanError if the file or the flags cannot be loaded."""
     report = check_flow(file, arguments)
     for problem in report.problems:
-        print(problem)
+        print(fitted(str(problem), sys.stdout))
     counts = {
         level: sum(p.severity == level for p in report.problems) for level in ("error", "warning", "note")
     }

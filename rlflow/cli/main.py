@@ -440,7 +440,7 @@ def leave(code: int) -> None:
 
 
 def _report_error(error: BaseException, code: int) -> int:
-    print(str(error) or "stopped before the run began", file=sys.stderr)
+    print(terminal.fitted(str(error) or "stopped before the run began", sys.stderr), file=sys.stderr)
     return code
 
 

@@ -4,6 +4,7 @@ rewards."""
 from __future__ import annotations
 
 import shlex
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlflow.author.load import load_flow
 from rlflow.config.flags import parse_flags, read_flags
 from rlflow.errors import PlanError, StageError
+from rlflow.monitoring.terminal import fitted
 
 if TYPE_CHECKING:
     from rlflow.runs.context import RunContext
@@ -36,7 +38,7 @@ def prove_file(file: str, arguments: Sequence[str]) -> int:
     try:
         with context.computing():
             for claim in whole(context):
-                print(claim, flush=True)
+                print(fitted(str(claim), sys.stdout), flush=True)
                 claims.append(claim)
     finally:
         context.close()
@@ -77,7 +79,7 @@ def compare_plans(file: str, plans: Sequence[str], values: Mapping[str, Any]) ->
     one, other = ({**values, **parse_flags(shlex.split(plan))} for plan in plans)
     with tempfile.TemporaryDirectory() as folder:
         claim = compared(flow, one, other, Path(folder))
-    print(claim)
+    print(fitted(str(claim), sys.stdout))
     return 2 if claim.verdict == "falsified" else 0
 
 

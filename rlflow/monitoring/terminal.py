@@ -1,16 +1,20 @@
-"""Keep a run from ending because of its standard streams: if the terminal is closed during the run, or if a
-stream was closed before the run started."""
+"""Standard streams: lines fitted to a terminal, and runs that continue if the terminal is closed or a stream was
+closed before the run started."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TextIO
 
 NAMES = ("stdout", "stderr")
+LABEL = re.compile(r" +(?:\w+: +)?")  # the start of an indented line, such as `  found:    `
 
 
 class Steady:
@@ -57,6 +61,31 @@ def steady() -> Iterator[None]:
         for name, stream in before.items():
             if isinstance(getattr(sys, name), Steady):
                 setattr(sys, name, stream)
+
+
+def fitted(text: str, stream: TextIO) -> str:
+    """Break lines between words at the width of a terminal. Text for a pipe or a file keeps its long lines.
+
+    A continued line is indented to the text after the line's label, such as `  found:    `.
+    """
+    if not stream.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return "\n".join(_broken(line, width) for line in text.split("\n"))
+
+
+def _broken(line: str, width: int) -> str:
+    label = LABEL.match(line)
+    indent = " " * (label.end() if label and label.end() < width // 2 else 2)
+    return textwrap.fill(
+        line,
+        width,
+        subsequent_indent=indent,
+        break_long_words=False,  # paths and commands stay whole
+        break_on_hyphens=False,
+        replace_whitespace=False,
+        expand_tabs=False,
+    )
 
 
 def open_all() -> None:

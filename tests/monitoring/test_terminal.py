@@ -1,6 +1,7 @@
 """Standard streams never end a run: the terminal may hang up, or a stream may be closed at the start."""
 
 import errno
+import io
 import os
 import pty
 import subprocess
@@ -8,7 +9,7 @@ import sys
 
 import pytest
 
-from rlflow.monitoring.terminal import Steady, steady
+from rlflow.monitoring.terminal import Steady, fitted, steady
 
 
 class Broken:
@@ -71,3 +72,28 @@ def test_closed_streams_are_discarded_and_never_reach_a_file(tmp_path):
     words = [sys.executable, "-c", text, str(tmp_path / "file")]
     assert subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *words]).returncode == 0
     assert (tmp_path / "file").read_text() == "''"
+
+
+class Wide(io.StringIO):
+    """A stream to a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def test_long_lines_are_broken_between_words_only_for_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    text = (
+        "hard.py:41: stage 'favour_hard' needs column 'score', which it does not have\n"
+        "  found:    columns prompt, answer, tokens, mask\n"
+        "  remedy:   rlflow run /a/path/that/is/longer/than/a/line/of/the/terminal"
+    )
+    assert fitted(text, io.StringIO()) == text
+    assert fitted(text, Wide()).splitlines() == [
+        "hard.py:41: stage 'favour_hard' needs",
+        "  column 'score', which it does not have",
+        "  found:    columns prompt, answer,",
+        "            tokens, mask",
+        "  remedy:   rlflow run",
+        "            /a/path/that/is/longer/than/a/line/of/the/terminal",
+    ]
