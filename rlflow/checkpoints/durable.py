@@ -1,7 +1,7 @@
 """Write files durably and atomically.
 
-All files of a run's folder are written with these functions, so a process that is killed leaves each file
-either unchanged or complete.
+A run writes all files of its folder with these functions. If the process is killed, each file is either
+unchanged or complete.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ class Written(NamedTuple):
 
 
 def write(path: Path, pieces: Iterable[bytes | memoryview], flush: bool = True) -> Written:
-    """Write a new file and flush it to the disk. Return its length and digest.
+    """Create a file, write ``pieces`` into it, and return the file's length and digest.
 
-    The digest is computed from ``pieces``, not read back from the file. Raises OSError.
+    ``path`` must not exist. The digest is computed from ``pieces``, not read back from the file. If ``flush``
+    is true, the function waits until the file is on the disk. Raises OSError.
     """
     digest, total = hashlib.sha256(), 0
     file = os.open(path, NEW, 0o666)
@@ -59,16 +60,19 @@ def _chunks(data: memoryview) -> Iterable[memoryview]:
 
 
 def write_all(file: int, data: memoryview) -> None:
-    """Write all of ``data``. Raises OSError if the disk is full; part of the data is then already written."""
+    """Write all of ``data`` to the file descriptor ``file``.
+
+    Raises OSError, for example if the disk is full; part of the data may then already be in the file.
+    """
     while data:
         data = data[os.write(file, data) :]  # on a nearly full disk, os.write writes only a part
 
 
 def replace(path: Path, *pieces: bytes, flush: bool = True) -> None:
-    """Replace a file atomically with one with these bytes, and flush it to the disk.
+    """Replace the content of a file atomically with the concatenated ``pieces``.
 
-    If it raises OSError, the file is unchanged. If ``flush`` is false, the function does not wait for the
-    disk, and a power failure may leave an empty file; this is for data that are soon out of date.
+    Raises OSError; the file is then unchanged. If ``flush`` is false, the function does not wait for the
+    disk, and a power failure may leave an empty file. Use this only for data that the run soon writes again.
     """
     temporary = aside(path)
     try:
@@ -89,10 +93,10 @@ def move(source: Path, target: Path) -> None:
 
 
 def take_place(folder: Path, target: Path) -> None:
-    """Rename a folder to ``target`` and delete the previous ``target``.
+    """Rename ``folder`` to ``target`` and delete the previous ``target``.
 
-    Before renaming, the folder gets the usual permissions and is flushed. For a moment, no ``target`` exists.
-    Raises OSError.
+    Before the rename, the function gives ``folder`` the usual permissions and flushes it to the disk. Between
+    the two renames, ``target`` does not exist for a moment. Raises OSError.
     """
     give_usual_rights(folder)
     flush_tree(folder)
@@ -107,8 +111,8 @@ def take_place(folder: Path, target: Path) -> None:
 def give_usual_rights(folder: Path) -> None:
     """Give a folder and its content the permissions that new files of this process get.
 
-    This is needed because libraries write weights that other users cannot read. Files that belong to other
-    users stay unchanged. Raises OSError.
+    This is needed because some libraries write weights that other users cannot read. Files that belong to
+    other users keep their permissions. Raises OSError.
     """
     mask = umask()
     for where, _, names in os.walk(folder, onerror=_raise):
@@ -121,7 +125,7 @@ def give_usual_rights(folder: Path) -> None:
 
 
 def umask() -> int:
-    """Return the umask of this process: the permission bits that its new files do not get."""
+    """Return the umask of this process: the permission bits that the process removes from its new files."""
     # os.umask would change the mask of all threads for a moment
     with contextlib.suppress(OSError, StopIteration), open("/proc/self/status") as file:
         return int(next(line for line in file if line.startswith("Umask:")).split()[1], 8)
@@ -131,7 +135,7 @@ def umask() -> int:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder if it does not exist, and flush its name to the disk. Raises OSError."""
+    """Create a folder and flush its name to the disk; do nothing if the folder exists. Raises OSError."""
     try:
         os.mkdir(path)
     except FileExistsError:
@@ -140,7 +144,7 @@ def make_folder(path: Path) -> None:
 
 
 def flush_folder(path: Path) -> None:
-    """Flush a folder's list of names to the disk. Raises OSError."""
+    """Flush the list of names in a folder to the disk. Raises OSError."""
     _flush(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
@@ -172,9 +176,10 @@ def _flush(file: int) -> None:
 
 
 def aside(path: Path, purpose: str = "writing") -> Path:
-    """Return a hidden name next to ``path``, which identifies this process.
+    """Return a hidden path next to ``path``, for a file or folder that this process is writing or removing.
 
-    The process writes or removes a file or folder under this name.
+    The name begins with ``purpose`` and identifies this process, so that `leftovers` finds it after the
+    process died.
     """
     own = Process.this()
     return path.with_name(
@@ -189,8 +194,8 @@ def _short(boot: str) -> str:
 def remove(path: Path) -> None:
     """Remove a file or folder. Raises OSError.
 
-    The file or folder is first renamed to a hidden name, so that an interrupted removal does not look like
-    damage.
+    The function first renames the file or folder to a hidden name. A removal that is interrupted therefore
+    does not look like damage.
     """
     hidden = aside(path, "removing")
     os.rename(path, hidden)
@@ -206,7 +211,8 @@ def delete(path: Path) -> None:
 
 
 def clear(where: Path, older: float = 0.0) -> None:
-    """Delete temporary files of dead processes, if they are older than ``older`` seconds.
+    """Delete the files and folders that `leftovers` finds in a folder, if they are older than ``older``
+    seconds.
 
     Processes on other machines count as dead. Therefore only a process with exclusive access to the folder
     may pass 0. Raises OSError.
@@ -217,7 +223,8 @@ def clear(where: Path, older: float = 0.0) -> None:
 
 
 def leftovers(where: Path) -> list[Path]:
-    """Return the paths of temporary files that dead processes left in a folder. Raises OSError."""
+    """Return the paths of the temporary files and folders that dead processes left in a folder. Raises
+    OSError."""
     own = Process.this()
     paths = []
     for name in os.listdir(where) if where.is_dir() else []:
@@ -237,13 +244,16 @@ def leftovers(where: Path) -> list[Path]:
 def open_plain(path: Path) -> int:
     """Open a regular file for reading and return its descriptor.
 
-    Does not follow links or wait for pipes. Raises OSError for anything except a regular file.
+    Raises OSError for a link, a pipe, or anything else that is not a regular file.
     """
     return checked(os.open(path, os.O_RDONLY | PLAIN), path)
 
 
 def checked(file: int, path: Path) -> int:
-    """Return the descriptor if it belongs to a regular file; otherwise close it and raise OSError."""
+    """Return the descriptor ``file`` if it belongs to a regular file; otherwise close it and raise OSError.
+
+    ``path``: the file's path, for the message.
+    """
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
@@ -251,9 +261,9 @@ def checked(file: int, path: Path) -> int:
 
 
 def read(path: Path, limit: int = 1 << 30) -> bytes:
-    """Read a regular file and return at most its first ``limit`` + 1 bytes. Raises OSError.
+    """Read at most the first ``limit`` + 1 bytes of a regular file and return them. Raises OSError.
 
-    A result longer than ``limit`` means that the file is too long.
+    If the result is longer than ``limit``, the file is too long.
     """
     with open(open_plain(path), "rb", buffering=0) as file:
         pieces: list[bytes] = []
@@ -265,6 +275,6 @@ def read(path: Path, limit: int = 1 << 30) -> bytes:
 
 
 def lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a regular file, with their line ends. Raises OSError."""
+    """Yield the lines of a regular file, with their line breaks. Raises OSError."""
     with open(open_plain(path), "rb") as file:
         yield from file

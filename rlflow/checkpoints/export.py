@@ -1,4 +1,4 @@
-"""Export a checkpoint as a standard Hugging Face folder."""
+"""Export a checkpoint as a Hugging Face model folder."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ VALUE_HEAD = "value_head."
 
 
 def export(source: Path, out: Path, role: str | None = None, *, shard_bytes: int = SHARD) -> Loaded:
-    """Export a role's model from a checkpoint into the folder ``out``. Return the exported checkpoint.
+    """Write a role's model from a checkpoint into the folder ``out``, and return the exported checkpoint.
 
-    ``source``: a checkpoint, or a run's folder, from which the newest intact checkpoint is used. The exported
-    folder contains the config, generation config, tokenizer and safetensors files. ``role`` can be omitted if
-    the checkpoint has only one role.
+    ``source``: the folder of a checkpoint, or a run's folder; of a run, the newest intact checkpoint is
+    exported. ``role``: the role to export; None if the checkpoint has only one role. ``shard_bytes``: maximum
+    bytes of a weights file. The exported folder contains the config, the generation config, the tokenizer and
+    safetensors files.
 
     Raises PlanError if ``out`` has content or cannot be written, if the role is missing, or if no checkpoint
     is intact.
@@ -62,9 +63,9 @@ def export(source: Path, out: Path, role: str | None = None, *, shard_bytes: int
 
 
 def _open(source: Path, role: str | None, states: dict[str, Mapping[str, Tensor]]) -> Loaded:
-    """Load the checkpoint, with only the parameters of the role.
+    """Load the checkpoint with only the parameters of ``role``, or of all roles if it is None.
 
-    ``states`` is filled with the names of all groups, for error messages.
+    The function adds the name of each group of tensors to ``states``, for error messages.
     """
 
     def wanted(group: str) -> bool:
@@ -86,9 +87,10 @@ def _open(source: Path, role: str | None, states: dict[str, Mapping[str, Tensor]
 
 
 def _content(loaded: Loaded, role: str) -> dict[str, bytes]:
-    """The small files of the exported folder, by name.
+    """Return the small files of the exported folder, as name → bytes.
 
-    The config gets the dtype of the saved weights, because it may differ from the dtype of the initial model.
+    The dtype in ``config.json`` is the dtype of the saved weights, which may differ from the dtype of the
+    initial model.
     """
     files = {
         name.removeprefix(f"{role}/"): data
@@ -117,7 +119,7 @@ def _is_model(name: str) -> bool:
 
 
 def _place(files: Mapping[str, bytes], parameters: Mapping[str, Tensor], out: Path, shard_bytes: int) -> None:
-    """Write all files under a temporary name, then rename the folder, so that ``out`` is complete if it
+    """Write all files into a temporary folder, then rename it to ``out``, so that ``out`` is complete if it
     exists.
 
     Raises OSError.

@@ -1,6 +1,6 @@
 """The folder ``checkpoints`` of a run.
 
-It contains the run's checkpoints, and the pointer ``latest`` to the newest complete checkpoint.
+It contains the run's checkpoints and the file ``latest``, a pointer to the newest complete checkpoint.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _POINTER = re.compile(rb"(step-[0-9-]{8,32}) ([0-9a-f]{64}) ([0-9a-f]{16})\n")
 
 @dataclass(frozen=True)
 class Pointer:
-    """The name of a checkpoint's folder, and the digest of its manifest."""
+    """The content of the file ``latest``: the folder name of a checkpoint, and the sha256 of its manifest."""
 
     name: str
     digest: str
 
     def encode(self) -> bytes:
-        """Return the pointer as one line that ends with a digest of the line.
+        """Return the pointer as one line that ends with a digest of the line itself.
 
-        The digest shows whether the pointer itself or its checkpoint is damaged.
+        The digest shows whether the pointer or the checkpoint is damaged.
         """
         text = f"{self.name} {self.digest}"
         return f"{text} {_short(text)}\n".encode()
@@ -41,7 +41,7 @@ def _short(text: str) -> str:
 
 
 def of_run(run_folder: Path) -> Path:
-    """Return the folder of a run's checkpoints. Raises PlanError if it is a symbolic link."""
+    """Return the path of a run's folder ``checkpoints``. Raises PlanError if the path is a symbolic link."""
     folder = run_folder / FOLDER
     if folder.is_symlink():
         raise PlanError.of(
@@ -55,7 +55,8 @@ def of_run(run_folder: Path) -> Path:
 
 
 def steps(folder: Path) -> list[Path]:
-    """Return all entries that have the name of a checkpoint, newest first. Raises OSError."""
+    """Return the paths of a run's checkpoints, newest first; [] if ``folder`` does not exist. Raises
+    OSError."""
     try:
         entries = [name for name in os.listdir(folder) if file_names.of_step(name)]
     except FileNotFoundError:
@@ -67,9 +68,9 @@ def steps(folder: Path) -> list[Path]:
 
 
 def free_name(folder: Path, iteration: int) -> Path:
-    """Return the path for a new checkpoint after ``iteration``.
+    """Return an unused path for a checkpoint after ``iteration``.
 
-    If the iteration already has checkpoints, the path gets a new revision.
+    If checkpoints of this iteration exist, the path ends with the next revision.
     """
     revision = 1
     while os.path.lexists(folder / file_names.step(iteration, revision)):
@@ -78,18 +79,19 @@ def free_name(folder: Path, iteration: int) -> Path:
 
 
 def write_aside(folder: Path, pointer: Pointer, aside: str) -> Path:
-    """Write the pointer into a temporary file next to it and return the file's path. Raises OSError.
+    """Write the pointer into a temporary file with the name ``aside`` in ``folder``, and return the file's
+    path.
 
-    The caller then renames the file. ``aside``: its name.
+    The caller then renames the file to ``latest``. Raises OSError.
     """
     durable.write(folder / aside, [pointer.encode()])
     return folder / aside
 
 
 def read_pointer(folder: Path) -> Pointer:
-    """Read the pointer.
+    """Return the pointer in ``folder``.
 
-    Raises ValueError, with the reason, if it is missing or damaged, or does not name a checkpoint.
+    Raises ValueError, with the reason, if the pointer is missing or damaged, or does not name a checkpoint.
     """
     path = folder / POINTER
     try:

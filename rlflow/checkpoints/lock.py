@@ -1,7 +1,7 @@
-"""The lock of a run's folder: at most one process uses the folder.
+"""The lock of a run's folder, so that at most one process uses the folder.
 
-The kernel releases the lock when its holder dies. On filesystems without locks, a file names the holder, and
-another process takes over the lock of a dead process.
+The kernel releases the lock when the process that holds it dies. On filesystems without locks, a file names
+the process that holds the lock, and another process takes over the lock of a dead process.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _PAUSE = 0.01  # seconds between two checks of a holder that has not written its
 
 
 class Lock:
-    """A lock that is held from ``acquire`` to ``release``, or inside ``with``.
+    """The lock of a run's folder, held from ``acquire`` to ``release`` or inside ``with``.
 
-    A process started by fork shares the lock with its parent.
+    ``patience``: seconds that ``acquire`` waits for a process that has not written its name yet, or is about
+    to release the lock. A forked process shares the lock with its parent.
     """
 
     def __init__(self, run_folder: Path, patience: float = 1.0) -> None:
@@ -44,8 +45,8 @@ class Lock:
     def acquire(self) -> Self:
         """Take the lock and return this object.
 
-        Raises RunHeld, which names the holder, if another process holds the lock, and PlanError if the lock's
-        file cannot be written.
+        Raises RunHeld if another process holds the lock; the error names this process. Raises PlanError if
+        the lock's file cannot be written.
         """
         deadline = time.monotonic() + self.patience
         try:
@@ -107,10 +108,10 @@ class Lock:
                 os.close(file)
 
     def _attempt_without(self) -> bool:
-        """Take the lock without the kernel's help, by creating a file that only one process can create.
+        """Take the lock on a filesystem without locks, by creating a file that only one process can create.
 
-        Returns False if a living process holds the lock. A file that a dead process left is replaced; only
-        one process at a time may do so.
+        Returns False if a living process holds the lock. If a dead process left the file, one process at a
+        time may replace it.
         """
         self._holder_file = self._owner
         self._owns = _create(self._owner)
@@ -126,7 +127,8 @@ class Lock:
             self._takeover.unlink()
 
     def _is_stale(self) -> bool:
-        """Whether the owner's file belongs to a dead process, or was copied together with the folder."""
+        """Return whether the file that names the holder belongs to a dead process, or was copied with the
+        folder."""
         values = read_object(self._owner, SMALL)
         process = parsed(values)
         try:
@@ -160,9 +162,9 @@ class Lock:
 
 
 def _write(file: int) -> None:
-    """Write who holds the lock.
+    """Write the process that holds the lock into the lock's file.
 
-    The value ``file`` is the inode of the lock's file, which shows whether the file is a copy.
+    The key ``file`` is the inode of the lock's file. If it differs later, the file is a copy.
     """
     since = datetime.now().astimezone().isoformat(timespec="seconds")
     values = json.loads(Process.this().as_json()) | {"since": since, "file": os.fstat(file).st_ino}
@@ -172,7 +174,8 @@ def _write(file: int) -> None:
 
 
 def _create(path: Path) -> bool:
-    """Create the file with this process's name in it; return False if the file exists. Raises OSError."""
+    """Create the file and write this process's name into it; return False if the file exists. Raises
+    OSError."""
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except FileExistsError:

@@ -1,6 +1,6 @@
-"""Log files: files of lines that only grow.
+"""Log files, to which lines are only appended.
 
-If a process is killed, at most its last line is incomplete, and the next process removes that line.
+If a process is killed, only the last line of the file may be incomplete. The next process removes this line.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ Keep = Callable[[bytes], bool]
 
 
 def everything(line: bytes) -> bool:
-    """Return True. This filter keeps every line."""
+    """Return True, so that a `Log` with this filter keeps every line."""
     return True
 
 
 class Log:
-    """Appends lines to a file, which is created with the first line.
+    """A file to which lines are appended. The first line creates the file.
 
-    While the disk is full, up to LIMIT bytes wait in memory and are written with later lines. ``failed`` is
-    called for each failed write.
+    While the disk is full, up to LIMIT bytes of lines wait in memory; later calls write them. ``failed`` is
+    called with the error of each failed write.
 
-    keep: selects the lines of an earlier process that stay in the file. All other lines of that process are
-    removed before a new line is added.
+    ``keep``: filter for the lines that an earlier process wrote. All lines for which it returns False are
+    removed before the first new line.
     """
 
     def __init__(self, path: Path, failed: Callable[[OSError], None], keep: Keep = everything) -> None:
@@ -46,9 +46,9 @@ class Log:
             self._attempt(self._prepare)
 
     def add(self, text: str) -> None:
-        """Add text that ends with a line end.
+        """Append ``text``, which must end with a line break.
 
-        If the text does not fit into the memory for waiting lines, all of it is lost.
+        If the text does not fit into the memory for waiting lines, it is lost.
         """
         data = text.encode(errors="backslashreplace")
         with self._turn:
@@ -69,7 +69,7 @@ class Log:
                 os.close(file)
 
     def keep_only(self, keep: Keep) -> None:
-        """Remove all lines that ``keep`` does not select, then continue."""
+        """Remove all lines for which ``keep`` returns False. New lines can be added afterwards."""
         with self._turn:
             self._attempt(self._write)
             self._shut()
@@ -123,10 +123,10 @@ def _kept(data: bytes, keep: Keep) -> bytes:
 
 
 def cut(path: Path, keep: Keep) -> None:
-    """Remove all lines of a file except the complete lines that ``keep`` selects. Raises OSError.
+    """Remove incomplete lines and all lines for which ``keep`` returns False. Raises OSError.
 
-    If the kept lines are the first lines of the file, the file is truncated in place, which needs no free
-    space. Otherwise the file is rewritten. If there is no space for a new file, the file is truncated before
+    If the kept lines are the first lines of the file, the function truncates the file, which needs no free
+    space. Otherwise, it rewrites the file. If there is no space for a new file, it truncates the file before
     the first removed line.
     """
     try:
@@ -163,16 +163,16 @@ def _truncate(path: Path, size: int) -> None:
 
 
 class Growing:
-    """Reads the lines of a file that may still grow. Each line is returned once, when it is complete.
+    """Reads the lines of a file that may still grow. Each complete line is returned once.
 
-    ``offset``: bytes to skip at the start.
+    ``offset``: number of bytes to skip at the start of the file.
     """
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self._path, self._offset = path, offset
 
     def lines(self) -> list[bytes]:
-        """Return the lines that were completed since the last call, without their line ends.
+        """Return the lines that were completed since the last call, without their line breaks.
 
         Returns [] if the file cannot be read. If the file has shrunk, it is read again from its start.
         """
@@ -198,12 +198,12 @@ def tail(path: Path) -> list[bytes]:
 
 
 def objects(lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    """Return the JSON objects in lines; incomplete and damaged lines are skipped."""
+    """Return the lines that are JSON objects, parsed; all other lines are skipped."""
     return [value for line in lines if (value := as_object(line)) is not None]
 
 
 def as_object(text: bytes) -> dict[str, Any] | None:
-    """Return the JSON object in a text; None if the text is not a JSON object."""
+    """Parse ``text`` and return the JSON object; None if the text is not a JSON object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -212,9 +212,9 @@ def as_object(text: bytes) -> dict[str, Any] | None:
 
 
 def read_object(path: Path, limit: int = 1 << 30) -> dict[str, Any]:
-    """Return the JSON object in a file; {} if there is none or the file cannot be read.
+    """Return the JSON object that is the content of a file.
 
-    ``limit``: maximum bytes of the file.
+    Returns {} if the file cannot be read, has more than ``limit`` bytes, or is not a JSON object.
     """
     try:
         return as_object(durable.read(path, limit)) or {}

@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: its files with sizes and digests, their tensors, and the state.
+"""The manifest of a checkpoint: its files with sizes and digests, the names of their tensors, and the run's
+state.
 
-It starts with a digest of its own content. A changed bit in the state is therefore detected, like a changed
-bit in a weight.
+The manifest starts with a digest of the rest of the manifest, so a changed bit in the state is detected, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class FileEntry(BaseModel):
-    """The length and the digest of a file."""
+    """The length and the sha256 of a file."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     bytes: Count
@@ -31,7 +31,8 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The list of a checkpoint's files, with the checkpoint's state. It is the last file that is written."""
+    """The files of a checkpoint, and the run's state. The manifest is the last file of a checkpoint to be
+    written."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     format: Literal["rlflow-checkpoint"] = "rlflow-checkpoint"
@@ -53,17 +54,14 @@ class Manifest(BaseModel):
         return self
 
     def shards(self) -> dict[str, tuple[str, list[str]]]:
-        """Return file → (its group, names of its tensors).
-
-        Files that do not belong to a group are missing.
-        """
+        """Return, for each file with tensors, the name of its group and the names of its tensors."""
         return {
             file: (group, tensors) for group, files in self.groups.items() for file, tensors in files.items()
         }
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Return the bytes of a manifest's file. They start with a digest of the rest."""
+    """Return the bytes of the file ``manifest.json``. They start with a digest of the rest."""
     body = plain_state.dumps(manifest.model_dump())
     return _HEAD + hashlib.sha256(body).hexdigest().encode() + _MIDDLE + body + _END
 
@@ -71,7 +69,7 @@ def encode(manifest: Manifest) -> bytes:
 def decode(data: bytes) -> Manifest:
     """Return the manifest from bytes that ``encode`` returned.
 
-    Raises ValueError, with the reason, if the bytes are damaged or have another format or version.
+    Raises ValueError, with the reason, if the bytes are damaged or have a different format or version.
     """
     digest, body = data[len(_HEAD) : len(_HEAD) + 64], data[len(_HEAD) + 64 + len(_MIDDLE) : -len(_END)]
     if data != _HEAD + digest + _MIDDLE + body + _END or hashlib.sha256(body).hexdigest().encode() != digest:

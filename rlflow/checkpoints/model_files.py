@@ -1,7 +1,5 @@
-"""Find the files of a Hugging Face model folder.
-
-These are small files that describe the model and its tokenizer, and the weights.
-"""
+"""Find the files of a Hugging Face model folder: weights, and small files that describe model and
+tokenizer."""
 
 from __future__ import annotations
 
@@ -41,9 +39,10 @@ BESIDE = ("value_head.safetensors", "adapter_model.safetensors", "adapter_model.
 
 
 def small_files(folder: Path, patterns: tuple[str, ...] = (*CONFIG, *TOKENIZER)) -> list[Path]:
-    """Return the files that describe a model: config, generation config and tokenizer, sorted by name.
+    """Return the paths of the config, the generation config and the tokenizer files of a model folder,
+    sorted.
 
-    Weights and unrelated files are not returned. Raises OSError.
+    ``patterns``: file name patterns that select the files. Raises OSError.
     """
     return sorted(
         path
@@ -53,17 +52,17 @@ def small_files(folder: Path, patterns: tuple[str, ...] = (*CONFIG, *TOKENIZER))
 
 
 def index_files(folder: Path) -> list[Path]:
-    """Return the index files of weights and the configuration of adapters, if they exist."""
+    """Return the paths of the weights' index files and the adapter's config, if they exist."""
     return [
         folder / name for name in (*(index for _, index in WEIGHTS), ADAPTER) if (folder / name).is_file()
     ]
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files from which a model's weights are loaded.
+    """Return the paths of the files that hold a model's weights.
 
-    These are one weight file or all files that an index lists, together with the files of a value head and of
-    adapters.
+    These are one weight file or all files that an index lists, and the files of a value head and of an
+    adapter.
     """
     files_of_kind = next((files for one, index in WEIGHTS if (files := list(_named(folder, one, index)))), [])
     return [*files_of_kind, *(folder / name for name in BESIDE if (folder / name).is_file())]
@@ -81,8 +80,5 @@ def _named(folder: Path, one: str, index: str) -> Iterator[Path]:
 
 
 def model_files(folder: Path, role: str) -> dict[str, bytes]:
-    """Return the small files of a model folder that an export needs, as ``ROLE/NAME`` → bytes.
-
-    Raises OSError.
-    """
+    """Return the content of `small_files`, as ``ROLE/NAME`` → bytes. Raises OSError."""
     return {f"{role}/{path.name}": path.read_bytes() for path in small_files(folder)}

@@ -1,4 +1,4 @@
-"""State as JSON. It contains only plain values, and floats are restored bit for bit."""
+"""Encode a run's state as JSON. The state contains only plain values, and floats are restored bit for bit."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ BITS = 8192  # maximum bits of an integer; a random generator's state has a few 
 
 
 def plain(value: Any, where: str = "state", depth: int = 0) -> Any:
-    """Return a deep copy of plain values; tuples become lists.
+    """Return a deep copy of ``value`` in which tuples are lists.
 
-    Raises PlanError, with the place of the value, for a value that JSON cannot represent. ``where``: place of
-    ``value``, for the message. ``depth``: its nesting level.
+    ``where``: path of ``value`` in the state, for the message. ``depth``: nesting level of ``value``. Raises
+    PlanError, with the path, for a value that JSON cannot represent.
     """
     if depth > DEPTH:
         raise _unfit(where, "a value that is nested too deeply", f"at most {DEPTH} levels")
@@ -54,7 +54,8 @@ def _unfit(where: str, value: str, expected: str) -> PlanError:
 def dumps(value: Any) -> bytes:
     """Return plain values as ASCII JSON.
 
-    Python writes the shortest digits that give the same float when they are read.
+    Floats are restored exactly, because Python writes enough digits. NaN and infinity are written as their
+    bits.
     """
     return json.dumps(_spelled(value), ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode(
         "ascii"
@@ -64,7 +65,8 @@ def dumps(value: Any) -> bytes:
 def loads(data: bytes) -> Any:
     """Return the value from bytes that ``dumps`` returned.
 
-    Raises ValueError for other bytes, for example with duplicate keys, NaN, infinity or too many levels.
+    Raises ValueError for any other bytes, for example JSON with duplicate keys, NaN, infinity or too many
+    levels.
     """
     try:
         return json.loads(data.decode("ascii"), object_pairs_hook=_object, parse_constant=_refused)

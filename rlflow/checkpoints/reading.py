@@ -1,4 +1,4 @@
-"""Read checkpoints. Every byte is checked against the manifest before a tensor is returned."""
+"""Read checkpoints. Every byte is compared with the manifest's digests before a tensor is returned."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Wanted = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint that was read."""
+    """A checkpoint that was read, and the problems that were found on the way."""
 
     snapshot: Snapshot  # its content
     path: Path  # its folder
@@ -35,7 +35,7 @@ class Loaded:
 
 
 class Damaged(Exception):
-    """A checkpoint is damaged; ``problems`` lists all faults."""
+    """A checkpoint is damaged. ``problems`` lists all faults."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = list(problems)
@@ -43,10 +43,11 @@ class Damaged(Exception):
 
 
 def load_latest(run_folder: Path, wanted: Wanted = lambda group: True) -> Loaded:
-    """Load the checkpoint that ``latest`` names; if that checkpoint is damaged, load the newest intact one.
+    """Load the checkpoint of a run that ``latest`` names; if it is damaged, load the newest intact
+    checkpoint.
 
-    ``wanted`` selects groups of tensors to return; all files are checked anyway. Raises PlanError, with every
-    reason, if no checkpoint is intact.
+    ``wanted``: returns True for the name of a group of tensors to load. All files are verified, even if they
+    are not loaded. Raises PlanError, with the reason for each checkpoint, if no checkpoint is intact.
     """
     rejected: list[tuple[Path, str]] = []
     for path, digest in _candidates(folder.of_run(run_folder), rejected):
@@ -58,9 +59,10 @@ def load_latest(run_folder: Path, wanted: Wanted = lambda group: True) -> Loaded
 
 
 def _candidates(where: Path, rejected: list[tuple[Path, str]]) -> Iterator[tuple[Path, str | None]]:
-    """Checkpoints to try, newest first, with the manifest's digest if it is known.
+    """Yield each checkpoint to try, with the digest of its manifest or None.
 
-    The checkpoint that ``latest`` names comes first and is tried only once, with the digest in ``latest``.
+    The first is the checkpoint that ``latest`` names, with the digest from ``latest``. The other checkpoints
+    follow, newest first, without a digest. The function adds each problem to ``rejected``.
     """
     try:
         every = folder.steps(where)
@@ -109,10 +111,11 @@ def verify(path: Path) -> list[str]:
 
 
 def read(path: Path, wanted: Wanted = lambda group: True, digest: str | None = None) -> Snapshot:
-    """Read a checkpoint, with the groups of tensors that ``wanted`` selects.
+    """Read and verify a checkpoint, and return its content with the groups of tensors for which ``wanted`` is
+    True.
 
-    ``digest``: the expected digest of the manifest, if known. Raises Damaged if any byte differs from the
-    bytes that were written.
+    ``digest``: the expected sha256 of the manifest, or None if it is unknown. Raises Damaged if any byte is
+    wrong.
     """
     manifest = _manifest(path, digest)
     problems = [f"{name} is missing" for name in _compared(path, manifest)[0]]
@@ -160,12 +163,16 @@ def _manifest(path: Path, digest: str | None) -> Manifest:
 
 
 def unlisted(path: Path) -> list[str]:
-    """Return the files in a checkpoint's folder that its manifest does not list. Raises Damaged."""
+    """Return the files in a checkpoint's folder that its manifest does not list.
+
+    Raises Damaged if the manifest cannot be read.
+    """
     return _compared(path, _manifest(path, None))[1]
 
 
 def _compared(path: Path, manifest: Manifest) -> tuple[list[str], list[str]]:
-    """(listed files that are missing or not regular, files that are not listed)."""
+    """Return two lists: the listed files that are missing or not regular, and the files that are not
+    listed."""
     try:
         present = set(_listing(path))
     except OSError as error:
@@ -189,7 +196,7 @@ def _listing(path: Path, prefix: str = "") -> Iterator[str]:
 
 
 def _content(path: Path, entry: FileEntry, *, keep: bool) -> bytes:
-    """Return the bytes of a file after checking its size and digest; empty unless ``keep``.
+    """Check the size and the digest of a file. Return its bytes if ``keep`` is true, else b"".
 
     The file is read only once, so the returned bytes are the checked bytes. Raises ValueError and OSError.
     """
@@ -214,7 +221,10 @@ def _digest(file: BinaryIO) -> hashlib._Hash:
 
 
 def _shard(data: bytes, members: list[str]) -> dict[str, Tensor]:
-    """The tensors of a file, in the manifest's order. Raises ValueError if the file has other tensors."""
+    """Return the tensors of a safetensors file, in the manifest's order.
+
+    Raises ValueError if the names of the tensors are not ``members``.
+    """
     tensors = tensors_of(data)
     if sorted(tensors) != sorted(members):
         raise ValueError("its tensors are not those in the manifest")

@@ -1,4 +1,4 @@
-"""A role's part of a snapshot: the state of its trainer, as groups of tensors with Hugging Face names."""
+"""Convert the state of a role's trainer to groups of tensors in a checkpoint, and back."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ OPTIMIZER = "optimizer"
 
 
 def role_tensors(role: str, state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors of ``Trainer.state()`` in two groups.
+    """Split the tensors of ``Trainer.state()`` into the two groups that a checkpoint has for a role.
 
-    ``ROLE.parameters`` has the parameters under their Hugging Face names, and ``ROLE.optimizer`` has all
-    other tensors.
+    The group ``ROLE.parameters`` has the parameters under their Hugging Face names, and ``ROLE.optimizer``
+    has all other tensors.
     """
     prefix = PARAMETERS + "/"
     own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
@@ -26,7 +26,7 @@ def role_tensors(role: str, state: Mapping[str, Tensor]) -> dict[str, dict[str, 
 
 
 def trainer_state(tensors: Groups, role: str) -> dict[str, Tensor]:
-    """Return the state of a role's trainer, for ``Trainer.restore()``.
+    """Return a role's tensors from a checkpoint, in the form that ``Trainer.restore()`` takes.
 
     Raises PlanError if the checkpoint does not have the role.
     """
@@ -37,12 +37,13 @@ def trainer_state(tensors: Groups, role: str) -> dict[str, Tensor]:
 
 
 def roles_of(tensors: Groups) -> list[str]:
-    """Return the roles that have weights in a checkpoint."""
+    """Return the names of the roles whose parameters are in a checkpoint."""
     return [group.removesuffix("." + PARAMETERS) for group in tensors if group.endswith("." + PARAMETERS)]
 
 
 def no_role(role: str | None, tensors: Groups) -> PlanError:
-    """Return the error for a checkpoint without the role, or with several roles if none is named."""
+    """Return the error for a checkpoint without ``role``; or, if ``role`` is None, without exactly one
+    role."""
     roles = roles_of(tensors)
     message = (
         f"the checkpoint has no role '{role}'"

@@ -1,4 +1,4 @@
-"""A snapshot: all state in memory that a run needs to continue after an iteration."""
+"""A snapshot: all state that a run needs to continue after an iteration, in memory."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ Groups = Mapping[str, Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The content of a checkpoint.
+    """The content of a checkpoint, in memory.
 
-    Raises PlanError for an invalid file name, a dtype that safetensors lacks, or state that is not JSON.
+    Raises PlanError for an invalid file name, a dtype that safetensors does not have, or state that is not
+    JSON.
     """
 
     iteration: int  # number of finished iterations
@@ -48,7 +49,7 @@ class Snapshot:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all tensors and files. On disk, a checkpoint also has headers and the state."""
+        """Total bytes of all tensors and files. On disk, a checkpoint also has headers and the state."""
         return sum(tensors.size(members) for members in self.tensors.values()) + sum(
             len(data) for data in self.files.values()
         )
@@ -76,7 +77,8 @@ def _refused(what: str, name: str, expected: str) -> PlanError:
 
 
 def host_copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies of tensors in host memory, so that training can continue while the copies are written.
+    """Return copies of the tensors in host memory, so that training can continue while the copies are
+    written.
 
     Tied tensors become separate tensors.
     """

@@ -1,7 +1,7 @@
-"""Write tensors as safetensors files, in pieces straight from memory without a second copy.
+"""Write tensors as safetensors files, directly from memory without a second copy.
 
-The library's own writer is not used, because it blocks the interpreter while it copies, and that would also
-block the training thread.
+The writer of the safetensors library is not used, because it holds the interpreter's lock while it copies,
+which would block the training thread.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ DTYPES = {
 
 
 def size(tensors: Mapping[str, Tensor]) -> int:
-    """Return the number of bytes of the tensors' data."""
+    """Return the total size of the tensors' data in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def shards(tensors: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]]:
-    """Split tensors, in order, into files of at most ``limit`` bytes. A larger tensor gets its own file."""
+    """Split tensors, in order, into groups of at most ``limit`` bytes, one for each file.
+
+    A tensor with more than ``limit`` bytes gets a file of its own.
+    """
     out: list[dict[str, Tensor]] = [{}]
     for name, tensor in tensors.items():
         if out[-1] and size(out[-1]) + size({name: tensor}) > limit:
@@ -47,7 +50,8 @@ def shards(tensors: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]]
 
 
 def shard_names(stem: str, count: int) -> list[str]:
-    """Return the file names of ``count`` shards, in Hugging Face's form."""
+    """Return the file names of ``count`` shards in Hugging Face's form, such as
+    ``STEM-00001-of-00002.safetensors``."""
     return (
         [f"{stem}.safetensors"]
         if count == 1
@@ -56,9 +60,9 @@ def shard_names(stem: str, count: int) -> list[str]:
 
 
 def pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a safetensors file: length of the header, header, data without gaps.
+    """Yield the bytes of a safetensors file: the length of the header, the header, and the data without gaps.
 
-    Tensors with wide dtypes come first, so that all data are aligned.
+    Tensors whose elements have more bytes come first, so that all data are aligned.
     """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}

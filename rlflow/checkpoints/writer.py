@@ -1,6 +1,7 @@
-"""Write checkpoints in the background. A failed save is reported and leaves earlier checkpoints unchanged.
+"""Write checkpoints in a background thread. A failed save is reported and leaves earlier checkpoints
+unchanged.
 
-A checkpoint is written under a temporary name, flushed to the disk, and then renamed.
+The writer writes a checkpoint under a temporary name, flushes it to the disk, and then renames it.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ def _shout(message: str) -> None:
 class Writer:
     """Saves snapshots of a run in a thread, and keeps the newest ``keep`` intact checkpoints.
 
-    failures: messages of all failures so far. The writing thread calls ``on_failure`` with each message, and
-    calls ``before`` before it writes a checkpoint. Only the holder of the run's lock may have a writer.
-    Raises PlanError if the folder is a symbolic link.
+    The thread calls ``before`` before it writes a checkpoint, and ``on_failure`` with the message of each
+    failure. ``failures`` collects these messages. ``patience``: seconds that ``submit`` waits for the
+    previous snapshot. ``shard_bytes``: maximum bytes of a file with tensors. Only the process that holds the
+    run's lock may have a writer. Raises PlanError if the folder of checkpoints is a symbolic link.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Writer:
         """Queue a snapshot for writing.
 
         If the previous snapshot is still being written, the call waits up to ``patience`` seconds. After
-        that, this snapshot replaces any snapshot that is still waiting. Disk errors are not raised here.
+        that, this snapshot replaces a snapshot that is still in the queue. Disk errors are not raised here.
         Raises ValueError if the writer is closed.
         """
         with self._changed:
@@ -88,14 +90,16 @@ class Writer:
             )
 
     def wait(self, seconds: float) -> bool:
-        """Wait until all submitted snapshots are written or failed. Returns False after ``seconds``."""
+        """Wait until all submitted snapshots are written or have failed. Return False if this takes over
+        ``seconds``."""
         with self._changed:
             return self._changed.wait_for(self._idle, seconds)
 
     def close(self, seconds: float = 600.0) -> bool:
-        """Finish the submitted snapshots and end the thread. Returns True if all finished within ``seconds``.
+        """Wait for the submitted snapshots and end the thread. Return whether all of them ended within
+        ``seconds``.
 
-        Otherwise it returns False and records a failure, and the next writer removes the unfinished files.
+        If they did not, the call records a failure, and the next writer removes the unfinished files.
         """
         done = self.wait(seconds)
         with self._changed:
@@ -136,9 +140,9 @@ class Writer:
             return snapshot
 
     def _attempt(self, what: str, action: Callable[[], None]) -> str:
-        """Run one part of a save and return the error's text; empty if it succeeded.
+        """Run ``action`` and return the text of its error; "" if it succeeded.
 
-        An error is reported, and training and this thread continue.
+        An error is reported as a failure of ``what``, and is not raised.
         """
         try:
             action()
@@ -182,7 +186,7 @@ class Writer:
     def _undo(self, aside: Path, pointer: Path, target: Path) -> None:
         """Remove all files of a failed save.
 
-        If the pointer was already renamed, the save counts as successful, and its checkpoint stays.
+        If the pointer was already renamed, the checkpoint is complete and stays.
         """
         shutil.rmtree(aside, ignore_errors=True)
         if os.path.lexists(pointer):
@@ -200,10 +204,8 @@ class Writer:
             )
 
     def _prune(self) -> None:
-        """Remove checkpoints that are older than the newest ``keep`` intact ones.
-
-        Damaged checkpoints do not count.
-        """
+        """Remove all checkpoints except the newest ``keep`` intact ones, and damaged ones that are newer than
+        these."""
         count = 1  # the checkpoint just written, which 'latest' names
         for path in folder.steps(self.folder):
             if path == self.saved:
@@ -224,9 +226,9 @@ class Writer:
 
 
 def write_folder(path: Path, snapshot: Snapshot, shard_bytes: int) -> str:
-    """Write a checkpoint into a new folder and flush it. Returns the manifest's digest.
+    """Write a snapshot into a new folder, flush it to the disk, and return the sha256 of the manifest.
 
-    The manifest is written last. Raises OSError.
+    ``shard_bytes``: maximum bytes of a file with tensors. The manifest is written last. Raises OSError.
     """
     os.mkdir(path)
     files: dict[str, FileEntry] = {}
